@@ -1,0 +1,358 @@
+//! The opaque config of a claim or class: `VgpuConfig` in `gpu.drava.dev/v1alpha1`.
+//!
+//! [`VgpuConfig`] is one document as somebody wrote it: every field optional, unknown fields refused, errors name the
+//! field path. [`resolve`] lays the documents of an allocation over each other (defaults, then class, then claim)
+//! and yields [`Settings`], in which nothing is missing. Class config comes from the administrator and is trusted;
+//! claim config comes from the tenant, who **can only tighten** what the class gives: see [`Layer`] for who may set
+//! what. Amounts (memory, cores) are capacity requests of the claim, not config; `memory.percent` is the exception.
+
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::names;
+
+mod layer;
+
+pub use layer::{ForbiddenField, Layer, Settings};
+
+/// Value of `kind` in the opaque config.
+pub const KIND: &str = "VgpuConfig";
+
+/// One opaque config document. Fields left out are decided by the layer below.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VgpuConfig {
+    /// `gpu.drava.dev/v1alpha1`.
+    pub api_version: String,
+    /// `VgpuConfig`.
+    pub kind: String,
+    /// How the compute share is enforced. A claim may only choose `fixed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_policy: Option<ComputePolicy>,
+    /// Priority among the tenants of one card, −100 to 100. A claim may go up to the class's `maxPriority`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+    /// Highest priority that a claim of the class may choose; the class's `priority` when left out. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_priority: Option<Priority>,
+    /// Device memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryConfig>,
+    /// What happens to a process that escapes or exceeds its limits. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Enforcement>,
+    /// Where the claim is placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// Mounts graphics, video and Vulkan parts of the driver, whose allocations no limit covers. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmetered: Option<bool>,
+}
+
+/// How the compute share of a tenant is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ComputePolicy {
+    /// A guaranteed share; time that others leave idle may be used.
+    #[default]
+    Balance,
+    /// A hard cap, also on an idle card.
+    Fixed,
+    /// Not metered.
+    None,
+}
+
+/// Priority among the tenants of one card: −100 to 100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub struct Priority(i8);
+
+impl Priority {
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> i8 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Priority {
+    type Error = String;
+
+    fn try_from(value: i64) -> Result<Self, String> {
+        i8::try_from(value)
+            .ok()
+            .filter(|priority| (-100..=100).contains(priority))
+            .map(Self)
+            .ok_or_else(|| format!("{value} is out of range, use -100 to 100"))
+    }
+}
+
+impl From<Priority> for i64 {
+    fn from(priority: Priority) -> Self {
+        Self::from(priority.0)
+    }
+}
+
+/// Percent of a card's memory: 1 to 100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub struct Percent(u8);
+
+impl Percent {
+    /// The number, 1 to 100.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Percent {
+    type Error = String;
+
+    fn try_from(value: i64) -> Result<Self, String> {
+        u8::try_from(value)
+            .ok()
+            .filter(|percent| (1..=100).contains(percent))
+            .map(Self)
+            .ok_or_else(|| format!("{value} is out of range, use 1 to 100"))
+    }
+}
+
+impl From<Percent> for i64 {
+    fn from(percent: Percent) -> Self {
+        Self::from(percent.0)
+    }
+}
+
+/// Device memory of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Share of the chosen card's memory instead of an amount. Claim only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percent: Option<Percent>,
+    /// What happens at the limit. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<MemoryPolicy>,
+}
+
+/// What happens when a tenant reaches its memory limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum MemoryPolicy {
+    /// The allocation fails with out-of-memory.
+    #[default]
+    Hard,
+    /// Plain allocations beyond the share go to host memory.
+    Spill,
+}
+
+/// What happens to a process that escapes or exceeds its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Enforcement {
+    /// It is reported.
+    #[default]
+    Report,
+    /// It is killed.
+    Required,
+}
+
+/// Policies that place one claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Placement {
+    /// Between nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<PlacementPolicy>,
+    /// Between the cards of a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<PlacementPolicy>,
+}
+
+/// How a node or a card is chosen among those that fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PlacementPolicy {
+    /// The fullest first.
+    Binpack,
+    /// The emptiest first.
+    Spread,
+}
+
+impl PlacementPolicy {
+    /// The value as it is written in config and flags.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Binpack => "binpack",
+            Self::Spread => "spread",
+        }
+    }
+}
+
+impl std::str::FromStr for PlacementPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Self::Binpack, Self::Spread]
+            .into_iter()
+            .find(|policy| policy.as_str() == text)
+            .ok_or_else(|| format!("unknown policy {text:?}, use binpack or spread"))
+    }
+}
+
+/// Why an opaque config cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The document is for another kind or version.
+    #[error(
+        "config is {api_version} {kind}, this driver reads {} {KIND}",
+        names::API_VERSION
+    )]
+    WrongKind {
+        /// `apiVersion` of the document.
+        api_version: String,
+        /// `kind` of the document.
+        kind: String,
+    },
+    /// A field is unknown, has the wrong type or a value out of range.
+    #[error("config field {path}: {source}")]
+    Field {
+        /// Path of the field, such as `memory.percent`.
+        path: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The layer that sets a field may not set it.
+    #[error(transparent)]
+    Forbidden(#[from] ForbiddenField),
+}
+
+impl VgpuConfig {
+    /// Decodes one document.
+    ///
+    /// # Errors
+    /// When it is not an object of this kind and version, or a field is unknown or wrong.
+    pub fn decode(parameters: &Value) -> Result<Self, ConfigError> {
+        let text_of = |key| {
+            parameters
+                .get(key)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let (api_version, kind) = (text_of("apiVersion"), text_of("kind"));
+        if parameters.is_object() && (api_version != names::API_VERSION || kind != KIND) {
+            return Err(ConfigError::WrongKind {
+                api_version: non_empty(api_version, "without apiVersion"),
+                kind: non_empty(kind, "without kind"),
+            });
+        }
+        serde_path_to_error::deserialize(parameters).map_err(|error| ConfigError::Field {
+            path: match error.path().to_string() {
+                root if root == "." => "(document)".to_owned(),
+                path => path,
+            },
+            source: error.into_inner(),
+        })
+    }
+}
+
+fn non_empty(text: &str, otherwise: &str) -> String {
+    if text.is_empty() { otherwise } else { text }.to_owned()
+}
+
+/// One document with the layer it came from and the requests it is for (empty = all).
+#[derive(Debug, Clone)]
+struct Document<'a> {
+    layer: Layer,
+    requests: &'a [String],
+    parameters: &'a Value,
+}
+
+/// The settings that apply to `request` (its main name, or `main/sub`) under the config of an allocation.
+///
+/// # Errors
+/// When a document that applies does not decode, or sets what its layer may not set.
+pub fn resolve(
+    configs: &[DeviceAllocationConfiguration],
+    request: &str,
+) -> Result<Settings, ConfigError> {
+    let documents: Vec<_> = configs
+        .iter()
+        .filter_map(|config| {
+            let opaque = config
+                .opaque
+                .as_ref()
+                .filter(|opaque| opaque.driver == names::DRIVER)?;
+            Some(Document {
+                layer: if config.source == "FromClass" {
+                    Layer::Class
+                } else {
+                    Layer::Claim
+                },
+                requests: config.requests.as_deref().unwrap_or_default(),
+                parameters: &opaque.parameters.0,
+            })
+        })
+        .collect();
+    resolve_documents(&documents, request)
+}
+
+/// As [`resolve`], before there is an allocation: from the class that the request names and the claim's own config.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_spec(
+    class: &[DeviceClassConfiguration],
+    claim: &[DeviceClaimConfiguration],
+    request: &str,
+) -> Result<Settings, ConfigError> {
+    let of_class = class.iter().filter_map(|config| {
+        let opaque = config
+            .opaque
+            .as_ref()
+            .filter(|opaque| opaque.driver == names::DRIVER)?;
+        Some(Document {
+            layer: Layer::Class,
+            requests: &[],
+            parameters: &opaque.parameters.0,
+        })
+    });
+    let of_claim = claim.iter().filter_map(|config| {
+        let opaque = config
+            .opaque
+            .as_ref()
+            .filter(|opaque| opaque.driver == names::DRIVER)?;
+        Some(Document {
+            layer: Layer::Claim,
+            requests: config.requests.as_deref().unwrap_or_default(),
+            parameters: &opaque.parameters.0,
+        })
+    });
+    resolve_documents(&of_class.chain(of_claim).collect::<Vec<_>>(), request)
+}
+
+fn resolve_documents(documents: &[Document<'_>], request: &str) -> Result<Settings, ConfigError> {
+    let mut settings = Settings::default();
+    for layer in [Layer::Class, Layer::Claim] {
+        for document in documents {
+            if document.layer == layer && applies(document.requests, request) {
+                settings = settings.under(&VgpuConfig::decode(document.parameters)?, layer)?;
+            }
+        }
+    }
+    Ok(settings)
+}
+
+/// Whether a config for `requests` is for `request`: all when empty, and the main name covers its alternatives.
+fn applies(requests: &[String], request: &str) -> bool {
+    let main = request.split_once('/').map_or(request, |(main, _)| main);
+    requests.is_empty() || requests.iter().any(|name| name == request || name == main)
+}
+
+#[cfg(test)]
+mod tests;

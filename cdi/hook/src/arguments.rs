@@ -1,0 +1,274 @@
+//! The command line. Parsed by hand: subcommands with one flag each are not worth a library in every container.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Put a library first in `/etc/ld.so.preload`.
+    Preload {
+        /// Absolute path in the container.
+        library: String,
+    },
+    /// Add libraries to `/etc/ld.so.cache`.
+    LdCache {
+        /// Absolute paths in the container.
+        libraries: Vec<String>,
+    },
+    /// Leave a sign that the runtime has applied the edits.
+    Mark {
+        /// Absolute path in the container.
+        file: String,
+    },
+    /// Make symbolic links.
+    Symlinks {
+        /// The links.
+        links: Vec<Link>,
+    },
+}
+
+/// A symbolic link.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// What it says.
+    pub(crate) target: String,
+    /// Absolute path in the container.
+    pub(crate) path: String,
+}
+
+/// The command line is wrong.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ArgumentsError {
+    #[error(
+        "usage: drava-cdi-hook preload --library PATH | ldcache --library PATH... | symlinks --link TARGET::PATH... | mark --file PATH"
+    )]
+    Usage,
+    #[error("unexpected argument {0:?} of {1}")]
+    Unexpected(String, &'static str),
+    #[error("{0} needs a value")]
+    NoValue(&'static str),
+    #[error("{0} needs {1}")]
+    Missing(&'static str, &'static str),
+    #[error("{0} takes one value, not {1}")]
+    Several(&'static str, usize),
+    #[error("{0:?} is not an absolute path to a file, without '.', '..' and white space")]
+    Path(String),
+    #[error("{0:?} is not TARGET::PATH")]
+    Link(String),
+    #[error("an argument is not UTF-8")]
+    NotUtf8,
+}
+
+/// Parses the arguments behind the program's name.
+pub(crate) fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<Action, ArgumentsError> {
+    let mut arguments = arguments.into_iter().map(|argument| {
+        String::from_utf8(argument.into_vec()).map_err(|_| ArgumentsError::NotUtf8)
+    });
+    match arguments.next().transpose()?.as_deref() {
+        Some("preload") => {
+            let library = path(value(arguments, "preload", "--library")?)?;
+            Ok(Action::Preload { library })
+        }
+        Some("mark") => {
+            let file = path(value(arguments, "mark", "--file")?)?;
+            Ok(Action::Mark { file })
+        }
+        Some("ldcache") => {
+            let libraries = values(arguments, "ldcache", "--library")?;
+            Ok(Action::LdCache {
+                libraries: libraries.into_iter().map(path).collect::<Result<_, _>>()?,
+            })
+        }
+        Some("symlinks") => {
+            let links = values(arguments, "symlinks", "--link")?;
+            Ok(Action::Symlinks {
+                links: links.into_iter().map(link).collect::<Result<_, _>>()?,
+            })
+        }
+        Some(_) | None => Err(ArgumentsError::Usage),
+    }
+}
+
+/// The values of `flag`, which may be repeated.
+fn values(
+    mut arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
+    subcommand: &'static str,
+    flag: &'static str,
+) -> Result<Vec<String>, ArgumentsError> {
+    let mut values = Vec::new();
+    while let Some(argument) = arguments.next().transpose()? {
+        if argument != flag {
+            return Err(ArgumentsError::Unexpected(argument, subcommand));
+        }
+        values.push(
+            arguments
+                .next()
+                .transpose()?
+                .ok_or(ArgumentsError::NoValue(flag))?,
+        );
+    }
+    if values.is_empty() {
+        Err(ArgumentsError::Missing(subcommand, flag))
+    } else {
+        Ok(values)
+    }
+}
+
+/// The value of `flag`, which must not be repeated.
+fn value(
+    arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
+    subcommand: &'static str,
+    flag: &'static str,
+) -> Result<String, ArgumentsError> {
+    let values = values(arguments, subcommand, flag)?;
+    <[String; 1]>::try_from(values)
+        .map(|[value]| value)
+        .map_err(|values| ArgumentsError::Several(flag, values.len()))
+}
+
+/// An absolute path that names a file. White space and colons separate the names in `ld.so.preload`.
+fn path(path: String) -> Result<String, ArgumentsError> {
+    let parts = path.strip_prefix('/').map(|rest| rest.split('/'));
+    let plain = parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")));
+    let separates = |c: char| c.is_whitespace() || c.is_control() || c == ':' || c == '#';
+    if plain && !path.contains(separates) {
+        Ok(path)
+    } else {
+        Err(ArgumentsError::Path(path))
+    }
+}
+
+fn link(argument: String) -> Result<Link, ArgumentsError> {
+    match argument.split_once("::") {
+        Some((target, link)) if !target.is_empty() => Ok(Link {
+            target: target.to_owned(),
+            path: path(link.to_owned())?,
+        }),
+        Some(_) | None => Err(ArgumentsError::Link(argument)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Action, ArgumentsError> {
+        parse(arguments.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn subcommands_are_parsed() {
+        assert_eq!(
+            parsed(&["preload", "--library", "/a/b"]),
+            Ok(Action::Preload {
+                library: "/a/b".into()
+            })
+        );
+        assert_eq!(
+            parsed(&["ldcache", "--library", "/a", "--library", "/b"]),
+            Ok(Action::LdCache {
+                libraries: vec!["/a".into(), "/b".into()]
+            })
+        );
+        assert_eq!(
+            parsed(&["symlinks", "--link", "b.so.1::/a/b.so"]),
+            Ok(Action::Symlinks {
+                links: vec![Link {
+                    target: "b.so.1".into(),
+                    path: "/a/b.so".into()
+                }]
+            })
+        );
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_what_is_wrong() {
+        for (arguments, message) in [
+            (&[][..], "usage:"),
+            (&["run"], "usage:"),
+            (&["preload"], "preload needs --library"),
+            (&["preload", "--library"], "--library needs a value"),
+            (
+                &["preload", "--library", "/a", "--library", "/b"],
+                "--library takes one value, not 2",
+            ),
+            (
+                &["preload", "--library", "a"],
+                "\"a\" is not an absolute path",
+            ),
+            (
+                &["preload", "--library", "/a b"],
+                "\"/a b\" is not an absolute path",
+            ),
+            (
+                &["preload", "--library", "/a:b"],
+                "\"/a:b\" is not an absolute path",
+            ),
+            (
+                &["ldcache", "--library", "/a/../b"],
+                "\"/a/../b\" is not an absolute path",
+            ),
+            (
+                &["ldcache", "--library", "/a/"],
+                "\"/a/\" is not an absolute path",
+            ),
+            (
+                &["ldcache", "--library", "/"],
+                "\"/\" is not an absolute path",
+            ),
+            (&["ldcache", "/a"], "unexpected argument \"/a\" of ldcache"),
+            (&["symlinks", "--link", "a"], "\"a\" is not TARGET::PATH"),
+            (
+                &["symlinks", "--link", "::/a"],
+                "\"::/a\" is not TARGET::PATH",
+            ),
+            (
+                &["symlinks", "--link", "a::b"],
+                "\"b\" is not an absolute path",
+            ),
+        ] {
+            let error = parsed(arguments).unwrap_err().to_string();
+            assert!(error.contains(message), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn arguments_of_the_drivers_side_are_understood() {
+        let hook = drava_cdi::HookProgram::new("/var/lib/drava/bin/x/drava-cdi-hook");
+        let link = drava_cdi::Link {
+            target: "libcuda.so.580.65.06".into(),
+            path: "/usr/lib64/libcuda.so.1".into(),
+        };
+        let mut hooks = vec![hook.preload("/usr/local/lib/drava/libvgpu.so")];
+        hooks.extend(hook.ldcache(&["/usr/lib64/libcuda.so.1".to_owned()]));
+        hooks.extend(hook.symlinks(&[link]));
+        hooks.push(hook.mark("/run/drava/share/usage/injected"));
+        let actions: Vec<Action> = hooks
+            .into_iter()
+            .map(|hook| parse(hook.args.into_iter().skip(1).map(OsString::from)).unwrap())
+            .collect();
+        assert_eq!(
+            actions,
+            [
+                Action::Preload {
+                    library: "/usr/local/lib/drava/libvgpu.so".into()
+                },
+                Action::LdCache {
+                    libraries: vec!["/usr/lib64/libcuda.so.1".into()]
+                },
+                Action::Symlinks {
+                    links: vec![Link {
+                        target: "libcuda.so.580.65.06".into(),
+                        path: "/usr/lib64/libcuda.so.1".into()
+                    }]
+                },
+                Action::Mark {
+                    file: "/run/drava/share/usage/injected".into()
+                },
+            ]
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! From the state that the runtime gives on stdin to the container's root directory.
+//!
+//! Only the two fields needed are read, and unknown ones ignored: a runtime newer than this program may add fields and
+//! values. Source: OCI runtime specification, "State" and `config.json`, "Root".
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::root::{Root, RootError};
+
+/// Largest state that is read: an id, a PID, two paths and the pod's annotations, which Kubernetes limits to 256 KiB.
+const MAX_STATE: u64 = 1 << 20;
+/// Largest `config.json` that is read; those with many mounts and a seccomp profile have about 100 KiB.
+const MAX_CONFIG: u64 = 16 << 20;
+
+#[derive(Deserialize)]
+struct State {
+    bundle: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    root: RootConfig,
+}
+
+#[derive(Deserialize)]
+struct RootConfig {
+    path: PathBuf,
+}
+
+/// The container's root cannot be found.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ContainerError {
+    #[error("cannot read the container's state from stdin")]
+    State(#[source] ParseError),
+    #[error("cannot open {path}")]
+    Config { path: PathBuf, source: io::Error },
+    #[error("cannot read {path}")]
+    ConfigContents { path: PathBuf, source: ParseError },
+    #[error(transparent)]
+    Root(#[from] RootError),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ParseError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is larger than {0} bytes")]
+    TooLarge(u64),
+    #[error("it is not the JSON of the OCI runtime specification")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Opens the root of the container whose state is on `stdin`.
+pub(crate) fn root(stdin: impl Read) -> Result<Root, ContainerError> {
+    let state: State = parse(stdin, MAX_STATE).map_err(ContainerError::State)?;
+    let path = state.bundle.join("config.json");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(source) => return Err(ContainerError::Config { path, source }),
+    };
+    let config: Config = match parse(file, MAX_CONFIG) {
+        Ok(config) => config,
+        Err(source) => return Err(ContainerError::ConfigContents { path, source }),
+    };
+    // An absolute path replaces the bundle's.
+    Ok(Root::open(state.bundle.join(config.root.path))?)
+}
+
+fn parse<T: DeserializeOwned>(reader: impl Read, limit: u64) -> Result<T, ParseError> {
+    let mut bytes = Vec::new();
+    reader.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(ParseError::TooLarge(limit));
+    }
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(stdin: &[u8]) -> String {
+        let error = root(stdin).err().unwrap();
+        crate::one_line(&error)
+    }
+
+    #[test]
+    fn a_relative_root_lies_in_the_bundle() {
+        let bundle = tempfile::tempdir().unwrap();
+        std::fs::create_dir(bundle.path().join("rootfs")).unwrap();
+        std::fs::write(bundle.path().join("rootfs/marker"), "here").unwrap();
+        let state = format!(
+            r#"{{"ociVersion": "9.9", "bundle": {:?}, "new": {{}}}}"#,
+            bundle.path()
+        );
+        let absolute = bundle.path().join("rootfs");
+        for path in [std::path::Path::new("rootfs"), &absolute] {
+            let config = format!(r#"{{"root": {{"path": {path:?}}}, "new": [1]}}"#);
+            std::fs::write(bundle.path().join("config.json"), config).unwrap();
+            let root = root(state.as_bytes()).unwrap();
+            assert_eq!(root.read("/marker", 9).unwrap().unwrap(), b"here");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told() {
+        assert!(
+            failure(b"").contains("state from stdin: it is not the JSON"),
+            "{}",
+            failure(b"")
+        );
+        assert!(failure(b"{}").contains("missing field `bundle`"));
+        assert!(
+            failure(br#"{"bundle": "/nonexistent"}"#)
+                .contains("cannot open /nonexistent/config.json")
+        );
+        let endless = io::repeat(b' ');
+        let error = crate::one_line(&root(endless).err().unwrap());
+        assert!(error.contains("larger than 1048576 bytes"), "{error}");
+
+        let bundle = tempfile::tempdir().unwrap();
+        std::fs::write(
+            bundle.path().join("config.json"),
+            r#"{"root": {"path": "missing"}}"#,
+        )
+        .unwrap();
+        let error = failure(format!(r#"{{"bundle": {:?}}}"#, bundle.path()).as_bytes());
+        assert!(error.contains("/missing"), "{error}");
+    }
+}

@@ -1,0 +1,138 @@
+//! `/etc/ld.so.preload`: libvgpu first, then what the image has there.
+//!
+//! The loader reads names separated by white space and colons; `#` starts a comment (`elf/rtld.c` of glibc).
+
+use crate::root::{Root, RootError};
+
+const PRELOAD: &str = "/etc/ld.so.preload";
+/// Largest file that is merged: thousands of libraries.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The library could not be put there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PreloadError {
+    #[error(
+        "{0} is not in the container: its mount is missing, and programs would run without limits"
+    )]
+    NoLibrary(String),
+    #[error(transparent)]
+    Root(#[from] RootError),
+}
+
+pub(crate) fn apply(root: &Root, library: &str) -> Result<(), PreloadError> {
+    // The loader only warns of a library that is not there and runs the program.
+    if root.file(library)?.is_none() {
+        return Err(PreloadError::NoLibrary(library.to_owned()));
+    }
+    let present = root.read(PRELOAD, MAX_BYTES)?;
+    let wanted = merged(library, present.as_deref().unwrap_or_default());
+    if present.as_deref() != Some(&wanted) {
+        root.replace(PRELOAD, &wanted)?;
+    }
+    Ok(())
+}
+
+/// The contents with `library` first and nowhere else. Lines without it stay as they are.
+fn merged(library: &str, present: &[u8]) -> Vec<u8> {
+    let mut merged = library.as_bytes().to_vec();
+    merged.push(b'\n');
+    for line in present.split_inclusive(|byte| *byte == b'\n') {
+        let names = line.split(|byte| *byte == b'#').next().unwrap_or_default();
+        if !names
+            .split(separates)
+            .any(|name| name == library.as_bytes())
+        {
+            merged.extend_from_slice(line);
+            continue;
+        }
+        let others: Vec<&[u8]> = names
+            .split(separates)
+            .filter(|name| !name.is_empty() && *name != library.as_bytes())
+            .collect();
+        if !others.is_empty() {
+            merged.extend_from_slice(&others.join(&b' '));
+            merged.push(b'\n');
+        }
+    }
+    // The loader wants the last name to be ended.
+    if !merged.ends_with(b"\n") {
+        merged.push(b'\n');
+    }
+    merged
+}
+
+fn separates(byte: &u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OURS: &str = "/usr/local/lib/drava/libvgpu.so";
+
+    /// What the loader makes of the file, as `elf/rtld.c` does it.
+    fn names(file: &[u8]) -> Vec<Vec<u8>> {
+        let mut file = file.to_vec();
+        let mut comment = false;
+        for byte in &mut file {
+            comment = (comment || *byte == b'#') && *byte != b'\n';
+            if comment {
+                *byte = b' ';
+            }
+        }
+        file.split(separates)
+            .filter(|name| !name.is_empty())
+            .map(<[u8]>::to_vec)
+            .collect()
+    }
+
+    #[test]
+    fn ours_is_first_and_there_once() {
+        for (present, expected) in [
+            ("", "OURS\n"),
+            ("/lib/a.so\n", "OURS\n/lib/a.so\n"),
+            ("/lib/a.so", "OURS\n/lib/a.so\n"),
+            ("OURS\n", "OURS\n"),
+            ("OURS\n/lib/a.so\n", "OURS\n/lib/a.so\n"),
+            ("/lib/a.so\nOURS\n", "OURS\n/lib/a.so\n"),
+            (
+                "/lib/a.so:OURS /lib/b.so # why\n",
+                "OURS\n/lib/a.so /lib/b.so\n",
+            ),
+            ("# OURS is not loaded\n", "OURS\n# OURS is not loaded\n"),
+            ("OURS.old\n", "OURS\nOURS.old\n"),
+        ] {
+            let ours = |text: &str| text.replace("OURS", OURS);
+            let merged = merged(OURS, ours(present).as_bytes());
+            assert_eq!(
+                String::from_utf8(merged).unwrap(),
+                ours(expected),
+                "{present:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_loader_sees_ours_first_then_the_others_in_order(
+            present in proptest::collection::vec(
+                prop_oneof![
+                    Just(OURS.as_bytes().to_vec()),
+                    Just(b"/lib/a.so".to_vec()),
+                    proptest::collection::vec(any::<u8>(), 0..3),
+                    proptest::sample::select(vec![b" ".to_vec(), b"\n".to_vec(), b":".to_vec(), b"#".to_vec()]),
+                ],
+                0..24,
+            )
+        ) {
+            let present = present.concat();
+            let merged = merged(OURS, &present);
+            let mut expected = vec![OURS.as_bytes().to_vec()];
+            expected.extend(names(&present).into_iter().filter(|name| name != OURS.as_bytes()));
+            prop_assert_eq!(names(&merged), expected);
+            prop_assert_eq!(super::merged(OURS, &merged), merged);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A container's root directory, all of whose contents are hostile.
+//!
+//! Every path is resolved by the kernel as for a process with this root: symbolic links, absolute ones too, and `..`
+//! lead nowhere else. Files are replaced by a rename in their directory, so a reader sees the old or the new contents,
+//! and a link or FIFO in a file's place is replaced, never written through.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fchmod, fstat, mkdirat, openat, openat2,
+    readlinkat, renameat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+
+const DIRECTORY_MODE: u32 = 0o755;
+const FILE_MODE: u32 = 0o644;
+
+/// A container's root directory.
+pub(crate) struct Root {
+    dir: OwnedFd,
+}
+
+/// Something in a container's root could not be done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RootError {
+    #[error("cannot open the container's root {path}")]
+    Open { path: PathBuf, source: io::Error },
+    #[error(
+        "the kernel has no openat2, or a seccomp profile forbids it; Linux 5.6 or later is needed"
+    )]
+    NoOpenat2,
+    #[error("cannot {operation} {path} in the container{hint}")]
+    Operation {
+        operation: &'static str,
+        path: String,
+        hint: &'static str,
+        source: io::Error,
+    },
+    #[error("{path} in the container is larger than {limit} bytes")]
+    TooLarge { path: String, limit: u64 },
+    #[error("{path} is no path to a file")]
+    NoFile { path: String },
+}
+
+impl Root {
+    pub(crate) fn open(path: PathBuf) -> Result<Self, RootError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match openat2(CWD, &path, flags, Mode::empty(), ResolveFlags::empty()) {
+            Ok(dir) => Ok(Self { dir }),
+            Err(Errno::NOSYS | Errno::PERM) => Err(RootError::NoOpenat2),
+            Err(errno) => Err(RootError::Open {
+                path,
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Opens the regular file at `path`, following links inside the root. `None` where nothing, or something that is
+    /// no regular file, is there: the loader takes no notice of such a thing either.
+    pub(crate) fn file(&self, path: &str) -> Result<Option<File>, RootError> {
+        let failed = |errno| operation("open", path, errno);
+        match self.resolve(path, OFlags::PATH) {
+            Ok(file) if is_regular(&file).map_err(failed)? => {}
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        }
+        // Another container of the pod may have put something else there meanwhile: a FIFO must not block.
+        let file = self
+            .resolve(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+            .map_err(failed)?;
+        Ok(is_regular(&file).map_err(failed)?.then(|| file.into()))
+    }
+
+    /// The contents of the regular file at `path`; `None` as for [`Root::file`].
+    pub(crate) fn read(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>, RootError> {
+        let Some(file) = self.file(path)? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        file.take(limit + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|source| failed("read", path, source))?;
+        if bytes.len() as u64 > limit {
+            return Err(RootError::TooLarge {
+                path: path.to_owned(),
+                limit,
+            });
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Puts a regular file with `contents`, readable by all, at `path`.
+    pub(crate) fn replace(&self, path: &str, contents: &[u8]) -> Result<(), RootError> {
+        self.put(path, |directory, temporary| {
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(directory, temporary, flags, Mode::from_raw_mode(FILE_MODE))?;
+            // The umask is the runtime's business; a file that the tenant's user cannot read would not be obeyed.
+            fchmod(&file, Mode::from_raw_mode(FILE_MODE))?;
+            // Not synced: after a power failure the container does not come back without this hook.
+            File::from(file).write_all(contents)
+        })
+    }
+
+    /// Puts a symbolic link to `target` at `path`.
+    pub(crate) fn link(&self, path: &str, target: &str) -> Result<(), RootError> {
+        self.put(path, |directory, temporary| {
+            Ok(symlinkat(target, directory, temporary)?)
+        })
+    }
+
+    /// What the symbolic link at `path` says; `None` where there is no link.
+    pub(crate) fn link_target(&self, path: &str) -> Result<Option<Vec<u8>>, RootError> {
+        let (directory, name) = split(path)?;
+        let Ok(directory) = self.resolve(directory, OFlags::PATH | OFlags::DIRECTORY) else {
+            return Ok(None);
+        };
+        match readlinkat(&directory, name, Vec::new()) {
+            Ok(target) => Ok(Some(target.into_bytes())),
+            Err(Errno::NOENT | Errno::INVAL) => Ok(None),
+            Err(errno) => Err(operation("read the link", path, errno)),
+        }
+    }
+
+    /// Makes something under a temporary name beside `path` and moves it there.
+    fn put(
+        &self,
+        path: &str,
+        make: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<()>,
+    ) -> Result<(), RootError> {
+        let (directory, name) = split(path)?;
+        let directory = self.directory(directory)?;
+        let temporary = format!(".{name}.drava");
+        let temporary = OsStr::new(&temporary);
+        // Left by a run that was killed, or by the image.
+        match unlinkat(&directory, temporary, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(operation("write", path, errno)),
+        }
+        make(&directory, temporary).map_err(|source| failed("write", path, source))?;
+        renameat(&directory, temporary, &directory, name).map_err(|errno| {
+            // The first error is the one to tell.
+            let _ = unlinkat(&directory, temporary, AtFlags::empty());
+            operation("replace", path, errno)
+        })
+    }
+
+    /// Opens a directory, after making what of it is missing.
+    fn directory(&self, path: &str) -> Result<OwnedFd, RootError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        match self.resolve(path, flags) {
+            Ok(directory) => return Ok(directory),
+            Err(Errno::NOENT) if path != "/" => {}
+            Err(errno) => return Err(operation("open the directory", path, errno)),
+        }
+        let (parent, name) = split(path)?;
+        let parent = self.directory(parent)?;
+        match mkdirat(&parent, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(operation("make the directory", path, errno)),
+        }
+        self.resolve(path, flags)
+            .map_err(|errno| operation("open the directory", path, errno))
+    }
+
+    fn resolve(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        // The kernel gives up with EAGAIN when something is renamed while it resolves `..`.
+        let mut attempts = 0..32;
+        loop {
+            match openat2(
+                &self.dir,
+                path,
+                flags | OFlags::CLOEXEC,
+                Mode::empty(),
+                resolve,
+            ) {
+                Err(Errno::AGAIN) if attempts.next().is_some() => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Directory and name of an absolute path.
+fn split(path: &str) -> Result<(&str, &str), RootError> {
+    match path.rsplit_once('/') {
+        Some((_, "")) | None => Err(RootError::NoFile {
+            path: path.to_owned(),
+        }),
+        Some(("", name)) => Ok(("/", name)),
+        Some((directory, name)) => Ok((directory, name)),
+    }
+}
+
+fn is_regular(file: &OwnedFd) -> rustix::io::Result<bool> {
+    Ok(FileType::from_raw_mode(fstat(file)?.st_mode).is_file())
+}
+
+fn operation(operation: &'static str, path: &str, errno: Errno) -> RootError {
+    failed(operation, path, errno.into())
+}
+
+fn failed(operation: &'static str, path: &str, source: io::Error) -> RootError {
+    let hint = match Errno::from_io_error(&source) {
+        Some(Errno::ROFS) => {
+            ": it lies on a read-only mount; mount volumes below that directory instead of over it"
+        }
+        Some(Errno::BUSY) => ": a volume is mounted there; mount it elsewhere",
+        Some(Errno::ISDIR) => ": it is a directory in the image",
+        Some(_) | None => "",
+    };
+    RootError::Operation {
+        operation,
+        path: path.to_owned(),
+        hint,
+        source,
+    }
+}

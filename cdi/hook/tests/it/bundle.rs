@@ -1,0 +1,282 @@
+//! An OCI bundle whose root has this machine's C library, a program, and what a test puts in it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+pub(crate) const OURS: &str = "/usr/local/lib/drava/libvgpu.so";
+
+#[cfg(target_arch = "x86_64")]
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+#[cfg(target_arch = "aarch64")]
+const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
+
+/// Time after which a run counts as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Bundle {
+    dir: TempDir,
+}
+
+impl Bundle {
+    /// A root with the loader, the C library and `/bin/probe`. There is no `/etc`.
+    pub(crate) fn new() -> Self {
+        let bundle = Self::empty();
+        bundle.place("loader", LOADER);
+        bundle.place("libc", libc().to_str().unwrap());
+        bundle.place("probe", "/bin/probe");
+        bundle
+    }
+
+    /// A root with nothing in it.
+    pub(crate) fn empty() -> Self {
+        let bundle = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        fs::create_dir(bundle.root()).unwrap();
+        fs::write(
+            bundle.dir.path().join("config.json"),
+            r#"{"root": {"path": "rootfs"}}"#,
+        )
+        .unwrap();
+        bundle
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.dir.path().join("rootfs")
+    }
+
+    /// A path in the root, as this process sees it. Its directory is made.
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
+        let path = self.root().join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    /// A path beside the root: of the host, as far as the container is concerned.
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, path: &str, contents: impl AsRef<[u8]>) {
+        fs::write(self.at(path), contents).unwrap();
+    }
+
+    pub(crate) fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.at(path)).unwrap()
+    }
+
+    pub(crate) fn link(&self, path: &str, target: impl AsRef<Path>) {
+        symlink(target, self.at(path)).unwrap();
+    }
+
+    /// Puts something that was built into the root. A hard link, not a copy: a program that another thread's child
+    /// still has open for writing could not be run.
+    fn place(&self, name: &str, path: &str) {
+        fs::hard_link(built().join(name), self.at(path)).unwrap();
+    }
+
+    /// As [`Bundle::place`], but a file of its own, as the loader takes one file for one library.
+    fn copy(&self, name: &str, path: &str) {
+        fs::copy(built().join(name), self.at(path)).unwrap();
+    }
+
+    /// A library with the function that the probe looks for.
+    pub(crate) fn answer(&self, path: &str) {
+        self.copy("libanswer.so", path);
+    }
+
+    /// A library that says `first` or `other` when it is loaded.
+    pub(crate) fn hello(&self, name: &str, path: &str) {
+        self.copy(&format!("lib{name}.so"), path);
+    }
+
+    /// A state as a runtime gives it.
+    pub(crate) fn state(&self) -> String {
+        format!(
+            r#"{{"ociVersion": "1.2.0", "id": "c", "status": "creating", "pid": 1, "bundle": {:?}}}"#,
+            self.dir.path()
+        )
+    }
+
+    /// Runs the hook as a runtime does.
+    pub(crate) fn hook(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_drava-cdi-hook"));
+        command.args(arguments);
+        self.run_hook(command)
+    }
+
+    /// Runs the hook in a mount namespace of its own in which `script` has run; `$ROOT` is the root.
+    pub(crate) fn hook_after(&self, script: &str, arguments: &[&str]) -> Output {
+        let mut command = Command::new("unshare");
+        if !rustix::process::geteuid().is_root() {
+            command.arg("--map-root-user");
+        }
+        command.args(["--mount", "sh", "-euc"]);
+        command
+            .arg(format!("{script}\nexec \"$HOOK\" \"$@\""))
+            .arg("sh")
+            .args(arguments);
+        self.run_hook(command)
+    }
+
+    /// Runs the hook as the runtime does for a pod with `hostUsers: false`: root of a user namespace, nobody outside.
+    pub(crate) fn hook_in_user_namespace(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new("unshare");
+        command
+            .args([
+                "--user",
+                "--map-root-user",
+                env!("CARGO_BIN_EXE_drava-cdi-hook"),
+            ])
+            .args(arguments);
+        self.run_hook(command)
+    }
+
+    fn run_hook(&self, mut command: Command) -> Output {
+        command
+            .env_clear()
+            .env("HOOK", env!("CARGO_BIN_EXE_drava-cdi-hook"))
+            .env("ROOT", self.root())
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        run(command, &self.state())
+    }
+
+    /// Runs the hook and expects success without a word.
+    pub(crate) fn hook_succeeds(&self, arguments: &[&str]) {
+        let output = self.hook(arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!((stderr(&output), output.stdout.len()), (String::new(), 0));
+    }
+
+    /// Runs the hook and expects a failure, of which it returns the one line.
+    pub(crate) fn hook_fails(&self, arguments: &[&str]) -> String {
+        failure(&self.hook(arguments))
+    }
+
+    /// Runs the probe in the root and returns what it and its libraries say.
+    pub(crate) fn probe(&self, libraries: &[&str]) -> Vec<String> {
+        let mut command = if rustix::process::geteuid().is_root() {
+            Command::new("chroot")
+        } else {
+            let mut command = Command::new("unshare");
+            command.args(["--map-root-user", "chroot"]);
+            command
+        };
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.arg(self.root()).arg("/bin/probe").args(libraries);
+        let output = run(command, "");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The one line of a run that has failed.
+pub(crate) fn failure(output: &Output) -> String {
+    let line = stderr(output);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(
+        line.starts_with("drava-cdi-hook: ") && line.ends_with('\n'),
+        "{line:?}"
+    );
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(output.stdout.is_empty());
+    line
+}
+
+fn run(mut command: Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    // A run that refuses its arguments does not read.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("hung: {command:?}");
+        }
+        sleep(Duration::from_millis(1));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// The C library that this process runs with.
+fn libc() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(|path| path.contains("/libc.so.6"));
+    PathBuf::from(path.expect("the tests are linked with glibc"))
+}
+
+/// The programs and libraries in C, compiled once.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<TempDir> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        for (from, name) in [(Path::new(LOADER), "loader"), (&libc(), "libc")] {
+            let status = Command::new("cp")
+                .arg(from)
+                .arg(dir.path().join(name))
+                .status();
+            assert!(status.unwrap().success());
+        }
+        compile(dir.path(), "probe.c", "probe", &["-ldl"]);
+        compile(
+            dir.path(),
+            "answer.c",
+            "libanswer.so",
+            &["-shared", "-fPIC"],
+        );
+        for name in ["first", "other"] {
+            let definition = format!("-DNAME=\"{name}\"");
+            compile(
+                dir.path(),
+                "hello.c",
+                &format!("lib{name}.so"),
+                &["-shared", "-fPIC", &definition],
+            );
+        }
+        dir
+    });
+    dir.path()
+}
+
+fn compile(into: &Path, source: &str, name: &str, flags: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/it/c")
+        .join(source);
+    let status = Command::new("cc")
+        .arg("-o")
+        .arg(into.join(name))
+        .arg(source)
+        .args(flags)
+        .status();
+    assert!(
+        status
+            .expect("there is a C compiler, as Rust needs one")
+            .success()
+    );
+}

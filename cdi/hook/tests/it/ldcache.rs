@@ -1,0 +1,176 @@
+//! `/etc/ld.so.cache` as the loader searches it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::bundle::Bundle;
+
+const CACHE: &str = "/etc/ld.so.cache";
+const DRIVER: &str = "/opt/driver/libanswer.so.1";
+const ARGUMENTS: [&str; 3] = ["ldcache", "--library", DRIVER];
+
+fn bundle() -> Bundle {
+    let bundle = Bundle::new();
+    bundle.answer(DRIVER);
+    bundle
+}
+
+/// Lets this machine's `ldconfig` make the image's cache.
+fn ldconfig(bundle: &Bundle, format: &str) {
+    bundle.write("/etc/ld.so.conf", "/usr/lib\n/opt/image\n");
+    let program = ["/sbin/ldconfig", "/usr/sbin/ldconfig"]
+        .into_iter()
+        .find(|path| Path::new(path).exists());
+    let program = program.expect("glibc comes with ldconfig");
+    // `-X` leaves the links alone: the libraries have no SONAME.
+    let status = Command::new(program)
+        .arg("-X")
+        .args(["-c", format])
+        .arg("-r")
+        .arg(bundle.root())
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn the_loader_finds_a_library_in_an_image_without_cache() {
+    let bundle = bundle();
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        ["libanswer.so.1: not found"]
+    );
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        [format!("libanswer.so.1: {DRIVER}")]
+    );
+}
+
+#[test]
+fn the_images_own_libraries_are_found_as_before() {
+    for format in ["new", "compat", "old"] {
+        let bundle = bundle();
+        for name in [
+            "libanswer.so.2",
+            "libanswer.so.10",
+            "libz.so.1",
+            "libANSWER.so.1",
+            "lib9.so",
+        ] {
+            bundle.answer(&format!("/opt/image/{name}"));
+        }
+        ldconfig(&bundle, format);
+        let before = bundle.probe(&[
+            "libanswer.so.2",
+            "libanswer.so.10",
+            "libz.so.1",
+            "libANSWER.so.1",
+            "lib9.so",
+        ]);
+        assert!(
+            before.iter().all(|line| line.contains(": /opt/image/")),
+            "{before:?}"
+        );
+        bundle.hook_succeeds(&ARGUMENTS);
+        let after = bundle.probe(&[
+            "libanswer.so.2",
+            "libanswer.so.10",
+            "libz.so.1",
+            "libANSWER.so.1",
+            "lib9.so",
+        ]);
+        assert_eq!(after, before, "{format}");
+        assert_eq!(
+            bundle.probe(&["libanswer.so.1"]),
+            [format!("libanswer.so.1: {DRIVER}")],
+            "{format}"
+        );
+    }
+}
+
+#[test]
+fn the_drivers_library_comes_before_the_images_of_that_name() {
+    let bundle = bundle();
+    bundle.answer("/opt/image/libanswer.so.1");
+    ldconfig(&bundle, "new");
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        ["libanswer.so.1: /opt/image/libanswer.so.1"]
+    );
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        [format!("libanswer.so.1: {DRIVER}")]
+    );
+}
+
+#[test]
+fn many_libraries_at_once() {
+    let bundle = bundle();
+    let paths: Vec<String> = (0..200)
+        .map(|number| format!("/opt/driver/libn{number}.so.{}", number % 7))
+        .collect();
+    let mut arguments = vec!["ldcache"];
+    for path in &paths {
+        bundle.answer(path);
+        arguments.extend(["--library", path]);
+    }
+    bundle.hook_succeeds(&arguments);
+    let names: Vec<&str> = paths
+        .iter()
+        .map(|path| path.rsplit_once('/').unwrap().1)
+        .collect();
+    let expected: Vec<String> = names
+        .iter()
+        .zip(&paths)
+        .map(|(name, path)| format!("{name}: {path}"))
+        .collect();
+    assert_eq!(bundle.probe(&names), expected);
+}
+
+#[test]
+fn a_second_run_changes_nothing() {
+    let bundle = bundle();
+    bundle.hook_succeeds(&ARGUMENTS);
+    let (before, contents) = (
+        fs::metadata(bundle.at(CACHE)).unwrap(),
+        fs::read(bundle.at(CACHE)).unwrap(),
+    );
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        fs::metadata(bundle.at(CACHE)).unwrap().modified().unwrap(),
+        before.modified().unwrap()
+    );
+    assert_eq!(fs::read(bundle.at(CACHE)).unwrap(), contents);
+}
+
+#[test]
+fn a_broken_cache_is_as_good_as_none() {
+    let bundle = bundle();
+    bundle.write(CACHE, "glibc-ld.so.cache1.1 and then nonsense");
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        ["libanswer.so.1: not found"]
+    );
+    bundle.hook_succeeds(&ARGUMENTS);
+    assert_eq!(
+        bundle.probe(&["libanswer.so.1"]),
+        [format!("libanswer.so.1: {DRIVER}")]
+    );
+}
+
+#[test]
+fn what_is_missing_or_no_library_is_named() {
+    let bundle = Bundle::new();
+    let line = bundle.hook_fails(&ARGUMENTS);
+    assert!(line.contains(DRIVER) && line.contains("missing"), "{line}");
+    bundle.write(DRIVER, "no library");
+    let line = bundle.hook_fails(&ARGUMENTS);
+    assert!(
+        line.contains(DRIVER) && line.contains("no shared library for this machine"),
+        "{line}"
+    );
+    assert!(!bundle.at(CACHE).exists());
+}

@@ -1,0 +1,308 @@
+//! Finds the driver's libraries: which files, and the names by which programs ask for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use super::parts;
+use super::{DriverRoot, Part};
+use crate::Link;
+use crate::elf::{self, Machine};
+use crate::ldcache::LdCache;
+
+/// Directories that may hold the driver whether the loader's cache names them or not: Debian, Red Hat and SUSE,
+/// others (on GKE's container-optimised system under its own root), Talos, NixOS, WSL.
+#[cfg(target_arch = "x86_64")]
+const DIRECTORIES: [&str; 9] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib",
+    "/lib",
+    "/usr/local/glibc/usr/lib",
+    "/run/opengl-driver/lib",
+    "/usr/lib/wsl/lib",
+];
+#[cfg(not(target_arch = "x86_64"))]
+const DIRECTORIES: [&str; 8] = [
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib",
+    "/lib",
+    "/usr/local/glibc/usr/lib",
+    "/run/opengl-driver/lib",
+];
+
+const LD_CACHE: &str = "/etc/ld.so.cache";
+/// Largest cache that is read; a desktop's has some hundred KiB.
+const MAX_CACHE: u64 = 16 << 20;
+
+/// A library of the driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Library {
+    /// Where it belongs.
+    pub part: Part,
+    /// Path in the driver root and in containers; no symbolic link is in it.
+    pub path: String,
+    /// The name by which programs and other libraries ask for it.
+    pub soname: String,
+    /// A name without version beside it (`libcuda.so`), for programs that ask for that.
+    pub unversioned: Option<String>,
+}
+
+pub(super) struct Found {
+    /// By path.
+    pub(super) libraries: Vec<Library>,
+    pub(super) version: Option<String>,
+    pub(super) searched: Vec<String>,
+}
+
+impl Library {
+    pub(super) fn is_cuda(&self) -> bool {
+        self.file_name().starts_with("libcuda.so") || self.soname == "libcuda.so.1"
+    }
+
+    fn file_name(&self) -> &str {
+        self.path
+            .rsplit_once('/')
+            .map_or(self.path.as_str(), |(_, name)| name)
+    }
+
+    fn beside(&self, name: &str) -> String {
+        let directory = self
+            .path
+            .rsplit_once('/')
+            .map_or("", |(directory, _)| directory);
+        format!("{directory}/{name}")
+    }
+
+    /// Links that a container needs beside the file, the first to the file, each other to the one before.
+    pub(super) fn container_links(&self) -> Vec<Link> {
+        let mut links = Vec::new();
+        let mut target = self.file_name();
+        for name in [Some(&self.soname), self.unversioned.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if name != target {
+                links.push(Link {
+                    target: target.to_owned(),
+                    path: self.beside(name),
+                });
+                target = name;
+            }
+        }
+        links
+    }
+
+    /// Paths under which the loader's cache of a container lists the library.
+    pub(super) fn container_names(&self) -> Vec<String> {
+        [Some(&self.soname), self.unversioned.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|name| self.beside(name))
+            .collect()
+    }
+}
+
+/// Looks through the directories that the loader's cache of the driver root names, then those known.
+pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
+    let mut searched = Vec::new();
+    let mut files: Vec<(String, BTreeSet<String>)> = Vec::new();
+    for directory in cached_directories(root)
+        .into_iter()
+        .chain(DIRECTORIES.map(str::to_owned))
+    {
+        let Some((real, _)) = root.resolve(&directory).filter(|(_, kind)| kind.is_dir()) else {
+            continue;
+        };
+        if searched.contains(&real) {
+            continue;
+        }
+        files.extend(files_in(root, &real));
+        searched.push(real);
+    }
+    let mut libraries: Vec<Library> = files
+        .into_iter()
+        .filter_map(|(path, names)| library(root, path, &names))
+        .collect();
+    let version = libraries
+        .iter()
+        .find(|library| library.is_cuda())
+        .and_then(|cuda| version(cuda.file_name()));
+    let mut sonames = BTreeSet::new();
+    libraries.retain(|library| {
+        // Left-overs of another driver version; and of one name only the first, as the loader would find it.
+        let stale = match (self::version(library.file_name()), &version) {
+            (Some(of_file), Some(of_driver)) => of_file != *of_driver,
+            _ => false,
+        };
+        !stale && sonames.insert(library.soname.clone())
+    });
+    libraries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(Found {
+        libraries,
+        version,
+        searched: searched_or_known(searched),
+    })
+}
+
+fn searched_or_known(searched: Vec<String>) -> Vec<String> {
+    if searched.is_empty() {
+        DIRECTORIES.map(str::to_owned).into()
+    } else {
+        searched
+    }
+}
+
+/// Directories in which the cache of the driver root has libraries of ours, in its order. A cache that is missing or
+/// broken names none.
+fn cached_directories(root: &DriverRoot) -> Vec<String> {
+    let mut bytes = Vec::new();
+    let Ok(file) = root.read(LD_CACHE) else {
+        return Vec::new();
+    };
+    if file.take(MAX_CACHE).read_to_end(&mut bytes).is_err() {
+        return Vec::new();
+    }
+    let cache = LdCache::parse(&bytes).unwrap_or_default();
+    let mut directories: Vec<String> = Vec::new();
+    for entry in cache.entries() {
+        let (Ok(name), Ok(path)) = (
+            std::str::from_utf8(&entry.name),
+            std::str::from_utf8(&entry.path),
+        ) else {
+            continue;
+        };
+        let Some((directory, _)) = path.rsplit_once('/') else {
+            continue;
+        };
+        if parts::of_library(name).is_some() && !directories.iter().any(|known| known == directory)
+        {
+            directories.push(directory.to_owned());
+        }
+    }
+    directories
+}
+
+/// Files of the driver's that names in `directory` lead to, each with those names.
+fn files_in(root: &DriverRoot, directory: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for name in root.names(directory) {
+        if parts::of_library(&name).is_none() {
+            continue;
+        }
+        if let Some(path) = root.file(&format!("{directory}/{name}")) {
+            files.entry(path).or_default().insert(name);
+        }
+    }
+    files
+}
+
+fn library(root: &DriverRoot, path: String, names: &BTreeSet<String>) -> Option<Library> {
+    let part = names.iter().find_map(|name| parts::of_library(name))?;
+    let shared = elf::inspect(&root.read(&path).ok()?).ok()??;
+    if shared.machine != Machine::HOST {
+        return None;
+    }
+    let file_name = path
+        .rsplit_once('/')
+        .map_or(path.as_str(), |(_, name)| name);
+    // A library without SONAME goes by the shortest versioned name that leads to it.
+    let versioned = |name: &&String| name.contains(".so.");
+    let soname = shared
+        .soname
+        .or_else(|| {
+            names
+                .iter()
+                .filter(versioned)
+                .min_by_key(|name| name.len())
+                .cloned()
+        })
+        .unwrap_or_else(|| file_name.to_owned());
+    let unversioned = names
+        .iter()
+        .find(|name| name.ends_with(".so") && **name != soname)
+        .cloned();
+    Some(Library {
+        part,
+        path,
+        soname,
+        unversioned,
+    })
+}
+
+/// The driver version at the end of a file name: three digits, a dot, digits, perhaps more of that.
+fn version(file_name: &str) -> Option<String> {
+    let (_, version) = file_name.split_once(".so.")?;
+    let mut numbers = version.split('.');
+    let major = numbers.next()?;
+    let all_digits = version
+        .split('.')
+        .all(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+    (major.len() == 3 && numbers.next().is_some() && all_digits).then(|| version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_those_of_drivers() {
+        assert_eq!(
+            version("libcuda.so.580.65.06").as_deref(),
+            Some("580.65.06")
+        );
+        assert_eq!(version("libcuda.so.535.161").as_deref(), Some("535.161"));
+        for name in [
+            "libcuda.so.1",
+            "libcuda.so",
+            "libnvidia-egl-gbm.so.1.1.2",
+            "libcuda.so.580",
+            "libx.so.580.a",
+        ] {
+            assert_eq!(version(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn containers_get_links_and_names() {
+        let library = Library {
+            part: Part::Compute,
+            path: "/usr/lib64/libcuda.so.580.65.06".into(),
+            soname: "libcuda.so.1".into(),
+            unversioned: Some("libcuda.so".into()),
+        };
+        assert_eq!(
+            library.container_links(),
+            [
+                Link {
+                    target: "libcuda.so.580.65.06".into(),
+                    path: "/usr/lib64/libcuda.so.1".into()
+                },
+                Link {
+                    target: "libcuda.so.1".into(),
+                    path: "/usr/lib64/libcuda.so".into()
+                },
+            ]
+        );
+        assert_eq!(
+            library.container_names(),
+            ["/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so"]
+        );
+
+        let versioned = Library {
+            soname: "libnvidia-eglcore.so.580.65.06".into(),
+            path: "/usr/lib64/libnvidia-eglcore.so.580.65.06".into(),
+            part: Part::Graphics,
+            unversioned: None,
+        };
+        assert_eq!(versioned.container_links(), []);
+        assert_eq!(
+            versioned.container_names(),
+            ["/usr/lib64/libnvidia-eglcore.so.580.65.06"]
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! Finds device nodes.
+
+use std::io::{Read, Result};
+use std::path::PathBuf;
+
+use rustix::fs::FileType;
+
+use super::{DriverRoot, Part};
+
+/// The node through which every user of the driver talks to it.
+pub(super) const CONTROL: &str = "/dev/nvidiactl";
+
+/// Nodes that are no card's.
+const CONTROL_NODES: [(Part, &str); 4] = [
+    (Part::Utility, CONTROL),
+    (Part::Compute, "/dev/nvidia-uvm"),
+    (Part::Compute, "/dev/nvidia-uvm-tools"),
+    (Part::Display, "/dev/nvidia-modeset"),
+];
+
+/// Where the kernel driver tells the minor numbers of capabilities, in the tree and, since the driver root of an
+/// operator has no `/proc` of its own, of this process.
+const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
+
+/// A device has no usable node.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The node is not there, or is not a character device.
+    #[error("no device node {path} under the driver root {root}: nvidia-modprobe makes it")]
+    Missing {
+        /// Path in the tree.
+        path: String,
+        /// The root, as this process sees it.
+        root: PathBuf,
+    },
+    /// The kernel driver does not tell the capability.
+    #[error(
+        "cannot read the MIG capability {path}: does the instance exist, and is /proc/driver/nvidia visible?"
+    )]
+    Capability {
+        /// The file.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The capability file has no minor number.
+    #[error("the MIG capability {path} tells no DeviceFileMinor")]
+    CapabilityContents {
+        /// The file.
+        path: String,
+    },
+}
+
+/// Nodes that are no card's and are there.
+pub(super) fn control(root: &DriverRoot) -> Vec<(Part, String)> {
+    CONTROL_NODES
+        .iter()
+        .filter(|(_, path)| is_character_device(root, path))
+        .map(|(part, path)| (*part, (*path).to_owned()))
+        .collect()
+}
+
+/// The node of a card.
+pub(super) fn card(root: &DriverRoot, minor: u32) -> std::result::Result<String, NodeError> {
+    present(root, format!("/dev/nvidia{minor}"))
+}
+
+/// Nodes of a card in `/dev/dri`, found by its PCI address; none on a node without the display driver.
+pub(super) fn dri(root: &DriverRoot, pci_bus_id: &str) -> Vec<String> {
+    let node = |kind| root.resolve(&format!("/dev/dri/by-path/pci-{pci_bus_id}-{kind}"));
+    ["card", "render"]
+        .into_iter()
+        .filter_map(node)
+        .filter(|(_, kind)| kind.is_char_device())
+        .map(|(path, _)| path)
+        .collect()
+}
+
+/// Nodes of the capabilities that open a MIG compute instance.
+pub(super) fn capabilities(
+    root: &DriverRoot,
+    minor: u32,
+    gpu_instance: u32,
+    compute_instance: u32,
+) -> std::result::Result<[String; 2], NodeError> {
+    let gpu = format!("{CAPABILITIES}/gpu{minor}/mig/gi{gpu_instance}");
+    Ok([
+        capability(root, format!("{gpu}/access"))?,
+        capability(root, format!("{gpu}/ci{compute_instance}/access"))?,
+    ])
+}
+
+fn capability(root: &DriverRoot, path: String) -> std::result::Result<String, NodeError> {
+    let text = match read(root, &path) {
+        Ok(text) => text,
+        Err(source) => return Err(NodeError::Capability { path, source }),
+    };
+    match device_file_minor(&text) {
+        Some(minor) => present(root, format!("/dev/nvidia-caps/nvidia-cap{minor}")),
+        None => Err(NodeError::CapabilityContents { path }),
+    }
+}
+
+fn read(root: &DriverRoot, path: &str) -> Result<String> {
+    let file = match root.read(path) {
+        Ok(file) => file,
+        Err(_) => std::fs::File::open(path)?,
+    };
+    let mut text = String::new();
+    file.take(4096).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The number in the line `DeviceFileMinor: <number>`.
+fn device_file_minor(text: &str) -> Option<u32> {
+    text.lines()
+        .find_map(|line| line.strip_prefix("DeviceFileMinor:")?.trim().parse().ok())
+}
+
+fn present(root: &DriverRoot, path: String) -> std::result::Result<String, NodeError> {
+    if is_character_device(root, &path) {
+        return Ok(path);
+    }
+    Err(NodeError::Missing {
+        path,
+        root: root.mount().to_owned(),
+    })
+}
+
+fn is_character_device(root: &DriverRoot, path: &str) -> bool {
+    root.resolve(path)
+        .is_some_and(|(_, kind)| kind == FileType::CharacterDevice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minor_number_is_read_from_the_capability() {
+        let text = "DeviceFileMinor: 30\nDeviceFileMode: 292\nDeviceFileModify: 1\n";
+        assert_eq!(device_file_minor(text), Some(30));
+        assert_eq!(device_file_minor("DeviceFileMode: 292\n"), None);
+        assert_eq!(device_file_minor("DeviceFileMinor: many\n"), None);
+    }
+}

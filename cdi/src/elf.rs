@@ -1,0 +1,256 @@
+//! The few facts about a shared library that decide where it belongs: machine and SONAME.
+//!
+//! Files come from the driver root and from images, so every offset is checked and every read is bounded.
+//! Source: System V ABI, chapters "Object Files" and "Dynamic Linking"; only 64-bit little-endian files count.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Longest SONAME that is believed: a file name.
+const MAX_NAME: usize = 255;
+/// Largest dynamic section that is read; those of the driver have under 2 KiB.
+const MAX_DYNAMIC: u64 = 64 << 10;
+
+const HEADER: usize = 64;
+const PROGRAM_HEADER: usize = 56;
+const ET_DYN: u16 = 3;
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const DT_STRTAB: u64 = 5;
+const DT_SONAME: u64 = 14;
+
+/// Machine of an ELF file (`e_machine`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// 64-bit x86.
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+impl Machine {
+    /// The machine that this program was built for.
+    #[cfg(target_arch = "x86_64")]
+    pub const HOST: Self = Self::X86_64;
+    /// The machine that this program was built for.
+    #[cfg(target_arch = "aarch64")]
+    pub const HOST: Self = Self::Aarch64;
+}
+
+/// What a shared library says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedLibrary {
+    /// Machine it runs on.
+    pub machine: Machine,
+    /// `DT_SONAME`; a library linked without one is known by its file name.
+    pub soname: Option<String>,
+}
+
+/// Reads the headers of `file`. `Ok(None)` means that it is no 64-bit shared library for a known machine: a 32-bit
+/// one, a linker script, a program, anything else.
+///
+/// # Errors
+/// Only where the operating system fails to read; malformed contents are `Ok(None)`.
+pub fn inspect(file: &File) -> io::Result<Option<SharedLibrary>> {
+    match read(file) {
+        Ok(library) => Ok(library),
+        Err(error) => match error.kind() {
+            // Beyond the end, or beyond any possible end.
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn read(file: &File) -> io::Result<Option<SharedLibrary>> {
+    let mut header = [0; HEADER];
+    file.read_exact_at(&mut header, 0)?;
+    // Magic, 64 bits, little-endian.
+    if !header.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) || u16_at(&header, 16) != Some(ET_DYN) {
+        return Ok(None);
+    }
+    let machine = match u16_at(&header, 18) {
+        Some(62) => Machine::X86_64,
+        Some(183) => Machine::Aarch64,
+        Some(_) | None => return Ok(None),
+    };
+    let soname = segments(file, &header)?
+        .and_then(|segments| soname(file, &segments).transpose())
+        .transpose()?;
+    Ok(Some(SharedLibrary { machine, soname }))
+}
+
+/// A run of the file that is mapped to memory.
+struct Load {
+    offset: u64,
+    address: u64,
+    size: u64,
+}
+
+struct Segments {
+    loads: Vec<Load>,
+    dynamic_offset: u64,
+    dynamic_size: u64,
+}
+
+fn segments(file: &File, header: &[u8]) -> io::Result<Option<Segments>> {
+    let (Some(offset), Some(size), Some(count)) =
+        (u64_at(header, 32), u16_at(header, 54), u16_at(header, 56))
+    else {
+        return Ok(None);
+    };
+    if usize::from(size) != PROGRAM_HEADER {
+        return Ok(None);
+    }
+    let mut headers = vec![0; PROGRAM_HEADER * usize::from(count)];
+    file.read_exact_at(&mut headers, offset)?;
+    let mut loads = Vec::new();
+    let mut dynamic = None;
+    for entry in headers.chunks_exact(PROGRAM_HEADER) {
+        let fields = (
+            u32_at(entry, 0),
+            u64_at(entry, 8),
+            u64_at(entry, 16),
+            u64_at(entry, 32),
+        );
+        match fields {
+            (Some(PT_LOAD), Some(offset), Some(address), Some(size)) => loads.push(Load {
+                offset,
+                address,
+                size,
+            }),
+            (Some(PT_DYNAMIC), Some(offset), _, Some(size)) => dynamic = Some((offset, size)),
+            _ => {}
+        }
+    }
+    Ok(dynamic.map(|(dynamic_offset, dynamic_size)| Segments {
+        loads,
+        dynamic_offset,
+        dynamic_size,
+    }))
+}
+
+fn soname(file: &File, segments: &Segments) -> io::Result<Option<String>> {
+    let size = usize::try_from(segments.dynamic_size.min(MAX_DYNAMIC)).unwrap_or(0);
+    let mut dynamic = vec![0; size];
+    file.read_exact_at(&mut dynamic, segments.dynamic_offset)?;
+    let value = |wanted| {
+        dynamic
+            .chunks_exact(16)
+            .find(|entry| u64_at(entry, 0) == Some(wanted))
+            .and_then(|entry| u64_at(entry, 8))
+    };
+    let (Some(strings), Some(name)) = (value(DT_STRTAB), value(DT_SONAME)) else {
+        return Ok(None);
+    };
+    let Some(address) = strings.checked_add(name) else {
+        return Ok(None);
+    };
+    let place = segments.loads.iter().find_map(|load| {
+        let distance = address.checked_sub(load.address)?;
+        let offset = load.offset.checked_add(distance)?;
+        (distance < load.size).then_some(offset)
+    });
+    let Some(place) = place else { return Ok(None) };
+    let mut bytes = [0; MAX_NAME + 1];
+    let read = file.read_at(&mut bytes, place)?;
+    let name = bytes
+        .get(..read)
+        .and_then(|bytes| bytes.split(|byte| *byte == 0).next());
+    let name = name
+        .filter(|name| !name.is_empty() && name.len() < read)
+        .and_then(|name| std::str::from_utf8(name).ok());
+    Ok(name.filter(|name| !name.contains('/')).map(str::to_owned))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|bytes| u16::from_le_bytes(*bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn the_c_library_of_this_machine_is_read() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .find(|path| path.contains("libc.so"));
+        let library = inspect(&File::open(path.unwrap()).unwrap())
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            library,
+            SharedLibrary {
+                machine: Machine::HOST,
+                soname: Some("libc.so.6".into())
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_no_library_is_none() {
+        let mut truncated = b"\x7fELF\x02\x01".to_vec();
+        truncated.resize(40, 0);
+        let mut thirty_two_bits = b"\x7fELF\x01\x01".to_vec();
+        thirty_two_bits.resize(200, 0);
+        for bytes in [
+            &b""[..],
+            b"/* GNU ld script */",
+            &truncated,
+            &thirty_two_bits,
+        ] {
+            assert_eq!(inspect(&file(bytes)).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn wild_offsets_are_harmless() {
+        let mut bytes = vec![0xff; 4096];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[16..18].copy_from_slice(&ET_DYN.to_le_bytes());
+        bytes[18..20].copy_from_slice(&62_u16.to_le_bytes());
+        bytes[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        assert_eq!(
+            inspect(&file(&bytes)).unwrap(),
+            None,
+            "program headers beyond the end"
+        );
+
+        bytes[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        bytes[56..58].copy_from_slice(&2_u16.to_le_bytes());
+        bytes[64..68].copy_from_slice(&PT_DYNAMIC.to_le_bytes());
+        assert_eq!(
+            inspect(&file(&bytes)).unwrap(),
+            None,
+            "dynamic section beyond the end"
+        );
+    }
+}

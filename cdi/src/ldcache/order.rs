@@ -1,0 +1,76 @@
+//! The order of a cache: the loader searches it by bisection, so it must be the loader's to the last detail.
+
+use std::cmp::Ordering;
+
+use super::{Entry, hwcap_name};
+
+/// `ldconfig`'s order: names descending in the loader's order, then flags descending; of one name and kind the
+/// variants for particular processors first, by the name of their subdirectory, then by descending `hwcap`.
+pub(super) fn entries(a: &Entry, b: &Entry) -> Ordering {
+    compare_names(&b.name, &a.name)
+        .then_with(|| b.flags.cmp(&a.flags))
+        .then_with(|| {
+            match (hwcap_name(a.hwcap), hwcap_name(b.hwcap)) {
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                // The names are sorted, so their positions are in the order of the names.
+                (Some(a_name), Some(b_name)) => a_name.cmp(&b_name),
+                (None, None) => b.hwcap.cmp(&a.hwcap),
+            }
+        })
+}
+
+/// The loader's order of names (`_dl_cache_libcmp`): digits as numbers, and greater than anything else.
+/// Numbers wrap at 32 bits, and characters are signed where the C compiler has them so.
+fn compare_names(a: &[u8], b: &[u8]) -> Ordering {
+    let (mut a, mut b) = (a, b);
+    loop {
+        let (Some(first_a), Some(first_b)) = (a.first(), b.first()) else {
+            return tail(a).cmp(&tail(b));
+        };
+        match (first_a.is_ascii_digit(), first_b.is_ascii_digit()) {
+            (true, true) => {
+                let (number_a, number_b) = (number(&mut a), number(&mut b));
+                if number_a != number_b {
+                    return number_a.wrapping_sub(number_b).cmp(&0);
+                }
+            }
+            (true, false) => return Ordering::Greater,
+            (false, true) => return Ordering::Less,
+            (false, false) if first_a == first_b => {
+                a = a.get(1..).unwrap_or_default();
+                b = b.get(1..).unwrap_or_default();
+            }
+            (false, false) => return character(*first_a).cmp(&character(*first_b)),
+        }
+    }
+}
+
+/// The character at which a comparison ends; the end of a string is a zero byte in C.
+fn tail(rest: &[u8]) -> i32 {
+    rest.first().map_or(0, |first| character(*first))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn character(byte: u8) -> i32 {
+    i32::from(byte.cast_signed())
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn character(byte: u8) -> i32 {
+    i32::from(byte)
+}
+
+fn number(rest: &mut &[u8]) -> i32 {
+    let mut value = 0_i32;
+    while let Some((digit, tail)) = rest
+        .split_first()
+        .filter(|(digit, _)| digit.is_ascii_digit())
+    {
+        value = value
+            .wrapping_mul(10)
+            .wrapping_add(i32::from(*digit - b'0'));
+        *rest = tail;
+    }
+    value
+}

@@ -1,0 +1,220 @@
+//! The directory of CDI specifications that runtimes watch.
+//!
+//! A specification appears, changes and goes in one step: a reader sees the old file, the new one, or none. A crash
+//! leaves at worst a temporary file, whose name no runtime reads and which the next [`SpecDir::sweep`] removes.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::{ReadError, Spec};
+
+/// Runtimes read `*.json` and `*.yaml`; a name that starts with a dot and ends so is read by none.
+const TEMPORARY: &str = ".tmp";
+/// Largest specification that is read back; ours have some tens of KiB.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// A directory of specifications, and the prefix of the names of ours in it.
+#[derive(Debug, Clone)]
+pub struct SpecDir {
+    dir: PathBuf,
+    prefix: String,
+}
+
+/// A specification could not be written, read, listed or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The operating system refused.
+    #[error("cannot {operation} {path}")]
+    Io {
+        /// What was attempted.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// An id that cannot be part of a file name.
+    #[error("{id:?} cannot name a CDI spec: letters, digits, '-', '_' and '.' only, at most 200")]
+    Id {
+        /// The id.
+        id: String,
+    },
+    /// A file with our prefix that is not a specification of ours.
+    #[error("cannot read the CDI spec {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: ReadError,
+    },
+}
+
+impl SpecDir {
+    /// The directory `dir`, in which ours are the files named `<prefix><id>.json`, such as
+    /// `gpu.drava.dev-claim-<claim UID>.json`.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, prefix: impl Into<String>) -> Self {
+        Self {
+            dir: dir.into(),
+            prefix: prefix.into(),
+        }
+    }
+
+    /// Path of the file of `id`.
+    ///
+    /// # Errors
+    /// [`StoreError::Id`] where the id cannot be part of a file name.
+    pub fn path(&self, id: &str) -> Result<PathBuf, StoreError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if id.is_empty() || id.len() > 200 || !id.chars().all(allowed) {
+            return Err(StoreError::Id { id: id.to_owned() });
+        }
+        Ok(self.dir.join(format!("{}{id}.json", self.prefix)))
+    }
+
+    /// Writes or replaces the specification of `id` durably, and returns its path. Readable by all, as runtimes may
+    /// run with another user; writable by the owner.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the path; the old file, if any, is then unchanged.
+    pub fn write(&self, id: &str, spec: &Spec) -> Result<PathBuf, StoreError> {
+        let path = self.path(id)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.dir)
+            .map_err(io("create", &self.dir))?;
+        let temporary = self.dir.join(format!(".{}{id}{TEMPORARY}", self.prefix));
+        let written = write_durably(&temporary, spec.to_json().as_bytes());
+        written
+            .and_then(|()| fs::rename(&temporary, &path).map_err(io("replace", &path)))
+            .inspect_err(|_| {
+                // The error that matters is the first one; a file that stays is removed by the next sweep.
+                let _ = fs::remove_file(&temporary);
+            })?;
+        self.sync()?;
+        Ok(path)
+    }
+
+    /// Reads the specification of `id`; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it is there and cannot be read or is not valid.
+    pub fn read(&self, id: &str) -> Result<Option<Spec>, StoreError> {
+        let path = self.path(id)?;
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io("open", &path)(error)),
+        };
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut io::Read::take(file, MAX_BYTES), &mut bytes)
+            .map_err(io("read", &path))?;
+        Spec::from_json(&bytes)
+            .map(Some)
+            .map_err(|source| StoreError::Read { path, source })
+    }
+
+    /// Removes the specification of `id`; says whether there was one.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the path.
+    pub fn remove(&self, id: &str) -> Result<bool, StoreError> {
+        let path = self.path(id)?;
+        match fs::remove_file(&path) {
+            Ok(()) => self.sync().map(|()| true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(io("remove", &path)(error)),
+        }
+    }
+
+    /// Ids of our specifications, sorted. A directory that is not there has none.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the path.
+    pub fn list(&self) -> Result<Vec<String>, StoreError> {
+        let mut ids: Vec<String> = self
+            .names()?
+            .iter()
+            .filter_map(|name| self.id(name))
+            .collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// Removes what writers that died left behind. Only for a time without writers.
+    ///
+    /// # Errors
+    /// [`StoreError`] with the path.
+    pub fn sweep(&self) -> Result<(), StoreError> {
+        let ours = format!(".{}", self.prefix);
+        for name in self.names()? {
+            if name.starts_with(&ours) && name.ends_with(TEMPORARY) {
+                let path = self.dir.join(name);
+                fs::remove_file(&path).map_err(io("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&self, name: &str) -> Option<String> {
+        Some(
+            name.strip_prefix(&self.prefix)?
+                .strip_suffix(".json")?
+                .to_owned(),
+        )
+    }
+
+    /// File names in the directory; those that are not UTF-8 cannot be ours.
+    fn names(&self) -> Result<Vec<String>, StoreError> {
+        let entries = match fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(io("list", &self.dir)(error)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(io("list", &self.dir))?;
+            names.extend(entry.file_name().to_str().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// Makes a rename or removal survive a power failure.
+    fn sync(&self) -> Result<(), StoreError> {
+        File::open(&self.dir)
+            .and_then(|dir| dir.sync_all())
+            .map_err(io("sync", &self.dir))
+    }
+}
+
+fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+        .map_err(io("create", path))?;
+    // The umask must not hide the file from runtimes.
+    file.set_permissions(Permissions::from_mode(0o644))
+        .map_err(io("set the mode of", path))?;
+    file.write_all(bytes).map_err(io("write", path))?;
+    file.sync_all().map_err(io("sync", path))
+}
+
+fn io(operation: &'static str, path: impl AsRef<OsStr>) -> impl FnOnce(io::Error) -> StoreError {
+    let path = PathBuf::from(path.as_ref());
+    move |source| StoreError::Io {
+        operation,
+        path,
+        source,
+    }
+}

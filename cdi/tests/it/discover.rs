@@ -1,0 +1,280 @@
+//! What is found under driver roots of different kinds.
+
+use drava_cdi::ldcache::{Entry, LdCache};
+use drava_cdi::{ContainerEdits, Driver, HookProgram, Library, METERED, Part, UNMETERED};
+
+use crate::driver_root::{FakeRoot, OTHER, elf, elf_of_host};
+
+const DEBIAN: &str = "usr/lib/x86_64-linux-gnu";
+
+fn hook() -> HookProgram {
+    HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook")
+}
+
+fn paths(driver: &Driver, parts: &[Part]) -> Vec<String> {
+    let edits = driver.edits(parts, &hook());
+    edits
+        .mounts
+        .into_iter()
+        .map(|mount| mount.container_path)
+        .collect()
+}
+
+fn nodes(edits: &ContainerEdits) -> Vec<&str> {
+    edits
+        .device_nodes
+        .iter()
+        .map(|node| node.path.as_str())
+        .collect()
+}
+
+#[test]
+fn a_metered_device_gets_compute_and_utility_alone() {
+    let root = FakeRoot::debian();
+    let driver = root.driver();
+    insta::assert_json_snapshot!(driver.edits(METERED, &hook()).normalized());
+}
+
+#[test]
+fn a_whole_card_gets_all_parts() {
+    let root = FakeRoot::debian();
+    let driver = root.driver();
+    let metered = paths(&driver, METERED);
+    let all = paths(&driver, UNMETERED);
+    assert!(metered.iter().all(|path| all.contains(path)));
+    let more: Vec<_> = all.iter().filter(|path| !metered.contains(path)).collect();
+    assert_eq!(
+        more,
+        [
+            "/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.580.65.06",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-eglcore.so.580.65.06",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-encode.so.580.65.06",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.580.65.06",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.580.65.06",
+            "/usr/bin/nvidia-cuda-mps-control",
+        ]
+    );
+    assert_eq!(
+        nodes(&driver.edits(METERED, &hook())),
+        ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    );
+    assert!(nodes(&driver.edits(UNMETERED, &hook())).contains(&"/dev/nvidia-modeset"));
+}
+
+#[test]
+fn the_version_and_names_are_read_from_the_files() {
+    let root = FakeRoot::debian();
+    let driver = root.driver();
+    assert_eq!(driver.version(), Some("580.65.06"));
+    let cuda = driver
+        .libraries()
+        .iter()
+        .find(|library| library.soname == "libcuda.so.1")
+        .unwrap();
+    assert_eq!(
+        *cuda,
+        Library {
+            part: Part::Compute,
+            path: format!("/{DEBIAN}/libcuda.so.580.65.06"),
+            soname: "libcuda.so.1".into(),
+            unversioned: Some("libcuda.so".into()),
+        }
+    );
+}
+
+#[test]
+fn red_hat_keeps_libraries_in_lib64() {
+    let root = FakeRoot::empty();
+    root.driver_libraries("usr/lib64", "570.10");
+    root.link("lib64", "usr/lib64");
+    root.device("dev/nvidiactl");
+    let driver = root.driver();
+    assert_eq!(driver.version(), Some("570.10"));
+    assert!(
+        driver
+            .libraries()
+            .iter()
+            .all(|library| library.path.starts_with("/usr/lib64/"))
+    );
+}
+
+#[test]
+fn the_loaders_cache_tells_directories_of_its_own() {
+    let root = FakeRoot::empty();
+    root.driver_libraries("opt/driver/lib", "580.65.06");
+    root.device("dev/nvidiactl");
+    assert!(
+        Driver::discover(root.open("/")).is_err(),
+        "nobody would look there"
+    );
+
+    let mut cache = LdCache::default();
+    let name = "libcuda.so.1";
+    cache.insert(Entry::new(
+        name,
+        format!("/opt/driver/lib/{name}"),
+        drava_cdi::elf::Machine::HOST,
+    ));
+    root.file("etc/ld.so.cache", &cache.to_bytes().unwrap());
+    assert_eq!(root.driver().libraries().len(), 12);
+}
+
+#[test]
+fn left_overs_of_another_version_and_other_machines_are_not_mounted() {
+    let root = FakeRoot::debian();
+    root.library(
+        &format!("{DEBIAN}/libnvidia-ml.so.535.54.03"),
+        "libnvidia-ml.so.1",
+    );
+    root.library(
+        &format!("{DEBIAN}/libnvidia-eglcore.so.535.54.03"),
+        "libnvidia-eglcore.so.535.54.03",
+    );
+    root.file(
+        "usr/lib64/libcuda.so.580.65.06",
+        &elf(OTHER, Some("libcuda.so.1")),
+    );
+    root.file(
+        "usr/lib64/libnvidia-nscq.so.1",
+        &elf(OTHER, Some("libnvidia-nscq.so.1")),
+    );
+    root.file(
+        "usr/lib/libnvidia-sandboxutils.so.1",
+        b"/* GNU ld script */",
+    );
+    let driver = root.driver();
+    assert_eq!(driver.version(), Some("580.65.06"));
+    assert_eq!(driver.libraries().len(), 12);
+    assert!(
+        driver
+            .libraries()
+            .iter()
+            .all(|library| library.path.starts_with("/usr/lib/x86_64-linux-gnu/"))
+    );
+    assert!(
+        driver
+            .libraries()
+            .iter()
+            .all(|library| library.path.ends_with(".580.65.06"))
+    );
+}
+
+#[test]
+fn a_library_without_soname_goes_by_its_link() {
+    let root = FakeRoot::empty();
+    root.file(
+        &format!("{DEBIAN}/libcuda.so.580.65.06"),
+        &elf_of_host(None),
+    );
+    root.link(&format!("{DEBIAN}/libcuda.so.1"), "libcuda.so.580.65.06");
+    root.device("dev/nvidiactl");
+    assert_eq!(root.driver().libraries()[0].soname, "libcuda.so.1");
+}
+
+#[test]
+fn links_that_lead_out_of_the_root_and_fifos_are_not_followed() {
+    let root = FakeRoot::debian();
+    root.remove(&format!("{DEBIAN}/libnvidia-ml.so.1"));
+    root.remove(&format!("{DEBIAN}/libnvidia-ml.so.580.65.06"));
+    root.link(
+        &format!("{DEBIAN}/libnvidia-ml.so.1"),
+        "../../../../../../../../../../etc/passwd",
+    );
+    root.fifo(&format!("{DEBIAN}/libnvidia-cfg.so.2"));
+    root.fifo("etc/ld.so.cache");
+    let driver = root.driver();
+    assert!(
+        !driver
+            .libraries()
+            .iter()
+            .any(|library| library.soname.starts_with("libnvidia-ml"))
+    );
+    assert_eq!(driver.libraries().len(), 11);
+}
+
+#[test]
+fn cards_have_their_own_node_and_for_graphics_those_of_dri() {
+    let root = FakeRoot::debian();
+    root.device("dev/dri/card1");
+    root.device("dev/dri/renderD129");
+    root.link("dev/dri/by-path/pci-0000:1b:00.0-card", "../card1");
+    root.link("dev/dri/by-path/pci-0000:1b:00.0-render", "../renderD129");
+    let driver = root.driver();
+
+    let metered = driver.card(1, "0000:1b:00.0", METERED).unwrap();
+    assert_eq!(nodes(&metered), ["/dev/nvidia1"]);
+    let node = &metered.device_nodes[0];
+    assert_eq!(
+        node.host_path.as_deref(),
+        Some("/run/nvidia/driver/dev/nvidia1")
+    );
+    assert_eq!(node.permissions.as_deref(), Some("rw"));
+    let whole = driver.card(1, "0000:1b:00.0", UNMETERED).unwrap();
+    assert_eq!(
+        nodes(&whole),
+        ["/dev/nvidia1", "/dev/dri/card1", "/dev/dri/renderD129"]
+    );
+    assert_eq!(
+        nodes(&driver.card(0, "0000:3b:00.0", UNMETERED).unwrap()),
+        ["/dev/nvidia0"]
+    );
+
+    let error = driver
+        .card(7, "0000:1b:00.0", METERED)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("/dev/nvidia7"), "{error}");
+    assert!(error.contains(&*root.path().to_string_lossy()), "{error}");
+}
+
+#[test]
+fn a_partition_has_the_capabilities_of_both_instances() {
+    let root = FakeRoot::debian();
+    let base = "proc/driver/nvidia/capabilities/gpu0/mig/gi5";
+    root.file(
+        &format!("{base}/access"),
+        b"DeviceFileMinor: 48\nDeviceFileMode: 292\n",
+    );
+    root.file(
+        &format!("{base}/ci0/access"),
+        b"DeviceFileMinor: 49\nDeviceFileMode: 292\n",
+    );
+    root.device("dev/nvidia-caps/nvidia-cap48");
+    root.device("dev/nvidia-caps/nvidia-cap49");
+    let driver = root.driver();
+    let edits = driver.mig(0, 5, 0).unwrap();
+    assert_eq!(
+        nodes(&edits),
+        [
+            "/dev/nvidia0",
+            "/dev/nvidia-caps/nvidia-cap48",
+            "/dev/nvidia-caps/nvidia-cap49"
+        ]
+    );
+
+    let error = driver.mig(0, 6, 0).unwrap_err().to_string();
+    assert!(error.contains("gpu0/mig/gi6/access"), "{error}");
+    root.remove("dev/nvidia-caps/nvidia-cap49");
+    let error = driver.mig(0, 5, 0).unwrap_err().to_string();
+    assert!(error.contains("/dev/nvidia-caps/nvidia-cap49"), "{error}");
+}
+
+#[test]
+fn a_root_without_driver_says_where_was_searched_and_what_to_do() {
+    let root = FakeRoot::empty();
+    root.file("usr/lib64/libc.so.6", b"");
+    let error = Driver::discover(root.open("/")).unwrap_err().to_string();
+    for part in [
+        "libcuda.so.1",
+        "/usr/lib64",
+        "install the NVIDIA driver",
+        "--driver-root",
+        &root.path().to_string_lossy(),
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+
+    root.driver_libraries("usr/lib64", "580.65.06");
+    let error = Driver::discover(root.open("/")).unwrap_err().to_string();
+    assert!(error.contains("/dev/nvidiactl"), "{error}");
+}

@@ -1,0 +1,173 @@
+//! A made-up driver root: the files that discovery looks at, with the contents it looks at.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use drava_cdi::{Driver, DriverRoot};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use tempfile::TempDir;
+
+/// `e_machine` of this machine.
+const HOST: u16 = if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    62
+};
+/// A machine that this one is not.
+pub(crate) const OTHER: u16 = if cfg!(target_arch = "aarch64") {
+    62
+} else {
+    183
+};
+
+pub(crate) struct FakeRoot {
+    dir: TempDir,
+}
+
+impl FakeRoot {
+    pub(crate) fn empty() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A driver as its installer leaves it on Debian.
+    pub(crate) fn debian() -> Self {
+        let root = Self::empty();
+        root.driver_libraries("usr/lib/x86_64-linux-gnu", "580.65.06");
+        root.device("dev/nvidiactl");
+        root.device("dev/nvidia-uvm");
+        root.device("dev/nvidia-uvm-tools");
+        root.device("dev/nvidia-modeset");
+        root.device("dev/nvidia0");
+        root.device("dev/nvidia1");
+        root.file("usr/bin/nvidia-smi", b"#!");
+        root.file("usr/bin/nvidia-cuda-mps-control", b"#!");
+        root.file("lib/firmware/nvidia/580.65.06/gsp_ga10x.bin", b"");
+        root.socket("run/nvidia-persistenced/socket");
+        root
+    }
+
+    /// Libraries of every part, with the links that the installer makes.
+    pub(crate) fn driver_libraries(&self, directory: &str, version: &str) {
+        for (stem, number) in [
+            ("libcuda", Some("1")),
+            ("libcudadebugger", Some("1")),
+            ("libnvidia-ptxjitcompiler", Some("1")),
+            ("libnvidia-nvvm", Some("4")),
+            ("libnvidia-gpucomp", None),
+            ("libnvidia-ml", Some("1")),
+            ("libnvidia-cfg", Some("1")),
+            ("libnvidia-opencl", Some("1")),
+            ("libnvidia-encode", Some("1")),
+            ("libnvidia-eglcore", None),
+            ("libGLX_nvidia", Some("0")),
+            ("libnvidia-fbc", Some("1")),
+        ] {
+            let file = format!("{stem}.so.{version}");
+            let soname =
+                number.map_or_else(|| file.clone(), |number| format!("{stem}.so.{number}"));
+            self.library(&format!("{directory}/{file}"), &soname);
+            if soname != file {
+                self.link(&format!("{directory}/{soname}"), &file);
+            }
+        }
+        self.link(&format!("{directory}/libcuda.so"), "libcuda.so.1");
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        let path = self.dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    pub(crate) fn file(&self, path: &str, contents: &[u8]) {
+        fs::write(self.at(path), contents).unwrap();
+    }
+
+    pub(crate) fn library(&self, path: &str, soname: &str) {
+        self.file(path, &elf_of_host(Some(soname)));
+    }
+
+    pub(crate) fn link(&self, path: &str, target: &str) {
+        symlink(target, self.at(path)).unwrap();
+    }
+
+    pub(crate) fn remove(&self, path: &str) {
+        fs::remove_file(self.dir.path().join(path)).unwrap();
+    }
+
+    /// A character device; only its presence counts.
+    pub(crate) fn device(&self, path: &str) {
+        self.node(path, FileType::CharacterDevice);
+    }
+
+    pub(crate) fn fifo(&self, path: &str) {
+        self.node(path, FileType::Fifo);
+    }
+
+    fn node(&self, path: &str, kind: FileType) {
+        let mode = Mode::from_raw_mode(0o666);
+        mknodat(CWD, self.at(path), kind, mode, makedev(1, 3))
+            .expect("making device files needs root, as the project's tests do");
+    }
+
+    pub(crate) fn socket(&self, path: &str) {
+        // The file stays when the listener goes.
+        drop(UnixListener::bind(self.at(path)).unwrap());
+    }
+
+    pub(crate) fn open(&self, node: &str) -> DriverRoot {
+        DriverRoot::open(self.path(), node).unwrap()
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
+        Driver::discover(self.open("/run/nvidia/driver")).unwrap()
+    }
+}
+
+/// As [`elf`], for this machine.
+pub(crate) fn elf_of_host(soname: Option<&str>) -> Vec<u8> {
+    elf(HOST, soname)
+}
+
+/// A shared library of which only what discovery reads is real: the header, a segment, the dynamic section.
+pub(crate) fn elf(machine: u16, soname: Option<&str>) -> Vec<u8> {
+    const PROGRAM_HEADERS: u64 = 64;
+    const DYNAMIC: u64 = PROGRAM_HEADERS + 2 * 56;
+    const STRINGS: u64 = DYNAMIC + 3 * 16;
+    /// Where the file is mapped, so that addresses are no offsets.
+    const BASE: u64 = 0x10_0000;
+    let strings = format!("\0{}\0", soname.unwrap_or_default());
+    let size = STRINGS + strings.len() as u64;
+
+    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
+    file.resize(16, 0);
+    file.extend(3_u16.to_le_bytes());
+    file.extend(machine.to_le_bytes());
+    file.resize(32, 0);
+    file.extend(PROGRAM_HEADERS.to_le_bytes());
+    file.resize(54, 0);
+    file.extend(56_u16.to_le_bytes());
+    file.extend(2_u16.to_le_bytes());
+    file.resize(64, 0);
+    for (kind, offset, length) in [(1_u32, 0, size), (2, DYNAMIC, STRINGS - DYNAMIC)] {
+        file.extend(kind.to_le_bytes());
+        file.extend(4_u32.to_le_bytes());
+        for word in [offset, BASE + offset, BASE + offset, length, length, 8] {
+            file.extend(word.to_le_bytes());
+        }
+    }
+    let name = if soname.is_some() { 14_u64 } else { 0 };
+    for word in [5, BASE + STRINGS, name, 1, 0, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(strings.as_bytes());
+    file
+}

@@ -1,0 +1,115 @@
+//! The directory of specifications.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use drava_cdi::{ContainerEdits, Device, DeviceNode, Spec, SpecDir};
+
+fn spec(card: u32) -> Spec {
+    let node = DeviceNode::read_write(format!("/dev/nvidia{card}"), format!("/dev/nvidia{card}"));
+    let edits = ContainerEdits {
+        device_nodes: vec![node],
+        ..ContainerEdits::default()
+    };
+    let device = Device {
+        name: "a".into(),
+        annotations: Default::default(),
+        container_edits: edits,
+    };
+    Spec::new("gpu.drava.dev/claim", [device], ContainerEdits::default()).unwrap()
+}
+
+#[test]
+fn specs_are_written_replaced_listed_read_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("cdi");
+    let store = SpecDir::new(&dir, "gpu.drava.dev-claim-");
+    assert_eq!(
+        store.list().unwrap(),
+        [""; 0],
+        "a directory that is not there is empty"
+    );
+    assert_eq!(store.read("x").unwrap(), None);
+    assert!(!store.remove("x").unwrap());
+
+    let path = store.write("x", &spec(0)).unwrap();
+    assert_eq!(path, dir.join("gpu.drava.dev-claim-x.json"));
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o644
+    );
+    assert_eq!(fs::read_to_string(&path).unwrap(), spec(0).to_json());
+    store.write("x", &spec(1)).unwrap();
+    store.write("y", &spec(0)).unwrap();
+    fs::write(dir.join("nvidia.yaml"), "").unwrap();
+    assert_eq!(store.list().unwrap(), ["x", "y"]);
+    assert_eq!(store.read("x").unwrap(), Some(spec(1)));
+    assert!(store.remove("x").unwrap());
+    assert!(!store.remove("x").unwrap());
+    assert_eq!(store.list().unwrap(), ["y"]);
+    let names: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names.len(), 2, "no temporary stays: {names:?}");
+}
+
+#[test]
+fn a_writer_that_died_leaves_nothing_that_a_runtime_reads_and_is_swept_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SpecDir::new(dir.path(), "gpu.drava.dev-claim-");
+    let left = dir.path().join(".gpu.drava.dev-claim-x.tmp");
+    fs::write(&left, "{").unwrap();
+    fs::write(dir.path().join(".another.tmp"), "").unwrap();
+    assert_eq!(store.list().unwrap(), [""; 0]);
+
+    store.write("x", &spec(0)).unwrap();
+    fs::write(&left, "{").unwrap();
+    store.sweep().unwrap();
+    assert!(!left.exists());
+    assert!(dir.path().join(".another.tmp").exists());
+    assert_eq!(store.list().unwrap(), ["x"]);
+}
+
+#[test]
+fn a_link_in_place_of_the_temporary_is_not_written_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let outside = dir.path().join("outside");
+    fs::write(&outside, "precious").unwrap();
+    let store = SpecDir::new(dir.path(), "p-");
+    std::os::unix::fs::symlink(&outside, dir.path().join(".p-x.tmp")).unwrap();
+    assert!(store.write("x", &spec(0)).is_err());
+    assert_eq!(fs::read_to_string(&outside).unwrap(), "precious");
+    store.write("x", &spec(0)).unwrap();
+}
+
+#[test]
+fn ids_cannot_leave_the_directory() {
+    let store = SpecDir::new("/nonexistent", "p-");
+    for id in ["", "../x", "a/b", "a\0", "ä", &"x".repeat(201)] {
+        let error = store.write(id, &spec(0)).unwrap_err().to_string();
+        assert!(error.contains("cannot name a CDI spec"), "{id:?}: {error}");
+    }
+}
+
+#[test]
+fn errors_name_the_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let store = SpecDir::new(file.join("cdi"), "p-");
+    let error = store.write("x", &spec(0)).unwrap_err().to_string();
+    assert!(error.contains(&*file.to_string_lossy()), "{error}");
+
+    let store = SpecDir::new(dir.path(), "p-");
+    fs::create_dir(dir.path().join("p-x.json")).unwrap();
+    let error = store.write("x", &spec(0)).unwrap_err().to_string();
+    assert!(
+        error.contains("cannot replace") && error.contains("p-x.json"),
+        "{error}"
+    );
+    assert!(!dir.path().join(".p-x.tmp").exists());
+    fs::write(dir.path().join("p-y.json"), "{}").unwrap();
+    let error = store.read("y").unwrap_err().to_string();
+    assert!(error.contains("p-y.json"), "{error}");
+}

@@ -1,0 +1,212 @@
+//! One small cluster, every state of a pod.
+
+use drava_api::config::PlacementPolicy;
+use serde_json::{Value, json};
+
+use super::*;
+
+const POLICIES: Policies = Policies {
+    node: PlacementPolicy::Binpack,
+    gpu: PlacementPolicy::Binpack,
+};
+
+fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("the fixture is an object of its kind")
+}
+
+/// A node with two cards: the first shared by claims a and b, the second taken whole by w.
+pub(crate) fn snapshot() -> Snapshot {
+    let node = json!({"metadata": {"name": "n1"}, "status": {
+        "allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}],
+    }});
+    let class = |kind: &str| {
+        object(
+            json!({"metadata": {"name": format!("{kind}.drava.dev")}, "spec": {"selectors": [{"cel": {"expression":
+            format!(r#"device.driver == "gpu.drava.dev" && device.attributes["gpu.drava.dev"].type == "{kind}""#)}}]}}),
+        )
+    };
+    let claims = vec![
+        claim(
+            "a",
+            "vgpu",
+            &json!({"memory": "8Gi", "cores": "30"}),
+            Some(("gpu-0-vgpu", Some("a-pod"))),
+        ),
+        claim(
+            "b",
+            "vgpu",
+            &json!({"memory": "16Gi", "cores": "0"}),
+            Some(("gpu-0-vgpu", None)),
+        ),
+        claim("w", "gpu", &json!(null), Some(("gpu-1", Some("w-pod")))),
+        claim("big", "vgpu", &json!({"memory": "60Gi"}), None),
+        claim("fits", "vgpu", &json!({"memory": "1Gi"}), None),
+        claim("wrong", "vgpu", &json!({"cores": "101"}), None),
+    ];
+    let mut pods: Vec<Pod> = ["big", "fits", "wrong", "b"]
+        .iter()
+        .map(|name| pod(name, Some(name)))
+        .collect();
+    pods.push(pod("lonely", None));
+    pods.push(pod("early", Some("not-there")));
+    let mut placed = pod("a-pod", Some("a"));
+    placed.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
+    pods.push(placed);
+    Snapshot::new(
+        &[object(node)],
+        &slices(),
+        vec![class("gpu"), class("vgpu")],
+        claims,
+        pods,
+    )
+}
+
+fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
+    let consumes = |card: u32| json!([{"counterSet": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}]);
+    let devices: Vec<_> = (0..2)
+        .flat_map(|card| {
+            let attributes = |kind: &str| {
+                json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{card}")}, "productName": {"string": "NVIDIA H100"}})
+            };
+            [
+                json!({"name": format!("gpu-{card}"), "attributes": attributes("gpu"), "consumesCounters": consumes(card),
+                    "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}}}),
+                json!({"name": format!("gpu-{card}-vgpu"), "attributes": attributes("vgpu"), "consumesCounters": consumes(card), "allowMultipleAllocations": true,
+                    "capacity": {
+                        "memory": {"value": "80Gi"},
+                        "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
+                        "slots": {"value": "10", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}},
+                    }}),
+            ]
+        })
+        .collect();
+    let counters: Vec<_> = (0..2)
+        .map(|card| json!({"name": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}))
+        .collect();
+    let pool = json!({"name": "n1/gpus", "generation": 1, "resourceSliceCount": 2});
+    [
+        object(json!({"metadata": {"name": "s0"}, "spec": {
+            "driver": "gpu.drava.dev", "nodeName": "n1", "pool": pool, "sharedCounters": counters,
+        }})),
+        object(json!({"metadata": {"name": "s1"}, "spec": {
+            "driver": "gpu.drava.dev", "nodeName": "n1", "pool": pool, "devices": devices,
+        }})),
+    ]
+}
+
+fn claim(
+    name: &str,
+    class: &str,
+    capacity: &Value,
+    held: Option<(&str, Option<&str>)>,
+) -> ResourceClaim {
+    let mut exactly = json!({"deviceClassName": format!("{class}.drava.dev")});
+    if capacity.is_object() {
+        exactly["capacity"] = json!({"requests": capacity});
+    }
+    let mut claim = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    });
+    if let Some((device, pod)) = held {
+        let mut result = json!({"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": device});
+        if capacity.is_object() {
+            let mut consumed = capacity.clone();
+            consumed["slots"] = json!("1");
+            result["shareID"] = json!("s");
+            result["consumedCapacity"] = consumed;
+        }
+        claim["status"] = json!({"allocation": {"devices": {"results": [result]}}});
+        if let Some(pod) = pod {
+            claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": "u"}]);
+        }
+    }
+    object(claim)
+}
+
+fn pod(name: &str, claim: Option<&str>) -> Pod {
+    let claims: Vec<_> = claim
+        .iter()
+        .map(|claim| json!({"name": "gpu", "resourceClaimName": claim}))
+        .collect();
+    object(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"containers": [{"name": "c"}], "resourceClaims": claims},
+    }))
+}
+
+fn explained(name: &str) -> Report {
+    super::pod(&snapshot(), "default", name, POLICIES).unwrap()
+}
+
+#[test]
+fn every_state() {
+    let cases = [
+        (
+            "lonely",
+            State::NotConcerned,
+            "it asks for no devices of gpu.drava.dev",
+        ),
+        (
+            "a-pod",
+            State::Placed,
+            "it is on node n1 with gpu-0-vgpu of pool n1/gpus",
+        ),
+        (
+            "b",
+            State::Allocated,
+            "it has gpu-0-vgpu of pool n1/gpus; kube-scheduler is to bind it",
+        ),
+        (
+            "early",
+            State::WaitingForClaim,
+            "its claim not-there does not exist yet",
+        ),
+        ("fits", State::Fits, "it fits on node n1"),
+        (
+            "wrong",
+            State::Refused,
+            "InvalidRequest: claim default/wrong: request gpu: capacity cores: 101 is above 100",
+        ),
+        (
+            "big",
+            State::DoesNotFit,
+            "0/1 nodes: 1 InsufficientMemory (largest free piece 56 GiB on n1/gpu-0)",
+        ),
+    ];
+    for (name, state, summary) in cases {
+        let report = explained(name);
+        assert_eq!(report.state, state, "{name}");
+        assert!(
+            report.summary.starts_with(summary),
+            "{name}: {}",
+            report.summary
+        );
+    }
+}
+
+#[test]
+fn obstacles_are_listed_by_card() {
+    assert_eq!(
+        explained("big").text(),
+        "\
+pod default/big: 0/1 nodes: 1 InsufficientMemory (largest free piece 56 GiB on n1/gpu-0)
+
+NODE   DEVICE       REASON               DETAIL
+n1     gpu-0-vgpu   InsufficientMemory   largest free piece 56 GiB on n1/gpu-0
+n1     gpu-1-vgpu   ExclusiveConflict    n1/gpu-1 is taken whole
+"
+    );
+    let json = serde_json::to_value(explained("big")).unwrap();
+    assert_eq!(json["state"], "DoesNotFit");
+    assert_eq!(json["reasons"], json!({"InsufficientMemory": 1}));
+}
+
+#[test]
+fn an_unknown_pod_is_an_error_with_a_way_out() {
+    let error = super::pod(&snapshot(), "default", "nope", POLICIES).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no pod nope in namespace default; use -n for another namespace"
+    );
+}

@@ -1,0 +1,89 @@
+//! The state of the cluster, read once.
+
+use std::fmt::Debug;
+
+use drava_allocator::cluster::Cluster;
+use drava_api::names;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::api::ListParams;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) cluster: Cluster,
+    pub(crate) claims: Vec<ResourceClaim>,
+    pub(crate) pods: Vec<Pod>,
+}
+
+impl Snapshot {
+    pub(crate) fn new(
+        nodes: &[Node],
+        slices: &[ResourceSlice],
+        classes: Vec<DeviceClass>,
+        claims: Vec<ResourceClaim>,
+        pods: Vec<Pod>,
+    ) -> Self {
+        let mut cluster = Cluster::default();
+        for node in nodes {
+            cluster.upsert_node(node);
+        }
+        for class in classes {
+            cluster.upsert_class(class);
+        }
+        for slice in slices {
+            cluster.upsert_slice(slice);
+        }
+        for claim in &claims {
+            cluster.upsert_claim(claim);
+        }
+        for pod in &pods {
+            cluster.upsert_pod(pod);
+        }
+        Self {
+            cluster,
+            claims,
+            pods,
+        }
+    }
+}
+
+/// Reads the cluster.
+///
+/// # Errors
+/// Says what could not be read.
+pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
+    let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
+    let all = ListParams::default();
+    let (nodes, slices, classes, claims, pods) = tokio::try_join!(
+        list::<Node>(client, &all),
+        list::<ResourceSlice>(client, &ours),
+        list::<DeviceClass>(client, &all),
+        list::<ResourceClaim>(client, &all),
+        list::<Pod>(client, &all),
+    )?;
+    Ok(Snapshot::new(&nodes, &slices, classes, claims, pods))
+}
+
+async fn list<K>(client: &Client, params: &ListParams) -> anyhow::Result<Vec<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let listed = Api::<K>::all(client.clone()).list(params).await;
+    let plural = K::plural(&());
+    let objects = listed.map_err(|error| {
+        let hint = match &error {
+            kube::Error::Api(status) if status.code == 403 => {
+                format!("; `kubectl auth can-i list {plural} -A` tells whether you may")
+            }
+            kube::Error::Api(status) if status.code == 404 => {
+                "; resource.k8s.io/v1 is served since Kubernetes 1.34".to_owned()
+            }
+            _ => String::new(),
+        };
+        anyhow::Error::new(error).context(format!("cannot list {plural} in all namespaces{hint}"))
+    })?;
+    Ok(objects.items)
+}

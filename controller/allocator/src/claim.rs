@@ -1,0 +1,497 @@
+//! What a claim asks for, parsed and classified.
+//!
+//! A claim concerns this driver when its selectors, those of the classes included, name the driver. One that also
+//! asks another driver for devices is refused: an allocation is written at once, and neither side can do half.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use drava_api::config::{self, ConfigError, Placement};
+use drava_api::{Quantity, names};
+use k8s_openapi::api::resource::v1 as dra;
+
+use crate::capacity::Amounts;
+use crate::selector::{Selector, Selectors};
+
+/// Most devices that one allocation can list.
+pub const MAX_RESULTS: usize = 32;
+
+/// Namespace, name and UID of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClaimId {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
+impl fmt::Display for ClaimId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A claim whose requests are all for this driver.
+#[derive(Debug, Clone)]
+pub struct ClaimSpec {
+    /// Which claim.
+    pub id: ClaimId,
+    /// Requests in the order of the claim.
+    pub requests: Vec<Request>,
+    /// Conditions between the devices.
+    pub constraints: Vec<Constraint>,
+    /// Placement policies that the claim or its classes ask for.
+    pub placement: Placement,
+}
+
+/// One entry of `spec.devices.requests`: alternatives in the order of preference, a plain request having one.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Main name.
+    pub name: String,
+    /// What is asked for.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Devices asked for.
+#[derive(Debug, Clone)]
+pub struct Alternative {
+    /// Name in the result: `main`, or `main/sub` for an alternative of `firstAvailable`.
+    pub name: String,
+    /// Name of the device class.
+    pub class: String,
+    /// Selectors of the class.
+    pub class_selectors: Vec<Arc<Selector>>,
+    /// Selectors of the request.
+    pub selectors: Vec<Arc<Selector>>,
+    /// How many devices.
+    pub count: Count,
+    /// Amounts by capacity name.
+    pub capacity: Amounts,
+    /// Taints tolerated.
+    pub tolerations: Vec<dra::DeviceToleration>,
+    /// Whether it only looks at devices, whoever uses them (KEP-5018).
+    pub admin_access: bool,
+}
+
+/// How many devices a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// This many.
+    Exactly(usize),
+    /// Every device that matches; at least one.
+    All,
+}
+
+/// A condition between devices of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    /// What must hold.
+    pub rule: ConstraintRule,
+    /// Fully qualified attribute name.
+    pub attribute: String,
+    /// Requests in scope (`main` or `main/sub`); all when empty.
+    pub requests: Vec<String>,
+}
+
+/// What must hold between the attribute values of devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConstraintRule {
+    /// All equal.
+    Match,
+    /// All different.
+    Distinct,
+}
+
+impl Constraint {
+    /// Whether devices of the request with result name `request` are in scope.
+    #[must_use]
+    pub fn covers(&self, request: &str) -> bool {
+        let main = request.split_once('/').map_or(request, |(main, _)| main);
+        self.requests.is_empty()
+            || self
+                .requests
+                .iter()
+                .any(|name| name == request || name == main)
+    }
+}
+
+/// Whose devices a claim asks for.
+#[derive(Debug, Clone)]
+pub enum Ownership {
+    /// Only this driver's.
+    Ours(Box<ClaimSpec>),
+    /// None of this driver's.
+    Foreign,
+    /// This driver is involved, but the claim cannot be served; the reason is for the user.
+    Refused(ClaimError),
+}
+
+/// Why a claim that concerns this driver cannot be served, whatever is free.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("claim {claim}: {problem}")]
+pub struct ClaimError {
+    /// The claim.
+    pub claim: Box<ClaimId>,
+    /// What is wrong with it.
+    pub problem: ClaimProblem,
+}
+
+/// What is wrong with a claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimProblem {
+    /// Requests for several drivers.
+    #[error(
+        "request {ours} is for {}, request {other} for another driver; one claim is allocated by one driver, use a \
+         claim for each",
+        names::DRIVER
+    )]
+    MixedDrivers {
+        /// A request for this driver.
+        ours: String,
+        /// A request for another.
+        other: String,
+    },
+    /// A class does not exist.
+    #[error("request {request}: device class {class} does not exist")]
+    UnknownClass {
+        /// Name of the request.
+        request: String,
+        /// Name of the class.
+        class: String,
+    },
+    /// An amount is certainly a mistake.
+    #[error("request {request}: {problem}")]
+    Amount {
+        /// Name of the request.
+        request: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The opaque config cannot be used.
+    #[error("request {request}: {problem}")]
+    Config {
+        /// Name of the request.
+        request: String,
+        /// What is wrong, with the field path.
+        problem: String,
+    },
+    /// A shape that this version does not serve.
+    #[error("{what} is not supported by this version")]
+    Unsupported {
+        /// The shape.
+        what: String,
+    },
+}
+
+/// Device classes by name, as the claims of a cluster need them.
+pub trait Classes {
+    /// A class by name.
+    fn class(&self, name: &str) -> Option<&dra::DeviceClass>;
+}
+
+impl Classes for BTreeMap<String, dra::DeviceClass> {
+    fn class(&self, name: &str) -> Option<&dra::DeviceClass> {
+        self.get(name)
+    }
+}
+
+/// A request or subrequest of a claim, before it is parsed.
+struct Raw<'a> {
+    name: String,
+    class: &'a str,
+    allocation_mode: Option<&'a str>,
+    count: Option<i64>,
+    selectors: &'a [dra::DeviceSelector],
+    tolerations: &'a [dra::DeviceToleration],
+    capacity: Option<&'a dra::CapacityRequirements>,
+    admin_access: bool,
+    derived_attributes: bool,
+}
+
+/// Parses a claim and says whose it is.
+#[must_use]
+pub fn classify(
+    claim: &dra::ResourceClaim,
+    classes: &impl Classes,
+    selectors: &Selectors,
+) -> Ownership {
+    let id = ClaimId::of(claim);
+    let Some(devices) = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
+        return Ownership::Foreign;
+    };
+    let requests: Vec<(String, Vec<Raw<'_>>)> = devices
+        .requests
+        .iter()
+        .flatten()
+        .map(|request| (request.name.clone(), raw_alternatives(request)))
+        .collect();
+    match owner(&requests, classes, selectors) {
+        Ok(true) => {}
+        Ok(false) => return Ownership::Foreign,
+        Err(problem) => return refused(&id, problem),
+    }
+    match parse(&id, devices, requests, classes, selectors) {
+        Ok(spec) => Ownership::Ours(Box::new(spec)),
+        Err(problem) => refused(&id, problem),
+    }
+}
+
+fn refused(id: &ClaimId, problem: ClaimProblem) -> Ownership {
+    Ownership::Refused(ClaimError {
+        claim: Box::new(id.clone()),
+        problem,
+    })
+}
+
+impl ClaimId {
+    /// Of a claim object.
+    #[must_use]
+    pub fn of(claim: &dra::ResourceClaim) -> Self {
+        Self {
+            namespace: claim.metadata.namespace.clone().unwrap_or_default(),
+            name: claim.metadata.name.clone().unwrap_or_default(),
+            uid: claim.metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<Raw<'_>> {
+    if let Some(exactly) = &request.exactly {
+        return vec![Raw {
+            name: request.name.clone(),
+            class: &exactly.device_class_name,
+            allocation_mode: exactly.allocation_mode.as_deref(),
+            count: exactly.count,
+            selectors: exactly.selectors.as_deref().unwrap_or_default(),
+            tolerations: exactly.tolerations.as_deref().unwrap_or_default(),
+            capacity: exactly.capacity.as_ref(),
+            admin_access: exactly.admin_access.unwrap_or_default(),
+            derived_attributes: exactly
+                .derived_attributes
+                .as_ref()
+                .is_some_and(|list| !list.is_empty()),
+        }];
+    }
+    let alternatives = request.first_available.as_deref().unwrap_or_default();
+    alternatives
+        .iter()
+        .map(|sub| Raw {
+            name: format!("{}/{}", request.name, sub.name),
+            class: &sub.device_class_name,
+            allocation_mode: sub.allocation_mode.as_deref(),
+            count: sub.count,
+            selectors: sub.selectors.as_deref().unwrap_or_default(),
+            tolerations: sub.tolerations.as_deref().unwrap_or_default(),
+            capacity: sub.capacity.as_ref(),
+            admin_access: false,
+            derived_attributes: sub
+                .derived_attributes
+                .as_ref()
+                .is_some_and(|list| !list.is_empty()),
+        })
+        .collect()
+}
+
+/// Whether all requests are for this driver (`true`) or none is.
+fn owner(
+    requests: &[(String, Vec<Raw<'_>>)],
+    classes: &impl Classes,
+    selectors: &Selectors,
+) -> Result<bool, ClaimProblem> {
+    let mut ours = None;
+    let mut other = None;
+    let mut unknown = None;
+    for raw in requests.iter().flat_map(|(_, alternatives)| alternatives) {
+        let class = classes.class(raw.class);
+        let of_class = class_selectors(class);
+        let names_us = compiled(of_class, selectors)
+            .chain(compiled(raw.selectors, selectors))
+            .any(|selector| selector.names_driver());
+        if names_us || is_own_class_name(raw.class) {
+            ours.get_or_insert(&raw.name);
+        } else {
+            other.get_or_insert(&raw.name);
+        }
+        if class.is_none() {
+            unknown.get_or_insert(raw);
+        }
+    }
+    match (ours, other, unknown) {
+        (None, _, _) => Ok(false),
+        (Some(_), _, Some(raw)) => Err(ClaimProblem::UnknownClass {
+            request: raw.name.clone(),
+            class: raw.class.to_owned(),
+        }),
+        (Some(ours), Some(other), None) => Err(ClaimProblem::MixedDrivers {
+            ours: ours.clone(),
+            other: other.clone(),
+        }),
+        (Some(_), None, None) => Ok(true),
+    }
+}
+
+/// Whether a class of this name is one that the chart installs, so that its absence can be explained.
+fn is_own_class_name(class: &str) -> bool {
+    use names::class::{FRACTION, GPU, MIG, VGPU};
+    [GPU, VGPU, MIG, FRACTION].contains(&class)
+}
+
+fn class_selectors(class: Option<&dra::DeviceClass>) -> &[dra::DeviceSelector] {
+    class
+        .and_then(|class| class.spec.as_ref()?.selectors.as_deref())
+        .unwrap_or_default()
+}
+
+fn class_config(class: Option<&dra::DeviceClass>) -> &[dra::DeviceClassConfiguration] {
+    class
+        .and_then(|class| class.spec.as_ref()?.config.as_deref())
+        .unwrap_or_default()
+}
+
+fn compiled<'a>(
+    raw: &'a [dra::DeviceSelector],
+    selectors: &'a Selectors,
+) -> impl Iterator<Item = Arc<Selector>> + 'a {
+    raw.iter()
+        .filter_map(|selector| selector.cel.as_ref())
+        .map(|cel| selectors.compile(&cel.expression))
+}
+
+fn parse(
+    id: &ClaimId,
+    devices: &dra::DeviceClaim,
+    requests: Vec<(String, Vec<Raw<'_>>)>,
+    classes: &impl Classes,
+    selectors: &Selectors,
+) -> Result<ClaimSpec, ClaimProblem> {
+    let unsupported = |what: String| ClaimProblem::Unsupported { what };
+    let mut placement = Placement::default();
+    let mut parsed = Vec::new();
+    for (name, raws) in requests {
+        let mut alternatives = Vec::new();
+        for raw in raws {
+            let class = classes.class(raw.class);
+            let settings = config::resolve_spec(
+                class_config(class),
+                devices.config.as_deref().unwrap_or_default(),
+                &raw.name,
+            )
+            .map_err(|error: ConfigError| ClaimProblem::Config {
+                request: raw.name.clone(),
+                problem: error.to_string(),
+            })?;
+            if settings.memory_percent.is_some() {
+                return Err(unsupported("config field memory.percent".to_owned()));
+            }
+            placement.node = placement.node.or(settings.placement.node);
+            placement.gpu = placement.gpu.or(settings.placement.gpu);
+            alternatives.push(alternative(&raw, class_selectors(class), selectors)?);
+        }
+        if alternatives.is_empty() {
+            return Err(unsupported(format!("the form of request {name}")));
+        }
+        parsed.push(Request { name, alternatives });
+    }
+    let constraints = devices
+        .constraints
+        .iter()
+        .flatten()
+        .map(|constraint| {
+            let (rule, attribute) =
+                match (&constraint.match_attribute, &constraint.distinct_attribute) {
+                    (Some(attribute), _) => (ConstraintRule::Match, attribute),
+                    (None, Some(attribute)) => (ConstraintRule::Distinct, attribute),
+                    (None, None) => {
+                        return Err(unsupported("an unknown kind of constraint".to_owned()));
+                    }
+                };
+            Ok(Constraint {
+                rule,
+                attribute: attribute.clone(),
+                requests: constraint.requests.clone().unwrap_or_default(),
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(ClaimSpec {
+        id: id.clone(),
+        requests: parsed,
+        constraints,
+        placement,
+    })
+}
+
+fn alternative(
+    raw: &Raw<'_>,
+    class_selectors: &[dra::DeviceSelector],
+    selectors: &Selectors,
+) -> Result<Alternative, ClaimProblem> {
+    let unsupported = |what: String| ClaimProblem::Unsupported { what };
+    if raw.derived_attributes {
+        return Err(unsupported(format!(
+            "derivedAttributes in request {}",
+            raw.name
+        )));
+    }
+    if class_selectors
+        .iter()
+        .chain(raw.selectors)
+        .any(|selector| selector.cel.is_none())
+    {
+        return Err(unsupported(format!(
+            "a selector without CEL expression in request {}",
+            raw.name
+        )));
+    }
+    let count = match raw.allocation_mode {
+        None | Some("ExactCount" | "") => {
+            let count = usize::try_from(raw.count.unwrap_or(1)).unwrap_or(usize::MAX);
+            if count == 0 || count > MAX_RESULTS {
+                return Err(unsupported(format!(
+                    "count {} in request {} (1 to {MAX_RESULTS} devices)",
+                    raw.count.unwrap_or(1),
+                    raw.name
+                )));
+            }
+            Count::Exactly(count)
+        }
+        Some("All") => Count::All,
+        Some(mode) => {
+            return Err(unsupported(format!(
+                "allocationMode {mode} in request {}",
+                raw.name
+            )));
+        }
+    };
+    let no_requests = BTreeMap::new();
+    let asked = raw
+        .capacity
+        .and_then(|capacity| capacity.requests.as_ref())
+        .unwrap_or(&no_requests);
+    let capacity =
+        drava_api::request::check_capacity(asked).map_err(|error| ClaimProblem::Amount {
+            request: raw.name.clone(),
+            problem: error.to_string(),
+        })?;
+    Ok(Alternative {
+        name: raw.name.clone(),
+        class: raw.class.to_owned(),
+        class_selectors: compiled(class_selectors, selectors).collect(),
+        selectors: compiled(raw.selectors, selectors).collect(),
+        count,
+        capacity,
+        tolerations: raw.tolerations.to_vec(),
+        admin_access: raw.admin_access,
+    })
+}
+
+impl Alternative {
+    /// The amount of a capacity that is asked for by name.
+    #[must_use]
+    pub fn asked(&self, capacity: &str) -> Option<Quantity> {
+        self.capacity.get(capacity).copied()
+    }
+}

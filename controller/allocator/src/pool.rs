@@ -1,0 +1,245 @@
+//! Pools of devices: the ResourceSlices of one node put together (KEP-4381, KEP-4815).
+//!
+//! Only the highest generation counts, and only when all of its slices are there. A pool in which anything cannot be
+//! understood is left out as a whole and says why: half a pool could hide a counter and over-commit a card.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drava_api::Quantity;
+use k8s_openapi::api::resource::v1 as dra;
+
+use crate::device::{self, Device};
+
+/// Counters of one set by name.
+pub type CounterSet = BTreeMap<String, Quantity>;
+
+/// One ResourceSlice, parsed.
+#[derive(Debug, Clone)]
+pub struct Slice {
+    /// Name of the object, which orders the slices of a pool.
+    pub name: String,
+    /// Pool that it belongs to.
+    pub pool: String,
+    generation: i64,
+    slices_in_pool: i64,
+    content: Result<Content, String>,
+}
+
+#[derive(Debug, Clone)]
+struct Content {
+    node: String,
+    devices: Vec<Arc<Device>>,
+    counter_sets: BTreeMap<String, CounterSet>,
+}
+
+/// The devices of one node.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// Node on which the devices are.
+    pub node: String,
+    /// Devices in the order in which they were published.
+    pub devices: Vec<Arc<Device>>,
+    /// Counter sets by name.
+    pub counter_sets: BTreeMap<String, CounterSet>,
+}
+
+/// Why a pool is left out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolProblem {
+    /// The driver is replacing the slices.
+    #[error("{found} of {expected} slices of generation {generation} are there")]
+    Incomplete {
+        /// Slices that exist.
+        found: usize,
+        /// Slices that the pool announces.
+        expected: i64,
+        /// Newest generation.
+        generation: i64,
+    },
+    /// The slices contradict themselves or cannot be understood.
+    #[error("slice {slice}: {problem}")]
+    Malformed {
+        /// Name of the slice.
+        slice: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A claim holds a device that the pool does not publish, so what is free on its card is unknown.
+    #[error("claim {claim} holds device {device}, which the pool no longer publishes")]
+    HeldDeviceMissing {
+        /// Namespace and name of the claim.
+        claim: String,
+        /// Name of the device.
+        device: String,
+    },
+}
+
+impl Slice {
+    /// Parses a slice; what is wrong with it surfaces in [`Pool::assemble`].
+    #[must_use]
+    pub fn parse(slice: &dra::ResourceSlice) -> Self {
+        Self {
+            name: slice.metadata.name.clone().unwrap_or_default(),
+            pool: slice.spec.pool.name.clone(),
+            generation: slice.spec.pool.generation,
+            slices_in_pool: slice.spec.pool.resource_slice_count,
+            content: Content::parse(&slice.spec),
+        }
+    }
+
+    /// Node that the slice names, if it could be parsed.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        self.content
+            .as_ref()
+            .ok()
+            .map(|content| content.node.as_str())
+    }
+}
+
+impl Content {
+    fn parse(spec: &dra::ResourceSliceSpec) -> Result<Self, String> {
+        let node = spec
+            .node_name
+            .clone()
+            .filter(|node| !node.is_empty())
+            .ok_or("spec.nodeName is not set")?;
+        let devices = spec
+            .devices
+            .iter()
+            .flatten()
+            .map(|device| {
+                Device::parse(device)
+                    .map(Arc::new)
+                    .map_err(|error| error.to_string())
+            })
+            .collect::<Result<_, _>>()?;
+        let mut counter_sets = BTreeMap::new();
+        for set in spec.shared_counters.iter().flatten() {
+            let counters = device::counters(&set.counters)
+                .map_err(|error| format!("counter set {}: {error}", set.name))?;
+            if counter_sets.insert(set.name.clone(), counters).is_some() {
+                return Err(format!("duplicate counter set {}", set.name));
+            }
+        }
+        Ok(Self {
+            node,
+            devices,
+            counter_sets,
+        })
+    }
+}
+
+impl Pool {
+    /// Puts the slices of one pool together.
+    ///
+    /// # Errors
+    /// When slices are missing, or anything in them cannot be understood.
+    pub fn assemble<'a>(slices: impl IntoIterator<Item = &'a Slice>) -> Result<Self, PoolProblem> {
+        let mut slices: Vec<_> = slices.into_iter().collect();
+        let generation = slices
+            .iter()
+            .map(|slice| slice.generation)
+            .max()
+            .unwrap_or_default();
+        slices.retain(|slice| slice.generation == generation);
+        slices.sort_by(|a, b| a.name.cmp(&b.name));
+        let expected = slices.first().map_or(0, |slice| slice.slices_in_pool);
+        if i64::try_from(slices.len()) != Ok(expected) {
+            return Err(PoolProblem::Incomplete {
+                found: slices.len(),
+                expected,
+                generation,
+            });
+        }
+        let mut pool: Option<Self> = None;
+        for slice in slices {
+            let malformed = |problem: String| PoolProblem::Malformed {
+                slice: slice.name.clone(),
+                problem,
+            };
+            let content = slice
+                .content
+                .as_ref()
+                .map_err(|problem| malformed(problem.clone()))?;
+            let pool = pool.get_or_insert_with(|| Self {
+                node: content.node.clone(),
+                devices: Vec::new(),
+                counter_sets: BTreeMap::new(),
+            });
+            pool.add(content).map_err(malformed)?;
+        }
+        let pool = pool.ok_or(PoolProblem::Incomplete {
+            found: 0,
+            expected,
+            generation,
+        })?;
+        pool.check_counters()
+            .map_err(|problem| PoolProblem::Malformed {
+                slice: "(pool)".to_owned(),
+                problem,
+            })?;
+        Ok(pool)
+    }
+
+    fn add(&mut self, content: &Content) -> Result<(), String> {
+        if content.node != self.node {
+            return Err(format!(
+                "is for node {}, others of the pool for {}",
+                content.node, self.node
+            ));
+        }
+        for device in &content.devices {
+            if self.index_of(&device.name).is_some() {
+                return Err(format!("duplicate device {}", device.name));
+            }
+            self.devices.push(Arc::clone(device));
+        }
+        for (name, counters) in &content.counter_sets {
+            if self
+                .counter_sets
+                .insert(name.clone(), counters.clone())
+                .is_some()
+            {
+                return Err(format!("duplicate counter set {name}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_counters(&self) -> Result<(), String> {
+        for device in &self.devices {
+            for consumption in &device.consumes {
+                let set = self.counter_sets.get(&consumption.set).ok_or_else(|| {
+                    format!(
+                        "device {} consumes unknown counter set {}",
+                        device.name, consumption.set
+                    )
+                })?;
+                if let Some(counter) = consumption
+                    .counters
+                    .keys()
+                    .find(|counter| !set.contains_key(*counter))
+                {
+                    return Err(format!(
+                        "device {} consumes unknown counter {}/{counter}",
+                        device.name, consumption.set
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Position of a device by name.
+    #[must_use]
+    pub fn index_of(&self, device: &str) -> Option<usize> {
+        self.devices
+            .iter()
+            .position(|candidate| *candidate.name == *device)
+    }
+}
+
+#[cfg(test)]
+mod tests;

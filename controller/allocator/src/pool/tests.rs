@@ -1,0 +1,104 @@
+//! Pools that contradict themselves are left out with the reason.
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use serde_json::json;
+
+use super::*;
+use crate::fixture::slices;
+
+fn assemble(slices: &[ResourceSlice]) -> Result<Pool, String> {
+    let parsed: Vec<_> = slices.iter().map(Slice::parse).collect();
+    Pool::assemble(&parsed).map_err(|problem| problem.to_string())
+}
+
+#[test]
+fn a_sound_pool() {
+    let pool = assemble(&slices("n1", &[80, 16])).unwrap();
+    assert_eq!(pool.node, "n1");
+    let names: Vec<_> = pool
+        .devices
+        .iter()
+        .map(|device| device.name.as_ref())
+        .collect();
+    assert_eq!(names, ["gpu-0", "gpu-0-vgpu", "gpu-1", "gpu-1-vgpu"]);
+    assert_eq!(pool.index_of("gpu-1"), Some(2));
+    assert!(
+        pool.devices.iter().all(|device| device.taints.is_empty()),
+        "the own taint does not block"
+    );
+    assert_eq!(pool.devices[0].card, pool.devices[1].card);
+    assert_eq!(pool.devices[1].display_name(), "gpu-0");
+}
+
+#[test]
+fn old_generations_do_not_count() {
+    let mut all = slices("n1", &[80]);
+    let mut old = slices("n1", &[80, 80, 80]);
+    for (index, slice) in old.iter_mut().enumerate() {
+        slice.spec.pool.generation = 0;
+        slice.metadata.name = Some(format!("old-{index}"));
+    }
+    all.extend(old);
+    assert_eq!(assemble(&all).unwrap().devices.len(), 2);
+}
+
+#[test]
+fn problems_are_named() {
+    type Change = fn(&mut Vec<ResourceSlice>);
+    let cases: [(&str, Change); 8] = [
+        ("1 of 2 slices of generation 1 are there", |slices| {
+            slices.truncate(1)
+        }),
+        (
+            "slice 00001-n1: is for node n2, others of the pool for n1",
+            |slices| {
+                slices[1].spec.node_name = Some("n2".to_owned());
+            },
+        ),
+        ("slice 00001-n1: spec.nodeName is not set", |slices| {
+            slices[1].spec.node_name = None
+        }),
+        ("slice 00001-n1: duplicate device gpu-0", |slices| {
+            let devices = slices[1].spec.devices.as_mut().unwrap();
+            devices[1].name = "gpu-0".to_owned();
+        }),
+        ("slice 00000-n1: duplicate counter set gpu-0", |slices| {
+            let sets = slices[0].spec.shared_counters.as_mut().unwrap();
+            sets.push(sets[0].clone());
+        }),
+        (
+            "slice (pool): device gpu-0 consumes unknown counter gpu-0/card",
+            |slices| {
+                let sets = slices[0].spec.shared_counters.as_mut().unwrap();
+                sets[0].counters =
+                    serde_json::from_value(json!({"other": {"value": "1"}})).unwrap();
+            },
+        ),
+        (
+            "slice 00001-n1: device gpu-0: capacity memory: \"lots\" is not a quantity: expected a number with an optional suffix, such as 8Gi, 500m or 1e3",
+            |slices| {
+                let capacity = slices[1].spec.devices.as_mut().unwrap()[0]
+                    .capacity
+                    .as_mut()
+                    .unwrap();
+                capacity.get_mut("memory").unwrap().value.0 = "lots".to_owned();
+            },
+        ),
+        (
+            "slice 00001-n1: device gpu-0: attribute type: unsupported attribute value",
+            |slices| {
+                let attributes = slices[1].spec.devices.as_mut().unwrap()[0]
+                    .attributes
+                    .as_mut()
+                    .unwrap();
+                attributes.get_mut("type").unwrap().string = None;
+            },
+        ),
+    ];
+    for (expected, change) in cases {
+        let mut broken = slices("n1", &[80]);
+        change(&mut broken);
+        assert_eq!(assemble(&broken).unwrap_err(), expected);
+    }
+    assert!(assemble(&[]).is_err());
+}

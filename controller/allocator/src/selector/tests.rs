@@ -1,0 +1,415 @@
+//! Expressions with the outcomes that the DRA environment of Kubernetes gives them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1 as dra;
+use serde_json::json;
+
+use super::*;
+use crate::device::Device;
+
+/// The driver of the probes that are not about this driver.
+const DRIVER: &str = "dra.example.com";
+
+enum Expect {
+    Match,
+    NoMatch,
+    Error(&'static str),
+}
+use Expect::{Error, Match, NoMatch};
+
+fn device(attributes: &serde_json::Value, capacity: &serde_json::Value) -> Device {
+    let device: dra::Device = serde_json::from_value(json!({
+        "name": "d",
+        "attributes": attributes,
+        "capacity": capacity,
+    }))
+    .unwrap();
+    Device::parse(&device).unwrap()
+}
+
+fn probe() -> Device {
+    device(
+        &json!({
+            "name": {"string": "fish"},
+            "yes": {"bool": true},
+            "int": {"int": 1},
+            "version": {"version": "1.0.0"},
+            "services": {"string": "some_example_value"},
+            "names": {"strings": ["fish", "bird"]},
+            "ids": {"ints": [1, 2, 3]},
+            "versions": {"versions": ["1.0.0", "2.0.0"]},
+            "other.example.com/name": {"bool": true},
+        }),
+        &json!({"memory": {"value": "1Mi"}, "fraction": {"value": "1500m"}}),
+    )
+}
+
+fn evaluate(expression: &str, device: &Device) -> Result<bool, SelectorError> {
+    let selectors = Selectors::default();
+    let value = DeviceValue::of_driver(DRIVER, device);
+    selectors.matches(&selectors.compile(expression), &value)
+}
+
+#[test]
+fn probes() {
+    let cases: &[(&str, Expect)] = &[
+        ("true", Match),
+        ("false", NoMatch),
+        ("?!", Error("compilation failed: Syntax error")),
+        (
+            "1",
+            Error("CEL result of type int could not be converted to bool"),
+        ),
+        (
+            r#"device.attributes["no-such-domain"].noSuchAttr.isGreaterThan(quantity("0"))"#,
+            Error("no such key: noSuchAttr"),
+        ),
+        (
+            r#"device.attributes["no-such-domain"]["noSuchAttr"] == 1"#,
+            Error("no such key: noSuchAttr"),
+        ),
+        (r#""no-such-domain" in device.attributes"#, NoMatch),
+        (r#""dra.example.com" in device.attributes"#, Match),
+        (r#""other.example.com" in device.attributes"#, Match),
+        (r#"device.driver == """#, NoMatch),
+        (r#"device.driver == "dra.example.com""#, Match),
+        (r#"device.attributes["dra.example.com"].yes"#, Match),
+        (r#"device.attributes["dra.example.com"]["yes"]"#, Match),
+        (
+            r#"cel.bind(dra, device.attributes["dra.example.com"], dra.yes && dra.name == "fish")"#,
+            Match,
+        ),
+        (r#"cel.bind(a, 1, cel.bind(b, a + 1, b == 2))"#, Match),
+        (r#"cel.bind(a.b, 1, true)"#, Error("simple identifiers")),
+        (r#"device.attributes["other.example.com"].name"#, Match),
+        (r#"device.attributes["dra.example.com"].int > 0"#, Match),
+        (
+            r#"device.attributes["dra.example.com"].name == "fish""#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].int.exists(x, x > 0)"#,
+            Error(""),
+        ),
+        (
+            r#"device.attributes["dra.example.com"].names"#,
+            Error("CEL result of type list could not be converted to bool"),
+        ),
+        (
+            r#"device.attributes["dra.example.com"].names.size() == 2"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].ids.exists(x, x > 2)"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].names.all(x, x != "")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].versions.all(x, x.isGreaterThan(semver("0.0.1")))"#,
+            Match,
+        ),
+        (r#"1 in device.attributes["dra.example.com"].ids"#, Match),
+        (
+            r#"device.attributes["dra.example.com"].names.includes("fish")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].names.includes("cat")"#,
+            NoMatch,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].name.includes("fish")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].name.includes("bird")"#,
+            NoMatch,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].yes.includes(true)"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].int.includes(2)"#,
+            NoMatch,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].version.includes(semver("1.0.0"))"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].versions.includes(semver("3.0.0"))"#,
+            NoMatch,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].version.isGreaterThan(semver("0.0.1"))"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].version.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)"#,
+            Match,
+        ),
+        (r#"isSemver("1.0") || isSemver("v1.0.0")"#, NoMatch),
+        (r#"semver("v01.1", true) == semver("1.1.0")"#, Match),
+        (
+            r#"semver("1.2.3").major() == 1 && semver("1.2.3").minor() == 2 && semver("1.2.3").patch() == 3"#,
+            Match,
+        ),
+        (
+            r#"semver("1.0.0-rc1").isLessThan(semver("1.0.0")) && semver("1.0.0").compareTo(semver("1.0.1")) == -1"#,
+            Match,
+        ),
+        (r#"semver("x").major() == 1"#, Error("semver")),
+        (
+            r#"device.capacity["dra.example.com"].memory.isGreaterThan(quantity("1Ki"))"#,
+            Match,
+        ),
+        (
+            r#"device.capacity["dra.example.com"]["memory"].compareTo(quantity("1024Ki")) == 0"#,
+            Match,
+        ),
+        (
+            r#"device.capacity["dra.example.com"].memory == quantity("1048576")"#,
+            Match,
+        ),
+        (
+            r#"device.capacity["dra.example.com"].memory.asInteger() == 1048576"#,
+            Match,
+        ),
+        (
+            r#"device.capacity["dra.example.com"].fraction.isInteger()"#,
+            NoMatch,
+        ),
+        (
+            r#"device.capacity["dra.example.com"].fraction.asInteger() == 1"#,
+            Error("cannot convert value to integer"),
+        ),
+        (
+            r#"device.capacity["dra.example.com"].fraction.asApproximateFloat() == 1.5"#,
+            Match,
+        ),
+        (
+            r#"quantity("1Gi").add(quantity("1Gi")).sub(1).isLessThan(quantity("2Gi"))"#,
+            Match,
+        ),
+        (
+            r#"quantity("-1").sign() == -1 && isQuantity("1Gi") && !isQuantity("Gi")"#,
+            Match,
+        ),
+        (r#"quantity("x").sign() == 0"#, Error("is not a quantity")),
+        (r#"quantity("1") < quantity("2")"#, Error("")),
+        (
+            r#""memory" in device.capacity["dra.example.com"] && device.capacity["dra.example.com"].memory.isGreaterThan(quantity("1Ki"))"#,
+            Match,
+        ),
+        (
+            r#"!("nope" in device.capacity["dra.example.com"]) || device.capacity["dra.example.com"].nope.isGreaterThan(quantity("1Ki"))"#,
+            Match,
+        ),
+        (
+            r#"device.attributes.exists_one(x, x == "dra.example.com")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].exists_one(x, x == "services")"#,
+            Match,
+        ),
+        (
+            r#"device.capacity.exists_one(x, x == "dra.example.com")"#,
+            Match,
+        ),
+        (
+            r#"device.capacity["dra.example.com"].exists_one(x, x == "memory")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].services.split("example").size() >= 2"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].services.matches("some_[a-z]+")"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].services.lowerAscii().startsWith("some")"#,
+            Match,
+        ),
+        (
+            r#"has(device.attributes["dra.example.com"].yes) && !has(device.attributes["dra.example.com"].nope)"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].?nope.orValue("x") == "x""#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].nope == 1 || true"#,
+            Match,
+        ),
+        (
+            r#"device.attributes["dra.example.com"].nope == 1 && false"#,
+            NoMatch,
+        ),
+        ("device.allowMultipleAllocations == false", Match),
+        ("device.nope == 1", Error("no such key: nope")),
+        ("nope == 1", Error("undeclared reference")),
+        (
+            r#"ip("1.2.3.4").family() == 4"#,
+            Error("CEL compile error: undeclared reference to 'family'"),
+        ),
+        (
+            r#"nosuchfunction(1)"#,
+            Error("CEL compile error: undeclared reference to 'nosuchfunction'"),
+        ),
+        (r#"sets.contains([1], [1])"#, NoMatchOrError),
+    ];
+    let device = probe();
+    for (expression, expected) in cases {
+        let outcome = evaluate(expression, &device);
+        match (expected, &outcome) {
+            (Match, Ok(true)) | (NoMatch, Ok(false)) => {}
+            (Error(text), Err(error)) if error.to_string().contains(text) => {}
+            _ => panic!("{expression}: {outcome:?}"),
+        }
+    }
+}
+
+/// Sets are not there; what matters is that nothing is selected.
+#[expect(non_upper_case_globals, reason = "reads like the variants beside it")]
+const NoMatchOrError: Expect = Error("");
+
+#[test]
+fn an_error_carries_the_hint_of_kube_scheduler() {
+    let error = evaluate(r#"device.attributes["dra.example.com"].nope"#, &probe()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "CEL runtime error: no such key: nope. consider using CEL optional chaining (.? followed by orValue()) or \
+         guarding the check with has() for optional fields"
+    );
+}
+
+#[test]
+fn shared_devices_say_so() {
+    let mut device = probe();
+    device.shared = true;
+    assert_eq!(
+        evaluate("device.allowMultipleAllocations", &device),
+        Ok(true)
+    );
+}
+
+#[test]
+fn the_driver_is_recognised_by_name() {
+    let selectors = Selectors::default();
+    for (expression, names) in [
+        (
+            r#"device.driver == "gpu.drava.dev" && device.attributes["gpu.drava.dev"].type == "vgpu""#,
+            true,
+        ),
+        (r#"device.attributes["gpu.drava.dev"].type == "vgpu""#, true),
+        (
+            r#"cel.bind(a, device.attributes["gpu.drava.dev"], a.type == "vgpu")"#,
+            true,
+        ),
+        (
+            r#"device.driver in ["gpu.drava.dev", "other.example.com"]"#,
+            true,
+        ),
+        (r#"device.attributes["gpu.drava.dev"].type != "vgpu""#, true),
+        (r#"device.driver != "gpu.drava.dev""#, false),
+        (r#"device.driver == "gpu.nvidia.com""#, false),
+        ("true", false),
+        ("?!", false),
+    ] {
+        assert_eq!(
+            selectors.compile(expression).names_driver(),
+            names,
+            "{expression}"
+        );
+    }
+}
+
+#[test]
+fn hostile_expressions_neither_panic_nor_overflow_the_stack() {
+    let chain = |operator: &str, term: &str| {
+        let mut text = term.to_owned();
+        while text.len() + operator.len() + term.len() < MAX_EXPRESSION_BYTES - 10 {
+            text = format!("{text}{operator}{term}");
+        }
+        text
+    };
+    let nested = |open: &str, close: &str| {
+        let depth = (MAX_EXPRESSION_BYTES - 10) / (open.len() + close.len());
+        format!("{}true{}", open.repeat(depth), close.repeat(depth))
+    };
+    // The stack of a worker thread of the controller.
+    let thread = std::thread::Builder::new()
+        .stack_size(2 << 20)
+        .spawn(move || {
+            for expression in [
+                chain(" && ", "true"),
+                chain(" || ", "false"),
+                format!("{} > 0", chain("+", "1")),
+                format!("{} != ''", chain("+", "'a'")),
+                chain(" ? true : ", "true"),
+                nested("(", ")"),
+                nested("[", "]"),
+                "!".repeat(5000) + "true",
+                "-".repeat(5000) + "1 < 0",
+                format!("device{}", ".a".repeat(4000)),
+                format!("device{}", "['a']".repeat(1500)),
+                format!("device.attributes['a']{}", ".a".repeat(MAX_NESTING - 4)),
+                format!(
+                    "{}true{}",
+                    "[".repeat(MAX_NESTING - 1),
+                    "]".repeat(MAX_NESTING - 1)
+                ),
+                format!("{}1{}", "size(".repeat(1000), ")".repeat(1000)),
+                format!("''{}", ".trim()".repeat(1000)),
+                "\u{0}\u{ffff}'".repeat(100),
+                "x".repeat(MAX_EXPRESSION_BYTES + 1),
+            ] {
+                let _ = evaluate(&expression, &probe());
+            }
+        });
+    thread.unwrap().join().unwrap();
+}
+
+#[test]
+fn expressions_are_compiled_once() {
+    let selectors = Selectors::default();
+    assert!(Arc::ptr_eq(
+        &selectors.compile("true"),
+        &selectors.compile("true")
+    ));
+    for index in 0..2 * CACHE_LIMIT {
+        selectors.compile(&format!("{index} == 1"));
+    }
+    assert!(selectors.compiled.lock().unwrap().len() <= CACHE_LIMIT);
+}
+
+#[test]
+fn a_version_that_is_none_makes_the_device_unusable() {
+    let mut raw = dra::Device {
+        name: "d".to_owned(),
+        ..dra::Device::default()
+    };
+    raw.attributes = Some(BTreeMap::from([(
+        "driverVersion".to_owned(),
+        dra::DeviceAttribute {
+            version: Some("580.65.06".to_owned()),
+            ..dra::DeviceAttribute::default()
+        },
+    )]));
+    let error = Device::parse(&raw).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("device d: attribute driverVersion: \"580.65.06\" is no semantic version"),
+        "{error}"
+    );
+}

@@ -1,0 +1,75 @@
+//! Objects for the tests.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use serde_json::{Value, json};
+
+pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("the fixture is an object of its kind")
+}
+
+pub(crate) fn node(name: &str) -> Node {
+    object(json!({
+        "metadata": {"name": name, "uid": name},
+        "status": {
+            "allocatable": {"cpu": "8", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }))
+}
+
+/// A node with one shareable card of 80 GiB.
+pub(crate) fn slice(node: &str) -> ResourceSlice {
+    object(json!({
+        "metadata": {"name": format!("slice-{node}"), "resourceVersion": "1"},
+        "spec": {
+            "driver": "gpu.drava.dev", "nodeName": node,
+            "pool": {"name": format!("{node}/gpus"), "generation": 1, "resourceSliceCount": 1},
+            "devices": [{
+                "name": "gpu-0-vgpu", "allowMultipleAllocations": true,
+                "attributes": {"type": {"string": "vgpu"}, "uuid": {"string": format!("GPU-{node}")}},
+                "capacity": {
+                    "memory": {"value": "80Gi"},
+                    "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
+                },
+            }],
+        },
+    }))
+}
+
+pub(crate) fn class() -> DeviceClass {
+    object(json!({
+        "metadata": {"name": "vgpu.drava.dev"},
+        "spec": {
+            "selectors": [{"cel": {"expression": r#"device.driver == "gpu.drava.dev""#}}],
+            "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "priority": 10,
+            }}}],
+        },
+    }))
+}
+
+pub(crate) fn claim(name: &str, memory: &str) -> ResourceClaim {
+    object(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"), "resourceVersion": "1"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+            "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory}},
+        }}]}},
+    }))
+}
+
+pub(crate) fn pod(name: &str, claims: &[&str]) -> Pod {
+    let entries: Vec<_> = claims
+        .iter()
+        .map(|claim| json!({"name": claim, "resourceClaimName": claim}))
+        .collect();
+    object(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("pod-{name}")},
+        "spec": {
+            "schedulerName": "default-scheduler",
+            "resourceClaims": entries,
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
+        },
+        "status": {"phase": "Pending"},
+    }))
+}

@@ -1,0 +1,119 @@
+//! `drava-controller`: allocates the ResourceClaims of pods that wait for GPUs of the drava driver.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use drava_controller::health::{self, Health};
+use drava_controller::leader;
+use drava_controller::lease::{Election, LeaseElection};
+use drava_controller::options::{LogFormat, Options};
+use drava_controller::planner::Settings;
+use kube::Client;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    start_log(options.log_format);
+    let client = Client::try_default()
+        .await
+        .context("cannot find the API server: neither a service account nor a kubeconfig works")?;
+    let stop = CancellationToken::new();
+    stop_on_signal(stop.clone()).context("cannot listen for signals")?;
+
+    let health = Arc::new(Health::default());
+    let serving = tokio::spawn(health::serve(
+        options.listen,
+        Arc::clone(&health),
+        stop.clone(),
+    ));
+    let election = LeaseElection::start(
+        client.clone(),
+        &options.namespace,
+        &options.identity,
+        stop.clone(),
+    );
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        namespace = options.namespace,
+        "started"
+    );
+
+    let outcome = tokio::select! {
+        served = serving => served
+            .context("the health endpoints ended unexpectedly")?
+            .with_context(|| format!("cannot serve the health endpoints on {}", options.listen)),
+        () = take_turns(&client, &options, &election, &health, &stop) => Ok(()),
+    };
+    stop.cancel();
+    election.finished().await;
+    outcome
+}
+
+/// Leads whenever this replica holds the lease, until `stop`.
+async fn take_turns(
+    client: &Client,
+    options: &Options,
+    election: &impl Election,
+    health: &Arc<Health>,
+    stop: &CancellationToken,
+) {
+    let mut leading = election.leading();
+    while !stop.is_cancelled() {
+        // A replica that stands by does its work.
+        health.set_ready(true);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            won = leading.wait_for(|leading| *leading) => if won.is_err() { return },
+        }
+        let turn = stop.child_token();
+        let led = leader::lead(
+            client.clone(),
+            settings(options),
+            Arc::clone(health),
+            turn.clone(),
+        );
+        tokio::pin!(led);
+        tokio::select! {
+            () = &mut led => continue,
+            _ = leading.wait_for(|leading| !*leading) => turn.cancel(),
+        }
+        led.await;
+    }
+}
+
+fn settings(options: &Options) -> Settings {
+    Settings {
+        policies: options.policies(),
+        schedulers: options.scheduler_name.clone(),
+        release_after: options.release_unreserved_after,
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+fn stop_on_signal(stop: CancellationToken) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        stop.cancel();
+    });
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! The objects that the planner needs, as one stream of changes.
+//!
+//! Each kind is listed and watched; after a broken watch the new list is compared with what was known, so that an
+//! object that vanished meanwhile is reported as gone. What no decision needs is dropped at once.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use drava_api::names;
+use futures::stream::{BoxStream, SelectAll, StreamExt};
+use k8s_openapi::api::core::v1::{Container, Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::planner::{Change, Gone};
+
+/// Kinds that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Pods that have not ended.
+    Pods,
+    /// ResourceClaims.
+    Claims,
+    /// DeviceClasses.
+    Classes,
+    /// ResourceSlices of this driver.
+    Slices,
+    /// Nodes.
+    Nodes,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [
+        Self::Pods,
+        Self::Claims,
+        Self::Classes,
+        Self::Slices,
+        Self::Nodes,
+    ];
+}
+
+/// Something observed.
+#[derive(Debug)]
+pub enum Observation {
+    /// A pod changed.
+    Pod(Change<Pod>),
+    /// A claim changed.
+    Claim(Change<ResourceClaim>),
+    /// A class changed.
+    Class(Change<DeviceClass>),
+    /// A slice changed.
+    Slice(Change<ResourceSlice>),
+    /// A node changed.
+    Node(Change<Node>),
+    /// All objects of a kind have been observed.
+    Listed(Kind),
+    /// A watch broke; it is started again.
+    Broken(Kind, String),
+}
+
+/// Watches everything.
+pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
+    let pods = watcher::Config::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let slices = watcher::Config::default().fields(&format!("spec.driver={}", names::DRIVER));
+    let plain = watcher::Config::default;
+    futures::stream::select_all([
+        observe(client, Kind::Pods, pods, trim_pod, Observation::Pod),
+        observe(client, Kind::Claims, plain(), trim, Observation::Claim),
+        observe(client, Kind::Classes, plain(), trim, Observation::Class),
+        observe(client, Kind::Slices, slices, trim, Observation::Slice),
+        observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
+    ])
+}
+
+fn observe<K>(
+    client: &Client,
+    kind: Kind,
+    config: watcher::Config,
+    trim: fn(&mut K),
+    wrap: fn(Change<K>) -> Observation,
+) -> BoxStream<'static, Observation>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let mut tracker = Tracker::default();
+    watcher(Api::<K>::all(client.clone()), config)
+        .default_backoff()
+        .modify(trim)
+        .flat_map(move |event| {
+            let observations = match event {
+                Ok(event) => tracker.take(event, kind, wrap),
+                Err(error) => vec![Observation::Broken(kind, error.to_string())],
+            };
+            futures::stream::iter(observations)
+        })
+        .boxed()
+}
+
+/// Knows which objects exist, to report those that vanish while no watch runs.
+#[derive(Debug, Default)]
+struct Tracker {
+    known: BTreeMap<(String, String), String>,
+    /// Known before the running list and not seen in it so far.
+    missing: BTreeMap<(String, String), String>,
+}
+
+impl Tracker {
+    fn take<K>(
+        &mut self,
+        event: watcher::Event<K>,
+        kind: Kind,
+        wrap: fn(Change<K>) -> Observation,
+    ) -> Vec<Observation>
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        match event {
+            watcher::Event::Init => {
+                self.missing.clone_from(&self.known);
+                Vec::new()
+            }
+            watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
+                let key = key_of(&object);
+                let uid = object.uid().unwrap_or_default();
+                self.missing.remove(&key);
+                let before = self.known.insert(key.clone(), uid.clone());
+                // Deleted and created again while nobody watched.
+                let replaced = before
+                    .filter(|before| *before != uid)
+                    .map(|before| wrap(gone(key, before)));
+                replaced
+                    .into_iter()
+                    .chain([wrap(Change::Applied(Box::new(object)))])
+                    .collect()
+            }
+            watcher::Event::Delete(object) => {
+                let key = key_of(&object);
+                self.known.remove(&key);
+                vec![wrap(gone(key, object.uid().unwrap_or_default()))]
+            }
+            watcher::Event::InitDone => {
+                let vanished = std::mem::take(&mut self.missing);
+                let mut observations: Vec<_> = vanished
+                    .into_iter()
+                    .map(|(key, uid)| {
+                        self.known.remove(&key);
+                        wrap(gone(key, uid))
+                    })
+                    .collect();
+                observations.push(Observation::Listed(kind));
+                observations
+            }
+        }
+    }
+}
+
+fn key_of(object: &impl ResourceExt) -> (String, String) {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
+
+fn gone<K>((namespace, name): (String, String), uid: String) -> Change<K> {
+    Change::Gone(Gone {
+        namespace,
+        name,
+        uid,
+    })
+}
+
+fn trim<K: Resource>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+fn trim_node(node: &mut Node) {
+    trim(node);
+    node.metadata.annotations = None;
+    if let Some(status) = node.status.as_mut() {
+        status.images = None;
+        status.volumes_attached = None;
+        status.volumes_in_use = None;
+    }
+}
+
+fn trim_pod(pod: &mut Pod) {
+    trim(pod);
+    pod.metadata.annotations = None;
+    pod.metadata.labels = None;
+    if let Some(spec) = pod.spec.as_mut() {
+        spec.volumes = None;
+        spec.ephemeral_containers = None;
+        let init = spec.init_containers.iter_mut().flatten();
+        for container in init.chain(&mut spec.containers) {
+            trim_container(container);
+        }
+    }
+    if let Some(status) = pod.status.as_mut() {
+        status.container_statuses = None;
+        status.init_container_statuses = None;
+        status.ephemeral_container_statuses = None;
+    }
+}
+
+fn trim_container(container: &mut Container) {
+    *container = Container {
+        name: std::mem::take(&mut container.name),
+        resources: container.resources.take(),
+        restart_policy: container.restart_policy.take(),
+        ..Container::default()
+    };
+}
+
+#[cfg(test)]
+mod tests;

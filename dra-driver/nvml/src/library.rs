@@ -1,0 +1,296 @@
+//! NVML, loaded and initialised: the thin shell between C and the plain data of this crate.
+//!
+//! `nvml-wrapper` is used where it is sound; what it lacks or gets wrong (MIG instances and placements, instance ids
+//! of events, process lists, struct versions) is called through the symbols of `nvml-wrapper-sys`.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, c_char};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::{self as sys, NvmlLib};
+
+use crate::{
+    CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
+    Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status, Utilization,
+    WatchError,
+};
+
+mod cards;
+mod events;
+mod instances;
+mod processes;
+mod profiles;
+
+/// NVML of one driver root. Cheap to share; NVML is shut down when the last user of it is dropped.
+#[derive(Clone)]
+pub struct Library {
+    shared: Arc<Shared>,
+}
+
+/// What the library and its event sources have in common.
+struct Shared {
+    nvml: Nvml,
+    /// Handles by UUID: NVML's own look-up can take seconds per card. Rebuilt by each inventory.
+    handles: Mutex<HashMap<GpuUuid, Handle>>,
+}
+
+/// NVML's name for a card, valid as long as the library is initialised.
+#[derive(Clone, Copy)]
+struct Handle(sys::nvmlDevice_t);
+
+// SAFETY: NVML is thread-safe (nvml.h, "thread safety"), and a handle is an index into its tables, not data of ours.
+unsafe impl Send for Handle {}
+
+/// Calls one NVML function of `$lib` and turns its return code into a `Result<(), Status>`.
+macro_rules! call {
+    ($lib:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $lib.$function.as_ref() {
+            Ok(function) => {
+                // SAFETY: the symbol has the signature of nvml.h; every pointer given here is to a live value of the
+                // type it names, and counts given with an array are at most its length.
+                let code = unsafe { function($($argument),*) };
+                $crate::Status::from_code(code).map_or(Ok(()), Err)
+            }
+            Err(_) => Err($crate::Status::MissingSymbol(stringify!($function))),
+        }
+    };
+}
+use call;
+
+/// Version word of a struct of NVML's versioned interfaces (`NVML_STRUCT_VERSION` in nvml.h).
+const fn struct_version<T>(version: u32) -> u32 {
+    let size = size_of::<T>();
+    assert!(size < 1 << 24, "the size of a versioned struct has 24 bits");
+    #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
+    let size = size as u32;
+    size | (version << 24)
+}
+
+/// A fact that may be missing: absence is `None`, anything else that goes wrong an error.
+fn optional<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(status) if status.is_absent() => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+impl Library {
+    /// Loads and initialises the library at `path` (see [`crate::find`]).
+    ///
+    /// # Errors
+    /// [`OpenError`] with the path, when it cannot be loaded or does not initialise (no kernel driver, version
+    /// mismatch, no permission).
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let nvml = Nvml::builder()
+            .lib_path(OsStr::new(path))
+            .init()
+            .map_err(|error| OpenError {
+                path: path.to_owned(),
+                status: error.into(),
+            })?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                nvml,
+                handles: Mutex::default(),
+            }),
+        })
+    }
+}
+
+impl Shared {
+    fn lib(&self) -> &NvmlLib {
+        self.nvml.lib()
+    }
+
+    fn handles(&self) -> MutexGuard<'_, HashMap<GpuUuid, Handle>> {
+        // A map of handles is whole after any panic: it is replaced or added to in one step.
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handle of a card, from the cache or from NVML.
+    fn handle(&self, card: &GpuUuid) -> Result<Handle, Status> {
+        if let Some(handle) = self.handles().get(card) {
+            return Ok(*handle);
+        }
+        let device = self.nvml.device_by_uuid(card.as_str())?;
+        let handle = handle_of(&device);
+        self.handles().insert(card.clone(), handle);
+        Ok(handle)
+    }
+
+    fn device(&self, handle: Handle) -> Device<'_> {
+        // SAFETY: the handle came from this initialised library, which outlives the borrow.
+        unsafe { Device::new(handle.0, &self.nvml) }
+    }
+
+    /// Runs `read` on a card and names operation and card in its error.
+    fn on_card<T>(
+        &self,
+        card: &GpuUuid,
+        operation: impl Into<String>,
+        read: impl FnOnce(Handle) -> Result<T, Status>,
+    ) -> Result<T, CardError> {
+        self.handle(card)
+            .and_then(read)
+            .map_err(|status| CardError {
+                operation: operation.into(),
+                card: card.clone(),
+                status,
+            })
+    }
+}
+
+fn handle_of(device: &Device<'_>) -> Handle {
+    // SAFETY: the handle is kept only beside the library it belongs to (in `Shared` or while one is borrowed).
+    Handle(unsafe { device.handle() })
+}
+
+/// Text of a fixed-size C string; what is not UTF-8 is replaced.
+fn text(characters: &[c_char]) -> String {
+    // Signed on x86, unsigned on Arm.
+    let bytes: Vec<u8> = characters
+        .iter()
+        .flat_map(|character| character.to_ne_bytes())
+        .take_while(|byte| *byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl GpuLibrary for Library {
+    fn inventory(&self) -> Result<Inventory, InventoryError> {
+        self.shared.inventory()
+    }
+
+    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
+        self.shared
+            .on_card(card, "read the memory", |handle| self.shared.memory(handle))
+    }
+
+    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
+        self.shared.on_card(card, "read the processes", |handle| {
+            self.shared.processes(handle)
+        })
+    }
+
+    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
+        self.shared.on_card(card, "read the utilization", |handle| {
+            self.shared.utilization(handle)
+        })
+    }
+
+    fn process_utilization(
+        &self,
+        card: &GpuUuid,
+        since_us: u64,
+    ) -> Result<Vec<ProcessUtilization>, CardError> {
+        self.shared
+            .on_card(card, "read the utilization by process", |handle| {
+                self.shared.process_utilization(handle, since_us)
+            })
+    }
+
+    fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+        Ok(Box::new(events::EventSet::open(
+            Arc::clone(&self.shared),
+            cards,
+        )?))
+    }
+
+    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
+        self.shared
+            .on_card(card, "list the MIG instances", |handle| {
+                self.shared.instances(handle)
+            })
+    }
+
+    fn create_mig(
+        &self,
+        card: &GpuUuid,
+        profile: &MigProfile,
+        placement: Placement,
+    ) -> Result<GpuInstance, CardError> {
+        let operation = format!("create MIG instance {} at {placement}", profile.name);
+        self.shared.on_card(card, operation, |handle| {
+            self.shared.create_instance(handle, profile, placement)
+        })
+    }
+
+    fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError> {
+        let operation = format!("destroy MIG instance {id}");
+        self.shared.on_card(card, operation, |handle| {
+            self.shared.destroy_instance(handle, id)
+        })
+    }
+
+    fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError> {
+        let operation = format!(
+            "read the remaining capacity for MIG profile {}",
+            profile.name
+        );
+        self.shared.on_card(card, operation, |handle| {
+            self.shared.remaining(handle, profile.id)
+        })
+    }
+}
+
+impl EventSource for events::EventSet {
+    fn next(&mut self, timeout: Duration) -> Result<Option<Event>, WatchError> {
+        self.wait(timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words that nvml.h of driver 580 gives for these structs.
+    #[test]
+    fn struct_versions_are_those_of_the_header() {
+        assert_eq!(struct_version::<sys::nvmlMemory_v2_t>(2), 0x0200_0028);
+        assert_eq!(
+            struct_version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2),
+            0x0200_0098
+        );
+        assert_eq!(
+            struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2),
+            0x0200_0024
+        );
+    }
+
+    #[test]
+    fn only_absence_is_optional() {
+        assert_eq!(optional::<()>(Err(Status::NotSupported)), Ok(None));
+        assert_eq!(
+            optional::<()>(Err(Status::MissingSymbol("nvmlX"))),
+            Ok(None)
+        );
+        assert_eq!(optional::<()>(Err(Status::GpuLost)), Err(Status::GpuLost));
+        assert_eq!(optional(Ok(1)), Ok(Some(1)));
+    }
+
+    #[test]
+    fn text_ends_at_the_first_zero() {
+        let bytes: Vec<c_char> = b"1g.10gb\0junk"
+            .iter()
+            .map(|byte| c_char::from_ne_bytes([*byte]))
+            .collect();
+        assert_eq!(text(&bytes), "1g.10gb");
+        assert_eq!(text(&bytes[..3]), "1g.");
+    }
+
+    #[test]
+    fn opening_what_is_no_library_names_the_path() {
+        let error = Library::open(Path::new("/nonexistent/libnvidia-ml.so.1"))
+            .err()
+            .unwrap();
+        assert_eq!(
+            error.to_string(),
+            "cannot initialise NVML from /nonexistent/libnvidia-ml.so.1"
+        );
+        assert!(matches!(error.status, Status::Load(_)), "{error:?}");
+    }
+}

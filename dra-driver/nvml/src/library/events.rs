@@ -1,0 +1,189 @@
+//! Waits for events.
+//!
+//! When a card falls off the bus, NVML fails every wait on a set that holds it, so one lost card would blind the
+//! node. The lost cards are then found, reported once and left out, and the rest is watched on.
+
+use std::collections::VecDeque;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::processes::instance;
+use super::{Handle, Shared, call};
+use crate::{Event, EventKind, GpuUuid, Status, WatchError};
+
+/// Kinds that are asked for, as far as a card has them.
+const WANTED: [u32; 6] = [
+    sys::nvmlEventTypeXidCriticalError,
+    sys::nvmlEventTypeDoubleBitEccError,
+    sys::nvmlEventMigConfigChange,
+    sys::nvmlEventTypeFatalPoisonError,
+    sys::nvmlEventTypeGpuUnavailableError,
+    sys::nvmlEventTypeGpuRecoveryAction,
+];
+
+/// An event set of NVML with the cards in it.
+pub(super) struct EventSet {
+    shared: Arc<Shared>,
+    set: RawSet,
+    cards: Vec<(GpuUuid, Handle)>,
+    /// Events found while looking for lost cards.
+    pending: VecDeque<Event>,
+}
+
+struct RawSet(sys::nvmlEventSet_t);
+
+// SAFETY: NVML lets any thread use a set, one at a time, which `&mut self` on `EventSet` gives.
+unsafe impl Send for RawSet {}
+
+impl EventSet {
+    pub(super) fn open(shared: Arc<Shared>, uuids: &[GpuUuid]) -> Result<Self, WatchError> {
+        let mut cards = Vec::with_capacity(uuids.len());
+        for card in uuids {
+            let handle = shared.handle(card).map_err(|status| WatchError::Register {
+                card: card.clone(),
+                status,
+            })?;
+            cards.push((card.clone(), handle));
+        }
+        Self::register(shared, cards)
+    }
+
+    fn register(shared: Arc<Shared>, cards: Vec<(GpuUuid, Handle)>) -> Result<Self, WatchError> {
+        let mut set: sys::nvmlEventSet_t = null_mut();
+        call!(shared.lib(), nvmlEventSetCreate(&raw mut set)).map_err(WatchError::Create)?;
+        let this = Self {
+            shared,
+            set: RawSet(set),
+            cards,
+            pending: VecDeque::new(),
+        };
+        for (card, handle) in &this.cards {
+            this.add(*handle).map_err(|status| WatchError::Register {
+                card: card.clone(),
+                status,
+            })?;
+        }
+        Ok(this)
+    }
+
+    fn add(&self, handle: Handle) -> Result<(), Status> {
+        let mut supported = 0;
+        call!(
+            self.shared.lib(),
+            nvmlDeviceGetSupportedEventTypes(handle.0, &raw mut supported)
+        )?;
+        let wanted = WANTED
+            .into_iter()
+            .fold(0, |bits, bit| bits | u64::from(bit))
+            & supported;
+        call!(
+            self.shared.lib(),
+            nvmlDeviceRegisterEvents(handle.0, wanted, self.set.0)
+        )
+    }
+
+    pub(super) fn wait(&mut self, timeout: Duration) -> Result<Option<Event>, WatchError> {
+        if let Some(event) = self.pending.pop_front() {
+            return Ok(Some(event));
+        }
+        let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let mut data = sys::nvmlEventData_t {
+            device: null_mut(),
+            eventType: 0,
+            eventData: 0,
+            gpuInstanceId: u32::MAX,
+            computeInstanceId: u32::MAX,
+        };
+        match call!(
+            self.shared.lib(),
+            nvmlEventSetWait_v2(self.set.0, &raw mut data, milliseconds)
+        ) {
+            Ok(()) => self.event(&data).map(Some),
+            Err(Status::Timeout) => Ok(None),
+            Err(Status::GpuLost) => self.leave_out_lost().map(Some),
+            Err(status) => Err(WatchError::Wait(status)),
+        }
+    }
+
+    fn event(&self, data: &sys::nvmlEventData_t) -> Result<Event, WatchError> {
+        let known = self
+            .cards
+            .iter()
+            .find(|(_, handle)| handle.0 == data.device)
+            .map(|(card, _)| card.clone());
+        let card = match known {
+            Some(card) => card,
+            None => self
+                .shared
+                .device(Handle(data.device))
+                .uuid()
+                .map(GpuUuid::new)
+                .map_err(|error| WatchError::Wait(error.into()))?,
+        };
+        Ok(Event {
+            card,
+            gpu_instance: instance(data.gpuInstanceId),
+            compute_instance: instance(data.computeInstanceId),
+            kind: kind(data.eventType, data.eventData),
+        })
+    }
+
+    /// Replaces the set by one without the lost cards, whose events become pending; returns the first.
+    fn leave_out_lost(&mut self) -> Result<Event, WatchError> {
+        let (lost, alive): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cards)
+            .into_iter()
+            .partition(|(_, handle)| matches!(self.shared.memory(*handle), Err(Status::GpuLost)));
+        let mut pending: VecDeque<Event> = lost
+            .into_iter()
+            .map(|(card, _)| Event {
+                card,
+                gpu_instance: None,
+                compute_instance: None,
+                kind: EventKind::Lost,
+            })
+            .collect();
+        let first = pending
+            .pop_front()
+            .ok_or(WatchError::Wait(Status::GpuLost))?;
+        *self = Self::register(Arc::clone(&self.shared), alive)?;
+        self.pending = pending;
+        Ok(first)
+    }
+}
+
+impl Drop for EventSet {
+    fn drop(&mut self) {
+        if let Err(status) = call!(self.shared.lib(), nvmlEventSetFree(self.set.0)) {
+            tracing::debug!(%status, "NVML event set not freed");
+        }
+    }
+}
+
+fn kind(event_type: u64, data: u64) -> EventKind {
+    match u32::try_from(event_type) {
+        Ok(sys::nvmlEventTypeXidCriticalError) => EventKind::Xid(data),
+        Ok(sys::nvmlEventTypeDoubleBitEccError) => EventKind::DoubleBitEcc,
+        Ok(sys::nvmlEventMigConfigChange) => EventKind::MigConfigChange,
+        Ok(sys::nvmlEventTypeGpuUnavailableError) => EventKind::Unavailable,
+        Ok(sys::nvmlEventTypeGpuRecoveryAction) => EventKind::RecoveryAction(data),
+        _ => EventKind::Other(event_type),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_follow_the_header() {
+        assert_eq!(kind(8, 79), EventKind::Xid(79));
+        assert_eq!(kind(2, 0), EventKind::DoubleBitEcc);
+        assert_eq!(kind(0x100, 0), EventKind::MigConfigChange);
+        assert_eq!(kind(0x4000, 0), EventKind::Unavailable);
+        assert_eq!(kind(0x8000, 1), EventKind::RecoveryAction(1));
+        assert_eq!(kind(1 << 40, 1), EventKind::Other(1 << 40));
+    }
+}

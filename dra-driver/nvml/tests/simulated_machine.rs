@@ -1,0 +1,267 @@
+//! The library against simulated machines, through the same `dlopen` and symbols as with a real driver.
+#![expect(clippy::unwrap_used, reason = "tests, and what they are made of")]
+
+use std::time::{Duration, Instant};
+
+use drava_mock_machine::client::Connection;
+use drava_mock_machine::control::Command;
+use drava_mock_machine::description::{H100X2, T4};
+use drava_mock_machine::protocol::{CardEvent, CardIndex, ClientKind, Request};
+use drava_mock_machine::root::DriverRoot;
+use drava_mock_machine::testing::Machine;
+use drava_nvml::{
+    AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, GpuLibrary,
+    GpuUuid, Inventory, Library, Memory, Mig, MigVariant, Placement, ProcessKind, ProcessMemory,
+    Status, find,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn open(machine: &Machine) -> Library {
+    Library::open(&find(machine.root()).unwrap()).unwrap()
+}
+
+fn inventory(machine: &Machine) -> Inventory {
+    open(machine).inventory().unwrap()
+}
+
+#[test]
+fn the_inventory_of_two_h100() {
+    let inventory = inventory(&Machine::start(H100X2).unwrap());
+    assert_eq!(inventory.driver_version, "580.65.06");
+    assert_eq!(inventory.nvml_version, "13.580.65.06");
+    assert_eq!(
+        inventory.cuda_driver_version,
+        Some(CudaVersion {
+            major: 13,
+            minor: 0
+        })
+    );
+    assert!(!inventory.confidential_computing);
+    assert_eq!(inventory.faults, []);
+    let [first, second] = &inventory.cards[..] else {
+        panic!("{inventory:?}")
+    };
+    assert_eq!((first.index, first.minor), (0, 0));
+    assert_eq!((second.index, second.minor), (1, 1));
+    assert_eq!(
+        first.uuid.as_str(),
+        "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01"
+    );
+    assert_eq!(
+        second.uuid.as_str(),
+        "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502"
+    );
+    let Card {
+        name,
+        brand,
+        architecture,
+        compute_capability,
+        pci_bus_id,
+        numa_node,
+        memory,
+        multiprocessors,
+        addressing_mode,
+        compute_mode,
+        fabric,
+        ..
+    } = first;
+    assert_eq!(name, "NVIDIA H100 80GB HBM3");
+    assert_eq!(
+        (brand.as_str(), architecture.as_str()),
+        ("Nvidia", "Hopper")
+    );
+    assert_eq!(
+        *compute_capability,
+        ComputeCapability { major: 9, minor: 0 }
+    );
+    assert_eq!(pci_bus_id, "0000:1b:00.0");
+    assert_eq!((*numa_node, second.numa_node), (Some(0), Some(1)));
+    let total_bytes = 85_520_809_984;
+    assert_eq!(
+        *memory,
+        Memory::Dedicated {
+            total_bytes,
+            reserved_bytes: 577_765_376,
+            used_bytes: 0
+        }
+    );
+    assert_eq!(*multiprocessors, Some(132));
+    assert_eq!(*addressing_mode, Some(AddressingMode::Hmm));
+    assert_eq!(*compute_mode, ComputeMode::Default);
+    assert_eq!(*fabric, second.fabric);
+    assert!(fabric.is_some());
+}
+
+#[test]
+fn mig_geometry_comes_from_the_driver() {
+    let machine = Machine::start(H100X2).unwrap();
+    let card = inventory(&machine).cards.remove(0);
+    let Mig::Capable {
+        enabled: false,
+        pending: false,
+        profiles,
+    } = card.mig
+    else {
+        panic!("{:?}", card.mig)
+    };
+    let names: Vec<(&str, u32)> = profiles
+        .iter()
+        .map(|profile| (profile.name.as_str(), profile.id))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ("7g.80gb", 0),
+            ("4g.40gb", 5),
+            ("3g.40gb", 9),
+            ("2g.20gb", 14),
+            ("1g.20gb", 15),
+            ("1g.10gb", 19),
+            ("1g.10gb+me", 20),
+        ]
+    );
+    let by_name = |name: &str| {
+        profiles
+            .iter()
+            .find(|profile| profile.name == name)
+            .unwrap()
+    };
+    let small = by_name("1g.10gb+me");
+    assert_eq!(small.variant, MigVariant::MediaExtensions);
+    assert_eq!(
+        (small.slices, small.instance_count, small.multiprocessors),
+        (1, 1, 16)
+    );
+    assert_eq!(
+        (small.copy_engines, small.decoders, small.encoders),
+        (1, 1, 0)
+    );
+    assert_eq!((small.jpeg_engines, small.ofa_engines), (1, 1));
+    assert_eq!(small.memory_bytes, 9984 * MIB);
+    let placements: Vec<String> = by_name("3g.40gb")
+        .placements
+        .iter()
+        .map(Placement::to_string)
+        .collect();
+    assert_eq!(placements, ["0:4", "4:4"]);
+    assert_eq!(small.placements.len(), 7);
+}
+
+#[test]
+fn a_card_without_mig_or_fabric() {
+    let card = inventory(&Machine::start(T4).unwrap()).cards.remove(0);
+    assert_eq!(card.mig, Mig::NotCapable);
+    assert_eq!(card.fabric, None);
+    assert_eq!(card.architecture, "Turing");
+    assert_eq!(card.multiprocessors, Some(40));
+}
+
+#[test]
+fn operations_on_an_unknown_card_name_it() {
+    let machine = Machine::start(T4).unwrap();
+    let library = open(&machine);
+    let unknown = GpuUuid::new("GPU-00000000-0000-0000-0000-000000000000");
+    let error = library.memory(&unknown).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("cannot read the memory of card {unknown}")
+    );
+    assert_eq!(error.status, Status::NotFound);
+    assert!(library.watch(&[unknown]).is_err());
+}
+
+#[test]
+fn figures_of_an_idle_card() {
+    let machine = Machine::start(T4).unwrap();
+    let library = open(&machine);
+    let card = &library.inventory().unwrap().cards[0];
+    assert_eq!(library.memory(&card.uuid).unwrap(), card.memory);
+    assert_eq!(library.processes(&card.uuid).unwrap(), []);
+    assert_eq!(
+        library
+            .utilization(&card.uuid)
+            .unwrap()
+            .unwrap()
+            .gpu_percent,
+        0
+    );
+    assert_eq!(library.process_utilization(&card.uuid, 0).unwrap(), []);
+    assert_eq!(library.mig_instances(&card.uuid).unwrap(), []);
+}
+
+#[test]
+fn a_process_with_a_context_is_listed_with_its_memory_until_it_is_gone() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let cards = library.inventory().unwrap().cards;
+    let root = DriverRoot::new(machine.root());
+    // This process, as a CUDA program.
+    let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda).unwrap();
+    cuda.request(&Request::CreateContext { card: CardIndex(1) })
+        .unwrap();
+
+    let [process] = library.processes(&cards[1].uuid).unwrap()[..] else {
+        panic!("one process")
+    };
+    let ProcessMemory::Used { bytes } = process.memory else {
+        panic!("{process:?}")
+    };
+    assert_eq!(
+        (process.pid, process.kind),
+        (std::process::id(), ProcessKind::Compute)
+    );
+    assert_eq!(
+        (process.gpu_instance, process.compute_instance),
+        (None, None)
+    );
+    let Memory::Dedicated { used_bytes, .. } = library.memory(&cards[1].uuid).unwrap() else {
+        panic!("no memory")
+    };
+    assert_eq!((bytes, used_bytes), (545_259_520, 545_259_520));
+    assert_eq!(library.processes(&cards[0].uuid).unwrap(), []);
+
+    drop(cuda);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !library.processes(&cards[1].uuid).unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the process is still listed");
+        std::thread::yield_now();
+    }
+    assert_eq!(library.memory(&cards[1].uuid).unwrap(), cards[1].memory);
+}
+
+#[test]
+fn an_xid_reaches_the_watcher_of_its_card() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let cards: Vec<GpuUuid> = library
+        .inventory()
+        .unwrap()
+        .cards
+        .into_iter()
+        .map(|card| card.uuid)
+        .collect();
+    let mut events = library.watch(&cards).unwrap();
+    assert_eq!(events.next(Duration::ZERO).unwrap(), None);
+    machine
+        .control(&Command::Raise(CardEvent::Xid {
+            card: CardIndex(1),
+            code: 79,
+        }))
+        .unwrap();
+    let event = events.next(Duration::from_secs(30)).unwrap().unwrap();
+    assert_eq!(
+        (event.card, event.kind),
+        (cards[1].clone(), EventKind::Xid(79))
+    );
+    assert_eq!((event.gpu_instance, event.compute_instance), (None, None));
+    assert_eq!(events.next(Duration::ZERO).unwrap(), None);
+}
+
+#[test]
+fn the_library_can_be_released_and_opened_again() {
+    let mut machine = Machine::start(T4).unwrap();
+    let before = inventory(&machine);
+    machine.restart().unwrap();
+    assert_eq!(inventory(&machine), before);
+}

@@ -1,0 +1,96 @@
+//! Entry point of the node driver.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use drava_dra_driver::args::{Args, LogFormat};
+use drava_dra_driver::conditions::Conditions;
+use drava_dra_driver::driver::{self, Config};
+use drava_dra_driver::inventory::Source;
+use drava_dra_driver::prepare::effects::KernelTmpfs;
+use drava_dra_driver::reconcile;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log(args.log_format);
+    match run(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "the driver cannot run");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let Args {
+        node_name,
+        namespace,
+        pod_uid,
+        scheduling,
+        paths,
+        listen,
+        log_format: _,
+    } = args;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = node_name,
+        namespace,
+        ?scheduling,
+        driver_root = %paths.driver_root.display(),
+        "starting"
+    );
+    let client = kube::Client::try_default().await.context(
+        "find the API server: in a pod the service account is used, elsewhere KUBECONFIG must name a kubeconfig",
+    )?;
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let signalled = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("told to stop");
+        signalled.cancel();
+    });
+    let source = Source::nvml(paths.driver_root.clone(), paths.driver_root_mount.clone());
+    let config = Config {
+        node: node_name,
+        pod_uid: pod_uid.filter(|uid| !uid.is_empty()),
+        scheduling,
+        paths,
+        listen: listen.0,
+        orphan_grace: reconcile::GRACE,
+    };
+    driver::run(
+        config,
+        client,
+        source,
+        Box::new(KernelTmpfs),
+        Conditions::default(),
+        stop,
+    )
+    .await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}

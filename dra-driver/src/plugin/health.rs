@@ -1,0 +1,116 @@
+//! The health stream: the whole list of devices, at once, after each change, and every [`REPEAT`].
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::Stream;
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use crate::proto::health_v1::dra_resource_health_server::DraResourceHealth;
+use crate::proto::health_v1::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
+    NodeWatchResourcesResponse,
+};
+use crate::proto::health_v1alpha1::dra_resource_health_server::DraResourceHealth as DraResourceHealthV1alpha1;
+
+/// Kubelet calls the health of a device unknown when it has not heard of it for 30 s.
+const REPEAT: Duration = Duration::from_secs(10);
+
+/// Health of one published device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// It can be used.
+    Healthy,
+    /// It cannot, and why.
+    Unhealthy(String),
+    /// Nobody knows at present, and why.
+    Unknown(String),
+}
+
+/// Health of all published devices: pool and device name with the health.
+pub type Devices = Vec<(String, String, Health)>;
+
+/// Streams the health of devices.
+#[derive(Debug, Clone)]
+pub struct HealthService {
+    devices: watch::Receiver<Devices>,
+    stop: CancellationToken,
+}
+
+/// What the service answers with.
+type Messages = Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>>;
+
+impl HealthService {
+    /// Streams `devices` until `stop`.
+    #[must_use]
+    pub fn new(devices: watch::Receiver<Devices>, stop: CancellationToken) -> Self {
+        Self { devices, stop }
+    }
+
+    fn messages(&self) -> Messages {
+        let (mut devices, stop) = (self.devices.clone(), self.stop.clone());
+        devices.mark_changed();
+        Box::pin(futures::stream::unfold(
+            (devices, stop),
+            |(mut devices, stop)| async move {
+                tokio::select! {
+                    () = stop.cancelled() => return None,
+                    changed = devices.changed() => changed.ok()?,
+                    () = tokio::time::sleep(REPEAT) => {}
+                }
+                let message = message(&devices.borrow_and_update(), Timestamp::now().as_second());
+                Some((Ok(message), (devices, stop)))
+            },
+        ))
+    }
+}
+
+fn message(devices: &Devices, now: i64) -> NodeWatchResourcesResponse {
+    let devices = devices.iter().map(|(pool, device, health)| {
+        let (status, text) = match health {
+            Health::Healthy => (HealthStatus::Healthy, ""),
+            Health::Unhealthy(reason) => (HealthStatus::Unhealthy, reason.as_str()),
+            Health::Unknown(reason) => (HealthStatus::Unknown, reason.as_str()),
+        };
+        DeviceHealth {
+            device: Some(DeviceIdentifier {
+                pool_name: pool.clone(),
+                device_name: device.clone(),
+            }),
+            health: status.into(),
+            last_updated_time: now,
+            health_check_timeout_seconds: 0,
+            message: text.chars().take(1024).collect(),
+        }
+    });
+    NodeWatchResourcesResponse {
+        devices: devices.collect(),
+    }
+}
+
+#[tonic::async_trait]
+impl DraResourceHealth for HealthService {
+    type NodeWatchResourcesStream = Messages;
+
+    async fn node_watch_resources(
+        &self,
+        _request: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Messages>, Status> {
+        Ok(Response::new(self.messages()))
+    }
+}
+
+#[tonic::async_trait]
+impl DraResourceHealthV1alpha1 for HealthService {
+    type NodeWatchResourcesStream = Messages;
+
+    async fn node_watch_resources(
+        &self,
+        _request: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Messages>, Status> {
+        Ok(Response::new(self.messages()))
+    }
+}

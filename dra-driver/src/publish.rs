@@ -1,0 +1,197 @@
+//! What this node publishes: its cards as ResourceSlices of one pool.
+//!
+//! [`desired`] is a pure function of the inventory; [`changes`](diff::changes) compares it with what is there;
+//! [`writer`] is the thin shell that watches, writes and reports. Each card is published as coupled devices
+//! that consume the same counters, so the schedulers never hand out the whole card and shares of it at once.
+
+use std::collections::BTreeMap;
+
+use drava_api::names;
+use drava_nvml::Card;
+use k8s_openapi::api::resource::v1::{CounterSet, Device};
+
+use crate::args::Scheduling;
+use crate::inventory::NodeInventory;
+
+pub mod amounts;
+pub mod device;
+pub mod diff;
+mod version;
+pub mod writer;
+
+use amounts::Offer;
+
+/// Counter sets that one slice takes (`ResourceSliceMaxCounterSets`).
+const MAX_COUNTER_SETS: usize = 8;
+
+/// Devices that one slice takes when they have taints or counters (`ResourceSliceMaxDevicesWithAdvancedFeatures`).
+const MAX_DEVICES: usize = 64;
+
+/// Fields of ResourceSlices that the API server keeps. A field whose feature gate is off is dropped silently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Counter sets (DRAPartitionableDevices).
+    pub counters: bool,
+    /// Shared devices (DRAConsumableCapacity).
+    pub sharing: bool,
+    /// Taints (DRADeviceTaints).
+    pub taints: bool,
+}
+
+impl Features {
+    /// Nothing is dropped.
+    pub const ALL: Self = Self {
+        counters: true,
+        sharing: true,
+        taints: true,
+    };
+
+    /// Whether whole cards and shares can be offered together without being handed out together.
+    #[must_use]
+    pub const fn can_share(self) -> bool {
+        self.counters && self.sharing
+    }
+
+    /// What both keep.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            counters: self.counters && other.counters,
+            sharing: self.sharing && other.sharing,
+            taints: self.taints && other.taints,
+        }
+    }
+}
+
+/// Content of one slice: counter sets or devices, never both (Kubernetes 1.35 and later).
+#[derive(Debug, Clone, PartialEq)]
+pub enum SliceContent {
+    /// Counter sets, visible in the whole pool.
+    Counters(Vec<CounterSet>),
+    /// Devices.
+    Devices(Vec<Device>),
+}
+
+/// All that this node wants to be published.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pool {
+    /// Name of the pool.
+    pub name: String,
+    /// Its slices by object name. Never empty: an empty pool is one slice without devices.
+    pub slices: BTreeMap<String, SliceContent>,
+    /// Cards that are not offered, or not fully, with the reason: by UUID.
+    pub withheld: BTreeMap<String, &'static str>,
+}
+
+impl Pool {
+    /// The devices of all slices.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.slices.values().flat_map(|content| match content {
+            SliceContent::Devices(devices) => devices.as_slice(),
+            SliceContent::Counters(_) => &[],
+        })
+    }
+}
+
+/// Decides what `node` publishes for `inventory`. Cards that were published before and are `lost` stay, with a taint:
+/// schedulers compute what is free from what is published, so a device that a claim holds must not vanish.
+#[must_use]
+pub fn desired(
+    node: &str,
+    inventory: &NodeInventory,
+    lost: &[Card],
+    scheduling: Scheduling,
+    features: Features,
+) -> Pool {
+    let mut counter_sets = Vec::new();
+    let mut devices: Vec<Vec<Device>> = Vec::new();
+    let mut withheld = BTreeMap::new();
+    let present = inventory.gpus.cards.iter().map(|card| (card, None));
+    let mut cards: Vec<_> = present
+        .chain(lost.iter().map(|card| (card, Some("lost"))))
+        .collect();
+    cards.sort_by_key(|(card, _)| card.minor);
+    for (card, unhealthy) in cards {
+        let taints = features
+            .taints
+            .then(|| device::taints(scheduling, unhealthy))
+            .flatten();
+        let totals = match amounts::offer(card, inventory.gpus.confidential_computing) {
+            Offer::WholeAndShares(totals) => Some(totals),
+            Offer::WholeOnly(reason) => {
+                withheld.insert(card.uuid.to_string(), reason);
+                None
+            }
+            Offer::Nothing(reason) => {
+                withheld.insert(card.uuid.to_string(), reason);
+                continue;
+            }
+        };
+        if features.counters {
+            counter_sets.push(device::counter_set(card));
+        }
+        let mut of_card = vec![device::gpu(
+            card,
+            inventory,
+            taints.clone(),
+            features.counters,
+        )];
+        if let Some(totals) = totals.filter(|_| features.can_share()) {
+            of_card.push(device::vgpu(card, inventory, taints, totals));
+        }
+        devices.push(of_card);
+    }
+    Pool {
+        name: names::pool(node),
+        slices: slices(node, &counter_sets, devices),
+        withheld,
+    }
+}
+
+/// Cuts counter sets and devices into slices, the devices of one card together.
+fn slices(
+    node: &str,
+    counter_sets: &[CounterSet],
+    devices: Vec<Vec<Device>>,
+) -> BTreeMap<String, SliceContent> {
+    let mut chunks: Vec<Vec<Device>> = vec![Vec::new()];
+    for of_card in devices {
+        match chunks.last_mut() {
+            Some(chunk) if chunk.len() + of_card.len() <= MAX_DEVICES => chunk.extend(of_card),
+            _ => chunks.push(of_card),
+        }
+    }
+    let counters = counter_sets
+        .chunks(MAX_COUNTER_SETS)
+        .enumerate()
+        .map(|(index, sets)| {
+            (
+                slice_name(node, "counters", index),
+                SliceContent::Counters(sets.to_vec()),
+            )
+        });
+    let devices = chunks.into_iter().enumerate().map(|(index, devices)| {
+        (
+            slice_name(node, "devices", index),
+            SliceContent::Devices(devices),
+        )
+    });
+    counters.chain(devices).collect()
+}
+
+/// Object name of a slice. Allocators that take the first fit go by it, so it sorts like the cards.
+fn slice_name(node: &str, part: &str, index: usize) -> String {
+    /// Longest object name (RFC 1123 subdomain).
+    const MAX: usize = 253;
+    let suffix = format!("-{}-{part}-{index:03}", names::DRIVER);
+    if node.len() + suffix.len() <= MAX {
+        return format!("{node}{suffix}");
+    }
+    let hash = format!("{:08x}", crc32fast::hash(node.as_bytes()));
+    let room = MAX - suffix.len() - hash.len() - 1;
+    let node = node
+        .get(..room)
+        .unwrap_or_default()
+        .trim_end_matches(['-', '.']);
+    format!("{node}-{hash}{suffix}")
+}

@@ -1,0 +1,309 @@
+//! A card as DRA devices: names, attributes, capacities, counters.
+//!
+//! All types of device carry the same attribute keys: a CEL selector that names a missing one fails the whole pod.
+
+use std::collections::BTreeMap;
+
+use drava_api::{DeviceType, Quantity, names};
+use drava_nvml::{AddressingMode, Card, Mig, MigProfile, MigVariant};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
+    DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
+};
+
+use super::amounts::{self, ALL_CORES, MIB, ShareTotals};
+use super::version;
+use crate::args::Scheduling;
+use crate::inventory::NodeInventory;
+
+/// Longest string that an attribute may hold (`DeviceAttributeMaxValueLength`).
+const MAX_ATTRIBUTE_BYTES: usize = 64;
+
+/// Name of the whole card's device, and of its counter set.
+#[must_use]
+pub fn gpu_name(minor: u32) -> String {
+    format!("gpu-{minor}")
+}
+
+/// Name of the device whose shares libvgpu enforces.
+#[must_use]
+pub fn vgpu_name(minor: u32) -> String {
+    format!("gpu-{minor}-vgpu")
+}
+
+/// The whole card.
+pub(super) fn gpu(
+    card: &Card,
+    node: &NodeInventory,
+    taints: Option<Vec<DeviceTaint>>,
+    counters: bool,
+) -> Device {
+    let mut capacity = BTreeMap::from([(
+        names::capacity::CORES.to_owned(),
+        fixed(Quantity::count(ALL_CORES)),
+    )]);
+    if let Some(memory_bytes) = amounts::usable_memory_bytes(card) {
+        capacity.insert(
+            names::capacity::MEMORY.to_owned(),
+            fixed(Quantity::bytes(memory_bytes)),
+        );
+    }
+    Device {
+        name: gpu_name(card.minor),
+        attributes: Some(attributes(DeviceType::Gpu, card, node)),
+        capacity: Some(capacity),
+        consumes_counters: counters.then(|| consumes_all(card)),
+        taints,
+        ..Device::default()
+    }
+}
+
+/// Shares of the card.
+pub(super) fn vgpu(
+    card: &Card,
+    node: &NodeInventory,
+    taints: Option<Vec<DeviceTaint>>,
+    totals: ShareTotals,
+) -> Device {
+    let ShareTotals {
+        memory_bytes,
+        cores,
+        slots,
+    } = totals;
+    let memory = DeviceCapacity {
+        value: Quantity::bytes(memory_bytes).into(),
+        request_policy: policy(
+            Quantity::bytes(memory_bytes),
+            Quantity::bytes(MIB),
+            // Where min + step would lie beyond the value the API server refuses a step.
+            (memory_bytes >= 2 * MIB).then_some(Quantity::bytes(MIB)),
+            Some(Quantity::bytes(memory_bytes)),
+        ),
+    };
+    let cores = DeviceCapacity {
+        value: Quantity::count(cores).into(),
+        request_policy: policy(
+            Quantity::ZERO,
+            Quantity::ZERO,
+            Some(Quantity::count(1)),
+            Some(Quantity::count(cores.min(ALL_CORES))),
+        ),
+    };
+    let slots = DeviceCapacity {
+        value: Quantity::count(slots).into(),
+        request_policy: policy(
+            Quantity::count(1),
+            Quantity::count(1),
+            (slots >= 2).then_some(Quantity::count(1)),
+            None,
+        ),
+    };
+    Device {
+        name: vgpu_name(card.minor),
+        attributes: Some(attributes(DeviceType::Vgpu, card, node)),
+        capacity: Some(BTreeMap::from([
+            (names::capacity::MEMORY.to_owned(), memory),
+            (names::capacity::CORES.to_owned(), cores),
+            (names::capacity::SLOTS.to_owned(), slots),
+        ])),
+        allow_multiple_allocations: Some(true),
+        consumes_counters: Some(consumes_all(card)),
+        taints,
+        ..Device::default()
+    }
+}
+
+/// What the types of device of one card compete for.
+///
+/// Memory slices come from NVML's placements, engines from its largest profile. A card without MIG has one counter
+/// `card`, which only says that whole card and shares exclude each other.
+pub(super) fn counter_set(card: &Card) -> CounterSet {
+    CounterSet {
+        name: gpu_name(card.minor),
+        counters: counters(card),
+    }
+}
+
+fn consumes_all(card: &Card) -> Vec<DeviceCounterConsumption> {
+    vec![DeviceCounterConsumption {
+        counter_set: gpu_name(card.minor),
+        counters: counters(card),
+        ..DeviceCounterConsumption::default()
+    }]
+}
+
+fn counters(card: &Card) -> BTreeMap<String, Counter> {
+    let count = |value: u32| Counter {
+        value: Quantity::count(u64::from(value)).into(),
+    };
+    let profiles = match &card.mig {
+        Mig::NotCapable => &[][..],
+        Mig::Capable { profiles, .. } => profiles,
+    };
+    let slices = profiles
+        .iter()
+        .flat_map(|profile| &profile.placements)
+        .map(|place| place.start + place.size)
+        .max();
+    let Some(slices) = slices else {
+        return BTreeMap::from([("card".to_owned(), count(1))]);
+    };
+    let mut counters: BTreeMap<_, _> = (0..slices)
+        .map(|slice| (format!("memory-slice-{slice}"), count(1)))
+        .collect();
+    let most = |engines: fn(&MigProfile) -> u32| profiles.iter().map(engines).max().unwrap_or(0);
+    for (name, value) in [
+        ("copy-engines", most(|profile| profile.copy_engines)),
+        ("decoders", most(|profile| profile.decoders)),
+        ("encoders", most(|profile| profile.encoders)),
+        ("jpeg-engines", most(|profile| profile.jpeg_engines)),
+        ("ofa-engines", most(|profile| profile.ofa_engines)),
+        ("media-extensions", most(media_extensions)),
+    ] {
+        if value > 0 {
+            counters.insert(name.to_owned(), count(value));
+        }
+    }
+    counters
+}
+
+/// Instances with media extensions that the card takes at once.
+fn media_extensions(profile: &MigProfile) -> u32 {
+    match profile.variant {
+        MigVariant::MediaExtensions | MigVariant::AllMediaExtensions => profile.instance_count,
+        MigVariant::Plain | MigVariant::NoMediaExtensions | MigVariant::Graphics => 0,
+    }
+}
+
+fn attributes(
+    kind: DeviceType,
+    card: &Card,
+    node: &NodeInventory,
+) -> BTreeMap<String, DeviceAttribute> {
+    use names::attribute as name;
+    let gpus = &node.gpus;
+    let cuda = gpus
+        .cuda_driver_version
+        .map_or_else(|| "0".to_owned(), |version| version.to_string());
+    let nvlink = card.fabric.as_ref().map_or_else(
+        || "none".to_owned(),
+        |fabric| format!("{}.{}", fabric.cluster_uuid, fabric.clique),
+    );
+    let addressing = match card.addressing_mode {
+        Some(AddressingMode::Hmm) => "hmm",
+        Some(AddressingMode::Ats) => "ats",
+        Some(AddressingMode::None) | None => "none",
+    };
+    let mut attributes = BTreeMap::from([
+        (name::TYPE, string(kind.as_str())),
+        (name::UUID, string(card.uuid.as_str())),
+        (name::PROFILE, string("none")),
+        (name::PRODUCT_NAME, string(&card.name)),
+        (name::BRAND, string(&card.brand)),
+        (name::ARCHITECTURE, string(&card.architecture)),
+        (
+            name::CUDA_COMPUTE_CAPABILITY,
+            semver(&card.compute_capability.to_string()),
+        ),
+        (name::DRIVER_VERSION, semver(&gpus.driver_version)),
+        (name::CUDA_DRIVER_VERSION, semver(&cuda)),
+        (name::ADDRESSING_MODE, string(addressing)),
+        (name::MODE, string("auto")),
+        (name::MINOR, int(i64::from(card.minor))),
+        (name::INDEX, int(i64::from(card.index))),
+        (
+            name::OVERSUBSCRIBED,
+            DeviceAttribute {
+                bool: Some(false),
+                ..DeviceAttribute::default()
+            },
+        ),
+        (name::NVLINK_DOMAIN, string(&nvlink)),
+        (name::PCI_BUS_ID, string(&card.pci_bus_id)),
+        (name::NUMA_NODE, int(card.numa_node.map_or(-1, i64::from))),
+    ]);
+    // The standard attribute is left out where it is unknown, on all types of the card alike: a made-up value would
+    // make cards of different roots look aligned.
+    if let Some(root) = node.pcie_roots.get(&card.uuid) {
+        attributes.insert(name::PCIE_ROOT, string(root));
+    }
+    attributes
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+}
+
+/// Taints of a card's devices: ours while the controller allocates, and the reason why it must not be used.
+pub(super) fn taints(scheduling: Scheduling, unhealthy: Option<&str>) -> Option<Vec<DeviceTaint>> {
+    let taint = |key: &str, value: &str| DeviceTaint {
+        key: key.to_owned(),
+        value: Some(value.to_owned()),
+        effect: "NoSchedule".to_owned(),
+        time_added: None,
+    };
+    let managed = match scheduling {
+        Scheduling::Managed => Some(taint(names::MANAGED_TAINT, "true")),
+        Scheduling::Native => None,
+    };
+    let taints: Vec<_> = managed
+        .into_iter()
+        .chain(unhealthy.map(|reason| taint(names::UNHEALTHY_TAINT, reason)))
+        .collect();
+    (!taints.is_empty()).then_some(taints)
+}
+
+fn fixed(value: Quantity) -> DeviceCapacity {
+    DeviceCapacity {
+        value: value.into(),
+        request_policy: None,
+    }
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "the field that it fills is optional"
+)]
+fn policy(
+    default: Quantity,
+    min: Quantity,
+    step: Option<Quantity>,
+    max: Option<Quantity>,
+) -> Option<CapacityRequestPolicy> {
+    Some(CapacityRequestPolicy {
+        default: Some(default.into()),
+        valid_range: Some(CapacityRequestPolicyRange {
+            min: min.into(),
+            step: step.map(Into::into),
+            max: max.map(Into::into),
+        }),
+        valid_values: None,
+    })
+}
+
+/// A string attribute, cut at a character boundary where it is longer than the API takes.
+fn string(value: &str) -> DeviceAttribute {
+    let end = value
+        .char_indices()
+        .map(|(start, char)| start + char.len_utf8())
+        .take_while(|&end| end <= MAX_ATTRIBUTE_BYTES)
+        .last();
+    let value = value.get(..end.unwrap_or(0)).unwrap_or_default();
+    DeviceAttribute {
+        string: Some(value.to_owned()),
+        ..DeviceAttribute::default()
+    }
+}
+
+fn semver(value: &str) -> DeviceAttribute {
+    DeviceAttribute {
+        version: Some(version::normalise(value)),
+        ..DeviceAttribute::default()
+    }
+}
+
+fn int(value: i64) -> DeviceAttribute {
+    DeviceAttribute {
+        int: Some(value),
+        ..DeviceAttribute::default()
+    }
+}

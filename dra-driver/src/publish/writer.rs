@@ -1,0 +1,402 @@
+//! Keeps the published slices as they should be: looks, writes what differs, and looks again when somebody else has
+//! changed something (kubelet deletes all slices of its node when it starts, and when the driver was away).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use drava_api::names;
+use drava_nvml::{Card, GpuUuid};
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::diff::{self, Change, Owner};
+use super::{Features, Pool};
+use crate::args::Scheduling;
+use crate::conditions::{Condition, Conditions};
+use crate::error::describe;
+use crate::inventory::{NodeInventory, State};
+use crate::plugin::health::{Devices, Health};
+use crate::report::{Reason, Reporter, Subject};
+
+/// Time in which changes by others are collected before they are looked at.
+const COLLECT: Duration = Duration::from_secs(1);
+
+/// Longest time between two attempts, or between two repairs while somebody keeps changing our slices.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Time without a write after which a change by others is an incident of its own.
+const CALM: Duration = Duration::from_secs(60);
+
+/// Publishes the cards of one node.
+pub struct Publisher {
+    /// The API server.
+    pub client: Client,
+    /// Name of the node.
+    pub node: String,
+    /// Who allocates.
+    pub scheduling: Scheduling,
+    /// The node's GPUs.
+    pub gpus: watch::Receiver<State>,
+    /// Where the health of what is published goes.
+    pub health: watch::Sender<Devices>,
+    /// Where it is told whether everything is published.
+    pub conditions: Conditions,
+    /// Where it reports.
+    pub reporter: Reporter,
+}
+
+/// The slices could not be brought up to date.
+#[derive(Debug, thiserror::Error)]
+enum SyncError {
+    #[error(
+        "there is no Node object {0}; is --node-name (NODE_NAME) the name that kubelet registered?"
+    )]
+    NoNode(String),
+    #[error("{operation} {object}")]
+    Api {
+        operation: &'static str,
+        object: String,
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// What the publisher remembers between two looks.
+#[derive(Default)]
+struct Memory {
+    /// Cards that were seen, so that one that vanishes stays published, tainted: its claims go on counting.
+    seen: BTreeMap<GpuUuid, Card>,
+    /// Fields that the API server was found to drop.
+    features: Option<Features>,
+    /// Cards whose limitation was reported.
+    reported: BTreeMap<String, &'static str>,
+    /// The state of each slice, by name, that is our own work: its watch events say nothing new.
+    own: BTreeMap<String, String>,
+}
+
+impl Publisher {
+    /// Publishes until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let slices: Api<ResourceSlice> = Api::all(self.client.clone());
+        let selector = self.selector();
+        let events =
+            watcher(slices.clone(), watcher::Config::default().fields(&selector)).default_backoff();
+        let mut events = std::pin::pin!(events.map_err(|error| describe(&error)).fuse());
+        let mut gpus = self.gpus.clone();
+        gpus.mark_changed();
+        let mut memory = Memory::default();
+        let mut wait = COLLECT;
+        let mut wrote: Option<Instant> = None;
+        // When to look; `None` when there is nothing to look at.
+        let mut due: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = gpus.changed() => match changed {
+                    Ok(()) => due = Some(Instant::now()),
+                    Err(_) => return,
+                },
+                Some(event) = events.next() => match event {
+                    Ok(event) if is_news(&event, &memory.own) => {
+                        if wrote.is_none_or(|wrote| wrote.elapsed() > CALM) {
+                            wait = COLLECT;
+                        }
+                        due = due.or(Some(Instant::now() + wait));
+                    }
+                    Ok(_) => {}
+                    Err(error) => tracing::warn!(%error, "watching ResourceSlices is interrupted"),
+                },
+                () = at(due) => {
+                    due = None;
+                    let state = gpus.borrow_and_update().clone();
+                    let synced = tokio::select! {
+                        () = stop.cancelled() => return,
+                        synced = self.sync(&slices, &state, &mut memory) => synced,
+                    };
+                    match synced {
+                        Ok(0) => {}
+                        Ok(_) => {
+                            // Grows while somebody keeps undoing what we write.
+                            wait = (wait * 2).min(MAX_WAIT);
+                            wrote = Some(Instant::now());
+                        }
+                        Err(error) => {
+                            self.conditions.set(Condition::Published, Err(describe(&error)));
+                            wait = (wait * 2).min(MAX_WAIT);
+                            due = Some(Instant::now() + wait);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn selector(&self) -> String {
+        format!("spec.driver={},spec.nodeName={}", names::DRIVER, self.node)
+    }
+
+    /// Brings the slices up to date once. Returns the number of writes.
+    async fn sync(
+        &self,
+        slices: &Api<ResourceSlice>,
+        state: &State,
+        memory: &mut Memory,
+    ) -> Result<usize, SyncError> {
+        let node = match state {
+            State::Known(node) => node,
+            State::Pending => return Ok(0),
+            State::Unknown(reason) => {
+                // What is published stays: claims hold it. Without cards nothing can be said about them.
+                self.health.send_modify(|devices| {
+                    for (_, _, health) in devices {
+                        *health = Health::Unknown(reason.clone());
+                    }
+                });
+                return Ok(0);
+            }
+        };
+        let lost = memory.remember(&node.inventory);
+        let owner = self.owner().await?;
+        let mut writes = 0;
+        loop {
+            let features = memory.features.unwrap_or(Features::ALL);
+            let pool = super::desired(
+                &self.node,
+                &node.inventory,
+                &lost,
+                self.scheduling,
+                features,
+            );
+            self.report_withheld(&pool, memory);
+            let api = |operation, source| SyncError::Api {
+                operation,
+                object: "ResourceSlices".to_owned(),
+                source,
+            };
+            let existing = slices
+                .list(&ListParams::default().fields(&self.selector()))
+                .await
+                .map_err(|source| api("list", source))?;
+            let changes = diff::changes(&existing.items, &pool, &owner);
+            let mut kept = features;
+            for change in &changes {
+                kept = kept.and(apply(slices, change, &mut memory.own).await?);
+                writes += 1;
+            }
+            if kept == features {
+                self.health.send_replace(health(&pool, &lost));
+                self.conditions.set(Condition::Published, Ok(()));
+                return Ok(writes);
+            }
+            // Published again without what the server does not know, so that nothing half is offered.
+            self.report_dropped(kept);
+            memory.features = Some(kept);
+        }
+    }
+
+    async fn owner(&self) -> Result<Owner, SyncError> {
+        let nodes: Api<NodeObject> = Api::all(self.client.clone());
+        let error = |source| SyncError::Api {
+            operation: "get",
+            object: format!("Node {}", self.node),
+            source,
+        };
+        let node = nodes.get_opt(&self.node).await.map_err(error)?;
+        let uid = node
+            .and_then(|node| node.metadata.uid)
+            .ok_or_else(|| SyncError::NoNode(self.node.clone()))?;
+        Ok(Owner {
+            node: self.node.clone(),
+            uid,
+        })
+    }
+
+    fn report_dropped(&self, kept: Features) {
+        let Features {
+            counters,
+            sharing,
+            taints,
+        } = kept;
+        let gates = [
+            (
+                counters,
+                "DRAPartitionableDevices",
+                "whole cards only are published",
+            ),
+            (
+                sharing,
+                "DRAConsumableCapacity",
+                "whole cards only are published",
+            ),
+            (
+                taints,
+                "DRADeviceTaints",
+                "kube-scheduler allocates the devices by itself",
+            ),
+        ];
+        for (_, gate, effect) in gates.iter().filter(|(kept, ..)| !kept) {
+            let note = format!(
+                "the API server drops fields of our ResourceSlices: feature gate {gate} is off (on since Kubernetes \
+                 1.36); {effect}"
+            );
+            self.reporter
+                .event(Subject::Node, Reason::FieldsDropped, note);
+        }
+    }
+
+    fn report_withheld(&self, pool: &Pool, memory: &mut Memory) {
+        for (card, reason) in &pool.withheld {
+            if memory.reported.insert(card.clone(), reason) != Some(*reason) {
+                self.reporter.event(
+                    Subject::Node,
+                    Reason::CardWithheld,
+                    format!("card {card}: {reason}"),
+                );
+            }
+        }
+        memory
+            .reported
+            .retain(|card, _| pool.withheld.contains_key(card));
+    }
+}
+
+impl Memory {
+    /// Remembers the cards of `inventory`; returns those that were seen before and are gone.
+    fn remember(&mut self, inventory: &NodeInventory) -> Vec<Card> {
+        let present: BTreeSet<&GpuUuid> =
+            inventory.gpus.cards.iter().map(|card| &card.uuid).collect();
+        // A device file has one card: where another card took the minor number, the old one is not coming back.
+        let minors: BTreeSet<u32> = inventory.gpus.cards.iter().map(|card| card.minor).collect();
+        self.seen
+            .retain(|uuid, card| present.contains(uuid) || !minors.contains(&card.minor));
+        let lost = self
+            .seen
+            .values()
+            .filter(|card| !present.contains(&card.uuid))
+            .cloned()
+            .collect();
+        self.seen.extend(
+            inventory
+                .gpus
+                .cards
+                .iter()
+                .map(|card| (card.uuid.clone(), card.clone())),
+        );
+        lost
+    }
+}
+
+/// Does one write. Returns the features that the API server kept.
+async fn apply(
+    slices: &Api<ResourceSlice>,
+    change: &Change,
+    own: &mut BTreeMap<String, String>,
+) -> Result<Features, SyncError> {
+    let api = |operation, name: &str, source| SyncError::Api {
+        operation,
+        object: format!("ResourceSlice {name}"),
+        source,
+    };
+    let (sent, stored) = match change {
+        Change::Delete { name, uid } => {
+            tracing::info!(slice = name, "deleting the ResourceSlice");
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: Some(uid.clone()),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            return match slices.delete(name, &params).await {
+                Ok(_) => Ok(Features::ALL),
+                // Somebody was faster; a new slice of the same name is dealt with at the next look.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                    Ok(Features::ALL)
+                }
+                Err(source) => Err(api("delete", name, source)),
+            };
+        }
+        Change::Update(slice) => {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            tracing::info!(
+                slice = name,
+                generation = slice.spec.pool.generation,
+                "updating the ResourceSlice"
+            );
+            let stored = slices.replace(name, &PostParams::default(), slice).await;
+            (slice, stored.map_err(|source| api("update", name, source))?)
+        }
+        Change::Create(slice) => {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            tracing::info!(
+                slice = name,
+                generation = slice.spec.pool.generation,
+                "creating the ResourceSlice"
+            );
+            let stored = slices.create(&PostParams::default(), slice).await;
+            (slice, stored.map_err(|source| api("create", name, source))?)
+        }
+    };
+    own.insert(
+        stored.metadata.name.clone().unwrap_or_default(),
+        version(&stored),
+    );
+    Ok(diff::dropped(sent, &stored))
+}
+
+/// Whether a watch event can mean that there is something to do.
+fn is_news(event: &watcher::Event<ResourceSlice>, own: &BTreeMap<String, String>) -> bool {
+    match event {
+        watcher::Event::Apply(slice) | watcher::Event::InitApply(slice) => {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            own.get(name) != Some(&version(slice))
+        }
+        watcher::Event::Delete(_) | watcher::Event::InitDone => true,
+        watcher::Event::Init => false,
+    }
+}
+
+/// One state of one slice.
+fn version(slice: &ResourceSlice) -> String {
+    let metadata = &slice.metadata;
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!(
+        "{}@{}",
+        part(&metadata.uid),
+        part(&metadata.resource_version)
+    )
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Health of everything that is published.
+fn health(pool: &Pool, lost: &[Card]) -> Devices {
+    let is_lost = |device: &str| {
+        lost.iter().any(|card| {
+            device == super::device::gpu_name(card.minor)
+                || device == super::device::vgpu_name(card.minor)
+        })
+    };
+    let of = |device: &str| {
+        if is_lost(device) {
+            Health::Unhealthy("the card is gone from the node".to_owned())
+        } else {
+            Health::Healthy
+        }
+    };
+    pool.devices()
+        .map(|device| (pool.name.clone(), device.name.clone(), of(&device.name)))
+        .collect()
+}

@@ -1,0 +1,296 @@
+//! What the driver tells people through the API server: events, and `status.devices` of claims.
+//!
+//! Reporting never holds up or fails what it reports about: it is queued, retried for a while, and then logged.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter as EventReporter};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::claim::ClaimRef;
+use crate::inventory::NodeInventory;
+use crate::prepare::record::Record;
+
+mod device_status;
+
+pub use device_status::Injection;
+
+/// Field manager of what the driver writes into claims, and the name under which it reports.
+const COMPONENT: &str = "drava-dra-driver";
+
+/// Reports that wait; beyond that the oldest reporter waits for the API server anyway.
+const QUEUE: usize = 256;
+
+/// Attempts for one report, the time between them doubling from one second.
+const ATTEMPTS: u32 = 7;
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// The node.
+    Node,
+    /// A claim.
+    Claim(ClaimRef),
+    /// A pod.
+    Pod(PodRef),
+}
+
+/// A pod that uses a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRef {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+}
+
+/// Why an event is raised. Names are part of the documented interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A claim's record, page, region or spec was missing or damaged and is in order again.
+    ClaimStateRepaired,
+    /// A claim's record is damaged.
+    ClaimRecordDamaged,
+    /// Something of a claim that is gone was removed.
+    OrphanRemoved,
+    /// The API server drops fields of our slices.
+    FieldsDropped,
+    /// The container runtime has ignored a claim's CDI devices.
+    CdiIgnored,
+    /// The driver is not ready, for a reason that a person has to put right.
+    NotReady,
+    /// A card is not offered, or not fully.
+    CardWithheld,
+}
+
+impl Reason {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClaimStateRepaired => "ClaimStateRepaired",
+            Self::ClaimRecordDamaged => "ClaimRecordDamaged",
+            Self::OrphanRemoved => "OrphanRemoved",
+            Self::FieldsDropped => "FieldsDropped",
+            Self::CdiIgnored => "CdiIgnored",
+            Self::NotReady => "NotReady",
+            Self::CardWithheld => "CardWithheld",
+        }
+    }
+
+    const fn severity(self) -> EventType {
+        match self {
+            Self::OrphanRemoved => EventType::Normal,
+            Self::ClaimStateRepaired
+            | Self::ClaimRecordDamaged
+            | Self::FieldsDropped
+            | Self::CdiIgnored
+            | Self::NotReady
+            | Self::CardWithheld => EventType::Warning,
+        }
+    }
+}
+
+enum Report {
+    Event {
+        subject: Subject,
+        reason: Reason,
+        note: String,
+    },
+    Status {
+        claim: ClaimRef,
+        devices: Value,
+    },
+}
+
+/// Hands reports to the task that writes them; clones share it.
+#[derive(Debug, Clone)]
+pub struct Reporter(mpsc::Sender<Report>);
+
+impl Reporter {
+    /// A reporter, and the task that writes what it is given until all its clones are gone.
+    pub fn start(
+        client: Client,
+        node: String,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (sender, mut reports) = mpsc::channel(QUEUE);
+        let task = async move {
+            let writer = Writer {
+                recorder: Recorder::new(
+                    client.clone(),
+                    EventReporter {
+                        controller: COMPONENT.to_owned(),
+                        instance: Some(node.clone()),
+                    },
+                ),
+                client,
+                node,
+            };
+            while let Some(report) = reports.recv().await {
+                writer.write(&report).await;
+            }
+        };
+        (Self(sender), task)
+    }
+
+    /// Logs and raises an event.
+    pub fn event(&self, subject: Subject, reason: Reason, note: String) {
+        match reason.severity() {
+            EventType::Normal => tracing::info!(?subject, reason = reason.as_str(), note),
+            EventType::Warning => tracing::warn!(?subject, reason = reason.as_str(), note),
+        }
+        self.send(Report::Event {
+            subject,
+            reason,
+            note,
+        });
+    }
+
+    /// Says in the claim what it was given, unless it says so already.
+    pub fn devices(
+        &self,
+        found: &ResourceClaim,
+        record: &Record,
+        inventory: &NodeInventory,
+        injection: Injection,
+    ) {
+        let written = found
+            .status
+            .as_ref()
+            .and_then(|status| status.devices.as_ref());
+        let written = serde_json::to_value(written).unwrap_or(Value::Null);
+        let devices =
+            device_status::statuses(record, inventory, injection, &written, Timestamp::now());
+        let is_written = |device: &Value| {
+            written
+                .as_array()
+                .is_some_and(|written| written.contains(device))
+        };
+        if !devices.iter().all(is_written) {
+            self.send(Report::Status {
+                claim: record.claim.clone(),
+                devices: Value::Array(devices),
+            });
+        }
+    }
+
+    fn send(&self, report: Report) {
+        if self.0.try_send(report).is_err() {
+            tracing::warn!("the API server does not take reports, one is dropped");
+        }
+    }
+}
+
+struct Writer {
+    client: Client,
+    recorder: Recorder,
+    node: String,
+}
+
+impl Writer {
+    async fn write(&self, report: &Report) {
+        let mut wait = Duration::from_secs(1);
+        for attempt in 1..=ATTEMPTS {
+            let error = match self.attempt(report).await {
+                Ok(()) => return,
+                Err(error) => error,
+            };
+            // What the API server understood and refused stays refused; a claim that is gone needs no status.
+            let refused = matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429);
+            if refused || attempt == ATTEMPTS {
+                tracing::warn!(error = %error, what = %report.what(), "cannot report");
+                return;
+            }
+            tokio::time::sleep(wait).await;
+            wait *= 2;
+        }
+    }
+
+    async fn attempt(&self, report: &Report) -> Result<(), kube::Error> {
+        match report {
+            Report::Event {
+                subject,
+                reason,
+                note,
+            } => {
+                let event = Event {
+                    type_: reason.severity(),
+                    reason: reason.as_str().to_owned(),
+                    // The API takes 1 KiB.
+                    note: Some(note.chars().take(1000).collect()),
+                    // The recorder counts events of one reason and action as one and keeps the first note, so the
+                    // action tells notes apart. People are not shown it.
+                    action: format!(
+                        "{}-{:08x}",
+                        reason.as_str(),
+                        crc32fast::hash(note.as_bytes())
+                    ),
+                    secondary: None,
+                };
+                self.recorder
+                    .publish(&event, &self.reference(subject))
+                    .await
+            }
+            Report::Status { claim, devices } => {
+                let claims: Api<ResourceClaim> =
+                    Api::namespaced(self.client.clone(), &claim.namespace);
+                // The UID makes the server refuse it for another claim of the same name.
+                let patch = json!({
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "ResourceClaim",
+                    "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid.as_str()},
+                    "status": {"devices": devices},
+                });
+                let params = PatchParams::apply(COMPONENT).force();
+                claims
+                    .patch_status(&claim.name, &params, &Patch::Apply(patch))
+                    .await
+                    .map(drop)
+            }
+        }
+    }
+
+    fn reference(&self, subject: &Subject) -> ObjectReference {
+        match subject {
+            Subject::Node => ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(self.node.clone()),
+                // Where kubelet puts it too: `kubectl describe node` looks for events by it.
+                uid: Some(self.node.clone()),
+                ..ObjectReference::default()
+            },
+            Subject::Claim(claim) => ObjectReference {
+                api_version: Some("resource.k8s.io/v1".to_owned()),
+                kind: Some("ResourceClaim".to_owned()),
+                name: Some(claim.name.clone()),
+                namespace: Some(claim.namespace.clone()),
+                uid: Some(claim.uid.to_string()),
+                ..ObjectReference::default()
+            },
+            Subject::Pod(pod) => ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                name: Some(pod.name.clone()),
+                namespace: Some(pod.namespace.clone()),
+                uid: Some(pod.uid.clone()),
+                ..ObjectReference::default()
+            },
+        }
+    }
+}
+
+impl Report {
+    fn what(&self) -> String {
+        match self {
+            Self::Event { reason, .. } => format!("event {}", reason.as_str()),
+            Self::Status { claim, .. } => format!("status.devices of claim {claim}"),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a claim's `status.devices` says. Pure.
+
+use std::collections::BTreeMap;
+
+use drava_api::names;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::inventory::NodeInventory;
+use crate::prepare::record::Record;
+use crate::prepare::{Access, Prepared, Share};
+use crate::publish::amounts;
+
+/// Whether containers get what a claim's CDI spec says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injection {
+    /// Nothing speaks against it.
+    Expected,
+    /// The container runtime has ignored it.
+    Ignored,
+}
+
+/// A condition of a device, without its time.
+struct Condition {
+    kind: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// Entries of `status.devices`. A condition whose status did not change keeps the time of its transition in `written`.
+pub(super) fn statuses(
+    record: &Record,
+    inventory: &NodeInventory,
+    injection: Injection,
+    written: &Value,
+    now: Timestamp,
+) -> Vec<Value> {
+    let status = |device: &Prepared| {
+        let mut entries = written.as_array().into_iter().flatten();
+        let before = entries.find(|before| is_status_of(before, device));
+        let conditions: Vec<Value> = [prepared(device), enforced(device, inventory, injection)]
+            .into_iter()
+            .map(|condition| condition.to_json(before, now))
+            .collect();
+        let mut status = BTreeMap::from([
+            ("driver", json!(names::DRIVER)),
+            ("pool", json!(device.pool)),
+            ("device", json!(device.device)),
+            ("conditions", Value::Array(conditions)),
+            ("data", data(device)),
+        ]);
+        if let Some(share) = device.share() {
+            status.insert("shareID", json!(share.id.as_str()));
+        }
+        json!(status)
+    };
+    record.devices.iter().map(status).collect()
+}
+
+fn is_status_of(status: &Value, device: &Prepared) -> bool {
+    let field = |name: &str| status.get(name).and_then(Value::as_str);
+    field("driver") == Some(names::DRIVER)
+        && field("pool") == Some(&device.pool)
+        && field("device") == Some(&device.device)
+        && field("shareID") == device.share().map(|share| share.id.as_str())
+}
+
+fn prepared(device: &Prepared) -> Condition {
+    Condition {
+        kind: "Prepared",
+        status: true,
+        reason: "Prepared",
+        message: format!("card {} is ready for containers", device.card.uuid),
+    }
+}
+
+fn enforced(device: &Prepared, inventory: &NodeInventory, injection: Injection) -> Condition {
+    let (status, reason, message) = match &device.access {
+        Access::Share(share) => share_enforced(device, share, inventory, injection),
+        Access::Whole => (true, "WholeCard", "the claim has the card alone".to_owned()),
+        Access::Admin => (
+            false,
+            "AdminAccess",
+            "admin access has no limits".to_owned(),
+        ),
+    };
+    Condition {
+        kind: "Enforced",
+        status,
+        reason,
+        message,
+    }
+}
+
+fn share_enforced(
+    device: &Prepared,
+    share: &Share,
+    inventory: &NodeInventory,
+    injection: Injection,
+) -> (bool, &'static str, String) {
+    if injection == Injection::Ignored {
+        let message = "the container runtime has ignored the CDI devices of the claim";
+        return (false, "CdiIgnored", message.to_owned());
+    }
+    let unenforceable = inventory
+        .card(&device.card.uuid)
+        .and_then(amounts::unenforceable);
+    if let Some(reason) = unenforceable {
+        return (false, "SharedAddressSpace", reason.to_owned());
+    }
+    if share.unmetered {
+        let message =
+            "the device class mounts graphics and video parts, whose allocations no limit covers";
+        return (false, "Unmetered", message.to_owned());
+    }
+    let mib = share.memory_bytes / amounts::MIB;
+    (
+        true,
+        "Interposed",
+        format!("libvgpu limits memory to {mib} MiB"),
+    )
+}
+
+impl Condition {
+    fn to_json(&self, before: Option<&Value>, now: Timestamp) -> Value {
+        let status = if self.status { "True" } else { "False" };
+        let conditions = before
+            .and_then(|before| before.get("conditions"))
+            .and_then(Value::as_array);
+        let unchanged = conditions.into_iter().flatten().find(|before| {
+            let field = |name: &str| before.get(name).and_then(Value::as_str);
+            field("type") == Some(self.kind) && field("status") == Some(status)
+        });
+        let time = unchanged
+            .and_then(|before| before.get("lastTransitionTime").cloned())
+            .unwrap_or_else(|| json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()));
+        json!({
+            "type": self.kind,
+            "status": status,
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": time,
+        })
+    }
+}
+
+fn data(device: &Prepared) -> Value {
+    let mut data = BTreeMap::from([
+        ("uuid", json!(device.card.uuid)),
+        ("minor", json!(device.card.minor)),
+    ]);
+    if let Some(share) = device.share() {
+        data.insert("memoryBytes", json!(share.memory_bytes));
+        data.insert("cores", json!(share.cores));
+        data.insert("computePolicy", json!(share.compute_policy));
+        data.insert("priority", json!(share.priority));
+    }
+    json!(data)
+}

@@ -1,0 +1,364 @@
+//! An API server in memory, as far as the driver talks to it: claims, slices with watches, nodes, events.
+//!
+//! It keeps what it is given by path, counts resource versions, refuses stale updates, gives new objects a UID and
+//! taints a time, and can be told to drop fields (a feature gate that is off) or to be down.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Method, Request, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+
+/// A running server; clones share it.
+#[derive(Clone)]
+pub(crate) struct ApiServer {
+    state: Arc<Mutex<Objects>>,
+    changes: broadcast::Sender<Change>,
+    address: std::net::SocketAddr,
+}
+
+/// Objects by path, such as `/apis/resource.k8s.io/v1/resourceslices/a`.
+#[derive(Default)]
+struct Objects {
+    by_path: BTreeMap<String, Value>,
+    version: u64,
+    down: bool,
+    dropped: Vec<&'static str>,
+    writes: Vec<String>,
+}
+
+#[derive(Clone)]
+struct Change {
+    collection: String,
+    event: Value,
+}
+
+pub(crate) const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+
+impl ApiServer {
+    /// Starts on a free port, with a Node object.
+    pub(crate) async fn start(node: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Self {
+            state: Arc::default(),
+            changes: broadcast::channel(1024).0,
+            address,
+        };
+        server.objects().by_path.insert(
+            format!("/api/v1/nodes/{node}"),
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": "node-uid"}}),
+        );
+        let router = Router::new().fallback(handle).with_state(server.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        server
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        let config = kube::Config::new(format!("http://{}", self.address).parse().unwrap());
+        kube::Client::try_from(config).unwrap()
+    }
+
+    fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.state.lock().unwrap()
+    }
+
+    /// Answers everything with 503 from now on, or no more.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.objects().down = down;
+    }
+
+    /// Drops these fields wherever they occur in what is written from now on.
+    pub(crate) fn drop_fields(&self, fields: &[&'static str]) {
+        self.objects().dropped = fields.to_vec();
+    }
+
+    /// Puts a claim, as its user and controller did.
+    pub(crate) fn put_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
+        let value = serde_json::to_value(claim).unwrap();
+        self.store(&claim_path(&value), value);
+    }
+
+    /// Puts a pod.
+    pub(crate) fn put_pod(&self, pod: &Value) {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        self.store(
+            &format!("/api/v1/namespaces/default/pods/{name}"),
+            pod.clone(),
+        );
+    }
+
+    /// Deletes a claim.
+    pub(crate) fn delete_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
+        let path = claim_path(&serde_json::to_value(claim).unwrap());
+        self.objects().by_path.remove(&path);
+    }
+
+    /// The claim as it is now.
+    pub(crate) fn claim(&self, name: &str) -> Value {
+        self.objects().by_path
+            [&format!("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}")]
+            .clone()
+    }
+
+    /// The slices by name.
+    pub(crate) fn slices(&self) -> BTreeMap<String, Value> {
+        let objects = self.objects();
+        let slices = objects.by_path.iter().filter_map(|(path, slice)| {
+            Some((
+                path.strip_prefix(SLICES)?.strip_prefix('/')?.to_owned(),
+                slice.clone(),
+            ))
+        });
+        slices.collect()
+    }
+
+    /// Deletes all slices, as kubelet does.
+    pub(crate) fn wipe_slices(&self) {
+        for name in self.slices().into_keys() {
+            self.remove(&format!("{SLICES}/{name}"));
+        }
+    }
+
+    /// Changes a slice, as somebody else would.
+    pub(crate) fn edit_slice(&self, name: &str, edit: impl FnOnce(&mut Value)) {
+        let mut slice = self.slices().remove(name).unwrap();
+        edit(&mut slice);
+        self.store(&format!("{SLICES}/{name}"), slice);
+    }
+
+    /// Reason, note and kind of object of all events.
+    pub(crate) fn events_with_kind(&self) -> Vec<(String, String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let objects = self.objects();
+        let events = objects
+            .by_path
+            .iter()
+            .filter(|(path, _)| path.contains("/events/"));
+        let fields = |event: &Value| {
+            (
+                text(&event["reason"]),
+                text(&event["note"]),
+                text(&event["regarding"]["kind"]),
+            )
+        };
+        events.map(|(_, event)| fields(event)).collect()
+    }
+
+    /// Reason and note of all events.
+    pub(crate) fn events(&self) -> Vec<(String, String)> {
+        let events = self.events_with_kind().into_iter();
+        events.map(|(reason, note, _)| (reason, note)).collect()
+    }
+
+    /// Writes that were done, as `METHOD path`.
+    pub(crate) fn writes(&self) -> Vec<String> {
+        self.objects().writes.clone()
+    }
+
+    fn store(&self, path: &str, mut object: Value) -> Value {
+        let mut objects = self.objects();
+        objects.version += 1;
+        let is_new = !objects.by_path.contains_key(path);
+        object["metadata"]["resourceVersion"] = json!(objects.version.to_string());
+        if object["metadata"]["uid"].is_null() {
+            object["metadata"]["uid"] = json!(format!("uid-{}", objects.version));
+        }
+        let dropped = objects.dropped.clone();
+        admit(&mut object, &dropped);
+        objects.by_path.insert(path.to_owned(), object.clone());
+        self.announce(path, if is_new { "ADDED" } else { "MODIFIED" }, &object);
+        object
+    }
+
+    fn remove(&self, path: &str) -> Option<Value> {
+        let mut objects = self.objects();
+        let object = objects.by_path.remove(path)?;
+        self.announce(path, "DELETED", &object);
+        Some(object)
+    }
+
+    fn announce(&self, path: &str, kind: &str, object: &Value) {
+        let collection = path.rsplit_once('/').unwrap().0.to_owned();
+        // Nobody may be watching.
+        let _ = self.changes.send(Change {
+            collection,
+            event: json!({"type": kind, "object": object}),
+        });
+    }
+
+    fn answer(&self, method: &Method, uri: &Uri, body: &Value) -> Response {
+        let path = uri.path();
+        if self.objects().down {
+            return status(StatusCode::SERVICE_UNAVAILABLE, "the server is down");
+        }
+        if *method != Method::GET {
+            self.objects().writes.push(format!("{method} {path}"));
+        }
+        match *method {
+            Method::GET
+                if uri
+                    .query()
+                    .is_some_and(|query| query.contains("watch=true")) =>
+            {
+                self.watch(path)
+            }
+            Method::GET if path == SLICES || path == CLAIMS => self.list(path),
+            Method::GET => match self.objects().by_path.get(path) {
+                Some(object) => axum::Json(object.clone()).into_response(),
+                None => status(StatusCode::NOT_FOUND, path),
+            },
+            Method::POST => {
+                let generated = || format!("generated-{}", self.objects().by_path.len());
+                let name = body["metadata"]["name"]
+                    .as_str()
+                    .map_or_else(generated, str::to_owned);
+                let path = format!("{path}/{name}");
+                if self.objects().by_path.contains_key(&path) {
+                    return status(StatusCode::CONFLICT, "it exists");
+                }
+                (
+                    StatusCode::CREATED,
+                    axum::Json(self.store(&path, body.clone())),
+                )
+                    .into_response()
+            }
+            Method::PUT => {
+                let present = self.objects().by_path.get(path).cloned();
+                match present {
+                    Some(present)
+                        if present["metadata"]["resourceVersion"]
+                            == body["metadata"]["resourceVersion"] =>
+                    {
+                        let mut body = body.clone();
+                        body["metadata"]["uid"] = present["metadata"]["uid"].clone();
+                        axum::Json(self.store(path, body)).into_response()
+                    }
+                    Some(_) => status(StatusCode::CONFLICT, "it was changed"),
+                    None => status(StatusCode::NOT_FOUND, path),
+                }
+            }
+            Method::PATCH => self.patch(path, body),
+            Method::DELETE => match self.remove(path) {
+                Some(object) => axum::Json(object).into_response(),
+                None => status(StatusCode::NOT_FOUND, path),
+            },
+            _ => status(StatusCode::METHOD_NOT_ALLOWED, path),
+        }
+    }
+
+    /// Takes over `status.devices` of a claim, or a whole event.
+    fn patch(&self, path: &str, body: &Value) -> Response {
+        let object_path = path.trim_end_matches("/status");
+        let Some(mut present) = self.objects().by_path.get(object_path).cloned() else {
+            return status(StatusCode::NOT_FOUND, path);
+        };
+        if object_path == path {
+            present = body.clone();
+        } else {
+            if body["metadata"]["uid"] != present["metadata"]["uid"] {
+                return status(StatusCode::CONFLICT, "another uid");
+            }
+            present["status"]["devices"] = body["status"]["devices"].clone();
+        }
+        axum::Json(self.store(object_path, present)).into_response()
+    }
+
+    fn list(&self, path: &str) -> Response {
+        let objects = self.objects();
+        let resource = path.rsplit_once('/').unwrap().1;
+        let wanted = |key: &str| {
+            // Claims are listed over all namespaces.
+            key.starts_with("/apis/resource.k8s.io/v1/")
+                && key.split('/').rev().nth(1) == Some(resource)
+        };
+        let items: Vec<_> = objects
+            .by_path
+            .iter()
+            .filter(|(key, _)| wanted(key))
+            .map(|(_, object)| object)
+            .collect();
+        axum::Json(json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "List",
+            "metadata": {"resourceVersion": objects.version.to_string()}, "items": items,
+        }))
+        .into_response()
+    }
+
+    fn watch(&self, path: &str) -> Response {
+        let path = path.to_owned();
+        let events = BroadcastStream::new(self.changes.subscribe()).filter_map(move |change| {
+            let change = change.ok().filter(|change| change.collection == path);
+            futures::future::ready(
+                change.map(|change| Ok::<_, Infallible>(format!("{}\n", change.event))),
+            )
+        });
+        Body::from_stream(events).into_response()
+    }
+}
+
+fn claim_path(claim: &Value) -> String {
+    let name = |field: &str| claim["metadata"][field].as_str().unwrap().to_owned();
+    format!(
+        "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}",
+        name("namespace"),
+        name("name")
+    )
+}
+
+/// What the server does to everything it stores.
+fn admit(value: &mut Value, dropped: &[&str]) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|key, _| !dropped.contains(&key.as_str()));
+            if let Some(taints) = fields.get_mut("taints").and_then(Value::as_array_mut) {
+                for taint in taints {
+                    if taint["timeAdded"].is_null() {
+                        taint["timeAdded"] = json!("2026-01-01T00:00:00Z");
+                    }
+                }
+            }
+            fields.values_mut().for_each(|field| admit(field, dropped));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| admit(item, dropped)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn status(code: StatusCode, message: &str) -> Response {
+    let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
+    let body = json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure",
+        "message": message, "reason": reason, "code": code.as_u16(),
+    });
+    (code, axum::Json(body)).into_response()
+}
+
+async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Response {
+    let (parts, body) = request.into_parts();
+    let bytes = axum::body::to_bytes(body, 16 << 20).await.unwrap();
+    let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+    server.answer(&parts.method, &parts.uri, &body)
+}
+
+/// Waits until `condition` holds; a generous deadline ends a test that waits in vain.
+pub(crate) async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

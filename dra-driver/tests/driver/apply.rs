@@ -1,0 +1,679 @@
+//! Preparing on a node: idempotent in every state, whole after a crash at any step.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use drava_cdi::Spec;
+use drava_dra_driver::artifacts::Artifact;
+use drava_dra_driver::claim::ClaimUid;
+use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::prepare::apply::{Applier, ApplyError, Failure};
+use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
+use drava_dra_driver::prepare::record::{Loaded, Record, Stage};
+use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::fixture::Result::{Share, Whole};
+use crate::fixture::{claim, claim_ref, h100x2, share_id};
+use crate::node::{TestNode, environment};
+
+/// A node whose power goes after a number of effects: nothing happens from then on.
+struct PowerCut {
+    node: NodeEffects,
+    left: AtomicUsize,
+}
+
+impl PowerCut {
+    fn after(effects: usize, node: NodeEffects) -> Self {
+        Self {
+            node,
+            left: AtomicUsize::new(effects),
+        }
+    }
+
+    fn powered(&self) -> Result<(), EffectError> {
+        let step = |left: usize| left.checked_sub(1);
+        match self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
+        {
+            Ok(_) => Ok(()),
+            Err(_) => Err(EffectError::File {
+                operation: "survive",
+                path: PathBuf::new(),
+                source: std::io::Error::other("the power is off"),
+            }),
+        }
+    }
+}
+
+impl Effects for PowerCut {
+    fn save_record(&self, record: &Record) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.save_record(record)
+    }
+
+    fn ensure_page(
+        &self,
+        uid: &ClaimUid,
+        share: &ShareId,
+        spec: &LimitsSpec,
+    ) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_page(uid, share, spec)
+    }
+
+    fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_usage(uid, share)
+    }
+
+    fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_spec(uid, spec)
+    }
+
+    fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_spec(uid)
+    }
+
+    fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_usage(uid)
+    }
+
+    fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_pages(uid)
+    }
+
+    fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_record(uid)
+    }
+}
+
+fn prepare<E: Effects>(
+    node: &TestNode,
+    applier: &Applier<E>,
+    number: u32,
+    found: &ResourceClaim,
+) -> Result<(Record, Vec<String>), ApplyError> {
+    let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+    let environment = environment(&inventory, &driver, &installed);
+    applier
+        .prepare(&claim_ref(number), Some(found), &environment)
+        .map(|(record, repairs)| (record, repairs.0))
+}
+
+fn page_of(node: &TestNode, number: u32) -> PathBuf {
+    let share = ShareId::parse(&share_id(number, 0)).unwrap();
+    node.layout()
+        .limits(&claim_ref(number).uid, &share)
+        .join("page")
+}
+
+fn region_of(node: &TestNode, number: u32) -> PathBuf {
+    let share = ShareId::parse(&share_id(number, 0)).unwrap();
+    node.layout()
+        .usage(&claim_ref(number).uid, &share)
+        .join("region")
+}
+
+fn spec_of(node: &TestNode, number: u32) -> PathBuf {
+    node.paths.cdi_dir.join(format!(
+        "gpu.drava.dev-claim-{}.json",
+        claim_ref(number).uid
+    ))
+}
+
+#[test]
+fn a_share_gets_its_page_region_and_spec() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let (record, repairs) =
+        prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    assert_eq!((record.stage, repairs), (Stage::Prepared, Vec::new()));
+
+    let page = page::decode(&fs::read(page_of(&node, 1)).unwrap()).unwrap();
+    let limits = page.spec.limits;
+    assert_eq!(limits.memory_limit_bytes, Some(8 << 30));
+    assert_eq!(limits.driver_reserve_bytes, 528 << 20);
+    assert_eq!(limits.cores.percent(), 30);
+    assert_eq!(page.spec.device_uuid.to_string(), crate::fixture::CARDS[0]);
+    let region = fs::metadata(region_of(&node, 1)).unwrap();
+    assert_eq!(
+        (region.len(), region.mode() & 0o777),
+        (REGION_SIZE as u64, 0o666)
+    );
+    assert_eq!(node.tmpfs.mounted().len(), 1);
+    let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+    let spec = spec.replace(&*node.root.path().to_string_lossy(), "[node]");
+    insta::assert_snapshot!(spec);
+}
+
+#[test]
+fn a_whole_card_gets_no_interposer() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Whole(1)])).unwrap();
+    let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+    assert!(spec.contains("/dev/nvidia1") && !spec.contains("/dev/nvidia0"));
+    assert!(!spec.contains("libvgpu") && !spec.contains("preload") && !spec.contains("/run/drava"));
+    assert!(node.tmpfs.mounted().is_empty());
+}
+
+#[test]
+fn a_container_gets_only_what_its_request_names() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(
+        &node,
+        &applier,
+        1,
+        &claim(1, &[Share(0, "8Gi", "0"), Whole(1)]),
+    )
+    .unwrap();
+    let spec = Spec::from_json(&fs::read(spec_of(&node, 1)).unwrap()).unwrap();
+    for device in spec.devices() {
+        let text = format!("{:?}", device.container_edits);
+        let (own, other) = if device.name.contains("-gpu1-") {
+            ("/dev/nvidia1", "/dev/nvidia0")
+        } else {
+            ("/dev/nvidia0", "/dev/nvidia1")
+        };
+        assert!(
+            text.contains(own) && !text.contains(other),
+            "{}: {text}",
+            device.name
+        );
+    }
+    let common = format!("{:?}", spec.container_edits());
+    assert!(!common.contains("/dev/nvidia0") && !common.contains("/dev/nvidia1"));
+}
+
+#[test]
+fn the_answer_and_the_node_stay_the_same_when_repeated() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let first = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let page = fs::metadata(page_of(&node, 1)).unwrap();
+    // A program of the claim counts in the region.
+    fs::write(region_of(&node, 1), vec![7; REGION_SIZE]).unwrap();
+    for _ in 0..3 {
+        let again = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+        assert_eq!(again, first);
+    }
+    let after = fs::metadata(page_of(&node, 1)).unwrap();
+    assert_eq!(
+        (after.ino(), after.mtime_nsec()),
+        (page.ino(), page.mtime_nsec()),
+        "a live page is never rewritten"
+    );
+    assert_eq!(
+        fs::read(region_of(&node, 1)).unwrap(),
+        vec![7; REGION_SIZE],
+        "a live region is never touched"
+    );
+}
+
+#[test]
+fn changed_policy_or_limits_of_a_live_page_are_kept() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    // The agent has changed the page in place.
+    let mut bytes = fs::read(page_of(&node, 1)).unwrap();
+    let mut limits = page::decode(&bytes).unwrap().spec.limits;
+    limits.rate_us_per_s = Some(1);
+    for write in page::update(&bytes, &limits).unwrap() {
+        let start = usize::try_from(write.offset()).unwrap();
+        bytes[start..start + write.bytes().len()].copy_from_slice(write.bytes());
+    }
+    fs::write(page_of(&node, 1), &bytes).unwrap();
+    let (_, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert!(repairs.is_empty(), "{repairs:?}");
+    assert_eq!(fs::read(page_of(&node, 1)).unwrap(), bytes);
+}
+
+#[test]
+fn what_is_missing_is_made_again_and_said() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let complete = node.traces();
+    let spec = fs::read(spec_of(&node, 1)).unwrap();
+
+    fs::remove_file(spec_of(&node, 1)).unwrap();
+    node.tmpfs.reboot();
+    fs::remove_file(page_of(&node, 1)).unwrap();
+    let (again, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(again, first);
+    assert_eq!(node.traces(), complete);
+    assert_eq!(fs::read(spec_of(&node, 1)).unwrap(), spec);
+    for what in ["limits page", "usage region", "CDI spec"] {
+        assert!(
+            repairs
+                .iter()
+                .any(|repair| repair == &format!("made the missing {what} again")),
+            "{what}: {repairs:?}"
+        );
+    }
+
+    fs::write(spec_of(&node, 1), "{").unwrap();
+    fs::write(page_of(&node, 1), "damaged").unwrap();
+    fs::write(region_of(&node, 1), "cut").unwrap();
+    let (_, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(repairs.len(), 3, "{repairs:?}");
+    assert_eq!(node.traces(), complete);
+    assert_eq!(
+        fs::metadata(region_of(&node, 1)).unwrap().len(),
+        REGION_SIZE as u64
+    );
+}
+
+#[test]
+fn a_tenants_link_in_place_of_its_region_is_not_followed() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let victim = node.root.path().join("victim");
+    fs::write(&victim, "host file").unwrap();
+    fs::remove_file(region_of(&node, 1)).unwrap();
+    std::os::unix::fs::symlink(&victim, region_of(&node, 1)).unwrap();
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "host file");
+    assert!(fs::symlink_metadata(region_of(&node, 1)).unwrap().is_file());
+}
+
+#[test]
+fn unprepare_leaves_nothing_and_can_be_repeated() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(
+        &node,
+        &applier,
+        1,
+        &claim(1, &[Share(0, "8Gi", "30"), Share(1, "8Gi", "30")]),
+    )
+    .unwrap();
+    prepare(&node, &applier, 2, &claim(2, &[Share(0, "8Gi", "30")])).unwrap();
+    let (both, _) = node.traces();
+    applier.unprepare(&claim_ref(1)).unwrap();
+    applier.unprepare(&claim_ref(1)).unwrap();
+    applier.unprepare(&claim_ref(3)).unwrap();
+    let (left, mounted) = node.traces();
+    assert!(
+        left.len() < both.len()
+            && left
+                .iter()
+                .all(|name| name.contains(claim_ref(2).uid.as_str())),
+        "{left:?}"
+    );
+    assert_eq!(mounted.len(), 1);
+    applier.unprepare(&claim_ref(2)).unwrap();
+    assert_eq!(node.traces(), (Vec::new(), Default::default()));
+}
+
+#[test]
+fn a_crash_after_any_step_of_prepare_is_completed_by_the_next() {
+    let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
+    let reference = TestNode::started();
+    let (whole, _) = prepare(
+        &reference,
+        &reference.applier(reference.effects()),
+        1,
+        &found,
+    )
+    .unwrap();
+    let (files, mounts) = reference.traces();
+    // Two records, two pages, two regions, one spec.
+    let steps = 7;
+    for step in 0..=steps {
+        let node = TestNode::started();
+        let cut = PowerCut::after(step, node.effects());
+        let outcome = prepare(&node, &node.applier(cut), 1, &found);
+        assert_eq!(outcome.is_ok(), step == steps, "step {step}");
+        let (left, _) = node.traces();
+        assert_eq!(left.is_empty(), step == 0, "whatever exists has a record");
+
+        let (record, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+        assert_eq!(record, whole, "step {step}");
+        let (after, mounted) = node.traces();
+        assert_eq!(
+            (after, mounted.len()),
+            (files.clone(), mounts.len()),
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn a_crash_after_any_step_of_prepare_is_taken_back_by_unprepare() {
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    for step in 0..=5 {
+        let node = TestNode::started();
+        let _ = prepare(
+            &node,
+            &node.applier(PowerCut::after(step, node.effects())),
+            1,
+            &found,
+        );
+        node.applier(node.effects())
+            .unprepare(&claim_ref(1))
+            .unwrap();
+        assert_eq!(
+            node.traces(),
+            (Vec::new(), Default::default()),
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn a_crash_after_any_step_of_unprepare_is_completed_by_the_next() {
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    for step in 0..4 {
+        let node = TestNode::started();
+        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+        let cut = node.applier(PowerCut::after(step, node.effects()));
+        cut.unprepare(&claim_ref(1)).unwrap_err();
+        let record = node
+            .applier(node.effects())
+            .store()
+            .load(&claim_ref(1).uid)
+            .unwrap();
+        assert!(matches!(record, Loaded::Present(_)), "the record goes last");
+        node.applier(node.effects())
+            .unprepare(&claim_ref(1))
+            .unwrap();
+        assert_eq!(
+            node.traces(),
+            (Vec::new(), Default::default()),
+            "step {step}"
+        );
+    }
+}
+
+/// A node on which one kind of effect fails and all others work: a full disk, a directory without permission.
+#[test]
+fn a_failed_first_preparation_leaves_nothing() {
+    let node = TestNode::started();
+    fs::remove_dir(&node.paths.cdi_dir).unwrap();
+    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        1,
+        &claim(1, &[Share(0, "8Gi", "30")]),
+    )
+    .unwrap_err();
+    let error = drava_dra_driver::error::describe(&error);
+    assert!(
+        error.contains("claim default/claim-1") && error.contains("CDI directory"),
+        "{error}"
+    );
+    assert!(
+        error.contains(&*node.paths.cdi_dir.to_string_lossy()),
+        "{error}"
+    );
+    // The spec is the first to be removed, and that fails too; what is left has a record, so it can be found.
+    fs::remove_file(&node.paths.cdi_dir).unwrap();
+    node.applier(node.effects())
+        .unprepare(&claim_ref(1))
+        .unwrap();
+    assert_eq!(node.traces_without_cdi(), Vec::<String>::new());
+}
+
+#[test]
+fn a_missing_device_file_is_found_before_anything_is_changed() {
+    let node = TestNode::started();
+    let mut inventory = h100x2();
+    inventory.gpus.cards[1].minor = 7;
+    let (driver, installed) = (node.driver(), node.installed());
+    let found = claim(1, &[Share(7, "8Gi", "30")]);
+    let applier = node.applier(node.effects());
+    let error = applier
+        .prepare(
+            &claim_ref(1),
+            Some(&found),
+            &environment(&inventory, &driver, &installed),
+        )
+        .unwrap_err();
+    let error = drava_dra_driver::error::describe(&error);
+    assert!(
+        error.contains("device gpu-7-vgpu") && error.contains("nvidia7"),
+        "{error}"
+    );
+    assert_eq!(node.traces(), (Vec::new(), Default::default()));
+}
+
+#[test]
+fn the_guard_sees_what_is_prepared_and_what_is_intended() {
+    let node = TestNode::started();
+    let half = claim(1, &[Share(0, "40Gi", "50")]);
+    // Interrupted right after the record of the intent.
+    let _ = prepare(
+        &node,
+        &node.applier(PowerCut::after(1, node.effects())),
+        1,
+        &half,
+    );
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "41Gi", "0")]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Whole(0)]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
+    node.applier(node.effects())
+        .unprepare(&claim_ref(1))
+        .unwrap();
+    prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Whole(0)]),
+    )
+    .unwrap();
+}
+
+#[test]
+fn of_two_claims_at_once_that_do_not_fit_together_exactly_one_is_prepared() {
+    let node = TestNode::started();
+    let (first, second) = (node.applier(node.effects()), node.applier(node.effects()));
+    for round in 0..20 {
+        let (a, b) = (2 * round + 1, 2 * round + 2);
+        let outcomes = std::thread::scope(|scope| {
+            let a = scope
+                .spawn(|| prepare(&node, &first, a, &claim(a, &[Share(0, "50Gi", "0")])).is_ok());
+            let b = scope
+                .spawn(|| prepare(&node, &second, b, &claim(b, &[Share(0, "50Gi", "0")])).is_ok());
+            [a.join().unwrap(), b.join().unwrap()]
+        });
+        assert_eq!(
+            outcomes.iter().filter(|prepared| **prepared).count(),
+            1,
+            "round {round}"
+        );
+        first.unprepare(&claim_ref(a)).unwrap();
+        first.unprepare(&claim_ref(b)).unwrap();
+    }
+}
+
+#[test]
+fn a_claim_that_was_allocated_anew_is_prepared_anew() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    let (record, repairs) =
+        prepare(&node, &applier, 1, &claim(1, &[Share(1, "4Gi", "0")])).unwrap();
+    assert_eq!(record.devices[0].card.minor, 1);
+    assert_eq!(
+        repairs,
+        ["removed what was prepared for an earlier allocation"]
+    );
+    let page = page::decode(&fs::read(page_of(&node, 1)).unwrap()).unwrap();
+    assert_eq!(page.spec.limits.memory_limit_bytes, Some(4 << 30));
+}
+
+fn damage(node: &TestNode, number: u32) {
+    let path = node
+        .layout()
+        .claims()
+        .join(format!("{}.json", claim_ref(number).uid));
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 2;
+    bytes[last] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_record_is_set_aside_and_rebuilt_around_what_runs() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let page = fs::metadata(page_of(&node, 1)).unwrap().ino();
+    damage(&node, 1);
+
+    // Until then nobody knows what is free.
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "1Gi", "0")]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Unreadable(_)), "{error}");
+
+    // A rebuild that is interrupted takes nothing away from containers that run.
+    let _ = prepare(
+        &node,
+        &node.applier(PowerCut::after(1, node.effects())),
+        1,
+        &found,
+    );
+    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+
+    let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(again, first);
+    assert_eq!(fs::metadata(page_of(&node, 1)).unwrap().ino(), page);
+    assert!(
+        node.applier(node.effects())
+            .store()
+            .list()
+            .unwrap()
+            .quarantined
+            .is_empty()
+    );
+    prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "1Gi", "0")]),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_rebuild_that_fails_takes_nothing_away_from_containers_that_run() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    damage(&node, 1);
+    fs::remove_dir_all(&node.paths.cdi_dir).unwrap();
+    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
+    for _ in 0..2 {
+        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
+        assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+    }
+    // The spec directory is in the way of undoing too; without it only the decision not to undo protects them.
+    fs::remove_file(&node.paths.cdi_dir).unwrap();
+    fs::create_dir(&node.paths.cdi_dir).unwrap();
+    fs::create_dir(
+        spec_of(&node, 1).with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid)),
+    )
+    .unwrap();
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
+    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+}
+
+#[test]
+fn a_record_of_another_version_cut_short_or_of_another_claim_is_damaged() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    let path = |number| {
+        node.layout()
+            .claims()
+            .join(format!("{}.json", claim_ref(number).uid))
+    };
+    let sound = fs::read(path(1)).unwrap();
+    let damaged = |bytes: &[u8], reason: &str| {
+        fs::write(path(1), bytes).unwrap();
+        match applier.store().load(&claim_ref(1).uid).unwrap() {
+            Loaded::Corrupt(found) => assert!(found.contains(reason), "{found}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    damaged(b"", "header");
+    damaged(&sound[..sound.len() / 2], "cut short");
+    let text = String::from_utf8(sound.clone()).unwrap();
+    damaged(
+        text.replace("\"version\":1", "\"version\":2").as_bytes(),
+        "version 2",
+    );
+    damaged(
+        text.replace("gpu-0-vgpu", "gpu-1-vgpu").as_bytes(),
+        "checksum",
+    );
+    fs::write(path(2), &sound).unwrap();
+    assert!(matches!(
+        applier.store().load(&claim_ref(2).uid).unwrap(),
+        Loaded::Corrupt(_)
+    ));
+}
+
+#[test]
+fn a_running_claim_keeps_its_library_over_an_upgrade() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (before, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    fs::write(
+        node.paths.artifacts_dir.join("libvgpu.so"),
+        "libvgpu of the next version",
+    )
+    .unwrap();
+    let (after, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(after, before);
+    let (other, _) = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "8Gi", "30")]),
+    )
+    .unwrap();
+    assert_ne!(other.library, before.library);
+    let in_use = node
+        .applier(node.effects())
+        .artifacts_in_use()
+        .unwrap()
+        .unwrap();
+    assert!(in_use.contains(&before.library) && in_use.contains(&other.library));
+    // Gone all the same: the claim gets the present one.
+    fs::remove_file(Artifact::Library.path(&node.paths.state_dir, &before.library)).unwrap();
+    let (moved, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(moved.library, other.library);
+}

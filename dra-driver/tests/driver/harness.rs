@@ -1,0 +1,237 @@
+//! The whole driver between a fake kubelet and an API server in memory.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drava_dra_driver::args::Scheduling;
+use drava_dra_driver::conditions::{Condition, Conditions};
+use drava_dra_driver::driver::{self, Config, RunError};
+use drava_dra_driver::inventory::Source;
+use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
+use drava_nvml::{
+    CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
+    MigProfile, Placement, Process, ProcessUtilization, Status, Utilization, WatchError,
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::api_server::{ApiServer, eventually};
+use crate::fixture::{NODE, claim_ref, h100x2};
+use crate::node::TestNode;
+
+/// GPUs that a test can change while the driver runs.
+#[derive(Clone)]
+pub(crate) struct FakeGpus(Arc<Mutex<Inventory>>);
+
+impl FakeGpus {
+    pub(crate) fn h100x2() -> Self {
+        Self(Arc::new(Mutex::new(h100x2().gpus)))
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Inventory)) {
+        change(&mut self.0.lock().unwrap());
+    }
+}
+
+fn not_here<T>(card: &GpuUuid) -> Result<T, CardError> {
+    Err(CardError {
+        operation: "ask a fake".to_owned(),
+        card: card.clone(),
+        status: Status::NotSupported,
+    })
+}
+
+impl GpuLibrary for FakeGpus {
+    fn inventory(&self) -> Result<Inventory, InventoryError> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+
+    fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
+        not_here(card)
+    }
+
+    fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
+        not_here(card)
+    }
+
+    fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
+        not_here(card)
+    }
+
+    fn process_utilization(
+        &self,
+        card: &GpuUuid,
+        _since_us: u64,
+    ) -> Result<Vec<ProcessUtilization>, CardError> {
+        not_here(card)
+    }
+
+    fn watch(&self, _cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
+        Err(WatchError::Create(Status::NotSupported))
+    }
+
+    fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
+        not_here(card)
+    }
+
+    fn create_mig(
+        &self,
+        card: &GpuUuid,
+        _: &MigProfile,
+        _: Placement,
+    ) -> Result<GpuInstance, CardError> {
+        not_here(card)
+    }
+
+    fn destroy_mig(&self, card: &GpuUuid, _id: u32) -> Result<(), CardError> {
+        not_here(card)
+    }
+
+    fn mig_remaining(&self, card: &GpuUuid, _profile: &MigProfile) -> Result<u32, CardError> {
+        not_here(card)
+    }
+}
+
+/// A node, its kubelet and the API server. Drivers come and go on it.
+pub(crate) struct World {
+    pub(crate) node: TestNode,
+    pub(crate) api: ApiServer,
+    pub(crate) kubelet: FakeKubelet,
+    pub(crate) gpus: FakeGpus,
+}
+
+/// A driver that runs.
+pub(crate) struct Running {
+    pub(crate) conditions: Conditions,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), RunError>>,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let node = TestNode::new();
+        let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
+        Self {
+            api: ApiServer::start(NODE).await,
+            kubelet,
+            gpus: FakeGpus::h100x2(),
+            node,
+        }
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config {
+            node: NODE.to_owned(),
+            pod_uid: None,
+            scheduling: Scheduling::Managed,
+            paths: self.node.paths.clone(),
+            listen: ([127, 0, 0, 1], 0).into(),
+            orphan_grace: Duration::ZERO,
+        }
+    }
+
+    /// GPUs of the fake, libraries of the simulated machine.
+    pub(crate) fn source(&self) -> Source {
+        let gpus = self.gpus.clone();
+        Source {
+            open: Box::new(move || Ok(Box::new(gpus.clone()))),
+            rescan: Duration::from_millis(100),
+            ..Source::nvml(
+                self.node.paths.driver_root.clone(),
+                self.node.paths.driver_root_mount.clone(),
+            )
+        }
+    }
+
+    pub(crate) fn start(&self) -> Running {
+        self.start_with(self.config(), self.source())
+    }
+
+    pub(crate) fn start_with(&self, config: Config, source: Source) -> Running {
+        let (conditions, stop) = (Conditions::default(), CancellationToken::new());
+        let task = tokio::spawn(driver::run(
+            config,
+            self.api.client(),
+            source,
+            Box::new(self.node.tmpfs.clone()),
+            conditions.clone(),
+            stop.clone(),
+        ));
+        Running {
+            conditions,
+            stop,
+            task,
+        }
+    }
+
+    /// Starts a driver and registers it; it is ready when this returns.
+    pub(crate) async fn ready(&self) -> (Running, Plugin) {
+        let running = self.start();
+        let plugin = self.kubelet.register("gpu.drava.dev").await.unwrap();
+        running.is_ready().await;
+        (running, plugin)
+    }
+
+    /// Path of a claim's CDI spec.
+    pub(crate) fn spec(&self, number: u32) -> PathBuf {
+        self.node.paths.cdi_dir.join(format!(
+            "gpu.drava.dev-claim-{}.json",
+            claim_ref(number).uid
+        ))
+    }
+
+    /// Path of a claim's record.
+    pub(crate) fn record(&self, number: u32) -> PathBuf {
+        self.node
+            .layout()
+            .claims()
+            .join(format!("{}.json", claim_ref(number).uid))
+    }
+}
+
+impl Running {
+    pub(crate) async fn is_ready(&self) {
+        let ready = tokio::time::timeout(Duration::from_secs(60), self.conditions.ready()).await;
+        assert!(ready.is_ok(), "not ready: {:?}", self.conditions.unmet());
+    }
+
+    /// Waits until the driver says that `condition` is not met for a reason that contains `text`.
+    pub(crate) async fn complains(&self, condition: Condition, text: &str) -> String {
+        let reason = || {
+            let unmet = self.conditions.unmet();
+            unmet
+                .into_iter()
+                .find(|(unmet, reason)| *unmet == condition && reason.contains(text))
+                .map(|(_, r)| r)
+        };
+        eventually(&format!("{condition} complains {text:?}"), reason).await
+    }
+
+    /// Stops as on SIGTERM.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+
+    /// Ends as on SIGKILL: nothing is cleaned up.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+/// A claim as kubelet names it.
+pub(crate) fn kubelet_claim(number: u32) -> Claim {
+    let claim = claim_ref(number);
+    Claim {
+        namespace: claim.namespace,
+        uid: claim.uid.to_string(),
+        name: claim.name,
+    }
+}
+
+/// Inode of a file.
+pub(crate) fn inode(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap())
+}

@@ -1,0 +1,14 @@
+//! Tests of the node driver, from pure decisions to the whole driver between a fake kubelet, an API server in memory
+//! and the libraries of a simulated machine.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod api_server;
+mod apply;
+mod decisions;
+mod fixture;
+mod harness;
+mod kubelet;
+mod mounts;
+mod node;
+mod publish;

@@ -1,0 +1,95 @@
+//! The kernel's own tmpfs mounts, in a mount namespace of the test's own.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::process::Command;
+
+use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::prepare::effects::{
+    Effects as _, Ensured, KernelTmpfs, NodeEffects, Tmpfs as _,
+};
+use drava_vgpu_abi::REGION_SIZE;
+
+use crate::fixture::{claim_ref, share_id};
+use crate::node::TestNode;
+
+/// Set in the process that has the namespace.
+const INSIDE: &str = "DRAVA_TEST_IN_MOUNT_NAMESPACE";
+
+#[test]
+fn a_share_has_a_small_tmpfs_of_its_own() {
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(program)
+        .args([
+            "--exact",
+            "mounts::a_share_has_a_small_tmpfs_of_its_own",
+            "--nocapture",
+        ])
+        .env(INSIDE, "1")
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {}
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("unshare failed") => {
+            println!(
+                "skipped: no privilege for a mount namespace ({})",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(output) => panic!(
+            "{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ),
+        Err(error) => println!("skipped: cannot run unshare: {error}"),
+    }
+}
+
+fn inside() {
+    let node = TestNode::started();
+    let effects = NodeEffects::new(node.layout(), Box::new(KernelTmpfs));
+    let (uid, share) = (claim_ref(1).uid, ShareId::parse(&share_id(1, 0)).unwrap());
+    let usage = node.layout().usage(&uid, &share);
+    assert_eq!(effects.ensure_usage(&uid, &share).unwrap(), Ensured::Made);
+    assert_eq!(
+        effects.ensure_usage(&uid, &share).unwrap(),
+        Ensured::Present
+    );
+    assert!(KernelTmpfs.is_mounted(&usage).unwrap());
+    assert_eq!(fs::metadata(&usage).unwrap().mode() & 0o7777, 0o1777);
+
+    // The whole region can be used, the mark fits beside it, and there is no room for more.
+    let region = usage.join("region");
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&region)
+        .unwrap()
+        .write_all(&vec![1; REGION_SIZE])
+        .unwrap();
+    fs::write(usage.join("temporary"), "").unwrap();
+    fs::rename(usage.join("temporary"), usage.join("injected")).unwrap();
+    fs::write(usage.join("more"), "").unwrap();
+    fs::write(usage.join("too-many"), "").unwrap_err();
+    let mut filler = fs::OpenOptions::new()
+        .write(true)
+        .open(usage.join("more"))
+        .unwrap();
+    filler.write_all(&vec![1; 8192]).unwrap_err();
+    assert_eq!(
+        effects.ensure_usage(&uid, &share).unwrap(),
+        Ensured::Present
+    );
+
+    // A container holds it open; a start that was interrupted has mounted a second one over it.
+    let held = fs::File::open(&region).unwrap();
+    KernelTmpfs.mount(&usage, 4096, 2).unwrap();
+    effects.remove_usage(&uid).unwrap();
+    assert!(!usage.exists());
+    assert_eq!(held.metadata().unwrap().len(), REGION_SIZE as u64);
+    effects.remove_usage(&uid).unwrap();
+}

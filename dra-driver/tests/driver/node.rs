@@ -1,0 +1,170 @@
+//! A node in a temporary directory: the driver's directories, and mounts that need no privilege.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drava_cdi::{Driver, DriverRoot};
+use drava_dra_driver::args::Paths;
+use drava_dra_driver::artifacts::{self, Installed};
+use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::layout::Layout;
+use drava_dra_driver::lock::Locks;
+use drava_dra_driver::prepare::apply::{Applier, Environment};
+use drava_dra_driver::prepare::effects::{Effects, NodeEffects, Tmpfs};
+use tempfile::TempDir;
+
+use crate::fixture::{POOL, machine_root};
+
+/// Remembers what would be mounted. Unmounting takes the files away, as it does for a tmpfs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeTmpfs(Arc<Mutex<BTreeSet<PathBuf>>>);
+
+impl FakeTmpfs {
+    /// What is mounted.
+    pub(crate) fn mounted(&self) -> BTreeSet<PathBuf> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// Takes all mounts and their files away, as a reboot does.
+    pub(crate) fn reboot(&self) {
+        for dir in std::mem::take(&mut *self.0.lock().unwrap()) {
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+    }
+}
+
+impl Tmpfs for FakeTmpfs {
+    fn mount(&self, dir: &Path, _size_bytes: u64, _inodes: u64) -> io::Result<()> {
+        assert!(
+            self.0.lock().unwrap().insert(dir.to_owned()),
+            "{} is mounted twice",
+            dir.display()
+        );
+        Ok(())
+    }
+
+    fn unmount(&self, dir: &Path) -> io::Result<()> {
+        if !self.0.lock().unwrap().remove(dir) {
+            return Err(io::Error::from_raw_os_error(22));
+        }
+        for entry in std::fs::read_dir(dir)? {
+            std::fs::remove_file(entry?.path())?;
+        }
+        Ok(())
+    }
+
+    fn is_mounted(&self, dir: &Path) -> io::Result<bool> {
+        Ok(self.0.lock().unwrap().contains(dir))
+    }
+}
+
+/// A node's directories. What runs on it can be thrown away and started again.
+pub(crate) struct TestNode {
+    pub(crate) root: TempDir,
+    pub(crate) paths: Paths,
+    pub(crate) tmpfs: FakeTmpfs,
+}
+
+impl TestNode {
+    /// An empty node with the simulated machine's driver root and an image with artifacts.
+    pub(crate) fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let dir = |name: &str| root.path().join(name);
+        let paths = Paths {
+            kubelet_dir: dir("kubelet"),
+            cdi_dir: dir("cdi"),
+            state_dir: dir("state"),
+            run_dir: dir("run"),
+            driver_root: PathBuf::from("/opt/gpu-driver"),
+            driver_root_mount: machine_root().to_owned(),
+            artifacts_dir: dir("image"),
+        };
+        std::fs::create_dir(&paths.artifacts_dir).unwrap();
+        std::fs::write(paths.artifacts_dir.join("libvgpu.so"), "libvgpu").unwrap();
+        std::fs::write(paths.artifacts_dir.join("drava-cdi-hook"), "hook").unwrap();
+        Self {
+            root,
+            paths,
+            tmpfs: FakeTmpfs::default(),
+        }
+    }
+
+    /// As [`TestNode::new`], with the directories that a started driver makes.
+    pub(crate) fn started() -> Self {
+        let node = Self::new();
+        let layout = node.layout();
+        for dir in [
+            layout.claims(),
+            layout.locks(),
+            layout.usages(),
+            layout.cdi_dir().to_owned(),
+        ] {
+            std::fs::create_dir_all(dir).unwrap();
+        }
+        node
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout::new(&self.paths)
+    }
+
+    pub(crate) fn installed(&self) -> Installed {
+        artifacts::install(&self.paths.artifacts_dir, &self.paths.state_dir).unwrap()
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
+        let root =
+            DriverRoot::open(&self.paths.driver_root_mount, &self.paths.driver_root).unwrap();
+        Driver::discover(root).unwrap()
+    }
+
+    pub(crate) fn effects(&self) -> NodeEffects {
+        NodeEffects::new(self.layout(), Box::new(self.tmpfs.clone()))
+    }
+
+    /// A driver process that has just started.
+    pub(crate) fn applier<E: Effects>(&self, effects: E) -> Applier<E> {
+        Applier::new(
+            self.layout(),
+            Locks::new(self.layout().locks(), Duration::from_secs(5)),
+            effects,
+        )
+    }
+
+    /// What is on the node for claims, but for CDI specs.
+    pub(crate) fn traces_without_cdi(&self) -> Vec<String> {
+        self.traces()
+            .0
+            .into_iter()
+            .filter(|name| !name.starts_with("cdi"))
+            .collect()
+    }
+
+    /// What is on the node for claims, and who is mounted.
+    pub(crate) fn traces(&self) -> (Vec<String>, BTreeSet<PathBuf>) {
+        let files = crate::fixture::tree(self.root.path()).into_keys();
+        let of_claims = |name: &String| {
+            ["state/claims/", "run/", "cdi/"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
+        (files.filter(of_claims).collect(), self.tmpfs.mounted())
+    }
+}
+
+/// What claims need, on a node with these cards.
+pub(crate) fn environment<'a>(
+    inventory: &'a NodeInventory,
+    driver: &'a Driver,
+    installed: &'a Installed,
+) -> Environment<'a> {
+    Environment {
+        pool: POOL,
+        inventory,
+        driver,
+        installed,
+    }
+}

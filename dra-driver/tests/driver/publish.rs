@@ -1,0 +1,464 @@
+//! What is published, and how the slices get there.
+
+use std::collections::BTreeSet;
+
+use drava_dra_driver::args::Scheduling;
+use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
+use drava_dra_driver::publish::{self, Features, Pool, SliceContent};
+use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::jiff::Timestamp;
+use proptest::prelude::*;
+
+use crate::fixture::{NODE, h100x2, inventory, t4};
+
+fn owner() -> Owner {
+    Owner {
+        node: NODE.to_owned(),
+        uid: "node-uid".to_owned(),
+    }
+}
+
+fn desired(inventory: &NodeInventory) -> Pool {
+    publish::desired(NODE, inventory, &[], Scheduling::Managed, Features::ALL)
+}
+
+/// The slices that an empty API server gets.
+fn first_publication(pool: &Pool) -> Vec<ResourceSlice> {
+    stored(&[], &changes(&[], pool, &owner()))
+}
+
+/// What is sent to it.
+fn sent(pool: &Pool) -> Vec<ResourceSlice> {
+    let slice = |change| match change {
+        Change::Create(slice) => *slice,
+        other => panic!("{other:?}"),
+    };
+    changes(&[], pool, &owner())
+        .into_iter()
+        .map(slice)
+        .collect()
+}
+
+/// What the API server has after these changes.
+fn stored(before: &[ResourceSlice], changes: &[Change]) -> Vec<ResourceSlice> {
+    let mut slices = before.to_vec();
+    for change in changes {
+        match change {
+            Change::Delete { name, .. } => {
+                slices.retain(|slice| slice.metadata.name.as_ref() != Some(name))
+            }
+            Change::Update(new) | Change::Create(new) => {
+                slices.retain(|slice| slice.metadata.name != new.metadata.name);
+                let mut new = (**new).clone();
+                new.metadata.uid = Some(format!("uid-of-{}", new.metadata.name.as_ref().unwrap()));
+                for taint in new
+                    .spec
+                    .devices
+                    .iter_mut()
+                    .flatten()
+                    .flat_map(|device| device.taints.iter_mut().flatten())
+                {
+                    taint.time_added.get_or_insert(
+                        k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH),
+                    );
+                }
+                slices.push(new);
+            }
+        }
+    }
+    slices
+}
+
+#[test]
+fn golden_h100x2() {
+    insta::assert_yaml_snapshot!(sent(&desired(&h100x2())));
+}
+
+#[test]
+fn golden_t4() {
+    insta::assert_yaml_snapshot!(sent(&desired(&t4())));
+}
+
+fn devices(pool: &Pool) -> Vec<&Device> {
+    pool.devices().collect()
+}
+
+#[test]
+fn native_mode_has_no_taints_and_managed_mode_has_them_on_every_device() {
+    let pool = publish::desired(NODE, &h100x2(), &[], Scheduling::Native, Features::ALL);
+    assert!(devices(&pool).iter().all(|device| device.taints.is_none()));
+    for device in devices(&desired(&h100x2())) {
+        let taints = device.taints.as_ref().unwrap();
+        assert_eq!(taints.len(), 1);
+        assert_eq!(
+            (taints[0].key.as_str(), taints[0].effect.as_str()),
+            ("gpu.drava.dev/managed", "NoSchedule")
+        );
+    }
+}
+
+#[test]
+fn every_device_has_the_same_attribute_keys() {
+    let pool = desired(&h100x2());
+    let keys: BTreeSet<Vec<&String>> = devices(&pool)
+        .iter()
+        .map(|device| device.attributes.as_ref().unwrap().keys().collect())
+        .collect();
+    assert_eq!(keys.len(), 1);
+}
+
+#[test]
+fn a_card_that_cannot_be_shared_is_whole_only_and_says_why() {
+    let with = |change: fn(&mut drava_nvml::Card)| {
+        let mut inventory = t4();
+        inventory.gpus.cards.iter_mut().for_each(change);
+        desired(&inventory)
+    };
+    let names = |pool: &Pool| {
+        devices(pool)
+            .iter()
+            .map(|device| device.name.clone())
+            .collect::<Vec<_>>()
+    };
+    let exclusive = with(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
+    assert_eq!(names(&exclusive), ["gpu-0"]);
+    assert!(
+        exclusive
+            .withheld
+            .values()
+            .all(|reason| reason.contains("Exclusive_Process"))
+    );
+    let no_figure = with(|card| card.memory = Memory::NotSupported);
+    assert_eq!(names(&no_figure), ["gpu-0"]);
+    let partitioned = with(|card| {
+        card.mig = Mig::Capable {
+            enabled: true,
+            pending: true,
+            profiles: Vec::new(),
+        }
+    });
+    assert!(names(&partitioned).is_empty());
+    assert!(
+        partitioned
+            .withheld
+            .values()
+            .all(|reason| reason.contains("MIG mode"))
+    );
+    assert_eq!(partitioned.slices.len(), 1, "an empty pool is one slice");
+    let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);
+    assert!(names(&prohibited).is_empty());
+}
+
+#[test]
+fn a_server_without_a_gate_gets_no_shares_at_all() {
+    for features in [
+        Features {
+            counters: false,
+            ..Features::ALL
+        },
+        Features {
+            sharing: false,
+            ..Features::ALL
+        },
+    ] {
+        let pool = publish::desired(NODE, &h100x2(), &[], Scheduling::Managed, features);
+        let names: Vec<_> = devices(&pool)
+            .iter()
+            .map(|device| device.name.as_str())
+            .collect();
+        assert_eq!(names, ["gpu-0", "gpu-1"]);
+        assert!(
+            devices(&pool)
+                .iter()
+                .all(|device| device.allow_multiple_allocations.is_none())
+        );
+    }
+    let pool = publish::desired(
+        NODE,
+        &h100x2(),
+        &[],
+        Scheduling::Managed,
+        Features {
+            taints: false,
+            ..Features::ALL
+        },
+    );
+    assert_eq!(devices(&pool).len(), 4);
+    assert!(devices(&pool).iter().all(|device| device.taints.is_none()));
+}
+
+#[test]
+fn a_lost_card_stays_published_with_a_taint() {
+    let mut inventory = h100x2();
+    let lost = inventory.gpus.cards.remove(0);
+    let pool = publish::desired(
+        NODE,
+        &inventory,
+        &[lost],
+        Scheduling::Managed,
+        Features::ALL,
+    );
+    let unhealthy: Vec<_> = devices(&pool)
+        .iter()
+        .filter(|device| {
+            device
+                .taints
+                .iter()
+                .flatten()
+                .any(|taint| taint.key == "gpu.drava.dev/unhealthy")
+        })
+        .map(|device| device.name.as_str())
+        .collect();
+    assert_eq!(unhealthy, ["gpu-0", "gpu-0-vgpu"]);
+    assert_eq!(devices(&pool).len(), 4);
+}
+
+#[test]
+fn what_is_published_is_not_written_again() {
+    let pool = desired(&h100x2());
+    let mut slices = first_publication(&pool);
+    // The server's own spelling.
+    for device in slices
+        .iter_mut()
+        .flat_map(|slice| slice.spec.devices.iter_mut().flatten())
+    {
+        for capacity in device.capacity.as_mut().unwrap().values_mut() {
+            if capacity.value.0 == "100" {
+                capacity.value.0 = "100000m".to_owned();
+            }
+        }
+    }
+    assert_eq!(changes(&slices, &pool, &owner()), []);
+}
+
+#[test]
+fn one_changed_slice_keeps_the_generation_and_the_taint_times() {
+    let pool = desired(&h100x2());
+    let mut slices = first_publication(&pool);
+    let devices = slices
+        .iter_mut()
+        .find(|slice| slice.spec.devices.is_some())
+        .unwrap();
+    devices.spec.devices.as_mut().unwrap()[0]
+        .attributes
+        .as_mut()
+        .unwrap()
+        .clear();
+    let changes = changes(&slices, &pool, &owner());
+    let [Change::Update(update)] = changes.as_slice() else {
+        panic!("{changes:?}")
+    };
+    assert_eq!(update.spec.pool.generation, 1);
+    let taints = update
+        .spec
+        .devices
+        .iter()
+        .flatten()
+        .flat_map(|device| device.taints.iter().flatten());
+    assert!(
+        taints
+            .map(|taint| taint.time_added.as_ref().unwrap())
+            .all(|time| time.0 == Timestamp::UNIX_EPOCH)
+    );
+}
+
+#[test]
+fn more_than_one_change_makes_a_new_generation_of_all_slices() {
+    let slices = first_publication(&desired(&h100x2()));
+    let mut grown = h100x2();
+    for minor in 2..10 {
+        let mut card = grown.gpus.cards[0].clone();
+        card.minor = minor;
+        card.uuid = GpuUuid::new(format!("GPU-00000000-0000-4000-8000-{minor:012}"));
+        grown.gpus.cards.push(card);
+    }
+    let pool = desired(&grown);
+    assert_eq!(pool.slices.len(), 3, "ten counter sets need two slices");
+    let changes = changes(&slices, &pool, &owner());
+    let after = stored(&slices, &changes);
+    assert!(
+        after
+            .iter()
+            .all(|slice| slice.spec.pool.generation == 2
+                && slice.spec.pool.resource_slice_count == 3)
+    );
+    assert!(changes.is_sorted_by_key(|change| match change {
+        Change::Delete { .. } => 0,
+        Change::Update(_) => 1,
+        Change::Create(_) => 2,
+    }));
+}
+
+#[test]
+fn a_slice_of_an_earlier_layout_is_deleted() {
+    let pool = desired(&t4());
+    let mut slices = first_publication(&pool);
+    let mut old = slices[0].clone();
+    old.metadata.name = Some("old".to_owned());
+    old.metadata.uid = Some("old-uid".to_owned());
+    slices.push(old);
+    let changes = changes(&slices, &pool, &owner());
+    assert_eq!(
+        changes,
+        [Change::Delete {
+            name: "old".to_owned(),
+            uid: "old-uid".to_owned()
+        }]
+    );
+}
+
+#[test]
+fn wiped_and_edited_slices_are_repaired() {
+    let pool = desired(&h100x2());
+    let slices = first_publication(&pool);
+    assert_eq!(
+        stored(&[], &changes(&[], &pool, &owner())).len(),
+        slices.len()
+    );
+
+    let half = &slices[..1];
+    let repaired = stored(half, &changes(half, &pool, &owner()));
+    assert!(
+        repaired.iter().all(|slice| slice.spec.pool.generation == 2),
+        "a reader must not combine old and new"
+    );
+
+    let mut edited = slices.clone();
+    edited[0].metadata.owner_references = None;
+    assert!(matches!(
+        changes(&edited, &pool, &owner()).as_slice(),
+        [Change::Update(_)]
+    ));
+}
+
+#[test]
+fn dropped_fields_are_recognised_one_by_one() {
+    let slices = first_publication(&desired(&h100x2()));
+    let sent = slices
+        .iter()
+        .find(|slice| slice.spec.devices.is_some())
+        .unwrap();
+    let without = |change: fn(&mut Device)| {
+        let mut stored = sent.clone();
+        stored.spec.devices.iter_mut().flatten().for_each(change);
+        assert!(!same(&stored, sent));
+        dropped(sent, &stored)
+    };
+    assert_eq!(dropped(sent, sent), Features::ALL);
+    assert_eq!(
+        without(|d| d.taints = None),
+        Features {
+            taints: false,
+            ..Features::ALL
+        }
+    );
+    assert_eq!(
+        without(|d| d.consumes_counters = None),
+        Features {
+            counters: false,
+            ..Features::ALL
+        }
+    );
+    assert_eq!(
+        without(|d| d.allow_multiple_allocations = None),
+        Features {
+            sharing: false,
+            ..Features::ALL
+        }
+    );
+    let sent = slices
+        .iter()
+        .find(|slice| slice.spec.shared_counters.is_some())
+        .unwrap();
+    let mut stored = sent.clone();
+    stored.spec.shared_counters = None;
+    assert_eq!(
+        dropped(sent, &stored),
+        Features {
+            counters: false,
+            ..Features::ALL
+        }
+    );
+}
+
+fn check_limits(pool: &Pool) {
+    let mut names = BTreeSet::new();
+    for (name, content) in &pool.slices {
+        assert!(name.len() <= 253, "{name}");
+        match content {
+            SliceContent::Counters(sets) => {
+                assert!((1..=8).contains(&sets.len()));
+                assert!(
+                    sets.iter()
+                        .all(|set| (1..=32).contains(&set.counters.len()))
+                );
+            }
+            SliceContent::Devices(devices) => {
+                assert!(devices.len() <= 64);
+                for device in devices {
+                    let (attributes, capacity) = (
+                        device.attributes.as_ref().unwrap(),
+                        device.capacity.as_ref().unwrap(),
+                    );
+                    assert!(attributes.len() + capacity.len() <= 32);
+                    assert!(device.name.len() <= 63 && names.insert(device.name.clone()));
+                    assert!(
+                        attributes
+                            .values()
+                            .filter_map(|value| value.string.as_ref())
+                            .all(|text| text.len() <= 64)
+                    );
+                    for text in attributes
+                        .values()
+                        .filter_map(|value| value.version.as_ref())
+                    {
+                        let numbers: Vec<u64> =
+                            text.split('.').map(|part| part.parse().unwrap()).collect();
+                        assert_eq!(numbers.len(), 3);
+                        assert_eq!(
+                            *text,
+                            format!("{}.{}.{}", numbers[0], numbers[1], numbers[2])
+                        );
+                    }
+                }
+            }
+        }
+    }
+    let prefix: BTreeSet<&str> = pool.slices.keys().map(String::as_str).collect();
+    assert_eq!(prefix.len(), pool.slices.len());
+}
+
+proptest! {
+    /// The API server's limits hold for any number of cards, and what a card offers is never more than it has.
+    #[test]
+    fn api_limits_hold(
+        count in 0u32..80,
+        node in "[a-z][a-z0-9.-]{0,251}[a-z0-9]",
+        total in 0u64..200 << 30,
+        reserved in 0u64..2 << 30,
+        name in "\\PC{0,80}",
+        driver in "\\PC{0,12}",
+    ) {
+        let template = h100x2().gpus.cards.remove(0);
+        let cards = (0..count).map(|minor| drava_nvml::Card {
+            minor,
+            index: minor,
+            name: name.clone(),
+            uuid: GpuUuid::new(format!("GPU-00000000-0000-4000-8000-{minor:012}")),
+            memory: Memory::Dedicated { total_bytes: total, reserved_bytes: reserved, used_bytes: 0 },
+            ..template.clone()
+        });
+        let mut inventory = inventory(cards.collect());
+        inventory.gpus.driver_version = driver;
+        let pool = publish::desired(&node, &inventory, &[], Scheduling::Managed, Features::ALL);
+        check_limits(&pool);
+        for device in pool.devices() {
+            let memory = &device.capacity.as_ref().unwrap()["memory"];
+            let bytes = memory.value.0.parse::<drava_api::Quantity>().unwrap().to_i64().unwrap();
+            prop_assert!(u64::try_from(bytes).unwrap() <= total.saturating_sub(reserved));
+            prop_assert_eq!(bytes % (1 << 20), 0);
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The limits page: 4096 bytes that the node driver writes and the hooks of every process of a share read.
+//!
+//! ```text
+//!    0  magic, ABI version, size
+//!   16  current: generation of the newest record, a hint that readers compare with what they have
+//!   64  identity: claim UID, share ID, device UUID, checksum
+//!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
+//!  384  record 1 ┘
+//! ```
+//!
+//! Invariants:
+//! - A record is valid if its checksum matches. The valid one with the higher generation counts.
+//! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
+//!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
+//!   repair is needed.
+//! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
+//!   ABI version.
+//!
+//! A page may be *retired*: then the driver has put another file in its place, and readers open it anew.
+
+use core::fmt;
+
+use crate::id::{DeviceUuid, ID_TEXT_SIZE, IdText};
+use crate::limits::{
+    BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority,
+};
+
+/// Size of the page and of its file.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Version of this layout.
+pub const PAGE_ABI_VERSION: u32 = 1;
+
+/// Offset of the generation hint, an aligned little-endian `u64`.
+pub const CURRENT_OFFSET: usize = 16;
+
+const MAGIC: [u8; 8] = *b"DRAVALIM";
+const IDENTITY_OFFSET: usize = 64;
+const IDENTITY_SIZE: usize = 2 * ID_TEXT_SIZE + 16 + 8;
+const RECORD_OFFSETS: [usize; 2] = [256, 384];
+const RECORD_SIZE: usize = 128;
+const CHECKSUM_SIZE: usize = 8;
+
+const FLAG_RETIRED: u32 = 1 << 0;
+const FLAG_FAIL_OPEN: u32 = 1 << 1;
+const FLAG_SPILL: u32 = 1 << 2;
+
+const NO_LIMIT: u64 = u64::MAX;
+const NO_RATE: u64 = u64::MAX;
+
+const _: () = {
+    assert!(IDENTITY_OFFSET + IDENTITY_SIZE <= RECORD_OFFSETS[0]);
+    assert!(RECORD_OFFSETS[0] + RECORD_SIZE <= RECORD_OFFSETS[1]);
+    assert!(RECORD_OFFSETS[1] + RECORD_SIZE <= PAGE_SIZE);
+    assert!(CURRENT_OFFSET.is_multiple_of(8));
+};
+
+/// A decoded page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitsPage {
+    /// What it says.
+    pub spec: LimitsSpec,
+    /// Number of the record it came from, 1 for a page fresh from [`encode`].
+    pub generation: u64,
+    /// Whether the driver has put another file in its place.
+    pub retired: bool,
+}
+
+/// Why bytes are not a limits page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageError {
+    /// Fewer than [`PAGE_SIZE`] bytes.
+    Short {
+        /// How many there were.
+        len: usize,
+    },
+    /// It does not begin like a limits page.
+    Magic,
+    /// Written by a driver of another ABI version.
+    Version {
+        /// The version found.
+        found: u32,
+    },
+    /// Claim UID, share ID or device UUID are damaged.
+    Identity,
+    /// Neither record is intact.
+    Records,
+    /// The newest record holds a value that this version does not know.
+    Value {
+        /// Name of the field.
+        field: &'static str,
+        /// The value found.
+        found: u64,
+    },
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short { len } => write!(f, "limits page has {len} of {PAGE_SIZE} bytes"),
+            Self::Magic => f.write_str("file is not a limits page"),
+            Self::Version { found } => write!(
+                f,
+                "limits page has ABI version {found}, this build knows {PAGE_ABI_VERSION}"
+            ),
+            Self::Identity => f.write_str("identity of the limits page is damaged"),
+            Self::Records => f.write_str("limits page has no intact record"),
+            Self::Value { field, found } => {
+                write!(f, "limits page has unknown value {found} in {field}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for PageError {}
+
+/// One write to the file of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageWrite {
+    offset: usize,
+    bytes: [u8; RECORD_SIZE],
+    len: usize,
+}
+
+impl PageWrite {
+    /// Where in the file.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset as u64
+    }
+
+    /// What to write there, with a single `pwrite`.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// The page of a new share. Generation 1, not retired.
+#[must_use]
+pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
+    let mut page = [0; PAGE_SIZE];
+    put(&mut page, 0, &MAGIC);
+    put(&mut page, 8, &PAGE_ABI_VERSION.to_le_bytes());
+    put(&mut page, 12, &4096u32.to_le_bytes());
+    put(&mut page, CURRENT_OFFSET, &1u64.to_le_bytes());
+    put(&mut page, IDENTITY_OFFSET, &encode_identity(spec));
+    put(
+        &mut page,
+        RECORD_OFFSETS[1],
+        &encode_record(1, &spec.limits, false),
+    );
+    page
+}
+
+/// Reads a page.
+///
+/// # Errors
+/// If the bytes are not an intact page of this ABI version.
+pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
+    let Some(page) = page.first_chunk::<PAGE_SIZE>() else {
+        return Err(PageError::Short { len: page.len() });
+    };
+    if take::<8>(page, 0) != MAGIC {
+        return Err(PageError::Magic);
+    }
+    let found = u32::from_le_bytes(take(page, 8));
+    if found != PAGE_ABI_VERSION {
+        return Err(PageError::Version { found });
+    }
+    let (claim_uid, share_id, device_uuid) = decode_identity(page).ok_or(PageError::Identity)?;
+    let record = newest_record(page).ok_or(PageError::Records)?;
+    let flags = word32(&record, 36);
+    Ok(LimitsPage {
+        spec: LimitsSpec {
+            claim_uid,
+            share_id,
+            device_uuid,
+            limits: decode_limits(&record)?,
+        },
+        generation: word64(&record, 0),
+        retired: flags & FLAG_RETIRED != 0,
+    })
+}
+
+/// The writes, to be done in this order, that change the limits in place. `page` is the file's present content.
+///
+/// # Errors
+/// If `page` is not an intact page of this ABI version.
+pub fn update(page: &[u8], limits: &Limits) -> Result<[PageWrite; 2], PageError> {
+    let present = decode(page)?;
+    Ok(writes(present.generation, limits, present.retired))
+}
+
+/// The writes, to be done in this order, that tell readers to open the page's path anew.
+///
+/// # Errors
+/// If `page` is not an intact page of this ABI version.
+pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
+    let present = decode(page)?;
+    Ok(writes(present.generation, &present.spec.limits, true))
+}
+
+fn writes(present: u64, limits: &Limits, retired: bool) -> [PageWrite; 2] {
+    let generation = present.wrapping_add(1);
+    let record = encode_record(generation, limits, retired);
+    let mut current = [0; RECORD_SIZE];
+    put(&mut current, 0, &generation.to_le_bytes());
+    [
+        PageWrite {
+            offset: record_offset(generation),
+            bytes: record,
+            len: RECORD_SIZE,
+        },
+        PageWrite {
+            offset: CURRENT_OFFSET,
+            bytes: current,
+            len: 8,
+        },
+    ]
+}
+
+/// Generations alternate between the records.
+fn record_offset(generation: u64) -> usize {
+    if generation.is_multiple_of(2) {
+        RECORD_OFFSETS[0]
+    } else {
+        RECORD_OFFSETS[1]
+    }
+}
+
+fn encode_identity(spec: &LimitsSpec) -> [u8; IDENTITY_SIZE] {
+    let mut identity = [0; IDENTITY_SIZE];
+    put(&mut identity, 0, &spec.claim_uid.to_bytes());
+    put(&mut identity, ID_TEXT_SIZE, &spec.share_id.to_bytes());
+    put(&mut identity, 2 * ID_TEXT_SIZE, &spec.device_uuid.0);
+    seal(&mut identity);
+    identity
+}
+
+fn decode_identity(page: &[u8; PAGE_SIZE]) -> Option<(IdText, IdText, DeviceUuid)> {
+    let identity: [u8; IDENTITY_SIZE] = take(page, IDENTITY_OFFSET);
+    if !is_sealed(&identity) {
+        return None;
+    }
+    Some((
+        IdText::from_bytes(&take(&identity, 0)).ok()?,
+        IdText::from_bytes(&take(&identity, ID_TEXT_SIZE)).ok()?,
+        DeviceUuid(take(&identity, 2 * ID_TEXT_SIZE)),
+    ))
+}
+
+fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD_SIZE] {
+    let Limits {
+        memory_limit_bytes,
+        driver_reserve_bytes,
+        cores,
+        compute_policy,
+        priority,
+        memory_policy,
+        broken_region,
+        rate_us_per_s,
+    } = *limits;
+    let mut flags = if retired { FLAG_RETIRED } else { 0 };
+    flags |= match broken_region {
+        BrokenRegion::Closed => 0,
+        BrokenRegion::Open => FLAG_FAIL_OPEN,
+    };
+    flags |= match memory_policy {
+        MemoryPolicy::Hard => 0,
+        MemoryPolicy::Spill => FLAG_SPILL,
+    };
+    let policy: u32 = match compute_policy {
+        ComputePolicy::None => 0,
+        ComputePolicy::Balance => 1,
+        ComputePolicy::Fixed => 2,
+        ComputePolicy::Token => 3,
+    };
+    let mut record = [0; RECORD_SIZE];
+    put(&mut record, 0, &generation.to_le_bytes());
+    put(
+        &mut record,
+        8,
+        &memory_limit_bytes.unwrap_or(NO_LIMIT).to_le_bytes(),
+    );
+    put(&mut record, 16, &driver_reserve_bytes.to_le_bytes());
+    put(&mut record, 24, &cores.percent().to_le_bytes());
+    put(&mut record, 28, &policy.to_le_bytes());
+    put(&mut record, 32, &priority.value().to_le_bytes());
+    put(&mut record, 36, &flags.to_le_bytes());
+    put(
+        &mut record,
+        40,
+        &rate_us_per_s.map_or(NO_RATE, u64::from).to_le_bytes(),
+    );
+    seal(&mut record);
+    record
+}
+
+fn newest_record(page: &[u8; PAGE_SIZE]) -> Option<[u8; RECORD_SIZE]> {
+    let [first, second] = RECORD_OFFSETS.map(|offset| {
+        let record: [u8; RECORD_SIZE] = take(page, offset);
+        let lies_right = record_offset(word64(&record, 0)) == offset;
+        (is_sealed(&record) && lies_right).then_some(record)
+    });
+    match (first, second) {
+        (Some(first), Some(second)) if word64(&first, 0) > word64(&second, 0) => Some(first),
+        (first, second) => second.or(first),
+    }
+}
+
+fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
+    let unknown = |field, found: u32| PageError::Value {
+        field,
+        found: u64::from(found),
+    };
+    let cores = word32(record, 24);
+    let policy = word32(record, 28);
+    let priority = i32::from_le_bytes(take(record, 32));
+    let flags = word32(record, 36);
+    let rate = word64(record, 40);
+    Ok(Limits {
+        memory_limit_bytes: Some(word64(record, 8)).filter(|&bytes| bytes != NO_LIMIT),
+        driver_reserve_bytes: word64(record, 16),
+        cores: Cores::new(cores).ok_or(unknown("cores", cores))?,
+        compute_policy: match policy {
+            0 => ComputePolicy::None,
+            1 => ComputePolicy::Balance,
+            2 => ComputePolicy::Fixed,
+            3 => ComputePolicy::Token,
+            other => return Err(unknown("compute policy", other)),
+        },
+        priority: Priority::new(priority).ok_or(unknown("priority", priority.cast_unsigned()))?,
+        memory_policy: if flags & FLAG_SPILL == 0 {
+            MemoryPolicy::Hard
+        } else {
+            MemoryPolicy::Spill
+        },
+        broken_region: if flags & FLAG_FAIL_OPEN == 0 {
+            BrokenRegion::Closed
+        } else {
+            BrokenRegion::Open
+        },
+        rate_us_per_s: u32::try_from(rate).ok(),
+    })
+}
+
+/// Writes the checksum of the bytes before it into the last eight bytes.
+fn seal(bytes: &mut [u8]) {
+    if let Some((content, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM_SIZE>() {
+        *checksum = fnv1a(content).to_le_bytes();
+    }
+}
+
+fn is_sealed(bytes: &[u8]) -> bool {
+    bytes
+        .split_last_chunk::<CHECKSUM_SIZE>()
+        .is_some_and(|(content, checksum)| *checksum == fnv1a(content).to_le_bytes())
+}
+
+/// FNV-1a, 64 bits. It tells a torn record from a whole one; the page is not secret and tenants cannot write it.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn put(target: &mut [u8], offset: usize, bytes: &[u8]) {
+    if let Some(place) = target
+        .get_mut(offset..)
+        .and_then(|rest| rest.get_mut(..bytes.len()))
+    {
+        place.copy_from_slice(bytes);
+    }
+}
+
+fn take<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    bytes
+        .get(offset..)
+        .and_then(|rest| rest.first_chunk::<N>())
+        .copied()
+        .unwrap_or([0; N])
+}
+
+fn word64(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(take(bytes, offset))
+}
+
+fn word32(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(take(bytes, offset))
+}

@@ -1,0 +1,203 @@
+//! Layout of the usage region: what the processes of a share have taken, in one file that all of them map.
+//!
+//! ```text
+//!      0  header: magic, version, highest slot in use, total, counters
+//!   4096  slot 0 ┐
+//!   4352  slot 1 │ 1024 slots of 256 bytes, one per process, never moved
+//!      …         ┘
+//! ```
+//!
+//! A file of [`REGION_SIZE`] zero bytes is an empty region: whoever makes the file (the node driver, or the
+//! first process of the share) has nothing to write, and there is no moment at which it is half made.
+//!
+//! **Ownership of a slot is an open-file-description lock** (`F_OFD_SETLK`) on the bytes of the slot, held for
+//! the life of the process and released by the kernel however it ends. The `state` word says whether the
+//! content means anything; the lock alone says whether the owner lives. Tenants can write anything here:
+//! numbers are bounds-checked, and nothing in the region can raise a limit.
+
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::AtomicU64;
+
+/// Number of slots, and so of processes of one share that can count at the same time.
+pub const SLOT_COUNT: usize = 1024;
+
+/// Size of a slot and of the byte range that its owner locks.
+pub const SLOT_SIZE: usize = 256;
+
+/// Where slot 0 begins.
+pub const SLOTS_OFFSET: usize = 4096;
+
+/// Size of the region and of its file. A tmpfs that holds one region needs this much and one page for the directory.
+pub const REGION_SIZE: usize = SLOTS_OFFSET + SLOT_COUNT * SLOT_SIZE;
+
+/// First word of a region that was used at least once.
+pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"DRAVAUSE");
+
+/// Version of this layout.
+pub const REGION_ABI_VERSION: u64 = 1;
+
+/// Index of a slot, below [`SLOT_COUNT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotIndex(u16);
+
+impl SlotIndex {
+    /// `None` if there is no such slot.
+    #[must_use]
+    pub fn new(index: usize) -> Option<Self> {
+        if index < SLOT_COUNT {
+            u16::try_from(index).ok().map(Self)
+        } else {
+            None
+        }
+    }
+
+    /// As an index.
+    #[must_use]
+    pub fn get(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// Where the slot, and so the lock of its owner, begins in the file.
+    #[must_use]
+    pub fn offset(self) -> usize {
+        SLOTS_OFFSET + self.get() * SLOT_SIZE
+    }
+
+    /// A mark for the total that no other slot uses, not zero.
+    #[must_use]
+    pub(crate) fn mark(self) -> u16 {
+        self.0 + 1
+    }
+}
+
+/// A share's own words.
+#[repr(C, align(128))]
+pub struct Header<A = AtomicU64> {
+    /// 0 (never used) or [`REGION_MAGIC`].
+    pub magic: A,
+    /// 0 (never used) or [`REGION_ABI_VERSION`].
+    pub abi_version: A,
+    /// One more than the highest slot ever owned, so that scans are short. Only ever rises.
+    pub slots_in_use: A,
+    reserved_0: [u64; 13],
+    /// Bytes taken by all processes (low 48 bits) and a mark (high 16 bits), see [`crate::ledger`].
+    pub total: A,
+    /// Highest total ever seen.
+    pub peak_bytes: A,
+    reserved_1: [u64; 14],
+    /// Allocations refused.
+    pub denied: A,
+    /// Rebuilds of the total.
+    pub epoch: A,
+    /// Slots reclaimed from dead processes.
+    pub reclaimed: A,
+    reserved_2: [u64; 13],
+    /// Microseconds of GPU time that the share may still use, two's complement; negative is debt.
+    pub credit_us: A,
+    /// Clock at the last refill of the credit, microseconds of `CLOCK_MONOTONIC`.
+    pub refilled_us: A,
+    reserved_3: [u64; 14],
+}
+
+/// One process.
+#[repr(C, align(128))]
+pub struct Slot<A = AtomicU64> {
+    /// 0 free, 1 owned, in the low byte; above it the generation, which rises with each owner.
+    pub state: A,
+    /// Process ID in the owner's own PID namespace.
+    pub pid: A,
+    /// Start time of the owner, clock ticks since boot (`/proc/self/stat` field 22).
+    pub start_time: A,
+    /// Inode of the owner's PID namespace.
+    pub pid_namespace: A,
+    /// Bytes taken.
+    pub used_bytes: A,
+    /// Bytes of changes to `used_bytes` and the total that are under way.
+    pub in_flight_bytes: A,
+    /// Part of `used_bytes` that is charged for the driver's own use.
+    pub driver_bytes: A,
+    /// Highest `used_bytes`.
+    pub peak_bytes: A,
+    reserved_0: [u64; 8],
+    /// Allocations refused.
+    pub denied: A,
+    /// Microseconds of GPU time used.
+    pub gpu_time_us: A,
+    /// Microseconds spent waiting for GPU time.
+    pub throttled_us: A,
+    /// Kernels and graphs launched.
+    pub launches: A,
+    reserved_1: [u64; 12],
+}
+
+const _: () = {
+    assert!(size_of::<Slot>() == SLOT_SIZE);
+    assert!(size_of::<Header>() <= SLOTS_OFFSET);
+    assert!(REGION_SIZE == 266_240);
+    assert!(offset_of!(Header, magic) == 0);
+    assert!(offset_of!(Header, abi_version) == 8);
+    assert!(offset_of!(Header, slots_in_use) == 16);
+    assert!(offset_of!(Header, total) == 128);
+    assert!(offset_of!(Header, peak_bytes) == 136);
+    assert!(offset_of!(Header, denied) == 256);
+    assert!(offset_of!(Header, epoch) == 264);
+    assert!(offset_of!(Header, reclaimed) == 272);
+    assert!(offset_of!(Header, credit_us) == 384);
+    assert!(offset_of!(Header, refilled_us) == 392);
+    assert!(offset_of!(Slot, state) == 0);
+    assert!(offset_of!(Slot, pid) == 8);
+    assert!(offset_of!(Slot, start_time) == 16);
+    assert!(offset_of!(Slot, pid_namespace) == 24);
+    assert!(offset_of!(Slot, used_bytes) == 32);
+    assert!(offset_of!(Slot, in_flight_bytes) == 40);
+    assert!(offset_of!(Slot, driver_bytes) == 48);
+    assert!(offset_of!(Slot, peak_bytes) == 56);
+    assert!(offset_of!(Slot, denied) == 128);
+    assert!(offset_of!(Slot, gpu_time_us) == 136);
+    assert!(offset_of!(Slot, throttled_us) == 144);
+    assert!(offset_of!(Slot, launches) == 152);
+};
+
+impl<A> Header<A> {
+    /// A header whose words come from `zero`, for models and tests; mapped memory needs no constructor.
+    pub fn from_words(mut zero: impl FnMut() -> A) -> Self {
+        Self {
+            magic: zero(),
+            abi_version: zero(),
+            slots_in_use: zero(),
+            reserved_0: [0; 13],
+            total: zero(),
+            peak_bytes: zero(),
+            reserved_1: [0; 14],
+            denied: zero(),
+            epoch: zero(),
+            reclaimed: zero(),
+            reserved_2: [0; 13],
+            credit_us: zero(),
+            refilled_us: zero(),
+            reserved_3: [0; 14],
+        }
+    }
+}
+
+impl<A> Slot<A> {
+    /// A slot whose words come from `zero`, for models and tests; mapped memory needs no constructor.
+    pub fn from_words(mut zero: impl FnMut() -> A) -> Self {
+        Self {
+            state: zero(),
+            pid: zero(),
+            start_time: zero(),
+            pid_namespace: zero(),
+            used_bytes: zero(),
+            in_flight_bytes: zero(),
+            driver_bytes: zero(),
+            peak_bytes: zero(),
+            reserved_0: [0; 8],
+            denied: zero(),
+            gpu_time_us: zero(),
+            throttled_us: zero(),
+            launches: zero(),
+            reserved_1: [0; 12],
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The ledger in histories of a few processes, one of which dies after each of its steps in turn.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::ledger::{Full, MAX_BYTES, Owner, Rebuild, Region};
+use drava_vgpu_abi::region::{Header, Slot, SlotIndex};
+use proptest::prelude::*;
+
+thread_local! {
+    /// Steps that the running operation may still take.
+    static FUSE: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Thrown when the fuse is spent; stands for `kill -9`.
+struct Killed;
+
+#[derive(Default)]
+struct Cut(Cell<u64>);
+
+impl Cut {
+    fn step(&self) {
+        if let Some(left) = FUSE.get() {
+            if left == 0 {
+                FUSE.set(None);
+                panic_any(Killed);
+            }
+            FUSE.set(Some(left - 1));
+        }
+    }
+}
+
+impl Word for Cut {
+    fn load(&self) -> u64 {
+        self.0.get()
+    }
+
+    fn store(&self, value: u64) {
+        self.0.set(value);
+        self.step();
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        let found = self.0.get();
+        if found != current {
+            return Err(found);
+        }
+        self.0.set(new);
+        self.step();
+        Ok(found)
+    }
+
+    fn fetch_add(&self, value: u64) -> u64 {
+        let found = self.0.replace(self.0.get().wrapping_add(value));
+        self.step();
+        found
+    }
+
+    fn fetch_sub(&self, value: u64) -> u64 {
+        let found = self.0.replace(self.0.get().wrapping_sub(value));
+        self.step();
+        found
+    }
+}
+
+const OWNER: Owner = Owner {
+    pid: 7,
+    start_time: 70,
+    pid_namespace: 700,
+};
+
+struct Share {
+    header: Header<Cut>,
+    slots: Vec<Slot<Cut>>,
+}
+
+impl Share {
+    fn new(processes: usize) -> Self {
+        let share = Self {
+            header: Header::from_words(Cut::default),
+            slots: (0..processes)
+                .map(|_| Slot::from_words(Cut::default))
+                .collect(),
+        };
+        for index in 0..processes {
+            share.region().claim(at(index), OWNER).unwrap();
+        }
+        share
+    }
+
+    fn region(&self) -> Region<'_, Cut> {
+        Region::new(&self.header, &self.slots)
+    }
+
+    fn used(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.used_bytes.load()).sum()
+    }
+}
+
+fn at(index: usize) -> SlotIndex {
+    SlotIndex::new(index).unwrap()
+}
+
+/// Runs `operation` until it has taken `steps` steps; `true` if that killed it.
+fn killed_after(steps: u32, operation: impl FnOnce()) -> bool {
+    FUSE.set(Some(steps));
+    let outcome = catch_unwind(AssertUnwindSafe(operation));
+    FUSE.set(None);
+    match outcome {
+        Ok(()) => false,
+        Err(payload) if payload.is::<Killed>() => true,
+        Err(payload) => std::panic::resume_unwind(payload),
+    }
+}
+
+#[test]
+fn a_reservation_fits_exactly_or_not_at_all() {
+    let share = Share::new(2);
+    let region = share.region();
+    assert_eq!(region.reserve(at(0), 60, 100), Ok(()));
+    assert_eq!(region.reserve(at(1), 41, 100), Err(Full));
+    assert_eq!(region.reserve(at(1), 40, 100), Ok(()));
+    assert_eq!(region.reserve(at(1), 1, 100), Err(Full));
+    assert_eq!(region.total_bytes(), 100);
+    assert_eq!(region.release(at(0), 60), 60);
+    assert_eq!(region.total_bytes(), 40);
+    assert_eq!(region.reserve_some(at(0), 100, 100), 60);
+    assert_eq!(region.reserve_some(at(0), 1, 100), 0);
+}
+
+#[test]
+fn sums_saturate() {
+    let share = Share::new(1);
+    let region = share.region();
+    assert_eq!(region.reserve(at(0), u64::MAX, u64::MAX), Err(Full));
+    assert_eq!(region.reserve(at(0), MAX_BYTES, u64::MAX), Ok(()));
+    region.charge(at(0), 5);
+    assert_eq!(region.total_bytes(), MAX_BYTES);
+    assert_eq!(region.release(at(0), u64::MAX), MAX_BYTES);
+    assert_eq!(region.release(at(0), 1), 0);
+    assert_eq!(region.total_bytes(), 0);
+}
+
+#[test]
+fn a_limit_lowered_below_the_use_refuses_until_enough_is_returned() {
+    let share = Share::new(1);
+    let region = share.region();
+    assert_eq!(region.reserve(at(0), 80, 100), Ok(()));
+    assert_eq!(region.reserve(at(0), 1, 50), Err(Full));
+    assert_eq!(region.reserve_some(at(0), 10, 50), 0);
+    region.release(at(0), 40);
+    assert_eq!(region.reserve(at(0), 10, 50), Ok(()));
+}
+
+#[test]
+fn noise_in_the_region_only_refuses() {
+    let share = Share::new(2);
+    let region = share.region();
+    share.header.slots_in_use.store(u64::MAX);
+    share.header.total.store(u64::MAX);
+    assert_eq!(region.reserve(at(0), 1, 1 << 30), Err(Full));
+    share.slots[1].used_bytes.store(u64::MAX);
+    share.slots[1].in_flight_bytes.store(u64::MAX);
+    assert_eq!(region.rebuild(at(0)), Rebuild::Contended);
+    assert_eq!(region.total_bytes(), MAX_BYTES);
+    region.clear(at(1));
+    assert_eq!(region.rebuild(at(0)), Rebuild::Exact);
+    assert_eq!(region.total_bytes(), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Reserve(u64),
+    ReserveSome(u64),
+    Release(u64),
+    Charge(u64),
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        (0..60u64).prop_map(Operation::Reserve),
+        (0..60u64).prop_map(Operation::ReserveSome),
+        (0..60u64).prop_map(Operation::Release),
+        (0..5u64).prop_map(Operation::Charge),
+    ]
+}
+
+fn run(region: Region<'_, Cut>, process: usize, operation: &Operation, limit: u64) {
+    match *operation {
+        Operation::Reserve(bytes) => {
+            let _ = region.reserve(at(process), bytes, limit);
+        }
+        Operation::ReserveSome(bytes) => {
+            region.reserve_some(at(process), bytes, limit);
+        }
+        Operation::Release(bytes) => {
+            region.release(at(process), bytes);
+        }
+        Operation::Charge(bytes) => region.charge(at(process), bytes),
+    }
+}
+
+proptest! {
+    /// After any history the total is what the slots hold. Process 0 then dies after each step of its next
+    /// operation in turn: the total may be too high but never too low, and clearing the dead slot and one
+    /// rebuild make it exact, even if the one who does that dies on the way and another does it again.
+    #[test]
+    fn any_death_is_repaired_by_the_next_rebuild(
+        history in prop::collection::vec((0..3usize, operation()), 0..40),
+        last in operation(),
+        limit in 50..120u64,
+    ) {
+        let killed_last = |steps| {
+            let share = Share::new(3);
+            for (process, operation) in &history {
+                run(share.region(), *process, operation, limit);
+                prop_assert_eq!(share.region().total_bytes(), share.used());
+            }
+            let killed = killed_after(steps, || run(share.region(), 0, &last, limit));
+            let survivors: u64 = share.slots[1..].iter().map(|slot| slot.used_bytes.load()).sum();
+            prop_assert!(share.region().total_bytes() >= survivors);
+            Ok((share, survivors, killed))
+        };
+        for steps in 0.. {
+            let (_, _, killed) = killed_last(steps)?;
+            if !killed {
+                break;
+            }
+            for repair_steps in 0.. {
+                let (share, survivors, _) = killed_last(steps)?;
+                let repair = |me| {
+                    share.region().clear(at(0));
+                    share.region().rebuild(at(me));
+                };
+                let repairer_killed = killed_after(repair_steps, || repair(1));
+                prop_assert!(share.region().total_bytes() >= survivors);
+                repair(2);
+                prop_assert_eq!(share.region().total_bytes(), survivors);
+                if !repairer_killed {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A new owner of a slot finds it empty, whatever was left there and wherever its claim was cut short.
+    #[test]
+    fn a_claimed_slot_starts_empty(used in 0..100u64, steps in 0..20u32) {
+        let share = Share::new(2);
+        share.region().charge(at(0), used);
+        killed_after(steps, || { share.region().claim(at(0), OWNER); });
+        let generation = share.region().claim(at(0), OWNER).unwrap();
+        prop_assert!(share.region().is_owned(at(0), generation));
+        prop_assert!(!share.region().is_owned(at(0), generation + 1));
+        prop_assert_eq!(share.used(), 0);
+        share.region().rebuild(at(0));
+        prop_assert_eq!(share.region().total_bytes(), 0);
+    }
+}

@@ -1,0 +1,174 @@
+//! The ledger's races, every interleaving of them (loom, bounded to a few preemptions).
+//!
+//! Each model ends with the two promises: the total was never above the limit nor below what is held, and a
+//! rebuild at rest makes it exact.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::ledger::{MAX_BYTES, Owner, Rebuild, Region};
+use drava_vgpu_abi::region::{Header, Slot, SlotIndex};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+struct Modelled(AtomicU64);
+
+impl Word for Modelled {
+    fn load(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn store(&self, value: u64) {
+        self.0.store(value, Ordering::SeqCst);
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        self.0
+            .compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
+    }
+
+    fn fetch_add(&self, value: u64) -> u64 {
+        self.0.fetch_add(value, Ordering::SeqCst)
+    }
+
+    fn fetch_sub(&self, value: u64) -> u64 {
+        self.0.fetch_sub(value, Ordering::SeqCst)
+    }
+}
+
+struct Share {
+    header: Header<Modelled>,
+    slots: Vec<Slot<Modelled>>,
+}
+
+impl Share {
+    /// Process `i` holds `held[i]` bytes.
+    fn holding(held: &[u64]) -> Arc<Self> {
+        let zero = || Modelled(AtomicU64::new(0));
+        let share = Self {
+            header: Header::from_words(zero),
+            slots: held.iter().map(|_| Slot::from_words(zero)).collect(),
+        };
+        for (index, bytes) in held.iter().enumerate() {
+            let owner = Owner {
+                pid: 1,
+                start_time: 1,
+                pid_namespace: 1,
+            };
+            share.region().claim(at(index), owner).unwrap();
+            share.region().charge(at(index), *bytes);
+        }
+        Arc::new(share)
+    }
+
+    fn region(&self) -> Region<'_, Modelled> {
+        Region::new(&self.header, &self.slots)
+    }
+
+    fn check_at_rest(&self, limit: u64) {
+        let held: u64 = self.slots.iter().map(|slot| slot.used_bytes.load()).sum();
+        let total = self.region().total_bytes();
+        assert!(total <= limit, "total {total} exceeds the limit {limit}");
+        assert!(total >= held, "total {total} is below {held} held bytes");
+        assert!(held <= limit, "{held} held bytes exceed the limit {limit}");
+        assert_eq!(self.region().rebuild(at(0)), Rebuild::Exact);
+        assert_eq!(self.region().total_bytes(), held);
+    }
+}
+
+fn at(index: usize) -> SlotIndex {
+    SlotIndex::new(index).unwrap()
+}
+
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.max_branches = 10_000;
+    builder.check(model);
+}
+
+/// Runs one thread beside this one.
+fn beside(
+    share: &Arc<Share>,
+    there: impl FnOnce(&Share) + Send + 'static,
+    here: impl FnOnce(&Share),
+) {
+    let other = Arc::clone(share);
+    let thread = thread::spawn(move || there(&other));
+    here(share);
+    thread.join().unwrap();
+}
+
+#[test]
+fn of_two_reservations_for_one_place_exactly_one_succeeds() {
+    explore(|| {
+        let share = Share::holding(&[0, 0]);
+        let other = Arc::clone(&share);
+        let thread = thread::spawn(move || other.region().reserve(at(1), 6, 10).is_ok());
+        let mine = share.region().reserve(at(0), 6, 10).is_ok();
+        let theirs = thread.join().unwrap();
+        assert!(mine ^ theirs);
+        share.check_at_rest(10);
+    });
+}
+
+#[test]
+fn a_rebuild_beside_a_reservation_loses_nothing() {
+    explore(|| {
+        let share = Share::holding(&[3, 1]);
+        beside(
+            &share,
+            |share| assert!(share.region().reserve(at(1), 6, 10).is_ok()),
+            |share| {
+                share.region().rebuild(at(0));
+            },
+        );
+        share.check_at_rest(10);
+    });
+}
+
+#[test]
+fn a_rebuild_beside_a_release_loses_nothing() {
+    explore(|| {
+        let share = Share::holding(&[3, 6]);
+        beside(
+            &share,
+            |share| assert_eq!(share.region().release(at(1), 6), 6),
+            |share| {
+                share.region().rebuild(at(0));
+            },
+        );
+        share.check_at_rest(9);
+    });
+}
+
+#[test]
+fn a_rebuild_beside_a_reservation_and_a_release_of_the_same_size_loses_nothing() {
+    explore(|| {
+        let share = Share::holding(&[0, 4, 0]);
+        let (first, second) = (Arc::clone(&share), Arc::clone(&share));
+        let releasing = thread::spawn(move || first.region().release(at(1), 4));
+        let reserving = thread::spawn(move || second.region().reserve(at(2), 4, MAX_BYTES));
+        share.region().rebuild(at(0));
+        releasing.join().unwrap();
+        reserving.join().unwrap().unwrap();
+        share.check_at_rest(4);
+    });
+}
+
+#[test]
+fn two_repairs_of_one_death_and_a_reservation_agree() {
+    explore(|| {
+        // Process 2 is dead; the lock on its slot is held by process 0 while that clears it.
+        let share = Share::holding(&[0, 0, 7]);
+        let other = Arc::clone(&share);
+        let thread = thread::spawn(move || {
+            let _ = other.region().reserve_or_rebuild(at(1), 5, 10);
+        });
+        share.region().clear(at(2));
+        assert!(share.region().reserve_or_rebuild(at(0), 5, 10).is_ok());
+        thread.join().unwrap();
+        share.check_at_rest(10);
+    });
+}

@@ -1,0 +1,219 @@
+//! The limits page as bytes: a golden page, torn updates, damaged bytes.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use drava_vgpu_abi::{
+    BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
+    PAGE_SIZE, PageError, Priority, decode, encode, retire, update,
+};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+fn spec() -> LimitsSpec {
+    LimitsSpec {
+        claim_uid: IdText::new("5c4f2b5e-9c0a-4a6e-8f7b-0d1e2f3a4b5c").unwrap(),
+        share_id: IdText::new("11111111-2222-3333-4444-555555555555").unwrap(),
+        device_uuid: "GPU-00112233-4455-6677-8899-aabbccddeeff".parse().unwrap(),
+        limits: Limits {
+            memory_limit_bytes: Some(8 * GIB),
+            driver_reserve_bytes: 0x1234_5678,
+            cores: Cores::new(30).unwrap(),
+            compute_policy: ComputePolicy::Balance,
+            priority: Priority::new(-2).unwrap(),
+            memory_policy: MemoryPolicy::Spill,
+            broken_region: BrokenRegion::Open,
+            rate_us_per_s: Some(300_000),
+        },
+    }
+}
+
+/// The bytes of ABI version 1, written down by hand. A change here breaks containers that already run.
+#[test]
+fn golden_bytes_of_abi_version_1() {
+    let page = encode(&spec());
+    let mut expected = [0u8; PAGE_SIZE];
+    expected[..8].copy_from_slice(b"DRAVALIM");
+    expected[8..16].copy_from_slice(&[1, 0, 0, 0, 0, 0x10, 0, 0]);
+    expected[16] = 1;
+    expected[64..100].copy_from_slice(b"5c4f2b5e-9c0a-4a6e-8f7b-0d1e2f3a4b5c");
+    expected[128..164].copy_from_slice(b"11111111-2222-3333-4444-555555555555");
+    for (index, byte) in expected[192..208].iter_mut().enumerate() {
+        *byte = u8::try_from(index * 0x11).unwrap();
+    }
+    expected[208..216].copy_from_slice(&[0x6b, 0xce, 0x0e, 0x20, 0xca, 0x92, 0xf6, 0x56]);
+    expected[384] = 1;
+    expected[392..400].copy_from_slice(&[0, 0, 0, 0, 2, 0, 0, 0]);
+    expected[400..408].copy_from_slice(&[0x78, 0x56, 0x34, 0x12, 0, 0, 0, 0]);
+    expected[408..412].copy_from_slice(&[30, 0, 0, 0]);
+    expected[412..416].copy_from_slice(&[1, 0, 0, 0]);
+    expected[416..420].copy_from_slice(&[0xfe, 0xff, 0xff, 0xff]);
+    expected[420..424].copy_from_slice(&[0b110, 0, 0, 0]);
+    expected[424..432].copy_from_slice(&[0xe0, 0x93, 4, 0, 0, 0, 0, 0]);
+    expected[504..512].copy_from_slice(&[0xf3, 0x70, 0xc3, 0x5b, 0x85, 0x35, 0xb4, 0xfa]);
+    for (offset, (found, wanted)) in page.iter().zip(expected).enumerate() {
+        assert_eq!(
+            *found,
+            wanted,
+            "byte {offset}: {:02x?}",
+            &page[offset..offset + 8]
+        );
+    }
+}
+
+fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
+    for write in writes {
+        let offset = usize::try_from(write.offset()).unwrap();
+        page[offset..offset + write.bytes().len()].copy_from_slice(write.bytes());
+    }
+}
+
+#[test]
+fn updates_in_place_keep_the_identity_and_count_generations() {
+    let mut page = encode(&spec());
+    for round in 2..10u64 {
+        let limits = Limits::memory(round * GIB);
+        let writes = update(&page, &limits).unwrap();
+        apply(&mut page, &writes);
+        let decoded = decode(&page).unwrap();
+        assert_eq!(decoded.spec, LimitsSpec { limits, ..spec() });
+        assert_eq!(decoded.generation, round);
+        assert_eq!(page[16..24], round.to_le_bytes());
+        assert!(!decoded.retired);
+    }
+    let writes = retire(&page).unwrap();
+    apply(&mut page, &writes);
+    let decoded = decode(&page).unwrap();
+    assert!(decoded.retired);
+    assert_eq!(decoded.spec.limits, Limits::memory(9 * GIB));
+    let writes = update(&page, &Limits::memory(GIB)).unwrap();
+    apply(&mut page, &writes);
+    assert!(
+        decode(&page).unwrap().retired,
+        "an update does not revive a retired page"
+    );
+}
+
+#[test]
+fn an_update_torn_at_any_byte_leaves_the_old_limits_or_the_new_ones() {
+    let old = spec();
+    let new = LimitsSpec {
+        limits: Limits::memory(3 * GIB),
+        ..old
+    };
+    let page = encode(&old);
+    let writes = update(&page, &new.limits).unwrap();
+    let steps: Vec<(usize, u8)> = writes
+        .iter()
+        .flat_map(|write| {
+            let start = usize::try_from(write.offset()).unwrap();
+            write
+                .bytes()
+                .iter()
+                .enumerate()
+                .map(move |(index, byte)| (start + index, *byte))
+        })
+        .collect();
+    let mut torn = page;
+    for (done, (offset, byte)) in steps.iter().enumerate() {
+        torn[*offset] = *byte;
+        let found = decode(&torn).unwrap().spec;
+        assert!(found == old || found == new, "after {} bytes", done + 1);
+        // The next start of the driver repeats the update and succeeds.
+        let mut repaired = torn;
+        apply(&mut repaired, &update(&torn, &new.limits).unwrap());
+        assert_eq!(decode(&repaired).unwrap().spec, new);
+    }
+    assert_eq!(decode(&torn).unwrap().spec, new);
+}
+
+#[test]
+fn a_newer_driver_may_use_reserved_bytes() {
+    let mut page = encode(&spec());
+    for range in [24..64, 216..256, 512..PAGE_SIZE] {
+        page[range].fill(0xa5);
+    }
+    assert_eq!(decode(&page).unwrap().spec, spec());
+}
+
+#[test]
+fn other_files_and_versions_are_told_apart() {
+    let page = encode(&spec());
+    assert_eq!(decode(&page[..100]), Err(PageError::Short { len: 100 }));
+    assert_eq!(decode(&[0; PAGE_SIZE]), Err(PageError::Magic));
+    let mut other = page;
+    other[8] = 2;
+    assert_eq!(decode(&other), Err(PageError::Version { found: 2 }));
+    let mut other = page;
+    other[70] ^= 1;
+    assert_eq!(decode(&other), Err(PageError::Identity));
+    let mut other = page;
+    other[392] ^= 1;
+    assert_eq!(decode(&other), Err(PageError::Records));
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let policies = prop::sample::select(vec![
+        ComputePolicy::None,
+        ComputePolicy::Balance,
+        ComputePolicy::Fixed,
+        ComputePolicy::Token,
+    ]);
+    (
+        prop::option::of(0..u64::MAX),
+        any::<u64>(),
+        0..=100u32,
+        policies,
+        -100..=100i32,
+        any::<(bool, bool)>(),
+        any::<Option<u32>>(),
+    )
+        .prop_map(
+            |(memory, reserve, cores, compute_policy, priority, (spill, open), rate)| Limits {
+                memory_limit_bytes: memory,
+                driver_reserve_bytes: reserve,
+                cores: Cores::new(cores).unwrap(),
+                compute_policy,
+                priority: Priority::new(priority).unwrap(),
+                memory_policy: if spill {
+                    MemoryPolicy::Spill
+                } else {
+                    MemoryPolicy::Hard
+                },
+                broken_region: if open {
+                    BrokenRegion::Open
+                } else {
+                    BrokenRegion::Closed
+                },
+                rate_us_per_s: rate,
+            },
+        )
+}
+
+proptest! {
+    #[test]
+    fn what_is_encoded_is_decoded(
+        limits in limits(),
+        claim in "[!-~]{1,63}",
+        share in "[!-~]{1,63}",
+        uuid: [u8; 16],
+    ) {
+        let spec = LimitsSpec {
+            claim_uid: IdText::new(&claim).unwrap(),
+            share_id: IdText::new(&share).unwrap(),
+            device_uuid: DeviceUuid(uuid),
+            limits,
+        };
+        prop_assert_eq!(decode(&encode(&spec)).unwrap().spec, spec);
+    }
+
+    #[test]
+    fn no_bytes_make_decoding_panic(noise: Vec<u8>, at in 0..PAGE_SIZE) {
+        let mut page = encode(&spec());
+        for (target, byte) in page[at..].iter_mut().zip(&noise) {
+            *target ^= byte;
+        }
+        let _ = decode(&page);
+        let _ = decode(&noise);
+    }
+}

@@ -1,0 +1,110 @@
+//! Reading a region from outside.
+
+use drava_vgpu_abi::REGION_SIZE;
+use drava_vgpu_abi::snapshot::{RegionError, Snapshot};
+use proptest::prelude::*;
+
+fn put(bytes: &mut [u8], offset: usize, value: u64) {
+    bytes[offset..offset + 8].copy_from_slice(&value.to_ne_bytes());
+}
+
+/// The offsets of ABI version 1, written down by hand.
+#[test]
+fn golden_offsets_of_abi_version_1() {
+    let mut bytes = vec![0; REGION_SIZE];
+    put(&mut bytes, 0, u64::from_le_bytes(*b"DRAVAUSE"));
+    put(&mut bytes, 8, 1);
+    put(&mut bytes, 128, 0x0003_0000_0000_0400);
+    put(&mut bytes, 136, 2048);
+    put(&mut bytes, 256, 5);
+    put(&mut bytes, 272, 6);
+    let slot = 4096 + 256 * 3;
+    put(&mut bytes, slot, (9 << 8) | 1);
+    for (index, offset) in [8, 16, 24, 32].into_iter().enumerate() {
+        put(&mut bytes, slot + offset, 100 + index as u64);
+    }
+    put(&mut bytes, slot + 48, 200);
+    for (index, offset) in [128, 136, 144, 152].into_iter().enumerate() {
+        put(&mut bytes, slot + offset, 300 + index as u64);
+    }
+    put(&mut bytes, 4096 + 256 * 4, 9 << 8);
+
+    let snapshot = Snapshot::decode(&bytes).unwrap();
+    let share = snapshot.share();
+    assert_eq!(
+        (
+            share.total_bytes,
+            share.peak_bytes,
+            share.denied,
+            share.reclaimed
+        ),
+        (1024, 2048, 5, 6)
+    );
+    let processes: Vec<_> = snapshot.processes().collect();
+    assert_eq!(processes.len(), 1, "a free slot is nobody's");
+    let process = processes[0];
+    assert_eq!((process.slot.get(), process.generation), (3, 9));
+    assert_eq!(
+        (
+            process.owner.pid,
+            process.owner.start_time,
+            process.owner.pid_namespace
+        ),
+        (100, 101, 102)
+    );
+    assert_eq!((process.used_bytes, process.driver_bytes), (103, 200));
+    assert_eq!(
+        (
+            process.denied,
+            process.gpu_time_us,
+            process.throttled_us,
+            process.launches
+        ),
+        (300, 301, 302, 303)
+    );
+}
+
+#[test]
+fn a_file_of_zeroes_is_an_empty_region() {
+    let bytes = vec![0; REGION_SIZE];
+    let snapshot = Snapshot::decode(&bytes).unwrap();
+    assert_eq!(snapshot.share().total_bytes, 0);
+    assert_eq!(snapshot.processes().count(), 0);
+}
+
+#[test]
+fn other_files_are_told_apart() {
+    let mut bytes = vec![0; REGION_SIZE];
+    assert_eq!(
+        Snapshot::decode(&bytes[1..]).unwrap_err(),
+        RegionError::Short {
+            len: REGION_SIZE - 1
+        }
+    );
+    put(&mut bytes, 0, 1);
+    assert_eq!(Snapshot::decode(&bytes).unwrap_err(), RegionError::Magic);
+    put(&mut bytes, 0, 0);
+    put(&mut bytes, 8, 2);
+    assert_eq!(
+        Snapshot::decode(&bytes).unwrap_err(),
+        RegionError::Version { found: 2 }
+    );
+}
+
+proptest! {
+    #[test]
+    fn noise_is_read_without_a_panic(seed: u64) {
+        let mut state = seed | 1;
+        let mut bytes: Vec<u8> = (0..REGION_SIZE)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        put(&mut bytes, 0, u64::from_le_bytes(*b"DRAVAUSE"));
+        put(&mut bytes, 8, 1);
+        let snapshot = Snapshot::decode(&bytes).unwrap();
+        let _ = snapshot.share();
+        snapshot.processes().for_each(drop);
+    }
+}

@@ -1,0 +1,276 @@
+//! A card as the process may use it: all the shares with its UUID together.
+
+use core::sync::atomic::Ordering;
+
+use drava_vgpu_abi::DeviceUuid;
+use drava_vgpu_abi::ledger::Full;
+
+use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
+use crate::driver::{Library, Original};
+use crate::process::{MAX_SHARES, Process};
+use crate::share::Share;
+
+/// What applies to a card.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    /// Nothing: calls go through as they are.
+    Unlimited,
+    /// It is limited by these shares.
+    Limited(Card),
+    /// Its limits cannot be known, so nothing may be taken from it.
+    Refused,
+}
+
+/// A limited card.
+#[derive(Clone, Copy)]
+pub(crate) struct Card {
+    process: &'static Process,
+    uuid: DeviceUuid,
+    first: u8,
+}
+
+/// How much of a card there is for this process.
+#[derive(Clone, Copy)]
+pub(crate) struct Amount {
+    pub(crate) limit_bytes: u64,
+    pub(crate) used_bytes: u64,
+}
+
+impl Amount {
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes)
+    }
+}
+
+impl Card {
+    /// The card of that UUID, if a share of it is known.
+    pub(crate) fn of(process: &'static Process, uuid: DeviceUuid) -> Option<Self> {
+        let first = process.shares().position(|share| share.uuid() == uuid)?;
+        Some(Self {
+            process,
+            uuid,
+            first: u8::try_from(first).ok()?,
+        })
+    }
+
+    /// The card that [`Card::index`] named.
+    pub(crate) fn at(process: &'static Process, index: u8) -> Option<Self> {
+        let share = process.shares().nth(usize::from(index))?;
+        Some(Self {
+            process,
+            uuid: share.uuid(),
+            first: index,
+        })
+    }
+
+    /// The process whose view of the card this is.
+    pub(crate) fn process(self) -> &'static Process {
+        self.process
+    }
+
+    /// A small number for the card.
+    pub(crate) fn index(self) -> u8 {
+        self.first
+    }
+
+    fn shares(self) -> impl Iterator<Item = &'static Share> {
+        self.process
+            .shares()
+            .skip(usize::from(self.first))
+            .filter(move |share| share.uuid() == self.uuid)
+    }
+
+    /// Whether its memory is limited. Shares are summed, so one that is not limited frees all.
+    pub(crate) fn is_memory_limited(self) -> bool {
+        self.shares().all(Share::is_memory_limited)
+    }
+
+    /// Limit and use.
+    pub(crate) fn amount(self) -> Amount {
+        let _guard = self.process.guard();
+        let mut amount = Amount {
+            limit_bytes: 0,
+            used_bytes: 0,
+        };
+        for share in self.shares() {
+            share.reclaim();
+            amount.limit_bytes = amount.limit_bytes.saturating_add(share.limit_bytes());
+            amount.used_bytes = amount.used_bytes.saturating_add(share.used_bytes());
+        }
+        amount
+    }
+
+    /// What the driver takes for itself in a process.
+    pub(crate) fn driver_reserve_bytes(self) -> u64 {
+        self.shares()
+            .map(Share::driver_reserve_bytes)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Takes `bytes`, from one share if one has them, else from several.
+    pub(crate) fn reserve(self, bytes: u64) -> Result<(), Full> {
+        if self.try_reserve(bytes) {
+            return Ok(());
+        }
+        // What dead processes left is taken back before anything is refused.
+        let _guard = self.process.guard();
+        for share in self.shares() {
+            share.reclaim();
+        }
+        if self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes) {
+            return Ok(());
+        }
+        if let Some(share) = self.shares().next() {
+            share.count_denied();
+        }
+        Err(Full)
+    }
+
+    fn try_reserve(self, bytes: u64) -> bool {
+        self.shares().any(|share| share.reserve(bytes))
+    }
+
+    fn reserve_parts(self, bytes: u64) -> bool {
+        let mut parts = [0u64; MAX_SHARES];
+        let mut missing = bytes;
+        for (share, part) in self.shares().zip(&mut parts) {
+            *part = share.reserve_some(missing);
+            missing = missing.saturating_sub(*part);
+        }
+        if missing == 0 {
+            return true;
+        }
+        for (share, part) in self.shares().zip(parts) {
+            share.release(part);
+        }
+        false
+    }
+
+    /// Takes `bytes` that the driver has given already.
+    pub(crate) fn charge(self, bytes: u64) {
+        if !self.try_reserve(bytes)
+            && let Some(share) = self.shares().next()
+        {
+            share.charge(bytes);
+        }
+    }
+
+    /// Returns `bytes`, to whichever shares this process took them from.
+    pub(crate) fn release(self, bytes: u64) {
+        let mut left = bytes;
+        for share in self.shares() {
+            if left == 0 {
+                return;
+            }
+            left = left.saturating_sub(share.release(left));
+        }
+    }
+
+    /// Notes how much of what this process holds is charged for the driver's own use.
+    pub(crate) fn count_driver_bytes(self, bytes: u64) {
+        if let Some(share) = self.shares().next() {
+            share.count_driver_bytes(bytes);
+        }
+    }
+
+    /// Makes `from` bytes that were reserved into `to`, what the driver really took.
+    pub(crate) fn correct(self, from: u64, to: u64) {
+        if to > from {
+            self.charge(to.saturating_sub(from));
+        } else {
+            self.release(from.saturating_sub(to));
+        }
+    }
+}
+
+static GET_CURRENT: Original = Original::new(Library::Cuda, c"cuCtxGetCurrent");
+static GET_DEVICE: Original = Original::new(Library::Cuda, c"cuCtxGetDevice");
+static GET_UUID_V2: Original = Original::new(Library::Cuda, c"cuDeviceGetUuid_v2");
+static GET_UUID: Original = Original::new(Library::Cuda, c"cuDeviceGetUuid");
+
+type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
+type GetDevice = unsafe extern "C" fn(*mut CUdevice) -> CUresult;
+type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> CUresult;
+
+/// The context that calls of this thread act in.
+pub(crate) fn current_context() -> Option<u64> {
+    let get = GET_CURRENT.address()?;
+    // SAFETY: the signature of `cuCtxGetCurrent`.
+    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetCurrent>(get) };
+    let mut context = core::ptr::null_mut();
+    // SAFETY: writes one context.
+    let result = unsafe { get(&raw mut context) };
+    (result == CUDA_SUCCESS && !context.is_null()).then(|| context.expose_provenance() as u64)
+}
+
+/// The device of that context.
+pub(crate) fn current_device() -> Option<CUdevice> {
+    let get = GET_DEVICE.address()?;
+    // SAFETY: the signature of `cuCtxGetDevice`.
+    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetDevice>(get) };
+    let mut device = 0;
+    // SAFETY: writes one device.
+    let result = unsafe { get(&raw mut device) };
+    (result == CUDA_SUCCESS).then_some(device)
+}
+
+/// UUID of a CUDA device; of a MIG partition its own, which no share has.
+fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
+    let get = GET_UUID_V2.address().or_else(|| GET_UUID.address())?;
+    // SAFETY: the signature of `cuDeviceGetUuid` and its second version.
+    let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetUuid>(get) };
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: writes one UUID.
+    let result = unsafe { get(&raw mut uuid, device) };
+    (result == CUDA_SUCCESS).then_some(DeviceUuid(uuid.bytes))
+}
+
+const UNLIMITED: u32 = 1;
+const REFUSED: u32 = 2;
+const FIRST_CARD: u32 = 3;
+
+/// What applies to a CUDA device's memory.
+pub(crate) fn target_of_device(device: CUdevice) -> Target {
+    let Some(process) = Process::get() else {
+        return Target::Refused;
+    };
+    let known = usize::try_from(device)
+        .ok()
+        .and_then(|ordinal| process.devices.get(ordinal))
+        .map(|device| &device.target);
+    if let Some(known) = known {
+        match known.load(Ordering::Acquire) {
+            0 => {}
+            UNLIMITED => return Target::Unlimited,
+            REFUSED => return Target::Refused,
+            found => {
+                let index = u8::try_from(found.saturating_sub(FIRST_CARD)).unwrap_or(u8::MAX);
+                return Card::at(process, index).map_or(Target::Refused, Target::Limited);
+            }
+        }
+    }
+    // An invalid device is the driver's business to report.
+    let Some(uuid) = uuid_of(device) else {
+        return Target::Unlimited;
+    };
+    let target = match process.target_of(uuid, u32::try_from(device).ok()) {
+        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
+        target => target,
+    };
+    if let Some(known) = known {
+        let code = match target {
+            Target::Unlimited => UNLIMITED,
+            Target::Refused => REFUSED,
+            Target::Limited(card) => FIRST_CARD.saturating_add(u32::from(card.index())),
+        };
+        known.store(code, Ordering::Release);
+    }
+    target
+}
+
+/// What applies to the memory of the card that calls of this thread act on.
+pub(crate) fn target_of_current_context() -> Target {
+    // Without a context the driver refuses by itself.
+    current_device().map_or(Target::Unlimited, target_of_device)
+}

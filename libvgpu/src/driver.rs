@@ -1,0 +1,142 @@
+//! The functions that the hooks stand in front of: the driver's own, and glibc's own `dlsym`.
+//!
+//! Originals are looked up when they are first needed and never before, in the library that the program itself
+//! loaded. Nothing is loaded on the program's behalf: a hook that finds no library reports what the driver
+//! would report if it were not initialised.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// `dlsym`'s pseudo handle for the default search order.
+pub(crate) const RTLD_DEFAULT: *mut c_void = ptr::null_mut();
+/// `dlsym`'s pseudo handle for the objects after the caller's.
+pub(crate) const RTLD_NEXT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+/// Versions under which glibc has `dlsym`: since 2.34 in libc, before in libdl with each architecture's first version.
+const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+
+// Binds to the oldest version of `dlvsym`, so that the library loads with glibc 2.17.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(".symver dlvsym, dlvsym@GLIBC_2.2.5");
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(".symver dlvsym, dlvsym@GLIBC_2.17");
+
+unsafe extern "C" {
+    fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+}
+
+/// Which of the two libraries a function belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Library {
+    Cuda,
+    Nvml,
+}
+
+impl Library {
+    fn soname(self) -> &'static CStr {
+        match self {
+            Self::Cuda => c"libcuda.so.1",
+            Self::Nvml => c"libnvidia-ml.so.1",
+        }
+    }
+
+    /// What a hook returns if the library is not there.
+    pub(crate) fn missing(self) -> c_int {
+        match self {
+            Self::Cuda => crate::cuda::CUDA_ERROR_NOT_INITIALIZED,
+            Self::Nvml => crate::nvml::NVML_ERROR_LIBRARY_NOT_FOUND,
+        }
+    }
+
+    fn slot(self) -> &'static AtomicPtr<c_void> {
+        static CUDA: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+        static NVML: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+        match self {
+            Self::Cuda => &CUDA,
+            Self::Nvml => &NVML,
+        }
+    }
+
+    /// Handle of the library, if the program has loaded it.
+    pub(crate) fn handle(self) -> Option<NonNull<c_void>> {
+        let slot = self.slot();
+        if let Some(handle) = NonNull::new(slot.load(Ordering::Acquire)) {
+            return Some(handle);
+        }
+        let handle = open_loaded(self.soname())?;
+        slot.store(handle.as_ptr(), Ordering::Release);
+        Some(handle)
+    }
+}
+
+/// A function of the driver.
+pub(crate) struct Original {
+    library: Library,
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Original {
+    pub(crate) const fn new(library: Library, name: &'static CStr) -> Self {
+        Self {
+            library,
+            name,
+            address: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Where it is, if the program has loaded the library and the library has it.
+    pub(crate) fn address(&self) -> Option<NonNull<c_void>> {
+        if let Some(address) = NonNull::new(self.address.load(Ordering::Acquire)) {
+            return Some(address);
+        }
+        let handle = self.library.handle()?;
+        let address = symbol(handle.as_ptr(), self.name)?;
+        self.address.store(address.as_ptr(), Ordering::Release);
+        Some(address)
+    }
+
+    /// Where it is; if its library cannot be found by name, `found` is taken for it.
+    pub(crate) fn address_or(&self, found: NonNull<c_void>) -> NonNull<c_void> {
+        self.address().unwrap_or_else(|| {
+            self.address.store(found.as_ptr(), Ordering::Release);
+            found
+        })
+    }
+}
+
+/// The symbol as glibc's own `dlsym` finds it.
+pub(crate) fn symbol(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>> {
+    let dlsym = real_dlsym()?;
+    // SAFETY: the signature of `dlsym`.
+    let dlsym = unsafe { core::mem::transmute::<NonNull<c_void>, Dlsym>(dlsym) };
+    // SAFETY: the handle came from the program or from `dlopen`; the name is terminated.
+    NonNull::new(unsafe { dlsym(handle, name.as_ptr()) })
+}
+
+/// glibc's own `dlsym`.
+pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    if let Some(real) = NonNull::new(REAL.load(Ordering::Acquire)) {
+        return Some(real);
+    }
+    let real = DLSYM_VERSIONS.iter().find_map(|version| {
+        // SAFETY: name and version are terminated; RTLD_NEXT skips this library's own `dlsym`.
+        NonNull::new(unsafe { dlvsym(RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
+    })?;
+    REAL.store(real.as_ptr(), Ordering::Release);
+    Some(real)
+}
+
+/// A library that is loaded already. The reference that this takes keeps it loaded.
+fn open_loaded(soname: &CStr) -> Option<NonNull<c_void>> {
+    let dlopen = symbol(RTLD_NEXT, c"dlopen")?;
+    // SAFETY: the signature of `dlopen`.
+    let dlopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlopen>(dlopen) };
+    // SAFETY: the name is terminated.
+    NonNull::new(unsafe { dlopen(soname.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+}

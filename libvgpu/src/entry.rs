@@ -1,0 +1,130 @@
+//! `dlsym`: the door through which programs that load libraries at run time get their functions.
+//!
+//! Names that do not begin like a CUDA or NVML function go to glibc's `dlsym` by a jump, not a call: it finds
+//! the caller by the return address and needs it for `RTLD_NEXT`.
+//!
+//! The other doors: direct linking (the hooks are exported under the driver's names) and `cuGetProcAddress`
+//! ([`crate::hooks::lookup`]).
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::{self, NonNull};
+
+use crate::driver::{self, RTLD_DEFAULT, RTLD_NEXT};
+use crate::sys::KeepErrno;
+use crate::table;
+
+/// What `dlsym` does: return `address` if `answered` is not 0, else jump there.
+#[repr(C)]
+struct Route {
+    answered: usize,
+    address: *mut c_void,
+}
+
+/// glibc's `dlsym` with the driver's functions replaced by the hooks that the process's limits ask for.
+///
+/// # Safety
+/// As for `dlsym`: `name` is a terminated string, `handle` a handle of `dlopen` or a pseudo handle.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "endbr64",
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {route}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "mov rax, rdx",
+        "jz 2f",
+        "ret",
+        "2:",
+        "jmp rax",
+        route = sym route,
+    )
+}
+
+/// glibc's `dlsym` with the driver's functions replaced by the hooks that the process's limits ask for.
+///
+/// # Safety
+/// As for `dlsym`: `name` is a terminated string, `handle` a handle of `dlopen` or a pseudo handle.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, -32]!",
+        "stp x0, x1, [sp, 16]",
+        "bl {route}",
+        "mov x17, x0",
+        "mov x16, x1",
+        "ldp x0, x1, [sp, 16]",
+        "ldp x29, x30, [sp], 32",
+        "cbz x17, 2f",
+        "mov x0, x16",
+        "ret",
+        "2:",
+        "br x16",
+        route = sym route,
+    )
+}
+
+extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
+    match answer(handle, name) {
+        Some(address) => Route {
+            answered: 1,
+            address,
+        },
+        None => Route {
+            answered: 0,
+            address: driver::real_dlsym().map_or(nothing as *mut c_void, NonNull::as_ptr),
+        },
+    }
+}
+
+/// Stands for glibc's `dlsym` where there is none to be found: no symbol is.
+extern "C" fn nothing(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}
+
+/// `None` if glibc shall answer.
+fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and `dlsym`'s callers pass a terminated string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let bytes = name.to_bytes();
+    if !bytes.starts_with(b"cu") && !bytes.starts_with(b"nvml") {
+        return None;
+    }
+    let hook = table::find(bytes)?;
+    let _errno = KeepErrno::new();
+    if handle == RTLD_NEXT {
+        return None;
+    }
+    if handle == RTLD_DEFAULT && hook.library.handle().is_some() {
+        return None;
+    }
+    let found = match driver::symbol(handle, name) {
+        // The program's global scope, where our own symbol stands even if there is no driver library. What comes
+        // after it there counts, and if nothing does, `dlerror` says so.
+        Some(found) if found.as_ptr() == hook.wrapper() && hook.library.handle().is_none() => {
+            driver::symbol(RTLD_NEXT, name)
+        }
+        found => found,
+    };
+    let Some(found) = found else {
+        return Some(ptr::null_mut());
+    };
+    // Somebody else's function of that name is left alone.
+    let is_drivers = hook.original.address_or(found) == found;
+    if is_drivers && hook.is_wanted() {
+        Some(hook.wrapper())
+    } else {
+        Some(found.as_ptr())
+    }
+}

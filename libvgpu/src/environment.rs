@@ -1,0 +1,252 @@
+//! Limits without Kubernetes: from environment variables, when no limits page is there.
+//!
+//! | Variable | Meaning |
+//! |---|---|
+//! | `DRAVA_MEMORY_LIMIT` | memory of each card: bytes, or a quantity such as `4Gi` or `500M` |
+//! | `DRAVA_JOB` | processes with the same value share one limit; default: the process group |
+//! | `DRAVA_RUN_DIR` | where to look for shares if `/run/drava` has none |
+//! | `CUDA_DEVICE_MEMORY_LIMIT` | as `DRAVA_MEMORY_LIMIT`, with `k`, `m`, `g` as powers of 1024 |
+//! | `CUDA_DEVICE_MEMORY_LIMIT_<i>` | the same for CUDA device `i` alone |
+//!
+//! The region of a job lies in `/dev/shm`, or in `/tmp` where that is missing, readable by its user only:
+//! `drava-<uid>-<job>-<card UUID>`. A process group is what a shell makes of one command line, and children
+//! inherit it. Regions that no living process uses are removed by the next job of the same user.
+//!
+//! A variable that cannot be understood refuses GPU memory: a limit that was meant is not ignored.
+//! Programs with elevated privileges (set-user-ID) ignore the environment.
+
+use core::ffi::{CStr, c_char};
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use drava_vgpu_abi::region::SLOTS_OFFSET;
+use drava_vgpu_abi::{DeviceUuid, Limits, REGION_SIZE};
+
+use crate::discover::{EntryBuffer, PathBuffer, names};
+use crate::log;
+use crate::process::{Process, Source};
+use crate::share::Unusable;
+use crate::sys;
+
+/// CUDA devices that can have a variable of their own.
+const DEVICES: usize = 16;
+
+/// Directories for regions, in order of preference.
+const REGION_DIRECTORIES: [&CStr; 2] = [c"/dev/shm", c"/tmp"];
+
+/// How often a region that another process removed meanwhile is made again.
+const ATTEMPTS: u32 = 4;
+
+unsafe extern "C" {
+    fn secure_getenv(name: *const c_char) -> *const c_char;
+}
+
+/// What the variables say. All zeroes is nothing.
+pub(crate) struct Environment {
+    /// Limit of each card in bytes, 0 for none.
+    memory_bytes: AtomicU64,
+    /// The same for single devices.
+    device_memory_bytes: [AtomicU64; DEVICES],
+}
+
+/// How a card got its share.
+pub(crate) enum Attached {
+    /// It has one now.
+    Share,
+    /// No variable limits it.
+    NoLimit,
+    /// It should have one, but there is no room for it.
+    Failed,
+}
+
+impl Environment {
+    /// Reads the variables.
+    pub(crate) fn read(&self) -> Source {
+        let mut source = Source::Nothing;
+        let mut set = |name: &CStr, parse: fn(&[u8]) -> Option<u64>, target: &AtomicU64| {
+            let Some(text) = variable(name) else { return };
+            let Some(bytes) = parse(text.to_bytes()) else {
+                log::line(format_args!(
+                    "{} is not an amount of memory: GPU memory is refused",
+                    name.to_str().unwrap_or("?")
+                ));
+                source = Source::BrokenEnvironment;
+                return;
+            };
+            target.store(bytes, Ordering::Relaxed);
+            if bytes != 0 && source == Source::Nothing {
+                source = Source::Environment;
+            }
+        };
+        set(c"CUDA_DEVICE_MEMORY_LIMIT", parse_hami, &self.memory_bytes);
+        set(c"DRAVA_MEMORY_LIMIT", parse_quantity, &self.memory_bytes);
+        for (index, target) in self.device_memory_bytes.iter().enumerate() {
+            if let Some(name) = PathBuffer::new(format_args!("CUDA_DEVICE_MEMORY_LIMIT_{index}")) {
+                set(name.as_c_str(), parse_hami, target);
+            }
+        }
+        source
+    }
+
+    /// Whether any variable limits memory.
+    pub(crate) fn limits_memory(&self) -> bool {
+        self.device_memory_bytes
+            .iter()
+            .chain([&self.memory_bytes])
+            .any(|bytes| bytes.load(Ordering::Relaxed) != 0)
+    }
+
+    fn limit_of(&self, ordinal: Option<u32>) -> Option<u64> {
+        let of_device = ordinal
+            .and_then(|ordinal| self.device_memory_bytes.get(usize::try_from(ordinal).ok()?))
+            .map_or(0, |bytes| bytes.load(Ordering::Relaxed));
+        let of_all = self.memory_bytes.load(Ordering::Relaxed);
+        [of_device, of_all].into_iter().find(|&bytes| bytes != 0)
+    }
+}
+
+/// Gives the card a share of its own. The caller holds the process's guard.
+pub(crate) fn attach(process: &Process, uuid: DeviceUuid, ordinal: Option<u32>) -> Attached {
+    let Some(limit) = process.environment.limit_of(ordinal) else {
+        return Attached::NoLimit;
+    };
+    let Some(share) = process.next_share() else {
+        return Attached::Failed;
+    };
+    share.attach_limits(uuid, &Limits::memory(limit));
+    let mut outcome = Err(Unusable::Open);
+    for directory in REGION_DIRECTORIES {
+        let Some(path) = region_path(directory, format_args!("{uuid}")) else {
+            continue;
+        };
+        remove_unused(directory);
+        for _ in 0..ATTEMPTS {
+            outcome = share.attach_region(None, path.as_c_str(), true);
+            if !matches!(outcome, Err(Unusable::Removed)) {
+                break;
+            }
+        }
+        if outcome.is_ok() {
+            break;
+        }
+        if let Err(error) = outcome {
+            share.report_unusable(path.as_c_str(), error);
+        }
+    }
+    process.publish_share();
+    Attached::Share
+}
+
+/// Where shares are looked for besides the standard place.
+pub(crate) fn run_directory() -> Option<&'static CStr> {
+    variable(c"DRAVA_RUN_DIR")
+}
+
+fn region_path(directory: &CStr, uuid: fmt::Arguments<'_>) -> Option<PathBuffer> {
+    let directory = directory.to_str().ok()?;
+    let user = sys::user_id();
+    match variable(c"DRAVA_JOB").and_then(|job| job.to_str().ok()) {
+        Some(job) if is_plain(job) => {
+            PathBuffer::new(format_args!("{directory}/drava-{user}-{job}-{uuid}"))
+        }
+        _ => {
+            let group = sys::process_group();
+            PathBuffer::new(format_args!("{directory}/drava-{user}-{group}-{uuid}"))
+        }
+    }
+}
+
+/// Whether a job's name can be a part of a file name.
+fn is_plain(job: &str) -> bool {
+    !job.is_empty()
+        && job.len() <= 64
+        && job
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+/// Removes this user's regions in which nobody has a slot. Whoever opened one just now finds it removed after
+/// taking a slot, and makes another.
+fn remove_unused(directory: &CStr) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+    let Some(fd) = sys::open(None, directory, flags, 0) else {
+        return;
+    };
+    let Some(prefix) = PathBuffer::new(format_args!("drava-{}-", sys::user_id())) else {
+        return;
+    };
+    let prefix = prefix.as_c_str().to_str().unwrap_or("?");
+    let mut buffer = EntryBuffer::new();
+    while let Some(length) = sys::directory_entries(fd, &mut buffer.0).filter(|&n| n > 0) {
+        for name in names(buffer.0.get(..length).unwrap_or_default()) {
+            if name.starts_with(prefix) {
+                remove_if_unused(directory, name);
+            }
+        }
+    }
+    sys::close(fd);
+}
+
+fn remove_if_unused(directory: &CStr, name: &str) {
+    let directory = directory.to_str().unwrap_or("?");
+    let Some(path) = PathBuffer::new(format_args!("{directory}/{name}")) else {
+        return;
+    };
+    let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let Some(region) = sys::open(None, path.as_c_str(), flags, 0) else {
+        return;
+    };
+    if !sys::is_locked(region, SLOTS_OFFSET, REGION_SIZE - SLOTS_OFFSET) {
+        sys::unlink(path.as_c_str());
+    }
+    sys::close(region);
+}
+
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name is terminated.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: not null, terminated, and the environment outlives the few calls that it is read for.
+    let value = unsafe { CStr::from_ptr(value) };
+    (!value.is_empty()).then_some(value)
+}
+
+/// Bytes, or a Kubernetes quantity with a binary (`Ki`…`Ti`) or decimal (`k`…`T`) suffix.
+fn parse_quantity(text: &[u8]) -> Option<u64> {
+    let (number, suffix) = split_number(text)?;
+    let unit = match suffix {
+        b"" => 1,
+        b"Ki" => 1 << 10,
+        b"Mi" => 1 << 20,
+        b"Gi" => 1 << 30,
+        b"Ti" => 1 << 40,
+        b"k" => 1_000,
+        b"M" => 1_000_000,
+        b"G" => 1_000_000_000,
+        b"T" => 1_000_000_000_000,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+/// Bytes, or with a suffix `k`, `m`, `g` of either case a power of 1024.
+fn parse_hami(text: &[u8]) -> Option<u64> {
+    let (number, suffix) = split_number(text)?;
+    let unit = match suffix {
+        b"" => 1,
+        b"k" | b"K" => 1 << 10,
+        b"m" | b"M" => 1 << 20,
+        b"g" | b"G" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (number, suffix) = text.split_at_checked(digits)?;
+    let number = core::str::from_utf8(number).ok()?.parse().ok()?;
+    Some((number, suffix))
+}

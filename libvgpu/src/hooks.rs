@@ -1,0 +1,9 @@
+//! What the hooks decide, by subject. [`crate::table`] says which function is decided where.
+
+pub(crate) mod array;
+pub(crate) mod context;
+pub(crate) mod lookup;
+pub(crate) mod memory;
+pub(crate) mod pool;
+pub(crate) mod view;
+pub(crate) mod vmm;

@@ -1,0 +1,165 @@
+//! Arrays and mipmapped arrays. They live until they are destroyed or their context ends.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use crate::cuda::{
+    CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
+    CUDA_ARRAY3D_DESCRIPTOR_v1, CUarray, CUmipmappedArray, CUresult,
+};
+use crate::hooks::memory::{Request, free_held, taken_by};
+use crate::table::{
+    cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
+    cuMipmappedArrayCreate,
+};
+
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped to it.
+const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
+
+/// Bytes of one channel of a `CUarray_format`; formats that this version does not know count as the largest.
+fn channel_bytes(format: c_uint) -> u64 {
+    match format {
+        0x01 | 0x08 => 1,
+        0x02 | 0x09 | 0x10 => 2,
+        0x03 | 0x0a | 0x20 => 4,
+        _ => 8,
+    }
+}
+
+/// Extent of an array. Missing dimensions are 0 and count as 1.
+struct Extent {
+    width: u64,
+    height: u64,
+    depth: u64,
+    format: c_uint,
+    channels: c_uint,
+    flags: c_uint,
+}
+
+impl Extent {
+    /// Bytes of the array, or of all `levels` of a mipmapped one, each half as large in every dimension.
+    fn bytes(&self, levels: c_uint) -> u64 {
+        if self.flags & WITHOUT_MEMORY != 0 {
+            return 0;
+        }
+        let element = channel_bytes(self.format).saturating_mul(u64::from(self.channels.max(1)));
+        let level = |level: c_uint| {
+            [self.width, self.height, self.depth]
+                .into_iter()
+                .fold(element, |bytes, size| {
+                    bytes.saturating_mul(size.checked_shr(level).unwrap_or(0).max(1))
+                })
+        };
+        let bytes = (0..levels.clamp(1, 32))
+            .map(level)
+            .fold(0, u64::saturating_add);
+        taken_by(bytes)
+    }
+}
+
+fn make(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
+    Request::in_current_context(bytes).make(
+        |process| &process.arrays,
+        call,
+        // SAFETY: the driver has written the handle.
+        || unsafe { array.read() }.expose_provenance() as u64,
+    )
+}
+
+macro_rules! create {
+    ($(#[$comment:meta])* $name:ident, $hook:ident, $descriptor:ty, |$from:ident| $extent:expr) => {
+        $(#[$comment])*
+        pub(crate) unsafe fn $name(
+            original: $hook::Function,
+            array: *mut CUarray,
+            descriptor: *const $descriptor,
+        ) -> CUresult {
+            // SAFETY: null or the caller's descriptor.
+            let bytes = unsafe { descriptor.as_ref() }.map_or(0, |$from| $extent.bytes(1));
+            make(
+                bytes,
+                array,
+                // SAFETY: the caller's arguments.
+                || unsafe { original(array, descriptor) },
+            )
+        }
+    };
+}
+
+create!(create, cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, |from| {
+    Extent {
+        width: from.Width as u64,
+        height: from.Height as u64,
+        depth: 0,
+        format: from.Format,
+        channels: from.NumChannels,
+        flags: 0,
+    }
+});
+
+create!(create_v1, cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, |from| {
+    Extent {
+        width: u64::from(from.Width),
+        height: u64::from(from.Height),
+        depth: 0,
+        format: from.Format,
+        channels: from.NumChannels,
+        flags: 0,
+    }
+});
+
+create!(
+    create_3d,
+    cuArray3DCreate_v2,
+    CUDA_ARRAY3D_DESCRIPTOR,
+    |from| extent_3d(from)
+);
+
+create!(
+    create_3d_v1,
+    cuArray3DCreate,
+    CUDA_ARRAY3D_DESCRIPTOR_v1,
+    |from| Extent {
+        width: u64::from(from.Width),
+        height: u64::from(from.Height),
+        depth: u64::from(from.Depth),
+        format: from.Format,
+        channels: from.NumChannels,
+        flags: from.Flags,
+    }
+);
+
+fn extent_3d(from: &CUDA_ARRAY3D_DESCRIPTOR) -> Extent {
+    Extent {
+        width: from.Width as u64,
+        height: from.Height as u64,
+        depth: from.Depth as u64,
+        format: from.Format,
+        channels: from.NumChannels,
+        flags: from.Flags,
+    }
+}
+
+pub(crate) unsafe fn create_mipmapped(
+    original: cuMipmappedArrayCreate::Function,
+    array: *mut CUmipmappedArray,
+    descriptor: *const CUDA_ARRAY3D_DESCRIPTOR,
+    levels: c_uint,
+) -> CUresult {
+    // SAFETY: null or the caller's descriptor.
+    let bytes = unsafe { descriptor.as_ref() }.map_or(0, |from| extent_3d(from).bytes(levels));
+    make(
+        bytes,
+        array,
+        // SAFETY: the caller's arguments.
+        || unsafe { original(array, descriptor, levels) },
+    )
+}
+
+pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_void) -> c_int {
+    free_held(
+        |process| &process.arrays,
+        array.expose_provenance() as u64,
+        // SAFETY: the caller's arguments.
+        || unsafe { original(array) },
+    )
+}

@@ -1,0 +1,100 @@
+//! `cuInit` and `cuGetProcAddress`: the doors inside the CUDA driver.
+//!
+//! `cuGetProcAddress` answers by base name, version and flags, and what it answers with is known to nobody but
+//! the driver. So the driver answers first, and its pointer is looked for among the originals of the hooks of
+//! that base name, fetched both by name and by the version and flags of each hook's own ABI. Equal pointers are
+//! the same function with the same signature; any other pointer, such as one of a newer ABI, is handed on as it is.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr::{self, NonNull};
+
+use crate::cuda::{CUDA_SUCCESS, CUresult};
+use crate::process::Process;
+use crate::sys::KeepErrno;
+use crate::table::{self, Hook, cuGetProcAddress, cuGetProcAddress_v2, cuInit};
+
+/// The process's limits are found before the driver opens its device files, so that at the process's end the
+/// kernel closes those before the file whose lock says that the process lives.
+pub(crate) unsafe fn init(original: cuInit::Function, flags: c_uint) -> CUresult {
+    let _ = Process::get();
+    // SAFETY: the caller's arguments.
+    unsafe { original(flags) }
+}
+
+pub(crate) unsafe fn get_proc_address(
+    original: cuGetProcAddress::Function,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(symbol, function, version, flags) };
+    let ask = |base: &CStr, version, flags| {
+        let mut found = ptr::null_mut();
+        // SAFETY: the name is terminated and `found` takes one pointer.
+        let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags) };
+        NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
+    };
+    if result == CUDA_SUCCESS {
+        // SAFETY: the driver accepted both pointers.
+        unsafe { replace(symbol, function, ask) };
+    }
+    result
+}
+
+pub(crate) unsafe fn get_proc_address_v2(
+    original: cuGetProcAddress_v2::Function,
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(symbol, function, version, flags, status) };
+    let ask = |base: &CStr, version, flags| {
+        let mut found = ptr::null_mut();
+        let status = ptr::null_mut();
+        // SAFETY: the name is terminated, `found` takes one pointer, the status may be left out.
+        let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags, status) };
+        NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
+    };
+    if result == CUDA_SUCCESS {
+        // SAFETY: the driver accepted both pointers.
+        unsafe { replace(symbol, function, ask) };
+    }
+    result
+}
+
+/// Puts the hook of exactly that function in the place of what the driver answered.
+///
+/// # Safety
+/// `symbol` is null or a terminated string; `function` is null or points to a pointer.
+unsafe fn replace(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    ask: impl Fn(&CStr, c_int, u64) -> Option<NonNull<c_void>>,
+) {
+    if symbol.is_null() || function.is_null() {
+        return;
+    }
+    let _errno = KeepErrno::new();
+    // SAFETY: not null, and the caller promises a terminated string.
+    let base = unsafe { CStr::from_ptr(symbol) };
+    // SAFETY: not null, and the caller promises a pointer there.
+    let Some(found) = NonNull::new(unsafe { function.read() }) else {
+        return;
+    };
+    let is_same = |hook: &&Hook| {
+        hook.original.address() == Some(found)
+            || ask(hook.base, hook.since, hook.flags) == Some(found)
+    };
+    if let Some(hook) = table::by_base(base).find(is_same)
+        && hook.is_wanted()
+    {
+        hook.original.address_or(found);
+        // SAFETY: not null, and the caller promises a pointer there.
+        unsafe { function.write(hook.wrapper()) };
+    }
+}

@@ -1,0 +1,249 @@
+//! What this process knows: its limits, the cards they apply to, and what it holds.
+//!
+//! All of it lies in one mapping that the kernel fills with zeroes in a forked child, and all zeroes means "not
+//! yet looked". So a child finds its limits and takes a slot of its own at its first call, without `atfork`
+//! handlers and without asking for its process ID at every call; its parent's pointers mean nothing to it,
+//! since CUDA contexts do not survive a fork. (The child does inherit the descriptor that carries the parent's
+//! lock, as it inherits the device files that keep the parent's memory taken.)
+
+use core::mem::size_of;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use drava_vgpu_abi::DeviceUuid;
+
+use crate::card::{Card, Target};
+use crate::discover;
+use crate::environment::{self, Environment};
+use crate::held::HeldMap;
+use crate::share::Share;
+use crate::sys;
+
+/// Shares that one process can have.
+pub(crate) const MAX_SHARES: usize = 64;
+/// CUDA ordinals whose card is remembered.
+pub(crate) const MAX_DEVICES: usize = 64;
+
+const NEW: u32 = 0;
+const STARTING: u32 = 1;
+const READY: u32 = 2;
+
+/// State of a process. All zeroes is a process that has not looked yet.
+pub(crate) struct Process {
+    phase: AtomicU32,
+    guard: AtomicU32,
+    pool_guard: AtomicU32,
+    source: AtomicU32,
+    /// What the environment says, if it counts.
+    pub(crate) environment: Environment,
+    share_count: AtomicU32,
+    shares: [Share; MAX_SHARES],
+    /// Per CUDA ordinal.
+    pub(crate) devices: [Device; MAX_DEVICES],
+    /// Linear memory, by pointer.
+    pub(crate) pointers: HeldMap,
+    /// Arrays and mipmapped arrays, by handle.
+    pub(crate) arrays: HeldMap,
+    /// Physical memory of the virtual memory management API, by handle.
+    pub(crate) physical: HeldMap,
+    /// Mappings of it, by address.
+    pub(crate) mappings: HeldMap,
+    /// What memory pools have reserved, by pool.
+    pub(crate) pools: HeldMap,
+}
+
+/// What is remembered of a CUDA device.
+pub(crate) struct Device {
+    /// 0 not looked up, 1 unlimited, 2 refused, 3 + index of the card's first share.
+    pub(crate) target: AtomicU32,
+    /// 0, or one more than the bytes that are charged for the driver's own use.
+    pub(crate) charged: AtomicU64,
+    /// The primary context, once this process retained it.
+    pub(crate) primary: AtomicU64,
+}
+
+/// Where limits come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// There are none.
+    Nothing,
+    /// Limits pages.
+    Pages,
+    /// Limits pages, at least one of which cannot be read: every card without a share is refused.
+    BrokenPages,
+    /// The environment.
+    Environment,
+    /// The environment, but a variable cannot be understood: every card is refused.
+    BrokenEnvironment,
+}
+
+impl Source {
+    const ALL: [Self; 5] = [
+        Self::Nothing,
+        Self::Pages,
+        Self::BrokenPages,
+        Self::Environment,
+        Self::BrokenEnvironment,
+    ];
+
+    fn of(number: u32) -> Self {
+        let index = usize::try_from(number).unwrap_or(0);
+        Self::ALL.get(index).copied().unwrap_or(Self::Nothing)
+    }
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+impl Process {
+    /// This process, with its limits found. `None` if there is no memory for its state.
+    pub(crate) fn get() -> Option<&'static Self> {
+        let pointer = match NonNull::new(PROCESS.load(Ordering::Acquire)) {
+            Some(pointer) => pointer,
+            None => install()?,
+        };
+        // SAFETY: mapped, zeroed, and never unmapped; all zeroes is a `Process`, which consists of atomics.
+        let process = unsafe { pointer.as_ref() };
+        if process.phase.load(Ordering::Acquire) != READY {
+            process.start();
+        }
+        Some(process)
+    }
+
+    #[cold]
+    fn start(&self) {
+        let _errno = sys::KeepErrno::new();
+        loop {
+            match self
+                .phase
+                .compare_exchange(NEW, STARTING, Ordering::Acquire, Ordering::Acquire)
+            {
+                Ok(_) => break,
+                Err(READY) => return,
+                Err(_) => sys::yield_now(),
+            }
+        }
+        let source = discover::find_shares(self).unwrap_or_else(|| self.environment.read());
+        self.source.store(source as u32, Ordering::Relaxed);
+        self.phase.store(READY, Ordering::Release);
+    }
+
+    /// Where the limits come from.
+    pub(crate) fn source(&self) -> Source {
+        Source::of(self.source.load(Ordering::Relaxed))
+    }
+
+    /// Whether anything at all is limited.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.source() != Source::Nothing
+    }
+
+    /// Whether the memory of any card is limited.
+    pub(crate) fn is_memory_limited(&self) -> bool {
+        match self.source() {
+            Source::Nothing => false,
+            Source::Pages => self.shares().any(Share::is_memory_limited),
+            Source::Environment => self.environment.limits_memory(),
+            Source::BrokenPages | Source::BrokenEnvironment => true,
+        }
+    }
+
+    /// The shares found so far.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = &Share> {
+        let count = self.share_count.load(Ordering::Acquire);
+        self.shares.iter().take(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// A share's place that is not in use yet; [`Process::publish_share`] makes it so. The caller holds the
+    /// guard or is the starting thread.
+    pub(crate) fn next_share(&self) -> Option<&Share> {
+        let count = self.share_count.load(Ordering::Relaxed);
+        self.shares.get(usize::try_from(count).ok()?)
+    }
+
+    /// Puts the share of [`Process::next_share`] to use.
+    pub(crate) fn publish_share(&self) {
+        self.share_count.fetch_add(1, Ordering::Release);
+    }
+
+    /// What applies to the card of that UUID.
+    pub(crate) fn target_of(&'static self, uuid: DeviceUuid, ordinal: Option<u32>) -> Target {
+        if let Some(card) = Card::of(self, uuid) {
+            return Target::Limited(card);
+        }
+        match self.source() {
+            Source::Nothing | Source::Pages => Target::Unlimited,
+            Source::BrokenPages | Source::BrokenEnvironment => Target::Refused,
+            Source::Environment => {
+                let _guard = self.guard();
+                // Another thread may have been faster.
+                if let Some(card) = Card::of(self, uuid) {
+                    return Target::Limited(card);
+                }
+                match environment::attach(self, uuid, ordinal) {
+                    environment::Attached::Share => {
+                        Card::of(self, uuid).map_or(Target::Refused, Target::Limited)
+                    }
+                    environment::Attached::NoLimit => Target::Unlimited,
+                    environment::Attached::Failed => Target::Refused,
+                }
+            }
+        }
+    }
+
+    /// Excludes other threads of this process from what only one may do: take dead slots and rebuild totals,
+    /// attach shares, count references. Short, and never while the driver is called.
+    pub(crate) fn guard(&self) -> Guard<'_> {
+        Guard::take(&self.guard)
+    }
+
+    /// Lets one thread at a time ask the driver what a pool has reserved and note the answer.
+    pub(crate) fn pool_guard(&self) -> Guard<'_> {
+        Guard::take(&self.pool_guard)
+    }
+}
+
+/// Mutual exclusion of this process's threads. A forked child finds it free.
+pub(crate) struct Guard<'a>(&'a AtomicU32);
+
+impl<'a> Guard<'a> {
+    fn take(word: &'a AtomicU32) -> Self {
+        while word
+            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            sys::yield_now();
+        }
+        Self(word)
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+#[cold]
+fn install() -> Option<NonNull<Process>> {
+    let _errno = sys::KeepErrno::new();
+    let size = size_of::<Process>();
+    let mapping = sys::map_zeroes(size)?;
+    if !sys::wipe_on_fork(mapping, size) {
+        crate::log::line(format_args!(
+            "madvise(MADV_WIPEONFORK) failed, Linux 4.14 is needed: forked children are not counted apart"
+        ));
+    }
+    let mine = mapping.cast::<Process>();
+    match PROCESS.compare_exchange(
+        ptr::null_mut(),
+        mine.as_ptr(),
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
+        Ok(_) => Some(mine),
+        Err(theirs) => {
+            sys::unmap(mapping, size);
+            NonNull::new(theirs)
+        }
+    }
+}

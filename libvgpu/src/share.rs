@@ -1,0 +1,471 @@
+//! One share: its limits page, its usage region, and this process's slot there.
+
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_void};
+use core::mem::size_of;
+use core::ptr::NonNull;
+use core::slice;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::ledger::{Owner, Region};
+use drava_vgpu_abi::page::CURRENT_OFFSET;
+use drava_vgpu_abi::region::{
+    Header, REGION_ABI_VERSION, REGION_MAGIC, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, Slot, SlotIndex,
+};
+use drava_vgpu_abi::{
+    BrokenRegion, DeviceUuid, Limits, LimitsPage, PAGE_SIZE, REGION_SIZE, decode, paths,
+};
+
+use crate::discover::PathBuffer;
+use crate::identity;
+use crate::log;
+use crate::sys::{self, Fd};
+
+/// The words of the region as the protocol steps on them.
+#[cfg(not(feature = "kill-points"))]
+pub(crate) type RegionWord = AtomicU64;
+#[cfg(feature = "kill-points")]
+pub(crate) use crate::kill_points::RegionWord;
+
+const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
+/// Which of the page's words is the generation hint.
+const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();
+
+const NO_LIMIT: u64 = u64::MAX;
+
+/// How often a page that is being changed is read again.
+const PAGE_READS: u32 = 16;
+
+/// A share. All zeroes is none.
+pub(crate) struct Share {
+    /// Written before the share is published, never after.
+    uuid: UnsafeCell<DeviceUuid>,
+    /// Path of the page; as `uuid`.
+    path: UnsafeCell<PathBuffer>,
+    /// The mapped page; null if the limits come from the environment.
+    page: AtomicPtr<AtomicU64>,
+    /// The page's generation hint when the limits below were read.
+    seen: AtomicU64,
+    limit_bytes: AtomicU64,
+    driver_reserve_bytes: AtomicU64,
+    fails_open: AtomicU32,
+    /// The mapped region; null if it cannot be used.
+    region: AtomicPtr<c_void>,
+    region_fd: AtomicI32,
+    slot: AtomicU32,
+    generation: AtomicU64,
+}
+
+// SAFETY: `uuid` and `path` are written by one thread before the others can see the share; the rest are atomics.
+unsafe impl Sync for Share {}
+
+/// Why a share's files cannot be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unusable {
+    Open,
+    Owner,
+    Size,
+    Map,
+    Content,
+    Full,
+    Removed,
+}
+
+impl Unusable {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Open => "cannot be opened",
+            Self::Owner => "belongs to another user",
+            Self::Size => "cannot be given its size",
+            Self::Map => "cannot be mapped",
+            Self::Content => "is not a usage region of this version",
+            Self::Full => "has no free slot",
+            Self::Removed => "is removed again and again",
+        }
+    }
+}
+
+impl Share {
+    /// The card.
+    pub(crate) fn uuid(&self) -> DeviceUuid {
+        // SAFETY: not written any more once the share can be seen.
+        unsafe { self.uuid.get().read() }
+    }
+
+    pub(crate) fn is_memory_limited(&self) -> bool {
+        self.limit_bytes() != NO_LIMIT
+    }
+
+    /// The limit at this moment.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.refresh();
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn driver_reserve_bytes(&self) -> u64 {
+        self.refresh();
+        self.driver_reserve_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes taken by all processes of the share.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.region().map_or(0, |region| region.total_bytes())
+    }
+
+    /// Takes `bytes` if they fit without further ado.
+    pub(crate) fn reserve(&self, bytes: u64) -> bool {
+        let limit = self.limit_bytes();
+        match self.own() {
+            Some((region, slot)) => region.reserve(slot, bytes, limit).is_ok(),
+            None => self.fails_open(),
+        }
+    }
+
+    /// Takes `bytes`, or makes sure that they are not there. The caller holds the process's guard.
+    pub(crate) fn reserve_or_rebuild(&self, bytes: u64) -> bool {
+        let limit = self.limit_bytes();
+        match self.own() {
+            Some((region, slot)) => region.reserve_or_rebuild(slot, bytes, limit).is_ok(),
+            None => self.fails_open(),
+        }
+    }
+
+    /// Takes as much of `bytes` as there is.
+    pub(crate) fn reserve_some(&self, bytes: u64) -> u64 {
+        let limit = self.limit_bytes();
+        match self.own() {
+            Some((region, slot)) => region.reserve_some(slot, bytes, limit),
+            None if self.fails_open() => bytes,
+            None => 0,
+        }
+    }
+
+    /// Takes `bytes` whatever the limit.
+    pub(crate) fn charge(&self, bytes: u64) {
+        if let Some((region, slot)) = self.own() {
+            region.charge(slot, bytes);
+        }
+    }
+
+    /// Returns up to `bytes` and says how much this process held here.
+    pub(crate) fn release(&self, bytes: u64) -> u64 {
+        self.own()
+            .map_or(0, |(region, slot)| region.release(slot, bytes))
+    }
+
+    pub(crate) fn count_driver_bytes(&self, bytes: u64) {
+        if let Some((region, slot)) = self.own()
+            && let Some(slot) = region.slot(slot)
+        {
+            Word::store(&slot.driver_bytes, bytes);
+        }
+    }
+
+    pub(crate) fn count_denied(&self) {
+        let Some((region, slot)) = self.own() else {
+            return;
+        };
+        Word::fetch_add(&region.header().denied, 1);
+        if let Some(slot) = region.slot(slot) {
+            Word::fetch_add(&slot.denied, 1);
+        }
+    }
+
+    /// Clears the slots of dead processes and takes back what they held. The caller holds the process's guard.
+    pub(crate) fn reclaim(&self) {
+        let Some((region, own)) = self.own() else {
+            return;
+        };
+        let Some(fd) = self.region_fd() else { return };
+        for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
+            if index == own || region.is_free(index) {
+                continue;
+            }
+            // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
+            if sys::lock(fd, index.offset(), SLOT_SIZE) {
+                region.clear(index);
+                sys::unlock(fd, index.offset(), SLOT_SIZE);
+            }
+        }
+        region.rebuild(own);
+    }
+
+    fn fails_open(&self) -> bool {
+        self.fails_open.load(Ordering::Relaxed) != 0
+    }
+
+    fn region_fd(&self) -> Option<Fd> {
+        // Stored inverted, so that zeroes mean none.
+        let fd = !self.region_fd.load(Ordering::Relaxed);
+        (fd >= 0).then_some(Fd(fd))
+    }
+
+    fn region(&self) -> Option<Region<'static, RegionWord>> {
+        NonNull::new(self.region.load(Ordering::Acquire)).map(view)
+    }
+
+    /// The region and this process's slot.
+    fn own(&self) -> Option<(Region<'static, RegionWord>, SlotIndex)> {
+        let region = self.region()?;
+        let slot = SlotIndex::new(usize::try_from(self.slot.load(Ordering::Relaxed)).ok()?)?;
+        // A program that closes all descriptors loses its slot; what it takes then cannot be counted.
+        region
+            .is_owned(slot, self.generation.load(Ordering::Relaxed))
+            .then_some((region, slot))
+    }
+
+    /// Reads the page again if its hint says that it changed.
+    fn refresh(&self) {
+        let Some(page) = NonNull::new(self.page.load(Ordering::Acquire)) else {
+            return;
+        };
+        let hint = page_words(page)
+            .get(CURRENT_WORD)
+            .map_or(0, |word| word.load(Ordering::Acquire));
+        if hint != self.seen.load(Ordering::Relaxed) {
+            self.reread(page, hint);
+        }
+    }
+
+    #[cold]
+    fn reread(&self, page: NonNull<AtomicU64>, hint: u64) {
+        // An unreadable page leaves the limits as they were.
+        let Some(content) = read_page(page) else {
+            return;
+        };
+        self.set_limits(&content.spec.limits);
+        if content.retired {
+            // Until its successor is there this is tried again at each look.
+            self.follow(page);
+        } else {
+            self.seen.store(hint, Ordering::Relaxed);
+        }
+    }
+
+    /// Turns to the page that stands at the path of a retired one.
+    fn follow(&self, retired: NonNull<AtomicU64>) {
+        let _errno = sys::KeepErrno::new();
+        // SAFETY: not written any more once the share can be seen.
+        let path = unsafe { &*self.path.get() };
+        let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {
+            return;
+        };
+        let opened = map_page(fd);
+        sys::close(fd);
+        let Some((mapping, content)) = opened else {
+            return;
+        };
+        let is_successor = !content.retired && content.spec.device_uuid == self.uuid();
+        // Other threads may still be reading the retired page, which therefore stays mapped.
+        let is_mine = is_successor
+            && self
+                .page
+                .compare_exchange(
+                    retired.as_ptr(),
+                    mapping.as_ptr(),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok();
+        if is_mine {
+            self.set_limits(&content.spec.limits);
+            self.seen.store(content.generation, Ordering::Relaxed);
+        } else {
+            sys::unmap(mapping.cast(), PAGE_SIZE);
+        }
+    }
+
+    fn set_limits(&self, limits: &Limits) {
+        let limit = limits.memory_limit_bytes.unwrap_or(NO_LIMIT);
+        self.limit_bytes.store(limit, Ordering::Relaxed);
+        self.driver_reserve_bytes
+            .store(limits.driver_reserve_bytes, Ordering::Relaxed);
+        let open = limits.broken_region == BrokenRegion::Open;
+        self.fails_open.store(u32::from(open), Ordering::Relaxed);
+    }
+
+    /// Takes the limits from the page at `path`, which is open as `fd`. The share is not published yet.
+    pub(crate) fn attach_page(&self, fd: Fd, path: PathBuffer) -> Option<LimitsPage> {
+        let (mapping, page) = map_page(fd)?;
+        // SAFETY: the share is not published yet, so only this thread knows it.
+        unsafe { self.path.get().write(path) };
+        self.set_identity(page.spec.device_uuid);
+        self.set_limits(&page.spec.limits);
+        self.seen.store(page.generation, Ordering::Relaxed);
+        self.page.store(mapping.as_ptr(), Ordering::Release);
+        Some(page)
+    }
+
+    /// Takes limits that come from elsewhere. The share is not published yet.
+    pub(crate) fn attach_limits(&self, uuid: DeviceUuid, limits: &Limits) {
+        self.set_identity(uuid);
+        self.set_limits(limits);
+    }
+
+    fn set_identity(&self, uuid: DeviceUuid) {
+        // SAFETY: the share is not published yet, so only this thread knows it.
+        unsafe { self.uuid.get().write(uuid) };
+    }
+
+    /// Maps the region at `path` and takes a slot there. The share is not published yet.
+    pub(crate) fn attach_region(
+        &self,
+        directory: Option<Fd>,
+        path: &CStr,
+        must_be_own: bool,
+    ) -> Result<(), Unusable> {
+        let flags = libc::O_RDWR | libc::O_NOFOLLOW;
+        let mode = if must_be_own {
+            0o600
+        } else {
+            paths::REGION_FILE_MODE
+        };
+        // Made only if it is missing: with `fs.protected_regular` the kernel refuses O_CREAT for another user's
+        // file in a directory that all may write to.
+        let fd = sys::open(directory, path, flags, 0)
+            .or_else(|| sys::open(directory, path, flags | libc::O_CREAT, mode))
+            .ok_or(Unusable::Open)?;
+        let attached = self.attach_region_file(fd, must_be_own);
+        if attached.is_err() {
+            sys::close(fd);
+        }
+        attached
+    }
+
+    fn attach_region_file(&self, fd: Fd, must_be_own: bool) -> Result<(), Unusable> {
+        let status = sys::status(fd).ok_or(Unusable::Open)?;
+        let is_own = status.owner == sys::user_id();
+        if must_be_own && !is_own {
+            return Err(Unusable::Owner);
+        }
+        if is_own && !must_be_own {
+            sys::set_mode(fd, paths::REGION_FILE_MODE);
+        }
+        if !sys::allocate(fd, REGION_SIZE) {
+            return Err(Unusable::Size);
+        }
+        let mapping = sys::map_file(fd, REGION_SIZE, true).ok_or(Unusable::Map)?;
+        let region = view(mapping);
+        let slot = check(&region)
+            .and_then(|()| take_slot(&region, fd))
+            .and_then(|taken| match sys::status(fd) {
+                Some(status) if status.links == 0 => Err(Unusable::Removed),
+                _ => Ok(taken),
+            });
+        let (slot, generation) = match slot {
+            Ok(taken) => taken,
+            Err(error) => {
+                sys::unmap(mapping, REGION_SIZE);
+                return Err(error);
+            }
+        };
+        let number = u32::try_from(slot.get()).map_err(|_| Unusable::Full)?;
+        self.slot.store(number, Ordering::Relaxed);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.region_fd.store(!fd.0, Ordering::Relaxed);
+        self.region.store(mapping.as_ptr(), Ordering::Release);
+        self.reclaim();
+        Ok(())
+    }
+
+    /// Says once that the region cannot be used and what follows from that.
+    pub(crate) fn report_unusable(&self, path: &CStr, why: Unusable) {
+        let what = if self.fails_open() {
+            "GPU memory is not counted"
+        } else {
+            "GPU memory is refused"
+        };
+        let path = path.to_str().unwrap_or("?");
+        log::line(format_args!("usage region {path} {}: {what}", why.text()));
+    }
+}
+
+/// Maps a page that can be read.
+fn map_page(fd: Fd) -> Option<(NonNull<AtomicU64>, LimitsPage)> {
+    if sys::status(fd)?.size < PAGE_SIZE as u64 {
+        return None;
+    }
+    let mapping = sys::map_file(fd, PAGE_SIZE, false)?.cast::<AtomicU64>();
+    let page = read_page(mapping);
+    if page.is_none() {
+        sys::unmap(mapping.cast(), PAGE_SIZE);
+    }
+    page.map(|page| (mapping, page))
+}
+
+fn page_words(page: NonNull<AtomicU64>) -> &'static [AtomicU64] {
+    // SAFETY: `map_page` mapped a whole page, which stays mapped while the share points at it.
+    unsafe { slice::from_raw_parts(page.as_ptr(), PAGE_WORDS) }
+}
+
+/// Copies and decodes a mapped page. The driver may be changing it; a torn copy is read again.
+fn read_page(page: NonNull<AtomicU64>) -> Option<LimitsPage> {
+    for _ in 0..PAGE_READS {
+        let mut copy = [0u8; PAGE_SIZE];
+        for (target, word) in copy
+            .chunks_exact_mut(size_of::<u64>())
+            .zip(page_words(page))
+        {
+            target.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
+        }
+        match decode(&copy) {
+            Ok(page) => return Some(page),
+            Err(drava_vgpu_abi::PageError::Records) => core::hint::spin_loop(),
+            Err(error) => {
+                log::line(format_args!("{error}"));
+                return None;
+            }
+        }
+    }
+    log::line(format_args!("{}", drava_vgpu_abi::PageError::Records));
+    None
+}
+
+fn view(mapping: NonNull<c_void>) -> Region<'static, RegionWord> {
+    // SAFETY: `REGION_SIZE` bytes are mapped, aligned to a page and never unmapped while the share points there.
+    let header = unsafe { mapping.cast::<Header<RegionWord>>().as_ref() };
+    // SAFETY: the slots begin inside that mapping.
+    let slots = unsafe { mapping.byte_add(SLOTS_OFFSET) }.cast::<Slot<RegionWord>>();
+    // SAFETY: `SLOT_COUNT` slots end with the mapping; all of their words are atomics.
+    let slots = unsafe { slice::from_raw_parts(slots.as_ptr(), SLOT_COUNT) };
+    Region::new(header, slots)
+}
+
+/// Makes a fresh region one of this version, or makes sure that it is.
+fn check(region: &Region<'_, RegionWord>) -> Result<(), Unusable> {
+    let header = region.header();
+    for (word, value) in [
+        (&header.abi_version, REGION_ABI_VERSION),
+        (&header.magic, REGION_MAGIC),
+    ] {
+        match Word::compare_exchange(word, 0, value) {
+            Ok(_) => {}
+            Err(found) if found == value => {}
+            Err(_) => return Err(Unusable::Content),
+        }
+    }
+    Ok(())
+}
+
+/// Takes a free slot, or if there is none, one of a dead process.
+fn take_slot(region: &Region<'_, RegionWord>, fd: Fd) -> Result<(SlotIndex, u64), Unusable> {
+    let owner: Owner = identity::own();
+    for must_be_free in [true, false] {
+        for index in (0..SLOT_COUNT).filter_map(SlotIndex::new) {
+            if must_be_free && !region.is_free(index) {
+                continue;
+            }
+            if !sys::lock(fd, index.offset(), SLOT_SIZE) {
+                continue;
+            }
+            // It may have been taken and its owner may have died since the look at its state.
+            if !must_be_free || region.is_free(index) {
+                let generation = region.claim(index, owner).ok_or(Unusable::Full)?;
+                return Ok((index, generation));
+            }
+            sys::unlock(fd, index.offset(), SLOT_SIZE);
+        }
+    }
+    Err(Unusable::Full)
+}

@@ -1,0 +1,253 @@
+//! System calls, by number.
+//!
+//! Not through libc's wrappers: some of them (`fstat`, `fcntl`) got new symbol versions after glibc 2.17, and
+//! none of them may be interposed by the program. Failures come back as `None`; nothing here touches memory
+//! that it was not given.
+
+use core::ffi::{CStr, c_int, c_long, c_void};
+use core::mem::{MaybeUninit, size_of};
+use core::ptr::{self, NonNull};
+
+/// A file descriptor that the process keeps until it ends.
+///
+/// There is no `Drop`: the descriptor of a usage region carries the lock that says that the process lives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fd(pub(crate) c_int);
+
+/// What `fstat` says about a file.
+#[derive(Clone, Copy)]
+pub(crate) struct FileStatus {
+    pub(crate) size: u64,
+    pub(crate) inode: u64,
+    pub(crate) owner: u32,
+    pub(crate) links: u64,
+}
+
+/// `0..` on success.
+fn positive(result: c_long) -> Option<usize> {
+    usize::try_from(result).ok()
+}
+
+/// `openat`, always with `O_CLOEXEC`. `directory` is `None` for absolute paths.
+pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Option<Fd> {
+    let directory = directory.map_or(libc::AT_FDCWD, |fd| fd.0);
+    // SAFETY: openat reads a NUL-terminated path.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_openat,
+            directory,
+            path.as_ptr(),
+            flags | libc::O_CLOEXEC,
+            mode,
+        )
+    };
+    c_int::try_from(result).ok().filter(|&fd| fd >= 0).map(Fd)
+}
+
+pub(crate) fn close(fd: Fd) {
+    // SAFETY: close takes a number; every caller owns the descriptor.
+    unsafe { libc::syscall(libc::SYS_close, fd.0) };
+}
+
+pub(crate) fn unlink(path: &CStr) {
+    // SAFETY: unlinkat reads a NUL-terminated path.
+    unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
+}
+
+/// One `read`; how many bytes came.
+pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
+    // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
+    positive(unsafe { libc::syscall(libc::SYS_read, fd.0, buffer.as_mut_ptr(), buffer.len()) })
+}
+
+/// One `getdents64`; how many bytes of directory entries came, 0 at the end.
+pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
+    // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
+    positive(unsafe {
+        libc::syscall(
+            libc::SYS_getdents64,
+            fd.0,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+        )
+    })
+}
+
+/// Writes to standard error, as far as that is possible.
+pub(crate) fn write_stderr(text: &[u8]) {
+    // SAFETY: the kernel reads `text.len()` bytes of the text.
+    unsafe {
+        libc::syscall(
+            libc::SYS_write,
+            libc::STDERR_FILENO,
+            text.as_ptr(),
+            text.len(),
+        )
+    };
+}
+
+pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: fstat writes one `struct stat`.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, fd.0, status.as_mut_ptr()) };
+    positive(result)?;
+    // SAFETY: zeroed, and filled by the kernel.
+    let status = unsafe { status.assume_init() };
+    #[allow(
+        clippy::useless_conversion,
+        reason = "the link count has 32 bits on aarch64"
+    )]
+    Some(FileStatus {
+        size: u64::try_from(status.st_size).ok()?,
+        inode: status.st_ino,
+        owner: status.st_uid,
+        links: status.st_nlink.into(),
+    })
+}
+
+/// Makes the file at least `size` bytes long, with memory behind all of them, so that writing to its mapping
+/// cannot fail later.
+pub(crate) fn allocate(fd: Fd, size: usize) -> bool {
+    // SAFETY: fallocate takes numbers.
+    positive(unsafe { libc::syscall(libc::SYS_fallocate, fd.0, 0, 0usize, size) }).is_some()
+}
+
+/// Lets every user open the file, whatever the umask was when it was made.
+pub(crate) fn set_mode(fd: Fd, mode: u32) {
+    // SAFETY: fchmod takes numbers.
+    unsafe { libc::syscall(libc::SYS_fchmod, fd.0, mode) };
+}
+
+/// Maps `size` bytes of a file, shared.
+pub(crate) fn map_file(fd: Fd, size: usize, writable: bool) -> Option<NonNull<c_void>> {
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    map(size, protection, libc::MAP_SHARED, fd.0)
+}
+
+/// Maps `size` zero bytes.
+pub(crate) fn map_zeroes(size: usize) -> Option<NonNull<c_void>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map(size, protection, flags, -1)
+}
+
+fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNull<c_void>> {
+    // SAFETY: a mapping at an address of the kernel's choice overlaps nothing.
+    let address = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            ptr::null_mut::<c_void>(),
+            size,
+            protection,
+            flags,
+            fd,
+            0usize,
+        )
+    };
+    let address = usize::try_from(address).ok()?;
+    NonNull::new(ptr::with_exposed_provenance_mut(address))
+}
+
+pub(crate) fn unmap(address: NonNull<c_void>, size: usize) {
+    // SAFETY: callers give back what `map` gave and hold no reference into it.
+    unsafe { libc::syscall(libc::SYS_munmap, address.as_ptr(), size) };
+}
+
+/// Asks for the mapping to be zeroes in forked children.
+pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
+    // SAFETY: the advice changes what children see, nothing here.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_madvise,
+            address.as_ptr(),
+            size,
+            libc::MADV_WIPEONFORK,
+        )
+    };
+    positive(result).is_some()
+}
+
+/// Takes an exclusive open-file-description lock on `length` bytes, if nobody else has it.
+pub(crate) fn lock(fd: Fd, offset: usize, length: usize) -> bool {
+    set_lock(fd, libc::F_WRLCK, offset, length)
+}
+
+/// Gives up what [`lock`] took.
+pub(crate) fn unlock(fd: Fd, offset: usize, length: usize) {
+    set_lock(fd, libc::F_UNLCK, offset, length);
+}
+
+fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
+    let Some(range) = lock_range(kind, offset, length) else {
+        return false;
+    };
+    // SAFETY: fcntl reads one `struct flock`.
+    let result =
+        unsafe { libc::syscall(libc::SYS_fcntl, fd.0, libc::F_OFD_SETLK, &raw const range) };
+    positive(result).is_some()
+}
+
+/// Whether anybody else holds a lock on any of the bytes.
+pub(crate) fn is_locked(fd: Fd, offset: usize, length: usize) -> bool {
+    let Some(mut range) = lock_range(libc::F_WRLCK, offset, length) else {
+        return true;
+    };
+    // SAFETY: fcntl reads and writes one `struct flock`.
+    let result = unsafe { libc::syscall(libc::SYS_fcntl, fd.0, libc::F_OFD_GETLK, &raw mut range) };
+    positive(result).is_none() || c_int::from(range.l_type) != libc::F_UNLCK
+}
+
+fn lock_range(kind: c_int, offset: usize, length: usize) -> Option<libc::flock> {
+    let mut range = MaybeUninit::<libc::flock>::zeroed();
+    // SAFETY: all zeroes is a `struct flock`.
+    let range = unsafe { range.assume_init_mut() };
+    range.l_type = libc::c_short::try_from(kind).ok()?;
+    range.l_whence = libc::c_short::try_from(libc::SEEK_SET).ok()?;
+    range.l_start = libc::off_t::try_from(offset).ok()?;
+    range.l_len = libc::off_t::try_from(length).ok()?;
+    Some(*range)
+}
+
+/// Lets another thread run.
+pub(crate) fn yield_now() {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_sched_yield) };
+}
+
+pub(crate) fn process_id() -> u32 {
+    // SAFETY: no arguments.
+    u32::try_from(unsafe { libc::syscall(libc::SYS_getpid) }).unwrap_or(0)
+}
+
+pub(crate) fn process_group() -> u32 {
+    // SAFETY: takes a number.
+    u32::try_from(unsafe { libc::syscall(libc::SYS_getpgid, 0) }).unwrap_or(0)
+}
+
+pub(crate) fn user_id() -> u32 {
+    // SAFETY: no arguments.
+    u32::try_from(unsafe { libc::syscall(libc::SYS_geteuid) }).unwrap_or(0)
+}
+
+/// Restores `errno` when dropped, so that a hook leaves it as the driver's own function did.
+pub(crate) struct KeepErrno(c_int);
+
+impl KeepErrno {
+    pub(crate) fn new() -> Self {
+        // SAFETY: always valid for this thread.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        Self(unsafe { errno.read() })
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        // SAFETY: always valid for this thread.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        unsafe { errno.write(self.0) };
+    }
+}
+
+const _: () = assert!(size_of::<c_long>() == size_of::<usize>());

@@ -1,0 +1,143 @@
+//! Every function of the CUDA driver API is classified, and the hooks are those that the classes ask for.
+//!
+//! | Class | Meaning |
+//! |---|---|
+//! | `door` | leads to other functions |
+//! | `counted` | takes or gives back memory of the share; hooked |
+//! | `virtualised` | says how much memory there is; hooked |
+//! | `passed` | the driver's own; takes neither memory nor GPU time of the card, or as its note says |
+//! | `uncounted` | takes memory that nobody counts, as its note says |
+//! | `unmetered` | takes GPU time that nobody meters, as its note says |
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    Door,
+    Counted,
+    Virtualised,
+    Passed,
+    Uncounted,
+    Unmetered,
+}
+
+struct EntryPoint {
+    class: Class,
+    note: String,
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+}
+
+fn entry_points() -> BTreeMap<String, EntryPoint> {
+    read("entry-points.tsv")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let mut fields = line.split('\t');
+            let name = fields.next().unwrap().to_owned();
+            let class = match fields.next().unwrap() {
+                "door" => Class::Door,
+                "counted" => Class::Counted,
+                "virtualised" => Class::Virtualised,
+                "passed" => Class::Passed,
+                "uncounted" => Class::Uncounted,
+                "unmetered" => Class::Unmetered,
+                other => panic!("{name} has the unknown class {other}"),
+            };
+            let note = fields.next().unwrap_or_default().to_owned();
+            (name, EntryPoint { class, note })
+        })
+        .collect()
+}
+
+/// The CUDA functions in `hooks!`, without the suffixes for per-thread streams.
+fn hooked() -> BTreeSet<String> {
+    read("src/table.rs")
+        .lines()
+        .filter_map(|line| {
+            let (_, hook) = line.strip_prefix("    ")?.split_once("Cuda ")?;
+            let name = hook
+                .split('(')
+                .next()
+                .filter(|name| name.starts_with("cu"))?;
+            let name = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+            Some(name.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn hooks_and_classes_agree() {
+    let asked_for: BTreeSet<String> = entry_points()
+        .into_iter()
+        .filter(|(_, entry)| {
+            matches!(
+                entry.class,
+                Class::Door | Class::Counted | Class::Virtualised
+            )
+        })
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(hooked(), asked_for);
+}
+
+#[test]
+fn what_could_take_memory_or_time_is_hooked_or_has_a_reason_not_to_be() {
+    let suspicious = [
+        "Alloc",
+        "ArrayCreate",
+        "MemCreate",
+        "PoolCreate",
+        "Import",
+        "IpcOpenMem",
+        "CtxCreate",
+        "Launch",
+        "Memcpy",
+        "Memset",
+        "Prefetch",
+        "Cpy",
+    ];
+    // Words inside longer words, and questions about what exists.
+    let harmless = ["Get", "Set", "CopyAttributes"];
+    for (name, entry) in entry_points() {
+        let is_suspicious = suspicious.iter().any(|word| name.contains(word))
+            && !harmless.iter().any(|word| name.contains(word));
+        match entry.class {
+            Class::Passed if is_suspicious => {
+                assert!(!entry.note.is_empty(), "{name} is passed without a reason");
+            }
+            Class::Uncounted | Class::Unmetered => {
+                assert!(!entry.note.is_empty(), "{name} has no reason");
+            }
+            Class::Door | Class::Counted | Class::Virtualised | Class::Passed => {}
+        }
+    }
+}
+
+#[test]
+fn the_simulated_driver_has_no_function_that_is_not_classified() {
+    let known = entry_points();
+    let library = drava_mock_machine::testing::built()
+        .unwrap()
+        .join("libmock_cuda.so");
+    let output = std::process::Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=posix"])
+        .arg(library)
+        .output()
+        .unwrap();
+    let unknown: Vec<String> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| name.starts_with("cu"))
+        .map(|name| name.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
+        .filter(|name| !known.contains_key(*name))
+        .map(String::from)
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}

@@ -1,0 +1,106 @@
+//! What `libvgpu.so` looks like from outside: exported names, needed libraries, symbol versions, no constructor.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+#[path = "limits/interposer.rs"]
+#[expect(dead_code, reason = "only the product is looked at here")]
+mod interposer;
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(interposer::library())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{program}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Names and, of undefined symbols, versions.
+fn dynamic_symbols(kind: &str) -> BTreeSet<String> {
+    tool("nm", &["--dynamic", "--format=posix", kind])
+        .lines()
+        .map(|line| line.split(' ').next().unwrap().to_owned())
+        .collect()
+}
+
+/// The names of the lines in `hooks!`, read from the source.
+fn hooked_names() -> BTreeSet<String> {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/table.rs");
+    std::fs::read_to_string(table)
+        .unwrap()
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.strip_prefix("    ")?.split(' ');
+            let _purpose = words.next()?;
+            words
+                .next()
+                .filter(|word| matches!(*word, "Cuda" | "Nvml"))?;
+            Some(words.next()?.split('(').next()?.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn only_hooked_names_are_exported() {
+    let mut expected = hooked_names();
+    assert!(expected.len() > 40, "{expected:?}");
+    expected.insert("dlsym".into());
+    assert_eq!(dynamic_symbols("--defined-only"), expected);
+}
+
+#[test]
+fn nothing_but_the_c_library_is_needed() {
+    let needed: BTreeSet<String> = tool("readelf", &["--dynamic", "--wide"])
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .map(|line| line.split(['[', ']']).nth(1).unwrap().to_owned())
+        .collect();
+    assert_eq!(needed, ["libc.so.6", "libdl.so.2"].map(String::from).into());
+}
+
+/// `GLIBC_2.17` as (2, 17).
+fn version(symbol: &str) -> Option<(u32, u32)> {
+    let (_, version) = symbol.split_once("@GLIBC_")?;
+    let mut parts = version.trim_start_matches('@').split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[test]
+fn glibc_2_17_is_enough() {
+    let undefined = dynamic_symbols("--undefined-only");
+    assert!(undefined.iter().any(|symbol| version(symbol).is_some()));
+    for symbol in undefined {
+        assert!(
+            version(&symbol).is_none_or(|version| version <= (2, 17)),
+            "{symbol}"
+        );
+    }
+}
+
+#[test]
+fn loading_runs_no_code_of_ours() {
+    // The linker's own `frame_dummy` and `register_tm_clones` are all that may run.
+    let dynamic = tool("readelf", &["--dynamic", "--wide"]);
+    let size = |tag: &str| {
+        dynamic
+            .lines()
+            .find(|line| line.contains(tag))
+            .and_then(|line| line.split_ascii_whitespace().rev().nth(1))
+            .map_or(0, |size| size.parse::<u64>().unwrap())
+    };
+    assert!(size("(INIT_ARRAYSZ)") <= 8, "{dynamic}");
+    assert!(size("(FINI_ARRAYSZ)") <= 8, "{dynamic}");
+    assert!(!tool("nm", &["--dynamic"]).contains("pthread_create"));
+}
+
+#[test]
+fn it_does_not_unwind() {
+    let symbols = tool("nm", &["--dynamic"]);
+    assert!(!symbols.contains("_Unwind"), "{symbols}");
+    assert!(!symbols.contains("malloc"), "{symbols}");
+}

@@ -1,0 +1,126 @@
+//! How programs get at the driver's functions, and what they get.
+
+use std::process::Command;
+
+use drava_vgpu_abi::Limits;
+
+use crate::interposer;
+use crate::subject::{CARDS, Container, GIB};
+
+#[test]
+fn every_way_to_the_driver_is_limited() {
+    let container = Container::with_memory(GIB);
+    for route in ["dlsym", "procaddress", "next"] {
+        let mut process = container.start(route);
+        process.init(0);
+        assert_eq!(process.memory_info(), (GIB, GIB), "{route}");
+        process.refused(&format!("alloc {}", GIB + 1));
+        let place = process.alloc(GIB);
+        process.ok(&format!("free {place}"));
+        process.end();
+    }
+}
+
+#[test]
+fn hooks_are_handed_out_for_exactly_the_abi_that_was_asked_for() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let mut ask = |query: &str| process.say(&format!("procaddress {query}"));
+    assert_eq!(ask("cuMemAlloc 12080 0"), "0 libvgpu.so cuMemAlloc_v2");
+    assert_eq!(ask("cuMemAlloc 3020 0"), "0 libvgpu.so cuMemAlloc_v2");
+    assert_eq!(ask("cuMemAlloc 2000 0"), "0 libvgpu.so cuMemAlloc");
+    assert_eq!(
+        ask("cuGetProcAddress 12080 0"),
+        "0 libvgpu.so cuGetProcAddress_v2"
+    );
+    assert_eq!(
+        ask("cuGetProcAddress 11030 0"),
+        "0 libvgpu.so cuGetProcAddress"
+    );
+    assert!(ask("cuDeviceGetName 12080 0").contains("libcuda"));
+    assert_ne!(ask("cuNoSuchFunction 12080 0").split(' ').next(), Some("0"));
+}
+
+#[test]
+fn functions_that_are_not_hooked_are_the_drivers_own() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    assert!(process.say("lookup cuDeviceGetName").contains("libcuda"));
+    assert_eq!(process.say("lookup cuNoSuchFunction"), "0 none");
+    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+}
+
+#[test]
+fn without_limits_programs_get_the_drivers_own_functions() {
+    let container = Container::new();
+    let mut process = container.process();
+    for name in [
+        "cuMemAlloc_v2",
+        "cuMemGetInfo_v2",
+        "cuGetProcAddress_v2",
+        "cuInit",
+    ] {
+        assert!(
+            process.say(&format!("lookup {name}")).contains("libcuda"),
+            "{name}"
+        );
+    }
+    assert!(
+        process
+            .say("procaddress cuMemAlloc 12080 0")
+            .contains("libcuda")
+    );
+    let (_, total) = process.memory_info();
+    assert!(total > 70 * GIB);
+}
+
+#[test]
+fn cards_without_a_share_are_unlimited() {
+    let container = Container::new();
+    container.add_share("share", CARDS[1], &Limits::memory(GIB));
+    let mut process = container.process();
+    process.alloc(2 * GIB);
+    let mut process = container.start("dlsym");
+    process.init(1);
+    process.refused(&format!("alloc {}", 2 * GIB));
+}
+
+#[test]
+fn other_programs_do_not_notice() {
+    for (program, arguments) in [
+        ("/bin/true", &[][..]),
+        ("/bin/sh", &["-c", "exit 0"]),
+        (
+            "python3",
+            &[
+                "-c",
+                "import ctypes, ssl, subprocess; subprocess.check_call(['true'])",
+            ],
+        ),
+    ] {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("LD_PRELOAD", interposer::library());
+        match command.output() {
+            Ok(output) => {
+                assert!(output.status.success(), "{program}: {output:?}");
+                assert!(output.stderr.is_empty(), "{program}: {output:?}");
+            }
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{program}"),
+        }
+    }
+}
+
+#[test]
+fn the_global_search_finds_no_driver_where_there_is_none() {
+    let container = Container::with_memory(GIB);
+    let mut command = container.command("python3");
+    command.args([
+        "-c",
+        "import ctypes\nlibrary = ctypes.CDLL(None)\ntry:\n library.cuInit\nexcept AttributeError:\n print('none')",
+    ]);
+    if let Ok(output) = command.output() {
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "none");
+    }
+}

@@ -1,0 +1,16 @@
+//! `libvgpu.so` in front of the simulated driver: real processes, real files, real deaths.
+//!
+//! The program under limits is `subject.c`; the machine's ledger is the oracle.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+mod deaths;
+mod doors;
+mod interposer;
+mod memory;
+mod pools;
+mod processes;
+mod shares;
+mod standalone;
+mod subject;
+mod view;

@@ -1,0 +1,106 @@
+//! One process and its limit.
+
+use crate::subject::{Container, GIB, KIB, MIB};
+
+#[test]
+fn the_limit_is_exact_to_the_byte() {
+    let container = Container::with_memory(8 * GIB);
+    let mut process = container.process();
+    assert_eq!(process.memory_info(), (8 * GIB, 8 * GIB));
+    let all = process.alloc(8 * GIB);
+    process.refused("alloc 1");
+    assert_eq!(process.memory_info(), (0, 8 * GIB));
+    process.ok(&format!("free {all}"));
+    assert_eq!(process.memory_info(), (8 * GIB, 8 * GIB));
+    process.refused(&format!("alloc {}", 8 * GIB + 1));
+    process.alloc(8 * GIB);
+}
+
+#[test]
+fn small_steps_reach_the_limit_too() {
+    let container = Container::with_memory(64 * MIB);
+    let mut process = container.process();
+    assert_eq!(process.fill(MIB), 64 * MIB);
+    let mut other = container.process();
+    other.refused("alloc 1");
+}
+
+#[test]
+fn a_refusal_does_not_reach_the_driver() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let before = container.taken();
+    process.refused(&format!("alloc {}", GIB + 1));
+    process.refused(&format!("managed {}", GIB + 1));
+    process.refused(&format!("pitch {} 4", GIB));
+    assert_eq!(container.taken(), before);
+}
+
+#[test]
+fn what_the_driver_refuses_is_given_back() {
+    // More than the card has, so that only the driver can refuse.
+    let container = Container::with_memory(200 * GIB);
+    let mut process = container.process();
+    let (free, _) = process.memory_info();
+    for _ in 0..3 {
+        process.refused(&format!("alloc {}", 100 * GIB));
+    }
+    assert_eq!(process.memory_info().0, free);
+    process.ok(&format!("alloc {}", 10 * GIB));
+}
+
+#[test]
+fn huge_sizes_do_not_wrap_around() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, 1 << 48] {
+        process.refused(&format!("alloc {bytes}"));
+    }
+    process.refused(&format!("pitch {} {}", 1u64 << 33, 1u64 << 33));
+    process.alloc(GIB);
+}
+
+#[test]
+fn frees_of_unknown_pointers_reach_the_driver() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let held = process.alloc(GIB);
+    let answer = process.ask("freeraw 4096");
+    assert_ne!(answer[0], 0, "the driver knows no such pointer");
+    assert_eq!(process.ask("freeraw 0")[0], 0, "the driver accepts null");
+    process.refused("alloc 1");
+    process.ok(&format!("free {held}"));
+    assert_ne!(process.ask(&format!("free {held}"))[0], 0, "freed twice");
+    assert_eq!(process.memory_info().0, GIB);
+}
+
+#[test]
+fn every_kind_of_linear_memory_counts_and_is_freed() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    for command in [
+        format!("alloc {}", 100 * MIB),
+        format!("managed {}", 100 * MIB),
+        format!("pitch {} 1024", 100 * KIB),
+    ] {
+        let place = process.ok(&command)[0];
+        assert_eq!(process.memory_info().0, GIB - 100 * MIB, "{command}");
+        process.ok(&format!("free {place}"));
+        assert_eq!(process.memory_info().0, GIB, "{command}");
+    }
+}
+
+#[test]
+fn the_end_of_a_context_frees_what_it_held() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.alloc(100 * MIB);
+    let context = process.ok("context 0")[0];
+    process.alloc(300 * MIB);
+    assert_eq!(process.memory_info().0, GIB - 400 * MIB);
+    process.ok(&format!("destroy {context}"));
+    let mut other = container.process();
+    assert_eq!(other.memory_info().0, GIB - 100 * MIB);
+    process.ok("releaseprimary 0");
+    assert_eq!(other.memory_info().0, GIB);
+}

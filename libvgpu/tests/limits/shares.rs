@@ -1,0 +1,159 @@
+//! Limits pages and regions: several, changed, broken.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, retire, update};
+
+use crate::subject::{CARDS, Container, GIB, MIB};
+
+#[test]
+fn shares_of_one_card_are_summed() {
+    let container = Container::new();
+    container.add_share("first", CARDS[0], &Limits::memory(GIB));
+    container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
+    let mut process = container.process();
+    assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
+    let large = process.alloc(3 * GIB);
+    process.refused("alloc 1");
+    process.ok(&format!("free {large}"));
+    assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
+    assert_eq!(process.fill(100 * MIB), 30 * 100 * MIB);
+}
+
+#[test]
+fn shares_of_two_cards_are_apart() {
+    let container = Container::new();
+    container.add_share("first", CARDS[0], &Limits::memory(GIB));
+    container.add_share("second", CARDS[1], &Limits::memory(2 * GIB));
+    let mut process = container.process();
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    process.init(1);
+    process.alloc(2 * GIB);
+    process.refused("alloc 1");
+}
+
+#[test]
+fn limits_changed_in_place_reach_running_processes() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.refused(&format!("alloc {}", 2 * GIB));
+    let page = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(container.page("share"))
+        .unwrap();
+    let content = fs::read(container.page("share")).unwrap();
+    for write in update(&content, &Limits::memory(2 * GIB)).unwrap() {
+        page.write_all_at(write.bytes(), write.offset()).unwrap();
+    }
+    assert_eq!(process.memory_info().1, 2 * GIB);
+    process.alloc(2 * GIB);
+}
+
+#[test]
+fn a_retired_page_is_left_for_its_successor() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let old = fs::read(container.page("share")).unwrap();
+    let page = OpenOptions::new()
+        .write(true)
+        .open(container.page("share"))
+        .unwrap();
+    for write in retire(&old).unwrap() {
+        page.write_all_at(write.bytes(), write.offset()).unwrap();
+    }
+    // Until the successor is there, the old limits hold.
+    assert_eq!(process.memory_info().1, GIB);
+    process.refused(&format!("alloc {}", 2 * GIB));
+    fs::remove_file(container.page("share")).unwrap();
+    container.add_share("share", CARDS[0], &Limits::memory(2 * GIB));
+    assert_eq!(process.memory_info().1, 2 * GIB);
+    process.alloc(2 * GIB);
+}
+
+#[test]
+fn a_page_wins_over_the_environment() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.start_with("dlsym", |command| {
+        command
+            .env("DRAVA_MEMORY_LIMIT", "4Gi")
+            .env("CUDA_DEVICE_MEMORY_LIMIT", "4g");
+    });
+    process.init(0);
+    assert_eq!(process.memory_info().1, GIB);
+}
+
+#[test]
+fn a_damaged_page_refuses_and_says_so() {
+    let container = Container::with_memory(GIB);
+    let mut content = fs::read(container.page("share")).unwrap();
+    content[64..512].fill(0xee);
+    fs::write(container.page("share"), content).unwrap();
+    let errors = container.run_dir().join("stderr");
+    let mut process = container.start_with("dlsym", |command| {
+        command.stderr(fs::File::create(&errors).unwrap());
+    });
+    process.refused("init 0");
+    process.end();
+    let errors = fs::read_to_string(errors).unwrap();
+    assert!(errors.contains("libvgpu: limits page of share"), "{errors}");
+    assert!(errors.contains("GPU memory is refused"), "{errors}");
+}
+
+#[test]
+fn a_region_that_cannot_be_used_refuses_or_lets_through_as_the_page_says() {
+    for (policy, is_refused) in [(BrokenRegion::Closed, true), (BrokenRegion::Open, false)] {
+        let container = Container::new();
+        let limits = Limits {
+            broken_region: policy,
+            ..Limits::memory(GIB)
+        };
+        container.add_share("share", CARDS[0], &limits);
+        fs::write(container.region("share"), vec![0xee; REGION_SIZE]).unwrap();
+        let errors = container.run_dir().join("stderr");
+        let mut process = container.start_with("dlsym", |command| {
+            command.stderr(fs::File::create(&errors).unwrap());
+        });
+        process.init(0);
+        let answer = process.ask(&format!("alloc {}", 4 * MIB));
+        assert_eq!(answer[0] != 0, is_refused, "{policy:?}");
+        process.end();
+        let errors = fs::read_to_string(errors).unwrap();
+        assert_eq!(
+            errors.matches("is not a usage region").count(),
+            1,
+            "{errors}"
+        );
+    }
+}
+
+#[test]
+fn a_region_is_made_if_the_driver_made_none_and_every_user_may_use_it() {
+    use std::os::unix::fs::PermissionsExt;
+    let container = Container::with_memory(GIB);
+    container.process().alloc(GIB);
+    let file = fs::metadata(container.region("share")).unwrap();
+    assert_eq!(file.len(), REGION_SIZE as u64);
+    assert_eq!(file.permissions().mode() & 0o777, 0o666);
+}
+
+#[test]
+fn noise_in_the_region_costs_only_its_own_share() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    let mut process = container.process();
+    let region = OpenOptions::new()
+        .write(true)
+        .open(container.region("share"))
+        .unwrap();
+    // Everything but magic and version.
+    region
+        .write_all_at(&vec![0xee; REGION_SIZE - 16], 16)
+        .unwrap();
+    process.refused("alloc 1");
+    process.init(1);
+    process.alloc(GIB);
+    process.refused("alloc 1");
+}

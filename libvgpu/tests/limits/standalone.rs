@@ -1,0 +1,91 @@
+//! Limits from the environment.
+
+use std::os::unix::process::CommandExt;
+
+use crate::subject::{Container, GIB, MIB, Subject};
+
+fn start(container: &Container, variables: &[(&str, &str)]) -> Subject {
+    container.start_with("dlsym", |command| {
+        // A process group of its own, as a shell gives each command line.
+        command.process_group(0).envs(variables.iter().copied());
+    })
+}
+
+#[test]
+fn variables_limit_each_card() {
+    let container = Container::new();
+    for (name, value, limit) in [
+        ("DRAVA_MEMORY_LIMIT", "4Gi", 4 * GIB),
+        ("DRAVA_MEMORY_LIMIT", "2G", 2_000_000_000),
+        ("DRAVA_MEMORY_LIMIT", "1073741824", GIB),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "512m", 512 * MIB),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "3g", 3 * GIB),
+    ] {
+        let mut process = start(&container, &[(name, value)]);
+        process.init(0);
+        assert_eq!(process.memory_info().1, limit, "{name}={value}");
+        process.refused(&format!("alloc {}", limit + 1));
+    }
+}
+
+#[test]
+fn a_variable_for_one_card_leaves_the_others_alone() {
+    let container = Container::new();
+    let mut process = start(&container, &[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g")]);
+    process.init(0);
+    process.alloc(2 * GIB);
+    process.init(1);
+    process.refused(&format!("alloc {}", 2 * GIB));
+}
+
+#[test]
+fn zero_is_no_limit_and_nonsense_refuses() {
+    let container = Container::new();
+    let mut process = start(&container, &[("CUDA_DEVICE_MEMORY_LIMIT", "0")]);
+    process.init(0);
+    process.alloc(2 * GIB);
+    for nonsense in ["4Gb", "-1", "lots", "99999999999999999999"] {
+        let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", nonsense)]);
+        process.refused("init 0");
+    }
+}
+
+#[test]
+fn processes_of_one_job_share_a_limit_and_jobs_do_not() {
+    let container = Container::new();
+    let job = format!("test-{}", std::process::id());
+    let of_job = [("DRAVA_MEMORY_LIMIT", "1Gi"), ("DRAVA_JOB", &job)];
+    let mut first = start(&container, &of_job);
+    first.init(0);
+    first.alloc(GIB);
+    let mut second = start(&container, &of_job);
+    second.init(0);
+    second.refused("alloc 1");
+    let mut stranger = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi")]);
+    stranger.init(0);
+    stranger.alloc(GIB);
+    first.kill();
+    assert_eq!(second.memory_info().0, GIB);
+}
+
+#[test]
+fn regions_of_ended_jobs_are_removed() {
+    let container = Container::new();
+    let job = format!("ended-{}", std::process::id());
+    let limit = ("DRAVA_MEMORY_LIMIT", "1Gi");
+    let mut process = start(&container, &[limit, ("DRAVA_JOB", &job)]);
+    process.init(0);
+    let files = || {
+        std::fs::read_dir("/dev/shm")
+            .unwrap()
+            .filter(|entry| {
+                let name = entry.as_ref().unwrap().file_name();
+                name.to_string_lossy().contains(&job)
+            })
+            .count()
+    };
+    assert_eq!(files(), 1);
+    process.kill();
+    start(&container, &[limit]).init(0);
+    assert_eq!(files(), 0);
+}

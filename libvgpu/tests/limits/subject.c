@@ -1,0 +1,299 @@
+// The program under limits in libvgpu's tests: does what it reads on standard input, one command a line, and
+// answers each with one line that begins with the driver's result.
+//
+// The first argument says how it gets its functions: `dlsym`, `procaddress` (everything but cuGetProcAddress
+// itself through cuGetProcAddress), or `next` (dlsym with RTLD_NEXT, after the library was loaded globally).
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef unsigned long long Pointer;
+
+static void *cuda, *nvml;
+static const char *route;
+static Result (*get_proc_address)(const char *, void **, int, uint64_t, int *);
+
+static void *function(const char *name) {
+    if (!strcmp(route, "next")) return dlsym(RTLD_NEXT, name);
+    if (strcmp(route, "procaddress")) return dlsym(cuda, name);
+    // The base name and the newest version: the runtime's way.
+    char base[128];
+    snprintf(base, sizeof base, "%s", name);
+    uint64_t flags = 0;
+    size_t length = strlen(base);
+    if (length > 5 && !strcmp(base + length - 5, "_ptsz")) {
+        base[length - 5] = 0;
+        flags = 2;
+        length -= 5;
+    }
+    if (length > 3 && base[length - 3] == '_' && base[length - 2] == 'v') base[length - 3] = 0;
+    void *found = NULL;
+    int status = 0;
+    if (get_proc_address(base, &found, 12080, flags, &status)) return NULL;
+    return found;
+}
+
+#define CALL(name, types, ...)                                             \
+    ({                                                                     \
+        Result (*call) types = (Result(*) types)function(#name);           \
+        call ? call(__VA_ARGS__) : -1;                                     \
+    })
+
+#define SLOTS 65536
+static Pointer slots[SLOTS];
+static int used;
+
+static void answer_slot(Result result, Pointer pointer) {
+    if (result == 0) slots[used] = pointer;
+    printf("%d %d %llu\n", result, result == 0 ? used++ : -1, result == 0 ? pointer : 0);
+}
+
+// In two steps: the order in which arguments are evaluated is not defined.
+#define ANSWER(call)                  \
+    do {                              \
+        Result result = (call);       \
+        answer_slot(result, pointer); \
+    } while (0)
+
+static void *allocate_forever(void *argument) {
+    Pointer size = (Pointer)(uintptr_t)argument, count = 0;
+    Result (*set)(void *) = (Result(*)(void *))function("cuCtxSetCurrent");
+    set((void *)(uintptr_t)slots[0]);
+    for (;;) {
+        Pointer pointer;
+        if (CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, size)) break;
+        count++;
+    }
+    return (void *)(uintptr_t)count;
+}
+
+struct ArrayDescriptor { size_t width, height, depth; unsigned format, channels, flags; };
+struct Properties { int type, handles, location_type, location; void *win32; unsigned char flags[8]; };
+struct Memory { unsigned long long total, free, used; };
+struct Memory2 { unsigned version; unsigned long long total, reserved, free, used; };
+
+static void *nvml_function(const char *name) { return dlsym(nvml, name); }
+
+static void nvml_memory(int device, int version) {
+    if (!nvml) {
+        nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        if (!nvml) { printf("-1 %s\n", dlerror()); return; }
+        ((int (*)(void))nvml_function("nvmlInit_v2"))();
+    }
+    void *handle = NULL;
+    int (*by_index)(unsigned, void **) = (int (*)(unsigned, void **))nvml_function("nvmlDeviceGetHandleByIndex_v2");
+    int result = by_index(device, &handle);
+    if (result) { printf("%d\n", result); return; }
+    if (version == 1) {
+        struct Memory memory = {0};
+        result = ((int (*)(void *, struct Memory *))nvml_function("nvmlDeviceGetMemoryInfo"))(handle, &memory);
+        printf("%d %llu %llu %llu\n", result, memory.total, memory.free, memory.used);
+    } else {
+        struct Memory2 memory = {.version = sizeof memory | 2u << 24};
+        result = ((int (*)(void *, struct Memory2 *))nvml_function("nvmlDeviceGetMemoryInfo_v2"))(handle, &memory);
+        printf("%d %llu %llu %llu %llu\n", result, memory.total, memory.free, memory.used, memory.reserved);
+    }
+}
+
+static void object_of(void *address) {
+    Dl_info info;
+    if (!address) printf("0 none\n");
+    else if (dladdr(address, &info)) printf("0 %s\n", strrchr(info.dli_fname, '/') ? strrchr(info.dli_fname, '/') + 1 : info.dli_fname);
+    else printf("0 unknown\n");
+}
+
+static void run(char *line) {
+    char word[64] = "", name[128] = "";
+    unsigned long long a = 0, b = 0, c = 0, d = 0;
+    sscanf(line, "%63s %llu %llu %llu %llu", word, &a, &b, &c, &d);
+    Pointer pointer = 0;
+    if (!strcmp(word, "init")) {
+        void *context = NULL;
+        int device = (int)a;
+        Result result = CALL(cuInit, (unsigned), 0);
+        if (!result) result = CALL(cuDeviceGet, (int *, int), &device, (int)a);
+        if (!result) result = CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
+        if (!result) result = CALL(cuCtxSetCurrent, (void *), context);
+        answer_slot(result, (Pointer)(uintptr_t)context);
+    } else if (!strcmp(word, "alloc")) {
+        ANSWER(CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, a));
+    } else if (!strcmp(word, "alloc1")) {
+        unsigned small = 0;
+        Result result = CALL(cuMemAlloc, (unsigned *, unsigned), &small, (unsigned)a);
+        answer_slot(result, small);
+    } else if (!strcmp(word, "free1")) {
+        printf("%d\n", CALL(cuMemFree, (unsigned), (unsigned)slots[a]));
+    } else if (!strcmp(word, "managed")) {
+        ANSWER(CALL(cuMemAllocManaged, (Pointer *, size_t, unsigned), &pointer, a, 1));
+    } else if (!strcmp(word, "pitch")) {
+        size_t pitch;
+        ANSWER(CALL(cuMemAllocPitch_v2, (Pointer *, size_t *, size_t, size_t, unsigned), &pointer, &pitch, a, b, 4));
+    } else if (!strcmp(word, "async")) {
+        ANSWER(CALL(cuMemAllocAsync, (Pointer *, size_t, void *), &pointer, a, NULL));
+    } else if (!strcmp(word, "async_ptsz")) {
+        ANSWER(CALL(cuMemAllocAsync_ptsz, (Pointer *, size_t, void *), &pointer, a, NULL));
+    } else if (!strcmp(word, "freeasync")) {
+        printf("%d\n", CALL(cuMemFreeAsync, (Pointer, void *), slots[a], NULL));
+    } else if (!strcmp(word, "pool")) {
+        struct Properties properties = {1, 0, 1, (int)a, NULL, {0}};
+        char padded[88] = {0};
+        memcpy(padded, &properties, 16);
+        ANSWER(CALL(cuMemPoolCreate, (Pointer *, void *), &pointer, padded));
+    } else if (!strcmp(word, "frompool")) {
+        ANSWER(CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, void *), &pointer, a, slots[b], NULL));
+    } else if (!strcmp(word, "destroypool")) {
+        printf("%d\n", CALL(cuMemPoolDestroy, (Pointer), slots[a]));
+    } else if (!strcmp(word, "keep")) {
+        // Release threshold of the current pool.
+        void *pool = NULL;
+        uint64_t threshold = a;
+        Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
+        if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, 4, &threshold);
+        printf("%d\n", result);
+    } else if (!strcmp(word, "sync")) {
+        printf("%d\n", CALL(cuCtxSynchronize, (void)));
+    } else if (!strcmp(word, "free")) {
+        printf("%d\n", CALL(cuMemFree_v2, (Pointer), slots[a]));
+    } else if (!strcmp(word, "freeraw")) {
+        printf("%d\n", CALL(cuMemFree_v2, (Pointer), a));
+    } else if (!strcmp(word, "array")) {
+        struct ArrayDescriptor descriptor = {a, b, c, 0x20, d ? d : 1, 0};
+        ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
+    } else if (!strcmp(word, "mipmapped")) {
+        struct ArrayDescriptor descriptor = {a, b, 0, 0x20, 1, 0};
+        ANSWER(CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &pointer, &descriptor, c));
+    } else if (!strcmp(word, "destroyarray")) {
+        printf("%d\n", CALL(cuArrayDestroy, (Pointer), slots[a]));
+    } else if (!strcmp(word, "destroymipmapped")) {
+        printf("%d\n", CALL(cuMipmappedArrayDestroy, (Pointer), slots[a]));
+    } else if (!strcmp(word, "create")) {
+        struct Properties properties = {1, (int)c, 1, (int)b, NULL, {0}};
+        ANSWER(CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &pointer, a, &properties, 0));
+    } else if (!strcmp(word, "release")) {
+        printf("%d\n", CALL(cuMemRelease, (Pointer), slots[a]));
+    } else if (!strcmp(word, "reserve")) {
+        ANSWER(CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), &pointer, a, 0, 0, 0));
+    } else if (!strcmp(word, "map")) {
+        printf("%d\n", CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), slots[a] + d, b, 0, slots[c], 0));
+    } else if (!strcmp(word, "unmap")) {
+        printf("%d\n", CALL(cuMemUnmap, (Pointer, size_t), slots[a], b));
+    } else if (!strcmp(word, "meminfo")) {
+        size_t available = 0, total = 0;
+        Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);
+        printf("%d %zu %zu\n", result, available, total);
+    } else if (!strcmp(word, "total")) {
+        size_t total = 0;
+        Result result = CALL(cuDeviceTotalMem_v2, (size_t *, int), &total, (int)a);
+        printf("%d %zu\n", result, total);
+    } else if (!strcmp(word, "nvml")) {
+        nvml_memory((int)a, (int)b);
+    } else if (!strcmp(word, "context")) {
+        void *context = NULL;
+        Result result = CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
+        answer_slot(result, (Pointer)(uintptr_t)context);
+    } else if (!strcmp(word, "destroy")) {
+        printf("%d\n", CALL(cuCtxDestroy_v2, (void *), (void *)(uintptr_t)slots[a]));
+    } else if (!strcmp(word, "releaseprimary")) {
+        printf("%d\n", CALL(cuDevicePrimaryCtxRelease_v2, (int), (int)a));
+    } else if (!strcmp(word, "threads")) {
+        // `a` threads allocate `b` bytes each time until they are refused; says how often all together succeeded.
+        pthread_t threads[64];
+        Pointer sum = 0;
+        for (unsigned i = 0; i < a; i++) pthread_create(&threads[i], NULL, allocate_forever, (void *)(uintptr_t)b);
+        for (unsigned i = 0; i < a; i++) {
+            void *count;
+            pthread_join(threads[i], &count);
+            sum += (Pointer)(uintptr_t)count;
+        }
+        printf("0 %llu\n", sum);
+    } else if (!strcmp(word, "churn")) {
+        // Allocates and frees at random, at most `b` bytes at once and `c` allocations in all, until it is killed.
+        unsigned seed = (unsigned)a;
+        Pointer held[64] = {0};
+        printf("0\n");
+        for (Pointer i = 0; !c || i < c; i++) {
+            int at = rand_r(&seed) % 64;
+            if (held[at]) {
+                CALL(cuMemFree_v2, (Pointer), held[at]);
+                held[at] = 0;
+            } else if (CALL(cuMemAlloc_v2, (Pointer *, size_t), &held[at], 1 + rand_r(&seed) % b)) {
+                held[at] = 0;
+            }
+        }
+        for (int at = 0; at < 64; at++)
+            if (held[at]) CALL(cuMemFree_v2, (Pointer), held[at]);
+        printf("0\n");
+    } else if (!strcmp(word, "fork")) {
+        // The child goes on in the parent's place; the parent waits and holds what it has.
+        pid_t child = fork();
+        if (child > 0) {
+            int status;
+            waitpid(child, &status, 0);
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 111);
+        }
+        printf("0 %d\n", (int)getpid());
+    } else if (!strcmp(word, "forkidle")) {
+        // The child does nothing and outlives its parent until its standard input ends.
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(120);
+            pause();
+            _exit(0);
+        }
+        printf("0 %d\n", (int)child);
+    } else if (!strcmp(word, "exec")) {
+        char *arguments[] = {"/proc/self/exe", (char *)route, NULL};
+        execv(arguments[0], arguments);
+        printf("-1\n");
+    } else if (!strcmp(word, "lookup")) {
+        sscanf(line, "%63s %127s", word, name);
+        object_of(function(name));
+    } else if (!strcmp(word, "default")) {
+        sscanf(line, "%63s %127s", word, name);
+        object_of(dlsym(RTLD_DEFAULT, name));
+    } else if (!strcmp(word, "procaddress")) {
+        // Name, CUDA version, flags.
+        sscanf(line, "%63s %127s %llu %llu", word, name, &a, &b);
+        void *found = NULL;
+        int status = 0;
+        Result result = get_proc_address(name, &found, (int)a, b, &status);
+        if (result) printf("%d\n", result);
+        else if (!found) printf("%d none\n", status);
+        else {
+            Dl_info info;
+            dladdr(found, &info);
+            const char *file = strrchr(info.dli_fname, '/');
+            printf("0 %s %s\n", file ? file + 1 : info.dli_fname, info.dli_sname ? info.dli_sname : "?");
+        }
+    } else {
+        printf("-1 unknown command\n");
+    }
+}
+
+int main(int count, char **arguments) {
+    // Nothing is left behind when the test ends in whatever way.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    route = count > 1 ? arguments[1] : "dlsym";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    // Nothing is read ahead, so that what follows `exec` is there for the next program.
+    setvbuf(stdin, NULL, _IONBF, 0);
+    cuda = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
+    if (!cuda) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    *(void **)&get_proc_address = dlsym(cuda, "cuGetProcAddress_v2");
+    char line[256];
+    while (fgets(line, sizeof line, stdin)) run(line);
+    return 0;
+}

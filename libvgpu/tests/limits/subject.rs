@@ -1,0 +1,291 @@
+//! A machine, the shares of one container on it, and subjects under their limits.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use drava_mock_machine::description::H100X2;
+use drava_mock_machine::testing::Machine;
+use drava_vgpu_abi::snapshot::{ProcessUsage, Snapshot};
+use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode, paths};
+
+use crate::interposer;
+
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+
+pub(crate) const OUT_OF_MEMORY: i64 = 2;
+
+/// UUIDs of the two cards of the default machine.
+pub(crate) const CARDS: [&str; 2] = [
+    "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
+    "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
+];
+
+/// What a context takes on its card, as the machine's description says.
+pub(crate) const CONTEXT_BYTES: u64 = 545_259_520;
+
+/// A machine and one container on it.
+pub(crate) struct Container {
+    pub(crate) machine: Machine,
+    run: tempfile::TempDir,
+}
+
+impl Container {
+    /// A container without shares.
+    pub(crate) fn new() -> Self {
+        Self {
+            machine: Machine::start(H100X2).unwrap(),
+            run: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// A container with one share of the first card.
+    pub(crate) fn with_memory(limit_bytes: u64) -> Self {
+        let container = Self::new();
+        container.add_share("share", CARDS[0], &Limits::memory(limit_bytes));
+        container
+    }
+
+    /// What `/run/drava` is in a real container.
+    pub(crate) fn run_dir(&self) -> &Path {
+        self.run.path()
+    }
+
+    pub(crate) fn page(&self, share: &str) -> PathBuf {
+        let share = self.run.path().join(share);
+        share.join(paths::LIMITS_DIR).join(paths::PAGE_FILE)
+    }
+
+    pub(crate) fn region(&self, share: &str) -> PathBuf {
+        let share = self.run.path().join(share);
+        share.join(paths::USAGE_DIR).join(paths::REGION_FILE)
+    }
+
+    /// Does what the driver does when it prepares a share.
+    pub(crate) fn add_share(&self, share: &str, card: &str, limits: &Limits) {
+        let spec = LimitsSpec {
+            claim_uid: IdText::new("claim").unwrap(),
+            share_id: IdText::new(share).unwrap(),
+            device_uuid: card.parse().unwrap(),
+            limits: *limits,
+        };
+        for file in [self.page(share), self.region(share)] {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        }
+        std::fs::write(self.page(share), encode(&spec)).unwrap();
+    }
+
+    /// A process that uses the driver directly.
+    pub(crate) fn start(&self, route: &str) -> Subject {
+        self.start_with(route, |_| {})
+    }
+
+    pub(crate) fn start_with(&self, route: &str, change: impl FnOnce(&mut Command)) -> Subject {
+        let mut command = self.command(interposer::subject());
+        command.arg(route);
+        change(&mut command);
+        Subject::spawn(command)
+    }
+
+    /// Any program, as it would run in the container.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = self.machine.command(program);
+        command
+            .env("LD_PRELOAD", interposer::library())
+            .env("DRAVA_RUN_DIR", self.run.path());
+        command
+    }
+
+    /// A process with a context on the first card.
+    pub(crate) fn process(&self) -> Subject {
+        let mut subject = self.start("dlsym");
+        subject.init(0);
+        subject
+    }
+
+    /// A process beside the container, which nobody limits, with a context on the first card.
+    pub(crate) fn neighbour(&self) -> Subject {
+        let mut command = self.machine.command(interposer::subject());
+        command.arg("dlsym");
+        let mut subject = Subject::spawn(command);
+        subject.init(0);
+        subject
+    }
+
+    /// What the region of a share says about its processes.
+    pub(crate) fn processes_of(&self, share: &str) -> Vec<ProcessUsage> {
+        let region = std::fs::read(self.region(share)).unwrap();
+        Snapshot::decode(&region).unwrap().processes().collect()
+    }
+
+    /// What the first card's ledger says is taken.
+    pub(crate) fn taken(&self) -> u64 {
+        self.machine.card(0).unwrap().used_bytes
+    }
+
+    /// Waits until the first card's ledger says so.
+    pub(crate) fn wait_until_taken(&self, bytes: u64) {
+        wait_until(
+            || self.taken() == bytes,
+            || format!("{} bytes are taken instead of {bytes}", self.taken()),
+        );
+    }
+}
+
+/// Waits for a condition that another process brings about.
+pub(crate) fn wait_until(condition: impl Fn() -> bool, otherwise: impl Fn() -> String) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{}", otherwise());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A process that does what it is told.
+pub(crate) struct Subject {
+    child: Child,
+    /// `None` once its end was told to it.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+/// A test that fails leaves nothing behind.
+impl Drop for Subject {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Which of the subject's allocations.
+pub(crate) type Place = i64;
+
+impl Subject {
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self {
+            child,
+            input,
+            output,
+        }
+    }
+
+    /// Sends a command and returns the line that answers it.
+    pub(crate) fn say(&mut self, command: &str) -> String {
+        self.send(command);
+        self.hear()
+    }
+
+    /// Sends a command without waiting.
+    pub(crate) fn send(&mut self, command: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// The next answer.
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert!(
+            !line.is_empty(),
+            "the subject ended: {:?}",
+            self.child.try_wait()
+        );
+        line.trim().to_owned()
+    }
+
+    /// As [`Self::say`], but the process may die before it answers.
+    pub(crate) fn try_say(&mut self, command: &str) -> Option<String> {
+        // The pipe of a dead process is broken.
+        writeln!(self.input.as_mut()?, "{command}").ok()?;
+        let mut line = String::new();
+        let length = self.output.read_line(&mut line).ok()?;
+        (length > 0).then(|| line.trim().to_owned())
+    }
+
+    /// Sends a command and returns the numbers that answer it, the driver's result first.
+    pub(crate) fn ask(&mut self, command: &str) -> Vec<i64> {
+        numbers(&self.say(command))
+    }
+
+    /// As [`Self::ask`], for a command that must succeed.
+    pub(crate) fn ok(&mut self, command: &str) -> Vec<i64> {
+        let answer = self.ask(command);
+        assert_eq!(answer[0], 0, "{command}");
+        answer[1..].to_vec()
+    }
+
+    /// As [`Self::ask`], for a command that must be refused for lack of memory.
+    pub(crate) fn refused(&mut self, command: &str) {
+        assert_eq!(self.ask(command)[0], OUT_OF_MEMORY, "{command}");
+    }
+
+    /// Makes a context on a card.
+    pub(crate) fn init(&mut self, device: u32) -> Place {
+        self.ok(&format!("init {device}"))[0]
+    }
+
+    /// Allocates plain memory, which must succeed.
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Place {
+        self.ok(&format!("alloc {bytes}"))[0]
+    }
+
+    /// Allocates plain memory in steps until that is refused and returns how much it was.
+    pub(crate) fn fill(&mut self, step: u64) -> u64 {
+        let mut filled = 0;
+        loop {
+            let answer = self.ask(&format!("alloc {step}"));
+            if answer[0] != 0 {
+                assert_eq!(answer[0], OUT_OF_MEMORY);
+                return filled;
+            }
+            filled += step;
+        }
+    }
+
+    /// Free and total memory as the subject sees them.
+    pub(crate) fn memory_info(&mut self) -> (u64, u64) {
+        let answer = self.ok("meminfo");
+        (answer[0].cast_unsigned(), answer[1].cast_unsigned())
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits until it has died by itself.
+    pub(crate) fn wait(mut self) {
+        self.child.wait().unwrap();
+    }
+
+    /// Ends it in the regular way.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        self.input = None;
+        self.child.wait().unwrap()
+    }
+}
+
+fn numbers(line: &str) -> Vec<i64> {
+    line.split_ascii_whitespace()
+        .map(|word| {
+            word.parse::<i64>()
+                .or_else(|_| word.parse::<u64>().map(u64::cast_signed))
+                .unwrap_or_else(|_| panic!("no number in the answer {line:?}"))
+        })
+        .collect()
+}

@@ -1,0 +1,72 @@
+//! What a program is told about the card.
+
+use drava_vgpu_abi::Limits;
+
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB};
+
+fn unsigned(numbers: &[i64]) -> Vec<u64> {
+    numbers
+        .iter()
+        .map(|number| number.cast_unsigned())
+        .collect()
+}
+
+#[test]
+fn total_and_free_are_the_shares() {
+    let container = Container::with_memory(8 * GIB);
+    let mut process = container.process();
+    process.alloc(3 * GIB);
+    assert_eq!(process.memory_info(), (5 * GIB, 8 * GIB));
+    assert_eq!(unsigned(&process.ok("total 0")), [8 * GIB]);
+    assert_eq!(
+        unsigned(&process.ok("nvml 0 1")),
+        [8 * GIB, 5 * GIB, 3 * GIB]
+    );
+    assert_eq!(
+        unsigned(&process.ok("nvml 0 2")),
+        [8 * GIB, 5 * GIB, 3 * GIB, 0]
+    );
+    // The other card is seen as it is.
+    assert!(unsigned(&process.ok("total 1"))[0] > 70 * GIB);
+    assert!(unsigned(&process.ok("nvml 1 2"))[0] > 70 * GIB);
+}
+
+#[test]
+fn a_program_that_only_asks_nvml_sees_the_share() {
+    let container = Container::with_memory(8 * GIB);
+    container.process().alloc(GIB);
+    let mut viewer = container.start("dlsym");
+    assert_eq!(unsigned(&viewer.ok("nvml 0 2"))[0], 8 * GIB);
+}
+
+#[test]
+fn free_memory_is_never_more_than_the_card_has() {
+    let container = Container::with_memory(40 * GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(60 * GIB);
+    let mut process = container.process();
+    let (free, total) = process.memory_info();
+    assert_eq!(total, 40 * GIB);
+    assert!(free < 20 * GIB, "{free}");
+    assert_eq!(unsigned(&process.ok("nvml 0 1"))[1], free);
+}
+
+#[test]
+fn contexts_are_charged_what_the_page_says_once_per_process() {
+    let container = Container::new();
+    let limits = Limits {
+        driver_reserve_bytes: CONTEXT_BYTES,
+        ..Limits::memory(2 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+    process.ok("context 0");
+    assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+    let rest = process.memory_info().0 / (2 * MIB) * (2 * MIB);
+    process.alloc(rest);
+    let mut other = container.start("dlsym");
+    other.refused("init 0");
+    process.ok("releaseprimary 0");
+    other.init(0);
+}

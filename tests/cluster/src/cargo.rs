@@ -1,0 +1,245 @@
+//! Builds the workspace's own programs by calling cargo, and says where it put them.
+
+use std::env;
+use std::fmt;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::oci::libraries;
+use crate::progress::Progress;
+
+/// Cargo profile of the product's programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Quick to build.
+    #[default]
+    Dev,
+    /// As shipped.
+    Release,
+}
+
+impl Profile {
+    /// Name by which cargo knows it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dev => "dev",
+            Self::Release => "release",
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "dev" => Ok(Self::Dev),
+            "release" => Ok(Self::Release),
+            other => bail!("there is no profile {other:?}: choose dev or release"),
+        }
+    }
+}
+
+/// Root of the workspace.
+#[must_use]
+pub fn workspace_root() -> &'static Path {
+    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_dir.ancestors().nth(2).unwrap_or(crate_dir)
+}
+
+/// Cargo's output directory.
+#[must_use]
+pub fn target_dir() -> PathBuf {
+    match env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => workspace_root().join(dir),
+        None => workspace_root().join("target"),
+    }
+}
+
+/// Files that cargo made.
+#[derive(Clone, Debug)]
+pub struct Built(Vec<PathBuf>);
+
+impl Built {
+    /// The program or library with the file name `name`.
+    pub fn file(&self, name: &str) -> Result<&Path> {
+        let found = self
+            .0
+            .iter()
+            .find(|file| file.file_name().is_some_and(|file| file == name));
+        found
+            .map(PathBuf::as_path)
+            .with_context(|| format!("cargo did not build {name}"))
+    }
+}
+
+/// Builds the workspace's programs and libraries: all in one go, because cargo would compile shared dependencies anew
+/// for other selections of packages.
+pub fn build_workspace(profile: Profile) -> Result<Built> {
+    // The program that calls this is better not replaced; the interposer has a profile of its own.
+    let args = [
+        "--workspace",
+        "--exclude=xtask",
+        "--exclude=libvgpu",
+        "--lib",
+        "--bins",
+        "--profile",
+        profile.name(),
+    ];
+    build("Build the workspace", cargo().args(args))
+}
+
+/// Builds what the node itself is made of: its init and the simulated GPU machine. Not the product, so that a cluster
+/// can be started whatever state that is in.
+pub(crate) fn build_node() -> Result<Built> {
+    let packages = [
+        "drava-cluster",
+        "drava-mock-machine",
+        "drava-mock-cuda",
+        "drava-mock-nvml",
+    ];
+    let packages = packages.map(|package| format!("--package={package}"));
+    build(
+        "Build the node's own programs",
+        cargo().args(packages).args(["--lib", "--bins"]),
+    )
+}
+
+/// Builds the program `package` without shared libraries, to run in any container, and returns its path.
+pub fn build_static(package: &str, profile: Profile) -> Result<PathBuf> {
+    let mut command = cargo();
+    // With a target named, cargo keeps the flags from build scripts and macros, which must stay dynamic.
+    command.args([
+        "--package",
+        package,
+        "--bins",
+        "--profile",
+        profile.name(),
+        "--target",
+        &host_triple()?,
+    ]);
+    let flags = env::var("RUSTFLAGS").unwrap_or_default();
+    command
+        .env("RUSTFLAGS", format!("{flags} -Ctarget-feature=+crt-static"))
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    let program = build(&format!("Build {package}"), &mut command)?
+        .file(package)?
+        .to_owned();
+    let libraries = libraries::needed(&program)?;
+    if !libraries.is_empty() {
+        bail!(
+            "{} is meant to be static, but loads {libraries:?}",
+            program.display()
+        );
+    }
+    Ok(program)
+}
+
+/// Builds the interposer and returns its path.
+pub fn build_preload() -> Result<PathBuf> {
+    let built = build(
+        "Build libvgpu",
+        cargo().args(["--package", "libvgpu", "--profile", "preload"]),
+    )?;
+    Ok(built.file("libvgpu.so")?.to_owned())
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args([
+            "build",
+            "--quiet",
+            "--message-format=json-render-diagnostics",
+        ])
+        .current_dir(workspace_root());
+    command
+}
+
+/// Runs cargo and returns every file that it made or found fresh.
+fn build(title: &str, command: &mut Command) -> Result<Built> {
+    let step = Progress::step(title);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("run cargo")?;
+    let mut files = vec![];
+    for line in BufReader::new(child.stdout.take().context("read the output of cargo")?).lines() {
+        let message: Value = serde_json::from_str(&line.context("read the output of cargo")?)
+            .context("read a message of cargo")?;
+        if let Some(name) = message.pointer("/target/name").and_then(Value::as_str) {
+            step.note(format!("compiled {name}"));
+        }
+        files.extend(produced(&message));
+    }
+    if !child.wait().context("wait for cargo")?.success() {
+        let args: Vec<_> = command
+            .get_args()
+            .map(|arg| arg.to_string_lossy())
+            .collect();
+        bail!("`cargo {}` failed; its messages are above", args.join(" "));
+    }
+    step.done();
+    Ok(Built(files))
+}
+
+/// The files of a `compiler-artifact` message.
+fn produced(message: &Value) -> Vec<PathBuf> {
+    let files = message
+        .get("filenames")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
+    files.filter_map(Value::as_str).map(PathBuf::from).collect()
+}
+
+/// The platform for which rustc builds by default.
+fn host_triple() -> Result<String> {
+    let output = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .arg("-vV")
+        .output()
+        .context("run rustc")?;
+    let text = String::from_utf8(output.stdout).context("read the output of rustc")?;
+    let triple = text.lines().find_map(|line| line.strip_prefix("host: "));
+    triple
+        .map(str::to_owned)
+        .context("`rustc -vV` does not name its host")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_cargo_made() {
+        let message = serde_json::json!({"reason": "compiler-artifact", "filenames": ["/t/debug/drava-node"]});
+        let built = Built(produced(&message));
+        assert_eq!(
+            built.file("drava-node").unwrap(),
+            Path::new("/t/debug/drava-node")
+        );
+        assert!(
+            built
+                .file("drava")
+                .unwrap_err()
+                .to_string()
+                .contains("drava")
+        );
+        assert!(
+            produced(&serde_json::json!({"reason": "build-finished", "success": true})).is_empty()
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! The processes of the node: names, command lines, order of start.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{
+    BUILD_DIR, CONFIG_DIR, CONTAINERD_SOCKET, ETCD_DIR, NODE_IP, PKI_DIR, SIMULATED_ROOT, TOOLS_DIR,
+};
+use crate::config::{NODE_NAME, SERVICE_RANGE, STATE_DIR};
+
+/// A process that the node's init starts and keeps running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Component {
+    /// The simulated GPU machine.
+    MockMachine,
+    /// etcd.
+    Etcd,
+    /// kube-apiserver.
+    KubeApiserver,
+    /// kube-controller-manager.
+    KubeControllerManager,
+    /// kube-scheduler.
+    KubeScheduler,
+    /// containerd.
+    Containerd,
+    /// kubelet.
+    Kubelet,
+}
+
+impl Component {
+    /// Every component, in the order in which a reader looks for the first that is not ready.
+    pub const ALL: [Self; 7] = [
+        Self::MockMachine,
+        Self::Etcd,
+        Self::Containerd,
+        Self::KubeApiserver,
+        Self::KubeControllerManager,
+        Self::KubeScheduler,
+        Self::Kubelet,
+    ];
+
+    /// Name of the program, which is also the stem of its log file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MockMachine => "mock-machine",
+            Self::Etcd => "etcd",
+            Self::KubeApiserver => "kube-apiserver",
+            Self::KubeControllerManager => "kube-controller-manager",
+            Self::KubeScheduler => "kube-scheduler",
+            Self::Containerd => "containerd",
+            Self::Kubelet => "kubelet",
+        }
+    }
+
+    /// What has to answer before this component is started. The others retry by themselves.
+    fn after(self) -> Vec<Self> {
+        match self {
+            Self::MockMachine | Self::Etcd | Self::Containerd => vec![],
+            Self::KubeApiserver => vec![Self::Etcd],
+            Self::KubeControllerManager | Self::KubeScheduler => vec![Self::KubeApiserver],
+            Self::Kubelet => vec![Self::KubeApiserver, Self::Containerd],
+        }
+    }
+
+    /// What answers when this component does its work.
+    fn probe(self) -> Probe {
+        match self {
+            Self::MockMachine => Probe::Command(vec![
+                format!("{BUILD_DIR}/mock-machine"),
+                "ctl".into(),
+                format!("--root={SIMULATED_ROOT}"),
+                "status".into(),
+            ]),
+            Self::Etcd => loopback(2379),
+            // It listens long before it has made the roles that the others need.
+            Self::KubeApiserver => Probe::Command(vec![
+                format!("{TOOLS_DIR}/kubernetes/kubectl"),
+                format!("--kubeconfig={CONFIG_DIR}/admin.kubeconfig"),
+                "get".into(),
+                "--raw=/readyz".into(),
+            ]),
+            Self::KubeControllerManager => loopback(10257),
+            Self::KubeScheduler => loopback(10259),
+            Self::Containerd => Probe::Unix(CONTAINERD_SOCKET.into()),
+            Self::Kubelet => loopback(10248),
+        }
+    }
+
+    fn program(self) -> String {
+        match self {
+            Self::MockMachine => format!("{BUILD_DIR}/mock-machine"),
+            Self::Etcd => format!("{TOOLS_DIR}/etcd/etcd"),
+            Self::Containerd => format!("{TOOLS_DIR}/containerd/containerd"),
+            Self::KubeApiserver
+            | Self::KubeControllerManager
+            | Self::KubeScheduler
+            | Self::Kubelet => {
+                format!("{TOOLS_DIR}/kubernetes/{}", self.name())
+            }
+        }
+    }
+
+    fn args(self) -> Vec<String> {
+        match self {
+            Self::MockMachine => mock_machine(),
+            Self::Etcd => etcd(),
+            Self::KubeApiserver => kube_apiserver(),
+            Self::KubeControllerManager => kube_controller_manager(),
+            Self::KubeScheduler => vec![
+                format!("--config={CONFIG_DIR}/kube-scheduler.json"),
+                format!("--authentication-kubeconfig={CONFIG_DIR}/kube-scheduler.kubeconfig"),
+                format!("--authorization-kubeconfig={CONFIG_DIR}/kube-scheduler.kubeconfig"),
+                "--bind-address=127.0.0.1".into(),
+                format!("--tls-cert-file={PKI_DIR}/kube-scheduler-serving.crt"),
+                format!("--tls-private-key-file={PKI_DIR}/kube-scheduler-serving.key"),
+            ],
+            Self::Containerd => vec![format!("--config={CONFIG_DIR}/containerd.toml")],
+            Self::Kubelet => vec![
+                format!("--config={CONFIG_DIR}/kubelet.json"),
+                format!("--kubeconfig={CONFIG_DIR}/kubelet.kubeconfig"),
+                format!("--hostname-override={NODE_NAME}"),
+                format!("--node-ip={NODE_IP}"),
+                format!("--node-labels={}=true", crate::config::ENABLED_LABEL),
+            ],
+        }
+    }
+
+    /// The process as the node's init runs it.
+    #[must_use]
+    pub(crate) fn process(self) -> Process {
+        Process {
+            component: self,
+            program: self.program().into(),
+            args: self.args(),
+            after: self.after(),
+            probe: self.probe(),
+        }
+    }
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Component {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(component) = Self::ALL
+            .into_iter()
+            .find(|component| component.name() == text)
+        {
+            return Ok(component);
+        }
+        bail!(
+            "no component is called {text:?}; there are {}",
+            Self::ALL.map(Self::name).join(", ")
+        )
+    }
+}
+
+/// How a component is run. Paths are those inside the node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub(crate) component: Component,
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<String>,
+    pub(crate) after: Vec<Component>,
+    pub(crate) probe: Probe,
+}
+
+/// How to see that a component works.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Probe {
+    /// The address accepts connections.
+    Tcp(SocketAddr),
+    /// The socket accepts connections.
+    Unix(PathBuf),
+    /// The program succeeds.
+    Command(Vec<String>),
+}
+
+fn loopback(port: u16) -> Probe {
+    Probe::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+}
+
+fn mock_machine() -> Vec<String> {
+    vec![
+        "serve".into(),
+        format!("--machine={STATE_DIR}/machine.yaml"),
+        format!("--root={SIMULATED_ROOT}"),
+        format!("--libs={BUILD_DIR}"),
+    ]
+}
+
+fn etcd() -> Vec<String> {
+    vec![
+        format!("--data-dir={ETCD_DIR}"),
+        "--listen-client-urls=https://127.0.0.1:2379".into(),
+        "--advertise-client-urls=https://127.0.0.1:2379".into(),
+        "--listen-peer-urls=https://127.0.0.1:2380".into(),
+        format!("--cert-file={PKI_DIR}/etcd.crt"),
+        format!("--key-file={PKI_DIR}/etcd.key"),
+        "--client-cert-auth".into(),
+        format!("--trusted-ca-file={PKI_DIR}/ca.crt"),
+        format!("--peer-cert-file={PKI_DIR}/etcd.crt"),
+        format!("--peer-key-file={PKI_DIR}/etcd.key"),
+        "--peer-client-cert-auth".into(),
+        format!("--peer-trusted-ca-file={PKI_DIR}/ca.crt"),
+        // The cluster does not outlive the machine's page cache: waiting for the disk would only slow the tests.
+        "--unsafe-no-fsync".into(),
+    ]
+}
+
+fn kube_apiserver() -> Vec<String> {
+    vec![
+        "--etcd-servers=https://127.0.0.1:2379".into(),
+        format!("--etcd-cafile={PKI_DIR}/ca.crt"),
+        format!("--etcd-certfile={PKI_DIR}/etcd-client.crt"),
+        format!("--etcd-keyfile={PKI_DIR}/etcd-client.key"),
+        "--bind-address=0.0.0.0".into(),
+        // The port of the service `kubernetes`: with its address on this node, pods need no kube-proxy to get here.
+        "--secure-port=443".into(),
+        format!("--advertise-address={NODE_IP}"),
+        format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+        format!("--tls-cert-file={PKI_DIR}/kube-apiserver.crt"),
+        format!("--tls-private-key-file={PKI_DIR}/kube-apiserver.key"),
+        format!("--client-ca-file={PKI_DIR}/ca.crt"),
+        "--anonymous-auth=false".into(),
+        "--authorization-mode=Node,RBAC".into(),
+        "--enable-admission-plugins=NodeRestriction".into(),
+        "--allow-privileged=true".into(),
+        format!("--kubelet-certificate-authority={PKI_DIR}/ca.crt"),
+        format!("--kubelet-client-certificate={PKI_DIR}/kube-apiserver-kubelet-client.crt"),
+        format!("--kubelet-client-key={PKI_DIR}/kube-apiserver-kubelet-client.key"),
+        "--kubelet-preferred-address-types=InternalIP".into(),
+        "--service-account-issuer=https://kubernetes.default.svc".into(),
+        format!("--service-account-key-file={PKI_DIR}/service-account.pub"),
+        format!("--service-account-signing-key-file={PKI_DIR}/service-account.key"),
+        // Webhooks are called at their endpoints, for want of a kube-proxy that would serve their cluster addresses.
+        "--enable-aggregator-routing=true".into(),
+    ]
+}
+
+fn kube_controller_manager() -> Vec<String> {
+    vec![
+        format!("--kubeconfig={CONFIG_DIR}/kube-controller-manager.kubeconfig"),
+        format!("--authentication-kubeconfig={CONFIG_DIR}/kube-controller-manager.kubeconfig"),
+        format!("--authorization-kubeconfig={CONFIG_DIR}/kube-controller-manager.kubeconfig"),
+        "--bind-address=127.0.0.1".into(),
+        format!("--tls-cert-file={PKI_DIR}/kube-controller-manager-serving.crt"),
+        format!("--tls-private-key-file={PKI_DIR}/kube-controller-manager-serving.key"),
+        "--use-service-account-credentials=true".into(),
+        format!("--service-account-private-key-file={PKI_DIR}/service-account.key"),
+        format!("--root-ca-file={PKI_DIR}/ca.crt"),
+        format!("--cluster-signing-cert-file={PKI_DIR}/ca.crt"),
+        format!("--cluster-signing-key-file={PKI_DIR}/ca.key"),
+        "--leader-elect=false".into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for component in Component::ALL {
+            assert_eq!(component.name().parse::<Component>().unwrap(), component);
+            assert_eq!(
+                serde_json::to_string(&component).unwrap(),
+                format!("{:?}", component.name())
+            );
+        }
+        let message = "kube-proxy".parse::<Component>().unwrap_err().to_string();
+        assert!(
+            message.contains("kube-proxy") && message.contains("kubelet"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn nothing_waits_for_something_that_waits_for_it() {
+        fn depth(component: Component) -> usize {
+            component
+                .after()
+                .into_iter()
+                .map(|earlier| 1 + depth(earlier))
+                .max()
+                .unwrap_or(0)
+        }
+        assert_eq!(Component::ALL.map(depth).into_iter().max(), Some(2));
+    }
+
+    #[test]
+    fn nobody_gets_in_without_a_certificate_or_a_service_account() {
+        let api_server = kube_apiserver();
+        assert!(api_server.contains(&"--anonymous-auth=false".to_owned()));
+        assert!(api_server.contains(&"--authorization-mode=Node,RBAC".to_owned()));
+        assert!(
+            !api_server
+                .iter()
+                .any(|arg| arg.starts_with("--token-auth-file"))
+        );
+        assert!(etcd().contains(&"--client-cert-auth".to_owned()));
+    }
+}

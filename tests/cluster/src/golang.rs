@@ -1,0 +1,208 @@
+//! Builds the Go programs of the cluster from the modules pinned in `go/`, once for each set of pins.
+//!
+//! A module's programs lie in `<cache>/go/<module>-<hash>`, where the hash covers the pins and everything else that
+//! decides what comes out. The cache is `$XDG_CACHE_HOME/drava` or `~/.cache/drava`, and may be removed at any time.
+
+mod module;
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::progress::Progress;
+use crate::version::Kubernetes;
+use module::Module;
+
+/// Where the programs lie, one directory per module.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    /// kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl.
+    pub(crate) kubernetes: PathBuf,
+    /// etcd.
+    pub(crate) etcd: PathBuf,
+    /// containerd, containerd-shim-runc-v2, ctr.
+    pub(crate) containerd: PathBuf,
+    /// bridge, host-local, loopback.
+    pub(crate) cni: PathBuf,
+    /// runc.
+    pub(crate) runc: PathBuf,
+    /// Whether runc can install seccomp filters.
+    pub(crate) seccomp: bool,
+    /// helm.
+    pub(crate) helm: PathBuf,
+    /// pause.
+    pub(crate) pause: PathBuf,
+}
+
+impl Tools {
+    /// Directories and the names they have in the node.
+    pub(crate) fn directories(&self) -> [(&'static str, &Path); 5] {
+        [
+            ("kubernetes", &self.kubernetes),
+            ("etcd", &self.etcd),
+            ("containerd", &self.containerd),
+            ("cni", &self.cni),
+            ("runc", &self.runc),
+        ]
+    }
+}
+
+/// Builds what is not built yet.
+pub(crate) fn build(kubernetes: Kubernetes) -> Result<Tools> {
+    let cache = cache_dir()?;
+    let seccomp = has_libseccomp();
+    let build = |module: &Module| build_module(module, &cache);
+    Ok(Tools {
+        etcd: build(&module::etcd())?,
+        containerd: build(&module::containerd()?)?,
+        cni: build(&module::cni())?,
+        runc: build(&module::runc(seccomp))?,
+        seccomp,
+        pause: build(&module::pause())?,
+        kubernetes: build(&module::kubernetes(kubernetes))?,
+        helm: build(&module::helm()?)?,
+    })
+}
+
+/// Helm, built if need be, for what can be done without a cluster.
+pub fn helm() -> Result<PathBuf> {
+    Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
+}
+
+/// Builds one module into the cache and returns the directory with its programs.
+fn build_module(module: &Module, cache: &Path) -> Result<PathBuf> {
+    let name = format!("{}-{}", module.folder, module.key()?);
+    let built = cache.join("go").join(&name);
+    if built.is_dir() {
+        return Ok(built);
+    }
+    fs::create_dir_all(cache.join("go"))
+        .with_context(|| format!("create {}", cache.join("go").display()))?;
+    let step = Progress::step(format!("Build {}", module.programs().join(", ")));
+    let lock = File::create(cache.join("go").join(format!("{name}.lock")))
+        .context("open the build's lock")?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        step.note("another command builds it");
+        flock(&lock, FlockOperation::LockExclusive).context("wait for the build's lock")?;
+    }
+    if built.is_dir() {
+        step.done_with("built meanwhile by another command");
+        return Ok(built);
+    }
+    // What a killed build left is overwritten; the rename makes the result appear whole or not at all.
+    let scratch = cache.join("go").join(format!("{name}.unfinished"));
+    let _ = fs::remove_dir_all(&scratch);
+    fs::create_dir(&scratch).with_context(|| format!("create {}", scratch.display()))?;
+    compile(module, &scratch, &step)?;
+    fs::rename(&scratch, &built)
+        .with_context(|| format!("rename {} to {}", scratch.display(), built.display()))?;
+    let _ = fs::remove_file(cache.join("go").join(format!("{name}.lock")));
+    step.done();
+    Ok(built)
+}
+
+fn compile(module: &Module, into: &Path, step: &Progress) -> Result<()> {
+    let mut command = Command::new("go");
+    command
+        .arg("build")
+        .arg("-v")
+        .args(module.flags())
+        .arg("-o");
+    command.arg(match module.program {
+        Some(program) => into.join(program).into_os_string(),
+        None => with_slash(into),
+    });
+    command.args(&module.packages).current_dir(module.dir());
+    command
+        .env("CGO_ENABLED", if module.cgo { "1" } else { "0" })
+        .env("GOWORK", "off")
+        .env("GOFLAGS", "-mod=readonly");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .context("run go (https://go.dev/doc/install)")?;
+    let output = child.stderr.take().context("read the output of go")?;
+    let mut lines = vec![];
+    let mut packages = 0;
+    for line in BufReader::new(output).lines() {
+        let line = line.context("read the output of go")?;
+        if !line.contains(' ') {
+            packages += 1;
+        }
+        step.note(format!("{packages} packages compiled; {line}"));
+        lines.push(line);
+    }
+    if !child.wait().context("wait for go")?.success() {
+        // Names of compiled packages are of no interest here.
+        let messages: Vec<_> = lines
+            .iter()
+            .filter(|line| line.contains(' '))
+            .map(String::as_str)
+            .collect();
+        bail!(
+            "go could not build {}:\n{}",
+            module.programs().join(", "),
+            messages.join("\n")
+        );
+    }
+    Ok(())
+}
+
+/// `go build -o` writes several programs only into what it can see is a directory.
+fn with_slash(dir: &Path) -> OsString {
+    let mut text = dir.as_os_str().to_owned();
+    text.push("/");
+    text
+}
+
+fn has_libseccomp() -> bool {
+    let mut command = Command::new("pkg-config");
+    command
+        .args(["--exists", "libseccomp"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Where what was built is kept between runs: `$XDG_CACHE_HOME/drava`, or `~/.cache/drava`.
+pub fn cache_dir() -> Result<PathBuf> {
+    cache_below(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))
+        .context("neither XDG_CACHE_HOME nor HOME says where built programs may be kept; set one")
+}
+
+fn cache_below(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let set = |variable: Option<OsString>| {
+        variable
+            .filter(|value| Path::new(value).is_absolute())
+            .map(PathBuf::from)
+    };
+    set(xdg_cache_home)
+        .or_else(|| set(home).map(|home| home.join(".cache")))
+        .map(|cache| cache.join("drava"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_follows_the_xdg_base_directory_rules() {
+        let os = |text: &str| Some(OsString::from(text));
+        assert_eq!(cache_below(os("/x"), os("/root")), Some("/x/drava".into()));
+        assert_eq!(
+            cache_below(os("relative"), os("/root")),
+            Some("/root/.cache/drava".into())
+        );
+        assert_eq!(cache_below(None, None), None);
+    }
+}

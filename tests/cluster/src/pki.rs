@@ -1,0 +1,314 @@
+//! The cluster's certificate authority and everything signed by it.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose,
+};
+
+use crate::config::{NODE_IP, NODE_NAME, SERVICE_IP};
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Usage {
+    Client,
+    Server,
+    /// Both, as etcd's peer connections need.
+    Both,
+}
+
+/// A certificate to be issued.
+#[derive(Clone, Debug)]
+struct Request {
+    /// Stem of its files.
+    name: &'static str,
+    /// User name, for clients.
+    common_name: String,
+    /// Group, for clients.
+    organization: Option<&'static str>,
+    /// DNS names and addresses, for servers.
+    subject_alt_names: Vec<String>,
+    usage: Usage,
+}
+
+impl Request {
+    fn client(
+        name: &'static str,
+        common_name: impl Into<String>,
+        organization: Option<&'static str>,
+    ) -> Self {
+        Self {
+            name,
+            common_name: common_name.into(),
+            organization,
+            subject_alt_names: vec![],
+            usage: Usage::Client,
+        }
+    }
+
+    fn server(name: &'static str, subject_alt_names: &[&str]) -> Self {
+        let subject_alt_names = subject_alt_names
+            .iter()
+            .map(|&name| name.to_owned())
+            .collect();
+        Self {
+            name,
+            common_name: name.to_owned(),
+            organization: None,
+            subject_alt_names,
+            usage: Usage::Server,
+        }
+    }
+}
+
+/// Every certificate of the cluster.
+fn requests() -> Vec<Request> {
+    let loopback = ["localhost", "127.0.0.1"];
+    let mut etcd = Request::server("etcd", &loopback);
+    etcd.usage = Usage::Both;
+    vec![
+        etcd,
+        Request::client("etcd-client", "kube-apiserver", None),
+        Request::server(
+            "kube-apiserver",
+            &[
+                "kubernetes",
+                "kubernetes.default",
+                "kubernetes.default.svc",
+                "kubernetes.default.svc.cluster.local",
+                "localhost",
+                "127.0.0.1",
+                SERVICE_IP,
+                NODE_IP,
+            ],
+        ),
+        Request::client(
+            "kube-apiserver-kubelet-client",
+            "kube-apiserver-kubelet-client",
+            Some("system:masters"),
+        ),
+        Request::client("admin", "kubernetes-admin", Some("system:masters")),
+        Request::client(
+            "kube-controller-manager",
+            "system:kube-controller-manager",
+            None,
+        ),
+        Request::server("kube-controller-manager-serving", &loopback),
+        Request::client("kube-scheduler", "system:kube-scheduler", None),
+        Request::server("kube-scheduler-serving", &loopback),
+        Request::client(
+            "kubelet",
+            format!("system:node:{NODE_NAME}"),
+            Some("system:nodes"),
+        ),
+        Request::server("kubelet-serving", &[NODE_NAME, NODE_IP, "127.0.0.1"]),
+    ]
+}
+
+/// The certificate authority.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate_pem: String,
+    key_pem: String,
+}
+
+impl Authority {
+    fn new() -> Result<Self> {
+        let mut params = CertificateParams::new(vec![])?;
+        params.distinguished_name = distinguished_name("drava test cluster", None);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::CrlSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        let key = KeyPair::generate()?;
+        let key_pem = key.serialize_pem();
+        let certificate_pem = params.self_signed(&key)?.pem();
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            certificate_pem,
+            key_pem,
+        })
+    }
+
+    /// The certificate by which the cluster's certificates are checked.
+    pub(crate) fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    fn issue(&self, request: &Request) -> Result<Identity> {
+        let mut params = CertificateParams::new(request.subject_alt_names.clone())?;
+        params.distinguished_name = distinguished_name(&request.common_name, request.organization);
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        params.extended_key_usages = match request.usage {
+            Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Usage::Both => vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
+        };
+        let key = KeyPair::generate()?;
+        let certificate_pem = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Identity {
+            name: request.name,
+            certificate_pem,
+            key_pem: key.serialize_pem(),
+        })
+    }
+}
+
+/// A key and the certificate that says whose it is.
+pub(crate) struct Identity {
+    pub(crate) name: &'static str,
+    pub(crate) certificate_pem: String,
+    pub(crate) key_pem: String,
+}
+
+/// Everything that the cluster's components prove themselves with.
+pub(crate) struct Pki {
+    pub(crate) authority: Authority,
+    identities: Vec<Identity>,
+    service_account: KeyPair,
+}
+
+impl Pki {
+    pub(crate) fn generate() -> Result<Self> {
+        let authority = Authority::new().context("create the cluster's certificate authority")?;
+        let identities = requests()
+            .iter()
+            .map(|request| {
+                authority
+                    .issue(request)
+                    .with_context(|| format!("issue the certificate {}", request.name))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            authority,
+            identities,
+            service_account: KeyPair::generate()?,
+        })
+    }
+
+    /// The identity called `name`.
+    pub(crate) fn identity(&self, name: &str) -> Result<&Identity> {
+        self.identities
+            .iter()
+            .find(|identity| identity.name == name)
+            .with_context(|| format!("no certificate is called {name}"))
+    }
+
+    /// Writes `<name>.crt` and `<name>.key` of all into `dir`, keys readable by their owner only.
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        write_private(&dir.join("ca.crt"), &self.authority.certificate_pem)?;
+        write_private(&dir.join("ca.key"), &self.authority.key_pem)?;
+        write_private(
+            &dir.join("service-account.pub"),
+            &self.service_account.public_key_pem(),
+        )?;
+        write_private(
+            &dir.join("service-account.key"),
+            &self.service_account.serialize_pem(),
+        )?;
+        for identity in &self.identities {
+            write_private(
+                &dir.join(format!("{}.crt", identity.name)),
+                &identity.certificate_pem,
+            )?;
+            write_private(
+                &dir.join(format!("{}.key", identity.name)),
+                &identity.key_pem,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file that only its owner may read.
+pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+fn distinguished_name(common_name: &str, organization: Option<&str>) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    if let Some(organization) = organization {
+        name.push(DnType::OrganizationName, organization);
+    }
+    name.push(DnType::CommonName, common_name);
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(name: &str) -> Request {
+        requests()
+            .into_iter()
+            .find(|request| request.name == name)
+            .unwrap()
+    }
+
+    #[test]
+    fn the_api_server_is_known_by_every_address_that_reaches_it() {
+        let names = request("kube-apiserver").subject_alt_names;
+        for name in [
+            "127.0.0.1",
+            "10.96.0.1",
+            "10.95.0.1",
+            "kubernetes.default.svc",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_node_authorizer_recognises_kubelet() {
+        let kubelet = request("kubelet");
+        assert_eq!(kubelet.common_name, "system:node:node-0");
+        assert_eq!(kubelet.organization, Some("system:nodes"));
+        assert_eq!(kubelet.usage, Usage::Client);
+    }
+
+    #[test]
+    fn only_the_administrator_and_the_api_server_are_masters() {
+        let masters: Vec<_> = requests()
+            .into_iter()
+            .filter(|r| r.organization == Some("system:masters"))
+            .map(|r| r.name)
+            .collect();
+        assert_eq!(masters, ["kube-apiserver-kubelet-client", "admin"]);
+    }
+
+    #[test]
+    fn keys_are_private_and_every_certificate_has_one() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        Pki::generate().unwrap().write(dir.path()).unwrap();
+        for request in requests() {
+            assert!(dir.path().join(format!("{}.crt", request.name)).exists());
+            let key = dir.path().join(format!("{}.key", request.name));
+            assert_eq!(
+                fs::metadata(key).unwrap().permissions().mode() & 0o777,
+                0o600
+            );
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The directory that holds everything of one cluster.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest as _, Sha256};
+
+use crate::component::Component;
+use crate::plan::Plan;
+
+/// File by which a directory is recognised as ours before anything in it is removed.
+const MARKER: &str = "drava-cluster";
+/// File whose lock a command holds while it changes the cluster.
+const LOCK: &str = "lock";
+
+/// Paths in the state directory of one cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+}
+
+impl StateDir {
+    /// The state directory at `path`, which need not exist.
+    pub(crate) fn new(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path)
+            .with_context(|| format!("make {} absolute", path.display()))?;
+        Ok(Self { path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.path.join("kubeconfig")
+    }
+
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    /// Held by the node's init as long as the node lives.
+    pub(crate) fn node_lock(&self) -> PathBuf {
+        self.path.join("node.lock")
+    }
+
+    pub(crate) fn pki(&self) -> PathBuf {
+        self.path.join("pki")
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.path.join("config")
+    }
+
+    pub(crate) fn machine(&self) -> PathBuf {
+        self.path.join("machine.yaml")
+    }
+
+    /// The node's own disk: what it sees as `/etc` and `/var`.
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.path.join("disk")
+    }
+
+    /// Where the node's root file system is put together; always empty on the host.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.path.join("root")
+    }
+
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
+    pub(crate) fn log(&self, component: Component) -> PathBuf {
+        self.logs().join(format!("{component}.log"))
+    }
+
+    /// Log of the node's init.
+    pub(crate) fn node_log(&self) -> PathBuf {
+        self.logs().join("node.log")
+    }
+
+    fn plan_file(&self) -> PathBuf {
+        self.path.join("plan.json")
+    }
+
+    /// Name of the cluster's cgroup: the same for the same directory, another for every other.
+    pub(crate) fn cgroup(&self) -> String {
+        format!(
+            "drava-{}",
+            short_hash(self.path.as_os_str().as_encoded_bytes())
+        )
+    }
+
+    pub(crate) fn read_plan(&self) -> Result<Option<Plan>> {
+        let file = self.plan_file();
+        match fs::read(&file) {
+            Ok(bytes) => Ok(Some(
+                serde_json::from_slice(&bytes)
+                    .with_context(|| format!("read {}", file.display()))?,
+            )),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", file.display())),
+        }
+    }
+
+    pub(crate) fn write_plan(&self, plan: &Plan) -> Result<()> {
+        let file = self.plan_file();
+        fs::write(&file, serde_json::to_vec_pretty(plan)?)
+            .with_context(|| format!("write {}", file.display()))
+    }
+
+    /// Makes the directories and marks the state directory as ours. The lock must be held.
+    pub(crate) fn create(&self) -> Result<()> {
+        self.mark()?;
+        for dir in [self.logs(), self.config(), self.root(), self.disk()] {
+            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the state directory and marks it as ours.
+    pub(crate) fn mark(&self) -> Result<()> {
+        let text = "State of a drava test cluster. `cargo xtask cluster down` removes it.\n";
+        fs::create_dir_all(&self.path)
+            .and_then(|()| fs::write(self.path.join(MARKER), text))
+            .with_context(|| format!("write to {}", self.path.display()))
+    }
+
+    fn is_ours(&self) -> bool {
+        self.path.join(MARKER).exists()
+    }
+
+    /// True if the directory holds something and it is not ours.
+    fn is_anothers(&self) -> bool {
+        let mut entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        !self.is_ours() && entries.any(|entry| entry.file_name() != LOCK)
+    }
+
+    /// Removes what an earlier start left.
+    pub(crate) fn clear(&self) -> Result<()> {
+        if !self.is_ours() {
+            return Ok(());
+        }
+        for entry in
+            fs::read_dir(&self.path).with_context(|| format!("list {}", self.path.display()))?
+        {
+            let entry = entry?;
+            if [MARKER, LOCK].iter().any(|kept| entry.file_name() == *kept) {
+                continue;
+            }
+            let path = entry.path();
+            let removed = if entry.file_type()?.is_dir() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.with_context(|| format!("remove {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the directory itself. The lock must be held.
+    pub(crate) fn remove(&self) -> Result<()> {
+        self.clear()?;
+        // The marker goes last: a removal that was cut short is continued by the next.
+        for name in [LOCK, MARKER] {
+            match fs::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error)
+                        .with_context(|| format!("remove {name} from {}", self.path.display()));
+                }
+                _ => {}
+            }
+        }
+        match fs::remove_dir(&self.path) {
+            // Somebody started the next cluster meanwhile, or the directory is gone: both are fine.
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
+                ) =>
+            {
+                Err(error).with_context(|| format!("remove {}", self.path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits, but not for ever, until the last process of a killed node has let go of its lock: the one that reaps its init.
+    pub(crate) fn await_node_lock(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let Ok(file) = File::open(self.node_lock()) else {
+            return;
+        };
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+            && Instant::now() < deadline
+        {
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until no other command changes this cluster, and keeps others out until dropped. Refuses a directory that
+    /// holds something else.
+    pub(crate) fn lock(&self) -> Result<File> {
+        if self.is_anothers() {
+            bail!(
+                "{} is not empty and not a cluster's state directory; choose another --name",
+                self.path.display()
+            );
+        }
+        loop {
+            let path = self.path.join(LOCK);
+            fs::create_dir_all(&self.path)
+                .with_context(|| format!("create {}", self.path.display()))?;
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .with_context(|| format!("open {}", path.display()))?;
+            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                eprintln!(
+                    "waiting for another command that works on {}",
+                    self.path.display()
+                );
+                flock(&file, FlockOperation::LockExclusive)
+                    .with_context(|| format!("lock {}", path.display()))?;
+            }
+            // The holder may have been a `down` that removed the file.
+            if fs::metadata(&path)
+                .is_ok_and(|now| file.metadata().is_ok_and(|ours| now.ino() == ours.ino()))
+            {
+                return Ok(file);
+            }
+        }
+    }
+}
+
+/// The first 12 hexadecimal digits of a SHA-256.
+pub(crate) fn short_hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_somebody_else_is_neither_used_nor_emptied() {
+        let dir = tempfile::tempdir().unwrap();
+        let precious = dir.path().join("thesis.tex");
+        fs::write(&precious, "x").unwrap();
+        let state = StateDir::new(dir.path()).unwrap();
+        assert!(
+            state
+                .lock()
+                .unwrap_err()
+                .to_string()
+                .contains("not a cluster's state directory")
+        );
+        state.clear().unwrap();
+        assert!(precious.exists());
+    }
+
+    #[test]
+    fn clearing_keeps_the_marker_and_removing_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("default");
+        let state = StateDir::new(&path).unwrap();
+        let lock = state.lock().unwrap();
+        state.create().unwrap();
+        fs::write(state.kubeconfig(), "{}").unwrap();
+        state.clear().unwrap();
+        assert!(state.is_ours() && !state.kubeconfig().exists() && !state.logs().exists());
+        state.remove().unwrap();
+        assert!(!path.exists());
+        drop(lock);
+    }
+
+    #[test]
+    fn clusters_in_different_directories_have_different_cgroups() {
+        let one = StateDir::new(Path::new("/a/default")).unwrap().cgroup();
+        let two = StateDir::new(Path::new("/b/default")).unwrap().cgroup();
+        assert_ne!(one, two);
+        assert!(
+            one.starts_with("drava-") && one.len() == "drava-".len() + 12,
+            "{one}"
+        );
+    }
+}

@@ -1,0 +1,302 @@
+//! `cuda-probe`: allocates, launches and reports through the CUDA driver API.
+//!
+//! For pods and tests that want to see what a program sees. Exit status: 0 when the driver did what
+//! was asked, 2 when CUDA refused (its error's name is printed), 1 for anything else.
+//!
+//! Works on the simulated machine and on a real card: its kernel is PTX.
+
+use std::ffi::{CString, c_int};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+
+mod cuda;
+
+use cuda::{Cuda, CudaError, MemoryInfo};
+
+const MIB: usize = 1 << 20;
+
+/// Allocates, launches and reports through the CUDA driver API.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+    /// How to print the result.
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Text)]
+    output: Output,
+    /// Ordinal of the device.
+    #[arg(long, global = true, default_value_t = 0)]
+    device: c_int,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Print the devices that this process sees.
+    Info,
+    /// Allocate memory and print free and total memory before and after.
+    Alloc {
+        /// How much.
+        #[arg(long)]
+        mib: usize,
+        /// Keep it for so many seconds.
+        #[arg(long, default_value_t = 0)]
+        hold: u64,
+    },
+    /// Allocate in ever smaller pieces, down to one MiB, until nothing fits, and print how much it was.
+    Fill {
+        /// Keep it for so many seconds.
+        #[arg(long, default_value_t = 0)]
+        hold: u64,
+    },
+    /// Launch a kernel again and again and print how often it ran.
+    Launch {
+        /// How long one launch takes, in milliseconds.
+        #[arg(long)]
+        ms: u64,
+        /// How long to go on; without it, one launch.
+        #[arg(long)]
+        seconds: Option<u64>,
+    },
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DeviceInfo {
+    ordinal: c_int,
+    name: String,
+    total_bytes: usize,
+    multiprocessors: c_int,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Info {
+    driver_version: c_int,
+    devices: Vec<DeviceInfo>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Allocated {
+    requested_bytes: usize,
+    before: MemoryInfo,
+    after: MemoryInfo,
+    /// Name of CUDA's error when it was refused.
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Filled {
+    before: MemoryInfo,
+    allocated_bytes: usize,
+    /// Name of the error that ended it.
+    error: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Launched {
+    launches: u64,
+    elapsed_milliseconds: u128,
+    /// Launches × their length ÷ elapsed time: 1 for a process that has the card for itself.
+    share: f64,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("cuda-probe: {error:#}");
+            match error.downcast_ref() {
+                Some(CudaError::Refused { .. }) => ExitCode::from(2),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let cuda = Cuda::load()?;
+    match arguments.action {
+        Action::Info => info(&cuda, arguments.output),
+        Action::Alloc { mib, hold } => {
+            cuda.use_device(arguments.device)?;
+            return alloc(&cuda, arguments.output, mib, Duration::from_secs(hold));
+        }
+        Action::Fill { hold } => {
+            cuda.use_device(arguments.device)?;
+            fill(&cuda, arguments.output, Duration::from_secs(hold))
+        }
+        Action::Launch { ms, seconds } => {
+            cuda.use_device(arguments.device)?;
+            let length = Duration::from_millis(ms);
+            launch(&cuda, arguments, length, seconds.map(Duration::from_secs))
+        }
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn info(cuda: &Cuda, output: Output) -> anyhow::Result<()> {
+    let devices = (0..cuda.device_count()?)
+        .map(|ordinal| {
+            Ok(DeviceInfo {
+                ordinal,
+                name: cuda.device_name(ordinal)?,
+                total_bytes: cuda.device_total(ordinal)?,
+                multiprocessors: cuda.multiprocessors(ordinal)?,
+            })
+        })
+        .collect::<Result<Vec<_>, CudaError>>()?;
+    let driver_version = cuda.driver_version()?;
+    let info = Info {
+        driver_version,
+        devices,
+    };
+    print(output, &info, |info| {
+        let version = info.driver_version;
+        println!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        for device in &info.devices {
+            let DeviceInfo {
+                ordinal,
+                name,
+                total_bytes,
+                multiprocessors,
+            } = device;
+            println!(
+                "{ordinal}: {name}, {} MiB, {multiprocessors} multiprocessors",
+                total_bytes / MIB
+            );
+        }
+    })
+}
+
+fn alloc(cuda: &Cuda, output: Output, mib: usize, hold: Duration) -> anyhow::Result<ExitCode> {
+    let requested_bytes = mib
+        .checked_mul(MIB)
+        .context("--mib is larger than any address space")?;
+    let before = cuda.memory_info()?;
+    let error = match cuda.allocate(requested_bytes) {
+        Ok(_) => None,
+        Err(CudaError::Refused { name, .. }) => Some(name),
+        Err(error) => return Err(error.into()),
+    };
+    let after = cuda.memory_info()?;
+    let allocated = Allocated {
+        requested_bytes,
+        before,
+        after,
+        error,
+    };
+    print(output, &allocated, |allocated| {
+        let line = |when: &str, info: MemoryInfo| {
+            println!(
+                "{when}: {} MiB free of {} MiB",
+                info.free_bytes / MIB,
+                info.total_bytes / MIB
+            );
+        };
+        line("before", allocated.before);
+        match &allocated.error {
+            None => println!("allocated {mib} MiB"),
+            Some(name) => println!("refused {mib} MiB: {name}"),
+        }
+        line("after", allocated.after);
+    })?;
+    if allocated.error.is_some() {
+        return Ok(ExitCode::from(2));
+    }
+    std::thread::sleep(hold);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
+    let before = cuda.memory_info()?;
+    let mut allocated_bytes = 0;
+    let mut piece_bytes = 1024 * MIB;
+    let error = loop {
+        match cuda.allocate(piece_bytes) {
+            Ok(_) => allocated_bytes += piece_bytes,
+            Err(CudaError::Refused { .. }) if piece_bytes > MIB => piece_bytes /= 2,
+            Err(CudaError::Refused { name, .. }) => break name,
+            Err(error) => return Err(error.into()),
+        }
+    };
+    print(
+        output,
+        &Filled {
+            before,
+            allocated_bytes,
+            error,
+        },
+        |filled| {
+            println!(
+                "allocated {} MiB of {} MiB that were free, then {}",
+                filled.allocated_bytes / MIB,
+                filled.before.free_bytes / MIB,
+                filled.error
+            );
+        },
+    )?;
+    std::thread::sleep(hold);
+    Ok(())
+}
+
+/// Launches one kernel after the other, each waited for, as a training loop with a loss to read.
+fn launch(
+    cuda: &Cuda,
+    arguments: &Arguments,
+    length: Duration,
+    total: Option<Duration>,
+) -> anyhow::Result<()> {
+    let image = CString::new(include_str!("spin.ptx"))?;
+    let kernel = cuda.kernel(&image, c"spin")?;
+    let blocks = cuda.multiprocessors(arguments.device)?.unsigned_abs();
+    let nanoseconds = u64::try_from(length.as_nanos()).context("--ms is too long")?;
+    let start = Instant::now();
+    let mut launches = 0;
+    loop {
+        cuda.launch(kernel, blocks, nanoseconds)?;
+        cuda.synchronize()?;
+        launches += 1;
+        if total.is_none_or(|total| start.elapsed() >= total) {
+            break;
+        }
+    }
+    let elapsed = start.elapsed();
+    let busy = length.as_secs_f64() * f64::from(u32::try_from(launches).unwrap_or(u32::MAX));
+    let launched = Launched {
+        launches,
+        elapsed_milliseconds: elapsed.as_millis(),
+        share: busy / elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
+    };
+    print(arguments.output, &launched, |launched| {
+        let Launched {
+            launches,
+            elapsed_milliseconds,
+            share,
+        } = launched;
+        println!(
+            "{launches} launches in {elapsed_milliseconds} ms, {:.1} % of the card",
+            share * 100.0
+        );
+    })
+}
+
+fn print<T: Serialize>(output: Output, value: &T, text: impl Fn(&T)) -> anyhow::Result<()> {
+    match output {
+        Output::Text => text(value),
+        Output::Json => println!("{}", serde_json::to_string(value)?),
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! The probe on the simulated machine: what pods and tests rely on.
+
+use std::process::Output;
+
+use drava_mock_machine::description::{MIB, T4};
+use drava_mock_machine::testing::Machine;
+
+fn probe(machine: &Machine, arguments: &[&str]) -> anyhow::Result<Output> {
+    Ok(machine
+        .command(env!("CARGO_BIN_EXE_cuda-probe"))
+        .args(arguments)
+        .output()?)
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn info_names_the_devices() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let info = json(&probe(&machine, &["info", "-o", "json"])?);
+    assert_eq!(info["driverVersion"], 13000);
+    assert_eq!(info["devices"][0]["name"], "Tesla T4");
+    assert_eq!(info["devices"][0]["multiprocessors"], 40);
+    Ok(())
+}
+
+#[test]
+fn alloc_shows_memory_before_and_after_and_its_refusal() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let granted = json(&probe(&machine, &["alloc", "--mib", "1024", "-o", "json"])?);
+    let free = |value: &serde_json::Value| value["freeBytes"].as_u64().unwrap();
+    assert_eq!(
+        free(&granted["before"]) - free(&granted["after"]),
+        1024 * MIB
+    );
+    assert!(granted["error"].is_null());
+
+    let refused = probe(&machine, &["alloc", "--mib", "20000", "-o", "json"])?;
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(json(&refused)["error"], "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(machine.card(0)?.used_bytes, 0);
+    Ok(())
+}
+
+#[test]
+fn fill_takes_everything_there_is() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let free = machine.card(0)?.free_bytes;
+    let filled = json(&probe(&machine, &["fill", "-o", "json"])?);
+    let context = 104 * MIB;
+    let whole_pages = (free - context) / (2 * MIB) * 2 * MIB;
+    assert_eq!(filled["allocatedBytes"].as_u64(), Some(whole_pages));
+    assert_eq!(filled["error"], "CUDA_ERROR_OUT_OF_MEMORY");
+    Ok(())
+}
+
+#[test]
+fn launch_runs_for_as_long_as_asked() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let launched = json(&probe(&machine, &["launch", "--ms", "50", "-o", "json"])?);
+    assert_eq!(launched["launches"], 1);
+    assert!(
+        launched["elapsedMilliseconds"].as_u64() >= Some(50),
+        "{launched}"
+    );
+    Ok(())
+}
+
+#[test]
+fn without_a_driver_it_says_what_is_missing() -> anyhow::Result<()> {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_cuda-probe"))
+        .env("LD_LIBRARY_PATH", "/nonexistent")
+        .arg("info")
+        .output()?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot load libcuda.so.1"));
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! The state of the driver in this process: the connection, the devices and every handle.
+//!
+//! A forked child shares the parent's connection, which keeps the parent's memory alive, but
+//! cannot use it: its calls answer `CUDA_ERROR_NOT_INITIALIZED`, as on hardware.
+//!
+//! Lock order: [`Driver::state`] before [`Driver::request`]'s connection. No lock is held while a
+//! caller waits for the card.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use drava_mock_machine::channel::Channel;
+use drava_mock_machine::client::Connection;
+use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
+use drava_mock_machine::protocol::{CardIndex, ClientKind, Reply, Request};
+use drava_mock_machine::root::DriverRoot;
+
+use crate::abi::Answer;
+use crate::context::{Context, Primary};
+use crate::error::CudaError;
+use crate::event::Events;
+use crate::memory::AddressSpace;
+use crate::module::Modules;
+use crate::pool::Pools;
+use crate::stream::Streams;
+use crate::types::{CUcontext, CUdevice};
+
+/// The driver of the process that called `cuInit`; never freed, since other threads may use it.
+static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The driver of one process.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pid: u32,
+    machine: MachineDescription,
+    /// In CUDA's order; an ordinal is an index here.
+    devices: Vec<Device>,
+    connection: Mutex<Connection>,
+    channel: Channel,
+    state: Mutex<State>,
+}
+
+/// A device that this process may use.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) card: CardIndex,
+    /// The card's memory.
+    pub(crate) memory: OwnedFd,
+}
+
+/// Everything that handles and addresses stand for.
+#[derive(Debug)]
+pub(crate) struct State {
+    next_handle: usize,
+    pub(crate) contexts: BTreeMap<CUcontext, Context>,
+    /// One per device.
+    pub(crate) primaries: Vec<Primary>,
+    pub(crate) addresses: AddressSpace,
+    pub(crate) streams: Streams,
+    pub(crate) events: Events,
+    pub(crate) modules: Modules,
+    pub(crate) pools: Pools,
+}
+
+impl State {
+    /// A handle that was never used. Multiples of 16, as allocated objects would have.
+    pub(crate) fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+}
+
+/// Where handles start: nothing is ever mapped so high.
+const FIRST_HANDLE: usize = 0x0100_6375_6461_0000;
+
+/// `cuInit`.
+pub(crate) fn initialize() -> Answer {
+    static INITIALIZING: Mutex<()> = Mutex::new(());
+    let _guard = INITIALIZING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !CURRENT.load(Ordering::Acquire).is_null() {
+        return driver().map(drop);
+    }
+    let driver: &'static mut Driver = Box::leak(Box::new(Driver::connect()?));
+    CURRENT.store(driver, Ordering::Release);
+    Ok(())
+}
+
+/// The initialised driver.
+pub(crate) fn driver() -> Answer<&'static Driver> {
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or a leaked box that nobody has a mutable reference to.
+    let driver = unsafe { current.as_ref() }.ok_or(CudaError::NotInitialized)?;
+    if driver.pid == std::process::id() {
+        Ok(driver)
+    } else {
+        Err(CudaError::NotInitialized)
+    }
+}
+
+impl Driver {
+    fn connect() -> Answer<Self> {
+        let root = DriverRoot::of_library(own_path().as_deref());
+        if !root.path().join("dev/nvidiactl").exists() {
+            return Err(CudaError::NoDevice);
+        }
+        let (connection, mut welcome) = Connection::open(&root, ClientKind::Cuda)?;
+        let doorbell = welcome.fds.pop().ok_or(CudaError::Unknown)?;
+        let memory = welcome.fds.pop().ok_or(CudaError::Unknown)?;
+        let channel = Channel::open(memory, doorbell)?;
+        let present: Vec<Device> = (0..)
+            .map(CardIndex)
+            .zip(welcome.fds)
+            .filter(|(card, _)| root.sees(*card))
+            .map(|(card, memory)| Device { card, memory })
+            .collect();
+        let machine = welcome.machine;
+        let devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) => visible(present, &list, &machine),
+            Err(_) => present,
+        };
+        if devices.is_empty() {
+            return Err(CudaError::NoDevice);
+        }
+        let state = State {
+            next_handle: FIRST_HANDLE,
+            contexts: BTreeMap::new(),
+            primaries: devices.iter().map(|_| Primary::default()).collect(),
+            addresses: AddressSpace::default(),
+            streams: Streams::default(),
+            events: Events::default(),
+            modules: Modules::default(),
+            pools: Pools::default(),
+        };
+        Ok(Self {
+            pid: std::process::id(),
+            machine,
+            devices,
+            connection: Mutex::new(connection),
+            channel,
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(crate) fn machine(&self) -> &MachineDescription {
+        &self.machine
+    }
+
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The device with an ordinal.
+    pub(crate) fn device(&self, ordinal: CUdevice) -> Answer<&Device> {
+        let device = usize::try_from(ordinal)
+            .ok()
+            .and_then(|index| self.devices.get(index));
+        device.ok_or(CudaError::InvalidDevice)
+    }
+
+    /// A device's entry in the machine file.
+    pub(crate) fn described(&self, device: &Device) -> Answer<&CardDescription> {
+        let index = usize::try_from(device.card.0).map_err(|_| CudaError::InvalidDevice)?;
+        self.machine
+            .cards
+            .get(index)
+            .ok_or(CudaError::InvalidDevice)
+    }
+
+    /// A device's model.
+    pub(crate) fn model(&self, ordinal: CUdevice) -> Answer<&CardModel> {
+        Ok(self.machine.model(self.described(self.device(ordinal)?)?))
+    }
+
+    /// The state, locked.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where work is submitted and its completion seen.
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Refuses when the daemon is gone, so that nobody waits for it forever.
+    pub(crate) fn require_alive(&self) -> Answer {
+        match self.connection().is_closed() {
+            true => Err(CudaError::Unknown),
+            false => Ok(()),
+        }
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the daemon.
+    pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
+        Ok(self.connection().request(request)?)
+    }
+}
+
+/// Applies `CUDA_VISIBLE_DEVICES`: ordinals and UUID prefixes, up to the first that names nothing.
+fn visible(present: Vec<Device>, list: &str, machine: &MachineDescription) -> Vec<Device> {
+    let uuid = |device: &Device| {
+        let index = usize::try_from(device.card.0).ok()?;
+        Some(machine.cards.get(index)?.uuid.as_str())
+    };
+    let mut left: Vec<Option<Device>> = present.into_iter().map(Some).collect();
+    let mut chosen = Vec::new();
+    for name in list.split(',').map(str::trim) {
+        let position = match name.parse::<usize>() {
+            Ok(ordinal) => Some(ordinal),
+            Err(_) if name.starts_with("GPU-") => left.iter().position(|device| {
+                let uuid = device.as_ref().and_then(uuid);
+                uuid.is_some_and(|uuid| uuid.starts_with(name))
+            }),
+            Err(_) => None,
+        };
+        match position.and_then(|position| left.get_mut(position)?.take()) {
+            Some(device) => chosen.push(device),
+            None => break,
+        }
+    }
+    chosen
+}
+
+fn own_path() -> Option<PathBuf> {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    let address: *const libc::c_void = (&raw const CURRENT).cast();
+    // SAFETY: `info` is writable; any address may be asked about.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: `dladdr` succeeded and filled it.
+    let info = unsafe { info.assume_init() };
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a terminated string that lives as long as the library is loaded.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(path.to_str().ok()?))
+}

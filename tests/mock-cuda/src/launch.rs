@@ -1,0 +1,229 @@
+//! Kernel launches: how long a kernel takes and how many multiprocessors it needs.
+
+use std::ffi::{c_uint, c_void};
+
+use drava_mock_machine::description::Compute;
+use drava_mock_machine::kernel::Nanos;
+use drava_mock_machine::kernel::engine::Work;
+
+use crate::abi::{Answer, In, entry_points};
+use crate::driver::{Driver, State};
+use crate::error::CudaError;
+use crate::stream::{Stream, with_room};
+use crate::types::{CUfunction, CUlaunchConfig, CUstream};
+
+/// How long a kernel takes about which nothing is known.
+pub(crate) const DEFAULT_KERNEL_NANOS: Nanos = 5_000;
+
+/// Grid and block of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+}
+
+/// One launch, with what was read of its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub(crate) function: CUfunction,
+    pub(crate) shape: Shape,
+    pub(crate) nanos: Nanos,
+}
+
+impl Shape {
+    fn threads(self) -> u64 {
+        self.block
+            .iter()
+            .fold(1, |product, side| product.saturating_mul(u64::from(*side)))
+    }
+
+    fn blocks(self) -> u64 {
+        self.grid
+            .iter()
+            .fold(1, |product, side| product.saturating_mul(u64::from(*side)))
+    }
+
+    /// Refuses what no card can run.
+    fn check(self) -> Answer {
+        match self.threads() {
+            1..=1024 if self.blocks() > 0 => Ok(()),
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+
+    /// How many multiprocessors its blocks fill.
+    fn multiprocessors(self, compute: &Compute) -> u32 {
+        let resident = u64::from(compute.threads_per_multiprocessor) / self.threads().max(1);
+        let needed = self.blocks().div_ceil(resident.clamp(1, 32));
+        u32::try_from(needed)
+            .unwrap_or(u32::MAX)
+            .clamp(1, compute.multiprocessors)
+    }
+}
+
+impl State {
+    /// Reads what there is to know about a launch.
+    fn launch(&self, function: CUfunction, shape: Shape, parameters: Parameters) -> Answer<Launch> {
+        shape.check()?;
+        let nanos = match self.modules.function(function)?.name.to_bytes() {
+            b"spin" => parameters.first()?,
+            b"noop" => 0,
+            _ => DEFAULT_KERNEL_NANOS,
+        };
+        Ok(Launch {
+            function,
+            shape,
+            nanos,
+        })
+    }
+
+    /// Puts a launch on a stream.
+    pub(crate) fn run_kernel(&mut self, driver: &Driver, stream: Stream, launch: Launch) -> Answer {
+        let module = self.modules.function(launch.function)?.module;
+        self.make_resident(driver, module)?;
+        if launch.nanos == 0 && self.idle(driver, stream) {
+            // Takes no time after nothing: done.
+            return Ok(());
+        }
+        let context = self
+            .contexts
+            .get(&stream.context)
+            .ok_or(CudaError::ContextIsDestroyed)?;
+        let compute = &driver.model(context.device)?.compute;
+        let multiprocessors = launch.shape.multiprocessors(compute);
+        let work = Work::Kernel {
+            nanos: launch.nanos,
+            multiprocessors,
+        };
+        self.submit(driver, stream, work).map(drop)
+    }
+}
+
+/// The two ways of passing kernel parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameters {
+    /// Pointers to the parameters.
+    pub(crate) pointers: In<In<u64>>,
+    /// `CU_LAUNCH_PARAM_*` keys and values.
+    pub(crate) extra: In<*const c_void>,
+}
+
+impl Parameters {
+    /// The first parameter, as a 64-bit number.
+    fn first(self) -> Answer<u64> {
+        if let Ok(pointer) = self.pointers.get() {
+            return pointer.get();
+        }
+        const END: usize = 0;
+        const BUFFER_POINTER: usize = 1;
+        // Pairs of key and value; more than a few do not exist.
+        for pair in 0..4 {
+            let key = self.extra.element(pair * 2)?;
+            match key.addr() {
+                END => break,
+                BUFFER_POINTER => {
+                    return In::<u64>::at(self.extra.element(pair * 2 + 1)?.cast()).get();
+                }
+                _ => {}
+            }
+        }
+        Err(CudaError::InvalidValue)
+    }
+}
+
+fn launch(function: CUfunction, shape: Shape, stream: CUstream, parameters: Parameters) -> Answer {
+    with_room(stream, |driver, state, stream| {
+        let launch = state.launch(function, shape, parameters)?;
+        state.run_kernel(driver, stream, launch)
+    })
+}
+
+entry_points! {
+    "cuLaunchKernel" 4000 fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        _shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
+    ) ptsz(stream) cuLaunchKernel_ptsz {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
+        launch(function, shape, stream, Parameters { pointers, extra })
+    }
+
+    "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, pointers: In<In<u64>>, extra: In<*const c_void>) ptds(default) cuLaunchKernelEx_ptsz {
+        let config = config.get()?;
+        let stream = if config.stream == CUstream::NULL { default } else { config.stream };
+        let shape = Shape { grid: config.grid, block: config.block };
+        launch(function, shape, stream, Parameters { pointers, extra })
+    }
+
+    "cuLaunchCooperativeKernel" 9000 fn cuLaunchCooperativeKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        _shared: c_uint, stream: CUstream, pointers: In<In<u64>>,
+    ) ptsz(stream) cuLaunchCooperativeKernel_ptsz {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
+        with_room(stream, |driver, state, stream| {
+            let launch = state.launch(function, shape, Parameters { pointers, extra: In::NULL })?;
+            let device = state.contexts.get(&stream.context).ok_or(CudaError::ContextIsDestroyed)?.device;
+            let compute = &driver.model(device)?.compute;
+            let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
+            // All blocks must be resident at once, or they could wait for each other forever.
+            if shape.blocks() > resident.min(32) * u64::from(compute.multiprocessors) {
+                return Err(CudaError::CooperativeLaunchTooLarge);
+            }
+            state.run_kernel(driver, stream, launch)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMPUTE: Compute = Compute {
+        multiprocessors: 132,
+        cores: 16896,
+        threads_per_multiprocessor: 2048,
+        time_slice_microseconds: 2000,
+        copy_engines: 3,
+    };
+
+    fn shape(blocks: c_uint, threads: c_uint) -> Shape {
+        Shape {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+        }
+    }
+
+    #[test]
+    fn a_kernel_needs_the_multiprocessors_that_its_blocks_fill() {
+        let cases = [
+            (1, 1, 1),
+            (32, 1, 1),
+            (33, 1, 2),
+            (8, 256, 1),
+            (132, 1024, 66),
+            (1 << 30, 1024, 132),
+        ];
+        for (blocks, threads, expected) in cases {
+            assert_eq!(
+                shape(blocks, threads).multiprocessors(&COMPUTE),
+                expected,
+                "{blocks}x{threads}"
+            );
+        }
+        let huge = Shape {
+            grid: [c_uint::MAX; 3],
+            block: [1, 1, 1],
+        };
+        assert_eq!(huge.multiprocessors(&COMPUTE), 132);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for (blocks, threads) in [(0, 1), (1, 0), (1, 1025)] {
+            assert_eq!(shape(blocks, threads).check(), Err(CudaError::InvalidValue));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! `cuGetProcAddress`: every entry point by name, CUDA version and stream flavour; and
+//! `cuGetExportTable`.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
+use crate::error::CudaError;
+use crate::types::CUuuid;
+use crate::{context, copy, device, error, event, launch, memory, module, pool, stream};
+
+/// The tables of all modules.
+const TABLES: &[&[EntryPoint]] = &[
+    context::ENTRY_POINTS,
+    copy::ENTRY_POINTS,
+    device::ENTRY_POINTS,
+    error::ENTRY_POINTS,
+    event::ENTRY_POINTS,
+    launch::ENTRY_POINTS,
+    ENTRY_POINTS,
+    memory::ENTRY_POINTS,
+    module::ENTRY_POINTS,
+    pool::ENTRY_POINTS,
+    stream::ENTRY_POINTS,
+];
+
+/// `CU_GET_PROC_ADDRESS_*`
+const LEGACY_STREAM: u64 = 1 << 0;
+const PER_THREAD_DEFAULT_STREAM: u64 = 1 << 1;
+
+/// `CU_GET_PROC_ADDRESS_SUCCESS`, `_SYMBOL_NOT_FOUND`, `_VERSION_NOT_SUFFICIENT`
+const FOUND: c_uint = 0;
+const NAME_NOT_FOUND: c_uint = 1;
+const VERSION_NOT_SUFFICIENT: c_uint = 2;
+
+entry_points! {
+    "cuGetProcAddress" 11030 fn cuGetProcAddress(name: Text, address: Out<*const c_void>, version: c_int, flags: u64) {
+        match find(&name.get()?, version, flags)? {
+            Ok(found) => address.set(found),
+            Err(_) => {
+                address.set(std::ptr::null())?;
+                Err(CudaError::NotFound)
+            }
+        }
+    }
+
+    "cuGetProcAddress" 12000 fn cuGetProcAddress_v2(name: Text, address: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_uint>) {
+        match find(&name.get()?, version, flags)? {
+            Ok(found) => {
+                status.set_if_wanted(FOUND);
+                address.set(found)
+            }
+            Err(reason) => {
+                status.set_if_wanted(reason);
+                address.set(std::ptr::null())?;
+                // With a status the caller learns the reason there.
+                if status.is_null() { Err(CudaError::NotFound) } else { Ok(()) }
+            }
+        }
+    }
+
+    // Private tables, of which this library has none.
+    "cuGetExportTable" 3000 fn cuGetExportTable(table: Out<*const c_void>, id: In<CUuuid>) {
+        id.get()?;
+        table.set(std::ptr::null())?;
+        Err(CudaError::InvalidValue)
+    }
+}
+
+/// The newest form of a function that a program for CUDA `version` can use; the inner error is the
+/// status why there is none.
+fn find(name: &str, version: c_int, flags: u64) -> Answer<Result<*const c_void, c_uint>> {
+    if version < 0 || flags & !(LEGACY_STREAM | PER_THREAD_DEFAULT_STREAM) != 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    let forms = || {
+        TABLES
+            .iter()
+            .copied()
+            .flatten()
+            .filter(|entry| entry.name == name)
+    };
+    let newest = forms()
+        .filter(|entry| entry.since <= version)
+        .max_by_key(|entry| entry.since);
+    Ok(match newest {
+        Some(entry) if flags & PER_THREAD_DEFAULT_STREAM != 0 => {
+            Ok(entry.per_thread.unwrap_or(entry.address))
+        }
+        Some(entry) => Ok(entry.address),
+        None if forms().next().is_some() => Err(VERSION_NOT_SUFFICIENT),
+        None => Err(NAME_NOT_FOUND),
+    })
+}

@@ -1,0 +1,58 @@
+//! A range of this process's address space that it owns.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// Unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: u64,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps a range of a card's memory.
+    pub(crate) fn of_memory(memory: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, Errno> {
+        let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        let base = unsafe { mmap(std::ptr::null_mut(), length, access, flags, memory, offset) }?;
+        Ok(Self {
+            base: base.addr() as u64,
+            length,
+        })
+    }
+
+    /// Maps fresh host memory.
+    pub(crate) fn anonymous(bytes: u64) -> Result<Self, Errno> {
+        let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, access, flags) }?;
+        Ok(Self {
+            base: base.addr() as u64,
+            length,
+        })
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length as u64
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let Ok(base) = usize::try_from(self.base) {
+            // SAFETY: the range is ours; what still points into it is freed memory to its user.
+            let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(base), self.length) };
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The C types of `cuda.h` that this library reads and writes.
+//!
+//! Written from the header; a test compares sizes and offsets with bindings generated from it.
+//! Objects are opaque handles: numbers in the shape of pointers, never followed.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+pub(crate) type CUresult = c_uint;
+pub(crate) type CUdevice = c_int;
+pub(crate) type CUdeviceptr = u64;
+
+macro_rules! handles {
+    ($($(#[$meta:meta])* $name:ident;)*) => {$(
+        $(#[$meta])*
+        #[repr(transparent)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) struct $name(pub(crate) usize);
+    )*};
+}
+
+handles! {
+    /// A context.
+    CUcontext;
+    /// A stream.
+    CUstream;
+    /// An event.
+    CUevent;
+    /// A memory pool.
+    CUmemoryPool;
+    /// A module.
+    CUmodule;
+    /// A function of a module.
+    CUfunction;
+}
+
+impl CUcontext {
+    pub(crate) const NULL: Self = Self(0);
+}
+
+impl CUstream {
+    /// The default stream, whichever that is.
+    pub(crate) const NULL: Self = Self(0);
+    /// The default stream that waits for all others (`CU_STREAM_LEGACY`).
+    pub(crate) const LEGACY: Self = Self(1);
+    /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
+    pub(crate) const PER_THREAD: Self = Self(2);
+
+    /// What the handle means in programs whose default stream is per thread.
+    pub(crate) fn or_per_thread(self) -> Self {
+        if self == Self::NULL {
+            Self::PER_THREAD
+        } else {
+            self
+        }
+    }
+}
+
+/// A UUID.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUuuid {
+    pub(crate) bytes: [u8; 16],
+}
+
+/// `CUctxCreateParams`, of which nothing is simulated.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUctxCreateParams {
+    pub(crate) exec_affinity: *const c_void,
+    pub(crate) exec_affinity_count: c_int,
+    pub(crate) cig: *const c_void,
+}
+
+/// `CUlaunchConfig`; its attributes change nothing here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUlaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CUstream,
+    pub(crate) attributes: *const c_void,
+    pub(crate) attribute_count: c_uint,
+}
+
+/// `CUmemLocation`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemLocation {
+    pub(crate) kind: c_uint,
+    pub(crate) id: c_int,
+}
+
+impl CUmemLocation {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`
+    pub(crate) const DEVICE: c_uint = 1;
+}
+
+/// `CUmemPoolProps`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemPoolProps {
+    pub(crate) alloc_type: c_uint,
+    pub(crate) handle_types: c_uint,
+    pub(crate) location: CUmemLocation,
+    pub(crate) security_attributes: *const c_void,
+    pub(crate) max_size: usize,
+    pub(crate) usage: std::ffi::c_ushort,
+    pub(crate) reserved: [u8; 54],
+}
+
+/// `CUmemAccessDesc`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemAccessDesc {
+    pub(crate) location: CUmemLocation,
+    pub(crate) flags: c_uint,
+}

@@ -1,0 +1,126 @@
+//! Clients that users run, unmodified: cudarc and cuda-bindings.
+
+use std::process::Output;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg, sys};
+use cudarc::nvrtc::Ptx;
+use drava_mock_machine::description::{H100X2, MIB};
+use drava_mock_machine::testing::{Machine, python};
+
+fn text(output: &Output) -> anyhow::Result<String> {
+    let text = String::from_utf8(output.stdout.clone())?;
+    ensure!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(text)
+}
+
+/// Set where this program is to use cudarc, which finds the library by its name at start.
+const AS_CLIENT: &str = "DRAVA_TEST_CUDARC";
+
+/// Not a test by itself: runs in a process of its own, with the library in reach.
+#[test]
+fn with_cudarc() -> anyhow::Result<()> {
+    if std::env::var_os(AS_CLIENT).is_none() {
+        return Ok(());
+    }
+    let context: Arc<CudaContext> = CudaContext::new(1)?;
+    assert_eq!(context.name()?, "NVIDIA H100 80GB HBM3");
+    assert_eq!(context.compute_capability()?, (9, 0));
+    let stream = context.new_stream()?;
+    let written: Vec<f32> = (0u16..1000).map(f32::from).collect();
+    let on_card = stream.clone_htod(&written)?;
+    let copied = stream.clone_dtod(&on_card)?;
+    assert_eq!(stream.clone_dtoh(&copied)?, written);
+    let zeros = stream.alloc_zeros::<u8>(100)?;
+    assert_eq!(stream.clone_dtoh(&zeros)?, [0; 100]);
+
+    let spin = context
+        .load_module(Ptx::from_src("any image"))?
+        .load_function("spin")?;
+    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let (start, end) = (context.new_event(flags)?, context.new_event(flags)?);
+    let nanos = 20_000_000u64;
+    start.record(&stream)?;
+    let mut launch = stream.launch_builder(&spin);
+    launch.arg(&nanos);
+    // SAFETY: the kernel takes one 64-bit number and touches no memory.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(1 << 20)) }?;
+    end.record(&stream)?;
+    let milliseconds = start.elapsed_ms(&end)?;
+    // Longer where this program was slow to launch after the first event.
+    assert!(milliseconds >= 20.0, "{milliseconds}");
+
+    let refused = stream.alloc_zeros::<u8>(200 << 30);
+    assert!(refused.is_err_and(|error| error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY));
+    Ok(())
+}
+
+#[test]
+fn cudarc_copies_launches_and_measures() -> anyhow::Result<()> {
+    let machine = Machine::start(H100X2)?;
+    let output = machine
+        .command(std::env::current_exe()?)
+        .args(["with_cudarc", "--exact"])
+        .env(AS_CLIENT, "1")
+        .output()?;
+    text(&output)?;
+    machine.wait_for_card(1, |card| {
+        card.used_bytes == 0 && card.busy_nanos >= 20_000_000
+    })?;
+    Ok(())
+}
+
+#[test]
+fn cuda_bindings_allocate_copy_and_launch() -> anyhow::Result<()> {
+    let script = r#"
+import ctypes
+from cuda.bindings import driver
+
+def call(function, *arguments):
+    error, *results = function(*arguments)
+    assert error == driver.CUresult.CUDA_SUCCESS, (function.__name__, error)
+    return results[0] if len(results) == 1 else results
+
+call(driver.cuInit, 0)
+device = call(driver.cuDeviceGet, 0)
+context = call(driver.cuDevicePrimaryCtxRetain, device)
+call(driver.cuCtxSetCurrent, context)
+before, total = call(driver.cuMemGetInfo)
+memory = call(driver.cuMemAlloc, 64 << 20)
+assert before - call(driver.cuMemGetInfo)[0] == 64 << 20
+written = bytes(range(256))
+call(driver.cuMemcpyHtoD, memory, written, 256)
+read = bytearray(256)
+call(driver.cuMemcpyDtoH, read, memory, 256)
+assert read == written
+stream = call(driver.cuStreamCreate, 0)
+module = call(driver.cuModuleLoadData, b"any image\0")
+spin = call(driver.cuModuleGetFunction, module, b"spin")
+start, end = call(driver.cuEventCreate, 0), call(driver.cuEventCreate, 0)
+call(driver.cuEventRecord, start, stream)
+call(driver.cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, stream, ((7_000_000,), (ctypes.c_uint64,)), 0)
+call(driver.cuEventRecord, end, stream)
+call(driver.cuStreamSynchronize, stream)
+assert call(driver.cuEventElapsedTime, start, end) >= 7
+error, _ = driver.cuMemAlloc(1 << 40)
+assert error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+print(call(driver.cuDeviceGetUuid, device).bytes.hex(), total >> 20)
+"#;
+    let machine = Machine::start(H100X2)?;
+    let output = machine
+        .command(python::clients()?.join("python"))
+        .args(["-c", script])
+        .output()?;
+    let card = machine.card(0)?;
+    let usable = (card.total_bytes - card.reserved_bytes) / MIB;
+    assert_eq!(
+        text(&output)?,
+        format!("5f1c8a200b7e4d399a641e0d6c9b7a01 {usable}\n")
+    );
+    Ok(())
+}

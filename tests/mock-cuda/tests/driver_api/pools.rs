@@ -1,0 +1,146 @@
+use drava_mock_machine::description::{MIB, T4};
+use drava_mock_machine::testing::Machine;
+
+use crate::api::{Api, Handle, OUT_OF_MEMORY, call};
+
+const CHUNK: u64 = 32 * MIB;
+const DEFAULT: Handle = std::ptr::null_mut();
+const RELEASE_THRESHOLD: u32 = 4;
+const RESERVED: u32 = 5;
+const USED: u32 = 7;
+
+fn pool(api: &Api) -> Handle {
+    let mut pool: Handle = std::ptr::null_mut();
+    assert_eq!(call!(api, "cuDeviceGetDefaultMemPool", &raw mut pool, 0), 0);
+    pool
+}
+
+fn attribute(api: &Api, pool: Handle, which: u32) -> u64 {
+    let mut value = 0u64;
+    assert_eq!(
+        call!(api, "cuMemPoolGetAttribute", pool, which, &raw mut value),
+        0
+    );
+    value
+}
+
+fn allocate(api: &Api, bytes: u64) -> Result<u64, u32> {
+    let mut address = 0u64;
+    match call!(api, "cuMemAllocAsync", &raw mut address, bytes, DEFAULT) {
+        0 => Ok(address),
+        error => Err(error),
+    }
+}
+
+fn free(api: &Api, address: u64) {
+    assert_eq!(call!(api, "cuMemFreeAsync", address, DEFAULT), 0);
+}
+
+#[test]
+fn a_pool_reserves_in_chunks_and_releases_at_a_synchronisation() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let pool = pool(&api);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let used = || machine.card(0).unwrap().used_bytes - idle;
+    let small: Vec<u64> = (0..3).map(|_| allocate(&api, 1000).unwrap()).collect();
+    assert_eq!((used(), attribute(&api, pool, USED)), (CHUNK, 3000));
+    let large = allocate(&api, 100 * MIB + 1).unwrap();
+    assert_eq!(
+        (used(), attribute(&api, pool, RESERVED)),
+        (CHUNK + 102 * MIB, CHUNK + 102 * MIB)
+    );
+    free(&api, large);
+    assert_eq!(used(), CHUNK + 102 * MIB);
+    assert_eq!(allocate(&api, 102 * MIB), Ok(large));
+    free(&api, large);
+    api.synchronize();
+    assert_eq!(used(), CHUNK);
+    small.iter().for_each(|address| free(&api, *address));
+    api.synchronize();
+    assert_eq!((used(), attribute(&api, pool, USED)), (0, 0));
+}
+
+#[test]
+fn a_release_threshold_keeps_memory_until_it_is_needed_elsewhere() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let mut threshold = u64::MAX;
+    assert_eq!(
+        call!(
+            api,
+            "cuMemPoolSetAttribute",
+            pool(&api),
+            RELEASE_THRESHOLD,
+            &raw mut threshold
+        ),
+        0
+    );
+    let (free_bytes, _) = api.memory_info();
+    let most = free_bytes / (2 * MIB) * 2 * MIB;
+    let all = allocate(&api, most).unwrap();
+    free(&api, all);
+    api.synchronize();
+    assert!(api.memory_info().0 < 2 * MIB);
+    assert_eq!(api.allocate(1), Err(OUT_OF_MEMORY));
+    // The pool itself gives up what it keeps.
+    allocate(&api, most / 2).unwrap();
+    assert_eq!(call!(api, "cuMemPoolTrimTo", pool(&api), 0usize), 0);
+    assert!(api.memory_info().0 >= most / 2 - 2 * MIB);
+}
+
+#[test]
+fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
+    #[repr(C)]
+    struct Properties {
+        kind: u32,
+        handle_types: u32,
+        location: [i32; 2],
+        security: usize,
+        max_size: usize,
+        rest: [u8; 56],
+    }
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let properties = Properties {
+        kind: 1,
+        handle_types: 0,
+        location: [1, 0],
+        security: 0,
+        max_size: 64 << 20,
+        rest: [0; 56],
+    };
+    let mut pool: Handle = std::ptr::null_mut();
+    assert_eq!(
+        call!(api, "cuMemPoolCreate", &raw mut pool, &raw const properties),
+        0
+    );
+    let mut address = 0u64;
+    assert_eq!(
+        call!(
+            api,
+            "cuMemAllocFromPoolAsync",
+            &raw mut address,
+            65usize << 20,
+            pool,
+            DEFAULT
+        ),
+        OUT_OF_MEMORY
+    );
+    assert_eq!(
+        call!(
+            api,
+            "cuMemAllocFromPoolAsync",
+            &raw mut address,
+            40usize << 20,
+            pool,
+            DEFAULT
+        ),
+        0
+    );
+    assert_eq!(call!(api, "cuMemPoolDestroy", pool), 0);
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle + 40 * MIB);
+    free(&api, address);
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle);
+}

@@ -1,0 +1,182 @@
+//! Several processes on one card, and processes that die.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Stdio};
+
+use drava_mock_machine::description::{MIB, T4};
+use drava_mock_machine::testing::Machine;
+
+use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
+
+const CONTEXT: u64 = 104 * MIB;
+/// What a child process of these tests is to do.
+const ROLE: &str = "DRAVA_TEST_ROLE";
+
+/// Starts this test program again in a role, and waits until it has done its part.
+fn start(machine: &Machine, role: &str) -> Child {
+    let mut child = machine
+        .command(std::env::current_exe().unwrap())
+        .args(["processes::in_a_role", "--exact", "--nocapture"])
+        .env(ROLE, role)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = BufReader::new(child.stdout.as_mut().unwrap());
+    // The test runner's own lines come first.
+    assert!(
+        stdout.lines().any(|line| line.unwrap() == "ready"),
+        "{role} ended early"
+    );
+    child
+}
+
+/// Says that this process has done its part.
+fn ready() {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(b"\nready\n").unwrap();
+    stdout.flush().unwrap();
+}
+
+fn until_stdin_closes() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// Not a test by itself: what a child process does. Does nothing when run with the others.
+#[test]
+fn in_a_role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let api = Api::open_path(std::path::Path::new("libcuda.so.1"));
+    api.enter(0);
+    match role.as_str() {
+        "hold" => {
+            api.allocate(1000 * MIB).unwrap();
+            ready();
+            until_stdin_closes();
+        }
+        "fork" => {
+            api.allocate(1000 * MIB).unwrap();
+            if unsafe { libc::fork() } == 0 {
+                assert_eq!(api.allocate(1), Err(NOT_INITIALIZED));
+                assert_eq!(call!(api, "cuInit", 0u32), NOT_INITIALIZED);
+                ready();
+                until_stdin_closes();
+                unsafe { libc::_exit(0) };
+            }
+            // Leaves with the child still there, and without telling the driver.
+            unsafe { libc::_exit(0) };
+        }
+        "spin" => {
+            let spin = api.function(c"spin");
+            api.spin(spin, std::ptr::null_mut(), 40, 3_600_000_000_000);
+            ready();
+            api.synchronize();
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+#[test]
+fn what_a_killed_process_held_is_free_at_once() {
+    let machine = Machine::start(T4).unwrap();
+    let mut children: Vec<Child> = (0..3).map(|_| start(&machine, "hold")).collect();
+    let card = machine.card(0).unwrap();
+    assert_eq!(card.used_bytes, 3 * (CONTEXT + 1000 * MIB));
+    let pids: Vec<u32> = card.processes.iter().map(|process| process.pid).collect();
+    assert!(children.iter().all(|child| pids.contains(&child.id())));
+    let api = Api::start(&machine);
+    assert_eq!(api.allocate(12_000 * MIB), Err(OUT_OF_MEMORY));
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+    api.allocate(12_000 * MIB).unwrap();
+}
+
+#[test]
+fn a_forked_child_keeps_its_parents_memory_alive_and_cannot_use_it() {
+    let machine = Machine::start(T4).unwrap();
+    let mut parent = start(&machine, "fork");
+    // Waiting would close it, and the child goes when it is closed.
+    let stdin = parent.stdin.take();
+    parent.wait().unwrap();
+    let card = machine.card(0).unwrap();
+    assert_eq!(card.used_bytes, CONTEXT + 1000 * MIB);
+    assert_eq!(card.processes[0].pid, parent.id());
+    drop(stdin);
+    machine
+        .wait_for_card(0, |card| card.used_bytes == 0)
+        .unwrap();
+}
+
+#[test]
+fn a_killed_process_gives_up_the_card_in_the_middle_of_a_kernel() {
+    let machine = Machine::start(T4).unwrap();
+    let mut child = start(&machine, "spin");
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    api.spin(spin, std::ptr::null_mut(), 40, 10_000_000);
+    api.synchronize();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.processes.len() == 1)
+        .unwrap();
+    let busy = machine.card(0).unwrap().busy_nanos;
+    api.spin(spin, std::ptr::null_mut(), 40, 10_000_000);
+    api.synchronize();
+    assert_eq!(machine.card(0).unwrap().busy_nanos, busy + 10_000_000);
+}
+
+#[test]
+fn two_processes_share_the_cards_time_equally() {
+    let machine = Machine::start(T4).unwrap();
+    let mut children = [start(&machine, "spin"), start(&machine, "spin")];
+    let card = machine
+        .wait_for_card(0, |card| card.busy_nanos > 500_000_000)
+        .unwrap();
+    let busy: Vec<u64> = card
+        .processes
+        .iter()
+        .map(|process| process.busy_nanos)
+        .collect();
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // One of them was alone while the other started.
+    let shared = busy.iter().min().unwrap();
+    assert!(*shared > 50_000_000, "{busy:?}");
+}
+
+#[test]
+fn a_client_that_sends_noise_loses_its_connection_and_nobody_else_anything() {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let address =
+        SocketAddrUnix::new(machine.root().join("run/nvidia-persistenced/socket")).unwrap();
+    for noise in [&[0xffu8; 4000][..], &[0, 9, 9, 9], &[1]] {
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        connect(&socket, &address).unwrap();
+        rustix::io::write(&socket, noise).unwrap();
+        let mut reply = [0; 100];
+        // Refused or cut off, never left waiting.
+        let _ = rustix::io::read(&socket, &mut reply);
+    }
+    api.allocate(MIB).unwrap();
+}

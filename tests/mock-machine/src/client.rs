@@ -1,0 +1,163 @@
+//! A library's connection to the daemon: its "device file".
+//!
+//! One request at a time; callers serialise. The descriptor is close-on-exec and inherited by
+//! forked children, as the real driver's are: memory lives until the last of them is gone.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::description::MachineDescription;
+use crate::protocol::{ClientKind, PROTOCOL, Refusal, Reply, Request};
+use crate::root::DriverRoot;
+use crate::wire::{self, WireError};
+
+/// An open connection.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    events: VecDeque<Reply>,
+}
+
+/// What the daemon tells a new client.
+#[derive(Debug)]
+pub struct Welcome {
+    /// The machine.
+    pub machine: MachineDescription,
+    /// Descriptors that came along; see [`Reply::Welcome`].
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Why there is no answer to a request.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No daemon serves the driver root.
+    #[error("no simulated machine answers at {}", path.display())]
+    NoMachine {
+        /// The socket tried.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// The connection broke.
+    #[error("connection to the simulated machine")]
+    Wire(#[from] WireError),
+    /// The daemon refused.
+    #[error("refused: {0}")]
+    Refused(#[from] Refusal),
+    /// The daemon answered something else.
+    #[error("unexpected reply")]
+    Unexpected,
+}
+
+impl Connection {
+    /// Connects and introduces this process.
+    ///
+    /// # Errors
+    /// When no daemon answers or it comes from another build.
+    pub fn open(root: &DriverRoot, kind: ClientKind) -> Result<(Self, Welcome), ClientError> {
+        let path = root.socket();
+        let no_machine = |source| ClientError::NoMachine {
+            path: path.clone(),
+            source,
+        };
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(no_machine)?;
+        let address = SocketAddrUnix::new(&path).map_err(no_machine)?;
+        connect(&socket, &address).map_err(no_machine)?;
+        let mut connection = Self {
+            socket,
+            buffer: Vec::new(),
+            events: VecDeque::new(),
+        };
+        let hello = Request::Hello {
+            protocol: PROTOCOL,
+            kind,
+        };
+        match connection.request_with_fds(&hello)? {
+            (Reply::Welcome { machine }, fds) => {
+                let welcome = Welcome {
+                    machine: *machine,
+                    fds,
+                };
+                Ok((connection, welcome))
+            }
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    /// When the daemon is gone or refuses.
+    pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.request_with_fds(request).map(|(reply, _)| reply)
+    }
+
+    /// As [`Self::request`], for replies that carry descriptors.
+    ///
+    /// # Errors
+    /// When the daemon is gone or refuses.
+    pub fn request_with_fds(
+        &mut self,
+        request: &Request,
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        wire::send(self.socket.as_fd(), request, &[])?;
+        loop {
+            match wire::receive(self.socket.as_fd(), &mut self.buffer)? {
+                (Reply::Refused(refusal), _) => return Err(refusal.into()),
+                (event @ Reply::Event(_), _) => self.events.push_back(event),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Whether the daemon is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let mut state = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut state, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Waits for the next event that was registered for; `None` when the time is over.
+    ///
+    /// # Errors
+    /// When the daemon is gone.
+    pub fn next_event(&mut self, timeout: Duration) -> Result<Option<Reply>, ClientError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(Some(event));
+        }
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let mut waiting = [PollFd::new(&self.socket, PollFlags::IN)];
+            match poll(&mut waiting, left.as_ref()) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(WireError::from(errno).into()),
+                Ok(0) => return Ok(None),
+                Ok(_) => {
+                    let (event, _) = wire::receive(self.socket.as_fd(), &mut self.buffer)?;
+                    return Ok(Some(event));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The control socket: what tests and `mock-machine ctl` can see and do from outside.
+
+use std::os::fd::AsFd;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::{Deserialize, Serialize};
+
+use crate::client::ClientError;
+use crate::kernel::{Faults, MachineStatus};
+use crate::protocol::{CardEvent, CardIndex, Refusal};
+use crate::root::DriverRoot;
+use crate::wire;
+
+/// From a controller to the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// Report the machine's state.
+    Status,
+    /// Let something happen to a card.
+    Raise(CardEvent),
+    /// Break a card, or heal it.
+    Break {
+        /// Which card.
+        card: CardIndex,
+        /// How it fails from now on; the default is not at all.
+        faults: Faults,
+    },
+}
+
+/// From the daemon to a controller.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To [`Command::Status`].
+    Status(MachineStatus),
+    /// The command was carried out.
+    Done,
+    /// The command was refused.
+    Refused(Refusal),
+}
+
+/// Sends one command to the daemon of a driver root.
+///
+/// # Errors
+/// When no daemon answers.
+pub fn send(root: &DriverRoot, command: &Command) -> Result<Answer, ClientError> {
+    let path = root.control_socket();
+    let no_machine = |source| ClientError::NoMachine {
+        path: path.clone(),
+        source,
+    };
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(no_machine)?;
+    let address = SocketAddrUnix::new(&path).map_err(no_machine)?;
+    connect(&socket, &address).map_err(no_machine)?;
+    wire::send(socket.as_fd(), command, &[])?;
+    match wire::receive(socket.as_fd(), &mut Vec::new())? {
+        (Answer::Refused(refusal), _) => Err(refusal.into()),
+        (answer, _) => Ok(answer),
+    }
+}

@@ -1,0 +1,508 @@
+//! The machine file: which cards a machine has and every figure they report.
+//!
+//! Parsed once, at the edge: a [`MachineDescription`] that exists is consistent (every card names
+//! a model, UUIDs and bus ids are unique, placements lie on the memory axis). Unknown fields are
+//! refused by name, so that a typing mistake is never a silent default.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+mod mig;
+
+pub use mig::{GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements};
+
+/// One mebibyte in bytes.
+pub const MIB: u64 = 1 << 20;
+
+macro_rules! machines {
+    ($($(#[$meta:meta])* $name:ident = $file:literal;)*) => {
+        $($(#[$meta])* pub const $name: &str = include_str!(concat!("../machines/", $file, ".yaml"));)*
+
+        /// Every bundled machine file, by its name.
+        pub const BUNDLED: &[(&str, &str)] = &[$(($file, $name)),*];
+    };
+}
+
+machines! {
+    /// Two A30: a placement axis of four memory slices.
+    A30X2 = "a30x2";
+    /// Eight A100 40 GB.
+    A100_40X8 = "a100-40gbx8";
+    /// Eight A100 80 GB.
+    A100_80X8 = "a100-80gbx8";
+    /// Two H100 80 GB, the default of tests and of the demo.
+    H100X2 = "h100x2";
+    /// Eight H200.
+    H200X8 = "h200x8";
+    /// Eight B200.
+    B200X8 = "b200x8";
+    /// Two RTX PRO 6000: a placement axis of twelve memory slices.
+    RTX_PRO_6000X2 = "rtx-pro-6000x2";
+    /// One Tesla T4: a card without MIG.
+    T4 = "t4";
+    /// One RTX 4090: a consumer card.
+    RTX_4090 = "rtx-4090";
+    /// One GB10: a card without memory of its own.
+    GB10 = "gb10";
+}
+
+/// A machine as its file describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MachineDescription {
+    /// Version of the kernel driver, as `nvidia-smi` prints it (`580.65.06`).
+    pub driver_version: String,
+    /// Version of the NVML library (`13.580.65.06`).
+    pub nvml_version: String,
+    /// Highest CUDA version the driver supports.
+    pub cuda_version: DottedVersion,
+    /// Which processes a caller sees in NVML's process lists.
+    #[serde(default)]
+    pub process_ids: ProcessIds,
+    /// Card models by a name of this file's choosing.
+    pub models: BTreeMap<String, CardModel>,
+    /// The cards, in PCI order: the index is the minor number.
+    pub cards: Vec<CardDescription>,
+}
+
+/// What NVML's process lists contain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ProcessIds {
+    /// Every process, by its PID as the daemon sees it: what a container gets from current drivers.
+    #[default]
+    Host,
+    /// Nothing for a caller in another PID namespace than the daemon's.
+    HiddenInContainers,
+}
+
+/// `major.minor`, as in compute capability 9.0 and CUDA 13.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DottedVersion {
+    /// Before the dot.
+    pub major: u32,
+    /// After the dot.
+    pub minor: u32,
+}
+
+impl TryFrom<String> for DottedVersion {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let parsed = text
+            .split_once('.')
+            .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        match parsed {
+            Some((major, minor)) => Ok(Self { major, minor }),
+            None => Err(format!(
+                "version {text:?} is not of the form \"major.minor\" (quoted)"
+            )),
+        }
+    }
+}
+
+impl From<DottedVersion> for String {
+    fn from(version: DottedVersion) -> Self {
+        format!("{}.{}", version.major, version.minor)
+    }
+}
+
+/// Figures that all cards of one model share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CardModel {
+    /// Product name as NVML reports it.
+    pub name: String,
+    /// Brand as NVML reports it.
+    pub brand: Brand,
+    /// Chip generation.
+    pub architecture: Architecture,
+    /// CUDA compute capability.
+    pub compute_capability: DottedVersion,
+    /// PCI device id in the high half, vendor id (`10de`) in the low half.
+    pub pci_device_id: u32,
+    /// PCI subsystem id, composed as [`Self::pci_device_id`].
+    pub pci_subsystem_id: u32,
+    /// Board part number.
+    pub board_part_number: String,
+    /// VBIOS version.
+    pub vbios_version: String,
+    /// Memory figures.
+    pub memory: Memory,
+    /// Compute figures.
+    pub compute: Compute,
+    /// Highest clocks.
+    pub clocks_mhz: Clocks,
+    /// Power draw.
+    pub power_milliwatts: Power,
+    /// Temperatures.
+    pub temperature_celsius: Temperature,
+    /// PCIe link.
+    pub pcie: Pcie,
+    /// Whether the memory has ECC (reported as enabled).
+    pub ecc: bool,
+    /// Memory addressing mode, where the driver reports one.
+    #[serde(default)]
+    pub addressing_mode: AddressingMode,
+    /// NVLink ports, where the model has any.
+    #[serde(default)]
+    pub nvlink: Option<NvLink>,
+    /// Partitioning, where the model supports MIG.
+    #[serde(default)]
+    pub mig: Option<Mig>,
+}
+
+/// Memory of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Memory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What driver and firmware keep for themselves.
+    pub reserved_bytes: u64,
+    /// What one process's CUDA context takes before any allocation of its own.
+    pub context_bytes: u64,
+    /// What a module takes when its first function is loaded.
+    pub module_bytes: u64,
+    /// Width of the memory bus.
+    pub bus_width_bits: u32,
+    /// Peak bandwidth; decides how long copies and memsets take.
+    pub bytes_per_second: u64,
+    /// Whether NVML reports memory at all: not on cards that share the system's memory.
+    #[serde(default = "reported")]
+    pub reported_by_nvml: bool,
+}
+
+fn reported() -> bool {
+    true
+}
+
+impl Memory {
+    /// What contexts and allocations can use together.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
+        self.total_bytes - self.reserved_bytes
+    }
+}
+
+/// Compute figures of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Compute {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// CUDA cores on all of them.
+    pub cores: u32,
+    /// Resident threads that one multiprocessor holds.
+    pub threads_per_multiprocessor: u32,
+    /// How long a context keeps the card while another one waits.
+    pub time_slice_microseconds: u32,
+    /// Copy engines (`CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT`).
+    pub copy_engines: u32,
+}
+
+/// Highest clocks of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Clocks {
+    /// Graphics and SM clock.
+    pub graphics: u32,
+    /// Memory clock.
+    pub memory: u32,
+    /// Video clock.
+    pub video: u32,
+}
+
+/// Power draw of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Power {
+    /// With nothing running.
+    pub idle: u32,
+    /// Limit, and what a fully busy card draws.
+    pub limit: u32,
+}
+
+/// Temperatures of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Temperature {
+    /// With nothing running.
+    pub idle: u32,
+    /// Fully busy.
+    pub busy: u32,
+    /// Where the card slows down.
+    pub slowdown: u32,
+    /// Where the card shuts down.
+    pub shutdown: u32,
+}
+
+/// PCIe link of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Pcie {
+    /// Generation.
+    pub generation: u32,
+    /// Lanes.
+    pub width: u32,
+}
+
+/// NVLink ports of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NvLink {
+    /// Generation.
+    pub version: u32,
+    /// Active links.
+    pub links: u32,
+}
+
+/// NVML's brand names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names are NVML's own")]
+pub enum Brand {
+    Nvidia,
+    Tesla,
+    GeforceRtx,
+    NvidiaRtx,
+}
+
+/// Chip generations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names are NVML's own")]
+pub enum Architecture {
+    Turing,
+    Ampere,
+    Ada,
+    Hopper,
+    Blackwell,
+}
+
+/// How the card addresses system memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AddressingMode {
+    /// Neither of the others.
+    #[default]
+    None,
+    /// Heterogeneous memory management, in software.
+    Hmm,
+    /// Address translation service, in hardware (GH200, GB10).
+    Ats,
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CardDescription {
+    /// Key into [`MachineDescription::models`].
+    pub model: String,
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// Serial number; consumer cards have none.
+    #[serde(default)]
+    pub serial: Option<String>,
+    /// PCI address, `domain:bus:device.function`.
+    pub bus_id: BusId,
+    /// NUMA node, where known.
+    #[serde(default)]
+    pub numa_node: Option<u32>,
+    /// NVLink fabric the card belongs to.
+    #[serde(default)]
+    pub fabric: Option<Fabric>,
+}
+
+/// Membership in an NVLink fabric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Fabric {
+    /// UUID of the fabric's cluster.
+    pub cluster_uuid: String,
+    /// Clique within the cluster: cards of one clique reach each other.
+    pub clique: u32,
+}
+
+/// PCI address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BusId {
+    /// PCI domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device; the function is always 0.
+    pub device: u8,
+}
+
+impl BusId {
+    /// Reads `domain:bus:device.function`; the domain may have four or eight digits or be absent.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (address, function) = text.rsplit_once('.')?;
+        if function != "0" {
+            return None;
+        }
+        let mut parts = address.rsplit(':');
+        let device = u8::from_str_radix(parts.next()?, 16).ok()?;
+        let bus = u8::from_str_radix(parts.next()?, 16).ok()?;
+        let domain = match parts.next() {
+            Some(domain) => u32::from_str_radix(domain, 16).ok()?,
+            None => 0,
+        };
+        (parts.next().is_none() && device < 32).then_some(Self {
+            domain,
+            bus,
+            device,
+        })
+    }
+
+    /// With a four-digit domain, as sysfs and CUDA print it.
+    #[must_use]
+    pub fn short(&self) -> String {
+        format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+impl std::fmt::Display for BusId {
+    /// With an eight-digit domain, as NVML prints it.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+        } = self;
+        write!(formatter, "{domain:08X}:{bus:02X}:{device:02X}.0")
+    }
+}
+
+impl TryFrom<String> for BusId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text)
+            .ok_or_else(|| format!("{text:?} is not a PCI address such as 0000:1b:00.0"))
+    }
+}
+
+impl From<BusId> for String {
+    fn from(bus_id: BusId) -> Self {
+        bus_id.to_string()
+    }
+}
+
+/// Why a machine file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptionError {
+    /// The file cannot be read.
+    #[error("cannot read machine file {path}")]
+    Read {
+        /// Which file.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The text is not YAML of the right shape; the message names field and line.
+    #[error("machine file: {0}")]
+    Parse(String),
+    /// The text has the right shape but contradicts itself.
+    #[error("machine file: {0}")]
+    Inconsistent(String),
+}
+
+impl MachineDescription {
+    /// Reads and checks a machine file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or does not describe a machine.
+    pub fn read(path: &Path) -> Result<Self, DescriptionError> {
+        let text = std::fs::read_to_string(path).map_err(|source| DescriptionError::Read {
+            path: path.display().to_string(),
+            source,
+        })?;
+        Self::parse(&text)
+    }
+
+    /// Parses and checks the text of a machine file.
+    ///
+    /// # Errors
+    /// When the text does not describe a machine.
+    pub fn parse(text: &str) -> Result<Self, DescriptionError> {
+        let description: Self = serde_saphyr::from_str(text)
+            .map_err(|error| DescriptionError::Parse(error.to_string()))?;
+        description
+            .check()
+            .map_err(DescriptionError::Inconsistent)?;
+        Ok(description)
+    }
+
+    /// The model of a card.
+    ///
+    /// # Panics
+    /// Never: [`Self::parse`] checked that every card names a model.
+    #[must_use]
+    pub fn model(&self, card: &CardDescription) -> &CardModel {
+        #[expect(clippy::expect_used, reason = "`check` refused cards without a model")]
+        self.models.get(&card.model).expect("a checked model name")
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (name, model) in &self.models {
+            let memory = &model.memory;
+            if memory.reserved_bytes >= memory.total_bytes {
+                return Err(format!(
+                    "models.{name}.memory: reservedBytes {} leaves nothing of totalBytes {}",
+                    memory.reserved_bytes, memory.total_bytes
+                ));
+            }
+            if model.compute.multiprocessors == 0 || model.compute.time_slice_microseconds == 0 {
+                return Err(format!(
+                    "models.{name}.compute: multiprocessors and timeSliceMicroseconds must be at least 1"
+                ));
+            }
+            if memory.bytes_per_second == 0 {
+                return Err(format!(
+                    "models.{name}.memory: bytesPerSecond must be at least 1"
+                ));
+            }
+            if let Some(mig) = &model.mig {
+                mig.check()
+                    .map_err(|error| format!("models.{name}.mig: {error}"))?;
+            }
+        }
+        let mut uuids = BTreeSet::new();
+        let mut bus_ids = BTreeSet::new();
+        for (index, card) in self.cards.iter().enumerate() {
+            if !self.models.contains_key(&card.model) {
+                return Err(format!("cards[{index}].model: no model {:?}", card.model));
+            }
+            if !card.uuid.starts_with("GPU-") || card.uuid.len() != 40 {
+                return Err(format!(
+                    "cards[{index}].uuid: {:?} is not \"GPU-\" and a UUID",
+                    card.uuid
+                ));
+            }
+            if !uuids.insert(&card.uuid) {
+                return Err(format!("cards[{index}].uuid: {} appears twice", card.uuid));
+            }
+            if !bus_ids.insert(card.bus_id) {
+                return Err(format!(
+                    "cards[{index}].busId: {} appears twice",
+                    card.bus_id
+                ));
+            }
+        }
+        if self.cards.len() > 64 {
+            return Err(format!("cards: {} are more than 64", self.cards.len()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! MIG tables: which GPU instance profiles a model has and where they can lie.
+//!
+//! Placements are in memory slices; the axis is 4 (A30), 8 (A100, H100 and relatives) or 12 wide
+//! (RTX PRO 6000).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// Partitioning of a card model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mig {
+    /// Width of the placement axis.
+    pub memory_slices: u32,
+    /// What a change of MIG mode needs.
+    pub switch: MigSwitch,
+    /// GPU instance profiles.
+    pub profiles: Vec<GpuInstanceProfile>,
+}
+
+/// What it takes for a requested MIG mode to become the current one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum MigSwitch {
+    /// An idle card (Hopper and later).
+    Live,
+    /// A reset of the card (Ampere): until then the request stays pending.
+    Reset,
+}
+
+/// One GPU instance profile, as `nvidia-smi mig -lgip` lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GpuInstanceProfile {
+    /// Name without the `MIG ` prefix, such as `1g.10gb+me`.
+    pub name: String,
+    /// NVML's name for it.
+    pub kind: GpuInstanceProfileKind,
+    /// The id that `nvidia-smi` prints and GPU instances are created with.
+    pub id: u32,
+    /// Compute slices.
+    pub slices: u32,
+    /// How many exist at most on one card.
+    pub instances: u32,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Where it can lie.
+    pub placements: Placements,
+    /// Copy engines.
+    pub copy_engines: u32,
+    /// Video decoders.
+    #[serde(default)]
+    pub decoders: u32,
+    /// Video encoders.
+    #[serde(default)]
+    pub encoders: u32,
+    /// JPEG engines.
+    #[serde(default)]
+    pub jpeg_engines: u32,
+    /// Optical flow engines.
+    #[serde(default)]
+    pub ofa_engines: u32,
+}
+
+/// `{starts}:size` in memory slices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Placements {
+    /// First slices.
+    pub starts: Vec<u32>,
+    /// Slices taken.
+    pub size: u32,
+}
+
+/// NVML's GPU instance profiles (`NVML_GPU_INSTANCE_PROFILE_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are NVML's own")]
+pub enum GpuInstanceProfileKind {
+    #[serde(rename = "1_SLICE")]
+    Slice1,
+    #[serde(rename = "2_SLICE")]
+    Slice2,
+    #[serde(rename = "3_SLICE")]
+    Slice3,
+    #[serde(rename = "4_SLICE")]
+    Slice4,
+    #[serde(rename = "7_SLICE")]
+    Slice7,
+    #[serde(rename = "8_SLICE")]
+    Slice8,
+    #[serde(rename = "6_SLICE")]
+    Slice6,
+    #[serde(rename = "1_SLICE_REV1")]
+    Slice1Rev1,
+    #[serde(rename = "2_SLICE_REV1")]
+    Slice2Rev1,
+    #[serde(rename = "1_SLICE_REV2")]
+    Slice1Rev2,
+    #[serde(rename = "1_SLICE_GFX")]
+    Slice1Gfx,
+    #[serde(rename = "2_SLICE_GFX")]
+    Slice2Gfx,
+    #[serde(rename = "4_SLICE_GFX")]
+    Slice4Gfx,
+    #[serde(rename = "1_SLICE_NO_ME")]
+    Slice1NoMe,
+    #[serde(rename = "2_SLICE_NO_ME")]
+    Slice2NoMe,
+    #[serde(rename = "1_SLICE_ALL_ME")]
+    Slice1AllMe,
+    #[serde(rename = "2_SLICE_ALL_ME")]
+    Slice2AllMe,
+}
+
+impl GpuInstanceProfileKind {
+    /// All, in the order of their values in `nvml.h`.
+    pub const ALL: [Self; 17] = [
+        Self::Slice1,
+        Self::Slice2,
+        Self::Slice3,
+        Self::Slice4,
+        Self::Slice7,
+        Self::Slice8,
+        Self::Slice6,
+        Self::Slice1Rev1,
+        Self::Slice2Rev1,
+        Self::Slice1Rev2,
+        Self::Slice1Gfx,
+        Self::Slice2Gfx,
+        Self::Slice4Gfx,
+        Self::Slice1NoMe,
+        Self::Slice2NoMe,
+        Self::Slice1AllMe,
+        Self::Slice2AllMe,
+    ];
+
+    /// Whether instances can render (`NVML_GPU_INSTANCE_PROFILE_CAPS_GFX`).
+    #[must_use]
+    pub fn graphics(self) -> bool {
+        matches!(self, Self::Slice1Gfx | Self::Slice2Gfx | Self::Slice4Gfx)
+    }
+}
+
+impl Mig {
+    /// The profile of a kind, where this model has it.
+    #[must_use]
+    pub fn profile_of_kind(&self, kind: GpuInstanceProfileKind) -> Option<&GpuInstanceProfile> {
+        self.profiles.iter().find(|profile| profile.kind == kind)
+    }
+
+    /// The profile with an id, where this model has it.
+    #[must_use]
+    pub fn profile(&self, id: u32) -> Option<&GpuInstanceProfile> {
+        self.profiles.iter().find(|profile| profile.id == id)
+    }
+
+    /// How many MIG devices a card can have at once.
+    #[must_use]
+    pub fn max_devices(&self) -> u32 {
+        self.profiles
+            .iter()
+            .map(|profile| profile.instances.max(profile.slices))
+            .max()
+            .unwrap_or(0)
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut ids = BTreeSet::new();
+        let mut kinds = BTreeSet::new();
+        for profile in &self.profiles {
+            let name = &profile.name;
+            if !ids.insert(profile.id) {
+                return Err(format!("profile {name}: id {} appears twice", profile.id));
+            }
+            if !kinds.insert(profile.kind) {
+                return Err(format!("profile {name}: its kind appears twice"));
+            }
+            let Placements { starts, size } = &profile.placements;
+            let last = starts.iter().max();
+            match last.and_then(|last| last.checked_add(*size)) {
+                Some(end) if *size > 0 && end <= self.memory_slices => {}
+                _ => {
+                    return Err(format!(
+                        "profile {name}: placements do not lie on {} memory slices",
+                        self.memory_slices
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+use super::*;
+
+#[test]
+fn bundled_machines_parse() {
+    let machine = MachineDescription::parse(H100X2).unwrap();
+    assert_eq!(machine.cards.len(), 2);
+    let model = machine.model(&machine.cards[0]);
+    assert_eq!(model.memory.total_bytes / MIB, 81559);
+    assert_eq!(model.mig.as_ref().unwrap().max_devices(), 7);
+    let t4 = MachineDescription::parse(T4).unwrap();
+    assert_eq!(t4.model(&t4.cards[0]).mig, None);
+}
+
+/// Profiles × placements of every bundled model, against published figures.
+#[test]
+fn placements_are_those_of_the_cards() {
+    let published = [
+        ("a30", 4, 13),
+        ("a100-40gb", 8, 25),
+        ("a100-80gb", 8, 25),
+        ("h100-80gb", 8, 25),
+        ("h200", 8, 25),
+        ("b200", 8, 25),
+        ("rtx-pro-6000", 12, 30),
+    ];
+    let mut seen = 0;
+    for (name, text) in BUNDLED {
+        let machine =
+            MachineDescription::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (model, figures) in &machine.models {
+            let Some(mig) = &figures.mig else { continue };
+            let (_, axis, count) = published.iter().find(|(name, _, _)| name == model).unwrap();
+            let placements: usize = mig
+                .profiles
+                .iter()
+                .map(|profile| profile.placements.starts.len())
+                .sum();
+            assert_eq!((mig.memory_slices, placements), (*axis, *count), "{model}");
+            let largest = mig
+                .profiles
+                .iter()
+                .map(|profile| profile.memory_mib)
+                .max()
+                .unwrap();
+            assert!(largest * MIB < figures.memory.total_bytes, "{model}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, published.len());
+}
+
+#[test]
+fn an_unknown_field_is_refused_by_name() {
+    let text = T4.replace("ecc: true", "ecc: true\n    eccc: true");
+    let error = MachineDescription::parse(&text).unwrap_err().to_string();
+    assert!(error.contains("eccc"), "{error}");
+}
+
+#[test]
+fn contradictions_are_refused_with_their_place() {
+    let cases = [
+        (
+            T4.replace("- model: t4", "- model: t5"),
+            "cards[0].model: no model \"t5\"",
+        ),
+        (
+            T4.replace("reservedBytes: 464519168", "reservedBytes: 16106127360"),
+            "leaves nothing",
+        ),
+        (T4.replace("GPU-2b8e5d14-", "2b8e5d14-"), "cards[0].uuid"),
+        (
+            H100X2.replace("0000:9d:00.0", "0000:1b:00.0"),
+            "cards[1].busId",
+        ),
+        (
+            H100X2.replace("starts: [0, 4], size: 4", "starts: [0, 5], size: 4"),
+            "3g.40gb: placements",
+        ),
+        (
+            H100X2.replace("id: 20, slices", "id: 19, slices"),
+            "1g.10gb+me: id 19 appears twice",
+        ),
+        (T4.replace("\"7.5\"", "\"7\""), "is not of the form"),
+    ];
+    for (text, expected) in cases {
+        let error = MachineDescription::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error} lacks {expected}");
+    }
+}
+
+#[test]
+fn bus_ids_are_read_in_every_length_users_write() {
+    let bus_id = BusId {
+        domain: 0,
+        bus: 0x9d,
+        device: 0,
+    };
+    for text in ["0000:9d:00.0", "00000000:9D:00.0", "9d:00.0"] {
+        assert_eq!(BusId::parse(text), Some(bus_id), "{text}");
+    }
+    for text in [
+        "",
+        "9d",
+        "0000:9d:00.1",
+        "0000:9d:20.0",
+        "1:2:3:4.0",
+        "zz:00.0",
+    ] {
+        assert_eq!(BusId::parse(text), None, "{text}");
+    }
+    assert_eq!(bus_id.to_string(), "00000000:9D:00.0");
+    assert_eq!(bus_id.short(), "0000:9d:00.0");
+}

@@ -1,0 +1,81 @@
+//! One card: its memory, its compute side, and what its sensors read.
+
+use crate::description::CardModel;
+use crate::protocol::Utilization;
+
+use super::Nanos;
+use super::engine::{Engine, SAMPLE_PERIOD};
+use super::faults::Faults;
+use super::ledger::Ledger;
+
+#[derive(Debug)]
+pub(super) struct Card {
+    pub(super) model: CardModel,
+    pub(super) ledger: Ledger,
+    pub(super) engine: Engine,
+    pub(super) faults: Faults,
+    started: Nanos,
+    /// First byte of the card's memory file that was never used. Ranges are not used twice: the
+    /// file is sparse and practically endless, so memory never fragments.
+    next_offset: u64,
+}
+
+/// What the sensors read.
+pub(super) struct Sensors {
+    pub(super) utilization: Utilization,
+    pub(super) temperature_celsius: u32,
+    pub(super) power_milliwatts: u32,
+    pub(super) energy_millijoules: u64,
+}
+
+impl Card {
+    pub(super) fn new(model: CardModel, now: Nanos) -> Self {
+        let slice = Nanos::from(model.compute.time_slice_microseconds) * 1000;
+        Self {
+            ledger: Ledger::new(model.memory.usable_bytes()),
+            engine: Engine::new(model.compute.multiprocessors, slice, now),
+            faults: Faults::default(),
+            started: now,
+            next_offset: 0,
+            model,
+        }
+    }
+
+    /// A fresh range of the memory file.
+    pub(super) fn place(&mut self, bytes: u64) -> u64 {
+        let offset = self.next_offset;
+        self.next_offset = self.next_offset.saturating_add(bytes);
+        offset
+    }
+
+    /// Temperature and power follow the last sampling period, energy the whole run.
+    pub(super) fn sensors(&self) -> Sensors {
+        let percent = self
+            .engine
+            .samples()
+            .back()
+            .map_or(0, |sample| sample.total() * 100 / SAMPLE_PERIOD);
+        let percent = u32::try_from(percent.min(100)).unwrap_or(100);
+        let between = |idle: u32, busy: u32| {
+            idle + busy.saturating_sub(idle) / 100 * percent
+                + busy.saturating_sub(idle) % 100 * percent / 100
+        };
+        let (temperature, power) = (
+            &self.model.temperature_celsius,
+            &self.model.power_milliwatts,
+        );
+        let uptime = u128::from(self.engine.now() - self.started);
+        let busy = u128::from(self.engine.busy());
+        let nanojoules = uptime * u128::from(power.idle)
+            + busy * u128::from(power.limit.saturating_sub(power.idle));
+        Sensors {
+            utilization: Utilization {
+                gpu_percent: percent,
+                memory_percent: percent / 2,
+            },
+            temperature_celsius: between(temperature.idle, temperature.busy),
+            power_milliwatts: between(power.idle, power.limit),
+            energy_millijoules: u64::try_from(nanojoules / 1_000_000_000).unwrap_or(u64::MAX),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const MS: Nanos = 1_000_000;
+const SLICE: Nanos = 2 * MS;
+const ALL: u32 = 100;
+const A: ContextId = ContextId(1);
+const B: ContextId = ContextId(2);
+
+fn engine() -> Engine {
+    let mut engine = Engine::new(ALL, SLICE, 0);
+    engine.add_context(A);
+    engine.add_context(B);
+    engine
+}
+
+fn submit(engine: &mut Engine, context: ContextId, stream: u32, ticket: u64, work: Work) {
+    assert!(engine.submit(context, stream, ticket, work));
+}
+
+fn kernel(nanos: Nanos) -> Work {
+    Work::Kernel {
+        nanos,
+        multiprocessors: ALL,
+    }
+}
+
+/// Runs until idle and returns when each (context, stream, ticket) was completed.
+fn run(engine: &mut Engine) -> Vec<(ContextId, u32, u64, Nanos)> {
+    let mut done = Vec::new();
+    let mut outcomes = Vec::new();
+    engine.advance(engine.now, &mut outcomes);
+    loop {
+        for outcome in outcomes.drain(..) {
+            if let Outcome::Completed {
+                context,
+                stream,
+                ticket,
+            } = outcome
+            {
+                done.push((context, stream, ticket, engine.now));
+            }
+        }
+        let Some(next) = engine.next_change() else {
+            return done;
+        };
+        engine.advance(next, &mut outcomes);
+    }
+}
+
+#[test]
+fn a_lone_context_runs_its_kernels_back_to_back() {
+    let mut engine = engine();
+    for ticket in 1..=3 {
+        submit(&mut engine, A, 0, ticket, kernel(5 * MS));
+    }
+    assert_eq!(
+        run(&mut engine),
+        [(A, 0, 1, 5 * MS), (A, 0, 2, 10 * MS), (A, 0, 3, 15 * MS)]
+    );
+    assert_eq!(engine.usage(A), (3, 15 * MS));
+}
+
+#[test]
+fn two_contexts_take_turns_by_time_slice() {
+    let mut engine = engine();
+    submit(&mut engine, A, 0, 1, kernel(5 * MS));
+    submit(&mut engine, B, 0, 1, kernel(3 * MS));
+    // A 0-2, B 2-4, A 4-6, B 6-7, A 7-8.
+    assert_eq!(run(&mut engine), [(B, 0, 1, 7 * MS), (A, 0, 1, 8 * MS)]);
+}
+
+#[test]
+fn a_context_that_starts_late_waits_at_most_for_one_slice() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    submit(&mut engine, A, 0, 1, kernel(100 * MS));
+    engine.advance(51 * MS, &mut outcomes);
+    submit(&mut engine, B, 0, 1, kernel(MS));
+    let done = run(&mut engine);
+    // A's slice was long over, so B has the card at once.
+    assert_eq!(done, [(B, 0, 1, 52 * MS), (A, 0, 1, 101 * MS)]);
+}
+
+#[test]
+fn streams_overlap_when_their_kernels_fit_side_by_side() {
+    let mut engine = engine();
+    let half = |nanos| Work::Kernel {
+        nanos,
+        multiprocessors: ALL / 2,
+    };
+    submit(&mut engine, A, 0, 1, half(4 * MS));
+    submit(&mut engine, A, 1, 1, half(6 * MS));
+    submit(&mut engine, A, 2, 1, half(MS));
+    assert_eq!(
+        run(&mut engine),
+        [(A, 0, 1, 4 * MS), (A, 2, 1, 5 * MS), (A, 1, 1, 6 * MS)]
+    );
+    assert_eq!(engine.usage(A).1, 6 * MS);
+}
+
+#[test]
+fn a_large_kernel_is_not_overtaken_by_later_small_ones() {
+    let mut engine = engine();
+    let part = |multiprocessors| Work::Kernel {
+        nanos: MS,
+        multiprocessors,
+    };
+    submit(&mut engine, A, 0, 1, part(60));
+    submit(&mut engine, A, 1, 1, part(60));
+    submit(&mut engine, A, 2, 1, part(30));
+    assert_eq!(
+        run(&mut engine),
+        [(A, 0, 1, MS), (A, 1, 1, 2 * MS), (A, 2, 1, 2 * MS)]
+    );
+}
+
+#[test]
+fn a_wait_holds_a_stream_until_the_other_one_is_there() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    submit(
+        &mut engine,
+        A,
+        1,
+        1,
+        Work::Wait {
+            stream: 0,
+            ticket: 2,
+        },
+    );
+    submit(
+        &mut engine,
+        A,
+        1,
+        2,
+        Work::Record {
+            event: 7,
+            recording: 3,
+        },
+    );
+    submit(&mut engine, A, 0, 1, kernel(MS));
+    submit(&mut engine, A, 0, 2, kernel(MS));
+    engine.advance(10 * MS, &mut outcomes);
+    let recorded = Outcome::Recorded {
+        context: A,
+        event: 7,
+        recording: 3,
+        at: 2 * MS,
+    };
+    assert!(outcomes.contains(&recorded), "{outcomes:?}");
+}
+
+#[test]
+fn a_host_function_holds_its_stream_until_it_has_run() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    submit(&mut engine, A, 0, 1, Work::Host);
+    submit(&mut engine, A, 0, 2, kernel(MS));
+    engine.advance(5 * MS, &mut outcomes);
+    assert_eq!(
+        outcomes,
+        [Outcome::HostCall {
+            context: A,
+            stream: 0,
+            ticket: 1
+        }]
+    );
+    engine.host_done(A, 0, 2);
+    engine.host_done(A, 0, 1);
+    assert_eq!(run(&mut engine), [(A, 0, 1, 5 * MS), (A, 0, 2, 6 * MS)]);
+}
+
+#[test]
+fn copies_use_their_own_engines() {
+    let mut engine = engine();
+    let copy = |direction| Work::Copy {
+        nanos: 2 * MS,
+        direction,
+    };
+    submit(&mut engine, A, 0, 1, copy(Direction::ToCard));
+    submit(&mut engine, B, 0, 1, copy(Direction::ToCard));
+    submit(&mut engine, A, 1, 1, copy(Direction::ToHost));
+    submit(&mut engine, A, 2, 1, kernel(2 * MS));
+    let done: BTreeMap<_, _> = run(&mut engine)
+        .into_iter()
+        .map(|(context, stream, _, at)| ((context, stream), at))
+        .collect();
+    assert_eq!(done[&(A, 0)], 2 * MS);
+    assert_eq!(done[&(A, 1)], 2 * MS);
+    assert_eq!(done[&(A, 2)], 2 * MS);
+    assert_eq!(done[&(B, 0)], 4 * MS);
+}
+
+#[test]
+fn a_removed_context_leaves_the_card_to_the_others() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    submit(&mut engine, A, 0, 1, kernel(100 * MS));
+    submit(&mut engine, B, 0, 1, kernel(3 * MS));
+    engine.advance(MS, &mut outcomes);
+    engine.remove_context(A);
+    assert_eq!(run(&mut engine), [(B, 0, 1, 4 * MS)]);
+}
+
+#[test]
+fn samples_close_late_and_count_the_time_with_a_kernel() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    submit(&mut engine, A, 0, 1, kernel(SAMPLE_PERIOD / 2));
+    engine.advance(SAMPLE_PERIOD - 1, &mut outcomes);
+    assert!(engine.samples().is_empty());
+    engine.advance(SAMPLE_PERIOD, &mut outcomes);
+    assert_eq!(engine.samples()[0].total(), SAMPLE_PERIOD / 2);
+    engine.advance(SAMPLE_PERIOD * 10_000, &mut outcomes);
+    assert_eq!(engine.samples().len(), 120);
+    assert!(engine.samples().iter().all(|sample| sample.total() == 0));
+    assert_eq!(engine.samples().back().unwrap().end, SAMPLE_PERIOD * 10_000);
+}
+
+proptest! {
+    /// Whatever is submitted is completed, in order within each stream; the card is never busy for
+    /// longer than the work there is, and never idle while there is work.
+    #[test]
+    fn work_is_conserved(
+        work in prop::collection::vec((0u64..2, 0u32..3, 0u64..6 * MS, 1u32..=ALL, 0u64..3 * MS), 0..60)
+    ) {
+        let mut engine = engine();
+        let mut done = Vec::new();
+        let mut outcomes = Vec::new();
+        let mut expected: Nanos = 0;
+        let mut tickets = BTreeMap::<_, u64>::new();
+        for (context, stream, nanos, multiprocessors, pause) in work {
+            let context = ContextId(context + 1);
+            let ticket = tickets.entry((context, stream)).or_default();
+            *ticket += 1;
+            submit(&mut engine, context, stream, *ticket, Work::Kernel { nanos, multiprocessors });
+            expected += nanos;
+            engine.advance(engine.now + pause, &mut outcomes);
+        }
+        engine.advance(engine.now + expected, &mut outcomes);
+        for outcome in outcomes {
+            if let Outcome::Completed { context, stream, ticket } = outcome {
+                done.push((context, stream, ticket));
+            }
+        }
+        for (&(context, stream), &last) in &tickets {
+            let of_stream: Vec<u64> = done.iter().filter(|(c, s, _)| (*c, *s) == (context, stream)).map(|(_, _, ticket)| *ticket).collect();
+            prop_assert_eq!(of_stream, (1..=last).collect::<Vec<_>>());
+        }
+        let busy = engine.usage(A).1 + engine.usage(B).1;
+        prop_assert!(busy <= expected, "{} > {}", busy, expected);
+        prop_assert_eq!(engine.next_change(), None);
+    }
+
+    /// Two contexts that always have work get the same time, to one slice.
+    #[test]
+    fn time_is_shared_fairly(lengths in (1u64..20 * MS, 1u64..20 * MS)) {
+        let mut engine = engine();
+        let mut outcomes = Vec::new();
+        for ticket in 1..=200 {
+            submit(&mut engine, A, 0, ticket, kernel(lengths.0.max(MS)));
+            submit(&mut engine, B, 0, ticket, kernel(lengths.1.max(MS)));
+        }
+        engine.advance(150 * MS, &mut outcomes);
+        let (a, b) = (engine.usage(A).1, engine.usage(B).1);
+        prop_assert!(a.abs_diff(b) <= SLICE, "{} {}", a, b);
+        prop_assert_eq!(a + b, 150 * MS);
+    }
+}

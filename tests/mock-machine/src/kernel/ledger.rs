@@ -1,0 +1,59 @@
+//! The physical ledger of one card: how much memory is taken. The oracle of every memory test.
+
+use crate::protocol::Refusal;
+
+/// Granularity of physical memory: every taking is a whole number of these.
+pub const PAGE_BYTES: u64 = 2 << 20;
+
+/// Rounds up to whole pages; a size that overflows stays too large to fit anywhere.
+pub(super) fn round_up(bytes: u64) -> u64 {
+    bytes
+        .checked_next_multiple_of(PAGE_BYTES)
+        .unwrap_or(u64::MAX)
+}
+
+/// Counts pages in bytes. Invariant: `taken <= usable`.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    usable_bytes: u64,
+    taken_bytes: u64,
+}
+
+impl Ledger {
+    /// Only whole pages can ever be taken.
+    pub(super) fn new(usable_bytes: u64) -> Self {
+        Self {
+            usable_bytes,
+            taken_bytes: 0,
+        }
+    }
+
+    /// Takes memory and returns how much it became after rounding.
+    pub(super) fn take(&mut self, bytes: u64) -> Result<u64, Refusal> {
+        let rounded = round_up(bytes);
+        if rounded > self.free_bytes() {
+            return Err(Refusal::OutOfMemory);
+        }
+        self.taken_bytes += rounded;
+        Ok(rounded)
+    }
+
+    /// Gives back what a [`Self::take`] of as many bytes took.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        let rounded = round_up(bytes);
+        debug_assert!(rounded <= self.taken_bytes, "more given back than taken");
+        self.taken_bytes = self.taken_bytes.saturating_sub(rounded);
+    }
+
+    pub(super) fn usable_bytes(&self) -> u64 {
+        self.usable_bytes
+    }
+
+    pub(super) fn taken_bytes(&self) -> u64 {
+        self.taken_bytes
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.usable_bytes - self.taken_bytes
+    }
+}

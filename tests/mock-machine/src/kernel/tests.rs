@@ -1,0 +1,215 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::description::{H100X2, T4};
+
+const CARD: CardIndex = CardIndex(0);
+
+fn kernel() -> Kernel {
+    Kernel::new(MachineDescription::parse(T4).unwrap(), 0)
+}
+
+fn cuda_client(kernel: &mut Kernel, pid: u32) -> ClientId {
+    let client = ClientId(pid.into());
+    kernel.connect(client, pid);
+    let hello = Request::Hello {
+        protocol: PROTOCOL,
+        kind: ClientKind::Cuda,
+    };
+    assert!(matches!(
+        kernel.handle(client, &hello),
+        Reply::Welcome { .. }
+    ));
+    client
+}
+
+fn context(kernel: &mut Kernel, client: ClientId) -> ContextId {
+    match kernel.handle(client, &Request::CreateContext { card: CARD }) {
+        Reply::ContextCreated { context } => context,
+        reply => panic!("{reply:?}"),
+    }
+}
+
+fn used(kernel: &Kernel) -> u64 {
+    kernel.status().cards[0].used_bytes
+}
+
+#[test]
+fn memory_is_exact_to_the_last_page() {
+    let mut kernel = kernel();
+    let client = cuda_client(&mut kernel, 7);
+    let context = context(&mut kernel, client);
+    let free = kernel.status().cards[0].free_bytes;
+    let too_much = Request::Allocate {
+        context,
+        bytes: free + 1,
+    };
+    assert_eq!(
+        kernel.handle(client, &too_much),
+        Reply::Refused(Refusal::OutOfMemory)
+    );
+    let whole = free / PAGE_BYTES * PAGE_BYTES;
+    let all = Request::Allocate {
+        context,
+        bytes: whole,
+    };
+    assert!(
+        matches!(kernel.handle(client, &all), Reply::Allocated { bytes, .. } if bytes == whole)
+    );
+    let one = Request::Allocate { context, bytes: 1 };
+    assert_eq!(
+        kernel.handle(client, &one),
+        Reply::Refused(Refusal::OutOfMemory)
+    );
+    kernel.disconnect(client);
+    assert_eq!(used(&kernel), 0);
+}
+
+#[test]
+fn a_request_of_absurd_size_is_refused() {
+    let mut kernel = kernel();
+    let client = cuda_client(&mut kernel, 7);
+    let context = context(&mut kernel, client);
+    for bytes in [u64::MAX, u64::MAX - PAGE_BYTES, 1 << 63] {
+        let request = Request::Allocate { context, bytes };
+        assert_eq!(
+            kernel.handle(client, &request),
+            Reply::Refused(Refusal::OutOfMemory)
+        );
+    }
+}
+
+#[test]
+fn nobody_touches_what_another_process_holds() {
+    let mut kernel = kernel();
+    let owner = cuda_client(&mut kernel, 7);
+    let other = cuda_client(&mut kernel, 8);
+    let context = context(&mut kernel, owner);
+    let allocate = Request::Allocate { context, bytes: 1 };
+    let Reply::Allocated { allocation, .. } = kernel.handle(owner, &allocate) else {
+        panic!("not allocated");
+    };
+    let before = used(&kernel);
+    for request in [
+        allocate,
+        Request::Free { allocation },
+        Request::DestroyContext { context },
+    ] {
+        assert_eq!(
+            kernel.handle(other, &request),
+            Reply::Refused(Refusal::NotFound)
+        );
+    }
+    assert_eq!(used(&kernel), before);
+}
+
+#[test]
+fn the_first_message_must_be_a_matching_hello() {
+    let mut kernel = kernel();
+    let client = ClientId(1);
+    kernel.connect(client, 7);
+    let early = kernel.handle(client, &Request::CreateContext { card: CARD });
+    assert_eq!(early, Reply::Refused(Refusal::Invalid));
+    let hello = |protocol| Request::Hello {
+        protocol,
+        kind: ClientKind::Cuda,
+    };
+    assert_eq!(
+        kernel.handle(client, &hello(PROTOCOL + 1)),
+        Reply::Refused(Refusal::Protocol)
+    );
+    assert!(matches!(
+        kernel.handle(client, &hello(PROTOCOL)),
+        Reply::Welcome { .. }
+    ));
+    assert_eq!(
+        kernel.handle(client, &hello(PROTOCOL)),
+        Reply::Refused(Refusal::Invalid)
+    );
+}
+
+#[test]
+fn processes_are_charged_on_the_card_they_use() {
+    let mut kernel = Kernel::new(MachineDescription::parse(H100X2).unwrap(), 0);
+    let client = cuda_client(&mut kernel, 7);
+    let reply = kernel.handle(client, &Request::CreateContext { card: CardIndex(1) });
+    assert!(matches!(reply, Reply::ContextCreated { .. }));
+    let status = kernel.status();
+    assert_eq!(status.cards[0].processes, []);
+    assert_eq!(status.cards[1].processes[0].pid, 7);
+    assert_eq!(
+        status.cards[1].processes[0].used_bytes,
+        status.cards[1].used_bytes
+    );
+    let missing = kernel.handle(client, &Request::CreateContext { card: CardIndex(2) });
+    assert_eq!(missing, Reply::Refused(Refusal::NotFound));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Connect,
+    Disconnect(usize),
+    Context(usize),
+    Destroy(usize),
+    Allocate(usize, u64),
+    Free(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        Just(Step::Connect),
+        any::<usize>().prop_map(Step::Disconnect),
+        any::<usize>().prop_map(Step::Context),
+        any::<usize>().prop_map(Step::Destroy),
+        (any::<usize>(), 0u64..6 << 30).prop_map(|(at, bytes)| Step::Allocate(at, bytes)),
+        any::<usize>().prop_map(Step::Free),
+    ]
+}
+
+fn pick<T: Copy>(list: &[T], at: usize) -> Option<T> {
+    (!list.is_empty()).then(|| list[at % list.len()])
+}
+
+proptest! {
+    /// The ledger equals the sum over processes whatever happens, and ends empty.
+    #[test]
+    fn the_ledger_is_the_sum_of_what_is_held(steps in prop::collection::vec(step(), 0..60)) {
+        let mut kernel = kernel();
+        let (mut clients, mut contexts, mut allocations) = (vec![], vec![], vec![]);
+        for (pid, step) in (1u32..).zip(steps) {
+            match step {
+                Step::Connect => clients.push(cuda_client(&mut kernel, pid)),
+                Step::Disconnect(at) => if let Some(client) = pick(&clients, at) {
+                    kernel.disconnect(client);
+                    clients.retain(|other| *other != client);
+                },
+                Step::Context(at) => if let Some(client) = pick(&clients, at) {
+                    let reply = kernel.handle(client, &Request::CreateContext { card: CARD });
+                    if let Reply::ContextCreated { context } = reply {
+                        contexts.push((client, context));
+                    }
+                },
+                Step::Destroy(at) => if let Some((client, context)) = pick(&contexts, at) {
+                    kernel.handle(client, &Request::DestroyContext { context });
+                },
+                Step::Allocate(at, bytes) => if let Some((client, context)) = pick(&contexts, at) {
+                    let reply = kernel.handle(client, &Request::Allocate { context, bytes });
+                    if let Reply::Allocated { allocation, .. } = reply {
+                        allocations.push((client, allocation));
+                    }
+                },
+                Step::Free(at) => if let Some((client, allocation)) = pick(&allocations, at) {
+                    kernel.handle(client, &Request::Free { allocation });
+                },
+            }
+            let card = &kernel.status().cards[0];
+            let held: u64 = card.processes.iter().map(|process| process.used_bytes).sum();
+            prop_assert_eq!(card.used_bytes, held);
+            prop_assert_eq!(card.used_bytes + card.free_bytes + card.reserved_bytes, card.total_bytes);
+        }
+        for client in clients {
+            kernel.disconnect(client);
+        }
+        prop_assert_eq!(used(&kernel), 0);
+    }
+}

@@ -1,0 +1,159 @@
+//! What a library asks the daemon and what it gets back.
+//!
+//! Both sides are built from this file; [`PROTOCOL`] is bumped when a message changes, so that a
+//! library of another build is refused at its first message instead of being misread.
+
+use serde::{Deserialize, Serialize};
+
+use crate::description::MachineDescription;
+
+mod card;
+
+pub use card::{CardState, Figure, ProcessState, Utilization};
+
+/// Version of the messages below.
+pub const PROTOCOL: u32 = 1;
+
+/// Index of a card on its machine; equal to its minor number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CardIndex(pub u32);
+
+/// A CUDA context, unique on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ContextId(pub u64);
+
+/// A range of physical memory, unique on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AllocationId(pub u64);
+
+/// Which library a connection belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClientKind {
+    /// `libnvidia-ml.so.1`: watches.
+    Nvml,
+    /// One event set of `libnvidia-ml.so.1`: is sent [`Reply::Event`]s.
+    EventSet,
+    /// `libcuda.so.1`: holds contexts and memory.
+    Cuda,
+}
+
+/// From a library to the daemon; each gets exactly one [`Reply`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// First message of a connection.
+    Hello {
+        /// [`PROTOCOL`] of the library.
+        protocol: u32,
+        /// Which library.
+        kind: ClientKind,
+    },
+    /// Everything NVML reports about one card at this moment.
+    CardState {
+        /// Which card.
+        card: CardIndex,
+    },
+    /// Asks for [`Reply::Event`]s about a card.
+    RegisterEvents {
+        /// Which card.
+        card: CardIndex,
+    },
+    /// Creates a context, which takes memory on its card.
+    CreateContext {
+        /// Which card.
+        card: CardIndex,
+    },
+    /// Destroys a context and frees what was allocated in it.
+    DestroyContext {
+        /// Which context.
+        context: ContextId,
+    },
+    /// Takes physical memory, rounded up to [`crate::kernel::PAGE_BYTES`].
+    Allocate {
+        /// The context that the memory belongs to.
+        context: ContextId,
+        /// How much.
+        bytes: u64,
+    },
+    /// Gives memory back.
+    Free {
+        /// Which memory.
+        allocation: AllocationId,
+    },
+    /// Free and total memory, as `cuMemGetInfo` reports them.
+    MemoryInfo {
+        /// Which card.
+        card: CardIndex,
+    },
+}
+
+/// From the daemon to a library.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To [`Request::Hello`]. For a CUDA client the message carries file descriptors: the memory
+    /// of each card, in order.
+    Welcome {
+        /// The machine that the daemon simulates.
+        machine: Box<MachineDescription>,
+    },
+    /// To [`Request::CardState`].
+    CardState(Box<CardState>),
+    /// To [`Request::CreateContext`].
+    ContextCreated {
+        /// The new context.
+        context: ContextId,
+    },
+    /// To [`Request::Allocate`].
+    Allocated {
+        /// The new allocation.
+        allocation: AllocationId,
+        /// Where its bytes lie in the card's memory file.
+        offset: u64,
+        /// Its size after rounding.
+        bytes: u64,
+    },
+    /// To [`Request::MemoryInfo`].
+    MemoryInfo {
+        /// Not taken by anyone.
+        free_bytes: u64,
+        /// Usable in all.
+        total_bytes: u64,
+    },
+    /// To no request: something happened that the client registered for.
+    Event(CardEvent),
+    /// The request was done and has no result.
+    Done,
+    /// The request was refused; nothing changed.
+    Refused(Refusal),
+}
+
+/// Something that happened to a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CardEvent {
+    /// The driver logged a critical error.
+    Xid {
+        /// Which card.
+        card: CardIndex,
+        /// Xid code.
+        code: u64,
+    },
+}
+
+/// Why the daemon refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// The library was built for another version of the protocol.
+    #[error("the library and the daemon come from different builds")]
+    Protocol,
+    /// No such card, context or allocation, or one of another process.
+    #[error("no such object")]
+    NotFound,
+    /// The card's memory is physically full.
+    #[error("the card's memory is full")]
+    OutOfMemory,
+    /// The card fell off the bus.
+    #[error("the card is lost")]
+    Lost,
+    /// Malformed or out of order.
+    #[error("invalid request")]
+    Invalid,
+}

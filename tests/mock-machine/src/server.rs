@@ -1,0 +1,491 @@
+//! The daemon: sockets, memory files and time around [`Kernel`].
+//!
+//! One thread, one `epoll` loop: requests are answered in the order in which they arrive, and no
+//! lock exists that a dying process could hold. What a client sends is untrusted: a message that
+//! is malformed or out of order costs that client its connection and nobody else anything.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+use rustix::thread::set_current_timer_slack;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::channel::Channel;
+use crate::control::{self, Answer};
+use crate::description::MachineDescription;
+use crate::kernel::{ClientId, Effect, Kernel, Nanos};
+use crate::protocol::{ClientKind, Refusal, Reply, Request};
+use crate::root::{DriverRoot, LayOutError, Layout};
+use crate::wire::WireError;
+
+mod peers;
+mod stop_signal;
+
+use peers::{Peer, Peers};
+
+/// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
+const MEMORY_FILE_BYTES: u64 = 1 << 60;
+
+/// Why a daemon could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The driver root cannot be written.
+    #[error(transparent)]
+    LayOut(#[from] LayOutError),
+    /// Another daemon serves this root.
+    #[error("a simulated machine already serves {}; stop it or use another --root", root.display())]
+    AlreadyServed {
+        /// The root.
+        root: PathBuf,
+    },
+    /// A file or socket cannot be made.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A system call without a path failed.
+    #[error("cannot {action}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn system(action: &'static str) -> impl FnOnce(Errno) -> ServeError {
+    move |errno| ServeError::System {
+        action,
+        source: errno.into(),
+    }
+}
+
+/// A daemon whose sockets accept connections. Dropping it removes them.
+#[derive(Debug)]
+pub struct Server {
+    root: DriverRoot,
+    kernel: Kernel,
+    memory: Vec<OwnedFd>,
+    epoll: OwnedFd,
+    libraries: OwnedFd,
+    controllers: OwnedFd,
+    _stop: OwnedFd,
+    peers: Peers,
+    next_token: u64,
+    /// Answers that a fault holds back, by the time when they go out.
+    delayed: BTreeMap<(Nanos, u64), Reply>,
+    buffer: Vec<u8>,
+    _lock: OwnedFd,
+}
+
+const LIBRARIES: u64 = 0;
+const CONTROLLERS: u64 = 1;
+const STOP: u64 = 2;
+const STARTER: u64 = 3;
+const FIRST_PEER: u64 = 4;
+/// With a peer's token: its channel's doorbell.
+const DOORBELL: u64 = 1 << 63;
+
+impl Server {
+    /// Lays out the driver root and opens the sockets. SIGTERM and SIGINT stop [`Self::run`] from
+    /// here on.
+    ///
+    /// # Errors
+    /// When the root cannot be written or is served already.
+    pub fn start(
+        description: MachineDescription,
+        root: DriverRoot,
+        libraries: Option<&Path>,
+    ) -> Result<Self, ServeError> {
+        let stop = stop_signal::descriptor().map_err(|source| ServeError::System {
+            action: "watch for SIGTERM",
+            source,
+        })?;
+        // Completions are on time to the microsecond; without it they are 50 µs late. The default
+        // is only less exact.
+        let _ = set_current_timer_slack(NonZeroU64::new(1000));
+        let lock = lock(&root)?;
+        let memory = (0..description.cards.len())
+            .map(|_| memory_file())
+            .collect::<Result<_, _>>()?;
+        root.lay_out(&Layout {
+            cards: u32::try_from(description.cards.len()).unwrap_or(u32::MAX),
+            driver_version: &description.driver_version,
+            libraries,
+        })?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll"))?;
+        let controllers = listener(&root.control_socket())?;
+        let library_socket = listener(&root.socket())?;
+        for (fd, token) in [
+            (&library_socket, LIBRARIES),
+            (&controllers, CONTROLLERS),
+            (&stop, STOP),
+        ] {
+            watch(&epoll, fd, token)?;
+        }
+        Ok(Self {
+            root,
+            kernel: Kernel::new(description, now()),
+            memory,
+            epoll,
+            libraries: library_socket,
+            controllers,
+            _stop: stop,
+            peers: Peers::default(),
+            next_token: FIRST_PEER,
+            delayed: BTreeMap::new(),
+            buffer: Vec::new(),
+            _lock: lock,
+        })
+    }
+
+    /// Stops [`Self::run`] when the other end of a pipe is closed, so that the daemon does not
+    /// outlive whoever holds that end, however it dies.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be watched.
+    pub fn stop_when_closed(&mut self, pipe: &impl AsFd) -> Result<(), ServeError> {
+        watch(&self.epoll, pipe, STARTER)
+    }
+
+    /// Serves until a stop signal arrives.
+    ///
+    /// # Errors
+    /// When the event loop itself fails.
+    pub fn run(&mut self) -> Result<(), ServeError> {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        loop {
+            self.work();
+            let timeout = self.time_to_sleep();
+            events.clear();
+            let buffer = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(system("wait for events")(errno)),
+            }
+            for channel in self.peers.channels() {
+                let _ = channel.set_asleep(false);
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LIBRARIES => self.accept(LIBRARIES),
+                    CONTROLLERS => self.accept(CONTROLLERS),
+                    STOP | STARTER => return Ok(()),
+                    token => self.serve(token),
+                }
+            }
+        }
+    }
+
+    /// Carries out what clients wrote into their channels, in the order in which they did, and
+    /// moves the cards' time to now.
+    fn work(&mut self) {
+        let mut commands = Vec::new();
+        let mut faulty = Vec::new();
+        self.peers.take_commands(&mut commands, &mut faulty);
+        commands.sort_by_key(|(_, command)| command.at);
+        let now = now();
+        for (client, command) in commands {
+            if self.kernel.command(client, command, now).is_err() {
+                faulty.push(client);
+            }
+        }
+        self.kernel.advance(now);
+        self.send_delayed(now);
+        for client in faulty {
+            self.drop_peer(client.0);
+        }
+        self.apply_effects();
+    }
+
+    /// Until when nothing happens by itself; zero when a command came in the meantime.
+    fn time_to_sleep(&self) -> Option<Timespec> {
+        let mut waiting = false;
+        for channel in self.peers.channels() {
+            waiting |= channel.set_asleep(true);
+        }
+        if waiting {
+            return Some(Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            });
+        }
+        let due = self.delayed.keys().next().map(|(due, _)| *due);
+        let next = self.kernel.next_change().into_iter().chain(due).min()?;
+        Timespec::try_from(Duration::from_nanos(next.saturating_sub(now()))).ok()
+    }
+
+    /// Takes a waiting connection. A failure concerns only the one that failed.
+    fn accept(&mut self, listener: u64) {
+        let libraries = listener == LIBRARIES;
+        let source = if libraries {
+            &self.libraries
+        } else {
+            &self.controllers
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = accept_with(source, flags) else {
+            return;
+        };
+        let token = self.next_token;
+        if watch(&self.epoll, &socket, token).is_err() {
+            return;
+        }
+        self.next_token += 1;
+        if libraries {
+            let pid = socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            self.kernel.connect(ClientId(token), pid.unsigned_abs());
+        }
+        self.peers.insert(token, Peer::new(socket, libraries));
+    }
+
+    /// Answers everything a peer has sent.
+    fn serve(&mut self, token: u64) {
+        if token & DOORBELL != 0 {
+            self.peers.answer_doorbell(token & !DOORBELL);
+            return;
+        }
+        loop {
+            match self.answer(token) {
+                Ok(()) => self.apply_effects(),
+                Err(WireError::Socket(Errno::AGAIN)) => return,
+                Err(_) => {
+                    self.drop_peer(token);
+                    self.apply_effects();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, token: u64) -> Result<(), WireError> {
+        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
+        if peer.is_controller() {
+            let command = peer.receive::<control::Command>(&mut self.buffer)?;
+            return peer.send(&carry_out(&mut self.kernel, &command), &[]);
+        }
+        let request = peer.receive::<Request>(&mut self.buffer)?;
+        let client = ClientId(token);
+        let reply = self.kernel.handle(client, &request);
+        let welcomed = matches!(reply, Reply::Welcome { .. });
+        if welcomed && self.kernel.kind(client) == Some(ClientKind::Cuda) {
+            return self.welcome(token, &reply);
+        }
+        let delay = self.kernel.delay(&request);
+        if delay.is_zero() {
+            return peer.send(&reply, &[]);
+        }
+        let due = u64::try_from(delay.as_nanos())
+            .unwrap_or(u64::MAX)
+            .saturating_add(now());
+        self.delayed.insert((due, token), reply);
+        Ok(())
+    }
+
+    /// Sends what was held back long enough.
+    fn send_delayed(&mut self, now: Nanos) {
+        let later = self.delayed.split_off(&(now, u64::MAX));
+        for ((_, token), reply) in std::mem::replace(&mut self.delayed, later) {
+            // Who has gone does not miss it.
+            let _ = self.peers.get(token).map(|peer| peer.send(&reply, &[]));
+        }
+    }
+
+    /// Gives a CUDA client the memory of the cards and a channel.
+    fn welcome(&mut self, token: u64, reply: &Reply) -> Result<(), WireError> {
+        let channel = Channel::new()?;
+        watch(&self.epoll, &channel, token | DOORBELL).map_err(|_| WireError::Closed)?;
+        let memory = self.memory.iter().chain(channel.descriptors());
+        let fds: Vec<_> = memory.map(AsFd::as_fd).collect();
+        let peer = self.peers.get_mut(token).ok_or(WireError::Closed)?;
+        let sent = peer.send(reply, &fds);
+        peer.open_channel(channel);
+        sent
+    }
+
+    fn drop_peer(&mut self, token: u64) {
+        let Some(peer) = self.peers.remove(token) else {
+            return;
+        };
+        if let Some(channel) = peer.channel() {
+            // The client may hold the doorbell for longer than we do.
+            let _ = epoll::delete(&self.epoll, channel);
+        }
+        self.kernel.disconnect(ClientId(token));
+    }
+
+    fn apply_effects(&mut self) {
+        for effect in self.kernel.take_effects() {
+            match effect {
+                Effect::Forget {
+                    card,
+                    offset,
+                    bytes,
+                } => {
+                    let index = usize::try_from(card.0).ok();
+                    if let Some(file) = index.and_then(|index| self.memory.get(index)) {
+                        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                        // Bytes that stay cost memory, not correctness: ranges are never reused.
+                        let _ = fallocate(file, hole, offset, bytes);
+                    }
+                }
+                Effect::Push { client, message } => {
+                    if let Some(peer) = self.peers.get(client.0) {
+                        // A client that does not read its events loses them, as on hardware.
+                        let _ = peer.send(&message, &[]);
+                    }
+                }
+                Effect::Completed {
+                    client,
+                    stream,
+                    ticket,
+                } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.complete(stream, ticket));
+                }
+                Effect::Recorded {
+                    client,
+                    event,
+                    recording,
+                    at,
+                } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.record(event, recording, at));
+                }
+                Effect::HostCall {
+                    client,
+                    stream,
+                    ticket,
+                } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.call_host(stream, ticket));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for socket in [self.root.socket(), self.root.control_socket()] {
+            // A socket that stays is replaced by the next daemon.
+            let _ = fs::remove_file(socket);
+        }
+    }
+}
+
+/// Nanoseconds of the clock that clients stamp their commands with.
+#[must_use]
+pub fn now() -> Nanos {
+    let time = clock_gettime(ClockId::Monotonic);
+    let (seconds, nanos) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+fn carry_out(kernel: &mut Kernel, command: &control::Command) -> Answer {
+    match command {
+        control::Command::Status => Answer::Status(kernel.status()),
+        control::Command::Raise(event) => done(kernel.raise(*event)),
+        control::Command::Break { card, faults } => done(kernel.break_card(*card, faults.clone())),
+    }
+}
+
+fn done(result: Result<(), Refusal>) -> Answer {
+    match result {
+        Ok(()) => Answer::Done,
+        Err(refusal) => Answer::Refused(refusal),
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> Result<(), ServeError> {
+    epoll::add(
+        epoll,
+        fd,
+        epoll::EventData::new_u64(token),
+        epoll::EventFlags::IN,
+    )
+    .map_err(system("watch a descriptor"))
+}
+
+fn memory_file() -> Result<OwnedFd, ServeError> {
+    let file = memfd_create("mock-gpu-memory", MemfdFlags::CLOEXEC)
+        .map_err(system("create a card's memory"))?;
+    ftruncate(&file, MEMORY_FILE_BYTES).map_err(system("size a card's memory"))?;
+    Ok(file)
+}
+
+/// Makes sure that this process alone serves the root; the kernel releases the lock when we die.
+fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
+    let path = root.lock_file();
+    let file_error = |action, path: &Path, source| ServeError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|source| file_error("create", parent, source))?;
+    }
+    let file = fs::File::create(&path).map_err(|source| file_error("create", &path, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file.into()),
+        Err(Errno::WOULDBLOCK) => Err(ServeError::AlreadyServed {
+            root: root.path().to_owned(),
+        }),
+        Err(errno) => Err(file_error("lock", &path, errno.into())),
+    }
+}
+
+/// A listening socket at a path. The lock is held, so what lies there is of a daemon that died.
+/// It appears under its name only when it accepts connections.
+fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
+    let error = |action: &'static str| {
+        move |source: Errno| ServeError::File {
+            action,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    };
+    let temporary = path.with_extension("new");
+    let _ = fs::remove_file(&temporary);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(error("create socket"))?;
+    let address = SocketAddrUnix::new(&temporary).map_err(error("name socket"))?;
+    bind(&socket, &address).map_err(error("bind socket"))?;
+    listen(&socket, 1024).map_err(error("listen on socket"))?;
+    let renamed = open_to_all(&temporary).and_then(|()| fs::rename(&temporary, path));
+    renamed.map_err(|source| ServeError::File {
+        action: "publish socket",
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(socket)
+}
+
+/// As the driver's device files, the socket is for every user.
+fn open_to_all(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+}

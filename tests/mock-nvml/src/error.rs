@@ -1,0 +1,74 @@
+//! NVML's error codes, and which of them a failed request becomes.
+
+use std::ffi::CStr;
+
+use drava_mock_machine::client::ClientError;
+use drava_mock_machine::protocol::Refusal;
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
+
+macro_rules! errors {
+    ($($(#[$meta:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+        /// `nvmlReturn_t` without `NVML_SUCCESS`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum NvmlError {
+            $($(#[$meta])* $name = $value,)*
+        }
+
+        /// What `nvmlErrorString` says about a code.
+        pub(crate) fn text(code: nvmlReturn_t) -> &'static CStr {
+            match code {
+                0 => c"Success",
+                $($value => $text,)*
+                4 => c"Insufficient Permissions",
+                19 => c"In use by another client",
+                23 => c"Insufficient Resources",
+                22 => c"The requested vgpu operation is not available on target device, becasue ECC is enabled",
+                24 => c"Ran out of critical resources, other than memory",
+                _ => c"Unknown Error",
+            }
+        }
+    };
+}
+
+errors! {
+    Uninitialized = 1, c"Uninitialized";
+    InvalidArgument = 2, c"Invalid Argument";
+    NotSupported = 3, c"Not Supported";
+    NotFound = 6, c"Not Found";
+    InsufficientSize = 7, c"Insufficient Size";
+    DriverNotLoaded = 9, c"Driver Not Loaded";
+    Timeout = 10, c"Timeout";
+    GpuIsLost = 15, c"GPU is lost";
+    LibRmVersionMismatch = 18, c"Driver/library version mismatch";
+    Memory = 20, c"Insufficient Memory";
+    ArgumentVersionMismatch = 25, c"The provided version is invalid/unsupported";
+    Unknown = 999, c"Unknown Error";
+}
+
+impl From<NvmlError> for nvmlReturn_t {
+    fn from(error: NvmlError) -> Self {
+        error as Self
+    }
+}
+
+impl From<ClientError> for NvmlError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::NoMachine { .. } | ClientError::Wire(_) => Self::DriverNotLoaded,
+            ClientError::Refused(refusal) => refusal.into(),
+            ClientError::Unexpected => Self::Unknown,
+        }
+    }
+}
+
+impl From<Refusal> for NvmlError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Protocol => Self::LibRmVersionMismatch,
+            Refusal::NotFound => Self::NotFound,
+            Refusal::OutOfMemory => Self::Memory,
+            Refusal::Lost => Self::GpuIsLost,
+            Refusal::Invalid => Self::InvalidArgument,
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! MIG: mode, GPU instance profiles and their placements.
+
+use std::ffi::{c_uint, c_ulonglong};
+
+use drava_mock_machine::description::{GpuInstanceProfile, GpuInstanceProfileKind, Mig};
+use nvml_wrapper_sys::bindings::{
+    NVML_GPU_INSTANCE_PROFILE_CAPS_GFX, nvmlDevice_t, nvmlDeviceAttributes_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlGpuInstanceProfileInfo_v3_t,
+};
+
+use crate::abi::{Answer, Out, entry_points, fixed_text, set_list};
+use crate::error::NvmlError;
+use crate::handle::device;
+
+entry_points! {
+    fn nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: Out<c_uint>, pending: Out<c_uint>) {
+        mig(handle)?;
+        current.set(0)?;
+        pending.set(0)
+    }
+
+    fn nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, count: Out<c_uint>) {
+        count.set(device(handle)?.model()?.mig.as_ref().map_or(0, Mig::max_devices))
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, is_mig: Out<c_uint>) {
+        device(handle)?;
+        is_mig.set(0)
+    }
+
+    fn nvmlDeviceGetGpuInstanceProfileInfo(handle: nvmlDevice_t, profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_t>) {
+        let profile = profile_of_kind(handle, profile)?;
+        info.set(nvmlGpuInstanceProfileInfo_t {
+            id: profile.id,
+            isP2pSupported: 0,
+            sliceCount: profile.slices,
+            instanceCount: profile.instances,
+            multiprocessorCount: profile.multiprocessors,
+            copyEngineCount: profile.copy_engines,
+            decoderCount: profile.decoders,
+            encoderCount: profile.encoders,
+            jpegCount: profile.jpeg_engines,
+            ofaCount: profile.ofa_engines,
+            memorySizeMB: profile.memory_mib,
+        })
+    }
+
+    fn nvmlDeviceGetGpuInstanceProfileInfoV(handle: nvmlDevice_t, profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) {
+        versioned_info(profile_of_kind(handle, profile)?, info)
+    }
+
+    fn nvmlDeviceGetGpuInstanceProfileInfoByIdV(handle: nvmlDevice_t, id: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) {
+        versioned_info(profile_of_id(handle, id)?, info)
+    }
+
+    fn nvmlDeviceGetGpuInstancePossiblePlacements(handle: nvmlDevice_t, id: c_uint, placements: Out<nvmlGpuInstancePlacement_t>, count: Out<c_uint>) {
+        possible_placements(handle, id, placements, count)
+    }
+
+    fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle: nvmlDevice_t, id: c_uint, placements: Out<nvmlGpuInstancePlacement_t>, count: Out<c_uint>) {
+        possible_placements(handle, id, placements, count)
+    }
+
+    fn nvmlDeviceGetAttributes(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) { device_attributes(handle, attributes) }
+    fn nvmlDeviceGetAttributes_v2(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) { device_attributes(handle, attributes) }
+}
+
+fn mig(handle: nvmlDevice_t) -> Answer<&'static Mig> {
+    device(handle)?
+        .model()?
+        .mig
+        .as_ref()
+        .ok_or(NvmlError::NotSupported)
+}
+
+/// The profile for one of `NVML_GPU_INSTANCE_PROFILE_*`.
+fn profile_of_kind(handle: nvmlDevice_t, kind: c_uint) -> Answer<&'static GpuInstanceProfile> {
+    let mig = mig(handle)?;
+    let index = usize::try_from(kind).map_err(|_| NvmlError::InvalidArgument)?;
+    let kind = GpuInstanceProfileKind::ALL
+        .get(index)
+        .ok_or(NvmlError::InvalidArgument)?;
+    mig.profile_of_kind(*kind).ok_or(NvmlError::NotSupported)
+}
+
+/// The profile with an id, as GPU instances are created with.
+fn profile_of_id(handle: nvmlDevice_t, id: c_uint) -> Answer<&'static GpuInstanceProfile> {
+    mig(handle)?.profile(id).ok_or(NvmlError::NotSupported)
+}
+
+/// Versions 2 and 3; version 3 replaces the peer-to-peer flag by a set of capabilities.
+fn versioned_info(
+    profile: &GpuInstanceProfile,
+    info: Out<nvmlGpuInstanceProfileInfo_v2_t>,
+) -> Answer {
+    let name = fixed_text(&format!("MIG {}", profile.name));
+    let v3 = info.as_version::<nvmlGpuInstanceProfileInfo_v3_t>();
+    if let Ok(version) = v3.require_version(3) {
+        let graphics = profile.kind.graphics();
+        return v3.set(nvmlGpuInstanceProfileInfo_v3_t {
+            version,
+            id: profile.id,
+            sliceCount: profile.slices,
+            instanceCount: profile.instances,
+            multiprocessorCount: profile.multiprocessors,
+            copyEngineCount: profile.copy_engines,
+            decoderCount: profile.decoders,
+            encoderCount: profile.encoders,
+            jpegCount: profile.jpeg_engines,
+            ofaCount: profile.ofa_engines,
+            memorySizeMB: profile.memory_mib,
+            name,
+            capabilities: if graphics {
+                NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
+            } else {
+                0
+            },
+        });
+    }
+    let version = info.require_version(2)?;
+    info.set(nvmlGpuInstanceProfileInfo_v2_t {
+        version,
+        id: profile.id,
+        isP2pSupported: 0,
+        sliceCount: profile.slices,
+        instanceCount: profile.instances,
+        multiprocessorCount: profile.multiprocessors,
+        copyEngineCount: profile.copy_engines,
+        decoderCount: profile.decoders,
+        encoderCount: profile.encoders,
+        jpegCount: profile.jpeg_engines,
+        ofaCount: profile.ofa_engines,
+        memorySizeMB: profile.memory_mib,
+        name,
+    })
+}
+
+/// With a null array the caller asks only for the count.
+fn possible_placements(
+    handle: nvmlDevice_t,
+    id: c_uint,
+    placements: Out<nvmlGpuInstancePlacement_t>,
+    count: Out<c_uint>,
+) -> Answer {
+    let table = &profile_of_id(handle, id)?.placements;
+    if placements.is_null() {
+        return count.set(c_uint::try_from(table.starts.len()).map_err(|_| NvmlError::Unknown)?);
+    }
+    let size = table.size;
+    let list = table.starts.iter().map(|start| nvmlGpuInstancePlacement_t {
+        start: *start,
+        size,
+    });
+    set_list(count, placements, list.collect())
+}
+
+/// Attributes of a whole card.
+fn device_attributes(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) -> Answer {
+    let model = device(handle)?.model()?;
+    attributes.set(nvmlDeviceAttributes_t {
+        multiprocessorCount: model.compute.multiprocessors,
+        sharedCopyEngineCount: model.compute.copy_engines,
+        sharedDecoderCount: 0,
+        sharedEncoderCount: 0,
+        sharedJpegCount: 0,
+        sharedOfaCount: 0,
+        gpuInstanceSliceCount: 0,
+        computeInstanceSliceCount: 0,
+        memorySizeMB: c_ulonglong::from(model.memory.total_bytes >> 20),
+    })
+}

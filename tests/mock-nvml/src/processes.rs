@@ -1,0 +1,74 @@
+//! Process lists.
+
+use std::ffi::c_uint;
+
+use drava_mock_machine::protocol::Figure;
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t,
+};
+
+use crate::abi::{Answer, Out, entry_points, set_list};
+use crate::handle::device;
+
+/// What GPU and compute instance ids read where there is none.
+const NO_INSTANCE: c_uint = c_uint::MAX;
+
+entry_points! {
+    fn nvmlDeviceGetComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+        set_list(count, infos, compute(handle)?.iter().map(Process::v1).collect())
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v2_t>) {
+        set_list(count, infos, compute(handle)?.iter().map(Process::v2).collect())
+    }
+
+    // Version 3 has the layout of version 2.
+    fn nvmlDeviceGetComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, compute(handle)?.iter().map(Process::v2).collect())
+    }
+
+    // No graphics and no MPS on a simulated card.
+    fn nvmlDeviceGetGraphicsRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { nobody(handle, count) }
+}
+
+struct Process {
+    pid: c_uint,
+    used_bytes: u64,
+}
+
+impl Process {
+    fn v1(&self) -> nvmlProcessInfo_v1_t {
+        nvmlProcessInfo_v1_t {
+            pid: self.pid,
+            usedGpuMemory: self.used_bytes,
+        }
+    }
+
+    fn v2(&self) -> nvmlProcessInfo_v2_t {
+        nvmlProcessInfo_v2_t {
+            pid: self.pid,
+            usedGpuMemory: self.used_bytes,
+            gpuInstanceId: NO_INSTANCE,
+            computeInstanceId: NO_INSTANCE,
+        }
+    }
+}
+
+fn compute(handle: nvmlDevice_t) -> Answer<Vec<Process>> {
+    let state = device(handle)?.reporting(Figure::Processes)?;
+    let process = |process: &drava_mock_machine::protocol::ProcessState| Process {
+        pid: process.pid,
+        used_bytes: process.used_bytes,
+    };
+    Ok(state.processes.iter().map(process).collect())
+}
+
+fn nobody(handle: nvmlDevice_t, count: Out<c_uint>) -> Answer {
+    device(handle)?;
+    count.set(0)
+}

@@ -1,0 +1,129 @@
+//! Clients that users run, unmodified: nvidia-ml-py, gpustat, nvitop, go-nvml.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::{Context, ensure};
+use drava_mock_machine::description::{BUNDLED, H100X2, MIB, T4};
+use drava_mock_machine::testing::{Machine, python};
+
+fn text(output: &Output) -> anyhow::Result<String> {
+    let text = String::from_utf8(output.stdout.clone())?;
+    ensure!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(text)
+}
+
+/// A process that holds 1000 MiB of card 0, and its use of the card.
+fn holder(machine: &Machine) -> anyhow::Result<(Child, u64)> {
+    let child = machine
+        .program("cuda-probe")?
+        .args(["alloc", "--mib", "1000", "--hold", "600"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    let card = machine.wait_for_card(0, |card| card.used_bytes > 1000 * MIB)?;
+    Ok((child, card.used_bytes))
+}
+
+#[test]
+fn gpustat_shows_memory_and_process() -> anyhow::Result<()> {
+    let machine = Machine::start(H100X2)?;
+    let (mut child, used) = holder(&machine)?;
+    let output = machine
+        .command(python::clients()?.join("gpustat"))
+        .arg("--json")
+        .output()?;
+    let shown: serde_json::Value = serde_json::from_str(&text(&output)?)?;
+    assert_eq!(shown["gpus"][0]["memory.used"], used / MIB);
+    assert_eq!(shown["gpus"][0]["memory.total"], 81559);
+    assert_eq!(shown["gpus"][0]["processes"][0]["pid"], child.id());
+    assert_eq!(shown["gpus"][0]["processes"][0]["command"], "cuda-probe");
+    assert_eq!(shown["gpus"][1]["processes"], serde_json::json!([]));
+    child.kill()?;
+    child.wait()?;
+    Ok(())
+}
+
+#[test]
+fn nvitop_shows_the_cards() -> anyhow::Result<()> {
+    let machine = Machine::start(H100X2)?;
+    let (mut child, used) = holder(&machine)?;
+    let output = machine
+        .command(python::clients()?.join("nvitop"))
+        .args(["--once", "--ascii"])
+        .output()?;
+    let shown = text(&output)?;
+    assert!(shown.contains("H100 80GB HBM3"), "{shown}");
+    assert!(
+        shown.contains(&format!("{}MiB / 79.65GiB", used / MIB)),
+        "{shown}"
+    );
+    assert!(shown.contains(&format!("{} C", child.id())), "{shown}");
+    child.kill()?;
+    child.wait()?;
+    Ok(())
+}
+
+/// Calls every getter of nvidia-ml-py that takes a device only: each answers, or says that it is
+/// not supported, on every bundled machine.
+#[test]
+fn every_getter_of_nvidia_ml_py_answers() -> anyhow::Result<()> {
+    let script = r#"
+import inspect, pynvml
+pynvml.nvmlInit()
+answered = 0
+for index in range(pynvml.nvmlDeviceGetCount()):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    for name in dir(pynvml):
+        function = getattr(pynvml, name)
+        if not name.startswith("nvmlDeviceGet") or not inspect.isfunction(function):
+            continue
+        required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        if required not in (["handle"], ["device"]):
+            continue
+        try:
+            function(handle)
+            answered += 1
+        except pynvml.NVMLError_NotSupported:
+            pass
+pynvml.nvmlShutdown()
+print(answered)
+"#;
+    let python = python::clients()?.join("python");
+    for (name, yaml) in BUNDLED {
+        let machine = Machine::start(yaml)?;
+        let output = machine.command(&python).args(["-c", script]).output()?;
+        let answered: usize = text(&output)
+            .with_context(|| name.to_string())?
+            .trim()
+            .parse()?;
+        assert!(answered >= 50, "{name}: {answered}");
+    }
+    Ok(())
+}
+
+/// go-nvml looks every symbol up when it starts.
+#[test]
+fn go_nvml_lists_the_cards() -> anyhow::Result<()> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go-client");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-client");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(".")
+        .current_dir(&sources)
+        .env("GOFLAGS", "-mod=readonly")
+        .output()
+        .context("this test needs Go")?;
+    text(&built)?;
+    let machine = Machine::start(T4)?;
+    let output = machine.command(&program).output()?;
+    assert_eq!(
+        text(&output)?,
+        "Tesla T4 15360 GPU-2b8e5d14-9c03-4f6a-b7d1-40a8e6c31f03\n"
+    );
+    Ok(())
+}

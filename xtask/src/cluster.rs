@@ -1,0 +1,224 @@
+//! `cargo xtask cluster`: the real Kubernetes of the tests, driven by hand.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Subcommand;
+use drava_cluster::{
+    Cluster, Component, DEFAULT_NAME, Kubernetes, Machine, Options, Phase, attach, down, up,
+};
+
+/// Command line of `cargo xtask cluster`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Name of the cluster; its state lies in `target/cluster/<name>`.
+    #[arg(long, global = true, default_value = DEFAULT_NAME)]
+    name: String,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Start the cluster, or what is missing of it.
+    Up {
+        /// Minor release of Kubernetes: 1.36 or 1.37.
+        #[arg(long, default_value_t)]
+        kubernetes: Kubernetes,
+        /// File that describes the node's simulated GPUs, or `none` [default: two H100].
+        #[arg(long, value_parser = machine)]
+        machine: Option<Machine>,
+    },
+    /// End the cluster and remove every trace of it.
+    Down,
+    /// Tell how the cluster is doing.
+    Status {
+        /// Form of the output.
+        #[arg(long, short, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Print what a component wrote.
+    Logs {
+        /// One of mock-machine, etcd, containerd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet [default: all].
+        component: Option<Component>,
+        /// Go on as it writes more.
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Print the path of the kubeconfig.
+    Kubeconfig,
+    /// Run kubectl against the cluster.
+    Kubectl {
+        /// Arguments of kubectl.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run Helm against the cluster.
+    Helm {
+        /// Arguments of Helm.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Run a program inside the node, such as `sh`.
+    Exec {
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Bring images onto the node.
+    Load {
+        /// OCI archives, as `cargo xtask image` writes them.
+        #[arg(required = true)]
+        archives: Vec<PathBuf>,
+    },
+    /// End a component and start it again.
+    Restart {
+        /// Which one.
+        component: Component,
+    },
+}
+
+#[derive(Clone, Copy, Default, clap::ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+/// Reads `--machine`.
+fn machine(text: &str) -> Result<Machine> {
+    if text == "none" {
+        return Ok(Machine::None);
+    }
+    let file = PathBuf::from(text);
+    if !file.is_file() {
+        bail!("{text} is neither a file nor `none`");
+    }
+    Ok(Machine::File(file))
+}
+
+/// Runs the chore.
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut options = Options::named(&args.name);
+    let running = || attach(&options.state);
+    match args.action {
+        Action::Up {
+            kubernetes,
+            machine,
+        } => {
+            options.kubernetes = kubernetes;
+            options.machine = machine.unwrap_or_default();
+            let cluster = up(&options)?;
+            println!("export KUBECONFIG={}", cluster.kubeconfig().display());
+            Ok(())
+        }
+        Action::Down => {
+            let there = down(&options.state)?;
+            println!(
+                "{}",
+                if there {
+                    "The cluster and all it kept are gone."
+                } else {
+                    "There is no cluster."
+                }
+            );
+            Ok(())
+        }
+        Action::Status { output } => status(&running()?, output),
+        Action::Logs { component, follow } => logs(&running()?, component, follow),
+        Action::Kubeconfig => {
+            println!("{}", running()?.kubeconfig().display());
+            Ok(())
+        }
+        Action::Kubectl { args } => become_program(running()?.kubectl().args(args)),
+        Action::Helm { args } => become_program(running()?.helm().args(args)),
+        Action::Exec { command } => {
+            let (program, args) = command.split_first().context("name a program")?;
+            become_program(running()?.command(program)?.args(args))
+        }
+        Action::Load { archives } => {
+            let cluster = running()?;
+            archives
+                .iter()
+                .try_for_each(|archive| cluster.load_image(archive))
+        }
+        Action::Restart { component } => running()?.restart(component),
+    }
+}
+
+fn status(cluster: &Cluster, output: Output) -> Result<()> {
+    let status = cluster.status()?;
+    let mut out = std::io::stdout().lock();
+    match output {
+        Output::Json => writeln!(out, "{}", serde_json::to_string_pretty(&status)?)?,
+        Output::Text => {
+            writeln!(
+                out,
+                "Kubernetes {} in {}",
+                status.kubernetes,
+                status.state.display()
+            )?;
+            for component in &status.components {
+                let restarts = match component.restarts {
+                    0 => String::new(),
+                    1 => ", restarted once".into(),
+                    more => format!(", restarted {more} times"),
+                };
+                writeln!(
+                    out,
+                    "  {:24} {}{restarts}",
+                    component.component,
+                    phase(&component.phase)
+                )?;
+            }
+            writeln!(out, "export KUBECONFIG={}", status.kubeconfig.display())?;
+        }
+    }
+    if !status.ready {
+        bail!(
+            "not every component is ready; `cargo xtask cluster logs <component>` shows what it wrote"
+        );
+    }
+    Ok(())
+}
+
+fn phase(phase: &Phase) -> String {
+    match phase {
+        Phase::Waiting { needs } => format!("waits for {needs}"),
+        Phase::Starting { pid } => format!("starts (process {pid})"),
+        Phase::Ready { pid } => format!("ready (process {pid})"),
+        Phase::Failed { reason } => format!("down: {reason}"),
+        Phase::Stopping { pid } => format!("ends (process {pid})"),
+        Phase::Stopped => "stopped".into(),
+    }
+}
+
+/// Shows log files by way of tail(1), which can follow several.
+fn logs(cluster: &Cluster, component: Option<Component>, follow: bool) -> Result<()> {
+    let files: Vec<PathBuf> = match component {
+        Some(component) => vec![cluster.log(component)],
+        None => Component::ALL
+            .into_iter()
+            .map(|component| cluster.log(component))
+            .filter(|log| log.exists())
+            .collect(),
+    };
+    let mut tail = Command::new("tail");
+    tail.arg("--lines=+1")
+        .args(follow.then_some("--follow"))
+        .args(files);
+    become_program(&mut tail)
+}
+
+/// Replaces this program, so that signals, terminal and exit status are the other's own.
+fn become_program(command: &mut Command) -> Result<()> {
+    // A program that takes the terminal over must not find half a line of ours on it.
+    if std::io::stdout().is_terminal() {
+        std::io::stdout().flush()?;
+    }
+    let error = command.exec();
+    Err(error).with_context(|| format!("run {}", command.get_program().display()))
+}

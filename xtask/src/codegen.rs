@@ -1,0 +1,244 @@
+//! `cargo xtask codegen`: the checked-in generated sources.
+//!
+//! The kubelet bindings of the driver come from its own minimal `.proto` files (no protoc: protox parses them). What is
+//! generated is checked in, so that building the driver needs none of this; `--check` fails when it is stale.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Command line of `cargo xtask codegen`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Change nothing; fail if a checked-in file differs from what would be generated.
+    #[arg(long)]
+    check: bool,
+}
+
+/// One `.proto` file and the Rust file made of it.
+struct Binding {
+    /// Path below `dra-driver/proto`.
+    proto: &'static str,
+    /// File below `dra-driver/src/proto`.
+    rust: &'static str,
+    /// Protobuf package, which is also the name that the generator gives its file.
+    package: &'static str,
+    /// Rust module with the messages, where this package says the same on the wire as one generated already: then
+    /// only the service is generated and both versions share one set of types.
+    messages_of: Option<&'static str>,
+}
+
+const BINDINGS: [Binding; 5] = [
+    Binding {
+        proto: "pluginregistration/v1.proto",
+        rust: "registration.rs",
+        package: "pluginregistration",
+        messages_of: None,
+    },
+    Binding {
+        proto: "dra/v1.proto",
+        rust: "dra_v1.rs",
+        package: "k8s.io.kubelet.pkg.apis.dra.v1",
+        messages_of: None,
+    },
+    Binding {
+        // Lacks only Device.share_id, which a v1beta1 kubelet skips as a field it does not know.
+        proto: "dra/v1beta1.proto",
+        rust: "dra_v1beta1.rs",
+        package: "k8s.io.kubelet.pkg.apis.dra.v1beta1",
+        messages_of: Some("crate::proto::dra_v1"),
+    },
+    Binding {
+        proto: "dra-health/v1.proto",
+        rust: "health_v1.rs",
+        package: "v1",
+        messages_of: None,
+    },
+    Binding {
+        proto: "dra-health/v1alpha1.proto",
+        rust: "health_v1alpha1.rs",
+        package: "v1alpha1",
+        messages_of: Some("crate::proto::health_v1"),
+    },
+];
+
+/// Generates everything, or with `--check` compares it with what is checked in.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let Args { check } = args;
+    let driver = repository_root().join("dra-driver");
+    let mut stale = Vec::new();
+    for binding in &BINDINGS {
+        let path = driver.join("src/proto").join(binding.rust);
+        let wanted = generate(binding, &driver.join("proto"))?;
+        if fs::read_to_string(&path).is_ok_and(|present| present == wanted) {
+            continue;
+        }
+        if *check {
+            stale.push(path.display().to_string());
+        } else {
+            fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
+            println!("wrote {}", path.display());
+        }
+    }
+    if !stale.is_empty() {
+        bail!(
+            "stale generated files: {}; run `cargo xtask codegen`",
+            stale.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Rust source of one binding.
+fn generate(binding: &Binding, protos: &Path) -> Result<String> {
+    let descriptors = protox::compile([binding.proto], [protos])
+        .with_context(|| format!("parse {}", protos.join(binding.proto).display()))?;
+    // The generator only writes files; this directory is its own and overwritten each time.
+    let out = repository_root().join("target/codegen");
+    fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
+    let mut builder = tonic_prost_build::configure()
+        .out_dir(&out)
+        .build_transport(false);
+    if let Some(module) = binding.messages_of {
+        builder = builder.extern_path(format!(".{}", binding.package), module);
+    }
+    builder
+        .compile_fds(descriptors)
+        .with_context(|| format!("generate bindings of {}", binding.proto))?;
+    let generated = out.join(format!("{}.rs", binding.package));
+    fs::read_to_string(&generated).with_context(|| format!("read {}", generated.display()))
+}
+
+fn repository_root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::process::Command;
+
+    use super::*;
+
+    const KUBELET_MODULE: &str = "k8s.io/kubelet@v0.37.1";
+
+    /// Everything that the wire depends on, by full name: fields of messages, values of enums, methods of services.
+    fn wire(file: &str, include: &Path) -> BTreeMap<String, String> {
+        let set = protox::compile([file], [include]).unwrap();
+        let mut facts = BTreeMap::new();
+        for file in &set.file {
+            let package = file.package();
+            for message in &file.message_type {
+                let name = format!("{package}.{}", message.name());
+                facts.insert(format!("message {name}"), String::new());
+                for (owner, field) in message
+                    .field
+                    .iter()
+                    .map(|field| (name.clone(), field))
+                    .chain(message.nested_type.iter().flat_map(|nested| {
+                        let owner = format!("{name}.{}", nested.name());
+                        nested.field.iter().map(move |field| (owner.clone(), field))
+                    }))
+                {
+                    facts.insert(
+                        format!("field {owner}#{}", field.number()),
+                        format!(
+                            "{} {:?} {:?} {} optional={}",
+                            field.name(),
+                            field.label(),
+                            field.r#type(),
+                            field.type_name(),
+                            field.proto3_optional()
+                        ),
+                    );
+                }
+            }
+            for r#enum in &file.enum_type {
+                for value in &r#enum.value {
+                    facts.insert(
+                        format!("enum {package}.{}.{}", r#enum.name(), value.name()),
+                        value.number().to_string(),
+                    );
+                }
+            }
+            for service in &file.service {
+                for method in &service.method {
+                    facts.insert(
+                        format!("rpc {package}.{}/{}", service.name(), method.name()),
+                        format!(
+                            "({} stream={}) -> ({} stream={})",
+                            method.input_type(),
+                            method.client_streaming(),
+                            method.output_type(),
+                            method.server_streaming()
+                        ),
+                    );
+                }
+            }
+        }
+        facts
+    }
+
+    /// The kubelet API module in the Go module cache, if it is there.
+    fn upstream() -> Option<PathBuf> {
+        let output = Command::new("go")
+            .args(["env", "GOMODCACHE"])
+            .output()
+            .ok()?;
+        let cache = String::from_utf8(output.stdout).ok()?;
+        let apis = Path::new(cache.trim())
+            .join(KUBELET_MODULE)
+            .join("pkg/apis");
+        apis.is_dir().then_some(apis)
+    }
+
+    #[test]
+    fn own_protos_say_on_the_wire_exactly_what_kubelets_say() {
+        let Some(upstream) = upstream() else {
+            println!(
+                "skipped: {KUBELET_MODULE} is not in the Go module cache; `go mod download {KUBELET_MODULE}`"
+            );
+            return;
+        };
+        let own = repository_root().join("dra-driver/proto");
+        for binding in &BINDINGS {
+            let ours = wire(binding.proto, &own);
+            let original = format!("{}/api.proto", binding.proto.trim_end_matches(".proto"));
+            assert_eq!(ours, wire(&original, &upstream), "{}", binding.proto);
+        }
+    }
+
+    #[test]
+    fn checked_in_bindings_are_what_the_protos_generate() {
+        run(&Args { check: true }).unwrap();
+    }
+
+    /// What `messages_of` relies on: the older version has no field that the newer one lacks or numbers otherwise.
+    #[test]
+    fn shared_message_types_fit_both_versions() {
+        let own = repository_root().join("dra-driver/proto");
+        for (newer, older, newer_package, older_package) in [
+            (
+                "dra/v1.proto",
+                "dra/v1beta1.proto",
+                "dra.v1.",
+                "dra.v1beta1.",
+            ),
+            (
+                "dra-health/v1.proto",
+                "dra-health/v1alpha1.proto",
+                "v1.",
+                "v1alpha1.",
+            ),
+        ] {
+            let newer = wire(newer, &own);
+            for (key, fact) in wire(older, &own) {
+                let key = key.replace(older_package, newer_package);
+                let fact = fact.replace(older_package, newer_package);
+                assert_eq!(newer.get(&key), Some(&fact), "{key}");
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Puts drava on a cluster as a user would: images, then the Helm chart. Shared by the demo and the end-to-end tests.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use drava_cluster::{Cluster, Kubernetes, Machine, Options, Profile, Progress, workspace_root};
+use sha2::{Digest as _, Sha256};
+
+use crate::image;
+
+/// Where the node of the cluster has the simulated machine's driver root.
+const SIMULATED_DRIVER_ROOT: &str = "/opt/drava-sim";
+
+/// A running cluster with the images loaded, drava installed and its GPUs published.
+pub(crate) fn installed(name: &str, kubernetes: Kubernetes, machine: Machine) -> Result<Cluster> {
+    // Before the minutes of building.
+    drava_cluster::prerequisite::check()?;
+    let images = image::build(Profile::Dev, &drava_cluster::target_dir().join("images"))?;
+    let cluster = drava_cluster::up(&Options {
+        kubernetes,
+        machine,
+        ..Options::named(name)
+    })?;
+    let step = Progress::step("Load the images");
+    for archive in &images {
+        step.note(archive.display().to_string());
+        cluster.load_image(archive)?;
+    }
+    step.done();
+    install(&cluster, &images)?;
+    let step = Progress::step("Wait until the GPUs are published");
+    let devices = wait_published(&cluster, &step)?;
+    step.done_with(&devices);
+    Ok(cluster)
+}
+
+fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
+    let step = Progress::step("Install drava with its Helm chart");
+    let build = digest(images)?;
+    let mut helm = cluster.helm();
+    helm.args(["upgrade", "--install", "drava"])
+        .arg(workspace_root().join("deploy/helm/drava"));
+    helm.args([
+        "--namespace",
+        "drava-system",
+        "--create-namespace",
+        "--wait",
+        "--timeout",
+        "3m",
+    ]);
+    for value in [
+        "image.registry=localhost",
+        "image.tag=dev",
+        "log.level=info",
+    ] {
+        helm.args(["--set", value]);
+    }
+    helm.args([
+        "--set",
+        &format!("driver.driverRoot={SIMULATED_DRIVER_ROOT}"),
+    ]);
+    // The tag is always `dev`: only this tells Kubernetes that there are new images to start.
+    for component in ["driver", "controller"] {
+        helm.args([
+            "--set-string",
+            &format!("{component}.podAnnotations.gpu\\.drava\\.dev/build={build}"),
+        ]);
+    }
+    let output = helm.stdin(Stdio::null()).output().context("run helm")?;
+    if !output.status.success() {
+        let pods = cluster
+            .kubectl_output(["-n", "drava-system", "describe", "pods"])
+            .unwrap_or_default();
+        bail!("{}\n{pods}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    step.done();
+    Ok(())
+}
+
+/// Digest over the images' bytes.
+fn digest(images: &[PathBuf]) -> Result<String> {
+    let mut digest = Sha256::new();
+    for image in images {
+        let mut file = File::open(image).with_context(|| format!("open {}", image.display()))?;
+        std::io::copy(&mut file, &mut digest)
+            .with_context(|| format!("read {}", image.display()))?;
+    }
+    Ok(digest
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+/// Names of the devices, once the driver has published them.
+fn wait_published(cluster: &Cluster, step: &Progress) -> Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let names = cluster.kubectl_output([
+            "get",
+            "resourceslices",
+            "-o",
+            "jsonpath={.items[*].spec.devices[*].name}",
+        ])?;
+        if !names.trim().is_empty() {
+            return Ok(names.trim().to_owned());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "no ResourceSlice has a device; `kubectl -n drava-system logs daemonset/drava-dra-driver` says why"
+        );
+        step.note("no ResourceSlice yet");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// The simulated machine of `--machine FILE`, or the default one.
+pub(crate) fn machine(file: Option<&Path>) -> Machine {
+    file.map_or_else(Machine::default, |file| Machine::File(file.to_owned()))
+}

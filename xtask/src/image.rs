@@ -1,0 +1,124 @@
+//! `cargo xtask image`: drava's images as OCI archives, without a container engine.
+//!
+//! Programs are linked to the C library of this machine, which is copied into the images with whatever else they load.
+//! The same sources on the same machine give the same archives.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use drava_cluster::oci::{Image, Layer};
+use drava_cluster::{
+    Built, Profile, Progress, build_preload, build_static, build_workspace, target_dir,
+};
+
+/// Command line of `cargo xtask image`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Cargo profile of the programs in the images.
+    #[arg(long, default_value_t)]
+    profile: Profile,
+    /// Directory for the archives [default: target/images].
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Runs the chore.
+pub(crate) fn run(args: Args) -> Result<()> {
+    let out = args.out.unwrap_or_else(|| target_dir().join("images"));
+    for archive in build(args.profile, &out)? {
+        println!("{}", archive.display());
+    }
+    Ok(())
+}
+
+/// User and group of programs that need no privilege.
+const UNPRIVILEGED: &str = "65532:65532";
+
+/// What the demo's pods call, from this machine.
+const DEMO_PROGRAMS: [&str; 14] = [
+    "cat", "cp", "date", "echo", "env", "grep", "head", "id", "ls", "mkdir", "rm", "sh", "sleep",
+    "touch",
+];
+
+/// Builds every image into the directory `out` and returns the archives.
+pub(crate) fn build(profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
+    let programs = build_workspace(profile)?;
+    let hook = build_static("drava-cdi-hook", profile)?;
+    let preload = build_preload()?;
+    let step = Progress::step("Write the images");
+    fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
+    let write = |image: Result<(&str, Image)>| {
+        let (name, image) = image?;
+        let archive = out.join(format!("{name}.tar"));
+        image.write(&archive).map(|()| archive)
+    };
+    let archives = vec![
+        write(driver(&programs, &hook, &preload))?,
+        write(demo(&programs))?,
+        write(controller(&programs))?,
+    ];
+    step.done();
+    Ok(archives)
+}
+
+fn driver(programs: &Built, hook: &Path, preload: &Path) -> Result<(&'static str, Image)> {
+    let name = "drava-dra-driver";
+    let mut layer = base();
+    layer.program("/usr/bin/drava-dra-driver", programs.file(name)?)?;
+    // NVIDIA's libraries, which the driver opens on the node, expect these beside the C library.
+    layer.companions(&["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"])?;
+    layer.copy("/opt/drava/libvgpu.so", preload, 0o755)?;
+    layer.copy("/opt/drava/drava-cdi-hook", hook, 0o755)?;
+    Ok((name, image(name, "", layer)))
+}
+
+fn controller(programs: &Built) -> Result<(&'static str, Image)> {
+    let name = "drava-controller";
+    let mut layer = base();
+    layer.program("/usr/bin/drava-controller", programs.file(name)?)?;
+    Ok((name, image(name, UNPRIVILEGED, layer)))
+}
+
+/// A small userland with the programs of the quickstart. Its `nvidia-smi` is `gpu-view`.
+fn demo(programs: &Built) -> Result<(&'static str, Image)> {
+    let mut layer = base();
+    for program in DEMO_PROGRAMS {
+        let host = Path::new("/usr/bin").join(program);
+        let host = fs::canonicalize(&host).with_context(|| format!("find {}", host.display()))?;
+        layer.program(&format!("/usr/bin/{program}"), &host)?;
+    }
+    layer.program("/usr/bin/cuda-probe", programs.file("cuda-probe")?)?;
+    layer.program("/usr/bin/nvidia-smi", programs.file("gpu-view")?)?;
+    // What CUDA programs of real images load.
+    layer.companions(&[
+        "libdl.so.2",
+        "libm.so.6",
+        "libpthread.so.0",
+        "librt.so.1",
+        "libgcc_s.so.1",
+    ])?;
+    let mut image = image("drava-demo", "", layer);
+    image.entrypoint = vec![];
+    image.command = vec!["/bin/sh".into()];
+    Ok(("drava-demo", image))
+}
+
+fn base() -> Layer {
+    let mut layer = Layer::with_merged_usr();
+    let passwd = "root:x:0:0:root:/:/bin/sh\nnonroot:x:65532:65532:nonroot:/:/bin/false\n";
+    layer.file("/etc/passwd", passwd.into(), 0o644);
+    layer.file("/etc/group", "root:x:0:\nnonroot:x:65532:\n".into(), 0o644);
+    layer.file("/etc/nsswitch.conf", "hosts: files dns\n".into(), 0o644);
+    layer
+}
+
+fn image(name: &str, user: &str, layer: Layer) -> Image {
+    Image {
+        name: format!("localhost/{name}:dev"),
+        entrypoint: vec![format!("/usr/bin/{name}")],
+        command: vec![],
+        user: user.into(),
+        layer,
+    }
+}

@@ -1,0 +1,226 @@
+//! Who may depend on whom: the arrows of the design, read from `cargo metadata`.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+/// For each product crate, the product crates that it may depend on.
+const ARROWS: [(&str, &[&str]); 10] = [
+    ("drava-api", &[]),
+    ("drava-cdi", &[]),
+    ("drava-cdi-hook", &["drava-cdi"]),
+    ("drava-vgpu-abi", &[]),
+    ("libvgpu", &["drava-vgpu-abi"]),
+    ("drava-nvml", &[]),
+    (
+        "drava-dra-driver",
+        &["drava-api", "drava-cdi", "drava-vgpu-abi", "drava-nvml"],
+    ),
+    ("drava-allocator", &["drava-api"]),
+    ("drava-controller", &["drava-api", "drava-allocator"]),
+    ("kubectl-drava", &["drava-api", "drava-allocator"]),
+];
+
+/// Pairs that stay apart even in tests: they meet only in the API server and in `drava-api`.
+const STRANGERS: [(&str, &str); 2] = [
+    ("drava-controller", "drava-dra-driver"),
+    ("drava-dra-driver", "drava-controller"),
+];
+
+/// Crates that are to be nowhere in the tree: unmaintained YAML, and every TLS stack but rustls on ring.
+const BANNED: [&str; 6] = [
+    "serde_yaml",
+    "serde_yml",
+    "openssl-sys",
+    "native-tls",
+    "aws-lc-rs",
+    "aws-lc-sys",
+];
+
+/// Everything in `metadata` that the design forbids.
+fn violations(metadata: &Value) -> Vec<String> {
+    let packages = array(metadata, "packages");
+    let members: Vec<&Value> = packages
+        .iter()
+        .filter(|package| package["source"].is_null())
+        .collect();
+    let is_member = |name: &str| members.iter().any(|member| member["name"] == name);
+    let mut found = vec![];
+    for member in &members {
+        let (name, manifest) = (text(member, "name"), text(member, "manifest_path"));
+        let root = text(metadata, "workspace_root");
+        let folder = Path::new(manifest)
+            .strip_prefix(root)
+            .unwrap_or(Path::new(manifest));
+        let proof = folder.starts_with("tests") || folder.starts_with("xtask");
+        let arrows = ARROWS
+            .iter()
+            .find(|(from, _)| *from == name)
+            .map(|(_, to)| *to);
+        match (proof, arrows) {
+            (false, Some(allowed)) => {
+                found.extend(
+                    dependencies(member)
+                        .filter(|(to, _)| is_member(to))
+                        .filter_map(|(to, development)| {
+                            // A product crate may lean on tests/*, but only where it is tested itself.
+                            let fine = if development {
+                                to != "xtask"
+                            } else {
+                                allowed.contains(&to)
+                            };
+                            let fine = fine && !STRANGERS.contains(&(name, to));
+                            (!fine).then(|| format!("{name} must not depend on {to}"))
+                        }),
+                );
+            }
+            (false, None) => found.push(format!(
+                "{name} is a product crate without arrows: add it to this test and to the design"
+            )),
+            (true, Some(_)) => found.push(format!(
+                "{name} is a product crate and must not lie in {}",
+                folder.display()
+            )),
+            (true, None) => {}
+        }
+    }
+    found.extend(
+        packages
+            .iter()
+            .map(|package| text(package, "name"))
+            .filter(|name| BANNED.contains(name))
+            .map(|name| {
+                format!("{name} is banned; `cargo tree --invert {name}` says who brings it")
+            }),
+    );
+    found
+}
+
+/// Names of a package's dependencies, and whether each is only for its tests.
+fn dependencies(package: &Value) -> impl Iterator<Item = (&str, bool)> {
+    array(package, "dependencies")
+        .iter()
+        .map(|dependency| (text(dependency, "name"), dependency["kind"] == "dev"))
+}
+
+fn array<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key]
+        .as_array()
+        .unwrap_or_else(|| panic!("no array {key}"))
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key]
+        .as_str()
+        .unwrap_or_else(|| panic!("no text {key}"))
+}
+
+#[test]
+fn the_workspace_keeps_to_the_arrows() {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version=1",
+            "--locked",
+            "--manifest-path",
+        ])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let found = violations(&metadata);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    for (name, _) in ARROWS {
+        let known = array(&metadata, "packages")
+            .iter()
+            .any(|package| package["name"] == name);
+        assert!(known, "{name} is in this test but not in the workspace");
+    }
+}
+
+fn package(name: &str, folder: &str, dependencies: &Value) -> Value {
+    json!({"name": name, "source": null, "manifest_path": format!("/w/{folder}/Cargo.toml"), "dependencies": dependencies})
+}
+
+fn violations_of(packages: &Value) -> Vec<String> {
+    violations(&json!({"workspace_root": "/w", "packages": packages}))
+}
+
+#[test]
+fn a_forbidden_arrow_is_found() {
+    let api = package(
+        "drava-api",
+        "api",
+        &json!([{"name": "drava-allocator", "kind": null}]),
+    );
+    let allocator = package(
+        "drava-allocator",
+        "controller/allocator",
+        &json!([{"name": "drava-api", "kind": null}]),
+    );
+    assert_eq!(
+        violations_of(&json!([api, allocator])),
+        ["drava-api must not depend on drava-allocator"]
+    );
+}
+
+#[test]
+fn tests_may_be_leaned_on_by_tests_only() {
+    let mock = package("drava-mock-machine", "tests/mock-machine", &json!([]));
+    let depends = |kind: Value| {
+        package(
+            "drava-nvml",
+            "dra-driver/nvml",
+            &json!([{"name": "drava-mock-machine", "kind": kind}]),
+        )
+    };
+    assert_eq!(
+        violations_of(&json!([mock, depends(json!("dev"))])),
+        [""; 0]
+    );
+    for kind in [Value::Null, json!("build")] {
+        assert_eq!(
+            violations_of(&json!([mock, depends(kind)])),
+            ["drava-nvml must not depend on drava-mock-machine"]
+        );
+    }
+}
+
+#[test]
+fn controller_and_driver_are_strangers_even_in_tests() {
+    let controller = package(
+        "drava-controller",
+        "controller",
+        &json!([{"name": "drava-dra-driver", "kind": "dev"}]),
+    );
+    let driver = package("drava-dra-driver", "dra-driver", &json!([]));
+    assert_eq!(
+        violations_of(&json!([controller, driver])),
+        ["drava-controller must not depend on drava-dra-driver"]
+    );
+}
+
+#[test]
+fn banned_crates_and_unknown_members_are_found() {
+    let banned = json!({"name": "openssl-sys", "source": "registry+https://github.com/rust-lang/crates.io-index", "dependencies": []});
+    let unknown = package("drava-extra", "extra", &json!([]));
+    let found = violations_of(&json!([banned, unknown]));
+    assert!(
+        found
+            .iter()
+            .any(|line| line.starts_with("openssl-sys is banned")),
+        "{found:?}"
+    );
+    assert!(
+        found
+            .iter()
+            .any(|line| line.starts_with("drava-extra is a product crate without arrows")),
+        "{found:?}"
+    );
+}
