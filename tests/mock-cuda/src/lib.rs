@@ -33,3 +33,4 @@ mod module;
 mod pool;
 mod stream;
 mod types;
+mod unlisted;

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
-use crate::{context, copy, device, error, event, launch, memory, module, pool, stream};
+use crate::{context, copy, device, error, event, launch, memory, module, pool, stream, unlisted};
 
 /// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
@@ -21,6 +21,7 @@ const TABLES: &[&[EntryPoint]] = &[
     module::ENTRY_POINTS,
     pool::ENTRY_POINTS,
     stream::ENTRY_POINTS,
+    unlisted::ENTRY_POINTS,
 ];
 
 /// `CU_GET_PROC_ADDRESS_*`

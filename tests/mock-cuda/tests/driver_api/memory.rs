@@ -184,3 +184,28 @@ fn a_module_takes_memory_at_its_first_launch() {
     api.spin(function, std::ptr::null_mut(), 1, 0);
     assert_eq!(used(), idle + PAGE);
 }
+
+#[test]
+fn an_entry_point_that_no_header_has_takes_memory() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let mut address = 0u64;
+    assert_eq!(
+        call!(api, "cuMemAllocUnlisted", &raw mut address, 3 * PAGE),
+        0
+    );
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle + 3 * PAGE);
+    let mut found: *mut c_void = std::ptr::null_mut();
+    let code = call!(
+        api,
+        "cuGetProcAddress",
+        c"cuMemAllocUnlisted".as_ptr(),
+        &raw mut found,
+        13000,
+        0u64
+    );
+    assert_eq!((code, found), (0, api.symbol("cuMemAllocUnlisted")));
+    api.free(address);
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle);
+}
