@@ -201,3 +201,6 @@ fn acquired(answer: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests;
