@@ -107,7 +107,8 @@ struct Replica {
 impl Replica {
     fn start(server: &Server, name: &str) -> Self {
         let stop = CancellationToken::new();
-        let election = LeaseElection::start(server.client(name), "drava-system", name, stop.clone());
+        let election =
+            LeaseElection::start(server.client(name), "drava-system", name, stop.clone());
         let leading = election.leading();
         Self {
             election,
@@ -133,7 +134,10 @@ async fn one_leads_and_keeps_renewing() {
     let second = Replica::start(&server, "second");
     tokio::time::sleep(10 * LEASE_DURATION).await;
     assert!(first.leads() && !second.leads());
-    assert_eq!((server.holder(), server.transitions()), ("first".to_owned(), 0));
+    assert_eq!(
+        (server.holder(), server.transitions()),
+        ("first".to_owned(), 0)
+    );
     let renewals = server.0.lock().unwrap().writes;
     assert!(renewals > 70, "{renewals} renewals in 150 s");
 }
@@ -150,13 +154,22 @@ async fn a_leader_that_cannot_renew_stops_before_another_starts() {
     let since = Instant::now();
     first.becomes(false).await;
     let stopped = since.elapsed();
-    assert!(stopped <= RENEW_DEADLINE, "led for {stopped:?} without renewal");
+    assert!(
+        stopped <= RENEW_DEADLINE,
+        "led for {stopped:?} without renewal"
+    );
     assert!(!second.leads());
     second.becomes(true).await;
     let started = since.elapsed();
-    assert!(started >= stopped + Duration::from_secs(2), "{stopped:?}, then {started:?}");
+    assert!(
+        started >= stopped + Duration::from_secs(2),
+        "{stopped:?}, then {started:?}"
+    );
     assert!(started <= LEASE_DURATION + 2 * RETRY_PERIOD, "{started:?}");
-    assert_eq!((server.holder(), server.transitions()), ("second".to_owned(), 1));
+    assert_eq!(
+        (server.holder(), server.transitions()),
+        ("second".to_owned(), 1)
+    );
 
     // Back again, the first one waits.
     server.cut_off(None);

@@ -88,6 +88,8 @@ pub(crate) fn kubelet() -> Value {
         "resolvConf": "/etc/resolv.conf",
         // The usual place lies below /usr, which is the host's and read-only.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+        // Containers are killed here on purpose and again and again: they come back at once (KEP-4603).
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         // A developer's disk may be nearly full; the cluster neither evicts nor collects for that.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
