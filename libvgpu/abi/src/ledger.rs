@@ -150,6 +150,8 @@ impl<'a, A: Word> Region<'a, A> {
         slot.gpu_time_us.store(0);
         slot.throttled_us.store(0);
         slot.launches.store(0);
+        slot.long_kernels.store(0);
+        slot.longest_kernel_us.store(0);
         slot.state.store(state & !STATE_MASK);
         if state & STATE_MASK == STATE_OWNED {
             self.header.reclaimed.fetch_add(1);

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | Where are the files? | [`paths`] |
 //! | What may this share use? | [`page`] (bytes), [`limits`] (meaning), [`id`] (whose it is) |
+//! | How is GPU time granted, charged and repaid? | [`bucket`] (protocol), [`cost`] (what a launch costs), [`contention`] (what neighbours took) |
 //! | What does it use now? | [`region`] (layout), [`ledger`] (protocol), [`snapshot`] (reading it from outside) |
 //!
 //! The crate is `no_std`, has no dependencies and contains no `unsafe`: mapping memory is the business
@@ -15,6 +16,9 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+pub mod bucket;
+pub mod contention;
+pub mod cost;
 pub mod id;
 pub mod ledger;
 pub mod limits;
@@ -25,5 +29,7 @@ pub mod snapshot;
 
 pub use id::{DeviceUuid, IdText};
 pub use limits::{BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority};
-pub use page::{LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, retire, update};
+pub use page::{
+    LimitsPage, PAGE_SIZE, PageError, PageWrite, decode, encode, own_time, retire, token, update,
+};
 pub use region::REGION_SIZE;

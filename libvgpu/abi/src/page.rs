@@ -3,6 +3,8 @@
 //! ```text
 //!    0  magic, ABI version, size
 //!   16  current: generation of the newest record, a hint that readers compare with what they have
+//!   24  token: until when a share in token mode may launch
+//!   32  own time: how much of what events measure is this share's own
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
@@ -13,6 +15,9 @@
 //! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
 //!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
 //!   repair is needed.
+//! - The words at 24 and 32 are outside of the records: the node agent changes each with one aligned write of
+//!   eight bytes, as often as it likes, and readers look at them without reading anything else. A value that makes
+//!   no sense, and so a torn one, means nothing rather than something else.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
 //!   ABI version.
 //!
@@ -34,6 +39,18 @@ pub const PAGE_ABI_VERSION: u32 = 1;
 /// Offset of the generation hint, an aligned little-endian `u64`.
 pub const CURRENT_OFFSET: usize = 16;
 
+/// Offset of the word that [`token`] writes, an aligned little-endian `u64`.
+///
+/// A share whose policy is [`ComputePolicy::Token`] launches only while `CLOCK_MONOTONIC`, in microseconds, is
+/// below it. 0 is no token. See [`crate::bucket::Grant`] for what happens when no agent writes it.
+pub const TOKEN_OFFSET: usize = 24;
+
+/// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
+///
+/// Parts per million of the time measured by events that is the share's own; the rest is time slices of
+/// neighbours, which events cannot tell apart. 0, and anything above a million, is a million.
+pub const OWN_TIME_OFFSET: usize = 32;
+
 const MAGIC: [u8; 8] = *b"DRAVALIM";
 const IDENTITY_OFFSET: usize = 64;
 const IDENTITY_SIZE: usize = 2 * ID_TEXT_SIZE + 16 + 8;
@@ -53,6 +70,9 @@ const _: () = {
     assert!(RECORD_OFFSETS[0] + RECORD_SIZE <= RECORD_OFFSETS[1]);
     assert!(RECORD_OFFSETS[1] + RECORD_SIZE <= PAGE_SIZE);
     assert!(CURRENT_OFFSET.is_multiple_of(8));
+    assert!(TOKEN_OFFSET.is_multiple_of(8));
+    assert!(OWN_TIME_OFFSET.is_multiple_of(8));
+    assert!(OWN_TIME_OFFSET + 8 <= IDENTITY_OFFSET);
 };
 
 /// A decoded page.
@@ -199,6 +219,29 @@ pub fn update(page: &[u8], limits: &Limits) -> Result<[PageWrite; 2], PageError>
 pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
     let present = decode(page)?;
     Ok(writes(present.generation, &present.spec.limits, true))
+}
+
+/// The write that lets a share in token mode launch until `until_us` of `CLOCK_MONOTONIC`; 0 takes the token back.
+#[must_use]
+pub fn token(until_us: u64) -> PageWrite {
+    single(TOKEN_OFFSET, until_us)
+}
+
+/// The write that tells a share how many parts per million of the time that its events measure are its own. See
+/// [`crate::contention`] for where the figure comes from.
+#[must_use]
+pub fn own_time(parts_per_million: u32) -> PageWrite {
+    single(OWN_TIME_OFFSET, u64::from(parts_per_million))
+}
+
+fn single(offset: usize, value: u64) -> PageWrite {
+    let mut bytes = [0; RECORD_SIZE];
+    put(&mut bytes, 0, &value.to_le_bytes());
+    PageWrite {
+        offset,
+        bytes,
+        len: 8,
+    }
 }
 
 fn writes(present: u64, limits: &Limits, retired: bool) -> [PageWrite; 2] {

@@ -92,11 +92,19 @@ pub struct Header<A = AtomicU64> {
     /// Slots reclaimed from dead processes.
     pub reclaimed: A,
     reserved_2: [u64; 13],
-    /// Microseconds of GPU time that the share may still use, two's complement; negative is debt.
+    /// Microseconds of GPU time that the share may still use, two's complement; negative is debt. See
+    /// [`crate::bucket`].
     pub credit_us: A,
     /// Clock at the last refill of the credit, microseconds of `CLOCK_MONOTONIC`.
     pub refilled_us: A,
-    reserved_3: [u64; 14],
+    /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never. The
+    /// node agent's sign of demand: it is renewed with every lease, so at least once in
+    /// [`crate::bucket::LEASE_US`] of GPU time, and every [`crate::bucket::LONGEST_SLEEP_US`] while a launch waits.
+    pub wanted_us: A,
+    /// Launches that went ahead without credit or token because they had waited for
+    /// [`crate::bucket::PATIENCE_US`].
+    pub released: A,
+    reserved_3: [u64; 12],
 }
 
 /// One process.
@@ -121,13 +129,20 @@ pub struct Slot<A = AtomicU64> {
     reserved_0: [u64; 8],
     /// Allocations refused.
     pub denied: A,
-    /// Microseconds of GPU time used.
+    /// Microseconds of GPU time used: what was charged for launches, corrected to what events measured, streams
+    /// that overlap counted once. Only ever rises; a correction downwards is taken off what follows. Written with
+    /// each lease, so late by at most [`crate::bucket::LEASE_US`] a thread.
     pub gpu_time_us: A,
-    /// Microseconds spent waiting for GPU time.
+    /// Microseconds that launches waited for GPU time, summed over threads.
     pub throttled_us: A,
-    /// Kernels and graphs launched.
+    /// Kernels, graphs, fills and copies on the card that were launched. Written with each lease.
     pub launches: A,
-    reserved_1: [u64; 12],
+    /// Single launches that measured at least [`crate::bucket::LONG_KERNEL_US`]: the share cannot be held for
+    /// shorter times than these, since a running kernel is not interrupted.
+    pub long_kernels: A,
+    /// The longest launch measured, microseconds.
+    pub longest_kernel_us: A,
+    reserved_1: [u64; 10],
 }
 
 const _: () = {
@@ -144,6 +159,8 @@ const _: () = {
     assert!(offset_of!(Header, reclaimed) == 272);
     assert!(offset_of!(Header, credit_us) == 384);
     assert!(offset_of!(Header, refilled_us) == 392);
+    assert!(offset_of!(Header, wanted_us) == 400);
+    assert!(offset_of!(Header, released) == 408);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
     assert!(offset_of!(Slot, start_time) == 16);
@@ -156,6 +173,8 @@ const _: () = {
     assert!(offset_of!(Slot, gpu_time_us) == 136);
     assert!(offset_of!(Slot, throttled_us) == 144);
     assert!(offset_of!(Slot, launches) == 152);
+    assert!(offset_of!(Slot, long_kernels) == 160);
+    assert!(offset_of!(Slot, longest_kernel_us) == 168);
 };
 
 impl<A> Header<A> {
@@ -175,7 +194,9 @@ impl<A> Header<A> {
             reserved_2: [0; 13],
             credit_us: zero(),
             refilled_us: zero(),
-            reserved_3: [0; 14],
+            wanted_us: zero(),
+            released: zero(),
+            reserved_3: [0; 12],
         }
     }
 }
@@ -197,7 +218,9 @@ impl<A> Slot<A> {
             gpu_time_us: zero(),
             throttled_us: zero(),
             launches: zero(),
-            reserved_1: [0; 12],
+            long_kernels: zero(),
+            longest_kernel_us: zero(),
+            reserved_1: [0; 10],
         }
     }
 }

@@ -52,6 +52,12 @@ pub struct ShareUsage {
     pub denied: u64,
     /// Slots reclaimed from dead processes.
     pub reclaimed: u64,
+    /// Microseconds of GPU time that the share may still use; negative is debt.
+    pub credit_us: i64,
+    /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never.
+    pub wanted_us: u64,
+    /// Launches that went ahead after the longest wait without credit or token.
+    pub released: u64,
 }
 
 /// A process's numbers at about one moment.
@@ -73,8 +79,12 @@ pub struct ProcessUsage {
     pub gpu_time_us: u64,
     /// Microseconds spent waiting for GPU time.
     pub throttled_us: u64,
-    /// Kernels and graphs launched.
+    /// Kernels, graphs, fills and copies on the card that were launched.
     pub launches: u64,
+    /// Single launches of at least [`crate::bucket::LONG_KERNEL_US`].
+    pub long_kernels: u64,
+    /// The longest launch, microseconds.
+    pub longest_kernel_us: u64,
 }
 
 /// A region's content.
@@ -111,6 +121,9 @@ impl<'a> Snapshot<'a> {
             peak_bytes: word(self.bytes, 136),
             denied: word(self.bytes, 256),
             reclaimed: word(self.bytes, 272),
+            credit_us: word(self.bytes, 384).cast_signed(),
+            wanted_us: word(self.bytes, 400),
+            released: word(self.bytes, 408),
         }
     }
 
@@ -144,6 +157,8 @@ fn process(slot: SlotIndex, bytes: &[u8]) -> Option<ProcessUsage> {
         gpu_time_us: word(bytes, 136),
         throttled_us: word(bytes, 144),
         launches: word(bytes, 152),
+        long_kernels: word(bytes, 160),
+        longest_kernel_us: word(bytes, 168),
     })
 }
 

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{Bucket, Grant};
 use drava_vgpu_abi::ledger::{MAX_BYTES, Owner, Rebuild, Region};
 use drava_vgpu_abi::region::{Header, Slot, SlotIndex};
 use loom::sync::Arc;
@@ -170,5 +171,51 @@ fn two_repairs_of_one_death_and_a_reservation_agree() {
         assert!(share.region().reserve_or_rebuild(at(0), 5, 10).is_ok());
         thread.join().unwrap();
         share.check_at_rest(10);
+    });
+}
+
+/// Two processes refill and take at the same time: what both get is what was there and what time gave, once.
+#[test]
+fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {
+    loom::model(|| {
+        let header = Arc::new(Header::from_words(|| Modelled(AtomicU64::new(0))));
+        let grant = Grant::Rate(500_000);
+        header.refilled_us.store(1_000_000);
+        header.credit_us.store(3);
+        let look = |now: u64| {
+            let header = Arc::clone(&header);
+            move || {
+                let bucket = Bucket::new(&*header);
+                bucket.refill(grant, now);
+                bucket.take(grant, 10, 1).unwrap_or(0)
+            }
+        };
+        let other = thread::spawn(look(1_000_020));
+        let mine = look(1_000_040)();
+        let theirs = other.join().unwrap();
+        let bucket = Bucket::new(&*header);
+        bucket.refill(grant, 1_000_040);
+        let taken = i64::try_from(mine + theirs).unwrap();
+        assert_eq!(bucket.credit_us() + taken, 3 + 20);
+        // The first take may overdraw, the one that finds a debt may not.
+        assert!(bucket.credit_us() >= 3 + 20 - 20);
+    });
+}
+
+/// Only one of two processes can overdraw.
+#[test]
+fn one_overdraft_at_a_time() {
+    loom::model(|| {
+        let header = Arc::new(Header::from_words(|| Modelled(AtomicU64::new(0))));
+        header.credit_us.store(5);
+        let take = || {
+            let header = Arc::clone(&header);
+            move || Bucket::new(&*header).take(Grant::NoToken, 1_000, 1).is_ok()
+        };
+        let other = thread::spawn(take());
+        let mine = take()();
+        let theirs = other.join().unwrap();
+        assert!(mine != theirs);
+        assert_eq!(Bucket::new(&*header).credit_us(), 5 - 1_000);
     });
 }

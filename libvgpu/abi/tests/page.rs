@@ -4,7 +4,7 @@
 
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
-    PAGE_SIZE, PageError, Priority, decode, encode, retire, update,
+    PAGE_SIZE, PageError, Priority, decode, encode, own_time, retire, token, update,
 };
 use proptest::prelude::*;
 
@@ -59,6 +59,22 @@ fn golden_bytes_of_abi_version_1() {
             &page[offset..offset + 8]
         );
     }
+}
+
+/// The words that the agent changes often, written down by hand.
+#[test]
+fn golden_offsets_of_the_words_of_the_agent() {
+    let mut page = encode(&spec());
+    let before = page;
+    apply(
+        &mut page,
+        &[token(0x0102_0304_0506_0708), own_time(500_000)],
+    );
+    assert_eq!(page[24..32], [8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(page[32..40], [0x20, 0xa1, 7, 0, 0, 0, 0, 0]);
+    assert_eq!(page[..24], before[..24]);
+    assert_eq!(page[40..], before[40..]);
+    assert_eq!(decode(&page).unwrap().spec, spec());
 }
 
 fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {

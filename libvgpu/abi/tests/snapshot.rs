@@ -18,13 +18,16 @@ fn golden_offsets_of_abi_version_1() {
     put(&mut bytes, 136, 2048);
     put(&mut bytes, 256, 5);
     put(&mut bytes, 272, 6);
+    put(&mut bytes, 384, (-7i64).cast_unsigned());
+    put(&mut bytes, 400, 8);
+    put(&mut bytes, 408, 9);
     let slot = 4096 + 256 * 3;
     put(&mut bytes, slot, (9 << 8) | 1);
     for (index, offset) in [8, 16, 24, 32].into_iter().enumerate() {
         put(&mut bytes, slot + offset, 100 + index as u64);
     }
     put(&mut bytes, slot + 48, 200);
-    for (index, offset) in [128, 136, 144, 152].into_iter().enumerate() {
+    for (index, offset) in [128, 136, 144, 152, 160, 168].into_iter().enumerate() {
         put(&mut bytes, slot + offset, 300 + index as u64);
     }
     put(&mut bytes, 4096 + 256 * 4, 9 << 8);
@@ -39,6 +42,10 @@ fn golden_offsets_of_abi_version_1() {
             share.reclaimed
         ),
         (1024, 2048, 5, 6)
+    );
+    assert_eq!(
+        (share.credit_us, share.wanted_us, share.released),
+        (-7, 8, 9)
     );
     let processes: Vec<_> = snapshot.processes().collect();
     assert_eq!(processes.len(), 1, "a free slot is nobody's");
@@ -61,6 +68,10 @@ fn golden_offsets_of_abi_version_1() {
             process.launches
         ),
         (300, 301, 302, 303)
+    );
+    assert_eq!(
+        (process.long_kernels, process.longest_kernel_us),
+        (304, 305)
     );
 }
 

@@ -1,0 +1,293 @@
+//! The debt bucket: how a share's GPU time is granted, taken and repaid.
+//!
+//! One credit per share, in microseconds of GPU time, in the header of its region. Time fills it at the granted
+//! rate, launches take from it, and whoever looks at it fills it first, so that no process and no thread has to be
+//! there for the others.
+//!
+//! ```text
+//! refill:  refilled := now (compare-and-swap; one of those who look wins) │ credit += time passed × rate, up to a cap
+//! take x:  credit −= x if credit is above zero (compare-and-swap)
+//! settle:  credit += x or −= x, when events have measured what a launch really took
+//! ```
+//!
+//! Invariants, whatever dies after whichever step:
+//! - **A launch needs credit above zero, not credit for all of it**: one overdraft, then everybody waits until it is
+//!   repaid. So a kernel of any length can run, and over time no share gets more than its rate.
+//! - **No stretch of time is paid out twice**: only who has moved `refilled` adds for it. Who dies between the two
+//!   steps costs the share that stretch, at most [`LONGEST_REFILL_US`].
+//! - Nobody waits for a process: what ends a wait is the clock.
+//!
+//! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. What
+//! it has not spent when it ends is lost, which is less than a lease.
+//!
+//! **What the node agent does with it**: it writes rates and tokens into the limits page and reads the sums in the
+//! slots. It writes nothing here.
+
+use crate::atomic::Word;
+use crate::limits::{ComputePolicy, Limits};
+use crate::region::Header;
+
+/// What a thread takes at once, microseconds of GPU time.
+pub const LEASE_US: u64 = 1_000;
+
+/// For how long an idle share keeps what its rate gives, microseconds. The most that it can use beyond its rate in
+/// any stretch of time, apart from one overdraft, is the rate times this.
+pub const BURST_US: u64 = 50_000;
+
+/// The same in token mode: what may lie in the card's queues when a slice ends.
+pub const TOKEN_BURST_US: u64 = 2_000;
+
+/// The longest time that is paid out at once, microseconds; more than any burst.
+pub const LONGEST_REFILL_US: u64 = 1_000_000;
+
+/// The longest sleep of a waiting launch before it looks again, microseconds: so fast does it see a new rate.
+pub const LONGEST_SLEEP_US: u64 = 5_000;
+
+/// After waiting for so long without a token, or at a rate of nothing, a launch goes ahead, microseconds. A kernel
+/// that waits for one on another card, whose launch waits here, cannot wait forever.
+pub const PATIENCE_US: u64 = 500_000;
+
+/// A token that ended longer ago than this was given by an agent that is gone, microseconds.
+pub const TOKEN_ABANDONED_US: u64 = 3_000_000;
+
+/// A token beyond this is none, microseconds: a torn or damaged word.
+pub const LONGEST_TOKEN_US: u64 = 1_000_000;
+
+/// A launch of at least this length is counted as long, microseconds: ten slices of 50 ms.
+pub const LONG_KERNEL_US: u64 = 500_000;
+
+/// Debt beyond this is damage, not debt, microseconds.
+const DEEPEST_DEBT_US: i64 = 3_600_000_000;
+
+/// Microseconds in a second.
+pub const SECOND_US: u64 = 1_000_000;
+
+/// Microseconds of GPU time per percent of a card in one second.
+pub const US_PER_PERCENT: u32 = 10_000;
+
+/// What a share may do with the card at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// It launches as it likes; GPU time is counted, not limited.
+    Free,
+    /// It gets so many microseconds of GPU time per second. 0 stops it, but for [`PATIENCE_US`].
+    Rate(u32),
+    /// It has the token, and with it the whole card, until this moment.
+    Token {
+        /// Microseconds of `CLOCK_MONOTONIC`.
+        until_us: u64,
+    },
+    /// Another share has the token.
+    NoToken,
+}
+
+impl Grant {
+    /// What the limits page grants.
+    ///
+    /// | Policy | Agent | Grant |
+    /// |---|---|---|
+    /// | none | – | free |
+    /// | balance, fixed | has set a rate | that rate; free from a whole card up |
+    /// | balance, fixed | has not | the guarantee; free if there is none |
+    /// | token | gives tokens | the token, or none |
+    /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
+    #[must_use]
+    pub fn of(limits: &Limits, token_until_us: u64, now_us: u64) -> Self {
+        match limits.compute_policy {
+            ComputePolicy::None => Self::Free,
+            ComputePolicy::Balance | ComputePolicy::Fixed => Self::by_rate(limits),
+            ComputePolicy::Token => {
+                let is_damaged = token_until_us > now_us.saturating_add(LONGEST_TOKEN_US);
+                let is_abandoned = token_until_us.saturating_add(TOKEN_ABANDONED_US) < now_us;
+                if is_damaged || is_abandoned {
+                    Self::by_rate(limits)
+                } else if now_us < token_until_us {
+                    Self::Token {
+                        until_us: token_until_us,
+                    }
+                } else {
+                    Self::NoToken
+                }
+            }
+        }
+    }
+
+    fn by_rate(limits: &Limits) -> Self {
+        let guarantee = limits.cores.percent().saturating_mul(US_PER_PERCENT);
+        let rate = match limits.rate_us_per_s {
+            Some(rate) => rate,
+            None if guarantee == 0 => return Self::Free,
+            None => guarantee,
+        };
+        if u64::from(rate) >= SECOND_US {
+            Self::Free
+        } else {
+            Self::Rate(rate)
+        }
+    }
+
+    /// Microseconds of GPU time that it fills the bucket with per second, and the most that the bucket holds.
+    fn rate_and_cap(self) -> (u64, u64) {
+        match self {
+            Self::Rate(rate) => {
+                let rate = u64::from(rate);
+                // So much that every look at least at the lowest rate finds a whole lease some day.
+                (rate, (rate * BURST_US / SECOND_US).max(LEASE_US))
+            }
+            Self::Free => (SECOND_US, BURST_US),
+            Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
+            Self::NoToken => (0, 0),
+        }
+    }
+}
+
+/// Why nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InDebt {
+    /// Microseconds of `CLOCK_MONOTONIC` after which it is worth looking again, from now.
+    pub look_again_us: u64,
+}
+
+/// The bucket of a share, as its processes see it.
+pub struct Bucket<'a, A> {
+    header: &'a Header<A>,
+}
+
+impl<A> Clone for Bucket<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Bucket<'_, A> {}
+
+impl<'a, A: Word> Bucket<'a, A> {
+    /// The bucket in that header.
+    #[must_use]
+    pub fn new(header: &'a Header<A>) -> Self {
+        Self { header }
+    }
+
+    /// Microseconds of GPU time that the share may still use; negative is debt.
+    #[must_use]
+    pub fn credit_us(&self) -> i64 {
+        self.header.credit_us.load().cast_signed()
+    }
+
+    /// Notes that somebody wants GPU time now.
+    pub fn want(&self, now_us: u64) {
+        self.header.wanted_us.store(now_us);
+    }
+
+    /// Counts a launch that went ahead because its patience was at an end.
+    pub fn count_released(&self) {
+        self.header.released.fetch_add(1);
+    }
+
+    /// Pays out the time since the last refill.
+    pub fn refill(&self, grant: Grant, now_us: u64) {
+        let (rate, cap) = grant.rate_and_cap();
+        let since = self.header.refilled_us.load();
+        if since > now_us && since - now_us < LONGEST_REFILL_US {
+            // Somebody looked later and was faster.
+            return;
+        }
+        // A clock that went backwards by more is that of another boot, or damage.
+        let passed = now_us.saturating_sub(since).min(LONGEST_REFILL_US);
+        let gain = passed * rate / SECOND_US;
+        if now_us >= since && gain == 0 && rate != 0 {
+            // Left to add up: at a low rate every look is too early for a whole microsecond.
+            return;
+        }
+        // What does not make a whole microsecond of GPU time is left for the next refill.
+        let rest = match (passed * rate % SECOND_US).checked_div(rate) {
+            Some(rest) if now_us > since => rest.min(passed),
+            _ => 0,
+        };
+        let refilled = now_us.saturating_sub(rest);
+        if self
+            .header
+            .refilled_us
+            .compare_exchange(since, refilled)
+            .is_ok()
+        {
+            self.deposit(gain, cap);
+        }
+    }
+
+    fn deposit(&self, gain: u64, cap: u64) {
+        let gain = i64::try_from(gain).unwrap_or(0);
+        let cap = i64::try_from(cap).unwrap_or(0);
+        let mut seen = self.header.credit_us.load();
+        loop {
+            let credit = seen.cast_signed();
+            let credit = if credit < -DEEPEST_DEBT_US { 0 } else { credit };
+            let filled = credit.saturating_add(gain).min(cap);
+            if filled == seen.cast_signed() {
+                return;
+            }
+            match self
+                .header
+                .credit_us
+                .compare_exchange(seen, filled.cast_unsigned())
+            {
+                Ok(_) => return,
+                Err(found) => seen = found,
+            }
+        }
+    }
+
+    /// Takes `need_us`, and as much more as there is up to `lease_us`, if there is any credit. Returns how much.
+    ///
+    /// # Errors
+    /// [`InDebt`] if there is none; nothing is taken then.
+    pub fn take(&self, grant: Grant, need_us: u64, lease_us: u64) -> Result<u64, InDebt> {
+        let mut seen = self.header.credit_us.load();
+        loop {
+            let credit = seen.cast_signed();
+            let Some(available) = u64::try_from(credit).ok().filter(|&credit| credit > 0) else {
+                return Err(InDebt {
+                    look_again_us: repaid_after(credit, grant),
+                });
+            };
+            let taken = need_us.max(available.min(lease_us));
+            match self
+                .header
+                .credit_us
+                .compare_exchange(seen, charged(credit, taken).cast_unsigned())
+            {
+                Ok(_) => return Ok(taken),
+                Err(found) => seen = found,
+            }
+        }
+    }
+
+    /// Takes `us` whatever the credit.
+    pub fn charge(&self, us: u64) {
+        self.header
+            .credit_us
+            .fetch_sub(us.min(DEEPEST_DEBT_US.cast_unsigned()));
+    }
+
+    /// Gives `us` back.
+    pub fn repay(&self, us: u64) {
+        self.header
+            .credit_us
+            .fetch_add(us.min(DEEPEST_DEBT_US.cast_unsigned()));
+    }
+}
+
+fn charged(credit: i64, taken: u64) -> i64 {
+    credit.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX))
+}
+
+/// After how many microseconds a credit that is not above zero is, at the grant's rate; not more than one sleep.
+fn repaid_after(credit: i64, grant: Grant) -> u64 {
+    let (rate, _) = grant.rate_and_cap();
+    let missing = credit.unsigned_abs().saturating_add(1);
+    missing
+        .saturating_mul(SECOND_US)
+        .checked_div(rate)
+        .unwrap_or(LONGEST_SLEEP_US)
+        .clamp(1, LONGEST_SLEEP_US)
+}

@@ -1,0 +1,279 @@
+//! The debt bucket, by table, by chance and by death after each step.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+use std::cell::Cell;
+use std::sync::atomic::AtomicU64;
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{
+    BURST_US, Bucket, Grant, InDebt, LEASE_US, LONGEST_SLEEP_US, TOKEN_ABANDONED_US, TOKEN_BURST_US,
+};
+use drava_vgpu_abi::region::Header;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use proptest::prelude::*;
+
+fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
+    Limits {
+        cores: Cores::new(cores).unwrap(),
+        compute_policy: policy,
+        rate_us_per_s: rate,
+        ..Limits::memory(0)
+    }
+}
+
+#[test]
+fn what_a_page_grants() {
+    use ComputePolicy::{Balance, Fixed, None as Unmetered, Token};
+    let now = 10_000_000;
+    let soon = now + 20_000;
+    let table = [
+        (Unmetered, 30, Some(1), 0, Grant::Free),
+        (Balance, 30, None, 0, Grant::Rate(300_000)),
+        (Balance, 30, Some(450_000), 0, Grant::Rate(450_000)),
+        (Balance, 30, Some(1_000_000), 0, Grant::Free),
+        (Balance, 30, Some(0), 0, Grant::Rate(0)),
+        (Balance, 0, None, 0, Grant::Free),
+        (Balance, 0, Some(50_000), 0, Grant::Rate(50_000)),
+        (Fixed, 100, None, 0, Grant::Free),
+        (Fixed, 99, None, 0, Grant::Rate(990_000)),
+        (Fixed, 30, None, soon, Grant::Rate(300_000)),
+        (Token, 30, None, soon, Grant::Token { until_us: soon }),
+        (Token, 30, None, now, Grant::NoToken),
+        (Token, 30, Some(1_000_000), now, Grant::NoToken),
+        (Token, 30, None, 0, Grant::Rate(300_000)),
+        (Token, 0, None, 0, Grant::Free),
+        (Token, 30, None, now - TOKEN_ABANDONED_US, Grant::NoToken),
+        (
+            Token,
+            30,
+            None,
+            now - TOKEN_ABANDONED_US - 1,
+            Grant::Rate(300_000),
+        ),
+        // Torn or damaged.
+        (Token, 30, None, now + 5_000_000, Grant::Rate(300_000)),
+        (Token, 30, None, u64::MAX, Grant::Rate(300_000)),
+    ];
+    for (policy, cores, rate, token, expected) in table {
+        let found = Grant::of(&limits(policy, cores, rate), token, now);
+        assert_eq!(found, expected, "{policy:?} {cores} {rate:?} {token}");
+    }
+}
+
+fn header() -> Header {
+    Header::from_words(|| AtomicU64::new(0))
+}
+
+#[test]
+fn one_overdraft_and_then_it_is_repaid() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let grant = Grant::Rate(250_000);
+    let mut now = 5_000_000;
+    bucket.refill(grant, now);
+    assert_eq!(bucket.credit_us(), 12_500, "an idle share has its burst");
+    assert_eq!(bucket.take(grant, 100_000, LEASE_US), Ok(100_000));
+    assert_eq!(bucket.credit_us(), -87_500);
+    let debt = bucket.take(grant, 1, LEASE_US);
+    assert_eq!(
+        debt,
+        Err(InDebt {
+            look_again_us: LONGEST_SLEEP_US
+        })
+    );
+    now += 350_000;
+    bucket.refill(grant, now);
+    assert_eq!(bucket.credit_us(), 0);
+    assert_eq!(
+        bucket.take(grant, 1, LEASE_US),
+        Err(InDebt { look_again_us: 4 })
+    );
+    now += 4;
+    bucket.refill(grant, now);
+    assert_eq!(bucket.take(grant, 1, LEASE_US), Ok(1));
+}
+
+#[test]
+fn a_lease_is_what_there_is_up_to_its_size() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let grant = Grant::Rate(100_000);
+    bucket.repay(1_500);
+    assert_eq!(bucket.take(grant, 10, LEASE_US), Ok(LEASE_US));
+    assert_eq!(bucket.take(grant, 10, LEASE_US), Ok(500));
+    assert!(bucket.take(grant, 10, LEASE_US).is_err());
+}
+
+#[test]
+fn a_low_rate_adds_up_however_often_one_looks() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let grant = Grant::Rate(1_000);
+    bucket.refill(grant, 1_000_000);
+    bucket.take(grant, LEASE_US, LEASE_US).unwrap();
+    let before = bucket.credit_us();
+    for look in 0..1_000_000u64 {
+        bucket.refill(grant, 1_000_000 + look);
+    }
+    assert_eq!(bucket.credit_us() - before, 999);
+}
+
+#[test]
+fn clocks_of_two_threads_may_cross_and_one_of_another_boot_is_overcome() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let grant = Grant::Rate(500_000);
+    bucket.refill(grant, 10_000_000);
+    bucket.take(grant, 100_000, 1).unwrap();
+    let before = bucket.credit_us();
+    for _ in 0..100 {
+        bucket.refill(grant, 10_000_100);
+        bucket.refill(grant, 10_000_000);
+    }
+    assert_eq!(bucket.credit_us(), before + 50, "no time is paid out twice");
+    Word::store(&header.refilled_us, u64::MAX);
+    bucket.refill(grant, 20_000_000);
+    bucket.refill(grant, 20_000_100);
+    assert_eq!(bucket.credit_us(), before + 100);
+}
+
+#[test]
+fn noise_is_not_a_debt_for_ever() {
+    let header = header();
+    Word::store(&header.credit_us, 0xeeee_eeee_eeee_eeee);
+    Word::store(&header.refilled_us, 0xeeee_eeee_eeee_eeee);
+    let bucket = Bucket::new(&header);
+    bucket.refill(Grant::Rate(100_000), 1_000_000);
+    bucket.refill(Grant::Rate(100_000), 2_000_000);
+    assert!(bucket.take(Grant::Rate(100_000), 1, 1).is_ok());
+}
+
+#[test]
+fn without_a_token_nothing_is_kept_and_with_it_little() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let token = Grant::Token {
+        until_us: 2_000_000,
+    };
+    bucket.refill(token, 1_000_000);
+    assert_eq!(bucket.credit_us(), i64::try_from(TOKEN_BURST_US).unwrap());
+    bucket.refill(Grant::NoToken, 1_000_001);
+    assert_eq!(bucket.credit_us(), 0);
+    assert!(bucket.take(Grant::NoToken, 1, 1).is_err());
+}
+
+/// A word that ends its process, here by a panic, after a number of steps.
+struct Mortal<'a>(AtomicU64, &'a Cell<u32>);
+
+impl Mortal<'_> {
+    fn step(&self) {
+        let left = self.1.get();
+        if left == 1 {
+            std::panic::resume_unwind(Box::new("dead"));
+        }
+        self.1.set(left.saturating_sub(1));
+    }
+}
+
+impl Word for Mortal<'_> {
+    fn load(&self) -> u64 {
+        Word::load(&self.0)
+    }
+    fn store(&self, value: u64) {
+        Word::store(&self.0, value);
+        self.step();
+    }
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        let result = Word::compare_exchange(&self.0, current, new);
+        if result.is_ok() {
+            self.step();
+        }
+        result
+    }
+    fn fetch_add(&self, value: u64) -> u64 {
+        let found = Word::fetch_add(&self.0, value);
+        self.step();
+        found
+    }
+    fn fetch_sub(&self, value: u64) -> u64 {
+        let found = Word::fetch_sub(&self.0, value);
+        self.step();
+        found
+    }
+}
+
+#[test]
+fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
+    let grant = Grant::Rate(200_000);
+    for steps in 1..=4 {
+        let left = Cell::new(0);
+        let header = Header::from_words(|| Mortal(AtomicU64::new(0), &left));
+        let bucket = Bucket::new(&header);
+        bucket.refill(grant, 1_000_000);
+        bucket.charge(5_000);
+        left.set(steps);
+        let dead = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            bucket.refill(grant, 1_010_000);
+            bucket.take(grant, 20_000, LEASE_US).unwrap();
+        }));
+        left.set(0);
+        assert_eq!(dead.is_err(), steps <= 3, "{steps}");
+        // Another process goes on for a second; it gets a second's worth and what was saved, and no more.
+        let mut got = 0;
+        for now in (1_010_000..=2_010_000).step_by(100) {
+            bucket.refill(grant, now);
+            got += bucket.take(grant, 10, LEASE_US).unwrap_or(0);
+        }
+        let most = 200_000 + 200_000 * BURST_US / 1_000_000 + LEASE_US;
+        assert!(got <= most, "{got} after {steps} steps");
+        assert!(
+            got >= 200_000 - 20_000 - LEASE_US,
+            "{got} after {steps} steps"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn over_time_nobody_gets_more_than_the_rate_and_who_wants_it_gets_that(
+        rate in 10_000..999_999u32,
+        costs in prop::collection::vec(1..30_000u64, 1..50),
+        looks in prop::collection::vec(1..4_000u64, 1..50),
+    ) {
+        let header = header();
+        let bucket = Bucket::new(&header);
+        let grant = Grant::Rate(rate);
+        let start = 1_000_000;
+        bucket.refill(grant, start);
+        bucket.charge(u64::try_from(bucket.credit_us()).unwrap());
+        let (mut now, mut got) = (start, 0);
+        let mut costs = costs.iter().cycle();
+        let mut looks = looks.iter().cycle();
+        let seconds = 5;
+        while now < start + seconds * 1_000_000 {
+            now += looks.next().unwrap();
+            bucket.refill(grant, now);
+            while let Ok(taken) = bucket.take(grant, *costs.next().unwrap(), LEASE_US) {
+                got += taken;
+            }
+        }
+        let earned = u64::from(rate) * (now - start) / 1_000_000;
+        prop_assert!(got <= earned + 30_000, "{got} of {earned}");
+        prop_assert!(got + LEASE_US + 4_000 >= earned, "{got} of {earned}");
+    }
+
+    #[test]
+    fn no_content_makes_it_panic(credit: u64, refilled: u64, now: u64, need: u64, rate: u32) {
+        let header = header();
+        Word::store(&header.credit_us, credit);
+        Word::store(&header.refilled_us, refilled);
+        let bucket = Bucket::new(&header);
+        for grant in [Grant::Rate(rate), Grant::Free, Grant::NoToken, Grant::Token { until_us: now }] {
+            bucket.refill(grant, now);
+            let _ = bucket.take(grant, need, LEASE_US);
+            bucket.charge(need);
+            bucket.repay(need);
+        }
+    }
+}

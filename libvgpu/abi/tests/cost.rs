@@ -1,0 +1,133 @@
+//! What launches cost: averages, kinds, and time that several streams share.
+
+use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, Kind, SELDOM, Timeline};
+use proptest::prelude::*;
+
+fn learned(samples: impl IntoIterator<Item = u64>) -> Cost {
+    samples.into_iter().fold(Cost::UNKNOWN, Cost::learn)
+}
+
+#[test]
+fn an_unknown_kind_is_charged_a_guess_and_always_sampled() {
+    assert_eq!(Cost::UNKNOWN.ns(), FIRST_GUESS_NS);
+    assert_eq!(Cost::UNKNOWN.weight(), None);
+    let seeded = Cost::guess(70_000);
+    assert_eq!(
+        (seeded.ns(), seeded.samples(), seeded.weight()),
+        (70_000, 0, None)
+    );
+    assert_eq!(
+        seeded.learn(10_000).ns(),
+        10_000,
+        "a sample replaces a guess"
+    );
+    assert_eq!(learned([5_000; 3]).weight(), None);
+    assert_eq!(learned([5_000; 4]).weight(), Some(1));
+}
+
+#[test]
+fn expensive_or_uneven_kinds_are_sampled_more_often() {
+    let weight = |ns| learned([ns; 20]).weight();
+    assert_eq!(weight(1_000), Some(1));
+    assert_eq!(weight(50_000), Some(10));
+    assert_eq!(weight(300_000), Some(SELDOM));
+    assert_eq!(weight(60_000_000_000), Some(SELDOM));
+    let even = learned([20_000; 64]);
+    let uneven = learned((0..64).map(|i| if i % 8 == 0 { 140_000 } else { 3_000 }));
+    assert!(uneven.weight() > even.weight(), "{uneven:?} {even:?}");
+}
+
+#[test]
+fn a_changed_cost_is_followed() {
+    let mut cost = learned([1_000_000; 100]);
+    for _ in 0..100 {
+        cost = cost.learn(100_000);
+    }
+    assert!((99_000..=102_000).contains(&cost.ns()), "{}", cost.ns());
+    let doubted = cost.doubted();
+    assert_eq!((doubted.ns(), doubted.weight()), (cost.ns(), None));
+    assert_eq!(Cost::UNKNOWN.doubted(), Cost::UNKNOWN);
+}
+
+#[test]
+fn a_kind_is_a_function_and_about_a_size() {
+    let kernel = |function, x, threads| Kind::kernel(function, [x, 1, 1], [threads, 1, 1]);
+    assert_eq!(kernel(7, 1000, 256), kernel(7, 1001, 256));
+    assert_eq!(
+        kernel(7, 1000, 256),
+        Kind::kernel(7, [10, 100, 1], [16, 16, 1])
+    );
+    let different = [
+        kernel(7, 1000, 256),
+        kernel(8, 1000, 256),
+        kernel(7, 2000, 256),
+        kernel(7, 1000, 128),
+        kernel(7, 1, 1),
+        kernel(7, 2, 1),
+        kernel(7, 3, 1),
+        Kind::graph(7),
+        Kind::fill(1 << 20),
+        Kind::copy(1 << 20),
+        Kind::fill(1 << 22),
+    ];
+    for (index, kind) in different.iter().enumerate() {
+        assert!(!different[..index].contains(kind), "{index}");
+        assert_ne!(kind.number(), 0);
+    }
+    // A grid too large for any card is some kind, too.
+    let _ = Kind::kernel(u64::MAX, [u32::MAX; 3], [u32::MAX; 3]);
+}
+
+#[test]
+fn time_that_streams_share_counts_once() {
+    let mut timeline = Timeline::new();
+    assert_eq!(timeline.add(0, 100), 100);
+    assert_eq!(timeline.add(50, 150), 50);
+    assert_eq!(timeline.add(60, 140), 0);
+    assert_eq!(timeline.add(200, 300), 100);
+    // Ends last, began first: the gap between the others is new.
+    assert_eq!(timeline.add(0, 310), 60);
+    assert_eq!(timeline.add(5, 5), 0);
+    assert_eq!(timeline.add(9, 5), 0);
+}
+
+proptest! {
+    #[test]
+    fn the_mean_stays_within_what_was_seen_and_its_parts_apart(samples in prop::collection::vec(0..1u64 << 41, 1..200)) {
+        let cost = learned(samples.iter().copied());
+        let bound = |ns: &u64| (*ns).min((1 << 40) - 1);
+        let least = samples.iter().map(bound).min().unwrap_or(0);
+        let most = samples.iter().map(bound).max().unwrap_or(0);
+        prop_assert!(least <= cost.word() & ((1 << 40) - 1) && cost.word() & ((1 << 40) - 1) <= most);
+        prop_assert_eq!(usize::from(cost.samples()), samples.len().min(255));
+        prop_assert_eq!(Cost::from_word(cost.word()), cost);
+    }
+
+    #[test]
+    fn charges_add_up_to_what_was_used(short in 1_000..50_000u64, long in 100_000..5_000_000u64, one_in in 2..20u64) {
+        // Every launch sampled before the next is charged, lengths of one kind mixed.
+        let mut cost = learned([short]);
+        let (mut charged, mut used) = (0u64, 0u64);
+        let launches = 20_000;
+        for index in 0..launches {
+            let ns = if (index * 7919) % one_in == 0 { long } else { short };
+            charged += cost.ns();
+            used += ns;
+            cost = cost.learn(ns);
+        }
+        // The average forgets, so it is off by at most what it remembers.
+        prop_assert!(charged.abs_diff(used) <= 32 * long, "{charged} {used}");
+    }
+
+    #[test]
+    fn a_timeline_is_a_union(intervals in prop::collection::vec((0..2000u64, 0..60u64), 1..30)) {
+        let mut timeline = Timeline::new();
+        let mut covered = vec![false; 2100];
+        for (start, length) in intervals {
+            let range = usize::try_from(start).unwrap_or(0)..usize::try_from(start + length).unwrap_or(0);
+            let new = covered[range.clone()].iter().filter(|covered| !**covered).count();
+            covered[range].fill(true);
+            prop_assert_eq!(timeline.add(start, start + length), new as u64);
+        }
+    }
+}
