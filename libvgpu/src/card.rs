@@ -9,6 +9,7 @@ use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
 use crate::driver::{Library, Original};
 use crate::process::{MAX_SHARES, Process};
 use crate::share::Share;
+use crate::sys;
 
 /// What applies to a card.
 #[derive(Clone, Copy)]
@@ -100,7 +101,7 @@ impl Card {
         amount
     }
 
-    /// What the driver takes for itself in a process.
+    /// What the driver takes for itself in a context.
     pub(crate) fn driver_reserve_bytes(self) -> u64 {
         self.shares()
             .map(Share::driver_reserve_bytes)
@@ -113,12 +114,7 @@ impl Card {
         if self.try_reserve(bytes) {
             return Ok(());
         }
-        // What dead processes left is taken back before anything is refused.
-        let _guard = self.process.guard();
-        for share in self.shares() {
-            share.reclaim();
-        }
-        if self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes) {
+        if !self.is_known_to_lack(bytes) && self.reserve_after_reclaim(bytes) {
             return Ok(());
         }
         if let Some(share) = self.shares().next() {
@@ -127,7 +123,28 @@ impl Card {
         Err(Full)
     }
 
-    fn try_reserve(self, bytes: u64) -> bool {
+    /// Whether so much is not there, even with what dead processes left. What living ones return counts at once.
+    fn is_known_to_lack(self, bytes: u64) -> bool {
+        let now_ns = sys::now_ns();
+        self.shares()
+            .try_fold(0u64, |room, share| {
+                Some(room.saturating_add(share.known_room(now_ns)?))
+            })
+            .is_some_and(|room| room < bytes)
+    }
+
+    /// Takes back what dead processes left before it tries again.
+    #[cold]
+    fn reserve_after_reclaim(self, bytes: u64) -> bool {
+        let _guard = self.process.guard();
+        for share in self.shares() {
+            share.reclaim();
+        }
+        self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes)
+    }
+
+    /// Takes `bytes` if they are there without further ado; a refusal is not counted as one.
+    pub(crate) fn try_reserve(self, bytes: u64) -> bool {
         self.shares().any(|share| share.reserve(bytes))
     }
 
@@ -167,10 +184,17 @@ impl Card {
         }
     }
 
-    /// Notes how much of what this process holds is charged for the driver's own use.
-    pub(crate) fn count_driver_bytes(self, bytes: u64) {
+    /// Notes that so much of what this process holds is for the driver's own use.
+    pub(crate) fn add_driver_bytes(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
-            share.count_driver_bytes(bytes);
+            share.add_driver_bytes(bytes);
+        }
+    }
+
+    /// Takes back what [`Card::add_driver_bytes`] noted.
+    pub(crate) fn subtract_driver_bytes(self, bytes: u64) {
+        if let Some(share) = self.shares().next() {
+            share.subtract_driver_bytes(bytes);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::sys::{self, Fd};
 const PATH_CAPACITY: usize = 512;
 
 /// A path put together on the stack.
+#[derive(Clone, Copy)]
 pub(crate) struct PathBuffer {
     bytes: [u8; PATH_CAPACITY],
     len: usize,
@@ -118,12 +119,12 @@ fn attach(process: &Process, directory: Fd, run_directory: &CStr, name: &str) ->
         return Attached::Broken;
     }
     let region_path = PathBuffer::new(format_args!(
-        "{name}/{}/{}",
+        "{run_directory}/{name}/{}/{}",
         paths::USAGE_DIR,
         paths::REGION_FILE
     ));
     if let Some(path) = region_path
-        && let Err(error) = share.attach_region(Some(directory), path.as_c_str(), false)
+        && let Err(error) = share.attach_region(path, false)
     {
         share.report_unusable(path.as_c_str(), error);
     }

@@ -121,7 +121,7 @@ pub(crate) fn attach(process: &Process, uuid: DeviceUuid, ordinal: Option<u32>) 
         };
         remove_unused(directory);
         for _ in 0..ATTEMPTS {
-            outcome = share.attach_region(None, path.as_c_str(), true);
+            outcome = share.attach_region(path, true);
             if !matches!(outcome, Err(Unusable::Removed)) {
                 break;
             }

@@ -92,7 +92,7 @@ impl HeldMap {
     }
 
     /// Forgets everything for which `ends` says yes, and hands it to `each`.
-    pub(crate) fn remove_all(&self, ends: impl Fn(&Held) -> bool, mut each: impl FnMut(Held)) {
+    pub(crate) fn remove_all(&self, ends: impl Fn(&Held) -> bool, mut each: impl FnMut(u64, Held)) {
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(places) = existing(pointer, level) else {
                 return;
@@ -109,7 +109,7 @@ impl HeldMap {
                         .compare_exchange(key, REUSABLE, Ordering::AcqRel, Ordering::Relaxed)
                         .is_ok()
                 {
-                    each(held);
+                    each(key ^ KEY_BIT, held);
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
 //! | What may this process use? | [`process`], [`discover`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`held`] (its own) |
+//! | What does it use? | [`card`], [`share`] (shared with others), [`held`] and [`blocks`] (its own) |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
 //! Invariants:
@@ -33,6 +33,7 @@
     clippy::unreachable
 )]
 
+mod blocks;
 mod card;
 mod cuda;
 mod discover;

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::DeviceUuid;
 
+use crate::blocks::Blocks;
 use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
@@ -42,12 +43,16 @@ pub(crate) struct Process {
     pub(crate) devices: [Device; MAX_DEVICES],
     /// Linear memory, by pointer.
     pub(crate) pointers: HeldMap,
+    /// Blocks that small allocations of it share.
+    pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
     pub(crate) arrays: HeldMap,
     /// Physical memory of the virtual memory management API, by handle.
     pub(crate) physical: HeldMap,
     /// Mappings of it, by address.
     pub(crate) mappings: HeldMap,
+    /// Contexts that are not primary, by handle.
+    pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
 }
@@ -56,7 +61,7 @@ pub(crate) struct Process {
 pub(crate) struct Device {
     /// 0 not looked up, 1 unlimited, 2 refused, 3 + index of the card's first share.
     pub(crate) target: AtomicU32,
-    /// 0, or one more than the bytes that are charged for the driver's own use.
+    /// 0, or one more than the bytes that are charged for the primary context.
     pub(crate) charged: AtomicU64,
     /// The primary context, once this process retained it.
     pub(crate) primary: AtomicU64,

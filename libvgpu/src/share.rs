@@ -1,14 +1,14 @@
 //! One share: its limits page, its usage region, and this process's slot there.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::ledger::{Owner, Region};
+use drava_vgpu_abi::ledger::{Owner, Rebuild, Region};
 use drava_vgpu_abi::page::CURRENT_OFFSET;
 use drava_vgpu_abi::region::{
     Header, REGION_ABI_VERSION, REGION_MAGIC, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, Slot, SlotIndex,
@@ -34,6 +34,15 @@ const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();
 
 const NO_LIMIT: u64 = u64::MAX;
 
+/// For how long a look for dead processes counts, for each process that was looked at. To look at one takes a
+/// system call of half a microsecond; so a program that is refused over and over spends little on looking,
+/// and a death is noticed before anybody who learns of it otherwise can ask for memory.
+const LOOK_COUNTS_NS: u64 = 8_000;
+/// The longest that a look counts, whatever the number of processes.
+const LOOK_COUNTS_AT_MOST_NS: u64 = 1_000_000;
+
+const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
+
 /// How often a page that is being changed is read again.
 const PAGE_READS: u32 = 16;
 
@@ -41,8 +50,9 @@ const PAGE_READS: u32 = 16;
 pub(crate) struct Share {
     /// Written before the share is published, never after.
     uuid: UnsafeCell<DeviceUuid>,
-    /// Path of the page; as `uuid`.
-    path: UnsafeCell<PathBuffer>,
+    /// Paths of the page and the region; as `uuid`.
+    page_path: UnsafeCell<PathBuffer>,
+    region_path: UnsafeCell<PathBuffer>,
     /// The mapped page; null if the limits come from the environment.
     page: AtomicPtr<AtomicU64>,
     /// The page's generation hint when the limits below were read.
@@ -53,11 +63,16 @@ pub(crate) struct Share {
     /// The mapped region; null if it cannot be used.
     region: AtomicPtr<c_void>,
     region_fd: AtomicI32,
+    /// Which file that descriptor was opened for.
+    region_device: AtomicU64,
+    region_inode: AtomicU64,
     slot: AtomicU32,
     generation: AtomicU64,
+    /// Until when the last look for dead processes counts, see [`LOOK_COUNTS_NS`]; 0 if it does not.
+    looked_until_ns: AtomicU64,
 }
 
-// SAFETY: `uuid` and `path` are written by one thread before the others can see the share; the rest are atomics.
+// SAFETY: `uuid` and the paths are written by one thread before the others can see the share; the rest are atomics.
 unsafe impl Sync for Share {}
 
 /// Why a share's files cannot be used.
@@ -154,11 +169,19 @@ impl Share {
             .map_or(0, |(region, slot)| region.release(slot, bytes))
     }
 
-    pub(crate) fn count_driver_bytes(&self, bytes: u64) {
+    pub(crate) fn add_driver_bytes(&self, bytes: u64) {
         if let Some((region, slot)) = self.own()
             && let Some(slot) = region.slot(slot)
         {
-            Word::store(&slot.driver_bytes, bytes);
+            Word::fetch_add(&slot.driver_bytes, bytes);
+        }
+    }
+
+    pub(crate) fn subtract_driver_bytes(&self, bytes: u64) {
+        if let Some((region, slot)) = self.own()
+            && let Some(slot) = region.slot(slot)
+        {
+            Word::fetch_sub(&slot.driver_bytes, bytes);
         }
     }
 
@@ -172,33 +195,79 @@ impl Share {
         }
     }
 
+    /// How much there is, if what dead processes left was taken back just now.
+    pub(crate) fn known_room(&self, now_ns: u64) -> Option<u64> {
+        let limit = self.limit_bytes();
+        match self.own() {
+            Some((region, _)) => (now_ns < self.looked_until_ns.load(Ordering::Relaxed))
+                .then(|| limit.saturating_sub(region.total_bytes())),
+            // Nothing is ever taken from a share that cannot be counted in.
+            None => (!self.fails_open()).then_some(0),
+        }
+    }
+
     /// Clears the slots of dead processes and takes back what they held. The caller holds the process's guard.
     pub(crate) fn reclaim(&self) {
         let Some((region, own)) = self.own() else {
             return;
         };
-        let Some(fd) = self.region_fd() else { return };
+        let now_ns = sys::now_ns();
+        let mut looked = 1u64;
+        let mut fd = None;
         for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
             if index == own || region.is_free(index) {
                 continue;
             }
+            fd = fd.or_else(|| self.region_fd());
+            let Some(fd) = fd else { return };
+            looked = looked.saturating_add(1);
             // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
             if sys::lock(fd, index.offset(), SLOT_SIZE) {
                 region.clear(index);
                 sys::unlock(fd, index.offset(), SLOT_SIZE);
             }
         }
-        region.rebuild(own);
+        if region.rebuild(own) == Rebuild::Exact && now_ns != 0 {
+            let counts_ns = looked
+                .saturating_mul(LOOK_COUNTS_NS)
+                .min(LOOK_COUNTS_AT_MOST_NS);
+            self.looked_until_ns
+                .store(now_ns.saturating_add(counts_ns), Ordering::Relaxed);
+        }
     }
 
     fn fails_open(&self) -> bool {
         self.fails_open.load(Ordering::Relaxed) != 0
     }
 
+    /// A descriptor of the region for locks on other slots. If the program has closed the one that was opened at
+    /// first, its number may be another file's by now, on which a lock means nothing; then the region is opened
+    /// anew. (The lock on the own slot needs no descriptor: the mapping keeps the open file, and so its locks.)
+    /// The caller holds the process's guard.
     fn region_fd(&self) -> Option<Fd> {
         // Stored inverted, so that zeroes mean none.
-        let fd = !self.region_fd.load(Ordering::Relaxed);
-        (fd >= 0).then_some(Fd(fd))
+        let fd = Fd(!self.region_fd.load(Ordering::Relaxed));
+        if self.is_region(fd) {
+            return Some(fd);
+        }
+        // SAFETY: not written any more once the share can be seen.
+        let path = unsafe { &*self.region_path.get() };
+        let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
+            .and_then(sys::above_standard_streams)?;
+        if self.is_region(fd) {
+            self.region_fd.store(!fd.0, Ordering::Relaxed);
+            return Some(fd);
+        }
+        sys::close(fd);
+        None
+    }
+
+    /// Whether the descriptor is one of the file that is mapped.
+    fn is_region(&self, fd: Fd) -> bool {
+        sys::status(fd).is_some_and(|status| {
+            status.device == self.region_device.load(Ordering::Relaxed)
+                && status.inode == self.region_inode.load(Ordering::Relaxed)
+        })
     }
 
     fn region(&self) -> Option<Region<'static, RegionWord>> {
@@ -209,7 +278,7 @@ impl Share {
     fn own(&self) -> Option<(Region<'static, RegionWord>, SlotIndex)> {
         let region = self.region()?;
         let slot = SlotIndex::new(usize::try_from(self.slot.load(Ordering::Relaxed)).ok()?)?;
-        // A program that closes all descriptors loses its slot; what it takes then cannot be counted.
+        // Only noise in the region takes a slot from a living process; what that takes then cannot be counted.
         region
             .is_owned(slot, self.generation.load(Ordering::Relaxed))
             .then_some((region, slot))
@@ -247,7 +316,7 @@ impl Share {
     fn follow(&self, retired: NonNull<AtomicU64>) {
         let _errno = sys::KeepErrno::new();
         // SAFETY: not written any more once the share can be seen.
-        let path = unsafe { &*self.path.get() };
+        let path = unsafe { &*self.page_path.get() };
         let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {
             return;
         };
@@ -289,7 +358,7 @@ impl Share {
     pub(crate) fn attach_page(&self, fd: Fd, path: PathBuffer) -> Option<LimitsPage> {
         let (mapping, page) = map_page(fd)?;
         // SAFETY: the share is not published yet, so only this thread knows it.
-        unsafe { self.path.get().write(path) };
+        unsafe { self.page_path.get().write(path) };
         self.set_identity(page.spec.device_uuid);
         self.set_limits(&page.spec.limits);
         self.seen.store(page.generation, Ordering::Relaxed);
@@ -311,11 +380,9 @@ impl Share {
     /// Maps the region at `path` and takes a slot there. The share is not published yet.
     pub(crate) fn attach_region(
         &self,
-        directory: Option<Fd>,
-        path: &CStr,
+        path: PathBuffer,
         must_be_own: bool,
     ) -> Result<(), Unusable> {
-        let flags = libc::O_RDWR | libc::O_NOFOLLOW;
         let mode = if must_be_own {
             0o600
         } else {
@@ -323,9 +390,12 @@ impl Share {
         };
         // Made only if it is missing: with `fs.protected_regular` the kernel refuses O_CREAT for another user's
         // file in a directory that all may write to.
-        let fd = sys::open(directory, path, flags, 0)
-            .or_else(|| sys::open(directory, path, flags | libc::O_CREAT, mode))
+        let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
+            .or_else(|| sys::open(None, path.as_c_str(), REGION_FLAGS | libc::O_CREAT, mode))
+            .and_then(sys::above_standard_streams)
             .ok_or(Unusable::Open)?;
+        // SAFETY: the share is not published yet, so only this thread knows it.
+        unsafe { self.region_path.get().write(path) };
         let attached = self.attach_region_file(fd, must_be_own);
         if attached.is_err() {
             sys::close(fd);
@@ -363,6 +433,8 @@ impl Share {
         let number = u32::try_from(slot.get()).map_err(|_| Unusable::Full)?;
         self.slot.store(number, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Relaxed);
+        self.region_device.store(status.device, Ordering::Relaxed);
+        self.region_inode.store(status.inode, Ordering::Relaxed);
         self.region_fd.store(!fd.0, Ordering::Relaxed);
         self.region.store(mapping.as_ptr(), Ordering::Release);
         self.reclaim();

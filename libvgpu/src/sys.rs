@@ -18,6 +18,7 @@ pub(crate) struct Fd(pub(crate) c_int);
 #[derive(Clone, Copy)]
 pub(crate) struct FileStatus {
     pub(crate) size: u64,
+    pub(crate) device: u64,
     pub(crate) inode: u64,
     pub(crate) owner: u32,
     pub(crate) links: u64,
@@ -41,6 +42,18 @@ pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) 
             mode,
         )
     };
+    c_int::try_from(result).ok().filter(|&fd| fd >= 0).map(Fd)
+}
+
+/// The same file under a number that the program's standard streams do not have, should it have closed those.
+pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
+    const LOWEST: c_int = libc::STDERR_FILENO + 1;
+    if fd.0 >= LOWEST {
+        return Some(fd);
+    }
+    // SAFETY: fcntl takes numbers.
+    let result = unsafe { libc::syscall(libc::SYS_fcntl, fd.0, libc::F_DUPFD_CLOEXEC, LOWEST) };
+    close(fd);
     c_int::try_from(result).ok().filter(|&fd| fd >= 0).map(Fd)
 }
 
@@ -99,6 +112,7 @@ pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
     )]
     Some(FileStatus {
         size: u64::try_from(status.st_size).ok()?,
+        device: status.st_dev,
         inode: status.st_ino,
         owner: status.st_uid,
         links: status.st_nlink.into(),
@@ -206,6 +220,23 @@ fn lock_range(kind: c_int, offset: usize, length: usize) -> Option<libc::flock> 
     range.l_start = libc::off_t::try_from(offset).ok()?;
     range.l_len = libc::off_t::try_from(length).ok()?;
     Some(*range)
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, which is read without entering the kernel; 0 if there is no such clock.
+pub(crate) fn now_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `struct timespec`.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    if result != 0 {
+        return 0;
+    }
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Lets another thread run.

@@ -20,7 +20,7 @@ pub struct LimitsSpec {
 pub struct Limits {
     /// Bytes of device memory, or `None` if only the cores are limited.
     pub memory_limit_bytes: Option<u64>,
-    /// What each process with a context on the card is charged ahead for the driver's own use of memory.
+    /// What each context on the card is charged ahead for the driver's own use of memory.
     pub driver_reserve_bytes: u64,
     /// Guaranteed share of GPU time.
     pub cores: Cores,

@@ -2,11 +2,13 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
+use crate::blocks;
+use crate::card::Card;
 use crate::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
     CUDA_ARRAY3D_DESCRIPTOR_v1, CUarray, CUmipmappedArray, CUresult,
 };
-use crate::hooks::memory::{Request, free_held, taken_by};
+use crate::hooks::memory::{Request, free_held};
 use crate::table::{
     cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
     cuMipmappedArrayCreate,
@@ -52,7 +54,7 @@ impl Extent {
         let bytes = (0..levels.clamp(1, 32))
             .map(level)
             .fold(0, u64::saturating_add);
-        taken_by(bytes)
+        blocks::rounded(bytes)
     }
 }
 
@@ -161,5 +163,10 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
         array.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(array) },
+        |process, _, held| {
+            if let Some(card) = Card::at(process, held.card) {
+                card.release(held.bytes);
+            }
+        },
     )
 }

@@ -8,6 +8,8 @@ use core::sync::atomic::Ordering;
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
+use crate::held::Held;
+use crate::hooks::memory::{free_held, give_back_linear, take};
 use crate::process::{Device, Process};
 use crate::table::{
     cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuDevicePrimaryCtxRelease,
@@ -29,44 +31,55 @@ fn is_primary_active(device: CUdevice) -> bool {
     active != 0
 }
 
-/// Calls `create` with the driver's reserve charged, if the process has no context on the device yet.
-fn charged(device: CUdevice, create: impl FnOnce() -> CUresult) -> CUresult {
-    let card = match target_of_device(device) {
-        Target::Unlimited => return create(),
-        Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => card,
-    };
-    let state = Process::get()
-        .zip(usize::try_from(device).ok())
-        .and_then(|(process, ordinal)| process.devices.get(ordinal));
-    let Some(state) = state else {
-        return create();
-    };
-    let reserve = card.driver_reserve_bytes();
-    let charge = reserve.saturating_add(1);
-    let charged = &state.charged;
-    if charged
-        .compare_exchange(0, charge, Ordering::AcqRel, Ordering::Acquire)
-        .is_err()
-    {
-        return create();
-    }
-    if card.reserve(reserve).is_err() {
-        charged.store(0, Ordering::Release);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    card.count_driver_bytes(reserve);
-    let result = create();
-    if result != CUDA_SUCCESS {
-        uncharge(card, state);
-    }
-    result
+/// What a context costs before it is made.
+enum Cost {
+    Nothing,
+    Charged(Card, u64),
 }
 
-fn uncharge(card: Card, state: &Device) {
-    let charge = state.charged.swap(0, Ordering::AcqRel);
-    card.release(charge.saturating_sub(1));
-    card.count_driver_bytes(0);
+/// Takes what the driver will take for a context.
+fn pay(device: CUdevice) -> Result<Cost, CUresult> {
+    let card = match target_of_device(device) {
+        Target::Unlimited => return Ok(Cost::Nothing),
+        Target::Refused => return Err(CUDA_ERROR_OUT_OF_MEMORY),
+        Target::Limited(card) => card,
+    };
+    let reserve = card.driver_reserve_bytes();
+    if !take(card, reserve) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    card.add_driver_bytes(reserve);
+    Ok(Cost::Charged(card, reserve))
+}
+
+fn pay_back(card: Card, bytes: u64) {
+    card.subtract_driver_bytes(bytes);
+    card.release(bytes);
+}
+
+/// Makes a context with `make`, which writes it to `context`.
+fn charged(device: CUdevice, context: *mut CUcontext, make: impl FnOnce() -> CUresult) -> CUresult {
+    let cost = match pay(device) {
+        Ok(cost) => cost,
+        Err(result) => return result,
+    };
+    let result = make();
+    let Cost::Charged(card, bytes) = cost else {
+        return result;
+    };
+    if result == CUDA_SUCCESS {
+        let held = Held {
+            bytes,
+            card: card.index(),
+            context: 0,
+        };
+        // SAFETY: the driver has written the context.
+        let context = unsafe { context.read() }.expose_provenance() as u64;
+        card.process().contexts.insert(context, held);
+    } else {
+        pay_back(card, bytes);
+    }
+    result
 }
 
 pub(crate) unsafe fn create(
@@ -76,7 +89,9 @@ pub(crate) unsafe fn create(
     device: CUdevice,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    charged(device, || unsafe { original(context, flags, device) })
+    charged(device, context, || unsafe {
+        original(context, flags, device)
+    })
 }
 
 pub(crate) unsafe fn create_v3(
@@ -87,7 +102,7 @@ pub(crate) unsafe fn create_v3(
     flags: c_uint,
     device: CUdevice,
 ) -> CUresult {
-    charged(device, || {
+    charged(device, context, || {
         // SAFETY: the caller's arguments.
         unsafe { original(context, affinity, count, flags, device) }
     })
@@ -100,37 +115,79 @@ pub(crate) unsafe fn create_v4(
     flags: c_uint,
     device: CUdevice,
 ) -> CUresult {
-    charged(device, || {
+    charged(device, context, || {
         // SAFETY: the caller's arguments.
         unsafe { original(context, parameters, flags, device) }
     })
 }
 
 pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontext) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(context) };
-    if result == CUDA_SUCCESS {
-        release_all_of(context.expose_provenance() as u64);
-    }
-    result
+    let key = context.expose_provenance() as u64;
+    free_held(
+        |process| &process.contexts,
+        key,
+        || {
+            // SAFETY: the caller's arguments.
+            let result = unsafe { original(context) };
+            if result == CUDA_SUCCESS {
+                release_all_of(key);
+            }
+            result
+        },
+        |process, _, held| {
+            if let Some(card) = Card::at(process, held.card) {
+                pay_back(card, held.bytes);
+            }
+        },
+    )
 }
 
+/// The primary context is made when it is first retained and whenever it was released or reset since then.
 pub(crate) unsafe fn retain_primary(
     original: cuDevicePrimaryCtxRetain::Function,
     context: *mut CUcontext,
     device: CUdevice,
 ) -> CUresult {
-    let result = charged(device, || {
-        // SAFETY: the caller's arguments.
-        unsafe { original(context, device) }
-    });
-    if result == CUDA_SUCCESS
-        && let Some(state) = device_state(device)
-    {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(context, device) };
+    let Some(state) = device_state(device) else {
+        return charged(device, context, call);
+    };
+    // Whoever marks it as charged pays for it, the others of this process do not.
+    let is_first = state
+        .charged
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok();
+    let result = if is_first {
+        make_primary(state, device, call)
+    } else {
+        call()
+    };
+    if result == CUDA_SUCCESS {
         // SAFETY: the driver has written the context.
         let context = unsafe { context.read() }.expose_provenance() as u64;
         state.primary.store(context, Ordering::Release);
     }
+    result
+}
+
+/// Makes the primary context with `make`; `state.charged` is the caller's.
+fn make_primary(state: &Device, device: CUdevice, make: impl FnOnce() -> CUresult) -> CUresult {
+    let cost = match pay(device) {
+        Ok(cost) => cost,
+        Err(result) => {
+            state.charged.store(0, Ordering::Release);
+            return result;
+        }
+    };
+    let result = make();
+    let mut charge = 0;
+    match cost {
+        Cost::Charged(_, bytes) if result == CUDA_SUCCESS => charge = bytes.saturating_add(1),
+        Cost::Charged(card, bytes) => pay_back(card, bytes),
+        Cost::Nothing => {}
+    }
+    state.charged.store(charge, Ordering::Release);
     result
 }
 
@@ -146,8 +203,9 @@ pub(crate) unsafe fn end_primary(
         && let Some(state) = device_state(device)
     {
         release_all_of(state.primary.load(Ordering::Acquire));
+        let charge = state.charged.swap(0, Ordering::AcqRel);
         if let Target::Limited(card) = target_of_device(device) {
-            uncharge(card, state);
+            pay_back(card, charge.saturating_sub(1));
         }
     }
     result
@@ -162,14 +220,13 @@ fn release_all_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
     };
-    for map in [&process.pointers, &process.arrays] {
-        map.remove_all(
-            |held| held.context == context,
-            |held| {
-                if let Some(card) = Card::at(process, held.card) {
-                    card.release(held.bytes);
-                }
-            },
-        );
-    }
+    let ends = |held: &Held| held.context == context;
+    process.pointers.remove_all(ends, |pointer, held| {
+        give_back_linear(process, pointer, held);
+    });
+    process.arrays.remove_all(ends, |_, held| {
+        if let Some(card) = Card::at(process, held.card) {
+            card.release(held.bytes);
+        }
+    });
 }

@@ -3,8 +3,10 @@
 //! Reserve, call the driver, keep the charge or give it back. What does not fit is refused without calling the
 //! driver.
 
-use core::ffi::c_uint;
+use core::ffi::{c_uint, c_void};
+use core::ptr::NonNull;
 
+use crate::blocks::{self, BLOCK};
 use crate::card::{Card, Target, current_context, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUdeviceptr_v1, CUresult};
 use crate::held::{Held, HeldMap};
@@ -15,23 +17,6 @@ use crate::table::{
     cuMemFree_v2,
 };
 
-/// Small requests share blocks, in steps of this.
-const SMALL_STEP: u64 = 512;
-/// Largest request that shares a block with others.
-const LARGEST_SMALL: u64 = 1 << 20;
-/// What the driver hands out larger requests in.
-const BLOCK: u64 = 2 << 20;
-
-/// What a request of linear memory takes from the card.
-pub(crate) fn taken_by(bytes: u64) -> u64 {
-    let step = if bytes > LARGEST_SMALL {
-        BLOCK
-    } else {
-        SMALL_STEP
-    };
-    bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
-}
-
 /// What a pitched request takes if the driver pads rows to this.
 const ROW_STEP: u64 = 512;
 
@@ -40,8 +25,8 @@ const ROW_STEP: u64 = 512;
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) bytes: u64,
-    /// The context whose end frees it, 0 if none does.
-    pub(crate) context: u64,
+    /// Finds what is remembered as [`Held::context`]; asked only once the allocation is made.
+    pub(crate) context: fn() -> u64,
 }
 
 impl Request {
@@ -50,7 +35,7 @@ impl Request {
         Self {
             target: target_of_current_context(),
             bytes,
-            context: current_context().unwrap_or(0),
+            context: || current_context().unwrap_or(0),
         }
     }
 
@@ -61,40 +46,144 @@ impl Request {
         call: impl FnOnce() -> CUresult,
         key: impl FnOnce() -> u64,
     ) -> CUresult {
-        let card = match self.target {
-            Target::Unlimited => return call(),
-            Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
-            Target::Limited(card) => card,
+        let (card, process) = match self.limited() {
+            Ok(Some(limited)) => limited,
+            Ok(None) => return call(),
+            Err(result) => return result,
         };
-        let Some(process) = Process::get() else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
-        if card.reserve(self.bytes).is_err() && !pool::reserve_after_trim(card, self.bytes) {
+        if !take(card, self.bytes) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         let result = call();
         if result == CUDA_SUCCESS {
-            let held = Held {
-                bytes: self.bytes,
-                card: card.index(),
-                context: self.context,
-            };
-            map(process).insert(key(), held);
+            map(process).insert(key(), self.held(card));
         } else {
             card.release(self.bytes);
         }
         result
     }
+
+    /// As [`Request::make`], for linear memory, which shares a block of the card if it is small.
+    ///
+    /// Where no block can be reserved, the room in those that are there is asked for all the same, or a program
+    /// would be refused what it has paid for. If the driver opens another block nevertheless, because the room is
+    /// in pieces, the allocation is undone, and `erase` takes the pointer back from the program: the share is
+    /// exceeded by one block for the time of two calls. `actual` is the size as the driver made it.
+    fn make_linear(
+        self,
+        call: impl FnOnce() -> CUresult,
+        pointer: impl FnOnce() -> u64,
+        actual: impl FnOnce() -> u64,
+        erase: impl FnOnce(),
+    ) -> CUresult {
+        let (card, process) = match self.limited() {
+            Ok(Some(limited)) => limited,
+            Ok(None) => return call(),
+            Err(result) => return result,
+        };
+        let Some(reserved) = self.reserve_linear(card, process) else {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        };
+        let result = call();
+        if result != CUDA_SUCCESS {
+            card.release(reserved);
+            return result;
+        }
+        let address = pointer();
+        let held = Held {
+            bytes: actual(),
+            ..self.held(card)
+        };
+        let needed = if !blocks::is_small(held.bytes) {
+            held.bytes
+        } else if process.blocks.add(process, held.card, address, held.bytes) {
+            BLOCK
+        } else {
+            0
+        };
+        if needed > reserved && !take(card, needed.saturating_sub(reserved)) {
+            card.release(reserved);
+            if blocks::is_small(held.bytes) {
+                process
+                    .blocks
+                    .remove(process, held.card, address, held.bytes);
+            }
+            // SAFETY: allocated just now, and unknown to the program.
+            unsafe { free_again(address) };
+            erase();
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        card.release(reserved.saturating_sub(needed));
+        process.pointers.insert(address, held);
+        CUDA_SUCCESS
+    }
+
+    /// Takes what the request may need at most and says how much, or `None` if it is not there.
+    fn reserve_linear(self, card: Card, process: &Process) -> Option<u64> {
+        if !blocks::is_small(self.bytes) {
+            return take(card, self.bytes).then_some(self.bytes);
+        }
+        if card.try_reserve(BLOCK) {
+            return Some(BLOCK);
+        }
+        if process.blocks.may_have_room(card.index(), self.bytes) {
+            return Some(0);
+        }
+        take(card, BLOCK).then_some(BLOCK)
+    }
+
+    /// The card whose limit applies, `None` if none does, or what to refuse with.
+    fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
+        match self.target {
+            Target::Unlimited => Ok(None),
+            Target::Refused => Err(CUDA_ERROR_OUT_OF_MEMORY),
+            Target::Limited(card) => Ok(Some((card, card.process()))),
+        }
+    }
+
+    fn held(self, card: Card) -> Held {
+        Held {
+            bytes: self.bytes,
+            card: card.index(),
+            context: (self.context)(),
+        }
+    }
 }
 
-/// Frees with `call` what is remembered under `key`, if anything is, and returns its charge.
+/// Takes `bytes` from the card, if need be after the process's pools have given back what they do not use.
+pub(crate) fn take(card: Card, bytes: u64) -> bool {
+    card.reserve(bytes).is_ok() || pool::reserve_after_trim(card, bytes)
+}
+
+/// Returns the charge of linear memory that is gone.
+pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: Held) {
+    let Some(card) = Card::at(process, held.card) else {
+        return;
+    };
+    if !blocks::is_small(held.bytes) {
+        card.release(held.bytes);
+    } else if process
+        .blocks
+        .remove(process, held.card, pointer, held.bytes)
+    {
+        card.release(BLOCK);
+    }
+}
+
+/// Frees linear memory with `call` and returns its charge, if it has one.
 ///
 /// It is forgotten before the driver is called: afterwards the driver may have given the same pointer to
 /// another thread.
+pub(crate) fn free_linear(pointer: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    free_held(|process| &process.pointers, pointer, call, give_back_linear)
+}
+
+/// Frees with `call` what is remembered under `key`, if anything is, and hands it to `give_back`.
 pub(crate) fn free_held(
     map: impl FnOnce(&'static Process) -> &'static HeldMap,
     key: u64,
     call: impl FnOnce() -> CUresult,
+    give_back: impl FnOnce(&'static Process, u64, Held),
 ) -> CUresult {
     let Some(process) = Process::get() else {
         return call();
@@ -105,10 +194,24 @@ pub(crate) fn free_held(
     let Some(held) = held else { return result };
     if result != CUDA_SUCCESS {
         map.insert(key, held);
-    } else if let Some(card) = Card::at(process, held.card) {
-        card.release(held.bytes);
+    } else {
+        give_back(process, key, held);
     }
     result
+}
+
+/// Frees an allocation that the program shall not see.
+///
+/// # Safety
+/// The driver has just returned `address`.
+unsafe fn free_again(address: u64) {
+    let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
+        return;
+    };
+    // SAFETY: the driver's function of that name has this signature.
+    let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFree_v2::Function>(free) };
+    // SAFETY: allocated just now, and unknown to the program.
+    unsafe { free(address) };
 }
 
 pub(crate) unsafe fn alloc(
@@ -116,12 +219,15 @@ pub(crate) unsafe fn alloc(
     pointer: *mut CUdeviceptr,
     bytes: usize,
 ) -> CUresult {
-    Request::in_current_context(taken_by(bytes as u64)).make(
-        |process| &process.pointers,
+    let bytes_taken = blocks::rounded(bytes as u64);
+    Request::in_current_context(bytes_taken).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
         || unsafe { pointer.read() },
+        || bytes_taken,
+        // SAFETY: the driver has written the pointer.
+        || unsafe { pointer.write(0) },
     )
 }
 
@@ -130,12 +236,15 @@ pub(crate) unsafe fn alloc_v1(
     pointer: *mut CUdeviceptr_v1,
     bytes: c_uint,
 ) -> CUresult {
-    Request::in_current_context(taken_by(u64::from(bytes))).make(
-        |process| &process.pointers,
+    let bytes_taken = blocks::rounded(u64::from(bytes));
+    Request::in_current_context(bytes_taken).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
         || u64::from(unsafe { pointer.read() }),
+        || bytes_taken,
+        // SAFETY: the driver has written the pointer.
+        || unsafe { pointer.write(0) },
     )
 }
 
@@ -145,21 +254,28 @@ pub(crate) unsafe fn alloc_managed(
     bytes: usize,
     flags: c_uint,
 ) -> CUresult {
-    Request::in_current_context(taken_by(bytes as u64)).make(
-        |process| &process.pointers,
+    let bytes_taken = blocks::rounded(bytes as u64);
+    Request::in_current_context(bytes_taken).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, bytes, flags) },
         // SAFETY: the driver has written the pointer.
         || unsafe { pointer.read() },
+        || bytes_taken,
+        // SAFETY: the driver has written the pointer.
+        || unsafe { pointer.write(0) },
     )
+}
+
+/// What rows of that pitch take together.
+fn rows(pitch: u64, height: u64) -> u64 {
+    pitch.checked_mul(height).map_or(u64::MAX, blocks::rounded)
 }
 
 /// What a pitched request takes, before the driver has said how it pads rows.
 fn pitched(width: u64, height: u64) -> u64 {
     width
         .checked_next_multiple_of(ROW_STEP)
-        .and_then(|pitch| pitch.checked_mul(height))
-        .map_or(u64::MAX, taken_by)
+        .map_or(u64::MAX, |pitch| rows(pitch, height))
 }
 
 pub(crate) unsafe fn alloc_pitch(
@@ -170,22 +286,16 @@ pub(crate) unsafe fn alloc_pitch(
     height: usize,
     element: c_uint,
 ) -> CUresult {
-    let expected = pitched(width as u64, height as u64);
-    let result = Request::in_current_context(expected).make(
-        |process| &process.pointers,
+    Request::in_current_context(pitched(width as u64, height as u64)).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: the driver has written the pointer.
         || unsafe { pointer.read() },
-    );
-    if result == CUDA_SUCCESS {
         // SAFETY: the driver has written the pitch.
-        let pitch = unsafe { pitch.read() } as u64;
-        let actual = pitch.checked_mul(height as u64).map_or(expected, taken_by);
+        || rows(unsafe { pitch.read() } as u64, height as u64),
         // SAFETY: the driver has written the pointer.
-        correct(unsafe { pointer.read() }, actual);
-    }
-    result
+        || unsafe { pointer.write(0) },
+    )
 }
 
 pub(crate) unsafe fn alloc_pitch_v1(
@@ -196,53 +306,24 @@ pub(crate) unsafe fn alloc_pitch_v1(
     height: c_uint,
     element: c_uint,
 ) -> CUresult {
-    let expected = pitched(u64::from(width), u64::from(height));
-    Request::in_current_context(expected).make(
-        |process| &process.pointers,
+    Request::in_current_context(pitched(u64::from(width), u64::from(height))).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: the driver has written the pointer.
         || u64::from(unsafe { pointer.read() }),
+        // SAFETY: the driver has written the pitch.
+        || rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
+        // SAFETY: the driver has written the pointer.
+        || unsafe { pointer.write(0) },
     )
-}
-
-/// Makes the charge of a pointer what the driver really took.
-fn correct(pointer: u64, actual: u64) {
-    let Some(process) = Process::get() else {
-        return;
-    };
-    let Some(held) = process.pointers.get(pointer) else {
-        return;
-    };
-    if held.bytes == actual {
-        return;
-    }
-    if let Some(held) = process.pointers.remove(pointer)
-        && let Some(card) = Card::at(process, held.card)
-    {
-        card.correct(held.bytes, actual);
-        let corrected = Held {
-            bytes: actual,
-            ..held
-        };
-        process.pointers.insert(pointer, corrected);
-    }
 }
 
 pub(crate) unsafe fn free(original: cuMemFree_v2::Function, pointer: CUdeviceptr) -> CUresult {
-    free_held(
-        |process| &process.pointers,
-        pointer,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(pointer) },
-    )
+    // SAFETY: the caller's arguments.
+    free_linear(pointer, || unsafe { original(pointer) })
 }
 
 pub(crate) unsafe fn free_v1(original: cuMemFree::Function, pointer: CUdeviceptr_v1) -> CUresult {
-    free_held(
-        |process| &process.pointers,
-        u64::from(pointer),
-        // SAFETY: the caller's arguments.
-        || unsafe { original(pointer) },
-    )
+    // SAFETY: the caller's arguments.
+    free_linear(u64::from(pointer), || unsafe { original(pointer) })
 }

@@ -21,6 +21,7 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
+use crate::hooks::memory::free_linear;
 use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
@@ -243,12 +244,8 @@ pub(crate) unsafe fn free_async(
     pointer: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
-    crate::hooks::memory::free_held(
-        |process| &process.pointers,
-        pointer,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, stream) },
-    )
+    // SAFETY: the caller's arguments.
+    free_linear(pointer, || unsafe { original(pointer, stream) })
 }
 
 pub(crate) unsafe fn create(

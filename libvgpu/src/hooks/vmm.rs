@@ -46,7 +46,7 @@ pub(crate) unsafe fn create(
         target,
         // The driver refuses sizes that are no multiple of its granularity.
         bytes: bytes as u64,
-        context: HANDLE,
+        context: || HANDLE,
     };
     request.make(
         |process| &process.physical,

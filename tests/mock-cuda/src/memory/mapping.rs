@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use drava_mock_machine::kernel::PAGE_BYTES;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -17,11 +18,33 @@ impl Mapping {
     pub(crate) fn of_memory(memory: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, Errno> {
         let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        let place = Self::aligned(length)?;
+        let base = std::ptr::with_exposed_provenance_mut(place.address()?);
+        // SAFETY: `place` owns these addresses.
+        unsafe { mmap(base, length, access, flags, memory, offset) }?;
+        Ok(place)
+    }
+
+    /// Addresses without memory that begin at a multiple of the granularity, as all device memory does.
+    fn aligned(length: usize) -> Result<Self, Errno> {
+        let spare = usize::try_from(PAGE_BYTES).map_err(|_| Errno::NOMEM)?;
+        let reserved = length.checked_add(spare).ok_or(Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let start = std::ptr::null_mut();
         // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
-        let base = unsafe { mmap(std::ptr::null_mut(), length, access, flags, memory, offset) }?;
+        let start = unsafe { mmap_anonymous(start, reserved, ProtFlags::empty(), flags) }?;
+        let start = start.addr();
+        let base = start.next_multiple_of(spare);
+        let (before, after) = (base - start, start + spare - base);
+        for (part, length) in [(start, before), (base + length, after)] {
+            if length != 0 {
+                // SAFETY: a part of what was mapped just now, outside of what is kept.
+                unsafe { munmap(std::ptr::with_exposed_provenance_mut(part), length) }?;
+            }
+        }
         Ok(Self {
-            base: base.addr() as u64,
+            base: base as u64,
             length,
         })
     }
@@ -37,6 +60,10 @@ impl Mapping {
             base: base.addr() as u64,
             length,
         })
+    }
+
+    fn address(&self) -> Result<usize, Errno> {
+        usize::try_from(self.base).map_err(|_| Errno::NOMEM)
     }
 
     pub(crate) fn base(&self) -> u64 {
