@@ -75,6 +75,11 @@ impl Conditions {
         });
     }
 
+    /// Sees that one has changed; which, [`Conditions::unmet`] says.
+    pub(crate) fn watch(&self) -> watch::Receiver<States> {
+        self.0.subscribe()
+    }
+
     /// Nothing when ready, otherwise what is missing and why.
     #[must_use]
     pub fn unmet(&self) -> Vec<(Condition, String)> {

@@ -23,7 +23,8 @@ use crate::health;
 use crate::injection;
 use crate::inventory::{InventoryThread, Source, State};
 use crate::layout::Layout;
-use crate::lock::Locks;
+use crate::lock::{Lock, Locks};
+use crate::plugin::takeover::Standing;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
@@ -158,12 +159,14 @@ pub async fn run(
         untidy: Arc::clone(&untidy),
     });
     let (health, devices) = watch::channel(Vec::new());
+    let (stand, standing) = watch::channel(Standing::Unknown);
     let plugin = Plugin {
         kubelet_dir: paths.kubelet_dir.clone(),
         pod_uid,
         claims: Arc::clone(&claims),
         health: devices,
         conditions: conditions.clone(),
+        standing,
     };
     tasks.spawn({
         let stop = stop.clone();
@@ -185,16 +188,10 @@ pub async fn run(
     };
     let stopped = stop.clone();
     tasks.spawn(async move {
-        active(
-            publisher,
-            claims,
-            layout,
-            locks,
-            orphan_grace,
-            untidy,
-            stopped,
-        )
-        .await;
+        let lock = become_active(&locks, &stand, &publisher.conditions, &stopped).await;
+        if lock.is_some() {
+            active(publisher, claims, layout, orphan_grace, untidy, stopped).await;
+        }
         Ok("the publisher")
     });
 
@@ -226,23 +223,20 @@ async fn supervise(
     outcome
 }
 
-/// Does what only one instance on the node may do, once no other one does it.
-async fn active(
-    publisher: Publisher,
-    claims: Arc<ClaimService<NodeEffects>>,
-    layout: Layout,
-    locks: Locks,
-    grace: Duration,
-    untidy: Arc<Notify>,
-    stop: CancellationToken,
-) {
-    let conditions = publisher.conditions.clone();
-    let mut waiting = false;
-    let lock = loop {
+/// Waits until no other instance on the node is active; nothing when the driver is told to stop first.
+async fn become_active(
+    locks: &Locks,
+    stand: &watch::Sender<Standing>,
+    conditions: &Conditions,
+    stop: &CancellationToken,
+) -> Option<Lock> {
+    loop {
         match locks.try_active() {
-            Ok(Some(lock)) => break lock,
-            Ok(None) if !waiting => {
-                waiting = true;
+            Ok(Some(lock)) => {
+                stand.send_replace(Standing::Active);
+                return Some(lock);
+            }
+            Ok(None) if stand.send_replace(Standing::Beside) != Standing::Beside => {
                 tracing::info!(
                     "another instance publishes this node's devices; taking over when it stops"
                 );
@@ -252,11 +246,21 @@ async fn active(
             Ok(None) => {}
             Err(error) => conditions.set(Condition::Published, Err(describe(&error))),
         }
-        if until(&stop, tokio::time::sleep(Duration::from_millis(500))).await {
-            continue;
+        if !until(stop, tokio::time::sleep(Duration::from_millis(500))).await {
+            return None;
         }
-        return;
-    };
+    }
+}
+
+/// Does what only one instance on the node may do.
+async fn active(
+    publisher: Publisher,
+    claims: Arc<ClaimService<NodeEffects>>,
+    layout: Layout,
+    grace: Duration,
+    untidy: Arc<Notify>,
+    stop: CancellationToken,
+) {
     let state_dir = layout.state_dir().to_owned();
     let injected = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
     let tidy = reconcile::run(Arc::clone(&claims), layout, grace, untidy, stop.clone());
@@ -266,7 +270,6 @@ async fn active(
         injected,
         remove_old_artifacts(claims, state_dir, stop)
     );
-    drop(lock);
 }
 
 /// Removes libraries and hooks that no claim uses any more, once.

@@ -1,12 +1,13 @@
 //! The sockets that kubelet talks to.
 //!
 //! The DRA socket serves prepare, unprepare and health; the registration socket tells kubelet about it, so it appears
-//! second. A socket that disappears is made again; own sockets are removed on a clean stop.
+//! second, and [when it is this instance's turn](takeover). A socket that disappears is made again; own sockets are removed on a clean stop.
 
 pub mod health;
 pub mod registration;
 pub mod service;
 pub mod socket;
+pub mod takeover;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use health::HealthService;
 use registration::RegistrationService;
 use service::{Claims, DraService};
 use socket::{PathTooLong, Sockets};
+use takeover::Standing;
 
 /// Services of the DRA socket, the preferred version of each first: kubelet takes the first that it knows.
 pub const SERVICES: [&str; 4] = [
@@ -47,6 +49,8 @@ pub struct Plugin<C> {
     pub health: watch::Receiver<health::Devices>,
     /// Where it is told whether kubelet has registered the driver.
     pub conditions: Conditions,
+    /// Whether another instance serves the node.
+    pub standing: watch::Receiver<Standing>,
 }
 
 /// Serves until `stop`.
@@ -63,6 +67,7 @@ pub async fn serve<C: Claims>(
         claims,
         health,
         conditions,
+        standing,
     } = plugin;
     let sockets = Sockets::new(&kubelet_dir, pod_uid.as_deref())?;
     let (dra_bound, mut dra_is_bound) = watch::channel(false);
@@ -87,6 +92,10 @@ pub async fn serve<C: Claims>(
     let second = async {
         // It fails only with its sender, which lives in this function.
         let _ = dra_is_bound.wait_for(|bound| *bound).await;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = takeover::turn(&conditions, standing) => {}
+        }
         let waiting = || {
             conditions.set(
                 Condition::Registered,

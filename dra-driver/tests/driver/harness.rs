@@ -13,6 +13,7 @@ use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
     MigProfile, Placement, Process, ProcessUtilization, Status, Utilization, WatchError,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -234,4 +235,24 @@ pub(crate) fn kubelet_claim(number: u32) -> Claim {
 /// Inode of a file.
 pub(crate) fn inode(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap())
+}
+
+/// The answer to a request, head and body, in the simplest form of HTTP.
+pub(crate) async fn get(address: std::net::SocketAddr, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream
+        .write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// An address that was free a moment ago.
+pub(crate) fn free_address() -> std::net::SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
 }

@@ -12,12 +12,11 @@ use drava_dra_driver::report::PodRef;
 use drava_fake_kubelet::HealthStatus;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::api_server::eventually;
 use crate::fixture::Result::{Share, Whole};
 use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
-use crate::harness::{World, inode, kubelet_claim};
+use crate::harness::{World, free_address, get, inode, kubelet_claim};
 
 /// Needs several threads: the driver and its test block each other otherwise.
 macro_rules! scenario {
@@ -422,40 +421,6 @@ scenario! {
 }
 
 scenario! {
-    async fn a_second_instance_serves_beside_the_first_and_takes_over() {
-        let world = World::new().await;
-        let instance = |uid: &str| Config { pod_uid: Some(uid.to_owned()), ..world.config() };
-        let first = world.start_with(instance("pod-1"), world.source());
-        let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
-        first.is_ready().await;
-        world.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
-        plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-
-        let second = world.start_with(instance("pod-2"), world.source());
-        eventually("two sockets", || (world.kubelet.registry().unwrap().len() == 2).then_some(())).await;
-        first.stop().await;
-        let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
-        second.is_ready().await;
-        world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
-        assert!(plugin.prepare_one(&kubelet_claim(2)).await.is_err());
-        world.api.wipe_slices();
-        eventually("the second publishes", || (world.api.slices().len() == 2).then_some(())).await;
-    }
-}
-
-scenario! {
-    async fn a_second_instance_of_the_same_name_waits() {
-        let world = World::new().await;
-        let (first, _plugin) = world.ready().await;
-        let second = world.start();
-        second.complains(Condition::Registered, "another instance of the driver serves").await;
-        first.stop().await;
-        world.kubelet.register("gpu.drava.dev").await.unwrap();
-        second.is_ready().await;
-    }
-}
-
-scenario! {
     async fn a_missing_node_object_and_an_unusable_directory_are_named() {
         let world = World::new().await;
         let running = world.start_with(Config { node: "node-b".to_owned(), ..world.config() }, world.source());
@@ -590,24 +555,4 @@ scenario! {
         running.is_ready().await;
         assert!(get("/readyz").await.ends_with("ready\n"));
     }
-}
-
-/// The answer to a request, head and body, in the simplest form of HTTP.
-async fn get(address: std::net::SocketAddr, path: &str) -> String {
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    stream
-        .write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())
-        .await
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
-}
-
-/// An address that was free a moment ago.
-fn free_address() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
 }

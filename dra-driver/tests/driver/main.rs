@@ -12,3 +12,4 @@ mod kubelet;
 mod mounts;
 mod node;
 mod publish;
+mod update;
