@@ -46,20 +46,28 @@ fn build_library(arguments: &[&str]) -> anyhow::Result<PathBuf> {
 /// The subject, compiled on the first call.
 pub(crate) fn subject() -> &'static Path {
     static SUBJECT: OnceLock<PathBuf> = OnceLock::new();
-    SUBJECT.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/limits/subject.c");
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("subject");
-        let status = Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-            .args([&target, &source])
-            .args(["-ldl", "-lpthread"])
-            .status()
-            .unwrap();
-        assert!(
-            status.success(),
-            "cc could not compile {}",
-            source.display()
-        );
-        target
-    })
+    SUBJECT.get_or_init(|| compile("subject"))
+}
+
+/// One of the storm's processes, compiled on the first call.
+pub(crate) fn storm() -> &'static Path {
+    static STORM: OnceLock<PathBuf> = OnceLock::new();
+    STORM.get_or_init(|| compile("storm"))
+}
+
+fn compile(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/limits/{name}.c"));
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let status = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .args([&target, &source])
+        .args(["-ldl", "-lpthread"])
+        .status()
+        .unwrap();
+    assert!(
+        status.success(),
+        "cc could not compile {}",
+        source.display()
+    );
+    target
 }

@@ -12,5 +12,6 @@ mod pools;
 mod processes;
 mod shares;
 mod standalone;
+mod storm;
 mod subject;
 mod view;

@@ -216,23 +216,6 @@ static void run(char *line) {
             sum += (Pointer)(uintptr_t)count;
         }
         printf("0 %llu\n", sum);
-    } else if (!strcmp(word, "churn")) {
-        // Allocates and frees at random, at most `b` bytes at once and `c` allocations in all, until it is killed.
-        unsigned seed = (unsigned)a;
-        Pointer held[64] = {0};
-        printf("0\n");
-        for (Pointer i = 0; !c || i < c; i++) {
-            int at = rand_r(&seed) % 64;
-            if (held[at]) {
-                CALL(cuMemFree_v2, (Pointer), held[at]);
-                held[at] = 0;
-            } else if (CALL(cuMemAlloc_v2, (Pointer *, size_t), &held[at], 1 + rand_r(&seed) % b)) {
-                held[at] = 0;
-            }
-        }
-        for (int at = 0; at < 64; at++)
-            if (held[at]) CALL(cuMemFree_v2, (Pointer), held[at]);
-        printf("0\n");
     } else if (!strcmp(word, "fork")) {
         // The child goes on in the parent's place; the parent waits and holds what it has.
         pid_t child = fork();

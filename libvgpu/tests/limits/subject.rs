@@ -165,7 +165,8 @@ impl Drop for Subject {
 pub(crate) type Place = i64;
 
 impl Subject {
-    fn spawn(mut command: Command) -> Self {
+    /// Starts a program that answers each line with one.
+    pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -210,6 +211,22 @@ impl Subject {
         let mut line = String::new();
         let length = self.output.read_line(&mut line).ok()?;
         (length > 0).then(|| line.trim().to_owned())
+    }
+
+    /// As [`Self::hear`], but the process may die before it answers.
+    pub(crate) fn try_hear(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let length = self.output.read_line(&mut line).ok()?;
+        (length > 0).then(|| line.trim().to_owned())
+    }
+
+    /// As [`Self::send`], but the process may be dead.
+    pub(crate) fn try_send(&mut self, command: &str) {
+        // The pipe of a dead process is broken.
+        let _ = self
+            .input
+            .as_mut()
+            .map(|input| writeln!(input, "{command}"));
     }
 
     /// Sends a command and returns the numbers that answer it, the driver's result first.

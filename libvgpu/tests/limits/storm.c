@@ -1,0 +1,253 @@
+// One of the processes in the storm: allocates and frees in every way there is, at random, until it is told to
+// stop or dies. Each line on standard input is a command, each answered with one line:
+//
+//   go <operations>   does so many, then says `done <granted> <refused> <wrong>`
+//   drain             frees everything, then says `done …` likewise
+//   free              says `free <bytes>`, the bytes that stay charged because they were exported
+//
+// A result that is neither success nor CUDA_ERROR_OUT_OF_MEMORY is wrong, and said on standard error.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef unsigned long long Pointer;
+
+#define MIB (1ull << 20)
+#define GRANULE (2 * MIB)
+
+static void *cuda;
+static uint64_t state;
+static Pointer most, granted, refused, wrong, limit, exported_bytes;
+static void *primary;
+
+// Looked up each time through `dlsym`, which is what is under test too.
+#define CALL(name, types, ...)                                                     \
+    ({                                                                             \
+        Result (*call) types = (Result(*) types)dlsym(cuda, #name);                \
+        call ? call(__VA_ARGS__) : -1;                                             \
+    })
+
+static uint64_t below(uint64_t bound) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (state >> 33) % bound;
+}
+
+// Half of all requests are small, a few are hopeless.
+static Pointer some_bytes(void) {
+    switch (below(16)) {
+    case 0: return 1 + below(4096);
+    case 1 ... 7: return 1 + below(MIB);
+    case 8: return most * 64;
+    default: return 1 + below(most);
+    }
+}
+
+static Result note(const char *what, Result result) {
+    if (result == 0) granted++;
+    else if (result == 2) refused++;
+    else {
+        wrong++;
+        fprintf(stderr, "%s returned %d\n", what, result);
+    }
+    return result;
+}
+
+static void must(const char *what, Result result) {
+    if (result) {
+        wrong++;
+        fprintf(stderr, "%s returned %d\n", what, result);
+    }
+}
+
+enum Kind { NOTHING, PLAIN, STREAM_ORDERED, ARRAY, MIPMAPPED, POOL, MAPPED };
+
+static struct Thing {
+    enum Kind kind;
+    Pointer handle, parts[4];
+    Pointer bytes;
+} things[96];
+
+struct ArrayDescriptor { size_t width, height, depth; unsigned format, channels, flags; };
+struct Properties { int type, handles, location_type, location; void *win32; unsigned char flags[8]; };
+
+static int has(const char *name) { return dlsym(cuda, name) != NULL; }
+
+static void make_plain(struct Thing *thing) {
+    Pointer bytes = some_bytes();
+    Result result;
+    switch (below(4)) {
+    case 0: {
+        size_t pitch;
+        result = note("cuMemAllocPitch", CALL(cuMemAllocPitch_v2, (Pointer *, size_t *, size_t, size_t, unsigned), &thing->handle, &pitch, 1 + bytes % 100000, 1 + bytes / 100000, 4));
+        break;
+    }
+    case 1: result = note("cuMemAllocManaged", CALL(cuMemAllocManaged, (Pointer *, size_t, unsigned), &thing->handle, bytes, 1)); break;
+    default: result = note("cuMemAlloc", CALL(cuMemAlloc_v2, (Pointer *, size_t), &thing->handle, bytes));
+    }
+    if (!result) thing->kind = PLAIN;
+}
+
+static void make_array(struct Thing *thing) {
+    struct ArrayDescriptor descriptor = {1 + below(2048), 1 + below(2048), below(4), 0x20, 1, 0};
+    if (has("cuArray3DCreate_v2") && below(2)) {
+        if (!note("cuArray3DCreate", CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &thing->handle, &descriptor))) thing->kind = ARRAY;
+    } else if (has("cuMipmappedArrayCreate")) {
+        descriptor.depth = 0;
+        if (!note("cuMipmappedArrayCreate", CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &thing->handle, &descriptor, 1 + below(8)))) thing->kind = MIPMAPPED;
+    }
+}
+
+// A pool of its own with a few allocations from it.
+static void make_pool(struct Thing *thing) {
+    char properties[88] = {0};
+    struct Properties device = {1, 0, 1, 0, NULL, {0}};
+    memcpy(properties, &device, 16);
+    if (note("cuMemPoolCreate", CALL(cuMemPoolCreate, (Pointer *, void *), &thing->handle, properties))) return;
+    thing->kind = POOL;
+    for (int i = 0; i < 4; i++) {
+        thing->parts[i] = 0;
+        if (note("cuMemAllocFromPoolAsync", CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, void *), &thing->parts[i], some_bytes() / 2 + 1, thing->handle, NULL))) thing->parts[i] = 0;
+    }
+}
+
+// Physical memory with up to two mappings; often the handle goes before they do, sometimes it was exported.
+static void make_mapped(struct Thing *thing) {
+    struct Properties properties = {1, 1, 1, 0, NULL, {0}};
+    // What was exported stays charged until the process ends, so it is rare and small.
+    int is_exported = below(64) == 0;
+    thing->bytes = is_exported ? GRANULE : (1 + below(most / GRANULE)) * GRANULE;
+    if (note("cuMemCreate", CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &thing->handle, thing->bytes, &properties, 0))) return;
+    thing->kind = MAPPED;
+    memset(thing->parts, 0, sizeof thing->parts);
+    for (uint64_t i = 0, count = below(3); i < count; i++) {
+        Pointer *at = &thing->parts[i];
+        must("cuMemAddressReserve", CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), at, thing->bytes, 0, 0, 0));
+        must("cuMemMap", CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), *at, thing->bytes, 0, thing->handle, 0));
+    }
+    if (is_exported) {
+        int exported = -1;
+        must("cuMemExportToShareableHandle", CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, thing->handle, 1, 0));
+        if (exported >= 0) close(exported);
+        exported_bytes += thing->bytes;
+    }
+    if (thing->parts[0] && below(2)) {
+        must("cuMemRelease", CALL(cuMemRelease, (Pointer), thing->handle));
+        thing->handle = 0;
+    }
+}
+
+// A context that takes with it what was allocated in it.
+static void live_in_a_context(void) {
+    void *context = NULL;
+    if (note("cuCtxCreate", CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, 0))) return;
+    for (int i = 0; i < 4; i++) {
+        Pointer pointer;
+        note("cuMemAlloc", CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, some_bytes()));
+    }
+    must("cuCtxDestroy", CALL(cuCtxDestroy_v2, (void *), context));
+    must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
+}
+
+// A child that inherits the device files and does nothing with them, for a while.
+static void leave_a_child(void) {
+    pid_t child = fork();
+    if (child) return;
+    prctl(PR_SET_PDEATHSIG, 0);
+    usleep(1000 * (useconds_t)below(20));
+    _exit(0);
+}
+
+static void look(void) {
+    size_t available = 0, total = 0;
+    must("cuMemGetInfo", CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+    if (total != limit || available > total) {
+        wrong++;
+        fprintf(stderr, "cuMemGetInfo says %zu of %zu\n", available, total);
+    }
+}
+
+static void unmake(struct Thing *thing) {
+    switch (thing->kind) {
+    case NOTHING: break;
+    case PLAIN: must("cuMemFree", CALL(cuMemFree_v2, (Pointer), thing->handle)); break;
+    case STREAM_ORDERED: must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), thing->handle, NULL)); break;
+    case ARRAY: must("cuArrayDestroy", CALL(cuArrayDestroy, (Pointer), thing->handle)); break;
+    case MIPMAPPED: must("cuMipmappedArrayDestroy", CALL(cuMipmappedArrayDestroy, (Pointer), thing->handle)); break;
+    case POOL:
+        for (int i = 0; i < 4; i++)
+            if (thing->parts[i]) must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), thing->parts[i], NULL));
+        must("cuMemPoolDestroy", CALL(cuMemPoolDestroy, (Pointer), thing->handle));
+        break;
+    case MAPPED:
+        for (int i = 0; i < 4; i++) {
+            if (!thing->parts[i]) continue;
+            must("cuMemUnmap", CALL(cuMemUnmap, (Pointer, size_t), thing->parts[i], thing->bytes));
+            must("cuMemAddressFree", CALL(cuMemAddressFree, (Pointer, size_t), thing->parts[i], thing->bytes));
+        }
+        if (thing->handle) must("cuMemRelease", CALL(cuMemRelease, (Pointer), thing->handle));
+        break;
+    }
+    thing->kind = NOTHING;
+}
+
+static void operate(void) {
+    struct Thing *thing = &things[below(sizeof things / sizeof *things)];
+    if (thing->kind != NOTHING) return unmake(thing);
+    switch (below(64)) {
+    case 0: live_in_a_context(); break;
+    case 1: leave_a_child(); break;
+    case 2: case 3: must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void))); break;
+    case 4: case 5: look(); break;
+    case 6 ... 9: if (has("cuMemPoolCreate")) make_pool(thing); break;
+    case 10 ... 19: if (has("cuMemCreate")) make_mapped(thing); break;
+    case 20 ... 25: make_array(thing); break;
+    case 26 ... 35:
+        if (!note("cuMemAllocAsync", CALL(cuMemAllocAsync, (Pointer *, size_t, void *), &thing->handle, some_bytes(), NULL))) thing->kind = STREAM_ORDERED;
+        break;
+    default: make_plain(thing);
+    }
+}
+
+int main(int count, char **arguments) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGCHLD, SIG_IGN);
+    if (count != 4) return 2;
+    state = strtoull(arguments[1], NULL, 10);
+    most = strtoull(arguments[2], NULL, 10);
+    limit = strtoull(arguments[3], NULL, 10);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda) return fprintf(stderr, "%s\n", dlerror()), 1;
+    must("cuInit", CALL(cuInit, (unsigned), 0));
+    // Refused if the others have taken everything; then it has nothing to do.
+    if (!note("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &primary, 0)))
+        must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
+    char line[64];
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned long long operations = 0;
+        if (sscanf(line, "go %llu", &operations) == 1) {
+            if (!primary && !note("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &primary, 0)))
+                must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
+            for (; primary && operations; operations--) operate();
+        } else if (!strncmp(line, "drain", 5)) {
+            for (struct Thing *thing = things; thing < things + sizeof things / sizeof *things; thing++) unmake(thing);
+            if (primary) must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
+        } else if (!strncmp(line, "free", 4)) {
+            size_t available = 0, total = 0;
+            if (primary) CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);
+            printf("free %llu\n", exported_bytes);
+            continue;
+        }
+        printf("done %llu %llu %llu\n", granted, refused, wrong);
+        granted = refused = wrong = 0;
+    }
+    return 0;
+}

@@ -1,0 +1,325 @@
+//! The storm: eight processes allocate and free in every way there is, fork, make contexts, and die at random
+//! steps; the card's physical ledger is the oracle.
+//!
+//! What is random follows from one seed, which a failure names; how the processes interleave does not.
+//! `DRAVA_STORM_SEED` and `DRAVA_STORM_OPERATIONS` choose other runs, `DRAVA_STORM_REPORT` names a file for the
+//! figures (that is what `cargo xtask bench memory` does).
+
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use drava_mock_machine::kernel::CardStatus;
+use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
+
+use crate::interposer;
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
+
+const PROCESSES: u64 = 8;
+/// Largest allocation, apart from hopeless ones.
+const MOST: u64 = 48 * MIB;
+/// Room for a context of each, a few more, and far less memory than all want together.
+const LIMIT: u64 = (PROCESSES + 3) * CONTEXT_BYTES + GIB;
+/// Operations of each process in a round.
+const ROUND: u64 = 250;
+
+/// A small random generator, so that a failing run can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % bound
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// What happened.
+#[derive(Default)]
+struct Figures {
+    rounds: u64,
+    granted: u64,
+    refused: u64,
+    deaths: u64,
+    samples: u64,
+    /// How far the living were beyond the limit at most while all were at work.
+    worst_overshoot_bytes: u64,
+    /// How much of the limit the card's ledger saw taken at most.
+    highest_bytes: u64,
+}
+
+struct Storm {
+    container: Container,
+    seed: u64,
+    random: Random,
+    started: u64,
+    processes: Vec<Subject>,
+    figures: Figures,
+}
+
+impl Storm {
+    fn new(seed: u64) -> Self {
+        let container = Container::new();
+        let limits = Limits {
+            driver_reserve_bytes: CONTEXT_BYTES,
+            ..Limits::memory(LIMIT)
+        };
+        container.add_share("share", CARDS[0], &limits);
+        Self {
+            container,
+            seed,
+            random: Random(seed),
+            started: 0,
+            processes: Vec::new(),
+            figures: Figures::default(),
+        }
+    }
+
+    fn start_missing(&mut self) {
+        while (self.processes.len() as u64) < PROCESSES {
+            self.started += 1;
+            // Up to a few rounds long, in steps on the region.
+            let steps = 300 + self.random.below(8_000);
+            let mut command = self.container.command(interposer::storm());
+            command
+                .args([self.seed ^ (self.started << 32), MOST, LIMIT].map(|n| n.to_string()))
+                .env("LD_PRELOAD", interposer::library_with_kill_points())
+                .env("DRAVA_KILL_AFTER", steps.to_string());
+            self.processes.push(Subject::spawn(command));
+        }
+    }
+
+    /// Every fourth round all free what they have.
+    fn is_drained(&self) -> bool {
+        self.figures.rounds % 4 == 3
+    }
+
+    /// All do `ROUND` operations at the same time, one is killed at any moment; those that live are left.
+    fn round(&mut self) {
+        self.start_missing();
+        let command = if self.is_drained() {
+            "drain".to_owned()
+        } else {
+            format!("go {ROUND}")
+        };
+        for process in &mut self.processes {
+            process.try_send(&command);
+        }
+        let victim = (self.random.below(4) == 0).then(|| {
+            let index = usize::try_from(self.random.below(PROCESSES)).unwrap();
+            let delay = Duration::from_micros(self.random.below(20_000));
+            (self.processes[index].pid(), delay)
+        });
+        let is_over = AtomicBool::new(false);
+        let (container, processes) = (&self.container, &mut self.processes);
+        let (answers, samples) = std::thread::scope(|scope| {
+            let sampler = scope.spawn(|| sample(container, &is_over));
+            if let Some((pid, delay)) = victim {
+                scope.spawn(move || {
+                    std::thread::sleep(delay);
+                    // SAFETY: a child that has not been waited for.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                });
+            }
+            let answers: Vec<Option<String>> =
+                processes.iter_mut().map(Subject::try_hear).collect();
+            is_over.store(true, Ordering::Relaxed);
+            (answers, sampler.join().unwrap())
+        });
+        for used in samples {
+            self.figures.samples += 1;
+            self.figures.highest_bytes = self.figures.highest_bytes.max(used);
+            let overshoot = used.saturating_sub(LIMIT);
+            self.figures.worst_overshoot_bytes = self.figures.worst_overshoot_bytes.max(overshoot);
+        }
+        let before = std::mem::take(&mut self.processes);
+        for (process, answer) in before.into_iter().zip(answers) {
+            match answer {
+                Some(answer) => {
+                    self.note(&answer);
+                    self.processes.push(process);
+                }
+                None => {
+                    self.figures.deaths += 1;
+                    process.wait();
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, answer: &str) {
+        let numbers: Vec<u64> = answer
+            .strip_prefix("done ")
+            .unwrap_or_else(|| panic!("seed {}: {answer}", self.seed))
+            .split(' ')
+            .map(|number| number.parse().unwrap())
+            .collect();
+        self.figures.granted += numbers[0];
+        self.figures.refused += numbers[1];
+        assert_eq!(numbers[2], 0, "seed {}: see above", self.seed);
+    }
+
+    /// While nobody is at work the account is within the limit, and no byte of the card is taken that is not in
+    /// the account. Once everything is freed they are the same but for what was exported. (Before, managed memory
+    /// is in the account only.)
+    fn check(&mut self) {
+        let mut exported = BTreeMap::new();
+        self.processes.retain_mut(|process| {
+            process.try_send("free");
+            let answer = process.try_hear();
+            if let Some(bytes) = answer
+                .as_deref()
+                .and_then(|text| text.strip_prefix("free "))
+            {
+                let pid = u32::try_from(process.pid()).unwrap();
+                exported.insert(pid, bytes.parse::<u64>().unwrap());
+            }
+            answer.is_some()
+        });
+        // Until the children of the dead have ended too.
+        let card = self
+            .container
+            .machine
+            .wait_for_card(0, |card| {
+                card.processes
+                    .iter()
+                    .all(|taken| exported.contains_key(&taken.pid))
+            })
+            .unwrap();
+        let share = self.account();
+        let (seed, round) = (self.seed, self.figures.rounds);
+        assert!(
+            share.total_bytes <= LIMIT,
+            "seed {seed}, round {round}: {} bytes are in the account, {LIMIT} are allowed",
+            share.total_bytes
+        );
+        assert!(
+            card.used_bytes <= share.total_bytes,
+            "seed {seed}, round {round}: {} bytes are taken, {} are in the account",
+            card.used_bytes,
+            share.total_bytes
+        );
+        if self.is_drained() {
+            let exported: u64 = exported.values().sum();
+            assert_eq!(
+                share.total_bytes,
+                card.used_bytes + exported,
+                "seed {seed}, round {round}: the account of what is left when all is freed"
+            );
+        }
+        self.figures.highest_bytes = self.figures.highest_bytes.max(card.used_bytes);
+        self.figures.rounds += 1;
+    }
+
+    fn account(&self) -> ShareUsage {
+        let region = std::fs::read(self.container.region("share")).unwrap();
+        Snapshot::decode(&region).unwrap().share()
+    }
+
+    /// Everything comes back when the last has ended.
+    fn end(&mut self) {
+        for process in self.processes.drain(..) {
+            process.kill();
+        }
+        self.container.wait_until_taken(0);
+        let limits = [LIMIT - CONTEXT_BYTES, LIMIT];
+        let mut last = self.container.process();
+        assert_eq!(last.memory_info(), limits.into(), "seed {}", self.seed);
+        let rest = limits[0] / (2 * MIB) * (2 * MIB);
+        last.alloc(rest);
+        assert_eq!(self.container.taken(), CONTEXT_BYTES + rest);
+    }
+}
+
+/// Looks at the ledger again and again, and returns what the living held each time.
+fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
+    let mut samples = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        let card = container.machine.card(0).unwrap();
+        samples.push(taken_by_the_living(container, &card));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    samples
+}
+
+/// What the ledger says that processes hold which are alive after it said so. The memory of the dead is not
+/// counted: others may have it before the machine notices the death.
+fn taken_by_the_living(container: &Container, card: &CardStatus) -> u64 {
+    let Ok(region) = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(container.region("share"))
+    else {
+        return 0;
+    };
+    let processes = container.processes_of("share");
+    let lives = |pid: u32| {
+        processes
+            .iter()
+            .any(|process| process.owner.pid == pid && is_locked(&region, process.slot.offset()))
+    };
+    let taken = card.processes.iter().filter(|taken| lives(taken.pid));
+    taken.map(|taken| taken.used_bytes).sum()
+}
+
+/// Whether a process holds the lock of the slot at that offset.
+fn is_locked(region: &std::fs::File, offset: usize) -> bool {
+    // SAFETY: all zeroes is a `struct flock`.
+    let mut range = unsafe { std::mem::zeroed::<libc::flock>() };
+    range.l_type = libc::F_WRLCK.try_into().unwrap();
+    range.l_start = offset.try_into().unwrap();
+    range.l_len = 1;
+    // SAFETY: fcntl reads and writes one `struct flock`.
+    let result = unsafe { libc::fcntl(region.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
+    assert_eq!(result, 0);
+    i32::from(range.l_type) != libc::F_UNLCK
+}
+
+#[test]
+fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back() {
+    let seed = setting("DRAVA_STORM_SEED", 0x5eed);
+    let operations = setting("DRAVA_STORM_OPERATIONS", 20_000);
+    println!("seed {seed}");
+    let started = Instant::now();
+    let mut storm = Storm::new(seed);
+    for _ in 0..operations.div_ceil(PROCESSES * ROUND) {
+        storm.round();
+        storm.check();
+    }
+    storm.end();
+    let figures = &storm.figures;
+    let report = serde_json::json!({
+        "seed": seed,
+        "processes": PROCESSES,
+        "operations": figures.rounds * PROCESSES * ROUND,
+        "rounds": figures.rounds,
+        "granted": figures.granted,
+        "refused": figures.refused,
+        "deaths": figures.deaths,
+        "limitBytes": LIMIT,
+        "highestBytes": figures.highest_bytes,
+        "samples": figures.samples,
+        "worstOvershootBytes": figures.worst_overshoot_bytes,
+        "seconds": started.elapsed().as_secs(),
+    });
+    println!("{report}");
+    // Much is refused and some die, or the storm proves little.
+    assert!(figures.refused > figures.rounds, "seed {seed}: {report}");
+    assert!(figures.deaths > 0, "seed {seed}: {report}");
+    // One block or chunk of a pool, see `Request::make_linear` and `pool::allocate`.
+    assert!(
+        figures.worst_overshoot_bytes <= MOST,
+        "seed {seed}: {report}"
+    );
+    if let Ok(file) = std::env::var("DRAVA_STORM_REPORT") {
+        std::fs::write(file, report.to_string()).unwrap();
+    }
+}
