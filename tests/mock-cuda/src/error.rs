@@ -104,7 +104,10 @@ impl From<Refusal> for CudaError {
             Refusal::NotFound => Self::InvalidHandle,
             Refusal::OutOfMemory => Self::OutOfMemory,
             Refusal::Lost => Self::Unknown,
-            Refusal::Invalid => Self::InvalidValue,
+            Refusal::Invalid
+            | Refusal::InUse
+            | Refusal::InsufficientResources
+            | Refusal::NotSupported => Self::InvalidValue,
         }
     }
 }

@@ -18,6 +18,11 @@ pub enum Command {
     Status,
     /// Let something happen to a card.
     Raise(CardEvent),
+    /// Reset a card: instances are gone and a pending MIG mode takes effect.
+    Reset {
+        /// Which card.
+        card: CardIndex,
+    },
     /// Break a card, or heal it.
     Break {
         /// Which card.

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 mod mig;
 
-pub use mig::{GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements};
+pub use mig::{
+    ComputeInstanceProfile, GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements,
+};
 
 /// One mebibyte in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -71,8 +73,11 @@ pub struct MachineDescription {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProcessIds {
-    /// Every process, by its PID as the daemon sees it: what a container gets from current drivers.
+    /// The processes that the caller's PID namespace contains, by their PIDs there: what drivers
+    /// do since the 515 branch.
     #[default]
+    Translated,
+    /// Every process, by its PID as the daemon sees it: what older drivers do.
     Host,
     /// Nothing for a caller in another PID namespace than the daemon's.
     HiddenInContainers,

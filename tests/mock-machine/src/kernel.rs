@@ -12,14 +12,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::channel::{Action, Command};
 use crate::description::MachineDescription;
 use crate::protocol::{
-    AllocationId, CardEvent, CardIndex, CardState, ClientKind, ContextId, PROTOCOL, ProcessState,
-    Refusal, Reply, Request,
+    AllocationId, CardEvent, CardIndex, CardState, ClientKind, ContextId, InstanceId, PROTOCOL,
+    ProcessState, Refusal, Reply, Request,
 };
 
 mod card;
 pub mod engine;
 mod faults;
 mod ledger;
+mod mig;
+mod samples;
 mod status;
 
 use card::Card;
@@ -125,7 +127,7 @@ impl Kernel {
         let cards = description
             .cards
             .iter()
-            .map(|card| Card::new(description.model(card).clone(), now))
+            .map(|card| Card::new(description.model(card).clone(), &card.uuid, now))
             .collect();
         Self {
             description,
@@ -303,6 +305,8 @@ impl Kernel {
         match *request {
             Request::Hello { .. } => Err(Refusal::Invalid),
             Request::CardState { card } => self.card_state(card),
+            Request::Samples { card, since } => self.samples(card, since),
+            Request::Mig { card, request } => self.mig(client, card, request),
             Request::RegisterEvents { card } => {
                 self.card(card)?;
                 let watcher = self.clients.get_mut(&client).ok_or(Refusal::NotFound)?;
@@ -376,6 +380,7 @@ impl Kernel {
         if let Ok(card) = self.card_mut(context.card) {
             card.ledger.give_back(card.model.memory.context_bytes);
             card.engine.remove_context(id);
+            card.partitions.leave(id);
         }
     }
 
@@ -386,6 +391,7 @@ impl Kernel {
         bytes: u64,
     ) -> Result<Reply, Refusal> {
         let index = self.own_context(client, context)?.card;
+        self.check_instance_memory(index, context, bytes)?;
         let card = self.card_mut(index)?;
         let bytes = card.ledger.take(bytes)?;
         let offset = card.place(bytes);
@@ -435,13 +441,14 @@ impl Kernel {
             power_milliwatts: figures.power_milliwatts,
             energy_millijoules: figures.energy_millijoules,
             graphics_mhz: card.model.clocks_mhz.graphics,
+            mig_enabled: card.partitions.is_enabled(),
             unsupported: card.faults.unsupported.clone(),
         })))
     }
 
     /// Processes with a context on a card, by PID.
     fn processes(&self, index: CardIndex) -> Vec<ProcessState> {
-        let mut used: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut used: BTreeMap<(u32, Option<InstanceId>), u64> = BTreeMap::new();
         for (id, context) in &self.contexts {
             if context.card != index {
                 continue;
@@ -449,9 +456,15 @@ impl Kernel {
             let Some(client) = self.clients.get(&context.client) else {
                 continue;
             };
-            *used.entry(client.pid).or_default() += self.context_bytes(*id, context);
+            let instance = self.card(index).ok();
+            let instance = instance.and_then(|card| card.partitions.instance_of(*id));
+            *used.entry((client.pid, instance)).or_default() += self.context_bytes(*id, context);
         }
-        let state = |(pid, used_bytes)| ProcessState { pid, used_bytes };
+        let state = |((pid, instance), used_bytes)| ProcessState {
+            pid,
+            used_bytes,
+            instance,
+        };
         used.into_iter().map(state).collect()
     }
 

@@ -61,6 +61,12 @@ enum CtlCommand {
         #[arg(long)]
         code: u64,
     },
+    /// Reset a card: its MIG instances are gone, and a pending MIG mode takes effect.
+    Reset {
+        /// Index of the card.
+        #[arg(long)]
+        card: u32,
+    },
     /// Break a card, or heal it: without a fault named it is whole again.
     Break {
         /// Index of the card.
@@ -75,6 +81,9 @@ enum CtlCommand {
         /// No process can create a context.
         #[arg(long)]
         refuses_contexts: bool,
+        /// No GPU or compute instance can be created.
+        #[arg(long)]
+        refuses_instances: bool,
         /// Figures that NVML does not have: memory, processes, utilization, temperature, power.
         #[arg(long, value_delimiter = ',')]
         unsupported: Vec<Figure>,
@@ -118,11 +127,15 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             card: CardIndex(card),
             code,
         }),
+        CtlCommand::Reset { card } => Command::Reset {
+            card: CardIndex(card),
+        },
         CtlCommand::Break {
             card,
             lost,
             delay_milliseconds,
             refuses_contexts,
+            refuses_instances,
             unsupported,
         } => Command::Break {
             card: CardIndex(card),
@@ -130,6 +143,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 lost,
                 delay: Duration::from_millis(delay_milliseconds),
                 refuses_contexts,
+                refuses_instances,
                 unsupported: unsupported.into_iter().collect(),
             },
         },

@@ -8,11 +8,18 @@ use serde::{Deserialize, Serialize};
 use crate::description::MachineDescription;
 
 mod card;
+mod mig;
+mod samples;
 
 pub use card::{CardState, Figure, ProcessState, Utilization};
+pub use mig::{
+    ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
+    MigState,
+};
+pub use samples::{ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Index of a card on its machine; equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,6 +58,20 @@ pub enum Request {
     CardState {
         /// Which card.
         card: CardIndex,
+    },
+    /// The sampling periods of a card that closed after a time, oldest first.
+    Samples {
+        /// Which card.
+        card: CardIndex,
+        /// In nanoseconds of the monotonic clock.
+        since: u64,
+    },
+    /// Something about a card's partitioning.
+    Mig {
+        /// Which card.
+        card: CardIndex,
+        /// What.
+        request: MigRequest,
     },
     /// Asks for [`Reply::Event`]s about a card.
     RegisterEvents {
@@ -97,6 +118,10 @@ pub enum Reply {
     },
     /// To [`Request::CardState`].
     CardState(Box<CardState>),
+    /// To [`Request::Samples`].
+    Samples(Vec<SampleState>),
+    /// To [`Request::Mig`], where it has a result.
+    Mig(MigReply),
     /// To [`Request::CreateContext`].
     ContextCreated {
         /// The new context.
@@ -153,6 +178,15 @@ pub enum Refusal {
     /// The card fell off the bus.
     #[error("the card is lost")]
     Lost,
+    /// Somebody uses it.
+    #[error("in use")]
+    InUse,
+    /// No slices, engines or places are left.
+    #[error("insufficient resources")]
+    InsufficientResources,
+    /// The card or its present mode does not have this.
+    #[error("not supported")]
+    NotSupported,
     /// Malformed or out of order.
     #[error("invalid request")]
     Invalid,

@@ -34,8 +34,10 @@ use crate::wire::WireError;
 
 mod peers;
 mod stop_signal;
+mod view;
 
 use peers::{Peer, Peers};
+use view::Namespace;
 
 /// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
 const MEMORY_FILE_BYTES: u64 = 1 << 60;
@@ -254,11 +256,14 @@ impl Server {
             return;
         }
         self.next_token += 1;
+        let mut namespace = Namespace::Own;
         if libraries {
             let pid = socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            namespace = Namespace::of(pid.unsigned_abs());
             self.kernel.connect(ClientId(token), pid.unsigned_abs());
         }
-        self.peers.insert(token, Peer::new(socket, libraries));
+        self.peers
+            .insert(token, Peer::new(socket, libraries, namespace));
     }
 
     /// Answers everything a peer has sent.
@@ -288,7 +293,9 @@ impl Server {
         }
         let request = peer.receive::<Request>(&mut self.buffer)?;
         let client = ClientId(token);
-        let reply = self.kernel.handle(client, &request);
+        let mut reply = self.kernel.handle(client, &request);
+        let policy = self.kernel.description().process_ids;
+        view::restrict(&mut reply, policy, peer.namespace());
         let welcomed = matches!(reply, Reply::Welcome { .. });
         if welcomed && self.kernel.kind(client) == Some(ClientKind::Cuda) {
             return self.welcome(token, &reply);
@@ -408,6 +415,7 @@ fn carry_out(kernel: &mut Kernel, command: &control::Command) -> Answer {
     match command {
         control::Command::Status => Answer::Status(kernel.status()),
         control::Command::Raise(event) => done(kernel.raise(*event)),
+        control::Command::Reset { card } => done(kernel.reset(*card)),
         control::Command::Break { card, faults } => done(kernel.break_card(*card, faults.clone())),
     }
 }

@@ -1,12 +1,13 @@
 //! The border to C: entry points, and pointers that a C caller passed.
 //!
-//! Every unsafe access of this crate is here. [`Out`] and [`Text`] have no constructor:
-//! they appear only as parameters of exported functions, so their contents come from a caller
-//! which promised, as `nvml.h` asks, that they are null or point to a valid object.
+//! Every unsafe access of this crate is here. [`Out`], [`In`] and [`Text`] appear only as
+//! parameters of exported functions, or hold an address from a struct that was one, so their
+//! contents come from a caller which promised, as `nvml.h` asks, that they are null or point to a
+//! valid object.
 
 use std::ffi::{CStr, c_char, c_uint};
 
-use nvml_wrapper_sys::bindings::nvmlReturn_t;
+use nvml_wrapper_sys::bindings::{nvmlReturn_t, nvmlUUIDValue_t};
 
 use crate::error::NvmlError;
 
@@ -99,7 +100,7 @@ impl<T> Out<T> {
     }
 
     /// Writes the elements of an array that has room for them.
-    fn set_all(self, values: impl ExactSizeIterator<Item = T>) -> Answer {
+    pub(crate) fn set_all(self, values: impl ExactSizeIterator<Item = T>) -> Answer {
         if values.len() == 0 {
             return Ok(());
         }
@@ -148,6 +149,23 @@ pub(crate) fn set_list<T>(count: Out<c_uint>, array: Out<T>, values: Vec<T>) -> 
     array.set_all(values.into_iter())
 }
 
+/// A pointer to something that the caller only lends.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    /// Reads it.
+    pub(crate) fn get(self) -> Answer<T> {
+        Out(self.0.cast_mut()).get()
+    }
+}
+
+/// An array whose address came in a struct of the caller's.
+pub(crate) fn array_at<T>(address: *mut T) -> Out<T> {
+    Out(address)
+}
+
 /// A C string of the caller's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
@@ -166,6 +184,14 @@ impl Text {
     }
 }
 
+/// The bytes of a UUID, of which a union says nothing.
+pub(crate) fn uuid_bytes(value: nvmlUUIDValue_t) -> [u8; 41] {
+    // SAFETY: a union of two arrays of bytes, the larger of which is read; the caller initialised
+    // the struct.
+    let text = unsafe { value.str_ };
+    text.map(|byte| byte.to_ne_bytes()[0])
+}
+
 /// A string in a fixed array of a struct, cut where it does not fit.
 pub(crate) fn fixed_text<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
@@ -177,7 +203,7 @@ pub(crate) fn fixed_text<const N: usize>(text: &str) -> [c_char; N] {
 }
 
 /// The value of a struct's `version` field: its size and version number, as `nvml.h` composes them.
-const fn struct_version<T>(number: c_uint) -> c_uint {
+pub(crate) const fn struct_version<T>(number: c_uint) -> c_uint {
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the header's structs are small"

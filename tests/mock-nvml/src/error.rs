@@ -19,9 +19,6 @@ macro_rules! errors {
             match code {
                 0 => c"Success",
                 $($value => $text,)*
-                4 => c"Insufficient Permissions",
-                19 => c"In use by another client",
-                23 => c"Insufficient Resources",
                 22 => c"The requested vgpu operation is not available on target device, becasue ECC is enabled",
                 24 => c"Ran out of critical resources, other than memory",
                 _ => c"Unknown Error",
@@ -34,13 +31,16 @@ errors! {
     Uninitialized = 1, c"Uninitialized";
     InvalidArgument = 2, c"Invalid Argument";
     NotSupported = 3, c"Not Supported";
+    NoPermission = 4, c"Insufficient Permissions";
     NotFound = 6, c"Not Found";
     InsufficientSize = 7, c"Insufficient Size";
     DriverNotLoaded = 9, c"Driver Not Loaded";
     Timeout = 10, c"Timeout";
     GpuIsLost = 15, c"GPU is lost";
     LibRmVersionMismatch = 18, c"Driver/library version mismatch";
+    InUse = 19, c"In use by another client";
     Memory = 20, c"Insufficient Memory";
+    InsufficientResources = 23, c"Insufficient Resources";
     ArgumentVersionMismatch = 25, c"The provided version is invalid/unsupported";
     Unknown = 999, c"Unknown Error";
 }
@@ -68,6 +68,9 @@ impl From<Refusal> for NvmlError {
             Refusal::NotFound => Self::NotFound,
             Refusal::OutOfMemory => Self::Memory,
             Refusal::Lost => Self::GpuIsLost,
+            Refusal::InUse => Self::InUse,
+            Refusal::InsufficientResources => Self::InsufficientResources,
+            Refusal::NotSupported => Self::NotSupported,
             Refusal::Invalid => Self::InvalidArgument,
         }
     }

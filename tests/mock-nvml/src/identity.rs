@@ -3,17 +3,20 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use drava_mock_machine::description::{Architecture, Brand, BusId};
+use drava_mock_machine::protocol::InstanceId;
 use nvml_wrapper_sys::bindings::{
     NVML_DEVICE_ARCH_ADA, NVML_DEVICE_ARCH_AMPERE, NVML_DEVICE_ARCH_BLACKWELL,
     NVML_DEVICE_ARCH_HOPPER, NVML_DEVICE_ARCH_TURING, nvmlBrandType_enum_NVML_BRAND_GEFORCE_RTX,
     nvmlBrandType_enum_NVML_BRAND_NVIDIA, nvmlBrandType_enum_NVML_BRAND_NVIDIA_RTX,
     nvmlBrandType_enum_NVML_BRAND_TESLA, nvmlBrandType_t, nvmlBusType_t, nvmlDevice_t,
-    nvmlDeviceArchitecture_t, nvmlPciInfo_t, nvmlPciInfoExt_t,
+    nvmlDeviceArchitecture_t, nvmlPciInfo_t, nvmlPciInfoExt_t, nvmlUUID_t,
+    nvmlUUIDType_t_NVML_UUID_TYPE_ASCII, nvmlUUIDType_t_NVML_UUID_TYPE_BINARY,
 };
 
-use crate::abi::{Answer, Out, Text, entry_points, fixed_text};
+use crate::abi::{Answer, In, Out, Text, entry_points, fixed_text, struct_version, uuid_bytes};
 use crate::error::NvmlError;
-use crate::handle::{Device, device, handle};
+use crate::handle::{AnyDevice, Device, any_device, device, handle, mig_handle};
+use crate::instances::instance_name;
 use crate::library::library;
 
 entry_points! {
@@ -24,8 +27,11 @@ entry_points! {
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, result: Out<nvmlDevice_t>) { by_index(index, result) }
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, result: Out<nvmlDevice_t>) {
-        let uuid = uuid.get()?;
-        find(result, |device| Ok(device.described()?.uuid == uuid))
+        by_uuid(&uuid.get()?, result)
+    }
+
+    fn nvmlDeviceGetHandleByUUIDV(uuid: In<nvmlUUID_t>, result: Out<nvmlDevice_t>) {
+        by_uuid(&uuid_text(uuid)?, result)
     }
 
     fn nvmlDeviceGetHandleBySerial(serial: Text, result: Out<nvmlDevice_t>) {
@@ -37,11 +43,19 @@ entry_points! {
     fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: Text, result: Out<nvmlDevice_t>) { by_bus_id(bus_id, result) }
 
     fn nvmlDeviceGetName(handle: nvmlDevice_t, name: Out<c_char>, length: c_uint) {
-        name.set_text(length, &device(handle)?.model()?.name)
+        name.set_text(length, &match any_device(handle)? {
+            AnyDevice::Card(device) => device.model()?.name.clone(),
+            AnyDevice::Mig(device) => {
+                format!("{} MIG {}", device.device().model()?.name, instance_name(&device)?)
+            }
+        })
     }
 
     fn nvmlDeviceGetUUID(handle: nvmlDevice_t, uuid: Out<c_char>, length: c_uint) {
-        uuid.set_text(length, &device(handle)?.described()?.uuid)
+        match any_device(handle)? {
+            AnyDevice::Card(device) => uuid.set_text(length, &device.described()?.uuid),
+            AnyDevice::Mig(device) => uuid.set_text(length, &device.compute.uuid),
+        }
     }
 
     fn nvmlDeviceGetSerial(handle: nvmlDevice_t, serial: Out<c_char>, length: c_uint) {
@@ -59,7 +73,10 @@ entry_points! {
     }
 
     fn nvmlDeviceGetIndex(handle: nvmlDevice_t, index: Out<c_uint>) {
-        index.set(device(handle)?.index()?)
+        index.set(match any_device(handle)? {
+            AnyDevice::Card(device) => device.index()?,
+            AnyDevice::Mig(device) => device.compute.index,
+        })
     }
 
     fn nvmlDeviceGetMinorNumber(handle: nvmlDevice_t, minor: Out<c_uint>) {
@@ -177,6 +194,60 @@ fn by_index(index: c_uint, result: Out<nvmlDevice_t>) -> Answer {
     // A card that fell off the bus is known but cannot be opened.
     library.state(card)?;
     result.set(handle(card))
+}
+
+/// A card's or a MIG device's.
+fn by_uuid(uuid: &str, result: Out<nvmlDevice_t>) -> Answer {
+    if !uuid.starts_with("MIG-") {
+        return find(result, |device| Ok(device.described()?.uuid == uuid));
+    }
+    let library = library()?;
+    for card in library.visible().iter().copied() {
+        for gpu in library.mig(card)?.gpu_instances {
+            for compute in gpu.compute_instances {
+                if compute.uuid == uuid {
+                    let id = InstanceId {
+                        gpu: gpu.id,
+                        compute: compute.id,
+                    };
+                    return result.set(mig_handle(card, id));
+                }
+            }
+        }
+    }
+    Err(NvmlError::NotFound)
+}
+
+/// A UUID as text; the binary form is for whole cards.
+fn uuid_text(uuid: In<nvmlUUID_t>) -> Answer<String> {
+    let nvmlUUID_t {
+        version,
+        type_,
+        value,
+    } = uuid.get()?;
+    if version != struct_version::<nvmlUUID_t>(1) {
+        return Err(NvmlError::ArgumentVersionMismatch);
+    }
+    let bytes = uuid_bytes(value);
+    let hex = |range: std::ops::Range<usize>| -> String {
+        let bytes = bytes.iter().take(range.end).skip(range.start);
+        bytes.map(|byte| format!("{byte:02x}")).collect()
+    };
+    match type_ {
+        nvmlUUIDType_t_NVML_UUID_TYPE_ASCII => {
+            let text: Vec<u8> = bytes.into_iter().take_while(|byte| *byte != 0).collect();
+            String::from_utf8(text).map_err(|_| NvmlError::InvalidArgument)
+        }
+        nvmlUUIDType_t_NVML_UUID_TYPE_BINARY => Ok(format!(
+            "GPU-{}-{}-{}-{}-{}",
+            hex(0..4),
+            hex(4..6),
+            hex(6..8),
+            hex(8..10),
+            hex(10..16)
+        )),
+        _ => Err(NvmlError::InvalidArgument),
+    }
 }
 
 fn by_bus_id(text: Text, result: Out<nvmlDevice_t>) -> Answer {

@@ -7,18 +7,25 @@
 //!
 //! Invariants: nothing happens at load time; a call before `nvmlInit` answers
 //! `NVML_ERROR_UNINITIALIZED`; pointers are only followed after a null check; no call panics.
-#![allow(non_snake_case, reason = "the names are the C library's")]
+#![allow(
+    non_snake_case,
+    non_upper_case_globals,
+    reason = "the names are the C library's"
+)]
 
 mod abi;
 mod ecc;
 mod error;
 mod events;
+mod fields;
 mod handle;
 mod identity;
+mod instances;
 mod library;
 mod memory;
 mod mig;
 mod processes;
+mod samples;
 mod sensors;
 mod system;
 mod topology;

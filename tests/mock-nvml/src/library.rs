@@ -12,8 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
-use drava_mock_machine::protocol::{CardIndex, CardState, ClientKind, Reply, Request};
+use drava_mock_machine::protocol::{
+    CardIndex, CardState, ClientKind, MigReply, MigRequest, MigState, Reply, Request, SampleState,
+};
 use drava_mock_machine::root::DriverRoot;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::abi::Answer;
 use crate::error::NvmlError;
@@ -32,6 +35,8 @@ pub(crate) struct Library {
     /// Cards whose device node this process can see, in index order.
     visible: Vec<CardIndex>,
     connection: Mutex<Connection>,
+    /// Nanoseconds between the epoch and the start of the machine's clock.
+    epoch: u64,
 }
 
 /// `nvmlInit`: counts, and connects at the first call.
@@ -104,6 +109,7 @@ impl Library {
                 .collect(),
             machine: welcome.machine,
             connection: Mutex::new(connection),
+            epoch: nanoseconds(ClockId::Realtime).saturating_sub(nanoseconds(ClockId::Monotonic)),
         })
     }
 
@@ -138,6 +144,52 @@ impl Library {
         }
     }
 
+    /// How a card is partitioned now.
+    pub(crate) fn mig(&self, card: CardIndex) -> Answer<MigState> {
+        match self.mig_request(card, MigRequest::State)? {
+            Some(MigReply::State(state)) => Ok(state),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+
+    /// Asks something about a card's partitioning.
+    pub(crate) fn mig_request(
+        &self,
+        card: CardIndex,
+        request: MigRequest,
+    ) -> Answer<Option<MigReply>> {
+        match self.request(&Request::Mig { card, request })? {
+            Reply::Mig(reply) => Ok(Some(reply)),
+            Reply::Done => Ok(None),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+
+    /// Sampling periods of a card that closed after a time in microseconds since the epoch.
+    pub(crate) fn samples(&self, card: CardIndex, since: u64) -> Answer<Vec<SampleState>> {
+        let monotonic = since.saturating_mul(1000).saturating_sub(self.epoch);
+        let request = Request::Samples {
+            card,
+            since: monotonic,
+        };
+        let Reply::Samples(mut samples) = self.request(&request)? else {
+            return Err(NvmlError::Unknown);
+        };
+        // Rounding to microseconds must not show a sample again.
+        samples.retain(|sample| self.microseconds(sample.end) > since);
+        Ok(samples)
+    }
+
+    /// A time of the machine, in microseconds since the epoch as NVML counts.
+    pub(crate) fn microseconds(&self, monotonic: u64) -> u64 {
+        monotonic.saturating_add(self.epoch) / 1000
+    }
+
+    /// Microseconds since the epoch, now.
+    pub(crate) fn now(&self) -> u64 {
+        self.microseconds(nanoseconds(ClockId::Monotonic))
+    }
+
     /// Asks the daemon.
     pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
         Ok(self.connection().request(request)?)
@@ -149,6 +201,12 @@ impl Library {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    let (seconds, nanos) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
 /// The driver root that this library was loaded from.

@@ -6,12 +6,12 @@ use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlDevice_t, nvmlMemory_t, n
 
 use crate::abi::{Answer, Out, entry_points};
 use crate::error::NvmlError;
-use crate::handle::{Device, device};
+use crate::handle::{AnyDevice, any_device, device};
 
 entry_points! {
     // Version 1 has no field for what the driver reserves: it counts as used.
     fn nvmlDeviceGetMemoryInfo(handle: nvmlDevice_t, memory: Out<nvmlMemory_t>) {
-        let figures = figures(device(handle)?)?;
+        let figures = figures(any_device(handle)?)?;
         memory.set(nvmlMemory_t {
             total: figures.total,
             free: figures.free(),
@@ -20,7 +20,7 @@ entry_points! {
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(handle: nvmlDevice_t, memory: Out<nvmlMemory_v2_t>) {
-        let device = device(handle)?;
+        let device = any_device(handle)?;
         let version = memory.require_version(2)?;
         let figures = figures(device)?;
         memory.set(nvmlMemory_v2_t {
@@ -35,7 +35,7 @@ entry_points! {
     // The window through which the host maps memory: as large as the memory, rounded to a power
     // of two, on data centre cards.
     fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, bar1: Out<nvmlBAR1Memory_t>) {
-        let figures = figures(device(handle)?)?;
+        let figures = figures(any_device(handle)?)?;
         let bar1Total = figures.total.next_power_of_two();
         let bar1Used = MIB;
         bar1.set(nvmlBAR1Memory_t { bar1Total, bar1Free: bar1Total - bar1Used, bar1Used })
@@ -60,7 +60,18 @@ impl Figures {
     }
 }
 
-fn figures(device: Device) -> Answer<Figures> {
+fn figures(device: AnyDevice) -> Answer<Figures> {
+    let device = match device {
+        AnyDevice::Card(device) => device,
+        AnyDevice::Mig(mig) => {
+            mig.device().reporting(Figure::Memory)?;
+            return Ok(Figures {
+                total: mig.gpu.profile()?.memory_bytes(),
+                reserved: 0,
+                used: mig.gpu.state.used_bytes,
+            });
+        }
+    };
     let memory = &device.model()?.memory;
     if !memory.reported_by_nvml {
         return Err(NvmlError::NotSupported);

@@ -3,21 +3,43 @@
 use std::ffi::{c_uint, c_ulonglong};
 
 use drava_mock_machine::description::{GpuInstanceProfile, GpuInstanceProfileKind, Mig};
+use drava_mock_machine::protocol::{MigActivation, MigReply, MigRequest};
 use nvml_wrapper_sys::bindings::{
-    NVML_GPU_INSTANCE_PROFILE_CAPS_GFX, nvmlDevice_t, nvmlDeviceAttributes_t,
-    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
-    nvmlGpuInstanceProfileInfo_v3_t,
+    NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE, NVML_GPU_INSTANCE_PROFILE_CAPS_GFX,
+    nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
+    nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t, nvmlReturn_t,
 };
 
 use crate::abi::{Answer, Out, entry_points, fixed_text, set_list};
 use crate::error::NvmlError;
-use crate::handle::device;
+use crate::handle::{AnyDevice, any_device, device};
 
 entry_points! {
     fn nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: Out<c_uint>, pending: Out<c_uint>) {
         mig(handle)?;
-        current.set(0)?;
-        pending.set(0)
+        let device = device(handle)?;
+        let state = device.library.mig(device.card)?;
+        current.set(state.enabled.into())?;
+        pending.set(state.pending.into())
+    }
+
+    fn nvmlDeviceSetMigMode(handle: nvmlDevice_t, mode: c_uint, activation: Out<nvmlReturn_t>) {
+        mig(handle)?;
+        let device = device(handle)?;
+        let enabled = match mode {
+            NVML_DEVICE_MIG_DISABLE => false,
+            NVML_DEVICE_MIG_ENABLE => true,
+            _ => return Err(NvmlError::InvalidArgument),
+        };
+        if activation.is_null() {
+            return Err(NvmlError::InvalidArgument);
+        }
+        require_root()?;
+        match device.library.mig_request(device.card, MigRequest::SetMode { enabled })? {
+            Some(MigReply::Switched(MigActivation::Active)) => activation.set(0),
+            Some(MigReply::Switched(MigActivation::InUse)) => activation.set(NvmlError::InUse.into()),
+            _ => Err(NvmlError::Unknown),
+        }
     }
 
     fn nvmlDeviceGetMaxMigDeviceCount(handle: nvmlDevice_t, count: Out<c_uint>) {
@@ -25,8 +47,7 @@ entry_points! {
     }
 
     fn nvmlDeviceIsMigDeviceHandle(handle: nvmlDevice_t, is_mig: Out<c_uint>) {
-        device(handle)?;
-        is_mig.set(0)
+        is_mig.set(matches!(any_device(handle)?, AnyDevice::Mig(_)).into())
     }
 
     fn nvmlDeviceGetGpuInstanceProfileInfo(handle: nvmlDevice_t, profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_t>) {
@@ -66,7 +87,16 @@ entry_points! {
     fn nvmlDeviceGetAttributes_v2(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) { device_attributes(handle, attributes) }
 }
 
-fn mig(handle: nvmlDevice_t) -> Answer<&'static Mig> {
+/// Partitioning is for administrators.
+pub(crate) fn require_root() -> Answer {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(NvmlError::NoPermission),
+    }
+}
+
+/// The table of a card that has MIG.
+pub(crate) fn mig(handle: nvmlDevice_t) -> Answer<&'static Mig> {
     device(handle)?
         .model()?
         .mig
@@ -155,18 +185,36 @@ fn possible_placements(
     set_list(count, placements, list.collect())
 }
 
-/// Attributes of a whole card.
+/// Attributes of a whole card, or of a MIG device and the GPU instance it is in.
 fn device_attributes(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) -> Answer {
-    let model = device(handle)?.model()?;
-    attributes.set(nvmlDeviceAttributes_t {
-        multiprocessorCount: model.compute.multiprocessors,
-        sharedCopyEngineCount: model.compute.copy_engines,
-        sharedDecoderCount: 0,
-        sharedEncoderCount: 0,
-        sharedJpegCount: 0,
-        sharedOfaCount: 0,
-        gpuInstanceSliceCount: 0,
-        computeInstanceSliceCount: 0,
-        memorySizeMB: c_ulonglong::from(model.memory.total_bytes >> 20),
-    })
+    match any_device(handle)? {
+        AnyDevice::Card(device) => {
+            let model = device.model()?;
+            attributes.set(nvmlDeviceAttributes_t {
+                multiprocessorCount: model.compute.multiprocessors,
+                sharedCopyEngineCount: model.compute.copy_engines,
+                sharedDecoderCount: 0,
+                sharedEncoderCount: 0,
+                sharedJpegCount: 0,
+                sharedOfaCount: 0,
+                gpuInstanceSliceCount: 0,
+                computeInstanceSliceCount: 0,
+                memorySizeMB: c_ulonglong::from(model.memory.total_bytes >> 20),
+            })
+        }
+        AnyDevice::Mig(mig) => {
+            let profile = mig.gpu.profile()?;
+            attributes.set(nvmlDeviceAttributes_t {
+                multiprocessorCount: mig.compute.multiprocessors,
+                sharedCopyEngineCount: profile.copy_engines,
+                sharedDecoderCount: profile.decoders,
+                sharedEncoderCount: profile.encoders,
+                sharedJpegCount: profile.jpeg_engines,
+                sharedOfaCount: profile.ofa_engines,
+                gpuInstanceSliceCount: profile.slices,
+                computeInstanceSliceCount: mig.compute.slices,
+                memorySizeMB: profile.memory_mib,
+            })
+        }
+    }
 }

@@ -2,13 +2,13 @@
 
 use std::ffi::c_uint;
 
-use drava_mock_machine::protocol::Figure;
+use drava_mock_machine::protocol::{Figure, InstanceId, ProcessState};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t,
 };
 
 use crate::abi::{Answer, Out, entry_points, set_list};
-use crate::handle::device;
+use crate::handle::{AnyDevice, any_device};
 
 /// What GPU and compute instance ids read where there is none.
 const NO_INSTANCE: c_uint = c_uint::MAX;
@@ -39,6 +39,7 @@ entry_points! {
 struct Process {
     pid: c_uint,
     used_bytes: u64,
+    instance: Option<InstanceId>,
 }
 
 impl Process {
@@ -53,22 +54,33 @@ impl Process {
         nvmlProcessInfo_v2_t {
             pid: self.pid,
             usedGpuMemory: self.used_bytes,
-            gpuInstanceId: NO_INSTANCE,
-            computeInstanceId: NO_INSTANCE,
+            gpuInstanceId: self.instance.map_or(NO_INSTANCE, |instance| instance.gpu),
+            computeInstanceId: self
+                .instance
+                .map_or(NO_INSTANCE, |instance| instance.compute),
         }
     }
 }
 
+/// Of a MIG device only its own; the card lists those of all its instances.
 fn compute(handle: nvmlDevice_t) -> Answer<Vec<Process>> {
-    let state = device(handle)?.reporting(Figure::Processes)?;
-    let process = |process: &drava_mock_machine::protocol::ProcessState| Process {
+    let (device, only) = match any_device(handle)? {
+        AnyDevice::Card(device) => (device, None),
+        AnyDevice::Mig(mig) => (mig.device(), Some(mig.id())),
+    };
+    let processes = device.reporting(Figure::Processes)?.processes;
+    let process = |process: ProcessState| Process {
         pid: process.pid,
         used_bytes: process.used_bytes,
+        instance: process.instance,
     };
-    Ok(state.processes.iter().map(process).collect())
+    let shown = processes.into_iter().map(process);
+    Ok(shown
+        .filter(|process| only.is_none() || process.instance == only)
+        .collect())
 }
 
 fn nobody(handle: nvmlDevice_t, count: Out<c_uint>) -> Answer {
-    device(handle)?;
+    any_device(handle)?;
     count.set(0)
 }

@@ -22,7 +22,7 @@ const SAMPLING_PERIOD_MICROSECONDS: c_uint = 1_000_000 / 6;
 
 entry_points! {
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, rates: Out<nvmlUtilization_t>) {
-        let utilization = device(handle)?.reporting(Figure::Utilization)?.utilization;
+        let utilization = not_partitioned(handle)?.reporting(Figure::Utilization)?.utilization;
         rates.set(nvmlUtilization_t { gpu: utilization.gpu_percent, memory: utilization.memory_percent })
     }
 
@@ -143,8 +143,17 @@ entry_points! {
     }
 }
 
+/// In MIG mode a card does not know how busy it is.
+pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> Answer<Device> {
+    let device = device(handle)?;
+    match device.state()?.mig_enabled {
+        false => Ok(device),
+        true => Err(NvmlError::NotSupported),
+    }
+}
+
 fn idle_engine(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) -> Answer {
-    device(handle)?;
+    not_partitioned(handle)?;
     percent.set(0)?;
     period.set(SAMPLING_PERIOD_MICROSECONDS)
 }

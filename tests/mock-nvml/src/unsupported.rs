@@ -24,15 +24,9 @@ fn refuse() -> Answer {
 }
 
 unsupported! {
-    nvmlComputeInstanceDestroy
-    nvmlComputeInstanceGetInfo
-    nvmlComputeInstanceGetInfo_v2
     nvmlDeviceClearAccountingPids
     nvmlDeviceClearCpuAffinity
     nvmlDeviceClearEccErrorCounts
-    nvmlDeviceClearFieldValues
-    nvmlDeviceCreateGpuInstance
-    nvmlDeviceCreateGpuInstanceWithPlacement
     nvmlDeviceDiscoverGpus
     nvmlDeviceFreezeNvLinkUtilizationCounter
     nvmlDeviceGetAPIRestriction
@@ -52,7 +46,6 @@ unsupported! {
     nvmlDeviceGetCapabilities
     nvmlDeviceGetClkMonStatus
     nvmlDeviceGetClockOffsets
-    nvmlDeviceGetComputeInstanceId
     nvmlDeviceGetConfComputeGpuAttestationReport
     nvmlDeviceGetConfComputeGpuCertificate
     nvmlDeviceGetConfComputeMemSizeInfo
@@ -61,7 +54,6 @@ unsupported! {
     nvmlDeviceGetCreatableVgpus
     nvmlDeviceGetCurrentClockFreqs
     nvmlDeviceGetDetailedEccErrors
-    nvmlDeviceGetDeviceHandleFromMigDeviceHandle
     nvmlDeviceGetDramEncryptionMode
     nvmlDeviceGetDriverModel
     nvmlDeviceGetDriverModel_v2
@@ -75,14 +67,9 @@ unsupported! {
     nvmlDeviceGetFanSpeed
     nvmlDeviceGetFanSpeedRPM
     nvmlDeviceGetFanSpeed_v2
-    nvmlDeviceGetFieldValues
     nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset
     nvmlDeviceGetGpuFabricInfo_v4
-    nvmlDeviceGetGpuInstanceById
-    nvmlDeviceGetGpuInstanceId
-    nvmlDeviceGetGpuInstanceRemainingCapacity
-    nvmlDeviceGetGpuInstances
     nvmlDeviceGetGpuOperationMode
     nvmlDeviceGetGridLicensableFeatures
     nvmlDeviceGetGridLicensableFeatures_v2
@@ -90,7 +77,6 @@ unsupported! {
     nvmlDeviceGetGridLicensableFeatures_v4
     nvmlDeviceGetGspFirmwareMode
     nvmlDeviceGetGspFirmwareVersion
-    nvmlDeviceGetHandleByUUIDV
     nvmlDeviceGetHostVgpuMode
     nvmlDeviceGetHostname_v1
     nvmlDeviceGetInforomConfigurationChecksum
@@ -103,7 +89,6 @@ unsupported! {
     nvmlDeviceGetMemClkMinMaxVfOffset
     nvmlDeviceGetMemClkVfOffset
     nvmlDeviceGetMemoryLimits_v1
-    nvmlDeviceGetMigDeviceHandleByIndex
     nvmlDeviceGetMinMaxClockOfPState
     nvmlDeviceGetMinMaxFanSpeed
     nvmlDeviceGetNumFans
@@ -128,8 +113,6 @@ unsupported! {
     nvmlDeviceGetPlatformInfo
     nvmlDeviceGetPowerMizerMode_v1
     nvmlDeviceGetPowerSource
-    nvmlDeviceGetProcessUtilization
-    nvmlDeviceGetProcessesUtilizationInfo
     nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus
     nvmlDeviceGetRetiredPages
@@ -137,7 +120,6 @@ unsupported! {
     nvmlDeviceGetRetiredPages_v2
     nvmlDeviceGetRowRemapperHistogram
     nvmlDeviceGetRunningProcessDetailList
-    nvmlDeviceGetSamples
     nvmlDeviceGetSramEccErrorStatus
     nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
     nvmlDeviceGetSupportedClocksEventReasons
@@ -203,7 +185,6 @@ unsupported! {
     nvmlDeviceSetMemClkVfOffset
     nvmlDeviceSetMemoryLimits_v1
     nvmlDeviceSetMemoryLockedClocks
-    nvmlDeviceSetMigMode
     nvmlDeviceSetNvLinkDeviceLowPowerThreshold
     nvmlDeviceSetNvLinkUtilizationControl
     nvmlDeviceSetNvlinkBwMode
@@ -245,18 +226,8 @@ unsupported! {
     nvmlGpmSampleFree
     nvmlGpmSampleGet
     nvmlGpmSetStreamingEnabled
-    nvmlGpuInstanceCreateComputeInstance
-    nvmlGpuInstanceCreateComputeInstanceWithPlacement
-    nvmlGpuInstanceDestroy
     nvmlGpuInstanceGetActiveVgpus
-    nvmlGpuInstanceGetComputeInstanceById
-    nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    nvmlGpuInstanceGetComputeInstanceProfileInfo
-    nvmlGpuInstanceGetComputeInstanceProfileInfoV
-    nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-    nvmlGpuInstanceGetComputeInstances
     nvmlGpuInstanceGetCreatableVgpus
-    nvmlGpuInstanceGetInfo
     nvmlGpuInstanceGetVgpuHeterogeneousMode
     nvmlGpuInstanceGetVgpuSchedulerLog
     nvmlGpuInstanceGetVgpuSchedulerLog_v2

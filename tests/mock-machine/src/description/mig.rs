@@ -193,3 +193,65 @@ impl Mig {
         Ok(())
     }
 }
+
+/// One compute instance profile of a GPU instance, as `nvidia-smi mig -lcip` lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeInstanceProfile {
+    /// NVML's number of the profile (`NVML_COMPUTE_INSTANCE_PROFILE_*`), which is also the id that
+    /// compute instances are created with.
+    pub id: u32,
+    /// Compute slices.
+    pub slices: u32,
+    /// How many exist at most in one GPU instance.
+    pub instances: u32,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+}
+
+/// Slices of `NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE` to `_7_SLICE`, by number.
+const COMPUTE_SLICES: [u32; 5] = [1, 2, 3, 4, 7];
+
+impl GpuInstanceProfile {
+    /// Memory in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib * super::MIB
+    }
+
+    /// Where a compute instance of so many slices can lie in a GPU instance of this profile.
+    #[must_use]
+    pub fn compute_starts(&self, slices: u32) -> Vec<u32> {
+        let slices = slices.max(1);
+        (0..self.slices / slices).map(|at| at * slices).collect()
+    }
+}
+
+impl Mig {
+    /// The compute instance profile with an id, where GPU instances of a profile have it.
+    ///
+    /// Drivers list 1c, 2c and 4c for four slices but no 3c. A compute instance of all slices has
+    /// all multiprocessors; any other has as many per slice as the smallest GPU instance.
+    #[must_use]
+    pub fn compute_profile(
+        &self,
+        gpu: &GpuInstanceProfile,
+        id: u32,
+    ) -> Option<ComputeInstanceProfile> {
+        let slices = *COMPUTE_SLICES.get(usize::try_from(id).ok()?)?;
+        if slices > gpu.slices || (slices == 3 && gpu.slices == 4) {
+            return None;
+        }
+        let multiprocessors = if slices == gpu.slices {
+            gpu.multiprocessors
+        } else {
+            let smallest = self.profile_of_kind(GpuInstanceProfileKind::Slice1)?;
+            smallest.multiprocessors * slices
+        };
+        Some(ComputeInstanceProfile {
+            id,
+            slices,
+            instances: gpu.slices / slices,
+            multiprocessors,
+        })
+    }
+}

@@ -7,6 +7,7 @@ use super::Nanos;
 use super::engine::{Engine, SAMPLE_PERIOD};
 use super::faults::Faults;
 use super::ledger::Ledger;
+use super::mig::Partitions;
 
 #[derive(Debug)]
 pub(super) struct Card {
@@ -14,6 +15,7 @@ pub(super) struct Card {
     pub(super) ledger: Ledger,
     pub(super) engine: Engine,
     pub(super) faults: Faults,
+    pub(super) partitions: Partitions,
     started: Nanos,
     /// First byte of the card's memory file that was never used. Ranges are not used twice: the
     /// file is sparse and practically endless, so memory never fragments.
@@ -29,12 +31,13 @@ pub(super) struct Sensors {
 }
 
 impl Card {
-    pub(super) fn new(model: CardModel, now: Nanos) -> Self {
+    pub(super) fn new(model: CardModel, uuid: &str, now: Nanos) -> Self {
         let slice = Nanos::from(model.compute.time_slice_microseconds) * 1000;
         Self {
             ledger: Ledger::new(model.memory.usable_bytes()),
             engine: Engine::new(model.compute.multiprocessors, slice, now),
             faults: Faults::default(),
+            partitions: Partitions::new(model.mig.clone(), uuid.to_owned()),
             started: now,
             next_offset: 0,
             model,

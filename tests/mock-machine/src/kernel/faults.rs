@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{CardIndex, Figure, Refusal, Request};
+use crate::protocol::{CardIndex, Figure, MigRequest, Refusal, Request};
 
 use super::Kernel;
 
@@ -18,6 +18,8 @@ pub struct Faults {
     pub delay: Duration,
     /// No more contexts, as when the card's memory is full.
     pub refuses_contexts: bool,
+    /// No more GPU or compute instances, whatever is free.
+    pub refuses_instances: bool,
     /// Figures that NVML does not have.
     pub unsupported: BTreeSet<Figure>,
 }
@@ -53,6 +55,11 @@ impl Kernel {
         match request {
             _ if faults.lost => Err(Refusal::Lost),
             Request::CreateContext { .. } if faults.refuses_contexts => Err(Refusal::OutOfMemory),
+            Request::Mig {
+                request:
+                    MigRequest::CreateGpuInstance { .. } | MigRequest::CreateComputeInstance { .. },
+                ..
+            } if faults.refuses_instances => Err(Refusal::InsufficientResources),
             _ => Ok(()),
         }
     }
@@ -61,6 +68,8 @@ impl Kernel {
     fn card_asked_about(&self, request: &Request) -> Option<CardIndex> {
         match request {
             Request::CardState { card }
+            | Request::Samples { card, .. }
+            | Request::Mig { card, .. }
             | Request::RegisterEvents { card }
             | Request::CreateContext { card }
             | Request::MemoryInfo { card } => Some(*card),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::CardIndex;
+use crate::protocol::{CardIndex, InstanceId, MigState};
 
 use super::Kernel;
 
@@ -38,6 +38,8 @@ pub struct CardStatus {
     pub gpu_percent: u32,
     /// Processes with a context.
     pub processes: Vec<ProcessStatus>,
+    /// Partitioning.
+    pub mig: MigState,
 }
 
 /// One process on a card.
@@ -49,6 +51,8 @@ pub struct ProcessStatus {
     pub pid: u32,
     /// Memory of its contexts and allocations.
     pub used_bytes: u64,
+    /// Where it runs, on a card in MIG mode.
+    pub instance: Option<InstanceId>,
     /// Kernels completed.
     pub kernels: u64,
     /// For how long it held the card with a kernel running.
@@ -69,6 +73,11 @@ impl Kernel {
             free_bytes: card.ledger.free_bytes(),
             busy_nanos: card.engine.busy(),
             gpu_percent: card.sensors().utilization.gpu_percent,
+            mig: {
+                let used = self.bytes_by_context(CardIndex(index));
+                card.partitions
+                    .state(|context| used.get(&context).copied().unwrap_or(0))
+            },
             processes: self
                 .processes(CardIndex(index))
                 .into_iter()
@@ -77,6 +86,7 @@ impl Kernel {
                     ProcessStatus {
                         pid: process.pid,
                         used_bytes: process.used_bytes,
+                        instance: process.instance,
                         kernels,
                         busy_nanos,
                     }

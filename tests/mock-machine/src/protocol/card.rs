@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::InstanceId;
+
 /// Snapshot of one card.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CardState {
@@ -22,6 +24,8 @@ pub struct CardState {
     pub energy_millijoules: u64,
     /// Clock of graphics engine and multiprocessors, now.
     pub graphics_mhz: u32,
+    /// MIG mode is on.
+    pub mig_enabled: bool,
     /// Figures that the card does not report.
     pub unsupported: BTreeSet<Figure>,
 }
@@ -62,6 +66,8 @@ pub struct ProcessState {
     pub pid: u32,
     /// Memory of its contexts and allocations.
     pub used_bytes: u64,
+    /// Where it runs, on a card in MIG mode. A process in two instances is listed twice.
+    pub instance: Option<InstanceId>,
 }
 
 /// Percentages over the last sampling period.

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use crate::channel::{Channel, Command};
 use crate::kernel::ClientId;
+use crate::server::view::Namespace;
 use crate::wire::{self, WireError};
 
 /// One connection.
@@ -16,6 +17,7 @@ use crate::wire::{self, WireError};
 pub(super) struct Peer {
     socket: OwnedFd,
     role: Role,
+    namespace: Namespace,
 }
 
 #[derive(Debug)]
@@ -25,13 +27,22 @@ enum Role {
 }
 
 impl Peer {
-    pub(super) fn new(socket: OwnedFd, library: bool) -> Self {
+    pub(super) fn new(socket: OwnedFd, library: bool, namespace: Namespace) -> Self {
         let role = if library {
             Role::Library(None)
         } else {
             Role::Controller
         };
-        Self { socket, role }
+        Self {
+            socket,
+            role,
+            namespace,
+        }
+    }
+
+    /// Whose PIDs the peer means.
+    pub(super) fn namespace(&self) -> Namespace {
+        self.namespace
     }
 
     pub(super) fn is_controller(&self) -> bool {

@@ -1,4 +1,5 @@
-// Command go-client lists the cards through go-nvml.
+// Command go-client lists the cards through go-nvml. With the argument "mig" it first puts an
+// instance of the card's smallest profile on each, and removes it in the end.
 package main
 
 import (
@@ -15,6 +16,36 @@ func check(what string, result nvml.Return) {
 	}
 }
 
+func partition(device nvml.Device) {
+	activation, result := device.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	check("set MIG mode", result)
+	check("activate MIG mode", activation)
+	profile, result := device.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+	check("profile", result)
+	placements, result := device.GetGpuInstancePossiblePlacements(&profile)
+	check("placements", result)
+	instance, result := device.CreateGpuInstanceWithPlacement(&profile, &placements[1])
+	check("create GPU instance", result)
+	shape, result := instance.GetComputeInstanceProfileInfo(
+		nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	check("compute profile", result)
+	compute, result := instance.CreateComputeInstance(&shape)
+	check("create compute instance", result)
+	partition, result := device.GetMigDeviceHandleByIndex(0)
+	check("MIG device", result)
+	name, result := partition.GetName()
+	check("name of the MIG device", result)
+	attributes, result := partition.GetAttributes()
+	check("attributes", result)
+	instances, result := device.GetGpuInstances(&profile)
+	check("GPU instances", result)
+	info, result := instances[0].GetInfo()
+	check("GPU instance", result)
+	fmt.Println(name, attributes.MemorySizeMB, info.Id, info.Placement.Start, len(instances))
+	check("destroy compute instance", compute.Destroy())
+	check("destroy GPU instance", instance.Destroy())
+}
+
 func main() {
 	check("init", nvml.Init())
 	count, result := nvml.DeviceGetCount()
@@ -29,6 +60,9 @@ func main() {
 		uuid, result := device.GetUUID()
 		check("uuid", result)
 		fmt.Println(name, memory.Total>>20, uuid)
+		if len(os.Args) > 1 && os.Args[1] == "mig" {
+			partition(device)
+		}
 	}
 	check("shutdown", nvml.Shutdown())
 }

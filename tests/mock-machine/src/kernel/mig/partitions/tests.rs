@@ -1,0 +1,194 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::description::{A30X2, A100_40X8, BUNDLED, H100X2, MachineDescription, RTX_PRO_6000X2};
+
+fn partitions(yaml: &str) -> Partitions {
+    let machine = MachineDescription::parse(yaml).unwrap();
+    let card = &machine.cards[0];
+    let mut partitions = Partitions::new(machine.model(card).mig.clone(), card.uuid.clone());
+    assert_eq!(
+        partitions.set_mode(true, false, false),
+        Ok(MigActivation::Active)
+    );
+    partitions
+}
+
+fn nothing(_: ContextId) -> u64 {
+    0
+}
+
+/// All layouts that can be reached by creating instances of these profiles, as sets of
+/// (profile, start).
+fn layouts(yaml: &str, profiles: &[u32]) -> BTreeSet<Vec<(u32, u32)>> {
+    let mut known: BTreeSet<Vec<(u32, u32)>> = BTreeSet::new();
+    let empty = partitions(yaml);
+    let mut open = vec![vec![]];
+    while let Some(layout) = open.pop() {
+        if !known.insert(layout.clone()) {
+            continue;
+        }
+        let mut card = empty.clone();
+        for (profile, start) in &layout {
+            card.create_gpu_instance(*profile, Some(*start)).unwrap();
+        }
+        for profile in profiles {
+            let table = card.profile(*profile).unwrap().clone();
+            for start in card.free_starts(&table) {
+                let mut next = layout.clone();
+                next.push((*profile, start));
+                next.sort_unstable();
+                open.push(next);
+            }
+        }
+    }
+    known
+}
+
+#[test]
+fn an_a100_has_the_layouts_that_are_known_of_it() {
+    // 1g, 2g, 3g, 4g, 7g: 298 layouts; with the 1g of double memory 723.
+    let plain = [19, 14, 9, 5, 0];
+    assert_eq!(layouts(A100_40X8, &plain).len(), 298);
+    let with_double_memory = [19, 15, 14, 9, 5, 0];
+    assert_eq!(layouts(A100_40X8, &with_double_memory).len(), 723);
+}
+
+#[test]
+fn remaining_capacity_is_what_can_still_be_created() {
+    for (name, yaml) in BUNDLED {
+        let machine = MachineDescription::parse(yaml).unwrap();
+        let Some(table) = machine.model(&machine.cards[0]).mig.clone() else {
+            continue;
+        };
+        let empty = partitions(yaml);
+        for first in &table.profiles {
+            for wanted in &table.profiles {
+                let mut card = empty.clone();
+                card.create_gpu_instance(first.id, None).unwrap();
+                let remaining = card.remaining_gpu_instances(wanted.id).unwrap();
+                let created =
+                    (0..).take_while(|_| card.create_gpu_instance(wanted.id, None).is_ok());
+                assert_eq!(
+                    remaining,
+                    u32::try_from(created.count()).unwrap(),
+                    "{name}: {} after {}",
+                    wanted.name,
+                    first.name
+                );
+                assert_eq!(card.remaining_gpu_instances(wanted.id), Ok(0));
+                assert_eq!(
+                    card.create_gpu_instance(wanted.id, None),
+                    Err(Refusal::InsufficientResources)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_instance_ids_are_the_drivers() {
+    // `nvidia-smi mig -cgi 19,14,5` on an A100 creates the largest first and prints 1, 5 and 13.
+    let mut card = partitions(A100_40X8);
+    assert_eq!(card.create_gpu_instance(5, None), Ok(1));
+    assert_eq!(card.create_gpu_instance(14, None), Ok(5));
+    assert_eq!(card.create_gpu_instance(19, None), Ok(13));
+    // The first 3g is the upper half.
+    let mut card = partitions(A100_40X8);
+    assert_eq!(card.create_gpu_instance(9, None), Ok(2));
+    assert_eq!(card.create_gpu_instance(9, None), Ok(1));
+    // Four slices on an A30, twelve on an RTX PRO 6000.
+    for yaml in [A30X2, RTX_PRO_6000X2] {
+        let mut card = partitions(yaml);
+        let mut ids: Vec<u32> = (0..4)
+            .map(|_| card.create_gpu_instance(14, None).unwrap())
+            .collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [3, 4, 5, 6]);
+    }
+}
+
+#[test]
+fn compute_instances_share_a_gpu_instance_and_keep_it() {
+    let mut card = partitions(H100X2);
+    let gpu = card.create_gpu_instance(9, Some(0)).unwrap();
+    assert_eq!(card.remaining_compute_instances(gpu, 0), Ok(3));
+    assert_eq!(card.create_compute_instance(gpu, 1, Some(0)), Ok(0));
+    assert_eq!(card.remaining_compute_instances(gpu, 0), Ok(1));
+    assert_eq!(
+        card.create_compute_instance(gpu, 2, None),
+        Err(Refusal::InsufficientResources)
+    );
+    assert_eq!(card.create_compute_instance(gpu, 0, None), Ok(1));
+    // Four slices in an instance of three.
+    assert_eq!(
+        card.create_compute_instance(gpu, 3, None),
+        Err(Refusal::NotSupported)
+    );
+    let state = card.state(nothing);
+    let [first, second] = &state.gpu_instances[0].compute_instances[..] else {
+        panic!("{state:?}")
+    };
+    assert_eq!((first.start, first.multiprocessors), (0, 32));
+    assert_eq!((second.start, second.multiprocessors), (2, 16));
+    assert_ne!(first.uuid, second.uuid);
+    assert_eq!((first.index, second.index), (0, 1));
+    assert_eq!(card.destroy_gpu_instance(gpu), Err(Refusal::InUse));
+    let destroyed = |compute| InstanceId { gpu, compute };
+    assert_eq!(card.destroy_compute_instance(destroyed(0)), Ok(()));
+    assert_eq!(
+        card.destroy_compute_instance(destroyed(0)),
+        Err(Refusal::NotFound)
+    );
+    assert_eq!(card.destroy_compute_instance(destroyed(1)), Ok(()));
+    assert_eq!(card.destroy_gpu_instance(gpu), Ok(()));
+    assert_eq!(card.destroy_gpu_instance(gpu), Err(Refusal::NotFound));
+}
+
+#[test]
+fn a_context_holds_its_instance_and_no_more_memory_than_it_has() {
+    let mut card = partitions(H100X2);
+    let gpu = card.create_gpu_instance(19, None).unwrap();
+    let compute = card.create_compute_instance(gpu, 0, None).unwrap();
+    let instance = InstanceId { gpu, compute };
+    let total = 9984 << 20;
+    let too_large = card.enter(ContextId(1), instance, total + 1, nothing);
+    assert_eq!(too_large, Err(Refusal::OutOfMemory));
+    assert_eq!(card.enter(ContextId(1), instance, total, nothing), Ok(()));
+    let second = card.enter(ContextId(2), instance, 1, |_| total);
+    assert_eq!(second, Err(Refusal::OutOfMemory));
+    assert_eq!(card.destroy_compute_instance(instance), Err(Refusal::InUse));
+    card.leave(ContextId(1));
+    assert_eq!(card.destroy_compute_instance(instance), Ok(()));
+}
+
+#[test]
+fn mig_mode_waits_for_users_and_on_ampere_for_a_reset() {
+    let machine = |yaml| {
+        let machine = MachineDescription::parse(yaml).unwrap();
+        let mig = machine.model(&machine.cards[0]).mig.clone();
+        Partitions::new(mig, machine.cards[0].uuid.clone())
+    };
+    let mut hopper = machine(H100X2);
+    assert_eq!(hopper.set_mode(true, true, false), Ok(MigActivation::InUse));
+    assert_eq!((hopper.enabled, hopper.pending), (false, true));
+    assert_eq!(
+        hopper.set_mode(true, false, true),
+        Ok(MigActivation::Active)
+    );
+    hopper.create_gpu_instance(19, None).unwrap();
+    assert_eq!(hopper.set_mode(false, false, false), Err(Refusal::InUse));
+
+    let mut ampere = machine(A30X2);
+    assert_eq!(ampere.set_mode(true, false, true), Ok(MigActivation::InUse));
+    assert_eq!((ampere.enabled, ampere.pending), (false, true));
+    assert_eq!(
+        ampere.create_gpu_instance(14, None),
+        Err(Refusal::NotSupported)
+    );
+    ampere.reset();
+    assert_eq!((ampere.enabled, ampere.pending), (true, true));
+    ampere.create_gpu_instance(14, None).unwrap();
+    ampere.reset();
+    assert_eq!(ampere.state(nothing).gpu_instances, []);
+}

@@ -1,0 +1,52 @@
+//! What a card remembers of its past: closed sampling periods, by process.
+
+use std::collections::BTreeMap;
+
+use crate::protocol::{CardIndex, ProcessSample, Refusal, Reply, SampleState};
+
+use super::engine::{SAMPLE_PERIOD, Sample};
+use super::{Kernel, Nanos};
+
+/// How much of the time with a kernel running the memory is in use.
+const MEMORY_SHARE: u32 = 2;
+
+impl Kernel {
+    /// Sampling periods that closed after `since`. In MIG mode a card keeps none.
+    pub(super) fn samples(&self, index: CardIndex, since: Nanos) -> Result<Reply, Refusal> {
+        let card = self.card(index)?;
+        if card.partitions.is_enabled() {
+            return Err(Refusal::NotSupported);
+        }
+        let samples = card.engine.samples().iter();
+        let samples = samples.filter(|sample| sample.end > since);
+        Ok(Reply::Samples(
+            samples.map(|sample| self.sample(sample)).collect(),
+        ))
+    }
+
+    fn sample(&self, sample: &Sample) -> SampleState {
+        let mut by_pid: BTreeMap<u32, Nanos> = BTreeMap::new();
+        for (context, busy) in &sample.busy {
+            let context = self.contexts.get(context);
+            // Who is gone is forgotten, though not what it made of the whole card.
+            if let Some(client) = context.and_then(|context| self.clients.get(&context.client)) {
+                *by_pid.entry(client.pid).or_default() += busy;
+            }
+        }
+        let processes = by_pid.into_iter().map(|(pid, busy)| ProcessSample {
+            pid,
+            gpu_percent: percent(busy),
+            memory_percent: percent(busy) / MEMORY_SHARE,
+        });
+        SampleState {
+            end: sample.end,
+            gpu_percent: percent(sample.total()),
+            memory_percent: percent(sample.total()) / MEMORY_SHARE,
+            processes: processes.collect(),
+        }
+    }
+}
+
+fn percent(busy: Nanos) -> u32 {
+    u32::try_from((busy * 100 / SAMPLE_PERIOD).min(100)).unwrap_or(100)
+}
