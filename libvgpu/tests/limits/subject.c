@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int Result;
@@ -110,6 +111,11 @@ static void object_of(void *address) {
     if (!address) printf("0 none\n");
     else if (dladdr(address, &info)) printf("0 %s\n", strrchr(info.dli_fname, '/') ? strrchr(info.dli_fname, '/') + 1 : info.dli_fname);
     else printf("0 unknown\n");
+}
+
+static int by_size(const void *left, const void *right) {
+    unsigned a = *(const unsigned *)left, b = *(const unsigned *)right;
+    return (a > b) - (a < b);
 }
 
 static void run(char *line) {
@@ -216,6 +222,33 @@ static void run(char *line) {
             sum += (Pointer)(uintptr_t)count;
         }
         printf("0 %llu\n", sum);
+    } else if (!strcmp(word, "refusals")) {
+        // Asks `b` times for `a` bytes, which must be refused; says the median, the mean and the 99.9th percentile
+        // of what that took, in nanoseconds, and what an empty measurement takes.
+        Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))function("cuMemAlloc_v2");
+        unsigned *took = calloc(b, sizeof *took);
+        Result result = 0;
+        double sum = 0;
+        for (Pointer i = 0; i < b; i++) {
+            struct timespec before, after;
+            clock_gettime(CLOCK_MONOTONIC, &before);
+            Result one = allocate(&pointer, a);
+            clock_gettime(CLOCK_MONOTONIC, &after);
+            if (one != 2) result = one ? one : -1;
+            took[i] = (unsigned)((after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec);
+            sum += took[i];
+        }
+        qsort(took, b, sizeof *took, by_size);
+        unsigned empty = ~0u;
+        for (int i = 0; i < 1000; i++) {
+            struct timespec before, after;
+            clock_gettime(CLOCK_MONOTONIC, &before);
+            clock_gettime(CLOCK_MONOTONIC, &after);
+            unsigned one = (unsigned)(after.tv_nsec - before.tv_nsec);
+            if (one < empty) empty = one;
+        }
+        printf("%d %u %.0f %u %u\n", result, took[b / 2], sum / (double)b, took[b - 1 - b / 1000], empty);
+        free(took);
     } else if (!strcmp(word, "fork")) {
         // The child goes on in the parent's place; the parent waits and holds what it has.
         pid_t child = fork();

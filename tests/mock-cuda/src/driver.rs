@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use drava_mock_machine::channel::Channel;
@@ -19,6 +19,7 @@ use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
 use drava_mock_machine::protocol::{CardIndex, ClientKind, Reply, Request};
 use drava_mock_machine::root::DriverRoot;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::abi::Answer;
 use crate::context::{Context, Primary};
@@ -36,7 +37,8 @@ static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 /// The driver of one process.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    pid: u32,
+    /// 1 in the process that initialised it, 0 in forked children.
+    is_own: &'static AtomicU32,
     machine: MachineDescription,
     /// In CUDA's order; an ordinal is an index here.
     devices: Vec<Device>,
@@ -90,12 +92,28 @@ pub(crate) fn initialize() -> Answer {
     Ok(())
 }
 
+/// A word that is 1 here and 0 in forked children: the kernel empties its page for them. Every call looks at it,
+/// so it must not take a system call.
+fn own_mark() -> Answer<&'static AtomicU32> {
+    const LENGTH: usize = 4096;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let anywhere = std::ptr::null_mut();
+    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+    let page = unsafe { mmap_anonymous(anywhere, LENGTH, access, MapFlags::PRIVATE) }?;
+    // SAFETY: nobody knows the page yet.
+    unsafe { madvise(page, LENGTH, Advice::LinuxWipeOnFork) }?;
+    // SAFETY: a page of zeroes that is never unmapped, aligned to a page.
+    let mark = unsafe { page.cast::<AtomicU32>().as_ref() }.ok_or(CudaError::OutOfMemory)?;
+    mark.store(1, Ordering::Relaxed);
+    Ok(mark)
+}
+
 /// The initialised driver.
 pub(crate) fn driver() -> Answer<&'static Driver> {
     let current = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or a leaked box that nobody has a mutable reference to.
     let driver = unsafe { current.as_ref() }.ok_or(CudaError::NotInitialized)?;
-    if driver.pid == std::process::id() {
+    if driver.is_own.load(Ordering::Relaxed) == 1 {
         Ok(driver)
     } else {
         Err(CudaError::NotInitialized)
@@ -137,7 +155,7 @@ impl Driver {
             pools: Pools::default(),
         };
         Ok(Self {
-            pid: std::process::id(),
+            is_own: own_mark()?,
             machine,
             devices,
             connection: Mutex::new(connection),
