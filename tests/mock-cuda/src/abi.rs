@@ -105,6 +105,14 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// Nobody wants the result.
+    pub(crate) const NULL: Self = Self(std::ptr::null_mut());
+
+    /// Where a pointer in another object of the caller's leads to.
+    pub(crate) fn at(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -168,6 +176,23 @@ impl<T> Clone for In<T> {
 
 impl<T> Copy for In<T> {}
 
+/// A pointer to an object of the caller's that is read and written.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InOut<T>(Out<T>);
+
+impl<T: Copy> InOut<T> {
+    /// Reads the object.
+    pub(crate) fn get(self) -> Answer<T> {
+        In(self.0.0.cast_const()).get()
+    }
+
+    /// Writes it.
+    pub(crate) fn set(self, value: T) -> Answer {
+        self.0.set(value)
+    }
+}
+
 impl<T> In<T> {
     /// No object.
     pub(crate) const NULL: Self = Self(std::ptr::null());
@@ -199,6 +224,18 @@ impl<T: Copy> In<T> {
         let element = unsafe { self.0.add(index) };
         Self(element).get()
     }
+
+    /// Reads an array; without elements its address means nothing.
+    pub(crate) fn list(self, count: usize) -> Answer<Vec<T>> {
+        (0..count).map(|index| self.element(index)).collect()
+    }
+}
+
+impl<T> In<T> {
+    /// The same place as an object of another type, which the caller said it is.
+    pub(crate) fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
 }
 
 /// A pointer to an object whose type another parameter names.
@@ -207,6 +244,11 @@ impl<T: Copy> In<T> {
 pub(crate) struct Untyped(*mut c_void);
 
 impl Untyped {
+    /// The pointer as a number.
+    pub(crate) fn number(self) -> usize {
+        self.0.expose_provenance()
+    }
+
     /// As a result of a type.
     pub(crate) fn out<T>(self) -> Out<T> {
         Out(self.0.cast())

@@ -102,6 +102,7 @@ impl State {
             .ok_or(CudaError::InvalidContext)?;
         self.addresses.forget_context(handle);
         self.pools.forget_context(handle);
+        self.graphs.memory.forget_context(handle);
         self.forget_streams(handle);
         self.events.forget_context(handle);
         self.modules.forget_context(handle);

@@ -22,13 +22,16 @@ use drava_mock_machine::root::DriverRoot;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::abi::Answer;
+use crate::capture::Captures;
 use crate::context::{Context, Primary};
 use crate::error::CudaError;
 use crate::event::Events;
+use crate::graph::Graphs;
+use crate::host::HostFunctions;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
 use crate::pool::Pools;
-use crate::stream::Streams;
+use crate::stream::{Point, Streams};
 use crate::types::{CUcontext, CUdevice};
 
 /// The driver of the process that called `cuInit`; never freed, since other threads may use it.
@@ -67,6 +70,9 @@ pub(crate) struct State {
     pub(crate) events: Events,
     pub(crate) modules: Modules,
     pub(crate) pools: Pools,
+    pub(crate) captures: Captures,
+    pub(crate) graphs: Graphs,
+    pub(crate) host_functions: HostFunctions,
 }
 
 impl State {
@@ -153,6 +159,9 @@ impl Driver {
             events: Events::default(),
             modules: Modules::default(),
             pools: Pools::default(),
+            captures: Captures::default(),
+            graphs: Graphs::default(),
+            host_functions: HostFunctions::default(),
         };
         Ok(Self {
             is_own: own_mark()?,
@@ -202,6 +211,11 @@ impl Driver {
     /// Where work is submitted and its completion seen.
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
+    }
+
+    /// Whether a stream has come to a point.
+    pub(crate) fn is_reached(&self, point: Point) -> bool {
+        self.channel.completed(point.cell) >= point.ticket
     }
 
     /// Refuses when the daemon is gone, so that nobody waits for it forever.

@@ -7,10 +7,12 @@ use drava_mock_machine::channel::EVENTS;
 use drava_mock_machine::kernel::engine::Work;
 
 use crate::abi::{Answer, Out, entry_points};
+use crate::capture::Captured;
 use crate::context::current_handle;
-use crate::driver::{Driver, driver};
+use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::stream::{Point, wait_for, with_room};
+use crate::operation::{Operation, enqueue};
+use crate::stream::{Point, Stream, wait_for, with_room};
 use crate::types::{CUcontext, CUevent, CUstream};
 
 /// `CU_EVENT_DISABLE_TIMING`
@@ -26,12 +28,14 @@ pub(crate) struct Events {
     free: Vec<u32>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Event {
     context: CUcontext,
     cell: u32,
     flags: c_uint,
     last: Option<Recorded>,
+    /// The last recording was in a stream from which a graph was captured.
+    captured: Option<Captured>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +60,13 @@ impl Events {
     fn get(&self, handle: CUevent) -> Answer<Event> {
         self.created
             .get(&handle)
-            .copied()
+            .cloned()
+            .ok_or(CudaError::InvalidHandle)
+    }
+
+    fn get_mut(&mut self, handle: CUevent) -> Answer<&mut Event> {
+        self.created
+            .get_mut(&handle)
             .ok_or(CudaError::InvalidHandle)
     }
 
@@ -80,7 +90,77 @@ impl Event {
         let (recording, at) = driver.channel().event(self.cell);
         (recording >= last.recording).then_some(at)
     }
+
+    /// Refuses an event that stands for a point in a graph.
+    fn require_recorded(&self) -> Answer {
+        match self.captured {
+            Some(_) => Err(CudaError::CapturedEvent),
+            None => Ok(()),
+        }
+    }
 }
+
+impl State {
+    /// Refuses what is no event.
+    pub(crate) fn require_event(&self, event: CUevent) -> Answer {
+        self.events.get(event).map(drop)
+    }
+
+    /// Puts a recording on a stream.
+    pub(crate) fn record(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        handle: CUevent,
+    ) -> Answer<Point> {
+        let Event { cell, context, .. } = self.events.get(handle)?;
+        if context != stream.context {
+            return Err(CudaError::InvalidHandle);
+        }
+        let count = self.events.recordings.get_mut(cell as usize);
+        let count = count.ok_or(CudaError::InvalidHandle)?;
+        *count += 1;
+        let recording = *count;
+        let work = Work::Record {
+            event: cell,
+            recording,
+        };
+        let point = self.submit(driver, stream, work)?;
+        let event = self.events.get_mut(handle)?;
+        event.captured = None;
+        event.last = Some(Recorded {
+            context,
+            point,
+            recording,
+        });
+        Ok(point)
+    }
+
+    /// Lets a stream wait for an event. The result is what the caller has to wait for in its place.
+    pub(crate) fn wait_event(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        handle: CUevent,
+    ) -> Answer<Option<Point>> {
+        let event = self.events.get(handle)?;
+        let Some(last) = event.last.filter(|_| event.reached(driver).is_none()) else {
+            return Ok(None);
+        };
+        if last.context != stream.context {
+            return Ok(Some(last.point));
+        }
+        let Point { cell, ticket } = last.point;
+        let work = Work::Wait {
+            stream: cell,
+            ticket,
+        };
+        self.submit(driver, stream, work).map(|_| None)
+    }
+}
+
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a captured graph.
+const EXTERNAL: c_uint = 1;
 
 entry_points! {
     "cuEventCreate" 2000 fn cuEventCreate(result: Out<CUevent>, flags: c_uint) {
@@ -93,19 +173,22 @@ entry_points! {
         state.current()?;
         let cell = state.events.cell()?;
         let handle = CUevent(state.handle());
-        state.events.created.insert(handle, Event { context, cell, flags, last: None });
+        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None });
         result.set(handle)
     }
 
     "cuEventDestroy" 2000 fn cuEventDestroy(event: CUevent) { destroy(event) }
     "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
 
-    "cuEventRecord" 2000 fn cuEventRecord(event: CUevent, stream: CUstream) ptsz(stream) cuEventRecord_ptsz { record(event, stream) }
-    "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, _flags: c_uint) ptsz(stream) cuEventRecordWithFlags_ptsz { record(event, stream) }
+    "cuEventRecord" 2000 fn cuEventRecord(event: CUevent, stream: CUstream) ptsz(stream) cuEventRecord_ptsz { record(event, stream, 0) }
+    "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) ptsz(stream) cuEventRecordWithFlags_ptsz { record(event, stream, flags) }
 
     "cuEventQuery" 2000 fn cuEventQuery(event: CUevent) {
         let driver = driver()?;
-        let event = driver.state().events.get(event)?;
+        let mut state = driver.state();
+        let event = state.events.get(event)?;
+        event.require_recorded()?;
+        state.potentially_unsafe()?;
         match event.last.is_some() && event.reached(driver).is_none() {
             true => Err(CudaError::NotReady),
             false => Ok(()),
@@ -114,7 +197,11 @@ entry_points! {
 
     "cuEventSynchronize" 2000 fn cuEventSynchronize(event: CUevent) {
         let driver = driver()?;
-        let event = driver.state().events.get(event)?;
+        let mut state = driver.state();
+        let event = state.events.get(event)?;
+        event.require_recorded()?;
+        state.potentially_unsafe()?;
+        drop(state);
         match event.last {
             Some(last) if event.reached(driver).is_none() => wait_for(driver, &[last.point])?,
             _ => {}
@@ -126,20 +213,25 @@ entry_points! {
     "cuEventElapsedTime" 12080 fn cuEventElapsedTime_v2(milliseconds: Out<c_float>, start: CUevent, end: CUevent) { elapsed(milliseconds, start, end) }
 
     "cuStreamWaitEvent" 3020 fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) ptsz(stream) cuStreamWaitEvent_ptsz {
-        if flags > 1 {
+        if flags & !EXTERNAL != 0 {
             return Err(CudaError::InvalidValue);
         }
         let foreign = with_room(stream, |driver, state, stream| {
-            let event = state.events.get(event)?;
-            let Some(last) = event.last.filter(|_| event.reached(driver).is_none()) else {
-                return Ok(None);
-            };
-            if last.context != stream.context {
-                return Ok(Some(last.point));
+            let found = state.events.get(event)?;
+            if let Some(captured) = found.captured {
+                return state.join(stream, &captured).map(|()| None);
             }
-            let Point { cell, ticket } = last.point;
-            state.submit(driver, stream, Work::Wait { stream: cell, ticket })?;
-            Ok(None)
+            if !state.is_capturing(stream)? {
+                return state.wait_event(driver, stream, event);
+            }
+            if flags & EXTERNAL != 0 {
+                return state.capture(stream, Operation::Wait(event)).map(|_| None);
+            }
+            match found.last {
+                // The graph would wait for something outside of it.
+                Some(_) => Err(state.invalidate(stream, CudaError::StreamCaptureIsolation)),
+                None => Ok(None),
+            }
         })?;
         match foreign {
             // Cards do not see each other's streams: the caller waits in the stream's place.
@@ -161,34 +253,23 @@ fn destroy(handle: CUevent) -> Answer {
     Ok(())
 }
 
-fn record(handle: CUevent, stream: CUstream) -> Answer {
+fn record(handle: CUevent, stream: CUstream, flags: c_uint) -> Answer {
+    if flags & !EXTERNAL != 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    if flags & EXTERNAL != 0 {
+        return enqueue(stream, |_, state, _| {
+            state.require_event(handle)?;
+            Ok(Operation::Record(handle))
+        })
+        .map(drop);
+    }
     with_room(stream, |driver, state, stream| {
-        let Event { cell, context, .. } = state.events.get(handle)?;
-        if context != stream.context {
-            return Err(CudaError::InvalidHandle);
+        if !state.is_capturing(stream)? {
+            return state.record(driver, stream, handle).map(drop);
         }
-        let recording = state
-            .events
-            .recordings
-            .get_mut(cell as usize)
-            .ok_or(CudaError::InvalidHandle)?;
-        *recording += 1;
-        let recording = *recording;
-        let point = state.submit(
-            driver,
-            stream,
-            Work::Record {
-                event: cell,
-                recording,
-            },
-        )?;
-        if let Some(event) = state.events.created.get_mut(&handle) {
-            event.last = Some(Recorded {
-                context,
-                point,
-                recording,
-            });
-        }
+        let point = state.captured_point(stream)?;
+        state.events.get_mut(handle)?.captured = Some(point);
         Ok(())
     })
 }
@@ -198,6 +279,7 @@ fn elapsed(milliseconds: Out<c_float>, start: CUevent, end: CUevent) -> Answer {
     let state = driver.state();
     let (start, end) = (state.events.get(start)?, state.events.get(end)?);
     for event in [&start, &end] {
+        event.require_recorded()?;
         if event.flags & DISABLE_TIMING != 0 || event.last.is_none() {
             return Err(CudaError::InvalidHandle);
         }

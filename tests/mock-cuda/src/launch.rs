@@ -9,7 +9,8 @@ use drava_mock_machine::kernel::engine::Work;
 use crate::abi::{Answer, In, entry_points};
 use crate::driver::{Driver, State};
 use crate::error::CudaError;
-use crate::stream::{Stream, with_room};
+use crate::operation::{Operation, enqueue};
+use crate::stream::{Point, Stream};
 use crate::types::{CUfunction, CUlaunchConfig, CUstream};
 
 /// How long a kernel takes about which nothing is known.
@@ -27,7 +28,10 @@ pub(crate) struct Shape {
 pub(crate) struct Launch {
     pub(crate) function: CUfunction,
     pub(crate) shape: Shape,
+    pub(crate) shared_bytes: c_uint,
     pub(crate) nanos: Nanos,
+    /// The first parameter, where the function has one.
+    pub(crate) parameter: Option<u64>,
 }
 
 impl Shape {
@@ -63,27 +67,43 @@ impl Shape {
 
 impl State {
     /// Reads what there is to know about a launch.
-    fn launch(&self, function: CUfunction, shape: Shape, parameters: Parameters) -> Answer<Launch> {
+    pub(crate) fn launch(
+        &self,
+        function: CUfunction,
+        shape: Shape,
+        shared_bytes: c_uint,
+        parameters: Parameters,
+    ) -> Answer<Launch> {
         shape.check()?;
-        let nanos = match self.modules.function(function)?.name.to_bytes() {
-            b"spin" => parameters.first()?,
-            b"noop" => 0,
-            _ => DEFAULT_KERNEL_NANOS,
+        let (nanos, parameter) = match self.modules.function(function)?.name.to_bytes() {
+            b"spin" => {
+                let nanos = parameters.first()?;
+                (nanos, Some(nanos))
+            }
+            b"noop" => (0, None),
+            _ => (DEFAULT_KERNEL_NANOS, None),
         };
         Ok(Launch {
             function,
             shape,
+            shared_bytes,
             nanos,
+            parameter,
         })
     }
 
     /// Puts a launch on a stream.
-    pub(crate) fn run_kernel(&mut self, driver: &Driver, stream: Stream, launch: Launch) -> Answer {
+    pub(crate) fn run_kernel(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        launch: Launch,
+    ) -> Answer<Option<Point>> {
         let module = self.modules.function(launch.function)?.module;
         self.make_resident(driver, module)?;
         if launch.nanos == 0 && self.idle(driver, stream) {
             // Takes no time after nothing: done.
-            return Ok(());
+            return Ok(None);
         }
         let context = self
             .contexts
@@ -95,7 +115,7 @@ impl State {
             nanos: launch.nanos,
             multiprocessors,
         };
-        self.submit(driver, stream, work).map(drop)
+        self.submit(driver, stream, work).map(Some)
     }
 }
 
@@ -131,11 +151,40 @@ impl Parameters {
     }
 }
 
-fn launch(function: CUfunction, shape: Shape, stream: CUstream, parameters: Parameters) -> Answer {
-    with_room(stream, |driver, state, stream| {
-        let launch = state.launch(function, shape, parameters)?;
-        state.run_kernel(driver, stream, launch)
+fn launch(
+    function: CUfunction,
+    shape: Shape,
+    shared_bytes: c_uint,
+    stream: CUstream,
+    parameters: Parameters,
+) -> Answer {
+    enqueue(stream, |_, state, _| {
+        let launch = state.launch(function, shape, shared_bytes, parameters)?;
+        Ok(Operation::Kernel(launch))
     })
+    .map(drop)
+}
+
+fn launch_cooperative(
+    function: CUfunction,
+    shape: Shape,
+    shared_bytes: c_uint,
+    stream: CUstream,
+    parameters: Parameters,
+) -> Answer {
+    enqueue(stream, |driver, state, stream| {
+        let launch = state.launch(function, shape, shared_bytes, parameters)?;
+        let context = state.contexts.get(&stream.context);
+        let device = context.ok_or(CudaError::ContextIsDestroyed)?.device;
+        let compute = &driver.model(device)?.compute;
+        let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
+        // All blocks must be resident at once, or they could wait for each other forever.
+        if shape.blocks() > resident.min(32) * u64::from(compute.multiprocessors) {
+            return Err(CudaError::CooperativeLaunchTooLarge);
+        }
+        Ok(Operation::Kernel(launch))
+    })
+    .map(drop)
 }
 
 entry_points! {
@@ -143,37 +192,27 @@ entry_points! {
         function: CUfunction,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
-        _shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
+        shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
     ) ptsz(stream) cuLaunchKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
-        launch(function, shape, stream, Parameters { pointers, extra })
+        launch(function, shape, shared, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, pointers: In<In<u64>>, extra: In<*const c_void>) ptds(default) cuLaunchKernelEx_ptsz {
         let config = config.get()?;
         let stream = if config.stream == CUstream::NULL { default } else { config.stream };
         let shape = Shape { grid: config.grid, block: config.block };
-        launch(function, shape, stream, Parameters { pointers, extra })
+        launch(function, shape, config.shared_bytes, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchCooperativeKernel" 9000 fn cuLaunchCooperativeKernel(
         function: CUfunction,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
-        _shared: c_uint, stream: CUstream, pointers: In<In<u64>>,
+        shared: c_uint, stream: CUstream, pointers: In<In<u64>>,
     ) ptsz(stream) cuLaunchCooperativeKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
-        with_room(stream, |driver, state, stream| {
-            let launch = state.launch(function, shape, Parameters { pointers, extra: In::NULL })?;
-            let device = state.contexts.get(&stream.context).ok_or(CudaError::ContextIsDestroyed)?.device;
-            let compute = &driver.model(device)?.compute;
-            let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
-            // All blocks must be resident at once, or they could wait for each other forever.
-            if shape.blocks() > resident.min(32) * u64::from(compute.multiprocessors) {
-                return Err(CudaError::CooperativeLaunchTooLarge);
-            }
-            state.run_kernel(driver, stream, launch)
-        })
+        launch_cooperative(function, shape, shared, stream, Parameters { pointers, extra: In::NULL })
     }
 }
 

@@ -19,17 +19,22 @@
 
 mod abi;
 mod attributes;
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod driver;
 mod error;
 mod event;
+mod fill;
+mod graph;
 mod heap;
+mod host;
 mod launch;
 mod lookup;
 mod memory;
 mod module;
+mod operation;
 mod pool;
 mod stream;
 mod types;

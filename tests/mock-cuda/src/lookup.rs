@@ -6,15 +6,25 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
-use crate::{context, copy, device, error, event, launch, memory, module, pool, stream, unlisted};
+use crate::{
+    capture, context, copy, device, error, event, fill, graph, host, launch, memory, module, pool,
+    stream, unlisted,
+};
 
 /// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
+    capture::ENTRY_POINTS,
     context::ENTRY_POINTS,
     copy::ENTRY_POINTS,
     device::ENTRY_POINTS,
     error::ENTRY_POINTS,
     event::ENTRY_POINTS,
+    fill::ENTRY_POINTS,
+    graph::ENTRY_POINTS,
+    graph::EXEC_ENTRY_POINTS,
+    graph::MEMORY_ENTRY_POINTS,
+    graph::NODE_ENTRY_POINTS,
+    host::ENTRY_POINTS,
     launch::ENTRY_POINTS,
     ENTRY_POINTS,
     memory::ENTRY_POINTS,
@@ -23,6 +33,11 @@ const TABLES: &[&[EntryPoint]] = &[
     stream::ENTRY_POINTS,
     unlisted::ENTRY_POINTS,
 ];
+
+/// Functions that a later version knows under another name: the name, the version, and the name
+/// under which it is exported.
+const RENAMED: &[(&str, c_int, &str)] =
+    &[("cuGraphInstantiate", 12000, "cuGraphInstantiateWithFlags")];
 
 /// `CU_GET_PROC_ADDRESS_*`
 const LEGACY_STREAM: u64 = 1 << 0;
@@ -73,6 +88,10 @@ fn find(name: &str, version: c_int, flags: u64) -> Answer<Result<*const c_void, 
     if version < 0 || flags & !(LEGACY_STREAM | PER_THREAD_DEFAULT_STREAM) != 0 {
         return Err(CudaError::InvalidValue);
     }
+    let renamed = RENAMED
+        .iter()
+        .find(|(old, since, _)| *old == name && *since <= version);
+    let name = renamed.map_or(name, |(_, _, exported)| exported);
     let forms = || {
         TABLES
             .iter()

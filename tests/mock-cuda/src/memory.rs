@@ -18,7 +18,7 @@ use crate::types::{CUcontext, CUdeviceptr, CUmemoryPool};
 
 mod mapping;
 
-pub(crate) use mapping::Mapping;
+pub(crate) use mapping::{Mapping, Reservation};
 
 /// Everything that has an address, by first byte. Invariant: ranges are disjoint.
 #[derive(Debug, Default)]
@@ -53,6 +53,8 @@ pub(crate) enum RangeKind {
         allocation: AllocationId,
         pool: CUmemoryPool,
     },
+    /// Memory that a graph took.
+    Graph { context: CUcontext },
     /// Managed memory, which lives on the host.
     Managed { context: CUcontext },
     /// Pinned host memory that the driver allocated.
@@ -65,6 +67,7 @@ impl RangeKind {
             Self::Device { context, .. }
             | Self::Heap { context, .. }
             | Self::Pool { context, .. }
+            | Self::Graph { context }
             | Self::Managed { context }
             | Self::Host { context, .. } => context,
         }
@@ -189,6 +192,9 @@ impl State {
             }
             // Freed as if on a stream that is done.
             RangeKind::Pool { .. } => return self.free_to_pool(driver, address),
+            RangeKind::Graph { .. } if base == address => {
+                return self.release_graph_memory(address);
+            }
             RangeKind::Managed { .. } if base == address => {
                 self.addresses.ranges.remove(&base);
                 return Ok(());
@@ -243,7 +249,9 @@ entry_points! {
             return Err(CudaError::InvalidValue);
         }
         let driver = driver()?;
-        address.set(driver.state().allocate(driver, bytes as u64)?)
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        address.set(state.allocate(driver, bytes as u64)?)
     }
 
     "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(address: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) {
@@ -254,7 +262,9 @@ entry_points! {
         let row = width.checked_next_multiple_of(512).ok_or(CudaError::InvalidValue)?;
         let bytes = row.checked_mul(height).ok_or(CudaError::InvalidValue)?;
         pitch.set(row)?;
-        address.set(driver.state().allocate(driver, bytes as u64)?)
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        address.set(state.allocate(driver, bytes as u64)?)
     }
 
     "cuMemFree" 2000 fn cuMemFree(address: c_uint) { free(address.into()) }
@@ -288,6 +298,7 @@ entry_points! {
     "cuMemFreeHost" 2000 fn cuMemFreeHost(address: Address) {
         let driver = driver()?;
         let mut state = driver.state();
+        state.potentially_unsafe()?;
         let base = address.number();
         let range = state.addresses.ranges.get(&base).ok_or(CudaError::InvalidValue)?;
         if !matches!(range.kind, RangeKind::Host { .. }) {
@@ -327,13 +338,16 @@ fn memory_info() -> Answer<(u64, u64)> {
 
 fn free(address: CUdeviceptr) -> Answer {
     let driver = driver()?;
-    driver.state().free(driver, address)
+    let mut state = driver.state();
+    state.potentially_unsafe()?;
+    state.free(driver, address)
 }
 
 fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {
     let driver = driver()?;
     let mut state = driver.state();
     state.current()?;
+    state.potentially_unsafe()?;
     let mapping = Mapping::anonymous(bytes as u64)?;
     Ok(state.addresses.insert(mapping, bytes as u64, kind))
 }

@@ -60,6 +60,7 @@ impl State {
     fn load_module(&mut self, driver: &Driver) -> Answer<CUmodule> {
         let context = current_handle()?;
         self.current()?;
+        self.potentially_unsafe()?;
         let handle = CUmodule(self.handle());
         let module = Module {
             context,

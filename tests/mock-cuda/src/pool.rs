@@ -16,6 +16,7 @@ use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::heap::{Freed, Heap};
 use crate::memory::RangeKind;
+use crate::operation::Operation;
 use crate::stream::with_room;
 use crate::types::{
     CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool,
@@ -289,6 +290,33 @@ impl State {
     }
 }
 
+/// Allocates from a pool, or from the device's current one; a node of the graph that is captured
+/// from the stream takes memory when the graph is launched.
+fn allocate_async(
+    address: Out<CUdeviceptr>,
+    bytes: usize,
+    pool: Option<CUmemoryPool>,
+    stream: CUstream,
+) -> Answer {
+    if address.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    address.set(with_room(stream, |driver, state, stream| {
+        let context = state.contexts.get(&stream.context);
+        let mut device = context.ok_or(CudaError::ContextIsDestroyed)?.device;
+        if let Some(pool) = pool {
+            device = state.pools.get(pool)?.device;
+        }
+        if state.is_capturing(stream)? {
+            let memory = state.new_memory_node(driver, device, bytes as u64)?;
+            state.capture(stream, Operation::Allocate(memory))?;
+            return Ok(memory.address);
+        }
+        let pool = pool.unwrap_or_else(|| state.current_pool(device));
+        state.allocate_from(driver, pool, bytes as u64)
+    })?)
+}
+
 /// `CU_MEMPOOL_ATTR_*`
 mod attribute {
     use std::ffi::c_uint;
@@ -302,27 +330,16 @@ mod attribute {
 }
 
 entry_points! {
-    "cuMemAllocAsync" 11020 fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) ptsz(stream) cuMemAllocAsync_ptsz {
-        if address.is_null() {
-            return Err(CudaError::InvalidValue);
-        }
-        address.set(with_room(stream, |driver, state, stream| {
-            let context = state.contexts.get(&stream.context).ok_or(CudaError::ContextIsDestroyed)?;
-            let device = context.device;
-            let pool = state.current_pool(device);
-            state.allocate_from(driver, pool, bytes as u64)
-        })?)
-    }
-
-    "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) ptsz(stream) cuMemAllocFromPoolAsync_ptsz {
-        if address.is_null() {
-            return Err(CudaError::InvalidValue);
-        }
-        address.set(with_room(stream, |driver, state, _| state.allocate_from(driver, pool, bytes as u64))?)
-    }
+    "cuMemAllocAsync" 11020 fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) ptsz(stream) cuMemAllocAsync_ptsz { allocate_async(address, bytes, None, stream) }
+    "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) ptsz(stream) cuMemAllocFromPoolAsync_ptsz { allocate_async(address, bytes, Some(pool), stream) }
 
     "cuMemFreeAsync" 11020 fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) ptsz(stream) cuMemFreeAsync_ptsz {
-        with_room(stream, |driver, state, _| state.free_to_pool(driver, address))
+        with_room(stream, |driver, state, stream| {
+            match state.is_capturing(stream)? {
+                true => state.capture(stream, Operation::Free(address)).map(drop),
+                false => state.free_to_pool(driver, address),
+            }
+        })
     }
 
     "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {

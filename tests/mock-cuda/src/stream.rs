@@ -58,9 +58,25 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    /// A stream that programs do not know of; nothing is ordered with it by itself.
+    pub(crate) fn hidden(context: CUcontext, cell: u32) -> Self {
+        Self {
+            context,
+            cell,
+            flags: NON_BLOCKING,
+            priority: 0,
+            legacy: false,
+        }
+    }
+
     /// Whether it is ordered with the legacy default stream.
-    fn blocking(&self) -> bool {
+    pub(crate) fn blocking(&self) -> bool {
         self.flags & NON_BLOCKING == 0
+    }
+
+    /// Whether it is the default stream that waits for all others.
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.legacy
     }
 }
 
@@ -72,7 +88,7 @@ pub(crate) struct Point {
 }
 
 /// A number for the calling thread.
-fn this_thread() -> u64 {
+pub(crate) fn this_thread() -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     thread_local!(static NUMBER: u64 = {
         let id: ThreadId = std::thread::current().id();
@@ -189,8 +205,18 @@ impl State {
             .collect()
     }
 
+    /// A cell for a stream that programs do not know of.
+    pub(crate) fn hidden_cell(&mut self, driver: &Driver) -> Answer<u32> {
+        self.streams.cell(|cell| driver.channel().completed(cell))
+    }
+
+    /// Gives cells back; what is queued in them is still done.
+    pub(crate) fn free_cells(&mut self, cells: Vec<u32>) {
+        self.streams.free.extend(cells);
+    }
+
     /// The last point of a stream, unless it is completed.
-    fn unfinished(&self, driver: &Driver, cell: u32) -> Option<Point> {
+    pub(crate) fn unfinished(&self, driver: &Driver, cell: u32) -> Option<Point> {
         let ticket = self.streams.last(cell);
         (driver.channel().completed(cell) < ticket).then_some(Point { cell, ticket })
     }
@@ -306,6 +332,7 @@ entry_points! {
         let driver = driver()?;
         let mut state = driver.state();
         let stream = state.stream(driver, stream)?;
+        state.require_not_capturing(stream)?;
         let points = state.points_of_stream(driver, stream);
         drop(state);
         wait_for(driver, &points)?;
@@ -316,6 +343,7 @@ entry_points! {
         let driver = driver()?;
         let mut state = driver.state();
         let stream = state.stream(driver, stream)?;
+        state.require_not_capturing(stream)?;
         match state.points_of_stream(driver, stream).is_empty() {
             true => Ok(()),
             false => Err(CudaError::NotReady),
@@ -393,16 +421,18 @@ fn destroy(handle: CUstream) -> Answer {
         .created
         .remove(&handle)
         .ok_or(CudaError::InvalidHandle)?;
+    state.captures.forget_stream(stream.cell);
     state.streams.free.push(stream.cell);
     Ok(())
 }
 
 fn synchronize(context: CUcontext) -> Answer {
     let driver = driver()?;
-    let state = driver.state();
+    let mut state = driver.state();
     if !state.contexts.contains_key(&context) {
         return Err(CudaError::ContextIsDestroyed);
     }
+    state.require_no_capture_in(context)?;
     let points = state.points_of_context(driver, context);
     drop(state);
     wait_for(driver, &points)?;

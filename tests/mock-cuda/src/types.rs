@@ -5,6 +5,17 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+mod copy;
+mod graph;
+
+pub(crate) use copy::{CUmemcpy3D, CUmemcpy3DSide, CUmemsetNodeParams, MemoryType};
+pub(crate) use graph::{
+    CUchildGraphNodeParams, CUeventNodeParams, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
+    CUgraphInstantiateParams, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
+    CUkernelNodeParamsV2, CUmemAllocNodeParams, CUmemFreeNodeParams, CUmemcpyNodeParams,
+    CUmemsetNodeParamsV2,
+};
+
 pub(crate) type CUresult = c_uint;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
@@ -31,6 +42,14 @@ handles! {
     CUmodule;
     /// A function of a module.
     CUfunction;
+    /// A graph.
+    CUgraph;
+    /// A node of a graph.
+    CUgraphNode;
+    /// A graph made ready to launch.
+    CUgraphExec;
+    /// An array.
+    CUarray;
 }
 
 impl CUcontext {
@@ -109,6 +128,25 @@ pub(crate) struct CUmemPoolProps {
     pub(crate) reserved: [u8; 54],
 }
 
+impl CUmemPoolProps {
+    /// A pool of a device's memory.
+    pub(crate) fn pinned_on(device: CUdevice) -> Self {
+        const PINNED: c_uint = 1;
+        Self {
+            alloc_type: PINNED,
+            handle_types: 0,
+            location: CUmemLocation {
+                kind: CUmemLocation::DEVICE,
+                id: device,
+            },
+            security_attributes: std::ptr::null(),
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
+    }
+}
+
 /// `CUmemAccessDesc`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -116,3 +154,6 @@ pub(crate) struct CUmemAccessDesc {
     pub(crate) location: CUmemLocation,
     pub(crate) flags: c_uint,
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,6 +56,9 @@ mod arguments {
     invoke! { A B C }
     invoke! { A B C D }
     invoke! { A B C D E }
+    invoke! { A B C D E F }
+    invoke! { A B C D E F G }
+    invoke! { A B C D E F G H }
     invoke! { A B C D E F G H I J K }
 }
 

@@ -39,6 +39,25 @@ fn a_name_gives_the_form_for_the_version_asked_for() {
         (c"cuLaunchKernel", 12000, 0, "cuLaunchKernel"),
         (c"cuLaunchKernel", 12000, PER_THREAD, "cuLaunchKernel_ptsz"),
         (c"cuMemcpyHtoD", 12000, PER_THREAD, "cuMemcpyHtoD_v2_ptds"),
+        (
+            c"cuGraphInstantiate",
+            11000,
+            LEGACY,
+            "cuGraphInstantiate_v2",
+        ),
+        (
+            c"cuGraphInstantiate",
+            12000,
+            LEGACY,
+            "cuGraphInstantiateWithFlags",
+        ),
+        (c"cuGraphLaunch", 12000, PER_THREAD, "cuGraphLaunch_ptsz"),
+        (
+            c"cuStreamGetCaptureInfo",
+            12030,
+            PER_THREAD,
+            "cuStreamGetCaptureInfo_v3_ptsz",
+        ),
         (c"cuMemFree", 12000, PER_THREAD, "cuMemFree_v2"),
     ];
     for (name, version, flags, symbol) in cases {

@@ -6,7 +6,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod api;
+mod captures;
 mod context;
+mod graphs;
 mod lookup;
 mod memory;
 mod pools;

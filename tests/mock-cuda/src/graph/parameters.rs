@@ -1,0 +1,119 @@
+//! Node parameters between their C forms and operations.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use crate::abi::{Answer, In};
+use crate::driver::State;
+use crate::error::CudaError;
+use crate::launch::{Launch, Parameters, Shape};
+use crate::operation::Operation;
+use crate::types::{CUcontext, CUfunction, CUkernelNodeParams, CUkernelNodeParamsV2};
+
+/// The memory that a kernel node's parameters are handed out in.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    /// Address of the value.
+    pointers: Box<[usize; 1]>,
+    _value: Box<u64>,
+}
+
+impl Arguments {
+    /// The parameters of a node, where they are known.
+    pub(super) fn of(operation: &Operation) -> Option<Arc<Self>> {
+        let Operation::Kernel(launch) = operation else {
+            return None;
+        };
+        let value = Box::new(launch.parameter?);
+        let address = std::ptr::from_ref(value.as_ref()).expose_provenance();
+        Some(Arc::new(Self {
+            pointers: Box::new([address]),
+            _value: value,
+        }))
+    }
+
+    fn pointers(&self) -> *const *const u64 {
+        std::ptr::from_ref(self.pointers.as_ref()).cast()
+    }
+}
+
+impl State {
+    /// Reads the parameters of a kernel node.
+    pub(super) fn kernel_from(&mut self, params: &CUkernelNodeParamsV2) -> Answer<Operation> {
+        let v1 = &params.v1;
+        let function = if v1.function == CUfunction(0) {
+            params.kernel
+        } else {
+            v1.function
+        };
+        let shape = Shape {
+            grid: v1.grid,
+            block: v1.block,
+        };
+        let parameters = Parameters {
+            pointers: In::at(v1.pointers.cast()),
+            extra: In::at(v1.extra),
+        };
+        let launch = self.launch(function, shape, v1.shared_bytes, parameters)?;
+        Ok(Operation::Kernel(launch))
+    }
+}
+
+/// Parameters of a kernel node as a program wants to see them.
+pub(super) fn kernel_to(
+    launch: &Launch,
+    arguments: Option<&Arguments>,
+    context: CUcontext,
+) -> CUkernelNodeParamsV2 {
+    let v1 = CUkernelNodeParams {
+        function: launch.function,
+        grid: launch.shape.grid,
+        block: launch.shape.block,
+        shared_bytes: launch.shared_bytes,
+        pointers: arguments.map_or(std::ptr::null(), Arguments::pointers),
+        extra: std::ptr::null(),
+    };
+    CUkernelNodeParamsV2 {
+        v1,
+        kernel: CUfunction(0),
+        context,
+    }
+}
+
+/// `CUgraphNodeType` as far as nodes of it can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeType {
+    Kernel,
+    Copy,
+    Fill,
+    Host,
+    Child,
+    Empty,
+    Wait,
+    Record,
+    Allocate,
+    Free,
+}
+
+impl NodeType {
+    pub(super) fn from_code(code: c_uint) -> Answer<Self> {
+        Ok(match code {
+            0 => Self::Kernel,
+            1 => Self::Copy,
+            2 => Self::Fill,
+            3 => Self::Host,
+            4 => Self::Child,
+            5 => Self::Empty,
+            6 => Self::Wait,
+            7 => Self::Record,
+            10 => Self::Allocate,
+            11 => Self::Free,
+            // External semaphores, batches of memory operations, conditions.
+            8 | 9 | 12 | 13 => return Err(CudaError::NotSupported),
+            _ => return Err(CudaError::InvalidValue),
+        })
+    }
+}
+
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`
+pub(super) const OWNERSHIP_MOVE: c_int = 1;

@@ -1,0 +1,61 @@
+//! Copies and memsets with their shapes.
+
+use std::ffi::c_uint;
+
+use super::{CUarray, CUcontext, CUdeviceptr};
+
+/// `CUmemorytype`: what a side of a copy is.
+pub(crate) struct MemoryType;
+
+impl MemoryType {
+    /// `CU_MEMORYTYPE_HOST`
+    pub(crate) const HOST: c_uint = 1;
+    /// `CU_MEMORYTYPE_DEVICE`
+    pub(crate) const DEVICE: c_uint = 2;
+    /// `CU_MEMORYTYPE_ARRAY`
+    pub(crate) const ARRAY: c_uint = 3;
+    /// `CU_MEMORYTYPE_UNIFIED`
+    pub(crate) const UNIFIED: c_uint = 4;
+}
+
+/// One half of `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemcpy3DSide {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    pub(crate) z: usize,
+    pub(crate) lod: usize,
+    /// One of [`MemoryType`].
+    pub(crate) memory_type: c_uint,
+    pub(crate) host: usize,
+    pub(crate) device: CUdeviceptr,
+    pub(crate) array: CUarray,
+    /// Of `CUDA_MEMCPY3D_PEER` only.
+    pub(crate) context: CUcontext,
+    pub(crate) pitch: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemcpy3D {
+    pub(crate) from: CUmemcpy3DSide,
+    pub(crate) to: CUmemcpy3DSide,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUmemsetNodeParams {
+    pub(crate) to: CUdeviceptr,
+    pub(crate) pitch: usize,
+    pub(crate) value: c_uint,
+    pub(crate) element_size: c_uint,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}

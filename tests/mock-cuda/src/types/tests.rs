@@ -1,0 +1,227 @@
+//! Sizes and offsets, compared with bindings that were generated from the header.
+
+use std::mem::{offset_of, size_of};
+
+use cudarc::driver::sys;
+
+use super::*;
+
+/// Asserts that a type of ours and one of the header have the same size and fields at the same
+/// offsets.
+macro_rules! same_layout {
+    ($ours:ty, $theirs:ty $(, $field:ident $(. $inner:ident)* = $other:ident)* $(,)?) => {
+        assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
+        $(assert_eq!(
+            offset_of!($ours, $field $(. $inner)*),
+            offset_of!($theirs, $other),
+            concat!(stringify!($ours), ".", stringify!($field $(. $inner)*))
+        );)*
+    };
+}
+
+#[test]
+fn structs_have_the_layout_of_the_header() {
+    same_layout!(CUuuid, sys::CUuuid, bytes = bytes);
+    same_layout!(
+        CUctxCreateParams,
+        sys::CUctxCreateParams,
+        exec_affinity = execAffinityParams,
+        exec_affinity_count = numExecAffinityParams,
+        cig = cigParams
+    );
+    same_layout!(
+        CUlaunchConfig,
+        sys::CUlaunchConfig,
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        stream = hStream,
+        attributes = attrs,
+        attribute_count = numAttrs
+    );
+    same_layout!(CUmemLocation, sys::CUmemLocation, kind = type_, id = id);
+    same_layout!(
+        CUmemPoolProps,
+        sys::CUmemPoolProps,
+        alloc_type = allocType,
+        handle_types = handleTypes,
+        location = location,
+        security_attributes = win32SecurityAttributes,
+        max_size = maxSize,
+        usage = usage,
+        reserved = reserved
+    );
+    same_layout!(
+        CUmemAccessDesc,
+        sys::CUmemAccessDesc,
+        location = location,
+        flags = flags
+    );
+}
+
+#[test]
+fn copies_have_the_layout_of_the_header() {
+    same_layout!(
+        CUmemcpy3D,
+        sys::CUDA_MEMCPY3D,
+        from.x = srcXInBytes,
+        from.y = srcY,
+        from.z = srcZ,
+        from.lod = srcLOD,
+        from.memory_type = srcMemoryType,
+        from.host = srcHost,
+        from.device = srcDevice,
+        from.array = srcArray,
+        from.context = reserved0,
+        from.pitch = srcPitch,
+        from.height = srcHeight,
+        to.x = dstXInBytes,
+        to.y = dstY,
+        to.z = dstZ,
+        to.lod = dstLOD,
+        to.memory_type = dstMemoryType,
+        to.host = dstHost,
+        to.device = dstDevice,
+        to.array = dstArray,
+        to.context = reserved1,
+        to.pitch = dstPitch,
+        to.height = dstHeight,
+        width = WidthInBytes,
+        height = Height,
+        depth = Depth
+    );
+    same_layout!(
+        CUmemcpy3D,
+        sys::CUDA_MEMCPY3D_PEER,
+        from.context = srcContext,
+        to.context = dstContext,
+        to.height = dstHeight,
+        depth = Depth
+    );
+    same_layout!(
+        CUmemsetNodeParams,
+        sys::CUDA_MEMSET_NODE_PARAMS,
+        to = dst,
+        pitch = pitch,
+        value = value,
+        element_size = elementSize,
+        width = width,
+        height = height
+    );
+}
+
+#[test]
+fn graph_structs_have_the_layout_of_the_header() {
+    same_layout!(
+        CUgraphEdgeData,
+        sys::CUgraphEdgeData,
+        from_port = from_port,
+        to_port = to_port,
+        kind = type_,
+        reserved = reserved
+    );
+    same_layout!(
+        CUkernelNodeParams,
+        sys::CUDA_KERNEL_NODE_PARAMS_v1,
+        function = func,
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        pointers = kernelParams,
+        extra = extra
+    );
+    same_layout!(
+        CUkernelNodeParamsV2,
+        sys::CUDA_KERNEL_NODE_PARAMS_v2,
+        v1.function = func,
+        v1.block = blockDimX,
+        v1.pointers = kernelParams,
+        kernel = kern,
+        context = ctx
+    );
+    same_layout!(
+        CUkernelNodeParamsV2,
+        sys::CUDA_KERNEL_NODE_PARAMS_v3,
+        kernel = kern,
+        context = ctx
+    );
+    same_layout!(
+        CUhostNodeParams,
+        sys::CUDA_HOST_NODE_PARAMS,
+        function = fn_,
+        data = userData
+    );
+    same_layout!(
+        CUmemcpyNodeParams,
+        sys::CUDA_MEMCPY_NODE_PARAMS,
+        flags = flags,
+        context = copyCtx,
+        copy = copyParams
+    );
+    same_layout!(
+        CUmemsetNodeParamsV2,
+        sys::CUDA_MEMSET_NODE_PARAMS_v2,
+        v1.to = dst,
+        v1.height = height,
+        context = ctx
+    );
+    same_layout!(
+        CUchildGraphNodeParams,
+        sys::CUDA_CHILD_GRAPH_NODE_PARAMS,
+        graph = graph,
+        ownership = ownership
+    );
+    same_layout!(
+        CUeventNodeParams,
+        sys::CUDA_EVENT_RECORD_NODE_PARAMS,
+        event = event
+    );
+    same_layout!(
+        CUeventNodeParams,
+        sys::CUDA_EVENT_WAIT_NODE_PARAMS,
+        event = event
+    );
+    same_layout!(
+        CUmemAllocNodeParams,
+        sys::CUDA_MEM_ALLOC_NODE_PARAMS,
+        pool = poolProps,
+        access = accessDescs,
+        access_count = accessDescCount,
+        bytes = bytesize,
+        address = dptr
+    );
+    same_layout!(
+        CUmemAllocNodeParams,
+        sys::CUDA_MEM_ALLOC_NODE_PARAMS_v2,
+        bytes = bytesize,
+        address = dptr
+    );
+    same_layout!(
+        CUmemFreeNodeParams,
+        sys::CUDA_MEM_FREE_NODE_PARAMS,
+        address = dptr
+    );
+    same_layout!(
+        CUgraphNodeParams,
+        sys::CUgraphNodeParams,
+        kind = type_,
+        reserved0 = reserved0,
+        parameters = __bindgen_anon_1,
+        reserved2 = reserved2
+    );
+    same_layout!(
+        CUgraphInstantiateParams,
+        sys::CUDA_GRAPH_INSTANTIATE_PARAMS,
+        flags = flags,
+        upload_stream = hUploadStream,
+        error_node = hErrNode_out,
+        result = result_out
+    );
+    same_layout!(
+        CUgraphExecUpdateResultInfo,
+        sys::CUgraphExecUpdateResultInfo,
+        result = result,
+        error_node = errorNode,
+        error_from_node = errorFromNode
+    );
+}
