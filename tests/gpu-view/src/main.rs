@@ -12,6 +12,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 mod list;
+mod partitions;
 mod query;
 mod table;
 

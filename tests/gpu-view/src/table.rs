@@ -5,7 +5,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::ViewError;
+use crate::{ViewError, partitions};
 
 const MIB: u64 = 1 << 20;
 const RULE: &str =
@@ -32,6 +32,7 @@ pub(crate) fn table(nvml: &Nvml, devices: &[Device<'_>]) -> Result<String, ViewE
         lines.extend(card(device)?);
         lines.push(COLUMNS.to_owned());
     }
+    lines.extend(mig_devices(devices)?);
     lines.extend(
         [
             "",
@@ -113,6 +114,38 @@ fn card(device: &Device<'_>) -> Result<[String; 3], ViewError> {
         ),
         format!("|{:41}|{:24}|{mig:>21} |", "", ""),
     ])
+}
+
+/// The MIG devices of all cards; nothing where there are none.
+fn mig_devices(devices: &[Device<'_>]) -> Result<Vec<String>, ViewError> {
+    let mut lines = Vec::new();
+    for card in devices {
+        for (index, device) in partitions::of(card)? {
+            let gpu = card.index()?;
+            let profile = partitions::profile(&device)?;
+            let memory = or_not_available(device.memory_info(), |memory| {
+                format!("{}MiB / {:>6}MiB", memory.used / MIB, memory.total / MIB)
+            })?;
+            let multiprocessors = device.attributes()?.multiprocessor_count;
+            lines.push(format!(
+                "|{gpu:>5}   {index:>3}   {profile:<41}{memory:>22}{multiprocessors:>10}  |"
+            ));
+        }
+    }
+    if lines.is_empty() {
+        return Ok(lines);
+    }
+    let head = [
+        "",
+        RULE,
+        "| MIG devices:                                                                            |",
+        "|  GPU   Dev   Name                                                Memory-Usage        SM  |",
+        "|=========================================================================================|",
+    ];
+    let mut section: Vec<String> = head.map(str::to_owned).into();
+    section.append(&mut lines);
+    section.push(RULE.to_owned());
+    Ok(section)
 }
 
 fn on_off(on: bool) -> &'static str {

@@ -2,7 +2,10 @@
 
 use std::process::{Command, Output};
 
+use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{H100X2, T4};
+use drava_mock_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use drava_mock_machine::root::DriverRoot;
 use drava_mock_machine::testing::Machine;
 
 fn view(machine: &Machine, arguments: &[&str]) -> anyhow::Result<Output> {
@@ -95,5 +98,44 @@ fn what_is_missing_is_said_as_users_know_it() -> anyhow::Result<()> {
     std::fs::remove_file(machine.root().join("dev/nvidiactl"))?;
     let without_driver = view(&machine, &[])?;
     assert_eq!(without_driver.status.code(), Some(9));
+    Ok(())
+}
+
+#[test]
+fn mig_devices_are_listed_and_in_the_table() -> anyhow::Result<()> {
+    let machine = Machine::start(H100X2)?;
+    let root = DriverRoot::new(machine.root());
+    let (mut nvml, _welcome) = Connection::open(&root, ClientKind::Nvml)?;
+    let card = CardIndex(0);
+    let create = [
+        MigRequest::SetMode { enabled: true },
+        MigRequest::CreateGpuInstance {
+            profile: 9,
+            start: Some(0),
+        },
+        MigRequest::CreateComputeInstance {
+            gpu: 1,
+            profile: 2,
+            start: None,
+        },
+    ];
+    for request in create {
+        nvml.request(&Request::Mig { card, request })?;
+    }
+    let listed = text(&view(&machine, &["-L"])?);
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(lines.len(), 3, "{listed}");
+    assert!(
+        lines[1].starts_with("  MIG 3g.40gb     Device  0: (UUID: MIG-"),
+        "{listed}"
+    );
+    let table = text(&view(&machine, &[])?);
+    assert!(table.contains("Enabled"), "{table}");
+    let device = table.lines().find(|line| line.contains("3g.40gb")).unwrap();
+    assert!(
+        device.contains("0MiB /  40448MiB") && device.contains(" 60 "),
+        "{table}"
+    );
+    assert_eq!(device.len(), 91, "{table}");
     Ok(())
 }

@@ -1,0 +1,32 @@
+//! The MIG devices of a card.
+
+use nvml_wrapper::Device;
+use nvml_wrapper::error::NvmlError;
+
+use crate::ViewError;
+
+/// The MIG devices of a card, by index; none outside MIG mode.
+pub(crate) fn of<'nvml>(card: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)>, ViewError> {
+    let mut found = Vec::new();
+    let count = match card.mig_device_count() {
+        Ok(count) => count,
+        Err(NvmlError::NotSupported) => 0,
+        Err(error) => return Err(error.into()),
+    };
+    for index in 0..count {
+        match card.mig_device_by_index(index) {
+            Ok(device) => found.push((index, device)),
+            // Indices have gaps, and without MIG mode there are none.
+            Err(NvmlError::NotFound | NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
+}
+
+/// The profile in a MIG device's name, such as `3g.40gb`.
+pub(crate) fn profile(device: &Device<'_>) -> Result<String, ViewError> {
+    let name = device.name()?;
+    let profile = name.rsplit_once("MIG ").map(|(_, profile)| profile);
+    Ok(profile.unwrap_or(&name).to_owned())
+}
