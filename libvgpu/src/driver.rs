@@ -4,7 +4,7 @@
 //! loaded. Nothing is loaded on the program's behalf: a hook that finds no library reports what the driver
 //! would report if it were not initialised.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -18,6 +18,19 @@ const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type Dlmopen = unsafe extern "C" fn(c_long, *const c_char, c_int) -> *mut c_void;
+type Dlinfo = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
+
+/// Requests of `dlinfo`, from `dlfcn.h`.
+const RTLD_DI_LMID: c_int = 1;
+const RTLD_DI_LINKMAP: c_int = 2;
+
+/// The public beginning of glibc's `struct link_map`, from `link.h`.
+#[repr(C)]
+struct LinkMap {
+    address: usize,
+    name: *const c_char,
+}
 
 // Binds to the oldest version of `dlvsym`, so that the library loads with glibc 2.17.
 #[cfg(target_arch = "x86_64")]
@@ -70,6 +83,16 @@ impl Library {
         let handle = open_loaded(self.soname())?;
         slot.store(handle.as_ptr(), Ordering::Release);
         Some(handle)
+    }
+
+    /// Takes the library behind a handle of the program's for the driver's, if it is loaded where
+    /// [`Library::handle`] does not find it: under another name, or in a namespace of its own (`dlmopen`).
+    pub(crate) fn adopt(self, handle: NonNull<c_void>) {
+        if self.handle().is_none()
+            && let Some(handle) = open_again(handle)
+        {
+            self.slot().store(handle.as_ptr(), Ordering::Release);
+        }
     }
 }
 
@@ -139,4 +162,30 @@ fn open_loaded(soname: &CStr) -> Option<NonNull<c_void>> {
     let dlopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlopen>(dlopen) };
     // SAFETY: the name is terminated.
     NonNull::new(unsafe { dlopen(soname.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+}
+
+/// Another reference to a loaded library, so that it stays loaded.
+fn open_again(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
+    let dlinfo = symbol(RTLD_NEXT, c"dlinfo")?;
+    // SAFETY: the signature of `dlinfo`.
+    let dlinfo = unsafe { core::mem::transmute::<NonNull<c_void>, Dlinfo>(dlinfo) };
+    let mut namespace: c_long = 0;
+    // SAFETY: the program's handle; writes one `Lmid_t`.
+    let found = unsafe { dlinfo(handle.as_ptr(), RTLD_DI_LMID, (&raw mut namespace).cast()) };
+    if found != 0 {
+        return None;
+    }
+    let mut map: *const LinkMap = ptr::null();
+    // SAFETY: the program's handle; writes one pointer.
+    let found = unsafe { dlinfo(handle.as_ptr(), RTLD_DI_LINKMAP, (&raw mut map).cast()) };
+    if found != 0 {
+        return None;
+    }
+    // SAFETY: null or a link map, which lives as long as its library.
+    let name = unsafe { map.as_ref() }?.name;
+    let dlmopen = symbol(RTLD_NEXT, c"dlmopen")?;
+    // SAFETY: the signature of `dlmopen`.
+    let dlmopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlmopen>(dlmopen) };
+    // SAFETY: the loader's own name of the library, terminated.
+    NonNull::new(unsafe { dlmopen(namespace, name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }

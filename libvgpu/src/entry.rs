@@ -120,6 +120,11 @@ fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     let Some(found) = found else {
         return Some(ptr::null_mut());
     };
+    if handle != RTLD_DEFAULT
+        && let Some(handle) = NonNull::new(handle)
+    {
+        hook.library.adopt(handle);
+    }
     // Somebody else's function of that name is left alone.
     let is_drivers = hook.original.address_or(found) == found;
     if is_drivers && hook.is_wanted() {

@@ -412,7 +412,8 @@ impl Share {
         if is_own && !must_be_own {
             sys::set_mode(fd, paths::REGION_FILE_MODE);
         }
-        if !sys::allocate(fd, REGION_SIZE) {
+        // A sandbox may forbid to allocate, which the driver has done already.
+        if !sys::allocate(fd, REGION_SIZE) && status.size < REGION_SIZE as u64 {
             return Err(Unusable::Size);
         }
         let mapping = sys::map_file(fd, REGION_SIZE, true).ok_or(Unusable::Map)?;

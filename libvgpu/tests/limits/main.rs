@@ -10,6 +10,7 @@ mod interposer;
 mod memory;
 mod pools;
 mod processes;
+mod robustness;
 mod shares;
 mod standalone;
 mod storm;

@@ -6,13 +6,18 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -112,6 +117,9 @@ static void object_of(void *address) {
     else if (dladdr(address, &info)) printf("0 %s\n", strrchr(info.dli_fname, '/') ? strrchr(info.dli_fname, '/') + 1 : info.dli_fname);
     else printf("0 unknown\n");
 }
+
+// A library that is loaded with RTLD_DEEPBIND and calls the driver itself; built from plugin.c.
+static Result (*plugin_allocate)(unsigned long long);
 
 static int by_size(const void *left, const void *right) {
     unsigned a = *(const unsigned *)left, b = *(const unsigned *)right;
@@ -267,6 +275,32 @@ static void run(char *line) {
             _exit(0);
         }
         printf("0 %d\n", (int)child);
+    } else if (!strcmp(word, "plugin")) {
+        printf("%d\n", plugin_allocate(a));
+    } else if (!strcmp(word, "vfork")) {
+        pid_t child = vfork();
+        if (child == 0) {
+            execl("/bin/true", "true", NULL);
+            _exit(111);
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        printf("%d\n", status);
+    } else if (!strcmp(word, "closeregion")) {
+        // Closes the region's descriptors, and lets another file have their numbers.
+        int closed = 0;
+        FILE *other = tmpfile();
+        for (int fd = 3; fd < 1024; fd++) {
+            char link[64], path[512];
+            snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+            ssize_t length = readlink(link, path, sizeof path - 1);
+            if (length < 0) continue;
+            path[length] = 0;
+            if (!strstr(path, "/usage/region")) continue;
+            dup2(fileno(other), fd);
+            closed++;
+        }
+        printf("%d %d\n", closed ? 0 : -1, closed);
     } else if (!strcmp(word, "exec")) {
         char *arguments[] = {"/proc/self/exe", (char *)route, NULL};
         execv(arguments[0], arguments);
@@ -296,6 +330,24 @@ static void run(char *line) {
     }
 }
 
+// The program is forbidden system calls that a strict sandbox may forbid: they fail with EPERM.
+static void restrict_calls(void) {
+    static const int forbidden[] = {SYS_fallocate, SYS_fchmod, SYS_getdents, SYS_sched_yield, SYS_unlinkat};
+    struct sock_filter filter[2 * 5 + 2];
+    int at = 0;
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < 5; i++) {
+        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)forbidden[i], 0, 1);
+        filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+    }
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {(unsigned short)at, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+        perror("seccomp");
+        exit(1);
+    }
+}
+
 int main(int count, char **arguments) {
     // Nothing is left behind when the test ends in whatever way.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -303,10 +355,20 @@ int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     // Nothing is read ahead, so that what follows `exec` is there for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
-    cuda = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
+    if (!strcmp(route, "restricted")) restrict_calls();
+    if (!strcmp(route, "dlmopen")) cuda = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+    else cuda = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
     if (!cuda) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;
+    }
+    if (count > 2) {
+        void *plugin = dlopen(arguments[2], RTLD_NOW | RTLD_DEEPBIND);
+        if (plugin) *(void **)&plugin_allocate = dlsym(plugin, "plugin_allocate");
+        if (!plugin_allocate) {
+            fprintf(stderr, "%s\n", dlerror());
+            return 1;
+        }
     }
     *(void **)&get_proc_address = dlsym(cuda, "cuGetProcAddress_v2");
     char line[256];

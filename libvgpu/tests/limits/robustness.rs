@@ -1,0 +1,310 @@
+//! What programs do that interposers stumble over.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use drava_vgpu_abi::{Limits, REGION_SIZE};
+
+use crate::interposer;
+use crate::subject::{CARDS, Container, GIB, MIB, Subject};
+
+/// A process with a context on the first card whose functions come by `route`.
+fn by_route(container: &Container, route: &str) -> Subject {
+    let mut process = container.start(route);
+    process.init(0);
+    process
+}
+
+#[test]
+fn a_driver_in_a_namespace_of_its_own_is_limited() {
+    let container = Container::with_memory(GIB);
+    let mut process = by_route(&container, "dlmopen");
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    assert_eq!(process.memory_info(), (0, GIB));
+}
+
+#[test]
+fn a_sandbox_that_forbids_what_is_not_essential_changes_nothing() {
+    let container = Container::with_memory(GIB);
+    // As the driver leaves it.
+    fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
+    let mut process = by_route(&container, "restricted");
+    process.alloc(GIB);
+    let mut other = by_route(&container, "restricted");
+    other.refused("alloc 1");
+    process.kill();
+    container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+    other.alloc(GIB);
+}
+
+#[test]
+fn a_child_of_vfork_leaves_its_parent_as_it_was() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.alloc(GIB / 2);
+    process.ok("vfork");
+    assert_eq!(process.memory_info(), (GIB / 2, GIB));
+    let mut other = container.process();
+    other.refused(&format!("alloc {GIB}"));
+    other.alloc(GIB / 2);
+}
+
+#[test]
+fn a_program_that_closes_descriptors_it_does_not_know_harms_nobody() {
+    let container = Container::with_memory(GIB);
+    let mut living = container.process();
+    living.alloc(GIB / 2);
+    let mut process = container.process();
+    process.alloc(GIB / 4);
+    assert_eq!(process.ok("closeregion"), [1]);
+    // Locks on whatever has the number now do not say that the other is dead,
+    process.refused(&format!("alloc {GIB}"));
+    assert_eq!(process.memory_info().0, GIB / 4);
+    // and the one without the descriptor is still known to live.
+    living.refused(&format!("alloc {GIB}"));
+    assert_eq!(living.memory_info().0, GIB / 4);
+    // It still notices deaths.
+    living.kill();
+    process.alloc(3 * GIB / 4);
+}
+
+#[test]
+fn a_region_of_the_wrong_size_is_given_the_right_one() {
+    for size in [0, 1, 4096, REGION_SIZE - 1, REGION_SIZE + 4096] {
+        let container = Container::with_memory(GIB);
+        fs::write(container.region("share"), vec![0; size]).unwrap();
+        let mut process = container.process();
+        process.alloc(GIB);
+        process.refused("alloc 1");
+        let length = fs::metadata(container.region("share")).unwrap().len();
+        assert_eq!(length, REGION_SIZE.max(size) as u64);
+    }
+}
+
+#[test]
+fn a_region_truncated_in_use_costs_only_its_own_share() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    let mut victim = container.process();
+    victim.alloc(MIB);
+    let neighbours = Container::with_memory(GIB);
+    let mut neighbour = neighbours.process();
+    let region = fs::File::options()
+        .write(true)
+        .open(container.region("share"))
+        .unwrap();
+    region.set_len(0).unwrap();
+    // There is no memory behind the mapping any more: the kernel ends the process at its next request.
+    assert_eq!(victim.try_say("alloc 4096"), None);
+    neighbour.alloc(GIB);
+    neighbour.refused("alloc 1");
+    // Whoever comes next finds an empty region.
+    drop(victim);
+    container.wait_until_taken(0);
+    container.process().alloc(GIB);
+}
+
+/// Programs that are linked statically have no dynamic loader, which alone could preload anything.
+#[test]
+fn a_static_program_runs_as_if_nothing_were_preloaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("static");
+    let source = directory.path().join("static.c");
+    fs::write(&source, "int main(void) { return 7; }").unwrap();
+    let built = Command::new("cc")
+        .args(["-static", "-o"])
+        .args([&program, &source])
+        .status()
+        .unwrap();
+    if !built.success() {
+        println!("no static C library to link with");
+        return;
+    }
+    let output = Command::new(&program)
+        .env("LD_PRELOAD", interposer::library())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+/// Another preloaded library that has a `dlsym` of its own, which asks the next one.
+const OTHER_PRELOADED: &str = r#"
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    void *dlsym(void *handle, const char *name) {
+        static void *(*next)(void *, const char *);
+        if (!next) next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+        if (!next) next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+        return next(handle, name);
+    }
+"#;
+
+fn build_library(directory: &Path, name: &str, source: &str, arguments: &[&str]) -> PathBuf {
+    let file = directory.join(name).with_extension("c");
+    let library = directory.join(name).with_extension("so");
+    fs::write(&file, source).unwrap();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &file])
+        .args(arguments)
+        .arg("-ldl")
+        .status()
+        .unwrap();
+    assert!(built.success(), "cc could not build {name}");
+    library
+}
+
+#[test]
+fn other_preloaded_libraries_are_borne() {
+    let directory = tempfile::tempdir().unwrap();
+    let other = build_library(directory.path(), "other", OTHER_PRELOADED, &[]);
+    let own = interposer::library().display().to_string();
+    let preloads = [
+        format!("{own}:{}", other.display()),
+        format!("{own}:/nonexistent/libother.so"),
+        format!("/nonexistent/libother.so {own}"),
+    ];
+    for preload in preloads {
+        let container = Container::with_memory(GIB);
+        let mut process = container.start_with("dlsym", |command| {
+            command.env("LD_PRELOAD", &preload);
+        });
+        process.init(0);
+        process.alloc(GIB);
+        process.refused("alloc 1");
+        assert!(process.end().success(), "{preload}");
+    }
+}
+
+/// `RTLD_DEEPBIND` binds a library to what it names itself before what was preloaded: such calls do not come here.
+/// That is what `docs/security.md` says; the program lives, and its other calls are limited.
+#[test]
+fn deep_binding_is_borne() {
+    let container = Container::with_memory(GIB);
+    let directory = tempfile::tempdir().unwrap();
+    let libraries = container.machine.lib_dir().display().to_string();
+    let source = include_str!("plugin.c");
+    let arguments = [&format!("-L{libraries}"), "-l:libcuda.so.1"];
+    let plugin = build_library(directory.path(), "plugin", source, &arguments);
+    let mut process = container.start_with("dlsym", |command| {
+        command.arg(&plugin);
+    });
+    process.init(0);
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    process.ok(&format!("plugin {}", 4 * MIB));
+    process.refused("alloc 1");
+    assert!(process.end().success());
+}
+
+/// Whether this process may change to other users and mount namespaces; says so if not.
+fn is_root() -> bool {
+    // SAFETY: no arguments.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        println!("not root: users and mounts cannot be changed");
+    }
+    is_root
+}
+
+const NOBODY: u32 = 65534;
+
+/// What other users need in order to reach what lies in root's directories.
+fn open_to_all(path: &Path) {
+    for directory in path.ancestors() {
+        let Ok(status) = fs::metadata(directory) else {
+            continue;
+        };
+        let mode = status.permissions().mode();
+        if mode & 0o5 != 0o5 && directory.starts_with(std::env::temp_dir()) {
+            fs::set_permissions(directory, fs::Permissions::from_mode(mode | 0o55)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn users_share_a_region() {
+    if !is_root() {
+        return;
+    }
+    for (first, second) in [(0, NOBODY), (NOBODY, 0), (NOBODY, NOBODY - 1)] {
+        let container = Container::with_memory(GIB);
+        open_to_all(container.machine.root());
+        open_to_all(&container.run_dir().join("share/usage"));
+        open_to_all(&container.run_dir().join("share/limits"));
+        // A mount of its own that all may write to, as the driver makes it.
+        let usage = container.run_dir().join("share/usage");
+        fs::set_permissions(&usage, fs::Permissions::from_mode(0o777)).unwrap();
+        let files = tempfile::tempdir().unwrap();
+        open_to_all(files.path());
+        let copy = |file: &Path| {
+            let target = files.path().join(file.file_name().unwrap());
+            fs::copy(file, &target).unwrap();
+            target
+        };
+        let (library, program) = (copy(interposer::library()), copy(interposer::subject()));
+        let start = |user: u32| {
+            let mut command = container.command(&program);
+            command
+                .arg("dlsym")
+                .env("LD_PRELOAD", &library)
+                .uid(user)
+                .gid(user);
+            let mut process = Subject::spawn(command);
+            process.init(0);
+            process
+        };
+        let mut one = start(first);
+        one.alloc(GIB);
+        let mut other = start(second);
+        other.refused("alloc 1");
+        one.kill();
+        container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+        other.alloc(GIB);
+    }
+}
+
+/// As in a container with `readOnlyRootFilesystem`, an empty environment and the driver's `/etc/ld.so.preload`,
+/// in which another library was named already.
+#[test]
+fn a_container_with_a_read_only_root_and_no_environment_is_limited() {
+    if !is_root() {
+        return;
+    }
+    let container = Container::with_memory(GIB);
+    let files = tempfile::tempdir().unwrap();
+    let other = build_library(files.path(), "other", "int other_library;", &[]);
+    let preload = files.path().join("ld.so.preload");
+    let content = format!("{}\n{}\n", interposer::library().display(), other.display());
+    fs::write(&preload, content).unwrap();
+    // The standard place, since there is no environment that could name another.
+    let script = format!(
+        "set -e
+        mount --make-rprivate /
+        mkdir -p /run/drava
+        mount --bind {run} /run/drava
+        mount -t tmpfs none /mnt
+        cp -a /etc/. /mnt/
+        cp {preload} /mnt/ld.so.preload
+        mount --bind /mnt /etc
+        mount -o remount,bind,ro /
+        exec env -i LD_LIBRARY_PATH={libraries} {subject} dlsym",
+        run = container.run_dir().display(),
+        preload = preload.display(),
+        libraries = container.machine.lib_dir().display(),
+        subject = interposer::subject().display(),
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script]);
+    let mut process = Subject::spawn(command);
+    process.init(0);
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    assert_eq!(process.memory_info(), (0, GIB));
+    assert!(process.end().success());
+}
