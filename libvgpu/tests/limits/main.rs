@@ -6,6 +6,7 @@
 
 mod deaths;
 mod doors;
+mod figures;
 mod interposer;
 mod memory;
 mod pools;

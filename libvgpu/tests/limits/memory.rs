@@ -104,20 +104,3 @@ fn the_end_of_a_context_frees_what_it_held() {
     process.ok("releaseprimary 0");
     assert_eq!(other.memory_info().0, GIB);
 }
-
-#[test]
-fn refusals_do_not_cost_more_the_more_processes_there_are() {
-    let container = Container::with_memory(GIB);
-    let mut process = container.process();
-    process.alloc(GIB);
-    let median = |process: &mut crate::subject::Subject| process.ok("refusals 4096 20000")[0];
-    let alone = median(&mut process);
-    let others: Vec<_> = (0..24).map(|_| container.process()).collect();
-    let among_others = median(&mut process);
-    println!("{alone} ns alone, {among_others} ns among {}", others.len());
-    // A system call for each of them would make it tens of times as much.
-    assert!(
-        among_others < 5 * alone,
-        "{alone} ns, then {among_others} ns"
-    );
-}

@@ -139,6 +139,8 @@ static void run(char *line) {
         if (!result) result = CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
         if (!result) result = CALL(cuCtxSetCurrent, (void *), context);
         answer_slot(result, (Pointer)(uintptr_t)context);
+    } else if (!strcmp(word, "initonly")) {
+        printf("%d\n", CALL(cuInit, (unsigned), 0));
     } else if (!strcmp(word, "alloc")) {
         ANSWER(CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, a));
     } else if (!strcmp(word, "alloc1")) {

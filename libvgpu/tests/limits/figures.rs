@@ -1,0 +1,140 @@
+//! Figures of the memory side, each with the promise that can be checked on any machine. `DRAVA_FIGURES=FILE` also
+//! writes them there, which is what `cargo xtask bench memory` and `cargo xtask bench startup` do.
+
+use std::process::Command;
+use std::time::Instant;
+
+use drava_vgpu_abi::Limits;
+use serde_json::{Value, json};
+
+use crate::interposer;
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
+
+/// Adds one line to the file of figures, if one is wanted.
+fn report(figure: &Value) {
+    use std::io::Write;
+    println!("{figure}");
+    if let Some(file) = std::env::var_os("DRAVA_FIGURES") {
+        let mut file = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(file)
+            .unwrap();
+        writeln!(file, "{figure}").unwrap();
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Median, mean and 99.9th percentile of refusals, in nanoseconds without the measurement itself.
+fn refusals(process: &mut Subject, bytes: u64) -> [f64; 3] {
+    let answer = process.ok(&format!("refusals {bytes} 50000"));
+    let [median, mean, tail, empty] = answer[..] else {
+        panic!("{answer:?}")
+    };
+    [median, mean, tail].map(|figure| (figure - empty) as f64)
+}
+
+#[test]
+fn refusals_do_not_cost_more_the_more_processes_there_are() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.alloc(GIB);
+    let mut others = Vec::new();
+    let mut medians = Vec::new();
+    for processes in [1, 4, 8, 32] {
+        while others.len() + 1 < processes {
+            others.push(container.process());
+        }
+        let [median, mean, tail] = refusals(&mut process, 4 * MIB);
+        medians.push(median);
+        report(&json!({
+            "figure": "refusal", "processes": processes,
+            "p50Ns": median, "meanNs": mean, "p999Ns": tail,
+        }));
+    }
+    // A system call for each of them would make it tens of times as much.
+    assert!(medians[3] < 5.0 * medians[0].max(20.0), "{medians:?}");
+}
+
+#[test]
+fn all_of_the_limit_but_the_context_can_be_reached() {
+    for step in [2 * MIB, 400 << 10, 3 * MIB, 64 * MIB] {
+        let container = Container::new();
+        let limits = Limits {
+            driver_reserve_bytes: CONTEXT_BYTES,
+            ..Limits::memory(8 * GIB)
+        };
+        container.add_share("share", CARDS[0], &limits);
+        let mut process = container.process();
+        process.fill(step);
+        process.fill(2 * MIB);
+        let reached = container.taken() - CONTEXT_BYTES;
+        let fraction = reached as f64 / (8 * GIB - CONTEXT_BYTES) as f64;
+        report(&json!({ "figure": "reachable", "stepBytes": step, "fraction": fraction }));
+        assert!(fraction <= 1.0, "{fraction} in steps of {step}");
+        assert!(fraction >= 0.999, "{fraction} in steps of {step}");
+    }
+}
+
+/// What the driver takes by itself beyond what a context was charged ahead: more than estimated.
+#[test]
+fn what_the_driver_takes_by_itself_is_beyond_the_limit_by_no_more_than_the_estimate_errs() {
+    let error = 24 * MIB;
+    let container = Container::new();
+    let limits = Limits {
+        driver_reserve_bytes: CONTEXT_BYTES - error,
+        ..Limits::memory(8 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut processes: Vec<Subject> = (0..4).map(|_| container.process()).collect();
+    for process in &mut processes {
+        process.fill(16 * MIB);
+    }
+    let overshoot = container.taken().saturating_sub(8 * GIB);
+    report(&json!({
+        "figure": "driverOvershoot", "contexts": processes.len(),
+        "estimateErrorBytes": error, "overshootBytes": overshoot,
+    }));
+    assert!(overshoot <= processes.len() as u64 * error, "{overshoot}");
+}
+
+/// Seconds from the start of a process to its end, which looks a function of the driver up and initialises it.
+fn life(container: &Container, preload: bool) -> f64 {
+    let mut command: Command = container.command(interposer::subject());
+    command.arg("dlsym");
+    if !preload {
+        command.env_remove("LD_PRELOAD");
+    }
+    let before = Instant::now();
+    let mut process = Subject::spawn(command);
+    process.say("initonly");
+    process.end();
+    before.elapsed().as_secs_f64()
+}
+
+#[test]
+fn a_process_starts_hardly_slower_than_without_limits() {
+    let container = Container::with_memory(GIB);
+    // Built before anything is measured.
+    life(&container, true);
+    let runs = std::env::var("DRAVA_FIGURES").map_or(15, |_| 300);
+    let (mut with, mut without, mut differences) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let pair = (life(&container, true), life(&container, false));
+        with.push(pair.0);
+        without.push(pair.1);
+        differences.push(pair.0 - pair.1);
+    }
+    let (with, without) = (median(with), median(without));
+    report(&json!({
+        "figure": "start", "runs": runs,
+        "limitedMs": with * 1e3, "unlimitedMs": without * 1e3,
+        "differenceMs": median(differences) * 1e3,
+    }));
+    // Nothing like a probe of the card or a wait for an agent.
+    assert!(with < 4.0 * without, "{with} s, without limits {without} s");
+}
