@@ -1,0 +1,87 @@
+//! The first card, and the suite's kernels on it.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result, sys};
+use cudarc::nvrtc::Ptx;
+use serde::Serialize;
+
+/// The first card with the suite's kernels loaded.
+pub(crate) struct Card {
+    pub(crate) context: Arc<CudaContext>,
+    module: Arc<CudaModule>,
+}
+
+impl Card {
+    /// Loads the driver, makes the primary context of device 0 current and loads the kernels.
+    pub(crate) fn open() -> Result<Self> {
+        let context = CudaContext::new(0).context("make a context on device 0")?;
+        let module = context
+            .load_module(Ptx::from_src(include_str!("kernels.ptx")))
+            .context("load the suite's kernels")?;
+        Ok(Self { context, module })
+    }
+
+    /// One of the kernels.
+    pub(crate) fn kernel(&self, name: &str) -> Result<CudaFunction> {
+        self.module
+            .load_function(name)
+            .with_context(|| format!("find kernel {name}"))
+    }
+
+    /// Multiprocessors of the card.
+    pub(crate) fn multiprocessors(&self) -> Result<u32> {
+        let count = self
+            .context
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(count.unsigned_abs())
+    }
+}
+
+/// A driver call that may be refused; the error's name is the answer then.
+pub(crate) fn refusal(code: sys::CUresult) -> Option<String> {
+    match code.result() {
+        Ok(()) => None,
+        Err(error) => Some(error.error_name().map_or_else(
+            |_| format!("{:?}", error.0),
+            |name| name.to_string_lossy().into_owned(),
+        )),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Facts {
+    name: String,
+    uuid: String,
+    driver_version: i32,
+    compute_capability: (i32, i32),
+    multiprocessors: i32,
+    total_bytes: usize,
+    free_bytes: usize,
+}
+
+pub(crate) fn run() -> Result<()> {
+    let context = CudaContext::new(0).context("make a context on device 0")?;
+    let (free_bytes, total_bytes) = result::mem_get_info()?;
+    let mut driver_version = 0;
+    // SAFETY: writes one integer.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver_version) }.result()?;
+    let uuid: String = context
+        .uuid()?
+        .bytes
+        .iter()
+        .map(|byte| format!("{:02x}", byte.cast_unsigned()))
+        .collect();
+    crate::print(&Facts {
+        name: context.name()?,
+        uuid,
+        driver_version,
+        compute_capability: context.compute_capability()?,
+        multiprocessors: context
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        total_bytes,
+        free_bytes,
+    })
+}

@@ -1,0 +1,78 @@
+//! What one launch costs the calling thread, kernel by kernel.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use cudarc::driver::LaunchConfig;
+use serde::Serialize;
+
+use crate::card::Card;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// How many launches are measured.
+    #[arg(long, default_value_t = 100_000)]
+    launches: usize,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Cost {
+    launches: usize,
+    mean_ns: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+}
+
+/// Launches between two waits, so that the queue never fills and blocks.
+const BURST: usize = 200;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.launches > 0, "--launches must be above zero");
+    let card = Card::open()?;
+    let stream = card.context.new_stream()?;
+    let kernel = card.kernel("noop")?;
+    let shape = LaunchConfig {
+        grid_dim: (1, 1, 1),
+        block_dim: (1, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    let launch = || -> Result<()> {
+        // SAFETY: the kernel takes nothing and does nothing.
+        unsafe { stream.launch_builder(&kernel).launch(shape) }.context("launch")?;
+        Ok(())
+    };
+    // Until code, caches and the driver are warm.
+    (0..5 * BURST).try_for_each(|_| launch())?;
+    stream.synchronize()?;
+    let mut costs = Vec::with_capacity(arguments.launches);
+    while costs.len() < arguments.launches {
+        for _ in 0..BURST {
+            let start = Instant::now();
+            launch()?;
+            costs.push(u64::try_from(start.elapsed().as_nanos())?);
+        }
+        stream.synchronize()?;
+    }
+    costs.sort_unstable();
+    let at = |part: f64| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "an index below the length"
+        )]
+        let index = (costs.len() as f64 * part) as usize;
+        costs.get(index).copied().unwrap_or_default()
+    };
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let mean_ns = costs.iter().sum::<u64>() as f64 / costs.len() as f64;
+    crate::print(&Cost {
+        launches: costs.len(),
+        mean_ns,
+        p50_ns: at(0.5),
+        p99_ns: at(0.99),
+        p999_ns: at(0.999),
+    })
+}

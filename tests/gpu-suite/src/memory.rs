@@ -1,0 +1,188 @@
+//! Takes memory on one path in ever smaller pieces until nothing fits.
+
+use std::io::Read;
+use std::ptr;
+
+use anyhow::{Result, ensure};
+use cudarc::driver::{result, sys};
+use serde::Serialize;
+
+use crate::card::{Card, refusal};
+
+const MIB: usize = 1 << 20;
+const FIRST_PIECE: usize = 512 * MIB;
+/// Below the granularity of no path.
+const LAST_PIECE: usize = 2 * MIB;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// How to ask for it.
+    #[arg(long, value_enum)]
+    path: Path,
+    /// Keep it, after printing, until stdin closes.
+    #[arg(long)]
+    hold: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Path {
+    /// `cuMemAlloc`
+    Plain,
+    /// `cuMemAllocPitch`
+    Pitch,
+    /// `cuMemAllocManaged`
+    Managed,
+    /// `cuMemAllocAsync`
+    Async,
+    /// `cuMemAllocFromPoolAsync` with a pool of its own
+    Pool,
+    /// `cuMemCreate`
+    Vmm,
+    /// `cuArray3DCreate`
+    Array,
+    /// `cuMipmappedArrayCreate`
+    Mipmap,
+    /// Nothing: what a context alone takes.
+    Nothing,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Taken {
+    path: Path,
+    pid: u32,
+    free_bytes_before: usize,
+    total_bytes: usize,
+    /// Sum of what was asked for and given.
+    taken_bytes: usize,
+    free_bytes_after: usize,
+    /// Name of the error that ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let card = Card::open()?;
+    let (free_bytes_before, total_bytes) = result::mem_get_info()?;
+    let mut taker = Taker::new(arguments.path)?;
+    let mut taken_bytes = 0;
+    let mut piece = FIRST_PIECE;
+    let mut last = None;
+    while arguments.path != Path::Nothing && piece >= LAST_PIECE {
+        match taker.take(piece) {
+            None => taken_bytes += piece,
+            Some(name) => {
+                last = Some(name);
+                piece /= 2;
+            }
+        }
+    }
+    card.context.synchronize()?;
+    let (free_bytes_after, _) = result::mem_get_info()?;
+    crate::print(&Taken {
+        path: arguments.path,
+        pid: std::process::id(),
+        free_bytes_before,
+        total_bytes,
+        taken_bytes,
+        free_bytes_after,
+        refusal: last,
+    })?;
+    if arguments.hold {
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+    }
+    Ok(())
+}
+
+struct Taker {
+    path: Path,
+    pool: sys::CUmemoryPool,
+}
+
+impl Taker {
+    fn new(path: Path) -> Result<Self> {
+        let mut pool = ptr::null_mut();
+        if path == Path::Pool {
+            let properties = on_device_0(|properties: &mut sys::CUmemPoolProps| {
+                properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+                &mut properties.location
+            });
+            // SAFETY: writes the pool; the properties live through the call.
+            let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const properties) };
+            let refused = refusal(code);
+            ensure!(refused.is_none(), "cuMemPoolCreate: {refused:?}");
+        }
+        Ok(Self { path, pool })
+    }
+
+    /// Takes a piece; the error's name if it is refused. What was given stays with the process.
+    fn take(&mut self, bytes: usize) -> Option<String> {
+        let mut pointer = 0;
+        let code = match self.path {
+            Path::Nothing => return None,
+            // SAFETY: writes one pointer.
+            Path::Plain => unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) },
+            Path::Pitch => {
+                let mut pitch = 0;
+                // Rows of 1 MiB are their own pitch.
+                // SAFETY: writes one pointer and one size.
+                unsafe {
+                    sys::cuMemAllocPitch_v2(&raw mut pointer, &raw mut pitch, MIB, bytes / MIB, 4)
+                }
+            }
+            // SAFETY: writes one pointer.
+            Path::Managed => unsafe { sys::cuMemAllocManaged(&raw mut pointer, bytes, 1) },
+            // SAFETY: writes one pointer; the null stream is the default one.
+            Path::Async => unsafe {
+                sys::cuMemAllocAsync(&raw mut pointer, bytes, ptr::null_mut())
+            },
+            // SAFETY: writes one pointer; the pool lives as long as the process.
+            Path::Pool => unsafe {
+                sys::cuMemAllocFromPoolAsync(&raw mut pointer, bytes, self.pool, ptr::null_mut())
+            },
+            Path::Vmm => {
+                let properties = on_device_0(|properties: &mut sys::CUmemAllocationProp| {
+                    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+                    &mut properties.location
+                });
+                // SAFETY: writes one handle; the properties live through the call.
+                unsafe { sys::cuMemCreate(&raw mut pointer, bytes, &raw const properties, 0) }
+            }
+            Path::Array => {
+                let mut array = ptr::null_mut();
+                let descriptor = descriptor(bytes);
+                // SAFETY: writes one handle; the descriptor lives through the call.
+                unsafe { sys::cuArray3DCreate_v2(&raw mut array, &raw const descriptor) }
+            }
+            Path::Mipmap => {
+                let mut array = ptr::null_mut();
+                let descriptor = descriptor(bytes);
+                // SAFETY: writes one handle; the descriptor lives through the call.
+                unsafe { sys::cuMipmappedArrayCreate(&raw mut array, &raw const descriptor, 1) }
+            }
+        };
+        refusal(code)
+    }
+}
+
+/// Properties, all zero but for device 0 as the location and what `set` sets.
+fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation) -> P {
+    // SAFETY: the driver's property structs are plain C structs whose enums all have a zero value.
+    let mut properties: P = unsafe { std::mem::zeroed() };
+    set(&mut properties).type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties
+}
+
+/// A 2D array of four floats an element, 4096 elements a row.
+fn descriptor(bytes: usize) -> sys::CUDA_ARRAY3D_DESCRIPTOR {
+    const ROW: usize = 4096;
+    sys::CUDA_ARRAY3D_DESCRIPTOR {
+        Width: ROW,
+        Height: bytes / (16 * ROW),
+        Depth: 0,
+        Format: sys::CUarray_format::CU_AD_FORMAT_FLOAT,
+        NumChannels: 4,
+        Flags: 0,
+    }
+}

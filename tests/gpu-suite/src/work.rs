@@ -1,0 +1,208 @@
+//! Keeps the card busy for a while with kernels of one length, and counts them.
+
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
+use serde::Serialize;
+
+use crate::card::Card;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Length of one kernel on an idle card, in microseconds.
+    #[arg(long)]
+    kernel_us: u64,
+    /// How long to go on, in seconds.
+    #[arg(long)]
+    seconds: f64,
+    /// How the kernels get to the card.
+    #[arg(long, value_enum, default_value_t = Way::Queue)]
+    way: Way,
+    /// Which kernel: `work` takes GPU time and needs a real card, `spin` takes the time that it is told.
+    #[arg(long, value_enum, default_value_t = Kernel::Work)]
+    kernel: Kernel,
+    /// Rounds of `work` in a microsecond, as an undisturbed run found out; measured when left out.
+    #[arg(long)]
+    rounds_per_us: Option<f64>,
+    /// Wait for a line on stdin before the work begins, so that several begin together.
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    /// Many ahead, as a training step does.
+    Queue,
+    /// Each waited for, as a loop that reads its loss.
+    Sync,
+    /// A graph of 20, as decoding does.
+    Graph,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kernel {
+    Work,
+    Spin,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Done {
+    kernels: u64,
+    seconds: f64,
+    /// GPU time of the kernels by their length on an idle card, over elapsed time.
+    share: f64,
+    rounds_per_us: f64,
+}
+
+/// Kernels in a graph.
+const GRAPH_KERNELS: u64 = 20;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let card = Card::open()?;
+    let stream = card.context.new_stream()?;
+    let (kernel, rounds_per_us) = match arguments.kernel {
+        Kernel::Spin => (card.kernel("spin")?, 1000.0),
+        Kernel::Work => {
+            let kernel = card.kernel("work")?;
+            let rounds_per_us = match arguments.rounds_per_us {
+                Some(known) => known,
+                None => calibrate(&card, &stream, &kernel)?,
+            };
+            (kernel, rounds_per_us)
+        }
+    };
+    let work = Work {
+        stream: &stream,
+        kernel: &kernel,
+        shape: LaunchConfig {
+            grid_dim: (card.multiprocessors()?, 1, 1),
+            block_dim: (256, 1, 1),
+            shared_mem_bytes: 0,
+        },
+        amount: amount(arguments.kernel_us, rounds_per_us),
+    };
+    // Loads the module before the clock runs.
+    work.launch()?;
+    stream.synchronize()?;
+    let graph = match arguments.way {
+        Way::Graph => Some(Graph::capture(&work)?),
+        Way::Queue | Way::Sync => None,
+    };
+    if arguments.wait {
+        println!("ready");
+        std::io::stdin().read_line(&mut String::new())?;
+    }
+
+    let start = Instant::now();
+    let length = Duration::from_secs_f64(arguments.seconds);
+    // A queue of about 20 ms keeps the card fed and ends soon.
+    let batch = match arguments.way {
+        Way::Queue => (20_000 / arguments.kernel_us.max(1)).clamp(1, 1000),
+        Way::Sync => 1,
+        Way::Graph => GRAPH_KERNELS,
+    };
+    let mut kernels = 0;
+    while start.elapsed() < length {
+        match &graph {
+            Some(graph) => graph.launch(&stream)?,
+            None => (0..batch).try_for_each(|_| work.launch())?,
+        }
+        stream.synchronize()?;
+        kernels += batch;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let busy = (kernels * arguments.kernel_us) as f64 / 1e6;
+    crate::print(&Done {
+        kernels,
+        seconds,
+        share: busy / seconds,
+        rounds_per_us,
+    })
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "positive and far below 2^52"
+)]
+fn amount(kernel_us: u64, per_us: f64) -> u64 {
+    (kernel_us as f64 * per_us).max(1.0) as u64
+}
+
+struct Work<'a> {
+    stream: &'a CudaStream,
+    kernel: &'a CudaFunction,
+    shape: LaunchConfig,
+    amount: u64,
+}
+
+impl Work<'_> {
+    fn launch(&self) -> Result<()> {
+        let mut launch = self.stream.launch_builder(self.kernel);
+        launch.arg(&self.amount);
+        // SAFETY: the kernel takes one 64-bit number and touches no memory.
+        unsafe { launch.launch(self.shape) }.context("launch")?;
+        Ok(())
+    }
+}
+
+/// Rounds of `work` that take a microsecond on a card that nobody else uses.
+fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<f64> {
+    const ROUNDS: u64 = 2_000_000;
+    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let mut best = f64::MAX;
+    for _ in 0..5 {
+        let (from, to) = (
+            card.context.new_event(flags)?,
+            card.context.new_event(flags)?,
+        );
+        let shape = LaunchConfig {
+            grid_dim: (card.multiprocessors()?, 1, 1),
+            block_dim: (256, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        from.record(stream)?;
+        let mut launch = stream.launch_builder(kernel);
+        launch.arg(&ROUNDS);
+        // SAFETY: the kernel takes one 64-bit number and touches no memory.
+        unsafe { launch.launch(shape) }?;
+        to.record(stream)?;
+        stream.synchronize()?;
+        best = best.min(f64::from(from.elapsed_ms(&to)?) * 1000.0);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let rounds = ROUNDS as f64;
+    Ok(rounds / best)
+}
+
+struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    fn capture(work: &Work<'_>) -> Result<Self> {
+        let stream = work.stream.cu_stream();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream that lives as long as `work`.
+        unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result()?;
+        for _ in 0..GRAPH_KERNELS {
+            work.launch()?;
+        }
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is capturing; writes one handle.
+        unsafe { sys::cuStreamEndCapture(stream, &raw mut graph) }.result()?;
+        let mut executable = ptr::null_mut();
+        // SAFETY: a captured graph; writes one handle.
+        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result()?;
+        Ok(Self(executable))
+    }
+
+    fn launch(&self, stream: &CudaStream) -> Result<()> {
+        // SAFETY: an executable graph that is never destroyed, and a stream of its context.
+        unsafe { sys::cuGraphLaunch(self.0, stream.cu_stream()) }.result()?;
+        Ok(())
+    }
+}
