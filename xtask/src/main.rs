@@ -7,6 +7,7 @@ mod cluster;
 mod codegen;
 mod demo;
 mod deploy;
+mod gpu;
 mod image;
 mod test;
 
@@ -29,6 +30,8 @@ enum Chore {
     Test(test::Args),
     /// Start, stop and look into the real Kubernetes that the tests use.
     Cluster(cluster::Args),
+    /// Measure what libvgpu keeps of its promises on a real GPU, where there is one.
+    Gpu(gpu::Args),
     /// Write drava's images as OCI archives.
     Image(image::Args),
     /// Generate the checked-in sources, or check that they are fresh.
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Chore::Demo(args) => demo::run(&args),
         Chore::Test(args) => test::run(&args),
         Chore::Cluster(args) => cluster::run(args),
+        Chore::Gpu(args) => gpu::run(&args),
         Chore::Image(args) => image::run(args),
         Chore::Codegen(args) => codegen::run(&args),
     };

@@ -101,6 +101,20 @@ pub fn build_workspace(profile: Profile) -> Result<Built> {
     build("Build the workspace", cargo().args(args))
 }
 
+/// Builds the programs of `packages` alone.
+pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
+    let packages: Vec<String> = packages
+        .iter()
+        .map(|package| format!("--package={package}"))
+        .collect();
+    build(
+        "Build the programs",
+        cargo()
+            .args(packages)
+            .args(["--bins", "--profile", profile.name()]),
+    )
+}
+
 /// Builds what the node itself is made of: its init and the simulated GPU machine. Not the product, so that a cluster
 /// can be started whatever state that is in.
 pub(crate) fn build_node() -> Result<Built> {

@@ -1,0 +1,104 @@
+//! `cargo xtask gpu`: what libvgpu keeps of its promises on a real GPU.
+//!
+//! Runs `gpu-suite` with and without libvgpu and compares. Everything runs in processes of its own under a share of the first card;
+//! no setting of the card is changed. With `--simulated` the same runs on the simulated card, which is how the suite itself is tested.
+
+mod compute;
+mod doors;
+mod memory;
+mod programs;
+mod report;
+mod setup;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use drava_cluster::{Progress, target_dir};
+
+use report::{Report, Row};
+use setup::Setup;
+
+/// Command line of `cargo xtask gpu`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Use the simulated card instead of a real one.
+    #[arg(long)]
+    simulated: bool,
+    /// Seconds of each measurement of a share of GPU time.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Launches of each measurement of the cost of a launch.
+    #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
+    launches: usize,
+    /// Directory of the report: gpu.json, gpu.md, and doors.json with every address found.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Run only the parts with these names: doors, memory, compute, programs.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Where each entry point leads.
+    Doors,
+    /// Every allocation path up to its limit.
+    Memory,
+    /// Shares of GPU time, and what a launch costs.
+    Compute,
+    /// Programs that people run: matrix products, PyTorch, static cudart, nvidia-smi.
+    Programs,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Doors, Self::Memory, Self::Compute, Self::Programs];
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Doors => "Where each entry point leads",
+            Self::Memory => "Memory, on every path",
+            Self::Compute => "GPU time",
+            Self::Programs => "Programs",
+        }
+    }
+
+    fn rows(self, setup: &Setup, args: &Args, progress: &Progress) -> Result<Vec<Row>> {
+        match self {
+            Self::Doors => doors::rows(setup),
+            Self::Memory => memory::rows(setup, progress),
+            Self::Compute => compute::rows(setup, args.seconds, args.launches, progress),
+            Self::Programs => programs::rows(setup, progress),
+        }
+    }
+}
+
+/// Runs the chore.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let out = args.out.clone().unwrap_or_else(|| target_dir().join("gpu"));
+    let setup = Setup::new(args.simulated, &out)?;
+    let card = match setup.card() {
+        Ok(card) => card,
+        Err(why) if !args.simulated => {
+            println!(
+                "There is no GPU here that CUDA can use, so nothing was measured ({why:#}).\n\
+                 `cargo xtask gpu --simulated` runs the same on the simulated card."
+            );
+            return Ok(());
+        }
+        Err(why) => return Err(why),
+    };
+    println!("On {card}");
+    let mut report = Report::new(card, args.simulated)?;
+    for part in Part::ALL {
+        if !args.only.is_empty() && !args.only.contains(&part) {
+            continue;
+        }
+        let progress = Progress::step(part.title());
+        let rows = part.rows(&setup, args, &progress)?;
+        progress.done();
+        report.add(part.title(), rows);
+    }
+    report.write(&out)?;
+    println!("{}\nThe report is in {}", report.markdown(), out.display());
+    report.verdict()
+}

@@ -1,0 +1,201 @@
+//! Shares of GPU time, alone and between two, and what a launch costs.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use drava_cluster::Progress;
+use serde::Deserialize;
+
+use super::report::Row;
+use super::setup::{Setup, Share, json, limits, together};
+
+/// Percentage points that a share may be off.
+const GOAL_POINTS: f64 = 2.0;
+
+/// What `gpu-suite work` says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Done {
+    share: f64,
+    rounds_per_us: f64,
+}
+
+/// What `gpu-suite latency` says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cost {
+    mean_ns: f64,
+    p50_ns: f64,
+    p999_ns: f64,
+}
+
+pub(crate) fn rows(
+    setup: &Setup,
+    seconds: f64,
+    launches: usize,
+    progress: &Progress,
+) -> Result<Vec<Row>> {
+    let tenants = Tenants::new(setup, seconds)?;
+    let mut rows = vec![Row::measured("without limits", percent(tenants.uncapped))];
+    for cores in (1..=9).map(|tenth| tenth * 10) {
+        progress.note(format!("{cores} % alone"));
+        rows.push(tenants.alone(cores, 1000, "queue")?);
+    }
+    for (kernel_us, way) in [
+        (20, "queue"),
+        (20, "sync"),
+        (1000, "sync"),
+        (30_000, "queue"),
+        (30_000, "sync"),
+        (100, "graph"),
+        (1000, "graph"),
+    ] {
+        progress.note(format!("50 % alone, kernels of {kernel_us} µs, {way}"));
+        rows.push(tenants.alone(50, kernel_us, way)?);
+    }
+    for (left, right) in [(30, 70), (10, 90), (50, 50)] {
+        progress.note(format!("{left}:{right}"));
+        rows.extend(tenants.pair(left, right)?);
+    }
+    progress.note("what a launch costs");
+    rows.extend(launch_cost(setup, launches)?);
+    Ok(rows)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+struct Tenants<'a> {
+    setup: &'a Setup,
+    seconds: f64,
+    memory_bytes: u64,
+    rounds_per_us: f64,
+    /// Share of an unlimited process: below 1 by what launching takes.
+    uncapped: f64,
+}
+
+impl<'a> Tenants<'a> {
+    fn new(setup: &'a Setup, seconds: f64) -> Result<Self> {
+        let mut tenants = Self {
+            setup,
+            seconds,
+            memory_bytes: setup.card()?.total_bytes / 4,
+            rounds_per_us: 0.0,
+            uncapped: 0.0,
+        };
+        let done: Done = json(tenants.work(None, 1000, "queue", false))
+            .context("keep the card busy without limits")?;
+        tenants.rounds_per_us = done.rounds_per_us;
+        tenants.uncapped = done.share;
+        Ok(tenants)
+    }
+
+    fn work(&self, share: Option<&Share>, kernel_us: u64, way: &str, wait: bool) -> Command {
+        let kernel = if self.setup.is_simulated() {
+            "spin"
+        } else {
+            "work"
+        };
+        let mut command = self.setup.suite(share, &["work", "--kernel", kernel]);
+        command
+            .args(["--kernel-us", &kernel_us.to_string()])
+            .args(["--seconds", &self.seconds.to_string()])
+            .args(["--way", way]);
+        if self.rounds_per_us > 0.0 {
+            command.args(["--rounds-per-us", &self.rounds_per_us.to_string()]);
+        }
+        if wait {
+            command.arg("--wait");
+        }
+        command
+    }
+
+    fn alone(&self, cores: u32, kernel_us: u64, way: &str) -> Result<Row> {
+        let share = self.setup.share(&limits(self.memory_bytes, cores)?)?;
+        let done: Done = json(self.work(Some(&share), kernel_us, way, false))?;
+        Ok(row(
+            format!("{cores} % alone, kernels of {kernel_us} µs, {way}"),
+            cores,
+            done.share,
+        ))
+    }
+
+    fn pair(&self, left: u32, right: u32) -> Result<Vec<Row>> {
+        let shares = [
+            self.setup.share(&limits(self.memory_bytes, left)?)?,
+            self.setup.share(&limits(self.memory_bytes, right)?)?,
+        ];
+        let commands = shares
+            .iter()
+            .map(|share| self.work(Some(share), 1000, "queue", true))
+            .collect();
+        let done: Vec<Done> = together(commands)?;
+        Ok([left, right]
+            .into_iter()
+            .zip(done)
+            .map(|(cores, done)| {
+                row(
+                    format!("{left}:{right}, the one with {cores} %"),
+                    cores,
+                    done.share,
+                )
+            })
+            .collect())
+    }
+}
+
+fn row(what: String, cores: u32, share: f64) -> Row {
+    let off = share.mul_add(100.0, -f64::from(cores));
+    Row::checked(
+        what,
+        off.abs() <= GOAL_POINTS,
+        format!("{} ({off:+.1} points)", percent(share)),
+    )
+}
+
+/// Unhooked, hooked without a limit of GPU time, and hooked with one that never blocks, in turn.
+fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
+    const ROUNDS: usize = 5;
+    let memory = setup.card()?.total_bytes / 4;
+    let cases = [
+        ("unhooked", None),
+        (
+            "memory limited only",
+            Some(setup.share(&limits(memory, 0)?)?),
+        ),
+        (
+            "GPU time limited, not blocked",
+            Some(setup.share(&limits(memory, 100)?)?),
+        ),
+    ];
+    let count = launches.to_string();
+    let mut costs: Vec<Vec<Cost>> = cases.iter().map(|_| Vec::new()).collect();
+    for _ in 0..ROUNDS {
+        for ((_, share), costs) in cases.iter().zip(&mut costs) {
+            costs.push(json(
+                setup.suite(share.as_ref(), &["latency", "--launches", &count]),
+            )?);
+        }
+    }
+    Ok(cases
+        .iter()
+        .zip(costs)
+        .map(|((name, _), costs)| {
+            let of = |figure: fn(&Cost) -> f64| {
+                let mut all: Vec<f64> = costs.iter().map(figure).collect();
+                all.sort_unstable_by(f64::total_cmp);
+                all.get(all.len() / 2).copied().unwrap_or_default()
+            };
+            Row::measured(
+                format!("a launch, {name} (median of {ROUNDS} interleaved runs)"),
+                format!(
+                    "p50 {:.0} ns, mean {:.0} ns, p99.9 {:.0} ns",
+                    of(|cost| cost.p50_ns),
+                    of(|cost| cost.mean_ns),
+                    of(|cost| cost.p999_ns)
+                ),
+            )
+        })
+        .collect())
+}

@@ -1,0 +1,130 @@
+//! Every door to every entry point: exactly those are replaced that the table says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::report::Row;
+use super::setup::{Setup, json, limits};
+
+/// What `gpu-suite doors` says about one name.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Entry {
+    name: String,
+    class: String,
+    #[serde(default)]
+    symbol: Option<String>,
+    #[serde(default)]
+    procedures: BTreeMap<String, Vec<String>>,
+}
+
+const OURS: &str = "libvgpu+";
+
+pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
+    let card = setup.card()?;
+    let share = setup.share(&limits(card.total_bytes / 4, 50)?)?;
+    let bare: Vec<Entry> = json(setup.suite(None, &["doors"]))?;
+    let hooked: Vec<Entry> = json(setup.suite(Some(&share), &["doors"]))?;
+    let dump = setup.out.join("doors.json");
+    let text = serde_json::to_string_pretty(&serde_json::json!({"bare": bare, "hooked": hooked}))?;
+    fs::write(&dump, text + "\n").with_context(|| format!("write {}", dump.display()))?;
+
+    let names = |entries: &[Entry]| {
+        entries
+            .iter()
+            .map(|e| e.name.clone())
+            .collect::<BTreeSet<_>>()
+    };
+    let vanished: Vec<String> = names(&bare).difference(&names(&hooked)).cloned().collect();
+    let wrong = wrong(&bare, &hooked);
+    let ours = hooked.iter().filter(|entry| is_ours(entry)).count();
+    Ok(vec![
+        Row::measured("entry points that the driver has", bare.len().to_string()),
+        Row::measured("of these replaced under a limit", ours.to_string()),
+        Row::checked("nothing is hidden", vanished.is_empty(), list(&vanished)),
+        Row::checked(
+            "every door leads where the table of entry points says",
+            wrong.is_empty(),
+            list(&wrong),
+        ),
+    ])
+}
+
+fn is_ours(entry: &Entry) -> bool {
+    let symbol = entry.symbol.iter();
+    symbol
+        .chain(entry.procedures.keys())
+        .any(|place| place.starts_with(OURS))
+}
+
+/// Names whose doors lead elsewhere than their class says.
+fn wrong(bare: &[Entry], hooked: &[Entry]) -> Vec<String> {
+    let bare: BTreeMap<&str, &Entry> = bare.iter().map(|e| (e.name.as_str(), e)).collect();
+    hooked
+        .iter()
+        .filter_map(|entry| {
+            let before = bare.get(entry.name.as_str())?;
+            let is_right = match entry.class.as_str() {
+                "counted" | "metered" | "virtualised" | "door" => {
+                    let symbol = entry.symbol.iter();
+                    symbol
+                        .chain(entry.procedures.keys())
+                        .all(|place| place.starts_with(OURS))
+                }
+                _ => entry.symbol == before.symbol && entry.procedures == before.procedures,
+            };
+            (!is_right).then(|| entry.name.clone())
+        })
+        .collect()
+}
+
+fn list(names: &[String]) -> String {
+    const SHOWN: usize = 12;
+    match names.len() {
+        0 => "none".to_owned(),
+        count if count <= SHOWN => names.join(", "),
+        count => format!(
+            "{} and {} more",
+            names
+                .iter()
+                .take(SHOWN)
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(", "),
+            count - SHOWN
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, class: &str, symbol: &str, procedure: &str) -> Entry {
+        Entry {
+            name: name.to_owned(),
+            class: class.to_owned(),
+            symbol: Some(symbol.to_owned()),
+            procedures: [(procedure.to_owned(), vec!["12000/0".to_owned()])].into(),
+        }
+    }
+
+    #[test]
+    fn a_door_that_was_missed_and_one_too_many_are_wrong() {
+        let bare = [
+            entry("cuMemAlloc_v2", "counted", "libcuda+0x1", "libcuda+0x1"),
+            entry("cuMemFree_v2", "counted", "libcuda+0x2", "libcuda+0x2"),
+            entry("cuEventCreate", "passed", "libcuda+0x3", "libcuda+0x3"),
+            entry("cuEventQuery", "passed", "libcuda+0x4", "libcuda+0x4"),
+        ];
+        let hooked = [
+            entry("cuMemAlloc_v2", "counted", "libvgpu+0x1", "libvgpu+0x1"),
+            entry("cuMemFree_v2", "counted", "libvgpu+0x2", "libcuda+0x2"),
+            entry("cuEventCreate", "passed", "libcuda+0x3", "libcuda+0x3"),
+            entry("cuEventQuery", "passed", "libvgpu+0x4", "libcuda+0x4"),
+        ];
+        assert_eq!(wrong(&bare, &hooked), ["cuMemFree_v2", "cuEventQuery"]);
+    }
+}

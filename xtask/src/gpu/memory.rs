@@ -1,0 +1,74 @@
+//! Every allocation path, alone, until it is refused.
+
+use anyhow::{Context, Result};
+use drava_cluster::Progress;
+use serde::Deserialize;
+
+use super::report::Row;
+use super::setup::{Setup, json, limits};
+
+const MIB: u64 = 1 << 20;
+
+const PATHS: [&str; 8] = [
+    "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap",
+];
+
+/// What `gpu-suite memory` says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Taken {
+    free_bytes_before: u64,
+    total_bytes: u64,
+    taken_bytes: u64,
+    refusal: Option<String>,
+}
+
+pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
+    let card = setup.card()?;
+    // Odd on purpose: not a multiple of any granularity.
+    let limit = (card.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
+    let limits = limits(limit, 0)?;
+    let mut rows = vec![context(setup, card.free_bytes)?];
+    for path in PATHS {
+        progress.note(path);
+        let share = setup.share(&limits)?;
+        let what = format!("{path}: limit of {} MiB", limit / MIB);
+        let taken: Taken = match json(setup.suite(Some(&share), &["memory", "--path", path])) {
+            Ok(taken) => taken,
+            Err(error) => {
+                rows.push(Row::checked(what, false, format!("{error:#}")));
+                continue;
+            }
+        };
+        let reachable = taken.free_bytes_before;
+        // Pieces end at 2 MiB, and a path may round each to its granularity.
+        let is_exact = taken.taken_bytes <= reachable && taken.taken_bytes + 64 * MIB > reachable;
+        let is_refused = taken.refusal.as_deref() == Some("CUDA_ERROR_OUT_OF_MEMORY");
+        rows.push(Row::checked(
+            what,
+            taken.total_bytes == limit && is_exact && is_refused,
+            format!(
+                "{} of {} MiB after the context, then {}",
+                taken.taken_bytes / MIB,
+                reachable / MIB,
+                taken.refusal.as_deref().unwrap_or("no refusal")
+            ),
+        ));
+    }
+    Ok(rows)
+}
+
+/// What a context takes of the card, by the driver's own figures.
+fn context(setup: &Setup, free_bytes: u64) -> Result<Row> {
+    let taken: Taken = json(setup.suite(None, &["memory", "--path", "nothing"]))
+        .context("make a context without limits")?;
+    let bytes = taken.total_bytes.saturating_sub(taken.free_bytes_before);
+    Ok(Row::measured(
+        "card's memory that is not free beside one context",
+        format!(
+            "{} MiB ({} MiB free at start)",
+            bytes / MIB,
+            free_bytes / MIB
+        ),
+    ))
+}

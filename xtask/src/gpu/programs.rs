@@ -1,0 +1,157 @@
+//! Programs as people run them, under a share.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+use drava_cluster::Progress;
+use serde::Deserialize;
+
+use super::report::Row;
+use super::setup::{Setup, Share, json, limits};
+
+/// What `gpu-suite gemm` says.
+#[derive(Debug, Deserialize)]
+struct Compared {
+    wrong: usize,
+}
+
+pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
+    let limit = setup.card()?.free_bytes.min(16 << 30) / 4;
+    let share = setup.share(&limits(limit, 50)?)?;
+    progress.note("matrix products");
+    let mut rows = vec![gemm(setup, &share)];
+    progress.note("nvidia-smi");
+    rows.push(smi(setup, &share, limit));
+    progress.note("static cudart");
+    rows.push(static_cudart(setup, &share, limit));
+    progress.note("PyTorch");
+    rows.push(torch(setup, &share, limit));
+    Ok(rows)
+}
+
+fn gemm(setup: &Setup, share: &Share) -> Row {
+    let what = "matrix products under a cap are right";
+    if setup.is_simulated() {
+        return Row::not_run(what, "the simulated card computes nothing");
+    }
+    match json::<Compared>(setup.suite(Some(share), &["gemm"])) {
+        Ok(compared) => Row::checked(
+            what,
+            compared.wrong == 0,
+            format!("{} wrong elements", compared.wrong),
+        ),
+        Err(error) => Row::checked(what, false, format!("{error:#}")),
+    }
+}
+
+fn smi(setup: &Setup, share: &Share, limit: u64) -> Row {
+    let what = "nvidia-smi shows the share";
+    let mut command = setup.smi(Some(share));
+    command.args([
+        "--query-gpu=memory.total",
+        "--format=csv,noheader,nounits",
+        "--id=0",
+    ]);
+    match command.output() {
+        Err(error) => Row::not_run(what, format!("nvidia-smi cannot be run: {error}")),
+        Ok(output) => {
+            let shown = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            let is_share = shown == (limit >> 20).to_string();
+            Row::checked(what, is_share, format!("{shown} MiB in total"))
+        }
+    }
+}
+
+/// A program with the CUDA runtime linked in allocates up to the limit and no further.
+fn static_cudart(setup: &Setup, share: &Share, limit: u64) -> Row {
+    const SOURCE: &str = r#"
+#include <cuda_runtime.h>
+#include <stdio.h>
+int main(void) {
+    size_t free_bytes = 0, total_bytes = 0, taken = 0, piece = 512u << 20;
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return 3;
+    while (piece >= 2u << 20) {
+        void *pointer;
+        cudaError_t error = cudaMalloc(&pointer, piece);
+        if (error == cudaSuccess) { taken += piece; continue; }
+        if (error != cudaErrorMemoryAllocation) return 4;
+        cudaGetLastError();
+        piece /= 2;
+    }
+    printf("{\"total\": %zu, \"free\": %zu, \"taken\": %zu}\n", total_bytes, free_bytes, taken);
+    return 0;
+}
+"#;
+    let what = "a program with static cudart is limited";
+    let source = setup.out.join("cudart.cu");
+    let program = setup.out.join("cudart");
+    let built = fs::write(&source, SOURCE).and_then(|()| {
+        Command::new("nvcc")
+            .args(["--cudart", "static", "-o"])
+            .args([&program, &source])
+            .output()
+    });
+    match built {
+        Err(error) => return Row::not_run(what, format!("nvcc cannot be run: {error}")),
+        Ok(output) if !output.status.success() => {
+            return Row::not_run(what, "nvcc cannot compile a program here");
+        }
+        Ok(_) => {}
+    }
+    allocator(what, setup.program(Some(share), &program), limit)
+}
+
+/// PyTorch sees the share, fills it and gets its own out-of-memory error.
+fn torch(setup: &Setup, share: &Share, limit: u64) -> Row {
+    const SCRIPT: &str = r#"
+import json, torch
+free, total = torch.cuda.mem_get_info()
+pieces, piece = [], 512 << 20
+while piece >= 2 << 20:
+    try:
+        pieces.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
+    except torch.cuda.OutOfMemoryError:
+        piece //= 2
+taken = sum(piece.numel() for piece in pieces)
+del pieces
+torch.cuda.empty_cache()
+a = torch.randint(0, 8, (512, 512), device="cuda").double()
+b = torch.randint(0, 8, (512, 512), device="cuda").double()
+assert torch.equal((a @ b).cpu(), a.cpu() @ b.cpu()), "a matrix product is wrong"
+print(json.dumps({"total": total, "free": free, "taken": taken}))
+"#;
+    let what = "PyTorch is limited, and computes right";
+    let python = Path::new("python3");
+    let has_torch = setup
+        .program(None, python)
+        .args(["-c", "import torch; assert torch.cuda.is_available()"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !has_torch {
+        return Row::not_run(what, "python3 has no torch that can use the card");
+    }
+    let mut command = setup.program(Some(share), python);
+    command.args(["-c", SCRIPT]);
+    allocator(what, command, limit)
+}
+
+/// What a program that fills its card says.
+#[derive(Debug, Deserialize)]
+struct Filled {
+    total: u64,
+    free: u64,
+    taken: u64,
+}
+
+fn allocator(what: &str, command: Command, limit: u64) -> Row {
+    match json::<Filled>(command) {
+        Ok(Filled { total, free, taken }) => Row::checked(
+            what,
+            total <= limit && taken <= free && taken >= free / 10 * 9,
+            format!("took {} of {} MiB", taken >> 20, free >> 20),
+        ),
+        Err(error) => Row::checked(what, false, format!("{error:#}")),
+    }
+}
