@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 use crate::artifacts::Installed;
 use crate::claim::ClaimRef;
@@ -25,6 +26,29 @@ const API_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a call waits for what the driver finds out when it starts.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a claim waits for the devices of a claim that is leaving: kubelet, told no, asks again only after a minute,
+/// and waits for an answer for 45 s.
+pub const LEAVING_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time between two looks at claims that are leaving.
+const LEAVING_POLL: Duration = Duration::from_millis(250);
+
+/// A claim was not prepared.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The text for the pod's event.
+    pub text: String,
+    /// The claims that hold what it needs.
+    pub holders: Vec<ClaimRef>,
+}
+
+impl From<String> for Refusal {
+    fn from(text: String) -> Self {
+        let holders = Vec::new();
+        Self { text, holders }
+    }
+}
+
 /// Prepares and unprepares the claims of one node.
 pub struct ClaimService<E> {
     /// Pool of the node.
@@ -41,6 +65,8 @@ pub struct ClaimService<E> {
     pub reporter: Reporter,
     /// Wakes whoever tidies up.
     pub untidy: Arc<Notify>,
+    /// How long a claim waits for the devices of a claim that is leaving.
+    pub leaving_patience: Duration,
 }
 
 impl<E: Effects> ClaimService<E> {
@@ -100,13 +126,13 @@ impl<E: Effects> ClaimService<E> {
     /// Prepares a claim whose lock is held and which the API server has as `found`.
     ///
     /// # Errors
-    /// The text for the pod's event.
+    /// The text for the pod's event, and which claims are in the way.
     pub async fn prepare_locked(
         &self,
         claim: &ClaimRef,
         found: Option<ResourceClaim>,
         lock: Lock,
-    ) -> Result<Record, String> {
+    ) -> Result<Record, Refusal> {
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
         let (outcome, found, node) = blocking(move || {
@@ -126,7 +152,14 @@ impl<E: Effects> ClaimService<E> {
             if matches!(*error.failure, Failure::Unreadable(_)) {
                 self.untidy.notify_one();
             }
-            describe(&error)
+            let holders = match error.failure.as_ref() {
+                Failure::Conflict(conflict) => conflict.holders().to_vec(),
+                _ => Vec::new(),
+            };
+            Refusal {
+                text: describe(&error),
+                holders,
+            }
         })?;
         self.report_repairs(claim, repairs);
         if let Some(found) = &found {
@@ -134,6 +167,27 @@ impl<E: Effects> ClaimService<E> {
                 .devices(found, &record, &node.inventory, Injection::Expected);
         }
         Ok(record)
+    }
+
+    /// Whether one of the claims is not allocated any more, so that kubelet is about to unprepare it: the pod was deleted
+    /// by force, and its containers still end.
+    async fn is_any_leaving(&self, claims: &[ClaimRef]) -> bool {
+        for claim in claims {
+            let is_leaving = match self.fetch(claim).await {
+                Ok(Some(found)) => {
+                    found.metadata.uid.as_deref() != Some(claim.uid.as_str())
+                        || found
+                            .status
+                            .is_none_or(|status| status.allocation.is_none())
+                }
+                Ok(None) => true,
+                Err(_) => false,
+            };
+            if is_leaving {
+                return true;
+            }
+        }
+        false
     }
 
     /// Raises an event about what was out of order.
@@ -150,10 +204,19 @@ impl<E: Effects> ClaimService<E> {
 
 impl<E: Effects> Claims for ClaimService<E> {
     async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
-        let lock = self.lock(claim).await?;
-        let found = self.fetch(claim).await?;
-        let record = self.prepare_locked(claim, found, lock).await?;
-        Ok(answer(&record))
+        let deadline = Instant::now() + self.leaving_patience;
+        loop {
+            let lock = self.lock(claim).await?;
+            let found = self.fetch(claim).await?;
+            let refusal = match self.prepare_locked(claim, found, lock).await {
+                Ok(record) => return Ok(answer(&record)),
+                Err(refusal) => refusal,
+            };
+            if Instant::now() >= deadline || !self.is_any_leaving(&refusal.holders).await {
+                return Err(refusal.text);
+            }
+            tokio::time::sleep(LEAVING_POLL).await;
+        }
     }
 
     async fn unprepare(&self, claim: &ClaimRef) -> Result<(), String> {

@@ -59,6 +59,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How long a prepared claim must be gone before it is undone without kubelet.
     pub orphan_grace: Duration,
+    /// How long a claim waits for the devices of a claim that is leaving.
+    pub leaving_patience: Duration,
 }
 
 /// The driver cannot run.
@@ -104,6 +106,7 @@ pub async fn run(
         paths,
         listen,
         orphan_grace,
+        leaving_patience,
     } = config;
     let mut tasks = JoinSet::new();
     let listener = listen_on(listen).await?;
@@ -157,6 +160,7 @@ pub async fn run(
         installed,
         reporter: reporter.clone(),
         untidy: Arc::clone(&untidy),
+        leaving_patience,
     });
     let (health, devices) = watch::channel(Vec::new());
     let (stand, standing) = watch::channel(Standing::Unknown);

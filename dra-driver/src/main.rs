@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use drava_dra_driver::args::{Args, LogFormat};
+use drava_dra_driver::claims;
 use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::inventory::Source;
@@ -69,6 +70,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         paths,
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
+        leaving_patience: claims::LEAVING_PATIENCE,
     };
     driver::run(
         config,

@@ -297,6 +297,7 @@ impl<E: Effects> Reconciler<E> {
                     .prepare_locked(&claim, found, lock)
                     .await
                     .map(drop)
+                    .map_err(|refusal| refusal.text)
             }
         }
     }

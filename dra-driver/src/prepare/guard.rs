@@ -64,6 +64,18 @@ pub enum Conflict {
     },
 }
 
+impl Conflict {
+    /// The claims that are in the way.
+    #[must_use]
+    pub fn holders(&self) -> &[ClaimRef] {
+        match self {
+            Self::Exclusive { holder, .. } => std::slice::from_ref(holder),
+            Self::Exceeds { holders, .. } => &holders.0,
+            Self::NotShared { .. } => &[],
+        }
+    }
+}
+
 /// How a claim uses a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {

@@ -129,6 +129,7 @@ impl World {
             paths: self.node.paths.clone(),
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
+            leaving_patience: Duration::ZERO,
         }
     }
 

@@ -122,6 +122,34 @@ scenario! {
 }
 
 scenario! {
+    async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
+        let world = World::new().await;
+        let patient = Config { leaving_patience: Duration::from_secs(3600), ..world.config() };
+        let running = world.start_with(patient, world.source());
+        let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+        running.is_ready().await;
+        for number in [1, 2] {
+            world.api.put_claim(&claim(number, &[Whole(0)]));
+        }
+        plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+        // The first is there to stay: no waiting.
+        let error = plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err().to_string();
+        assert!(error.contains("holds it as a whole card"), "{error}");
+
+        // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers.
+        world.api.delete_claim(&claim(1, &[]));
+        let claims = [1, 2].map(kubelet_claim);
+        let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
+            // Long enough for the other call to be refused at least once; it passes either way.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            plugin.unprepare_one(&claims[0]).await
+        });
+        left.unwrap();
+        waiting.unwrap();
+    }
+}
+
+scenario! {
     async fn status_devices_say_what_was_prepared_and_are_written_once() {
         let world = World::new().await;
         let (_running, plugin) = world.ready().await;

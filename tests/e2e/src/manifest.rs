@@ -49,7 +49,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}}}
 spec:
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   resourceClaims: [{{name: gpu, {source}}}]
   containers:
   - name: app
@@ -70,7 +70,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}}}
 spec:
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   containers:
   - name: app
     image: localhost/drava-demo:dev

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result, sys};
 use cudarc::nvrtc::Ptx;
 use serde::Serialize;
@@ -63,6 +63,10 @@ struct Facts {
 }
 
 pub(crate) fn run() -> Result<()> {
+    // cudarc panics where there is none.
+    // SAFETY: a terminated string; the library may do at load what any program lets it do.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    ensure!(!library.is_null(), "libcuda.so.1 cannot be loaded");
     let context = CudaContext::new(0).context("make a context on device 0")?;
     let (free_bytes, total_bytes) = result::mem_get_info()?;
     let mut driver_version = 0;
