@@ -1,7 +1,7 @@
 // One of the processes in the storm: allocates and frees in every way there is, at random, until it is told to
 // stop or dies. Each line on standard input is a command, each answered with one line:
 //
-//   go <operations>   does so many, then says `done <granted> <refused> <wrong>`
+//   go <operations>   does so many, then says `done <granted> <refused> <wrong> <operations>`
 //   drain             frees everything, then says `done …` likewise
 //   free              says `free <bytes>`, the bytes that stay charged because they were exported
 //
@@ -25,7 +25,7 @@ typedef unsigned long long Pointer;
 
 static void *cuda;
 static uint64_t state;
-static Pointer most, granted, refused, wrong, limit, exported_bytes;
+static Pointer most, granted, refused, wrong, limit, exported_bytes, operations_done;
 static void *primary;
 
 // Looked up each time through `dlsym`, which is what is under test too.
@@ -236,7 +236,7 @@ int main(int count, char **arguments) {
         if (sscanf(line, "go %llu", &operations) == 1) {
             if (!primary && !note("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &primary, 0)))
                 must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
-            for (; primary && operations; operations--) operate();
+            for (; primary && operations; operations--, operations_done++) operate();
         } else if (!strncmp(line, "drain", 5)) {
             for (struct Thing *thing = things; thing < things + sizeof things / sizeof *things; thing++) unmake(thing);
             if (primary) must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
@@ -246,8 +246,8 @@ int main(int count, char **arguments) {
             printf("free %llu\n", exported_bytes);
             continue;
         }
-        printf("done %llu %llu %llu\n", granted, refused, wrong);
-        granted = refused = wrong = 0;
+        printf("done %llu %llu %llu %llu\n", granted, refused, wrong, operations_done);
+        granted = refused = wrong = operations_done = 0;
     }
     return 0;
 }
