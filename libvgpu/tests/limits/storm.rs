@@ -174,19 +174,16 @@ impl Storm {
     /// the account. Once everything is freed they are the same but for what was exported. (Before, managed memory
     /// is in the account only.)
     fn check(&mut self) {
-        let mut exported = BTreeMap::new();
-        self.processes.retain_mut(|process| {
-            process.try_send("free");
-            let answer = process.try_hear();
-            if let Some(bytes) = answer
-                .as_deref()
-                .and_then(|text| text.strip_prefix("free "))
-            {
+        let mut exported = self.take_stock();
+        // Whoever dies of it leaves something that the others have to take stock of again.
+        while exported.len() < self.processes.len() {
+            let lives = |process: &Subject| {
                 let pid = u32::try_from(process.pid()).unwrap();
-                exported.insert(pid, bytes.parse::<u64>().unwrap());
-            }
-            answer.is_some()
-        });
+                exported.contains_key(&pid)
+            };
+            self.processes.retain(lives);
+            exported = self.take_stock();
+        }
         // Until the children of the dead have ended too.
         let card = self
             .container
@@ -220,6 +217,19 @@ impl Storm {
         }
         self.figures.highest_bytes = self.figures.highest_bytes.max(card.used_bytes);
         self.figures.rounds += 1;
+    }
+
+    /// Every process takes back what dead ones left, and says how much of its own was exported, by PID.
+    fn take_stock(&mut self) -> BTreeMap<u32, u64> {
+        let mut exported = BTreeMap::new();
+        for process in &mut self.processes {
+            process.try_send("free");
+            if let Some(answer) = process.try_hear() {
+                let bytes = answer.strip_prefix("free ").unwrap().parse().unwrap();
+                exported.insert(u32::try_from(process.pid()).unwrap(), bytes);
+            }
+        }
+        exported
     }
 
     fn account(&self) -> ShareUsage {
