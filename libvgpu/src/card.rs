@@ -101,6 +101,11 @@ impl Card {
         amount
     }
 
+    /// Whether plain allocations beyond the limit become managed memory.
+    pub(crate) fn spills(self) -> bool {
+        self.shares().any(Share::spills)
+    }
+
     /// What the driver takes for itself in a context.
     pub(crate) fn driver_reserve_bytes(self) -> u64 {
         self.shares()

@@ -14,7 +14,8 @@ use drava_vgpu_abi::region::{
     Header, REGION_ABI_VERSION, REGION_MAGIC, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, Slot, SlotIndex,
 };
 use drava_vgpu_abi::{
-    BrokenRegion, DeviceUuid, Limits, LimitsPage, PAGE_SIZE, REGION_SIZE, decode, paths,
+    BrokenRegion, DeviceUuid, Limits, LimitsPage, MemoryPolicy, PAGE_SIZE, REGION_SIZE, decode,
+    paths,
 };
 
 use crate::discover::PathBuffer;
@@ -60,6 +61,7 @@ pub(crate) struct Share {
     limit_bytes: AtomicU64,
     driver_reserve_bytes: AtomicU64,
     fails_open: AtomicU32,
+    spills: AtomicU32,
     /// The mapped region; null if it cannot be used.
     region: AtomicPtr<c_void>,
     region_fd: AtomicI32,
@@ -121,6 +123,12 @@ impl Share {
     pub(crate) fn driver_reserve_bytes(&self) -> u64 {
         self.refresh();
         self.driver_reserve_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether plain allocations beyond the limit become managed memory.
+    pub(crate) fn spills(&self) -> bool {
+        self.refresh();
+        self.spills.load(Ordering::Relaxed) != 0
     }
 
     /// Bytes taken by all processes of the share.
@@ -350,6 +358,8 @@ impl Share {
         self.limit_bytes.store(limit, Ordering::Relaxed);
         self.driver_reserve_bytes
             .store(limits.driver_reserve_bytes, Ordering::Relaxed);
+        let spills = limits.memory_policy == MemoryPolicy::Spill;
+        self.spills.store(u32::from(spills), Ordering::Relaxed);
         let open = limits.broken_region == BrokenRegion::Open;
         self.fails_open.store(u32::from(open), Ordering::Relaxed);
     }

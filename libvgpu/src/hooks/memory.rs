@@ -3,12 +3,17 @@
 //! Reserve, call the driver, keep the charge or give it back. What does not fit is refused without calling the
 //! driver.
 
-use core::ffi::{c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
 use crate::blocks::{self, BLOCK};
-use crate::card::{Card, Target, current_context, target_of_current_context};
-use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUdeviceptr_v1, CUresult};
+use crate::card::{
+    Card, Target, current_context, current_device, target_of_current_context, target_of_device,
+};
+use crate::cuda::{
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
+};
+use crate::driver::{Library, Original};
 use crate::held::{Held, HeldMap};
 use crate::hooks::pool;
 use crate::process::Process;
@@ -16,6 +21,14 @@ use crate::table::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree,
     cuMemFree_v2,
 };
+
+static ADVISE: Original = Original::new(Library::Cuda, c"cuMemAdvise");
+type Advise = unsafe extern "C" fn(CUdeviceptr, usize, c_int, CUdevice) -> CUresult;
+
+const CU_MEM_ATTACH_GLOBAL: c_uint = 1;
+const CU_MEM_ADVISE_SET_PREFERRED_LOCATION: c_int = 3;
+const CU_MEM_ADVISE_SET_ACCESSED_BY: c_int = 5;
+const CU_DEVICE_CPU: CUdevice = -1;
 
 /// What a pitched request takes if the driver pads rows to this.
 const ROW_STEP: u64 = 512;
@@ -214,13 +227,49 @@ unsafe fn free_again(address: u64) {
     unsafe { free(address) };
 }
 
+/// Memory of the host, which the card reaches through its page tables, in the place of memory beyond the share.
+///
+/// # Safety
+/// As for `cuMemAlloc_v2`.
+unsafe fn spill(device: CUdevice, pointer: *mut CUdeviceptr, bytes: usize) -> CUresult {
+    let Some(allocate) = cuMemAllocManaged::ORIGINAL.address() else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    // SAFETY: the driver's function of that name has this signature.
+    let allocate =
+        unsafe { core::mem::transmute::<NonNull<c_void>, cuMemAllocManaged::Function>(allocate) };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { allocate(pointer, bytes, CU_MEM_ATTACH_GLOBAL) };
+    if result == CUDA_SUCCESS
+        && let Some(advise) = ADVISE.address()
+    {
+        // SAFETY: the signature of `cuMemAdvise`.
+        let advise = unsafe { core::mem::transmute::<NonNull<c_void>, Advise>(advise) };
+        // SAFETY: the driver has written the pointer.
+        let address = unsafe { pointer.read() };
+        for (advice, device) in [
+            (CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU),
+            (CU_MEM_ADVISE_SET_ACCESSED_BY, device),
+        ] {
+            // SAFETY: the range was allocated just now. Advice that a card does not take changes nothing.
+            unsafe { advise(address, bytes, advice, device) };
+        }
+    }
+    result
+}
+
+/// Whether what does not fit on the device goes to the host.
+fn spills(device: CUdevice) -> bool {
+    matches!(target_of_device(device), Target::Limited(card) if card.spills())
+}
+
 pub(crate) unsafe fn alloc(
     original: cuMemAlloc_v2::Function,
     pointer: *mut CUdeviceptr,
     bytes: usize,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
-    Request::in_current_context(bytes_taken).make_linear(
+    let result = Request::in_current_context(bytes_taken).make_linear(
         // SAFETY: the caller's arguments.
         || unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
@@ -228,7 +277,14 @@ pub(crate) unsafe fn alloc(
         || bytes_taken,
         // SAFETY: the driver has written the pointer.
         || unsafe { pointer.write(0) },
-    )
+    );
+    if result == CUDA_ERROR_OUT_OF_MEMORY
+        && let Some(device) = current_device().filter(|&device| spills(device))
+    {
+        // SAFETY: the caller's arguments.
+        return unsafe { spill(device, pointer, bytes) };
+    }
+    result
 }
 
 pub(crate) unsafe fn alloc_v1(

@@ -1,6 +1,8 @@
 //! One process and its limit.
 
-use crate::subject::{Container, GIB, KIB, MIB};
+use drava_vgpu_abi::{Limits, MemoryPolicy};
+
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB};
 
 #[test]
 fn the_limit_is_exact_to_the_byte() {
@@ -103,4 +105,23 @@ fn the_end_of_a_context_frees_what_it_held() {
     assert_eq!(other.memory_info().0, GIB - 100 * MIB);
     process.ok("releaseprimary 0");
     assert_eq!(other.memory_info().0, GIB);
+}
+
+#[test]
+fn with_the_spill_policy_plain_memory_beyond_the_share_comes_from_the_host() {
+    let container = Container::new();
+    let limits = Limits {
+        memory_policy: MemoryPolicy::Spill,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    process.alloc(GIB);
+    let spilt = process.alloc(GIB);
+    assert_eq!(container.taken(), GIB + CONTEXT_BYTES);
+    assert_eq!(process.memory_info(), (0, GIB));
+    process.ok(&format!("free {spilt}"));
+    assert_eq!(process.memory_info(), (0, GIB));
+    // What the program asks to be on the card is refused as ever.
+    process.refused(&format!("async {}", 40 * MIB));
 }
