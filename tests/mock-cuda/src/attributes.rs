@@ -85,6 +85,8 @@ pub(crate) fn attribute(which: c_uint, model: &CardModel, card: &CardDescription
         89 | 90 => 1,
         // COOPERATIVE_LAUNCH
         95 => 1,
+        // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        102 | 103 => 1,
         // MAX_BLOCKS_PER_MULTIPROCESSOR
         106 => 32,
         // GENERIC_COMPRESSION_SUPPORTED

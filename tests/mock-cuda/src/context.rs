@@ -100,6 +100,7 @@ impl State {
             .contexts
             .remove(&handle)
             .ok_or(CudaError::InvalidContext)?;
+        self.forget_opened(driver, handle)?;
         self.addresses.forget_context(handle);
         self.pools.forget_context(handle);
         self.graphs.memory.forget_context(handle);

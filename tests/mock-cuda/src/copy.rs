@@ -158,7 +158,13 @@ impl CUmemcpy3D {
 impl State {
     /// Refuses a range that is not within one allocation.
     pub(crate) fn require_range(&self, address: CUdeviceptr, bytes: u64) -> Answer {
-        let (start, size, _) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
+        let (start, size, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
+        if kind == RangeKind::Virtual {
+            return match self.virtual_memory.is_accessible(address, bytes) {
+                true => Ok(()),
+                false => Err(CudaError::InvalidValue),
+            };
+        }
         match (address - start).checked_add(bytes) {
             Some(end) if end <= size => Ok(()),
             _ => Err(CudaError::InvalidValue),
@@ -167,9 +173,11 @@ impl State {
 
     fn on_card(&self, address: CUdeviceptr) -> bool {
         let found = self.allocation_at(address);
-        found.is_some_and(|(_, _, kind)| {
-            !matches!(kind, RangeKind::Host { .. } | RangeKind::Managed { .. })
-        })
+        let reserved = self.virtual_memory.is_reserved(address);
+        reserved
+            || found.is_some_and(|(_, _, kind)| {
+                !matches!(kind, RangeKind::Host { .. } | RangeKind::Managed { .. })
+            })
     }
 
     /// Finds a side of a copy, which lies within one allocation unless it is the host's.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,11 +28,13 @@ use crate::error::CudaError;
 use crate::event::Events;
 use crate::graph::Graphs;
 use crate::host::HostFunctions;
+use crate::ipc::Opened;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
 use crate::pool::Pools;
 use crate::stream::{Point, Streams};
 use crate::types::{CUcontext, CUdevice};
+use crate::virtual_memory::VirtualMemory;
 
 /// The driver of the process that called `cuInit`; never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
@@ -70,6 +72,8 @@ pub(crate) struct State {
     pub(crate) events: Events,
     pub(crate) modules: Modules,
     pub(crate) pools: Pools,
+    pub(crate) virtual_memory: VirtualMemory,
+    pub(crate) opened: Opened,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
     pub(crate) host_functions: HostFunctions,
@@ -159,6 +163,8 @@ impl Driver {
             events: Events::default(),
             modules: Modules::default(),
             pools: Pools::default(),
+            virtual_memory: VirtualMemory::default(),
+            opened: Opened::default(),
             captures: Captures::default(),
             graphs: Graphs::default(),
             host_functions: HostFunctions::default(),
@@ -235,6 +241,16 @@ impl Driver {
     /// Asks the daemon.
     pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
         Ok(self.connection().request(request)?)
+    }
+
+    /// Asks the daemon for something that comes with descriptors.
+    pub(crate) fn request_with_fds(&self, request: &Request) -> Answer<(Reply, Vec<OwnedFd>)> {
+        Ok(self.connection().request_with_fds(request)?)
+    }
+
+    /// Asks the daemon about a descriptor.
+    pub(crate) fn request_about(&self, request: &Request, fd: BorrowedFd<'_>) -> Answer<Reply> {
+        Ok(self.connection().request_about(request, fd)?)
     }
 }
 

@@ -7,8 +7,8 @@ use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
-    capture, context, copy, device, error, event, fill, graph, host, launch, memory, module, pool,
-    stream, unlisted,
+    capture, context, copy, device, error, event, fill, graph, host, ipc, launch, memory, module,
+    pool, stream, unlisted, virtual_memory,
 };
 
 /// The tables of all modules.
@@ -25,6 +25,7 @@ const TABLES: &[&[EntryPoint]] = &[
     graph::MEMORY_ENTRY_POINTS,
     graph::NODE_ENTRY_POINTS,
     host::ENTRY_POINTS,
+    ipc::ENTRY_POINTS,
     launch::ENTRY_POINTS,
     ENTRY_POINTS,
     memory::ENTRY_POINTS,
@@ -32,6 +33,7 @@ const TABLES: &[&[EntryPoint]] = &[
     pool::ENTRY_POINTS,
     stream::ENTRY_POINTS,
     unlisted::ENTRY_POINTS,
+    virtual_memory::ENTRY_POINTS,
 ];
 
 /// Functions that a later version knows under another name: the name, the version, and the name

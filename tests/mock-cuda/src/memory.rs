@@ -55,6 +55,13 @@ pub(crate) enum RangeKind {
     },
     /// Memory that a graph took.
     Graph { context: CUcontext },
+    /// Mapped into reserved addresses; belongs to no context.
+    Virtual,
+    /// Memory of another process.
+    Opened {
+        context: CUcontext,
+        allocation: AllocationId,
+    },
     /// Managed memory, which lives on the host.
     Managed { context: CUcontext },
     /// Pinned host memory that the driver allocated.
@@ -68,8 +75,10 @@ impl RangeKind {
             | Self::Heap { context, .. }
             | Self::Pool { context, .. }
             | Self::Graph { context }
+            | Self::Opened { context, .. }
             | Self::Managed { context }
             | Self::Host { context, .. } => context,
+            Self::Virtual => CUcontext::NULL,
         }
     }
 }
@@ -92,6 +101,12 @@ impl AddressSpace {
     fn containing(&self, address: u64) -> Option<(u64, &Range)> {
         let (base, range) = self.ranges.range(..=address).next_back()?;
         (address - base < range.mapping.length()).then_some((*base, range))
+    }
+
+    /// Where the range of an address begins, and what it is.
+    pub(crate) fn bounds(&self, address: u64) -> Option<(u64, RangeKind)> {
+        let (base, range) = self.containing(address)?;
+        Some((base, range.kind))
     }
 
     /// Removes a range and returns what it was.

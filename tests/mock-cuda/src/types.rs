@@ -155,5 +155,44 @@ pub(crate) struct CUmemAccessDesc {
     pub(crate) flags: c_uint,
 }
 
+/// `CUmemAllocationProp`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemAllocationProp {
+    pub(crate) kind: c_uint,
+    pub(crate) handle_types: c_uint,
+    pub(crate) location: CUmemLocation,
+    pub(crate) windows: *const c_void,
+    pub(crate) flags: [u8; 8],
+}
+
+/// `CUipcMemHandle` and `CUipcEventHandle`: 64 bytes that mean something to this library only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CUipcHandle {
+    pub(crate) bytes: [u8; 64],
+}
+
+impl CUipcHandle {
+    /// A handle of numbers.
+    pub(crate) fn of<const COUNT: usize>(words: [u64; COUNT]) -> Self {
+        let mut bytes = [0; 64];
+        let words = words.iter().flat_map(|word| word.to_ne_bytes());
+        for (byte, value) in bytes.iter_mut().zip(words) {
+            *byte = value;
+        }
+        Self { bytes }
+    }
+
+    /// The numbers of a handle.
+    pub(crate) fn words<const COUNT: usize>(&self) -> [u64; COUNT] {
+        let mut words = [0; COUNT];
+        for (word, bytes) in words.iter_mut().zip(self.bytes.chunks_exact(8)) {
+            *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
+        }
+        words
+    }
+}
+
 #[cfg(test)]
 mod tests;

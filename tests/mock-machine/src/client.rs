@@ -4,7 +4,7 @@
 //! forked children, as the real driver's are: memory lives until the last of them is gone.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,28 @@ impl Connection {
         &mut self,
         request: &Request,
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
-        wire::send(self.socket.as_fd(), request, &[])?;
+        self.exchange(request, &[])
+    }
+
+    /// As [`Self::request`], for requests that carry a descriptor.
+    ///
+    /// # Errors
+    /// When the daemon is gone or refuses.
+    pub fn request_about(
+        &mut self,
+        request: &Request,
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<Reply, ClientError> {
+        self.exchange(request, &[descriptor])
+            .map(|(reply, _)| reply)
+    }
+
+    fn exchange(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        wire::send(self.socket.as_fd(), request, fds)?;
         loop {
             match wire::receive(self.socket.as_fd(), &mut self.buffer)? {
                 (Reply::Refused(refusal), _) => return Err(refusal.into()),

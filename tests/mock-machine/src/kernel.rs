@@ -4,8 +4,8 @@
 //! state is owned by one daemon, so a client that is killed between two instructions leaves either
 //! the state before its request or the one after it; [`Kernel::disconnect`] frees the rest.
 //!
-//! Invariant: what [`Card::ledger`](Card) counts as taken equals the sum of the allocations and
-//! context overheads of live connections on that card.
+//! Invariant: what [`Card::ledger`](Card) counts as taken equals the sum of the context overheads of
+//! live connections on that card and of the allocations that they or exported descriptors hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +20,7 @@ mod card;
 pub mod engine;
 mod faults;
 mod ledger;
+mod memory;
 mod mig;
 mod samples;
 mod status;
@@ -28,6 +29,7 @@ use card::Card;
 use engine::Outcome;
 pub use faults::Faults;
 pub use ledger::PAGE_BYTES;
+use memory::{Allocation, Holder};
 pub use status::{CardStatus, MachineStatus, ProcessStatus};
 
 /// Nanoseconds of a monotonic clock.
@@ -113,13 +115,6 @@ struct Context {
     card: CardIndex,
 }
 
-#[derive(Debug)]
-struct Allocation {
-    context: ContextId,
-    offset: u64,
-    bytes: u64,
-}
-
 impl Kernel {
     /// A machine with nothing running, started `now`.
     #[must_use]
@@ -164,6 +159,7 @@ impl Kernel {
         for context in contexts {
             self.destroy_context(context);
         }
+        self.let_go_all(Holder::Client(client));
         self.clients.remove(&client);
     }
 
@@ -321,6 +317,13 @@ impl Kernel {
             }
             Request::Allocate { context, bytes } => self.allocate(client, context, bytes),
             Request::Free { allocation } => self.free(client, allocation),
+            Request::CreateMemory { card, bytes } => self.create_memory(client, card, bytes),
+            Request::Release { allocation } => self.release(client, allocation),
+            Request::Share { allocation } => self.share(client, allocation),
+            Request::Open { allocation } => self.open(client, allocation),
+            Request::Export { allocation } => self.export(client, allocation),
+            // The server knows what the descriptor stands for.
+            Request::Import => Err(Refusal::Invalid),
             Request::MemoryInfo { card } => {
                 let card = self.card(card)?;
                 Ok(Reply::MemoryInfo {
@@ -368,66 +371,12 @@ impl Kernel {
         let Some(context) = self.contexts.remove(&id) else {
             return;
         };
-        let allocations: Vec<AllocationId> = self
-            .allocations
-            .iter()
-            .filter(|(_, allocation)| allocation.context == id)
-            .map(|(id, _)| *id)
-            .collect();
-        for allocation in allocations {
-            self.release(context.card, allocation);
-        }
+        self.let_go_all(Holder::Context(id));
         if let Ok(card) = self.card_mut(context.card) {
             card.ledger.give_back(card.model.memory.context_bytes);
             card.engine.remove_context(id);
             card.partitions.leave(id);
         }
-    }
-
-    fn allocate(
-        &mut self,
-        client: ClientId,
-        context: ContextId,
-        bytes: u64,
-    ) -> Result<Reply, Refusal> {
-        let index = self.own_context(client, context)?.card;
-        self.check_instance_memory(index, context, bytes)?;
-        let card = self.card_mut(index)?;
-        let bytes = card.ledger.take(bytes)?;
-        let offset = card.place(bytes);
-        let allocation = AllocationId(self.id());
-        let record = Allocation {
-            context,
-            offset,
-            bytes,
-        };
-        self.allocations.insert(allocation, record);
-        Ok(Reply::Allocated {
-            allocation,
-            offset,
-            bytes,
-        })
-    }
-
-    fn free(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
-        let context = self.allocations.get(&id).ok_or(Refusal::NotFound)?.context;
-        let card = self.own_context(client, context)?.card;
-        self.release(card, id);
-        Ok(Reply::Done)
-    }
-
-    fn release(&mut self, index: CardIndex, id: AllocationId) {
-        let Some(Allocation { offset, bytes, .. }) = self.allocations.remove(&id) else {
-            return;
-        };
-        if let Ok(card) = self.card_mut(index) {
-            card.ledger.give_back(bytes);
-        }
-        self.effects.push(Effect::Forget {
-            card: index,
-            offset,
-            bytes,
-        });
     }
 
     fn card_state(&self, index: CardIndex) -> Result<Reply, Refusal> {
@@ -446,7 +395,7 @@ impl Kernel {
         })))
     }
 
-    /// Processes with a context on a card, by PID.
+    /// Processes with a context or memory on a card, by PID.
     fn processes(&self, index: CardIndex) -> Vec<ProcessState> {
         let mut used: BTreeMap<(u32, Option<InstanceId>), u64> = BTreeMap::new();
         for (id, context) in &self.contexts {
@@ -460,25 +409,17 @@ impl Kernel {
             let instance = instance.and_then(|card| card.partitions.instance_of(*id));
             *used.entry((client.pid, instance)).or_default() += self.context_bytes(*id, context);
         }
+        for (client, bytes) in self.bytes_by_client(index) {
+            if let Some(client) = self.clients.get(&client) {
+                *used.entry((client.pid, None)).or_default() += bytes;
+            }
+        }
         let state = |((pid, instance), used_bytes)| ProcessState {
             pid,
             used_bytes,
             instance,
         };
         used.into_iter().map(state).collect()
-    }
-
-    fn context_bytes(&self, id: ContextId, context: &Context) -> u64 {
-        let overhead = self
-            .card(context.card)
-            .map_or(0, |card| ledger::round_up(card.model.memory.context_bytes));
-        let allocated: u64 = self
-            .allocations
-            .values()
-            .filter(|allocation| allocation.context == id)
-            .map(|allocation| allocation.bytes)
-            .sum();
-        overhead + allocated
     }
 
     fn own_context(&self, client: ClientId, context: ContextId) -> Result<&Context, Refusal> {

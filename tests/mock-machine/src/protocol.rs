@@ -19,7 +19,7 @@ pub use mig::{
 pub use samples::{ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Index of a card on its machine; equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -32,6 +32,10 @@ pub struct ContextId(pub u64);
 /// A range of physical memory, unique on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AllocationId(pub u64);
+
+/// Memory that a file descriptor stands for, unique on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ExportId(pub u64);
 
 /// Which library a connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,6 +104,35 @@ pub enum Request {
         /// Which memory.
         allocation: AllocationId,
     },
+    /// Takes physical memory that belongs to no context; this process holds it once.
+    CreateMemory {
+        /// Which card.
+        card: CardIndex,
+        /// How much; rounded up as for [`Self::Allocate`].
+        bytes: u64,
+    },
+    /// Ends one of this process's holds.
+    Release {
+        /// Which memory.
+        allocation: AllocationId,
+    },
+    /// Lets other processes [`Self::Open`] memory of this one.
+    Share {
+        /// Which memory.
+        allocation: AllocationId,
+    },
+    /// Holds memory that another process shares.
+    Open {
+        /// Which memory.
+        allocation: AllocationId,
+    },
+    /// Asks for a descriptor that holds memory of this process.
+    Export {
+        /// Which memory.
+        allocation: AllocationId,
+    },
+    /// Holds what a descriptor stands for; the message carries it.
+    Import,
     /// Free and total memory, as `cuMemGetInfo` reports them.
     MemoryInfo {
         /// Which card.
@@ -135,6 +168,22 @@ pub enum Reply {
         offset: u64,
         /// Its size after rounding.
         bytes: u64,
+    },
+    /// To [`Request::Open`] and [`Request::Import`].
+    Opened {
+        /// Whose memory it is.
+        card: CardIndex,
+        /// Which memory; one more hold of this process.
+        allocation: AllocationId,
+        /// Where its bytes lie in the card's memory file.
+        offset: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// To [`Request::Export`]; the message carries the descriptor.
+    Exported {
+        /// What the daemon knows it by.
+        export: ExportId,
     },
     /// To [`Request::MemoryInfo`].
     MemoryInfo {

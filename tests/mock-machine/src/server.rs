@@ -28,14 +28,16 @@ use crate::channel::Channel;
 use crate::control::{self, Answer};
 use crate::description::MachineDescription;
 use crate::kernel::{ClientId, Effect, Kernel, Nanos};
-use crate::protocol::{ClientKind, Refusal, Reply, Request};
+use crate::protocol::{ClientKind, ExportId, Refusal, Reply, Request};
 use crate::root::{DriverRoot, LayOutError, Layout};
 use crate::wire::WireError;
 
+mod exports;
 mod peers;
 mod stop_signal;
 mod view;
 
+use exports::Exports;
 use peers::{Peer, Peers};
 use view::Namespace;
 
@@ -94,6 +96,7 @@ pub struct Server {
     controllers: OwnedFd,
     _stop: OwnedFd,
     peers: Peers,
+    exports: Exports,
     next_token: u64,
     /// Answers that a fault holds back, by the time when they go out.
     delayed: BTreeMap<(Nanos, u64), Reply>,
@@ -106,6 +109,8 @@ const CONTROLLERS: u64 = 1;
 const STOP: u64 = 2;
 const STARTER: u64 = 3;
 const FIRST_PEER: u64 = 4;
+/// With the number of an export: its descriptor.
+const EXPORT: u64 = 1 << 62;
 /// With a peer's token: its channel's doorbell.
 const DOORBELL: u64 = 1 << 63;
 
@@ -156,6 +161,7 @@ impl Server {
             controllers,
             _stop: stop,
             peers: Peers::default(),
+            exports: Exports::default(),
             next_token: FIRST_PEER,
             delayed: BTreeMap::new(),
             buffer: Vec::new(),
@@ -268,6 +274,13 @@ impl Server {
 
     /// Answers everything a peer has sent.
     fn serve(&mut self, token: u64) {
+        if token & EXPORT != 0 && token & DOORBELL == 0 {
+            let export = ExportId(token & !EXPORT);
+            self.exports.remove(export);
+            self.kernel.unexport(export);
+            self.apply_effects();
+            return;
+        }
         if token & DOORBELL != 0 {
             self.peers.answer_doorbell(token & !DOORBELL);
             return;
@@ -288,12 +301,21 @@ impl Server {
     fn answer(&mut self, token: u64) -> Result<(), WireError> {
         let peer = self.peers.get(token).ok_or(WireError::Closed)?;
         if peer.is_controller() {
-            let command = peer.receive::<control::Command>(&mut self.buffer)?;
+            let (command, _) = peer.receive::<control::Command>(&mut self.buffer)?;
             return peer.send(&carry_out(&mut self.kernel, &command), &[]);
         }
-        let request = peer.receive::<Request>(&mut self.buffer)?;
+        let (request, fds) = peer.receive::<Request>(&mut self.buffer)?;
         let client = ClientId(token);
-        let mut reply = self.kernel.handle(client, &request);
+        let mut reply = match request {
+            Request::Import => match fds.first().and_then(|fd| self.exports.find(fd)) {
+                Some(export) => self.kernel.import(client, export),
+                None => Reply::Refused(Refusal::NotFound),
+            },
+            _ => self.kernel.handle(client, &request),
+        };
+        if let Reply::Exported { export } = reply {
+            return self.send_export(token, export);
+        }
         let policy = self.kernel.description().process_ids;
         view::restrict(&mut reply, policy, peer.namespace());
         let welcomed = matches!(reply, Reply::Welcome { .. });
@@ -317,6 +339,18 @@ impl Server {
         for ((_, token), reply) in std::mem::replace(&mut self.delayed, later) {
             // Who has gone does not miss it.
             let _ = self.peers.get(token).map(|peer| peer.send(&reply, &[]));
+        }
+    }
+
+    /// Gives a client a descriptor that stands for memory.
+    fn send_export(&mut self, token: u64, export: ExportId) -> Result<(), WireError> {
+        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
+        match self.exports.create(export, &self.epoll) {
+            Ok(descriptor) => peer.send(&Reply::Exported { export }, &[descriptor.as_fd()]),
+            Err(_) => {
+                self.kernel.unexport(export);
+                peer.send(&Reply::Refused(Refusal::OutOfMemory), &[])
+            }
         }
     }
 

@@ -60,6 +60,21 @@ fn structs_have_the_layout_of_the_header() {
 }
 
 #[test]
+fn memory_structs_have_the_layout_of_the_header() {
+    same_layout!(
+        CUmemAllocationProp,
+        sys::CUmemAllocationProp,
+        kind = type_,
+        handle_types = requestedHandleTypes,
+        location = location,
+        windows = win32HandleMetaData,
+        flags = allocFlags
+    );
+    same_layout!(CUipcHandle, sys::CUipcMemHandle, bytes = reserved);
+    same_layout!(CUipcHandle, sys::CUipcEventHandle, bytes = reserved);
+}
+
+#[test]
 fn copies_have_the_layout_of_the_header() {
     same_layout!(
         CUmemcpy3D,

@@ -13,4 +13,6 @@ mod lookup;
 mod memory;
 mod pools;
 mod processes;
+mod sharing;
 mod streams;
+mod virtual_memory;

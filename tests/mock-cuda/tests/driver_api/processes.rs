@@ -1,27 +1,50 @@
 //! Several processes on one card, and processes that die.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
 use drava_mock_machine::description::{MIB, T4};
 use drava_mock_machine::testing::Machine;
 
 use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
+use crate::sharing;
 
 const CONTEXT: u64 = 104 * MIB;
 /// What a child process of these tests is to do.
 const ROLE: &str = "DRAVA_TEST_ROLE";
 
+/// What it is to do it with.
+const ARGUMENT: &str = "DRAVA_TEST_ARGUMENT";
+
 /// Starts this test program again in a role, and waits until it has done its part.
 fn start(machine: &Machine, role: &str) -> Child {
-    let mut child = machine
-        .command(std::env::current_exe().unwrap())
+    start_with(machine, role, "", None)
+}
+
+/// As [`start`], with an argument and a descriptor that the child inherits.
+pub(crate) fn start_with(
+    machine: &Machine,
+    role: &str,
+    argument: &str,
+    inherited: Option<RawFd>,
+) -> Child {
+    let mut command = machine.command(std::env::current_exe().unwrap());
+    command
         .args(["processes::in_a_role", "--exact", "--nocapture"])
         .env(ROLE, role)
+        .env(ARGUMENT, argument)
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stdout(Stdio::piped());
+    if let Some(descriptor) = inherited {
+        let keep = move || match unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        unsafe { command.pre_exec(keep) };
+    }
+    let mut child = command.spawn().unwrap();
     let stdout = BufReader::new(child.stdout.as_mut().unwrap());
     // The test runner's own lines come first.
     assert!(
@@ -48,9 +71,25 @@ fn in_a_role() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
+    let argument = std::env::var(ARGUMENT).unwrap();
     let api = Api::open_path(std::path::Path::new("libcuda.so.1"));
     api.enter(0);
     match role.as_str() {
+        "import" => {
+            let descriptor: RawFd = argument.parse().unwrap();
+            let imported = sharing::import(&api, descriptor);
+            assert_eq!(unsafe { libc::close(descriptor) }, 0);
+            let (address, _) = sharing::map(&api, imported, sharing::BYTES);
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
+        "open" => {
+            let address = sharing::open(&api, &argument).unwrap();
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
         "hold" => {
             api.allocate(1000 * MIB).unwrap();
             ready();

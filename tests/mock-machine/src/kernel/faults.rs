@@ -72,9 +72,17 @@ impl Kernel {
             | Request::Mig { card, .. }
             | Request::RegisterEvents { card }
             | Request::CreateContext { card }
+            | Request::CreateMemory { card, .. }
             | Request::MemoryInfo { card } => Some(*card),
             Request::Allocate { context, .. } => Some(self.contexts.get(context)?.card),
-            Request::Hello { .. } | Request::DestroyContext { .. } | Request::Free { .. } => None,
+            Request::Hello { .. }
+            | Request::DestroyContext { .. }
+            | Request::Free { .. }
+            | Request::Release { .. }
+            | Request::Share { .. }
+            | Request::Open { .. }
+            | Request::Export { .. }
+            | Request::Import => None,
         }
     }
 }

@@ -63,8 +63,8 @@ impl Peer {
     pub(super) fn receive<T: DeserializeOwned>(
         &self,
         buffer: &mut Vec<u8>,
-    ) -> Result<T, WireError> {
-        wire::receive(self.socket.as_fd(), buffer).map(|(message, _)| message)
+    ) -> Result<(T, Vec<OwnedFd>), WireError> {
+        wire::receive(self.socket.as_fd(), buffer)
     }
 
     /// A peer that does not read what it is sent counts as gone instead of blocking everyone.

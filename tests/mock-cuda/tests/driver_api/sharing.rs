@@ -1,0 +1,200 @@
+//! Memory that processes share: by descriptors and by handles.
+
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+
+use drava_mock_machine::description::{MIB, T4};
+use drava_mock_machine::testing::Machine;
+
+use crate::api::{Api, INVALID_CONTEXT, INVALID_VALUE, call};
+use crate::processes::start_with;
+use crate::virtual_memory::{allow, create, map as map_at, release, reserve, unmap};
+
+const CONTEXT: u64 = 104 * MIB;
+pub(crate) const BYTES: u64 = 64 * MIB;
+pub(crate) const PATTERN: [u8; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
+const FILE_DESCRIPTOR: u32 = 1;
+
+fn export(api: &Api, handle: u64) -> RawFd {
+    let mut descriptor: RawFd = -1;
+    let code = call!(
+        api,
+        "cuMemExportToShareableHandle",
+        &raw mut descriptor,
+        handle,
+        FILE_DESCRIPTOR,
+        0u64
+    );
+    assert_eq!(code, 0);
+    descriptor
+}
+
+pub(crate) fn import(api: &Api, descriptor: RawFd) -> u64 {
+    let mut handle = 0u64;
+    let code = call!(
+        api,
+        "cuMemImportFromShareableHandle",
+        &raw mut handle,
+        descriptor as isize,
+        FILE_DESCRIPTOR
+    );
+    assert_eq!(code, 0);
+    handle
+}
+
+fn close(descriptor: RawFd) {
+    assert_eq!(unsafe { libc::close(descriptor) }, 0);
+}
+
+/// Maps memory where there is room; the address and how much was reserved.
+pub(crate) fn map(api: &Api, handle: u64, bytes: u64) -> (u64, u64) {
+    let address = reserve(api, bytes);
+    assert_eq!(map_at(api, address, bytes, handle), 0);
+    assert_eq!(allow(api, address, bytes), 0);
+    (address, bytes)
+}
+
+fn write(api: &Api, address: u64) {
+    let host = PATTERN.as_ptr().cast::<c_void>();
+    assert_eq!(call!(api, "cuMemcpyHtoD_v2", address, host, 8usize), 0);
+}
+
+pub(crate) fn read(api: &Api, address: u64) -> [u8; 8] {
+    let mut read = [0u8; 8];
+    let host = read.as_mut_ptr().cast::<c_void>();
+    assert_eq!(call!(api, "cuMemcpyDtoH_v2", host, address, 8usize), 0);
+    read
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Handle([u8; 64]);
+
+/// A handle of memory, as text.
+fn share(api: &Api, address: u64) -> String {
+    let mut handle = Handle([0; 64]);
+    let code = call!(api, "cuIpcGetMemHandle", &raw mut handle, address);
+    assert_eq!(code, 0);
+    handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn open(api: &Api, handle: &str) -> Result<u64, u32> {
+    let mut bytes = Handle([0; 64]);
+    for (index, byte) in bytes.0.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&handle[2 * index..2 * index + 2], 16).unwrap();
+    }
+    let function: unsafe extern "C" fn(*mut u64, Handle, u32) -> u32 =
+        unsafe { std::mem::transmute(api.symbol("cuIpcOpenMemHandle_v2")) };
+    let mut address = 0u64;
+    match unsafe { function(&raw mut address, bytes, 1) } {
+        0 => Ok(address),
+        error => Err(error),
+    }
+}
+
+#[test]
+fn a_descriptor_alone_keeps_memory_alive() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let used = || machine.card(0).unwrap().used_bytes - CONTEXT;
+    let handle = create(&api, BYTES).unwrap();
+    let descriptor = export(&api, handle);
+    let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+    assert_eq!(release(&api, handle), 0);
+    assert_eq!(used(), BYTES);
+    close(descriptor);
+    let imported = import(&api, copy);
+    let again = import(&api, copy);
+    close(copy);
+    assert_eq!(used(), BYTES);
+    let (address, bytes) = map(&api, imported, BYTES);
+    assert_eq!(release(&api, imported), 0);
+    assert_eq!(release(&api, again), 0);
+    assert_eq!(used(), BYTES);
+    assert_eq!(unmap(&api, address, bytes), 0);
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+    let descriptor = export(&api, create(&api, BYTES).unwrap());
+    // Anything else is not memory.
+    let (mut handle, not_memory) = (0u64, machine_pipe());
+    let code = call!(
+        api,
+        "cuMemImportFromShareableHandle",
+        &raw mut handle,
+        not_memory as isize,
+        FILE_DESCRIPTOR
+    );
+    assert_ne!(code, 0);
+    close(not_memory);
+    close(descriptor);
+}
+
+fn machine_pipe() -> RawFd {
+    use std::os::fd::IntoRawFd;
+    std::io::pipe().unwrap().1.into_raw_fd()
+}
+
+#[test]
+fn exported_memory_outlives_its_maker_in_another_process() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let handle = create(&api, BYTES).unwrap();
+    let (address, bytes) = map(&api, handle, BYTES);
+    write(&api, address);
+    let descriptor = export(&api, handle);
+    let argument = descriptor.to_string();
+    let mut child = start_with(&machine, "import", &argument, Some(descriptor));
+    close(descriptor);
+    // One memory for both, on the account of who made it.
+    let card = machine.card(0).unwrap();
+    assert_eq!(card.used_bytes, 2 * CONTEXT + BYTES);
+    let used_by = |pid: u32| {
+        let processes = machine.card(0).unwrap().processes;
+        let process = processes.into_iter().find(|process| process.pid == pid);
+        process.unwrap().used_bytes
+    };
+    assert_eq!(used_by(std::process::id()), CONTEXT + BYTES);
+    assert_eq!(unmap(&api, address, bytes), 0);
+    assert_eq!(release(&api, handle), 0);
+    assert_eq!(used_by(std::process::id()), CONTEXT);
+    assert_eq!(used_by(child.id()), CONTEXT + BYTES);
+    assert_eq!(machine.card(0).unwrap().used_bytes, 2 * CONTEXT + BYTES);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+}
+
+#[test]
+fn opened_memory_outlives_the_owners_free() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let small = api.allocate(4096).unwrap();
+    let large = api.allocate(BYTES).unwrap();
+    assert_eq!(
+        open(&api, &share(&api, large)),
+        Err(INVALID_CONTEXT),
+        "one's own memory"
+    );
+    assert_eq!(open(&api, &"00".repeat(64)), Err(INVALID_VALUE));
+    let mut children = Vec::new();
+    for address in [small, large] {
+        write(&api, address);
+        let handle = share(&api, address);
+        children.push(start_with(&machine, "open", &handle, None));
+    }
+    let taken = BYTES + 2 * MIB;
+    assert_eq!(machine.card(0).unwrap().used_bytes, 3 * CONTEXT + taken);
+    api.free(small);
+    api.free(large);
+    assert_eq!(machine.card(0).unwrap().used_bytes, 3 * CONTEXT + taken);
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+}

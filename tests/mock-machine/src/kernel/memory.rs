@@ -1,0 +1,274 @@
+//! Physical memory: who takes it, who else holds it, and whose account it is on.
+//!
+//! Memory lives until nobody holds it any more: not the context that allocated it, not a process
+//! that made, imported or opened it, and not a file descriptor that it was exported as. It is on
+//! the account of whoever took it for as long as they hold it, then of another holder; memory that
+//! only descriptors hold is taken and on nobody's account.
+
+use std::collections::BTreeMap;
+
+use crate::protocol::{AllocationId, CardIndex, ContextId, ExportId, Refusal, Reply};
+
+use super::{ClientId, Context, Effect, Kernel, ledger};
+
+/// Memory that is taken.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    card: CardIndex,
+    offset: u64,
+    bytes: u64,
+    /// Never empty; how often each holds it.
+    holders: BTreeMap<Holder, u32>,
+    /// Who took it, as long as they hold it.
+    payer: Option<Holder>,
+    /// Whether other processes may open it by its number.
+    shared: bool,
+}
+
+/// Who keeps memory alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Holder {
+    /// Until it is freed or the context is destroyed.
+    Context(ContextId),
+    /// Until it is released or the process is gone.
+    Client(ClientId),
+    /// Until the last copy of the descriptor is closed.
+    Export(ExportId),
+}
+
+impl Allocation {
+    fn hold(&mut self, holder: Holder) {
+        *self.holders.entry(holder).or_default() += 1;
+    }
+
+    /// True when the holder held it.
+    fn let_go(&mut self, holder: Holder) -> bool {
+        let Some(count) = self.holders.get_mut(&holder) else {
+            return false;
+        };
+        *count -= 1;
+        if *count == 0 {
+            self.holders.remove(&holder);
+        }
+        true
+    }
+
+    /// Whose account it is on.
+    fn account(&self) -> Option<Holder> {
+        let pays = |holder: &Holder| match holder {
+            Holder::Context(context) => self.holders.contains_key(&Holder::Context(*context)),
+            Holder::Client(client) => self.holders.contains_key(&Holder::Client(*client)),
+            Holder::Export(_) => false,
+        };
+        let others = self.holders.keys().copied();
+        self.payer.into_iter().chain(others).find(pays)
+    }
+}
+
+impl Kernel {
+    /// Takes memory of a context's card.
+    pub(super) fn allocate(
+        &mut self,
+        client: ClientId,
+        context: ContextId,
+        bytes: u64,
+    ) -> Result<Reply, Refusal> {
+        let card = self.own_context(client, context)?.card;
+        self.check_instance_memory(card, context, bytes)?;
+        self.take(card, Holder::Context(context), bytes)
+    }
+
+    /// Takes memory of a card that belongs to no context.
+    pub(super) fn create_memory(
+        &mut self,
+        client: ClientId,
+        card: CardIndex,
+        bytes: u64,
+    ) -> Result<Reply, Refusal> {
+        let mut of_client = self.contexts.iter();
+        let context = of_client.find(|(_, one)| one.client == client && one.card == card);
+        if let Some((context, _)) = context {
+            self.check_instance_memory(card, *context, bytes)?;
+        }
+        self.take(card, Holder::Client(client), bytes)
+    }
+
+    fn take(&mut self, index: CardIndex, holder: Holder, bytes: u64) -> Result<Reply, Refusal> {
+        let card = self.card_mut(index)?;
+        let bytes = card.ledger.take(bytes)?;
+        let offset = card.place(bytes);
+        let allocation = AllocationId(self.id());
+        let record = Allocation {
+            card: index,
+            offset,
+            bytes,
+            holders: BTreeMap::from([(holder, 1)]),
+            payer: Some(holder),
+            shared: false,
+        };
+        self.allocations.insert(allocation, record);
+        Ok(Reply::Allocated {
+            allocation,
+            offset,
+            bytes,
+        })
+    }
+
+    /// Gives back what was allocated in a context.
+    pub(super) fn free(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
+        let holders = self.allocations.get(&id).ok_or(Refusal::NotFound)?;
+        let own = holders.holders.keys().copied().find(|holder| match holder {
+            Holder::Context(context) => self.own_context(client, *context).is_ok(),
+            Holder::Client(_) | Holder::Export(_) => false,
+        });
+        self.let_go(id, own.ok_or(Refusal::NotFound)?)
+    }
+
+    /// Gives back one hold of a process.
+    pub(super) fn release(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
+        self.let_go(id, Holder::Client(client))
+    }
+
+    fn let_go(&mut self, id: AllocationId, holder: Holder) -> Result<Reply, Refusal> {
+        let allocation = self.allocations.get_mut(&id).ok_or(Refusal::NotFound)?;
+        if !allocation.let_go(holder) {
+            return Err(Refusal::NotFound);
+        }
+        self.bury(id);
+        Ok(Reply::Done)
+    }
+
+    /// Ends everything that a holder holds.
+    pub(super) fn let_go_all(&mut self, holder: Holder) {
+        let held: Vec<AllocationId> = self
+            .allocations
+            .iter_mut()
+            .filter_map(|(id, allocation)| allocation.holders.remove(&holder).map(|_| *id))
+            .collect();
+        held.into_iter().for_each(|id| self.bury(id));
+    }
+
+    /// Gives memory back to its card when nobody holds it.
+    fn bury(&mut self, id: AllocationId) {
+        let unheld = |allocation: &Allocation| allocation.holders.is_empty();
+        if !self.allocations.get(&id).is_some_and(unheld) {
+            return;
+        }
+        let Some(Allocation {
+            card: index,
+            offset,
+            bytes,
+            ..
+        }) = self.allocations.remove(&id)
+        else {
+            return;
+        };
+        if let Ok(card) = self.card_mut(index) {
+            card.ledger.give_back(bytes);
+        }
+        self.effects.push(Effect::Forget {
+            card: index,
+            offset,
+            bytes,
+        });
+    }
+
+    /// Lets other processes open memory by its number.
+    pub(super) fn share(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
+        self.require_held(client, id)?.shared = true;
+        Ok(Reply::Done)
+    }
+
+    /// Lets a process hold memory that another one shares.
+    pub(super) fn open(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
+        let allocation = self.allocations.get_mut(&id);
+        let allocation = allocation.filter(|allocation| allocation.shared);
+        let allocation = allocation.ok_or(Refusal::NotFound)?;
+        allocation.hold(Holder::Client(client));
+        Ok(opened(id, allocation))
+    }
+
+    /// A descriptor is made that holds memory of a process.
+    pub(super) fn export(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
+        self.require_held(client, id)?;
+        let export = ExportId(self.id());
+        self.require_held(client, id)?.hold(Holder::Export(export));
+        Ok(Reply::Exported { export })
+    }
+
+    /// The last copy of a descriptor is closed.
+    pub fn unexport(&mut self, export: ExportId) {
+        self.let_go_all(Holder::Export(export));
+    }
+
+    /// A process holds what a descriptor holds that it was given.
+    pub fn import(&mut self, client: ClientId, export: ExportId) -> Reply {
+        let holds =
+            |allocation: &&mut Allocation| allocation.holders.contains_key(&Holder::Export(export));
+        let mut allocations = self.allocations.iter_mut();
+        match allocations.find_map(|(id, one)| Some(one).filter(holds).map(|one| (*id, one))) {
+            Some((id, allocation)) => {
+                allocation.hold(Holder::Client(client));
+                opened(id, allocation)
+            }
+            None => Reply::Refused(Refusal::NotFound),
+        }
+    }
+
+    /// Memory that a process or one of its contexts holds.
+    fn require_held(
+        &mut self,
+        client: ClientId,
+        id: AllocationId,
+    ) -> Result<&mut Allocation, Refusal> {
+        let contexts = &self.contexts;
+        let own = |holder: &Holder| match holder {
+            Holder::Context(context) => contexts
+                .get(context)
+                .is_some_and(|context| context.client == client),
+            Holder::Client(holder) => *holder == client,
+            Holder::Export(_) => false,
+        };
+        let allocation = self.allocations.get_mut(&id);
+        allocation
+            .filter(|allocation| allocation.holders.keys().any(own))
+            .ok_or(Refusal::NotFound)
+    }
+
+    /// Memory on a context's account: its overhead and what is allocated in it.
+    pub(super) fn context_bytes(&self, id: ContextId, context: &Context) -> u64 {
+        let overhead = self
+            .card(context.card)
+            .map_or(0, |card| ledger::round_up(card.model.memory.context_bytes));
+        overhead + self.bytes_of(context.card, Holder::Context(id))
+    }
+
+    /// Memory of a card on somebody's account.
+    fn bytes_of(&self, card: CardIndex, holder: Holder) -> u64 {
+        self.allocations
+            .values()
+            .filter(|one| one.card == card && one.account() == Some(holder))
+            .map(|allocation| allocation.bytes)
+            .sum()
+    }
+
+    /// Memory of a card on the account of processes rather than of their contexts.
+    pub(super) fn bytes_by_client(&self, card: CardIndex) -> BTreeMap<ClientId, u64> {
+        let mut bytes = BTreeMap::new();
+        for allocation in self.allocations.values().filter(|one| one.card == card) {
+            if let Some(Holder::Client(client)) = allocation.account() {
+                *bytes.entry(client).or_default() += allocation.bytes;
+            }
+        }
+        bytes
+    }
+}
+
+fn opened(allocation: AllocationId, record: &Allocation) -> Reply {
+    Reply::Opened {
+        card: record.card,
+        allocation,
+        offset: record.offset,
+        bytes: record.bytes,
+    }
+}

@@ -1,0 +1,50 @@
+//! Memory that was exported as file descriptors.
+//!
+//! The descriptor is the writing end of a pipe of which the daemon keeps the other one: however
+//! many processes have copies of it, and even while it is on its way in a message, the pipe hangs
+//! up exactly when the last copy is closed. Nothing is written through it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::fs::fstat;
+
+use super::EXPORT;
+use crate::protocol::ExportId;
+
+/// The reading ends.
+#[derive(Debug, Default)]
+pub(super) struct Exports(BTreeMap<ExportId, OwnedFd>);
+
+impl Exports {
+    /// Makes the descriptor that stands for an export.
+    pub(super) fn create(&mut self, export: ExportId, epoll: &OwnedFd) -> io::Result<OwnedFd> {
+        let (kept, given) = io::pipe()?;
+        let (kept, given) = (OwnedFd::from(kept), OwnedFd::from(given));
+        // Hanging up is always reported; what someone writes is no concern of ours.
+        let nothing_else = epoll::EventFlags::empty();
+        let data = epoll::EventData::new_u64(EXPORT | export.0);
+        epoll::add(epoll, &kept, data, nothing_else)?;
+        self.0.insert(export, kept);
+        Ok(given)
+    }
+
+    /// What a descriptor stands for: both ends of a pipe are one file.
+    pub(super) fn find(&self, descriptor: &impl AsFd) -> Option<ExportId> {
+        let wanted = fstat(descriptor).ok()?;
+        let same = |kept: &OwnedFd| {
+            fstat(kept)
+                .is_ok_and(|kept| (kept.st_dev, kept.st_ino) == (wanted.st_dev, wanted.st_ino))
+        };
+        let mut exports = self.0.iter();
+        exports
+            .find(|(_, kept)| same(kept))
+            .map(|(export, _)| *export)
+    }
+
+    pub(super) fn remove(&mut self, export: ExportId) {
+        self.0.remove(&export);
+    }
+}
