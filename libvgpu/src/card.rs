@@ -74,7 +74,7 @@ impl Card {
         self.first
     }
 
-    fn shares(self) -> impl Iterator<Item = &'static Share> {
+    pub(crate) fn shares(self) -> impl Iterator<Item = &'static Share> {
         self.process
             .shares()
             .skip(usize::from(self.first))

@@ -4,6 +4,7 @@ pub(crate) mod array;
 pub(crate) mod context;
 pub(crate) mod lookup;
 pub(crate) mod memory;
+pub(crate) mod nvml;
 pub(crate) mod pool;
 pub(crate) mod view;
 pub(crate) mod vmm;

@@ -1,6 +1,10 @@
 //! Types and numbers of NVML that the hooks use. Names as in `nvml.h`.
 
-#![expect(non_camel_case_types, reason = "names are those of nvml.h")]
+#![expect(
+    non_camel_case_types,
+    non_snake_case,
+    reason = "names are those of nvml.h"
+)]
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::mem::{offset_of, size_of};
@@ -9,7 +13,19 @@ pub(crate) type nvmlReturn_t = c_int;
 pub(crate) type nvmlDevice_t = *mut c_void;
 
 pub(crate) const NVML_SUCCESS: nvmlReturn_t = 0;
+pub(crate) const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
+pub(crate) const NVML_ERROR_NOT_FOUND: nvmlReturn_t = 6;
+pub(crate) const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 pub(crate) const NVML_ERROR_LIBRARY_NOT_FOUND: nvmlReturn_t = 12;
+
+/// What the ids of GPU and compute instance read outside of MIG.
+pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
+
+/// Values of `nvmlSamplingType_t`.
+pub(crate) const NVML_GPU_UTILIZATION_SAMPLES: c_uint = 1;
+pub(crate) const NVML_MEMORY_UTILIZATION_SAMPLES: c_uint = 2;
+/// Of `nvmlValueType_t`.
+pub(crate) const NVML_VALUE_TYPE_UNSIGNED_INT: c_uint = 1;
 
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
 pub(crate) const UUID_BUFFER_SIZE: c_uint = 96;
@@ -30,7 +46,86 @@ pub(crate) struct nvmlMemory_v2_t {
     pub(crate) used: c_ulonglong,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlProcessInfo_v1_t {
+    pub(crate) pid: c_uint,
+    pub(crate) usedGpuMemory: c_ulonglong,
+}
+
+/// Versions 2 and 3, which have the same layout.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlProcessInfo_t {
+    pub(crate) pid: c_uint,
+    pub(crate) usedGpuMemory: c_ulonglong,
+    pub(crate) gpuInstanceId: c_uint,
+    pub(crate) computeInstanceId: c_uint,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlUtilization_t {
+    pub(crate) gpu: c_uint,
+    pub(crate) memory: c_uint,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlProcessUtilizationSample_t {
+    pub(crate) pid: c_uint,
+    pub(crate) timeStamp: c_ulonglong,
+    pub(crate) smUtil: c_uint,
+    pub(crate) memUtil: c_uint,
+    pub(crate) encUtil: c_uint,
+    pub(crate) decUtil: c_uint,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlProcessUtilizationInfo_v1_t {
+    pub(crate) timeStamp: c_ulonglong,
+    pub(crate) pid: c_uint,
+    pub(crate) smUtil: c_uint,
+    pub(crate) memUtil: c_uint,
+    pub(crate) encUtil: c_uint,
+    pub(crate) decUtil: c_uint,
+    pub(crate) jpgUtil: c_uint,
+    pub(crate) ofaUtil: c_uint,
+}
+
+/// Version 1.
+#[repr(C)]
+pub(crate) struct nvmlProcessesUtilizationInfo_t {
+    pub(crate) version: c_uint,
+    pub(crate) processSamplesCount: c_uint,
+    pub(crate) lastSeenTimeStamp: c_ulonglong,
+    pub(crate) procUtilArray: *mut nvmlProcessUtilizationInfo_v1_t,
+}
+
+/// `nvmlProcessesUtilizationInfo_v1`: size and version number.
+pub(crate) const PROCESSES_UTILIZATION_INFO_V1: c_uint = 24 | 1 << 24;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlSample_t {
+    pub(crate) timeStamp: c_ulonglong,
+    /// The union of number types, all of which begin at its start.
+    pub(crate) sampleValue: c_ulonglong,
+}
+
 const _: () = {
+    assert!(size_of::<nvmlProcessInfo_v1_t>() == 16);
+    assert!(size_of::<nvmlProcessInfo_t>() == 24);
+    assert!(offset_of!(nvmlProcessInfo_t, usedGpuMemory) == 8);
+    assert!(size_of::<nvmlUtilization_t>() == 8);
+    assert!(size_of::<nvmlProcessUtilizationSample_t>() == 32);
+    assert!(offset_of!(nvmlProcessUtilizationSample_t, smUtil) == 16);
+    assert!(size_of::<nvmlProcessUtilizationInfo_v1_t>() == 40);
+    assert!(offset_of!(nvmlProcessUtilizationInfo_v1_t, pid) == 8);
+    assert!(size_of::<nvmlProcessesUtilizationInfo_t>() == 24);
+    assert!(offset_of!(nvmlProcessesUtilizationInfo_t, procUtilArray) == 16);
+    assert!(size_of::<nvmlSample_t>() == 16);
     assert!(size_of::<nvmlMemory_t>() == 24);
     assert!(size_of::<nvmlMemory_v2_t>() == 40);
     assert!(offset_of!(nvmlMemory_v2_t, total) == 8);

@@ -23,6 +23,8 @@ use crate::identity;
 use crate::log;
 use crate::sys::{self, Fd};
 
+pub(crate) mod usage;
+
 /// The words of the region as the protocol steps on them.
 #[cfg(not(feature = "kill-points"))]
 pub(crate) type RegionWord = AtomicU64;
@@ -72,6 +74,8 @@ pub(crate) struct Share {
     generation: AtomicU64,
     /// Until when the last look for dead processes counts, see [`LOOK_COUNTS_NS`]; 0 if it does not.
     looked_until_ns: AtomicU64,
+    /// What NVML is asked about.
+    seen_usage: usage::Seen,
 }
 
 // SAFETY: `uuid` and the paths are written by one thread before the others can see the share; the rest are atomics.
@@ -362,6 +366,7 @@ impl Share {
         self.spills.store(u32::from(spills), Ordering::Relaxed);
         let open = limits.broken_region == BrokenRegion::Open;
         self.fails_open.store(u32::from(open), Ordering::Relaxed);
+        self.seen_usage.set_limits(limits);
     }
 
     /// Takes the limits from the page at `path`, which is open as `fd`. The share is not published yet.

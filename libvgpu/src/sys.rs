@@ -239,6 +239,48 @@ pub(crate) fn now_ns() -> u64 {
         .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// Microseconds since the epoch, as NVML stamps its samples; 0 if there is no such clock.
+pub(crate) fn epoch_us() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `struct timespec`.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
+    if result != 0 {
+        return 0;
+    }
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000)
+        .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0) / 1000)
+}
+
+/// Whether this PID namespace has a process of that ID.
+pub(crate) fn process_exists(pid: u32) -> bool {
+    let _errno = KeepErrno::new();
+    // SAFETY: takes numbers; signal 0 is only a question.
+    if unsafe { libc::syscall(libc::SYS_kill, pid, 0) } == 0 {
+        return true;
+    }
+    // SAFETY: always valid for this thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let errno = unsafe { errno.read() };
+    errno == libc::EPERM
+}
+
+/// Waits, or less if a signal comes.
+pub(crate) fn sleep_us(us: u64) {
+    let length = libc::timespec {
+        tv_sec: libc::time_t::try_from(us / 1_000_000).unwrap_or(0),
+        tv_nsec: c_long::try_from((us % 1_000_000).saturating_mul(1000)).unwrap_or(0),
+    };
+    let rest = ptr::null_mut::<libc::timespec>();
+    // SAFETY: nanosleep reads one `struct timespec`; the rest may be left out.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const length, rest) };
+}
+
 /// Lets another thread run.
 pub(crate) fn yield_now() {
     // SAFETY: no arguments.

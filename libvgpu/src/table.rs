@@ -149,8 +149,35 @@ hooks! {
     Memory Cuda cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) = c"cuDeviceTotalMem" 3020 => view::total_mem;
     Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => view::mem_get_info_v1;
     Memory Cuda cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = c"cuMemGetInfo" 3020 => view::mem_get_info;
-    Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => view::nvml_memory;
-    Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => view::nvml_memory_v2;
+    Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
+    Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => nvml::memory_v2;
+
+    // Who uses it, and how much.
+    Memory Nvml nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
+        = c"" 0 => nvml::processes::compute_v1;
+    Memory Nvml nvmlDeviceGetComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::compute;
+    Memory Nvml nvmlDeviceGetComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::compute;
+    Memory Nvml nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
+        = c"" 0 => nvml::processes::nobody_v1;
+    Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::nobody;
+    Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::nobody;
+    Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
+        = c"" 0 => nvml::processes::nobody_v1;
+    Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::nobody;
+    Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
+        = c"" 0 => nvml::processes::nobody;
+    Any Nvml nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut nvmlUtilization_t) = c"" 0 => nvml::utilization::rates;
+    Any Nvml nvmlDeviceGetProcessUtilization(device: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since: u64)
+        = c"" 0 => nvml::utilization::by_process;
+    Any Nvml nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, info: *mut nvmlProcessesUtilizationInfo_t)
+        = c"" 0 => nvml::utilization::by_process_info;
+    Any Nvml nvmlDeviceGetSamples(device: nvmlDevice_t, kind: c_uint, since: u64, value_type: *mut c_uint, count: *mut c_uint, samples: *mut nvmlSample_t)
+        = c"" 0 => nvml::utilization::samples;
 
     // Contexts, which take memory and free what was allocated in them.
     Memory Cuda cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) = c"cuCtxCreate" 2000 => context::create;

@@ -1,25 +1,14 @@
-//! How much memory there is: the share, not the card.
+//! How much memory there is: the share, not the card. What NVML says of it is in [`crate::hooks::nvml`].
 //!
 //! The driver is always asked first; its errors and its checks of arguments stay its own. Free memory is what is
 //! left of the share, or of the card if that is less.
 
-use core::ffi::{c_char, c_uint, c_void};
-use core::ptr::NonNull;
-
-use drava_vgpu_abi::DeviceUuid;
+use core::ffi::c_uint;
 
 use crate::card::{Amount, Target, target_of_current_context, target_of_device};
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
-use crate::driver::{Library, Original};
 use crate::hooks::pool;
-use crate::nvml::{
-    NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
-};
-use crate::process::Process;
-use crate::table::{
-    cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2, nvmlDeviceGetMemoryInfo,
-    nvmlDeviceGetMemoryInfo_v2,
-};
+use crate::table::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 
 /// A card of which nothing may be taken.
 const NOTHING: Amount = Amount {
@@ -28,7 +17,7 @@ const NOTHING: Amount = Amount {
 };
 
 /// What to show of the card instead of itself.
-fn amount_of(target: Target) -> Option<Amount> {
+pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     match target {
         Target::Unlimited => None,
         Target::Limited(card) => {
@@ -121,74 +110,6 @@ pub(crate) unsafe fn total_mem_v1(
         && let Some(bytes) = unsafe { bytes.as_mut() }
     {
         *bytes = size_v1(amount.limit_bytes).min(*bytes);
-    }
-    result
-}
-
-static GET_UUID: Original = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
-type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
-
-/// What applies to the memory of an NVML device. Partitions have UUIDs that no share has.
-fn target_of_nvml(device: nvmlDevice_t) -> Target {
-    let Some(process) = Process::get() else {
-        return Target::Refused;
-    };
-    let Some(get) = GET_UUID.address() else {
-        return Target::Unlimited;
-    };
-    // SAFETY: the signature of `nvmlDeviceGetUUID`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetUuid>(get) };
-    let mut text = [0u8; UUID_BUFFER_SIZE as usize];
-    // SAFETY: NVML writes at most that many bytes.
-    let result = unsafe { get(device, text.as_mut_ptr().cast(), UUID_BUFFER_SIZE) };
-    let uuid = core::ffi::CStr::from_bytes_until_nul(&text)
-        .ok()
-        .and_then(|text| text.to_str().ok())
-        .and_then(|text| text.parse::<DeviceUuid>().ok());
-    match uuid {
-        Some(uuid) if result == NVML_SUCCESS => match process.target_of(uuid, None) {
-            Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
-            target => target,
-        },
-        _ => Target::Unlimited,
-    }
-}
-
-pub(crate) unsafe fn nvml_memory(
-    original: nvmlDeviceGetMemoryInfo::Function,
-    device: nvmlDevice_t,
-    memory: *mut nvmlMemory_t,
-) -> nvmlReturn_t {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(device, memory) };
-    if result == NVML_SUCCESS
-        && let Some(amount) = amount_of(target_of_nvml(device))
-        // SAFETY: null or written by NVML.
-        && let Some(memory) = unsafe { memory.as_mut() }
-    {
-        memory.free = amount.free_bytes().min(memory.free);
-        memory.total = amount.limit_bytes.min(memory.total);
-        memory.used = amount.used_bytes.min(memory.total);
-    }
-    result
-}
-
-pub(crate) unsafe fn nvml_memory_v2(
-    original: nvmlDeviceGetMemoryInfo_v2::Function,
-    device: nvmlDevice_t,
-    memory: *mut nvmlMemory_v2_t,
-) -> nvmlReturn_t {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(device, memory) };
-    if result == NVML_SUCCESS
-        && let Some(amount) = amount_of(target_of_nvml(device))
-        // SAFETY: null or written by NVML.
-        && let Some(memory) = unsafe { memory.as_mut() }
-    {
-        memory.free = amount.free_bytes().min(memory.free);
-        memory.total = amount.limit_bytes.min(memory.total);
-        memory.used = amount.used_bytes.min(memory.total);
-        memory.reserved = 0;
     }
     result
 }

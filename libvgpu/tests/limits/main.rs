@@ -17,3 +17,6 @@ mod standalone;
 mod storm;
 mod subject;
 mod view;
+mod view_clients;
+mod view_processes;
+mod view_utilization;

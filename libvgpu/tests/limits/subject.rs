@@ -36,10 +36,13 @@ pub(crate) struct Container {
 impl Container {
     /// A container without shares.
     pub(crate) fn new() -> Self {
-        Self {
-            machine: Machine::start(H100X2).unwrap(),
-            run: tempfile::tempdir().unwrap(),
-        }
+        Self::on(Machine::start(H100X2).unwrap())
+    }
+
+    /// A container without shares on some machine.
+    pub(crate) fn on(machine: Machine) -> Self {
+        let run = tempfile::tempdir().unwrap();
+        Self { machine, run }
     }
 
     /// A container with one share of the first card.

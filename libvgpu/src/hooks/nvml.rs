@@ -1,0 +1,98 @@
+//! What NVML says of a card: the share, with its own processes and its own use.
+//!
+//! NVML is always asked first, so that its errors and its checks of arguments stay its own: a card that is lost,
+//! a struct of an unknown version, a library that is not initialised. Where the share's figure cannot be known,
+//! the answer is `NVML_ERROR_NOT_SUPPORTED` and never a figure of the whole card.
+//!
+//! Handles, indices, UUIDs and PCI data are NVML's own: which cards a container sees is the business of its
+//! device files.
+
+use core::ffi::{CStr, c_char, c_uint, c_void};
+use core::ptr::NonNull;
+
+use drava_vgpu_abi::DeviceUuid;
+
+use crate::card::Target;
+use crate::driver::{Library, Original};
+use crate::hooks::view::amount_of;
+use crate::nvml::{
+    NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
+};
+use crate::process::Process;
+use crate::table::{nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2};
+
+pub(crate) mod processes;
+pub(crate) mod utilization;
+
+static GET_UUID: Original = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
+type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
+
+/// What applies to an NVML device. Partitions have UUIDs that no share has.
+fn target(device: nvmlDevice_t) -> Target {
+    let Some(process) = Process::get() else {
+        return Target::Refused;
+    };
+    let Some(get) = GET_UUID.address() else {
+        return Target::Unlimited;
+    };
+    // SAFETY: the signature of `nvmlDeviceGetUUID`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetUuid>(get) };
+    let mut text = [0u8; UUID_BUFFER_SIZE as usize];
+    // SAFETY: NVML writes at most that many bytes.
+    let result = unsafe { get(device, text.as_mut_ptr().cast(), UUID_BUFFER_SIZE) };
+    let uuid = CStr::from_bytes_until_nul(&text)
+        .ok()
+        .and_then(|text| text.to_str().ok())
+        .and_then(|text| text.parse::<DeviceUuid>().ok());
+    match uuid {
+        Some(uuid) if result == NVML_SUCCESS => process.target_of(uuid, None),
+        _ => Target::Unlimited,
+    }
+}
+
+/// What applies to the memory of an NVML device.
+fn memory_target(device: nvmlDevice_t) -> Target {
+    match target(device) {
+        Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
+        target => target,
+    }
+}
+
+pub(crate) unsafe fn memory(
+    original: nvmlDeviceGetMemoryInfo::Function,
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, memory) };
+    if result == NVML_SUCCESS
+        && let Some(amount) = amount_of(memory_target(device))
+        // SAFETY: null or written by NVML.
+        && let Some(memory) = unsafe { memory.as_mut() }
+    {
+        memory.free = amount.free_bytes().min(memory.free);
+        memory.total = amount.limit_bytes.min(memory.total);
+        memory.used = amount.used_bytes.min(memory.total);
+    }
+    result
+}
+
+pub(crate) unsafe fn memory_v2(
+    original: nvmlDeviceGetMemoryInfo_v2::Function,
+    device: nvmlDevice_t,
+    memory: *mut nvmlMemory_v2_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, memory) };
+    if result == NVML_SUCCESS
+        && let Some(amount) = amount_of(memory_target(device))
+        // SAFETY: null or written by NVML.
+        && let Some(memory) = unsafe { memory.as_mut() }
+    {
+        memory.free = amount.free_bytes().min(memory.free);
+        memory.total = amount.limit_bytes.min(memory.total);
+        memory.used = amount.used_bytes.min(memory.total);
+        memory.reserved = 0;
+    }
+    result
+}

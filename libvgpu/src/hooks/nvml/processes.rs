@@ -1,0 +1,176 @@
+//! Process lists: the share's own processes, by the PIDs of this container.
+//!
+//! They come from the share's usage region, since drivers differ in what they show a container: by the host's
+//! PIDs, by its own, or nothing. A share has no graphics and no MPS clients, so those lists are empty.
+
+use core::ffi::c_uint;
+use core::ptr;
+
+use crate::card::{Card, Target};
+use crate::hooks::nvml::memory_target;
+use crate::nvml::{
+    NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
+    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlReturn_t,
+};
+use crate::share::usage::Living;
+use crate::table::{nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2};
+
+type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
+
+/// The processes of a card's shares, each once, with what it has of all of them.
+pub(crate) fn living(card: Card) -> impl Iterator<Item = Living> {
+    let shares = move || card.shares().enumerate();
+    shares().flat_map(move |(position, share)| {
+        share.living().filter_map(move |process| {
+            let others = |before: bool| {
+                shares()
+                    .filter(move |(other, _)| (*other < position) == before && *other != position)
+                    .flat_map(|(_, share)| share.living())
+                    .filter(move |other| other.pid == process.pid)
+            };
+            if others(true).next().is_some() {
+                return None;
+            }
+            let used_bytes = others(false).fold(process.used_bytes, |sum, other| {
+                sum.saturating_add(other.used_bytes)
+            });
+            Some(Living {
+                used_bytes,
+                ..process
+            })
+        })
+    })
+}
+
+/// Takes away what dead processes left in the shares of a card.
+pub(crate) fn forget_the_dead(card: Card) {
+    let _guard = card.process().guard();
+    for share in card.shares() {
+        share.reclaim();
+    }
+}
+
+/// A list of `processes` in NVML's way: `count` is the capacity before and the length after.
+///
+/// # Safety
+/// As for NVML's function: `count` is valid, and `infos` has room for as many as it says.
+unsafe fn write<T>(
+    original: List<T>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut T,
+    processes: impl Iterator<Item = T>,
+) -> nvmlReturn_t {
+    // NVML checks everything but the array, which it must not fill.
+    let mut driver_count = 0;
+    // SAFETY: no room is promised and none is used.
+    let result = unsafe { original(device, &raw mut driver_count, ptr::null_mut()) };
+    if result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE {
+        return result;
+    }
+    // SAFETY: checked by the caller.
+    let capacity = unsafe { count.read() };
+    let mut length: c_uint = 0;
+    for process in processes {
+        if length < capacity && !infos.is_null() {
+            let offset = usize::try_from(length).unwrap_or(usize::MAX);
+            // SAFETY: within the room that the caller promised.
+            let place = unsafe { infos.add(offset) };
+            // SAFETY: as above.
+            unsafe { place.write(process) };
+        }
+        length = length.saturating_add(1);
+    }
+    // SAFETY: checked by the caller.
+    unsafe { count.write(length) };
+    if length > capacity || (length > 0 && infos.is_null()) {
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    NVML_SUCCESS
+}
+
+/// The list of compute processes in one of its versions, or of nobody.
+///
+/// # Safety
+/// As for NVML's function.
+unsafe fn list<T>(
+    original: List<T>,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut T,
+    entry: Option<fn(Living) -> T>,
+) -> nvmlReturn_t {
+    let target = memory_target(device);
+    if count.is_null() || matches!(target, Target::Unlimited) {
+        // SAFETY: the caller's arguments.
+        return unsafe { original(device, count, infos) };
+    }
+    match (target, entry) {
+        (Target::Limited(card), Some(entry)) => {
+            if !card.shares().all(|share| share.is_countable()) {
+                return NVML_ERROR_NOT_SUPPORTED;
+            }
+            forget_the_dead(card);
+            // SAFETY: the caller's arguments; `count` is not null.
+            unsafe { write(original, device, count, infos, living(card).map(entry)) }
+        }
+        // SAFETY: the caller's arguments; `count` is not null.
+        _ => unsafe { write(original, device, count, infos, core::iter::empty()) },
+    }
+}
+
+fn info_v1(process: Living) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t {
+        pid: process.pid,
+        usedGpuMemory: process.used_bytes,
+    }
+}
+
+fn info(process: Living) -> nvmlProcessInfo_t {
+    nvmlProcessInfo_t {
+        pid: process.pid,
+        usedGpuMemory: process.used_bytes,
+        gpuInstanceId: NO_INSTANCE,
+        computeInstanceId: NO_INSTANCE,
+    }
+}
+
+pub(crate) unsafe fn compute_v1(
+    original: nvmlDeviceGetComputeRunningProcesses::Function,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_v1_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    unsafe { list(original, device, count, infos, Some(info_v1)) }
+}
+
+pub(crate) unsafe fn compute(
+    original: nvmlDeviceGetComputeRunningProcesses_v2::Function,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    unsafe { list(original, device, count, infos, Some(info)) }
+}
+
+pub(crate) unsafe fn nobody_v1(
+    original: nvmlDeviceGetComputeRunningProcesses::Function,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_v1_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    unsafe { list(original, device, count, infos, None) }
+}
+
+pub(crate) unsafe fn nobody(
+    original: nvmlDeviceGetComputeRunningProcesses_v2::Function,
+    device: nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut nvmlProcessInfo_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's arguments.
+    unsafe { list(original, device, count, infos, None) }
+}

@@ -1,0 +1,423 @@
+//! How busy the card is: with the share's own work alone, 100 % being the share's cores.
+//!
+//! Two sources. NVML's samples of processes are the first, where it shows a container its processes by their own
+//! PIDs (drivers since 515) or the program runs on the host. Where the driver shows other PIDs, or nothing, a
+//! sample cannot be told to be the share's; then the share's own meter answers, and without one nobody does.
+//!
+//! A share without a guarantee of cores has the whole card for 100 %. Work beyond the guarantee, in time that
+//! others left idle, is still 100 %.
+
+use core::ffi::c_uint;
+use core::mem::size_of;
+use core::ptr::{self, NonNull};
+
+use crate::card::{Card, Target};
+use crate::driver::Original;
+use crate::hooks::nvml::{
+    self,
+    processes::{forget_the_dead, living},
+};
+use crate::nvml::{
+    NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED,
+    NVML_GPU_UTILIZATION_SAMPLES, NVML_MEMORY_UTILIZATION_SAMPLES, NVML_SUCCESS,
+    NVML_VALUE_TYPE_UNSIGNED_INT, PROCESSES_UTILIZATION_INFO_V1, nvmlDevice_t, nvmlProcessInfo_t,
+    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_t, nvmlReturn_t, nvmlSample_t, nvmlUtilization_t,
+};
+use crate::sys;
+use crate::table::{
+    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetProcessUtilization,
+    nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples, nvmlDeviceGetUtilizationRates,
+};
+
+/// Processes of a card that are looked at. They lie on the stack of the caller's thread.
+const MOST_PROCESSES: c_uint = 96;
+
+/// What counts as now: NVML's own sampling period is between 1/6 s and 1 s.
+const RECENT_US: u64 = 1_000_000;
+/// How often a share has a new sample.
+const SAMPLE_US: u64 = 166_000;
+
+/// A figure for the share's cores out of one for the card.
+fn scale(percent: u32, cores_percent: u32) -> u32 {
+    percent
+        .saturating_mul(100)
+        .checked_div(cores_percent)
+        .unwrap_or(percent)
+        .min(100)
+}
+
+/// The cores of all shares of a card together; 100 if one has no guarantee.
+fn cores_percent(card: Card) -> u32 {
+    let mut sum = 0u32;
+    for share in card.shares() {
+        match share.cores_percent() {
+            0 => return 100,
+            percent => sum = sum.saturating_add(percent),
+        }
+    }
+    sum.clamp(1, 100)
+}
+
+/// A function of NVML behind a hook, as this type.
+fn original<F: Copy>(original: &Original) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<NonNull<core::ffi::c_void>>()) };
+    let address = original.address()?;
+    // SAFETY: every caller names the type of exactly that function, and function pointers are of a pointer's size.
+    Some(unsafe { core::mem::transmute_copy::<NonNull<core::ffi::c_void>, F>(&address) })
+}
+
+/// Whether the PIDs that NVML shows here are those of this container: every one of them exists in it, and all
+/// processes of the share are among them.
+fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
+    let list = original::<nvmlDeviceGetComputeRunningProcesses_v3::Function>(
+        &nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL,
+    );
+    let Some(list) = list else { return false };
+    let mut shown = [nvmlProcessInfo_t {
+        pid: 0,
+        usedGpuMemory: 0,
+        gpuInstanceId: NO_INSTANCE,
+        computeInstanceId: NO_INSTANCE,
+    }; MOST_PROCESSES as usize];
+    let mut count = MOST_PROCESSES;
+    // SAFETY: room for as many as `count` says.
+    let result = unsafe { list(device, &raw mut count, shown.as_mut_ptr()) };
+    if result != NVML_SUCCESS {
+        return false;
+    }
+    let shown = || shown.iter().take(usize::try_from(count).unwrap_or(0));
+    shown().all(|process| sys::process_exists(process.pid))
+        && living(card).all(|process| shown().any(|shown| shown.pid == process.pid))
+}
+
+/// The newest sample of each process of the card's shares.
+fn sampled(
+    card: Card,
+    device: nvmlDevice_t,
+    since_us: u64,
+    mut each: impl FnMut(&nvmlProcessUtilizationSample_t),
+) -> Result<(), nvmlReturn_t> {
+    if living(card).next().is_none() {
+        return Ok(());
+    }
+    if !shows_own_pids(card, device) {
+        return Err(NVML_ERROR_NOT_SUPPORTED);
+    }
+    let ask = original::<nvmlDeviceGetProcessUtilization::Function>(
+        &nvmlDeviceGetProcessUtilization::ORIGINAL,
+    )
+    .ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+    let mut samples = [nvmlProcessUtilizationSample_t {
+        pid: 0,
+        timeStamp: 0,
+        smUtil: 0,
+        memUtil: 0,
+        encUtil: 0,
+        decUtil: 0,
+    }; MOST_PROCESSES as usize];
+    let mut count = MOST_PROCESSES;
+    // SAFETY: room for as many as `count` says.
+    let result = unsafe { ask(device, samples.as_mut_ptr(), &raw mut count, since_us) };
+    match result {
+        NVML_SUCCESS => {}
+        NVML_ERROR_NOT_FOUND => return Ok(()),
+        NVML_ERROR_INSUFFICIENT_SIZE => return Err(NVML_ERROR_NOT_SUPPORTED),
+        error => return Err(error),
+    }
+    let filled = samples.iter().take(usize::try_from(count).unwrap_or(0));
+    // NVML leaves places of its own count empty.
+    let new = filled.filter(|sample| sample.pid != 0 && sample.timeStamp > since_us);
+    for sample in new {
+        if living(card).any(|process| process.pid == sample.pid) {
+            each(sample);
+        }
+    }
+    Ok(())
+}
+
+/// What applies to how busy an NVML device is. A share whose processes are counted neither by memory nor by
+/// launches has nothing to say.
+fn target(device: nvmlDevice_t) -> Target {
+    match nvml::target(device) {
+        Target::Limited(card)
+            if !card.is_memory_limited() && !card.shares().all(|share| share.has_meter()) =>
+        {
+            Target::Unlimited
+        }
+        target => target,
+    }
+}
+
+/// How busy the share is, of its own cores.
+fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlReturn_t> {
+    if !card.shares().all(|share| share.is_countable()) {
+        return Err(NVML_ERROR_NOT_SUPPORTED);
+    }
+    forget_the_dead(card);
+    let cores = cores_percent(card);
+    let mut sum = nvmlUtilization_t { gpu: 0, memory: 0 };
+    let since_us = sys::epoch_us().saturating_sub(RECENT_US);
+    let result = sampled(card, device, since_us, |sample| {
+        sum.gpu = sum.gpu.saturating_add(sample.smUtil);
+        sum.memory = sum.memory.saturating_add(sample.memUtil);
+    });
+    match result {
+        Ok(()) => Ok(nvmlUtilization_t {
+            gpu: scale(sum.gpu, cores),
+            memory: scale(sum.memory, cores),
+        }),
+        Err(NVML_ERROR_NOT_SUPPORTED) => metered(card, cores),
+        Err(error) => Err(error),
+    }
+}
+
+/// As the share's meter has it, which knows nothing of memory traffic.
+fn metered(card: Card, cores: u32) -> Result<nvmlUtilization_t, nvmlReturn_t> {
+    let mut sum = 0u32;
+    for share in card.shares() {
+        let percent = share.metered_percent().ok_or(NVML_ERROR_NOT_SUPPORTED)?;
+        sum = sum.saturating_add(percent);
+    }
+    Ok(nvmlUtilization_t {
+        gpu: scale(sum, cores),
+        memory: 0,
+    })
+}
+
+pub(crate) unsafe fn rates(
+    original: nvmlDeviceGetUtilizationRates::Function,
+    device: nvmlDevice_t,
+    rates: *mut nvmlUtilization_t,
+) -> nvmlReturn_t {
+    let target = target(device);
+    if rates.is_null() || matches!(target, Target::Unlimited) {
+        // SAFETY: the caller's arguments.
+        return unsafe { original(device, rates) };
+    }
+    let mut of_card = nvmlUtilization_t { gpu: 0, memory: 0 };
+    // SAFETY: writes one struct.
+    let result = unsafe { original(device, &raw mut of_card) };
+    if result != NVML_SUCCESS {
+        return result;
+    }
+    let shown = match target {
+        Target::Limited(card) => of_share(card, device),
+        _ => Ok(nvmlUtilization_t { gpu: 0, memory: 0 }),
+    };
+    match shown {
+        Ok(shown) => {
+            // SAFETY: not null, so the caller's to be written.
+            unsafe { rates.write(shown) };
+            NVML_SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// What NVML wrote into an array, reduced to the share's processes and scaled.
+///
+/// # Safety
+/// `array` has `length` elements that NVML has written.
+unsafe fn keep_own<T: Copy>(
+    card: Card,
+    array: *mut T,
+    length: c_uint,
+    pid: fn(&T) -> c_uint,
+    scaled: fn(T, u32) -> T,
+) -> c_uint {
+    let cores = cores_percent(card);
+    let length = usize::try_from(length).unwrap_or(0);
+    let mut kept = 0usize;
+    for index in 0..length {
+        // SAFETY: within the array.
+        let place = unsafe { array.add(index) };
+        // SAFETY: written by NVML.
+        let sample = unsafe { place.read() };
+        if !living(card).any(|process| process.pid == pid(&sample)) {
+            continue;
+        }
+        // SAFETY: `kept` is at most `index`.
+        let place = unsafe { array.add(kept) };
+        // SAFETY: within the array.
+        unsafe { place.write(scaled(sample, cores)) };
+        kept = kept.saturating_add(1);
+    }
+    for index in kept..length {
+        // SAFETY: within the array.
+        let place = unsafe { array.add(index) };
+        // A neighbour's figures do not stay behind.
+        // SAFETY: as above; all zeroes is a sample.
+        unsafe { ptr::write_bytes(place, 0, 1) };
+    }
+    c_uint::try_from(kept).unwrap_or(0)
+}
+
+/// Whether samples of processes can be told to be the share's.
+fn can_tell(card: Card, device: nvmlDevice_t) -> bool {
+    if !card.shares().all(|share| share.is_countable()) {
+        return false;
+    }
+    forget_the_dead(card);
+    living(card).next().is_none() || shows_own_pids(card, device)
+}
+
+pub(crate) unsafe fn by_process(
+    original: nvmlDeviceGetProcessUtilization::Function,
+    device: nvmlDevice_t,
+    samples: *mut nvmlProcessUtilizationSample_t,
+    count: *mut c_uint,
+    since_us: u64,
+) -> nvmlReturn_t {
+    let card = match target(device) {
+        Target::Limited(card) => Some(card),
+        Target::Refused => None,
+        Target::Unlimited => {
+            // SAFETY: the caller's arguments.
+            return unsafe { original(device, samples, count, since_us) };
+        }
+    };
+    let Some(card) = card.filter(|card| can_tell(*card, device)) else {
+        return NVML_ERROR_NOT_SUPPORTED;
+    };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, samples, count, since_us) };
+    if result != NVML_SUCCESS || samples.is_null() {
+        return result;
+    }
+    // SAFETY: not null, or NVML had refused.
+    let length = unsafe { count.read() };
+    // SAFETY: NVML has written as many.
+    let kept = unsafe {
+        keep_own(
+            card,
+            samples,
+            length,
+            |sample| sample.pid,
+            |sample, cores| nvmlProcessUtilizationSample_t {
+                smUtil: scale(sample.smUtil, cores),
+                memUtil: scale(sample.memUtil, cores),
+                ..sample
+            },
+        )
+    };
+    // SAFETY: as above.
+    unsafe { count.write(kept) };
+    if kept == 0 {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    NVML_SUCCESS
+}
+
+pub(crate) unsafe fn by_process_info(
+    original: nvmlDeviceGetProcessesUtilizationInfo::Function,
+    device: nvmlDevice_t,
+    info: *mut nvmlProcessesUtilizationInfo_t,
+) -> nvmlReturn_t {
+    let target = target(device);
+    if info.is_null() || matches!(target, Target::Unlimited) {
+        // SAFETY: the caller's arguments.
+        return unsafe { original(device, info) };
+    }
+    // SAFETY: not null; every version begins with its number.
+    let version = unsafe { info.cast::<c_uint>().read() };
+    let known = version == PROCESSES_UTILIZATION_INFO_V1;
+    let card = match target {
+        // What NVML says of a version that it may know and this build does not, nobody can reduce to the share.
+        Target::Limited(card) if known && can_tell(card, device) => card,
+        Target::Limited(_) | Target::Refused | Target::Unlimited => {
+            return NVML_ERROR_NOT_SUPPORTED;
+        }
+    };
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(device, info) };
+    // SAFETY: not null, and of this version.
+    let info = unsafe { &mut *info };
+    if result != NVML_SUCCESS || info.procUtilArray.is_null() {
+        return result;
+    }
+    // SAFETY: NVML has written as many.
+    info.processSamplesCount = unsafe {
+        keep_own(
+            card,
+            info.procUtilArray,
+            info.processSamplesCount,
+            |sample| sample.pid,
+            |sample, cores| nvmlProcessUtilizationInfo_v1_t {
+                smUtil: scale(sample.smUtil, cores),
+                memUtil: scale(sample.memUtil, cores),
+                ..sample
+            },
+        )
+    };
+    if info.processSamplesCount == 0 {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    NVML_SUCCESS
+}
+
+/// Samples of the card's utilisation become one of the share's; others are the card's own.
+pub(crate) unsafe fn samples(
+    original: nvmlDeviceGetSamples::Function,
+    device: nvmlDevice_t,
+    kind: c_uint,
+    since_us: u64,
+    value_type: *mut c_uint,
+    count: *mut c_uint,
+    samples: *mut nvmlSample_t,
+) -> nvmlReturn_t {
+    let value: fn(nvmlUtilization_t) -> c_uint = match kind {
+        NVML_GPU_UTILIZATION_SAMPLES => |of_share| of_share.gpu,
+        NVML_MEMORY_UTILIZATION_SAMPLES => |of_share| of_share.memory,
+        // SAFETY: the caller's arguments.
+        _ => return unsafe { original(device, kind, since_us, value_type, count, samples) },
+    };
+    let card = match target(device) {
+        Target::Limited(card) if !value_type.is_null() && !count.is_null() => card,
+        Target::Refused => return NVML_ERROR_NOT_SUPPORTED,
+        Target::Limited(_) | Target::Unlimited => {
+            // SAFETY: the caller's arguments.
+            return unsafe { original(device, kind, since_us, value_type, count, samples) };
+        }
+    };
+    let mut of_card = 0;
+    // SAFETY: without an array NVML only says how large it should be.
+    let result = unsafe {
+        original(
+            device,
+            kind,
+            since_us,
+            value_type,
+            &raw mut of_card,
+            ptr::null_mut(),
+        )
+    };
+    if result != NVML_SUCCESS {
+        return result;
+    }
+    // SAFETY: not null, and NVML did not object.
+    unsafe { value_type.write(NVML_VALUE_TYPE_UNSIGNED_INT) };
+    // SAFETY: not null.
+    let room = unsafe { count.read() };
+    // SAFETY: not null.
+    unsafe { count.write(1) };
+    if samples.is_null() {
+        return NVML_SUCCESS;
+    }
+    let now_us = sys::epoch_us();
+    if now_us.saturating_sub(since_us) < SAMPLE_US || room == 0 {
+        return NVML_ERROR_NOT_FOUND;
+    }
+    match of_share(card, device) {
+        Ok(of_share) => {
+            let sample = nvmlSample_t {
+                timeStamp: now_us,
+                sampleValue: value(of_share).into(),
+            };
+            // SAFETY: room for one at least.
+            unsafe { samples.write(sample) };
+            NVML_SUCCESS
+        }
+        Err(error) => error,
+    }
+}

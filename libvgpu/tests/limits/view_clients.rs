@@ -1,0 +1,175 @@
+//! What users run to look at their card: nvitop, gpustat and a table like nvidia-smi's, unmodified.
+
+use std::ffi::OsStr;
+
+use drava_mock_machine::testing::python;
+use drava_vgpu_abi::Limits;
+use serde_json::{Value, json};
+
+use crate::subject::{CARDS, Container, GIB};
+
+/// What a program prints, in the container.
+fn output(container: &Container, program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
+    let output = container.command(program).args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn gpustat(container: &Container) -> Vec<Value> {
+    let program = python::clients().unwrap().join("gpustat");
+    let shown: Value = serde_json::from_str(&output(container, program, &["--json"])).unwrap();
+    shown["gpus"].as_array().unwrap().clone()
+}
+
+fn nvitop(container: &Container) -> String {
+    let program = python::clients().unwrap().join("nvitop");
+    output(container, program, &["--once", "--ascii"])
+}
+
+fn table(container: &Container, arguments: &[&str]) -> String {
+    let program = container.machine.program("gpu-view").unwrap();
+    output(container, program.get_program(), arguments)
+}
+
+/// Lines of a table that have all of the words.
+fn lines_with<'a>(table: &'a str, words: &[&str]) -> Vec<&'a str> {
+    let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
+    table.lines().filter(has_all).collect()
+}
+
+#[test]
+fn one_share_of_one_card() {
+    let container = Container::with_memory(8 * GIB);
+    let mut process = container.process();
+    process.alloc(3 * GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(20 * GIB);
+    let (pid, foreign) = (process.pid().to_string(), neighbour.pid().to_string());
+
+    let cards = gpustat(&container);
+    assert_eq!(cards[0]["memory.total"], 8192);
+    assert_eq!(cards[0]["memory.used"], 3072);
+    assert_eq!(cards[0]["utilization.gpu"], 0);
+    assert_eq!(cards[0]["uuid"], CARDS[0]);
+    let processes = &cards[0]["processes"];
+    assert_eq!(processes.as_array().unwrap().len(), 1, "{processes}");
+    assert_eq!(processes[0]["pid"], json!(process.pid()));
+    assert_eq!(processes[0]["gpu_memory_usage"], 3072);
+
+    let shown = nvitop(&container);
+    assert_eq!(
+        lines_with(&shown, &["3072MiB / 8192MiB"]).len(),
+        1,
+        "{shown}"
+    );
+    assert_eq!(lines_with(&shown, &[&pid, "3072MiB"]).len(), 1, "{shown}");
+    assert!(lines_with(&shown, &[&foreign]).is_empty(), "{shown}");
+
+    let shown = table(&container, &[]);
+    assert_eq!(
+        lines_with(&shown, &["3072MiB /   8192MiB", " 0% "]).len(),
+        1,
+        "{shown}"
+    );
+    assert_eq!(lines_with(&shown, &[&pid, "3072MiB"]).len(), 1, "{shown}");
+    assert!(lines_with(&shown, &[&foreign]).is_empty(), "{shown}");
+    let query = [
+        "--query-gpu=index,memory.total,memory.used,memory.free",
+        "--format=csv,noheader,nounits",
+    ];
+    assert_eq!(
+        table(&container, &query).lines().next(),
+        Some("0, 8192, 3072, 5120")
+    );
+}
+
+#[test]
+fn two_shares_of_two_cards() {
+    let container = Container::new();
+    container.add_share("first", CARDS[0], &Limits::memory(4 * GIB));
+    container.add_share("second", CARDS[1], &Limits::memory(6 * GIB));
+    let mut both = container.process();
+    both.alloc(GIB);
+    both.init(1);
+    both.alloc(2 * GIB);
+    let mut one = container.start("dlsym");
+    one.init(1);
+    one.alloc(3 * GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(20 * GIB);
+
+    let cards = gpustat(&container);
+    let figures: Vec<(&Value, &Value)> = cards
+        .iter()
+        .map(|card| (&card["memory.total"], &card["memory.used"]))
+        .collect();
+    assert_eq!(
+        figures,
+        [(&json!(4096), &json!(1024)), (&json!(6144), &json!(5120))]
+    );
+    let pids = |card: &Value| {
+        let processes = card["processes"].as_array().unwrap().iter();
+        let mut pids: Vec<i64> = processes.map(|one| one["pid"].as_i64().unwrap()).collect();
+        pids.sort_unstable();
+        pids
+    };
+    let mut second = vec![i64::from(both.pid()), i64::from(one.pid())];
+    second.sort_unstable();
+    assert_eq!(pids(&cards[0]), [i64::from(both.pid())]);
+    assert_eq!(pids(&cards[1]), second);
+
+    let shown = nvitop(&container);
+    assert_eq!(
+        lines_with(&shown, &["1024MiB / 4096MiB"]).len(),
+        1,
+        "{shown}"
+    );
+    assert_eq!(
+        lines_with(&shown, &["5120MiB / 6144MiB"]).len(),
+        1,
+        "{shown}"
+    );
+    let shown = table(&container, &[]);
+    let foreign = neighbour.pid().to_string();
+    assert_eq!(
+        lines_with(&shown, &[&both.pid().to_string()]).len(),
+        2,
+        "{shown}"
+    );
+    assert_eq!(
+        lines_with(&shown, &[&one.pid().to_string(), "3072MiB"]).len(),
+        1,
+        "{shown}"
+    );
+    assert!(lines_with(&shown, &[&foreign]).is_empty(), "{shown}");
+}
+
+/// On the host libvgpu is not loaded; and where it is by mistake, it finds no share and changes nothing.
+#[test]
+fn on_the_host_everything_is_seen() {
+    let container = Container::new();
+    let mut process = container.process();
+    process.alloc(3 * GIB);
+    let used = (container.taken() >> 20).to_string();
+    let cards = gpustat(&container);
+    assert_eq!(cards[0]["memory.total"], 81559);
+    assert_eq!(cards[0]["processes"][0]["pid"], json!(process.pid()));
+    let shown = nvitop(&container);
+    assert_eq!(
+        lines_with(&shown, &[&format!("{used}MiB / 79.65GiB")]).len(),
+        1,
+        "{shown}"
+    );
+    let without_date = |table: String| table.split_once('\n').unwrap().1.to_owned();
+    let direct = container
+        .machine
+        .program("gpu-view")
+        .unwrap()
+        .output()
+        .unwrap();
+    let direct = String::from_utf8(direct.stdout).unwrap();
+    assert_eq!(without_date(table(&container, &[])), without_date(direct));
+    let foreign = process.pid().to_string();
+    assert_eq!(lines_with(&table(&container, &[]), &[&foreign]).len(), 1);
+}

@@ -1,0 +1,221 @@
+//! Whom a program sees on the card: the share's own processes, by the PIDs of the container.
+
+use std::process::Command;
+
+use drava_mock_machine::description::H100X2;
+use drava_mock_machine::testing::{Machine, python};
+use drava_vgpu_abi::Limits;
+
+use crate::subject::{CARDS, Container, GIB, MIB};
+
+/// What scripts begin with: every list of every version as (PID, MiB), sorted, without going through wrappers
+/// that pick a version.
+pub(crate) const LISTS: &str = r#"
+import pynvml as n, ctypes, sys, subprocess, time
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(0)
+class V1(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
+class V2(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
+def ask(name, kind, capacity=64, card=card):
+    count, array = ctypes.c_uint(capacity), (kind * 64)()
+    result = n._nvmlGetFunctionPointer(name)(card, ctypes.byref(count), array)
+    written = [p for p in array if p.pid]
+    assert all(p.gi == p.ci == 0xffffffff for p in written if kind is V2), name
+    return result, count.value, sorted((p.pid, p.used >> 20) for p in written)
+def lists(what, card=card):
+    name = f"nvmlDeviceGet{what}RunningProcesses"
+    answers = [ask(name, V1, card=card), ask(name + "_v2", V2, card=card), ask(name + "_v3", V2, card=card)]
+    assert answers[0] == answers[1] == answers[2], answers
+    assert answers[0][0] == 0, answers
+    return answers[0][2]
+"#;
+
+/// Runs a script in the container and returns what it prints.
+pub(crate) fn script(mut command: Command, text: &str) -> String {
+    let output = command.args(["-c", &format!("{LISTS}{text}")]).output();
+    let output = output.unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(!error.contains("libvgpu"), "{error}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn python(container: &Container) -> Command {
+    container.command(python::clients().unwrap().join("python"))
+}
+
+fn shown(processes: &[(i32, u64)]) -> String {
+    let mut processes = processes.to_vec();
+    processes.sort_unstable();
+    let shown = processes.iter().map(|(pid, mib)| format!("({pid}, {mib})"));
+    format!("[{}]", shown.collect::<Vec<_>>().join(", "))
+}
+
+#[test]
+fn lists_of_every_version_have_the_shares_processes_alone() {
+    let container = Container::with_memory(8 * GIB);
+    let mut first = container.process();
+    first.alloc(3 * GIB);
+    let mut second = container.process();
+    second.alloc(GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(5 * GIB);
+    let own = [(first.pid(), 3072), (second.pid(), 1024)];
+    let every = "print(lists('Compute')); assert lists('Graphics') == lists('MPSCompute') == []";
+    assert_eq!(script(python(&container), every), shown(&own));
+    // Too little room says how much is needed and writes no more than fits; without an array only that.
+    let little = "
+for name, kind in (('', V1), ('_v2', V2), ('_v3', V2)):
+    name = 'nvmlDeviceGetComputeRunningProcesses' + name
+    result, count, got = ask(name, kind, 1)
+    assert (result, count, len(got)) == (7, 2, 1), (result, count, got)
+    count = ctypes.c_uint(0)
+    assert n._nvmlGetFunctionPointer(name)(card, ctypes.byref(count), None) == 7
+    assert count.value == 2
+    assert n._nvmlGetFunctionPointer(name)(card, None, None) == 2
+    assert n._nvmlGetFunctionPointer(name)(None, ctypes.byref(count), None) == 2
+print('done')";
+    assert_eq!(script(python(&container), little), "done");
+    // A process that died is gone at the next look.
+    first.kill();
+    let left = [(second.pid(), 1024)];
+    assert_eq!(script(python(&container), every), shown(&left));
+}
+
+#[test]
+fn a_card_without_a_share_is_shown_as_it_is() {
+    let container = Container::with_memory(GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.init(1);
+    neighbour.alloc(GIB);
+    let other =
+        "other = n.nvmlDeviceGetHandleByIndex(1); print(*(p for p, _ in lists('Compute', other)))";
+    let shown = script(python(&container), other);
+    assert_eq!(shown, neighbour.pid().to_string());
+}
+
+#[test]
+fn shares_of_one_card_list_a_process_once_with_all_it_has() {
+    let container = Container::new();
+    container.add_share("first", CARDS[0], &Limits::memory(GIB));
+    container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
+    let mut process = container.process();
+    // Part of it in each share.
+    process.alloc(3 * GIB);
+    let listed = script(python(&container), "print(lists('Compute'))");
+    assert_eq!(listed, shown(&[(process.pid(), 3072)]));
+}
+
+#[test]
+fn a_region_that_cannot_be_used_lists_nothing_rather_than_anything() {
+    let container = Container::with_memory(GIB);
+    std::fs::write(container.region("share"), vec![0xee; 300_000]).unwrap();
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(GIB);
+    let mut command = python(&container);
+    command.stderr(std::process::Stdio::null());
+    let text = "print(ask('nvmlDeviceGetComputeRunningProcesses_v3', V2)[0])";
+    let output = command.args(["-c", &format!("{LISTS}{text}")]).output();
+    assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), "3\n");
+}
+
+/// A program with memory in a PID namespace of its own, and one outside of it in the same share; what the lists
+/// and the samples of processes say inside.
+const INSIDE: &str = r#"
+child = subprocess.Popen([sys.argv[1], "launch", "--ms", "50", "--seconds", "600"], stdout=subprocess.DEVNULL)
+while not lists('Compute'):
+    time.sleep(0.01)
+    assert child.poll() is None
+print(child.pid, *(pid for pid, _ in lists('Compute')))
+def rates():
+    try:
+        return n.nvmlDeviceGetUtilizationRates(card).gpu > 0
+    except n.NVMLError_NotSupported:
+        return None
+deadline = time.time() + 60
+while rates() == False and time.time() < deadline:
+    time.sleep(0.05)
+try:
+    samples = [sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)]
+except n.NVMLError_NotSupported:
+    samples = None
+print(rates(), samples == [child.pid] if samples is not None else None)
+child.kill()
+"#;
+
+#[test]
+fn pids_are_the_containers_whatever_the_driver_shows() {
+    for (policy, tells) in [
+        ("translated", "True True"),
+        // No telling whose samples they are.
+        ("host", "None None"),
+        ("hiddenInContainers", "None None"),
+    ] {
+        let machine = Machine::start(&format!("{H100X2}\nprocessIds: {policy}\n")).unwrap();
+        let container = Container::on(machine);
+        let limits = Limits {
+            driver_reserve_bytes: 512 * MIB,
+            ..Limits::memory(8 * GIB)
+        };
+        container.add_share("share", CARDS[0], &limits);
+        let mut outside = container.process();
+        outside.alloc(GIB);
+        let mut neighbour = container.neighbour();
+        neighbour.alloc(GIB);
+        let mut unshare = container.command("unshare");
+        // SAFETY: no arguments, cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            unshare.arg("--map-root-user");
+        }
+        unshare
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(python::clients().unwrap().join("python"));
+        let probe = container.machine.program("cuda-probe").unwrap();
+        let text = format!(
+            "import sys; sys.argv = ['', {:?}]\n{INSIDE}",
+            probe.get_program()
+        );
+        let said = script(unshare, &text);
+        let (listed, sampled) = said.split_once('\n').unwrap();
+        let (pid, listed) = listed.split_once(' ').unwrap();
+        assert_eq!(pid, listed, "{policy}");
+        assert_eq!(sampled, tells, "{policy}");
+    }
+}
+
+#[test]
+fn handles_are_the_same_however_they_are_found() {
+    let container = Container::with_memory(8 * GIB);
+    let text = "
+for index in range(n.nvmlDeviceGetCount()):
+    one = n.nvmlDeviceGetHandleByIndex(index)
+    others = [n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(one)), n.nvmlDeviceGetHandleByPciBusId(n.nvmlDeviceGetPciInfo(one).busId)]
+    for other in others:
+        assert n.nvmlDeviceGetIndex(other) == index
+        assert n.nvmlDeviceGetMemoryInfo(other).total == n.nvmlDeviceGetMemoryInfo(one).total
+    print(index, n.nvmlDeviceGetMemoryInfo(one).total >> 30)";
+    assert_eq!(script(python(&container), text), "0 8\n1 79");
+    // Only the second card's device file is there: it is index 0 and still has no share.
+    std::fs::remove_file(container.machine.root().join("dev/nvidia0")).unwrap();
+    assert_eq!(script(python(&container), text), "0 79");
+}
+
+#[test]
+fn without_limits_nothing_is_changed() {
+    let container = Container::new();
+    let mut process = container.process();
+    process.alloc(GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(GIB);
+    let both = script(
+        python(&container),
+        "print(*(p for p, _ in lists('Compute')))",
+    );
+    let pids: Vec<i32> = both.split(' ').map(|pid| pid.parse().unwrap()).collect();
+    assert!(
+        pids.contains(&process.pid()) && pids.contains(&neighbour.pid()),
+        "{both}"
+    );
+}

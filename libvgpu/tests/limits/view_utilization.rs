@@ -1,0 +1,255 @@
+//! How busy a program sees the card: with its share's own work, of its share's own cores.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use drava_mock_machine::description::H100X2;
+use drava_mock_machine::testing::{Machine, python};
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+
+use crate::subject::{CARDS, Container, GIB};
+use crate::view_processes::script;
+
+/// A program that keeps card 0 busy; killed when dropped.
+struct Busy(Child);
+
+impl Busy {
+    fn start(mut command: Command) -> Self {
+        let launch = command.args(["launch", "--ms", "100", "--seconds", "600"]);
+        Self(launch.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// In the container.
+    fn inside(container: &Container) -> Self {
+        let probe = container.machine.program("cuda-probe").unwrap();
+        Self::start(container.command(probe.get_program()))
+    }
+
+    /// Beside it.
+    fn outside(container: &Container) -> Self {
+        Self::start(container.machine.program("cuda-probe").unwrap())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn python(container: &Container) -> Command {
+    container.command(python::clients().unwrap().join("python"))
+}
+
+/// A container with a share of half of the cores, which nobody enforces.
+fn half_a_card() -> Container {
+    let container = Container::new();
+    let limits = Limits {
+        cores: Cores::new(50).unwrap(),
+        driver_reserve_bytes: GIB / 2,
+        ..Limits::memory(8 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    container
+}
+
+#[test]
+fn a_neighbours_work_is_not_seen() {
+    let container = half_a_card();
+    // Somebody lives in the share, but does nothing.
+    let _idle = container.process();
+    let _busy = Busy::outside(&container);
+    container
+        .machine
+        .wait_for_card(0, |card| card.gpu_percent > 50)
+        .unwrap();
+    let text = "
+for attempt in range(20):
+    rates = n.nvmlDeviceGetUtilizationRates(card)
+    assert (rates.gpu, rates.memory) == (0, 0), rates
+    for kind in (n.NVML_GPU_UTILIZATION_SAMPLES, n.NVML_MEMORY_UTILIZATION_SAMPLES):
+        _, samples = n.nvmlDeviceGetSamples(card, kind, 0)
+        assert [sample.sampleValue.uiVal for sample in samples] == [0], samples
+    for ask in (n.nvmlDeviceGetProcessUtilization, n.nvmlDeviceGetProcessesUtilizationInfo):
+        try:
+            print(ask(card, 0))
+        except n.NVMLError_NotFound:
+            pass
+    time.sleep(0.02)
+print('nothing')";
+    assert_eq!(script(python(&container), text), "nothing");
+}
+
+#[test]
+fn all_of_a_shares_cores_are_100_percent() {
+    let container = half_a_card();
+    let busy = Busy::inside(&container);
+    // Alone on the card it has more than its half.
+    let text = "
+deadline = time.time() + 60
+while n.nvmlDeviceGetUtilizationRates(card).gpu < 100:
+    assert time.time() < deadline, n.nvmlDeviceGetUtilizationRates(card).gpu
+    time.sleep(0.02)
+_, samples = n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)
+assert len(samples) == 1 and samples[0].sampleValue.uiVal > 0
+try:
+    n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, samples[0].timeStamp + 60_000_000)
+    raise SystemExit('a sample of the future')
+except n.NVMLError_NotFound:
+    pass
+print(*(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)))";
+    let pids = script(python(&container), text);
+    assert_eq!(pids, busy.0.id().to_string());
+}
+
+/// Samples of a process for a while, as `timestamp percent percent` lines: of either function.
+const WATCH: &str = "
+seen = {}
+for attempt in range(80):
+    try:
+        for sample in n.nvmlDeviceGetProcessUtilization(card, 0):
+            if sample.pid == PID:
+                seen[sample.timeStamp] = sample.smUtil
+    except n.NVMLError_NotFound:
+        pass
+    time.sleep(0.025)
+for at, percent in seen.items():
+    print(at, percent)";
+
+fn samples(said: &str) -> Vec<(u64, u64)> {
+    said.lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(at, percent)| (at.parse().unwrap(), percent.parse().unwrap()))
+        .collect()
+}
+
+#[test]
+fn samples_of_processes_are_scaled_to_the_share() {
+    let container = half_a_card();
+    let busy = Busy::inside(&container);
+    // Two neighbours, so that it has a third of the card.
+    let _neighbours = [Busy::outside(&container), Busy::outside(&container)];
+    container
+        .machine
+        .wait_for_card(0, |card| {
+            card.processes
+                .iter()
+                .filter(|one| one.busy_nanos > 0)
+                .count()
+                == 3
+        })
+        .unwrap();
+    let text = WATCH.replace("PID", &busy.0.id().to_string());
+    let (inside, outside) = std::thread::scope(|scope| {
+        let inside = scope.spawn(|| script(python(&container), &text));
+        let direct = container
+            .machine
+            .command(python::clients().unwrap().join("python"));
+        let outside = script(direct, &text);
+        (samples(&inside.join().unwrap()), samples(&outside))
+    });
+    // The same periods, of which both libraries tell the time to a millisecond.
+    let pairs: Vec<(u64, u64)> = inside
+        .iter()
+        .filter_map(|(at, percent)| {
+            let same = outside
+                .iter()
+                .find(|(other, _)| at.abs_diff(*other) < 1000)?;
+            Some((same.1, *percent))
+        })
+        .collect();
+    assert!(
+        pairs.iter().any(|(of_card, _)| (1..50).contains(of_card)),
+        "{pairs:?}"
+    );
+    for (of_card, of_share) in &pairs {
+        assert_eq!(*of_share, (2 * of_card).min(100), "{pairs:?}");
+    }
+}
+
+#[test]
+fn a_struct_of_another_version_is_refused() {
+    let container = half_a_card();
+    let _idle = container.process();
+    let text = "
+info = n.c_nvmlProcessesUtilizationInfo_v1_t()
+ask = n._nvmlGetFunctionPointer('nvmlDeviceGetProcessesUtilizationInfo')
+info.version = 77
+wrong = ask(card, ctypes.byref(info))
+info.version = n.ProcessesUtilizationInfo_v1
+print(wrong, ask(card, ctypes.byref(info)), ask(card, None))
+memory = n.c_nvmlMemory_v2_t()
+memory.version = 77
+print(n._nvmlGetFunctionPointer('nvmlDeviceGetMemoryInfo_v2')(card, ctypes.byref(memory)))
+print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(card, None))";
+    assert_eq!(script(python(&container), text), "3 7 2\n25\n2");
+}
+
+/// Where the driver shows a container no processes, the share's meter answers.
+#[test]
+fn without_samples_the_meter_answers() {
+    let machine = Machine::start(&format!("{H100X2}\nprocessIds: hiddenInContainers\n")).unwrap();
+    let container = Container::on(machine);
+    let limits = Limits {
+        cores: Cores::new(50).unwrap(),
+        compute_policy: ComputePolicy::Fixed,
+        ..Limits::memory(8 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    process.alloc(GIB);
+    let [owner] = container.processes_of("share")[..] else {
+        panic!("one process")
+    };
+    let region = OpenOptions::new()
+        .write(true)
+        .open(container.region("share"));
+    let region = region.unwrap();
+    let done = AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        // Uses a quarter of the card, by its own account.
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !done.load(Ordering::Relaxed) {
+                let used = u64::try_from(begin.elapsed().as_micros()).unwrap() / 4;
+                let place = owner.slot.offset() as u64 + 136;
+                region.write_all_at(&used.to_ne_bytes(), place).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut unshare = container.command("unshare");
+        // SAFETY: no arguments, cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            unshare.arg("--map-root-user");
+        }
+        unshare
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(python::clients().unwrap().join("python"));
+        let text = "
+child = subprocess.Popen([sys.argv[1], 'alloc', '--mib', '100', '--hold', '600'], stdout=subprocess.DEVNULL)
+while not lists('Compute'):
+    time.sleep(0.01)
+    assert child.poll() is None
+n.nvmlDeviceGetUtilizationRates(card)
+time.sleep(1.5)
+print(n.nvmlDeviceGetUtilizationRates(card).gpu)
+child.kill()";
+        let probe = container.machine.program("cuda-probe").unwrap();
+        let text = format!(
+            "import sys; sys.argv = ['', {:?}]\n{text}",
+            probe.get_program()
+        );
+        let said =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| script(unshare, &text)));
+        done.store(true, Ordering::Relaxed);
+        said.unwrap()
+    });
+    let percent: u32 = said.parse().unwrap();
+    // A quarter of the card is half of the share.
+    assert!((35..=65).contains(&percent), "{percent}");
+}
