@@ -86,6 +86,11 @@ impl Card {
         self.shares().all(Share::is_memory_limited)
     }
 
+    /// Whether its GPU time is metered. Shares are summed, so one that is not frees all.
+    pub(crate) fn is_metered(self) -> bool {
+        self.shares().all(Share::is_metered)
+    }
+
     /// Limit and use.
     pub(crate) fn amount(self) -> Amount {
         let _guard = self.process.guard();
@@ -245,7 +250,7 @@ pub(crate) fn current_device() -> Option<CUdevice> {
 }
 
 /// UUID of a CUDA device; of a MIG partition its own, which no share has.
-fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
+pub(crate) fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
     let get = GET_UUID_V2.address().or_else(|| GET_UUID.address())?;
     // SAFETY: the signature of `cuDeviceGetUuid` and its second version.
     let get = unsafe { core::mem::transmute::<core::ptr::NonNull<_>, GetUuid>(get) };

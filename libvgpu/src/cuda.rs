@@ -16,6 +16,11 @@ pub(crate) type CUdeviceptr = u64;
 pub(crate) type CUdeviceptr_v1 = c_uint;
 pub(crate) type CUcontext = *mut c_void;
 pub(crate) type CUstream = *mut c_void;
+pub(crate) type CUevent = *mut c_void;
+pub(crate) type CUfunction = *mut c_void;
+pub(crate) type CUgraph = *mut c_void;
+pub(crate) type CUgraphNode = *mut c_void;
+pub(crate) type CUgraphExec = *mut c_void;
 pub(crate) type CUarray = *mut c_void;
 pub(crate) type CUmipmappedArray = *mut c_void;
 pub(crate) type CUmemoryPool = *mut c_void;
@@ -24,6 +29,123 @@ pub(crate) type CUmemGenericAllocationHandle = u64;
 pub(crate) const CUDA_SUCCESS: CUresult = 0;
 pub(crate) const CUDA_ERROR_OUT_OF_MEMORY: CUresult = 2;
 pub(crate) const CUDA_ERROR_NOT_INITIALIZED: CUresult = 3;
+pub(crate) const CUDA_ERROR_NOT_READY: CUresult = 600;
+
+/// The default stream that synchronises with others.
+pub(crate) const CU_STREAM_LEGACY: CUstream = core::ptr::without_provenance_mut(1);
+/// The calling thread's own default stream.
+pub(crate) const CU_STREAM_PER_THREAD: CUstream = core::ptr::without_provenance_mut(2);
+
+pub(crate) const CU_STREAM_CAPTURE_STATUS_NONE: c_int = 0;
+pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
+
+pub(crate) const CU_MEMORYTYPE_HOST: c_uint = 1;
+pub(crate) const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_int = 2;
+
+pub(crate) const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
+
+/// Beginning of the structure; the hooks only read.
+#[repr(C)]
+pub(crate) struct CUlaunchConfig {
+    pub(crate) gridDim: [c_uint; 3],
+    pub(crate) blockDim: [c_uint; 3],
+    pub(crate) sharedMemBytes: c_uint,
+    pub(crate) hStream: CUstream,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CUDA_LAUNCH_PARAMS {
+    pub(crate) function: CUfunction,
+    pub(crate) gridDimX: c_uint,
+    pub(crate) gridDimY: c_uint,
+    pub(crate) gridDimZ: c_uint,
+    pub(crate) blockDimX: c_uint,
+    pub(crate) blockDimY: c_uint,
+    pub(crate) blockDimZ: c_uint,
+    pub(crate) sharedMemBytes: c_uint,
+    pub(crate) hStream: CUstream,
+    pub(crate) kernelParams: *mut *mut c_void,
+}
+
+/// Version 2, with room for what later ones append.
+#[repr(C)]
+pub(crate) struct CUDA_KERNEL_NODE_PARAMS {
+    pub(crate) func: CUfunction,
+    pub(crate) gridDim: [c_uint; 3],
+    pub(crate) blockDim: [c_uint; 3],
+    pub(crate) sharedMemBytes: c_uint,
+    pub(crate) kernelParams: *mut *mut c_void,
+    pub(crate) extra: *mut *mut c_void,
+    pub(crate) kern: *mut c_void,
+    pub(crate) ctx: CUcontext,
+    reserved: [u64; 8],
+}
+
+impl CUDA_KERNEL_NODE_PARAMS {
+    pub(crate) const ZERO: Self = Self {
+        func: core::ptr::null_mut(),
+        gridDim: [0; 3],
+        blockDim: [0; 3],
+        sharedMemBytes: 0,
+        kernelParams: core::ptr::null_mut(),
+        extra: core::ptr::null_mut(),
+        kern: core::ptr::null_mut(),
+        ctx: core::ptr::null_mut(),
+        reserved: [0; 8],
+    };
+}
+
+/// `CUDA_MEMCPY2D` since CUDA 3.2.
+#[repr(C)]
+pub(crate) struct CUDA_MEMCPY2D {
+    pub(crate) srcXInBytes: usize,
+    pub(crate) srcY: usize,
+    pub(crate) srcMemoryType: c_uint,
+    pub(crate) srcHost: *const c_void,
+    pub(crate) srcDevice: CUdeviceptr,
+    pub(crate) srcArray: CUarray,
+    pub(crate) srcPitch: usize,
+    pub(crate) dstXInBytes: usize,
+    pub(crate) dstY: usize,
+    pub(crate) dstMemoryType: c_uint,
+    pub(crate) dstHost: *mut c_void,
+    pub(crate) dstDevice: CUdeviceptr,
+    pub(crate) dstArray: CUarray,
+    pub(crate) dstPitch: usize,
+    pub(crate) WidthInBytes: usize,
+    pub(crate) Height: usize,
+}
+
+/// `CUDA_MEMCPY3D` since CUDA 3.2, and `CUDA_MEMCPY3D_PEER`, which has contexts where this has reserved pointers.
+#[repr(C)]
+pub(crate) struct CUDA_MEMCPY3D {
+    pub(crate) srcXInBytes: usize,
+    pub(crate) srcY: usize,
+    pub(crate) srcZ: usize,
+    pub(crate) srcLOD: usize,
+    pub(crate) srcMemoryType: c_uint,
+    pub(crate) srcHost: *const c_void,
+    pub(crate) srcDevice: CUdeviceptr,
+    pub(crate) srcArray: CUarray,
+    pub(crate) reserved0: *mut c_void,
+    pub(crate) srcPitch: usize,
+    pub(crate) srcHeight: usize,
+    pub(crate) dstXInBytes: usize,
+    pub(crate) dstY: usize,
+    pub(crate) dstZ: usize,
+    pub(crate) dstLOD: usize,
+    pub(crate) dstMemoryType: c_uint,
+    pub(crate) dstHost: *mut c_void,
+    pub(crate) dstDevice: CUdeviceptr,
+    pub(crate) dstArray: CUarray,
+    pub(crate) reserved1: *mut c_void,
+    pub(crate) dstPitch: usize,
+    pub(crate) dstHeight: usize,
+    pub(crate) WidthInBytes: usize,
+    pub(crate) Height: usize,
+    pub(crate) Depth: usize,
+}
 
 /// Flag of `cuGetProcAddress`: per-thread default streams.
 pub(crate) const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 1 << 1;
@@ -114,4 +236,10 @@ const _: () = {
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR_v1>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
     assert!(size_of::<CUuuid>() == 16);
+    assert!(offset_of!(CUlaunchConfig, hStream) == 32);
+    assert!(size_of::<CUDA_LAUNCH_PARAMS>() == 56);
+    assert!(offset_of!(CUDA_LAUNCH_PARAMS, hStream) == 40);
+    assert!(offset_of!(CUDA_KERNEL_NODE_PARAMS, kern) == 56);
+    assert!(size_of::<CUDA_MEMCPY2D>() == 128);
+    assert!(size_of::<CUDA_MEMCPY3D>() == 200);
 };

@@ -3,10 +3,12 @@
 //! | Variable | Meaning |
 //! |---|---|
 //! | `DRAVA_MEMORY_LIMIT` | memory of each card: bytes, or a quantity such as `4Gi` or `500M` |
+//! | `DRAVA_CORES` | percent of each card's GPU time, 1 to 99; 0 or 100 for no limit |
 //! | `DRAVA_JOB` | processes with the same value share one limit; default: the process group |
 //! | `DRAVA_RUN_DIR` | where to look for shares if `/run/drava` has none |
 //! | `CUDA_DEVICE_MEMORY_LIMIT` | as `DRAVA_MEMORY_LIMIT`, with `k`, `m`, `g` as powers of 1024 |
 //! | `CUDA_DEVICE_MEMORY_LIMIT_<i>` | the same for CUDA device `i` alone |
+//! | `CUDA_DEVICE_SM_LIMIT`, `CUDA_DEVICE_SM_LIMIT_<i>` | as `DRAVA_CORES`, of all cards or of one |
 //!
 //! The region of a job lies in `/dev/shm`, or in `/tmp` where that is missing, readable by its user only:
 //! `drava-<uid>-<job>-<card UUID>`. A process group is what a shell makes of one command line, and children
@@ -20,7 +22,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::region::SLOTS_OFFSET;
-use drava_vgpu_abi::{DeviceUuid, Limits, REGION_SIZE};
+use drava_vgpu_abi::{ComputePolicy, Cores, DeviceUuid, Limits, REGION_SIZE};
 
 use crate::discover::{EntryBuffer, PathBuffer, names};
 use crate::log;
@@ -47,6 +49,10 @@ pub(crate) struct Environment {
     memory_bytes: AtomicU64,
     /// The same for single devices.
     device_memory_bytes: [AtomicU64; DEVICES],
+    /// Percent of each card's GPU time, 0 for no limit.
+    cores: AtomicU64,
+    /// The same for single devices.
+    device_cores: [AtomicU64; DEVICES],
 }
 
 /// How a card got its share.
@@ -67,7 +73,7 @@ impl Environment {
             let Some(text) = variable(name) else { return };
             let Some(bytes) = parse(text.to_bytes()) else {
                 log::line(format_args!(
-                    "{} is not an amount of memory: GPU memory is refused",
+                    "{} cannot be understood: GPU memory is refused",
                     name.to_str().unwrap_or("?")
                 ));
                 source = Source::BrokenEnvironment;
@@ -85,7 +91,22 @@ impl Environment {
                 set(name.as_c_str(), parse_hami, target);
             }
         }
+        set(c"CUDA_DEVICE_SM_LIMIT", parse_cores, &self.cores);
+        set(c"DRAVA_CORES", parse_cores, &self.cores);
+        for (index, target) in self.device_cores.iter().enumerate() {
+            if let Some(name) = PathBuffer::new(format_args!("CUDA_DEVICE_SM_LIMIT_{index}")) {
+                set(name.as_c_str(), parse_cores, target);
+            }
+        }
         source
+    }
+
+    /// Whether any variable limits GPU time.
+    pub(crate) fn limits_cores(&self) -> bool {
+        self.device_cores
+            .iter()
+            .chain([&self.cores])
+            .any(|cores| cores.load(Ordering::Relaxed) != 0)
     }
 
     /// Whether any variable limits memory.
@@ -96,24 +117,43 @@ impl Environment {
             .any(|bytes| bytes.load(Ordering::Relaxed) != 0)
     }
 
-    fn limit_of(&self, ordinal: Option<u32>) -> Option<u64> {
-        let of_device = ordinal
-            .and_then(|ordinal| self.device_memory_bytes.get(usize::try_from(ordinal).ok()?))
-            .map_or(0, |bytes| bytes.load(Ordering::Relaxed));
-        let of_all = self.memory_bytes.load(Ordering::Relaxed);
-        [of_device, of_all].into_iter().find(|&bytes| bytes != 0)
+    /// What limits that device, if anything does.
+    fn limits_of(&self, ordinal: Option<u32>) -> Option<Limits> {
+        let of = |devices: &[AtomicU64; DEVICES], all: &AtomicU64| {
+            let of_device = ordinal
+                .and_then(|ordinal| devices.get(usize::try_from(ordinal).ok()?))
+                .map_or(0, |value| value.load(Ordering::Relaxed));
+            [of_device, all.load(Ordering::Relaxed)]
+                .into_iter()
+                .find(|&value| value != 0)
+        };
+        let memory_limit_bytes = of(&self.device_memory_bytes, &self.memory_bytes);
+        let cores = of(&self.device_cores, &self.cores)
+            .and_then(|cores| Cores::new(u32::try_from(cores).ok()?));
+        if memory_limit_bytes.is_none() && cores.is_none() {
+            return None;
+        }
+        Some(Limits {
+            memory_limit_bytes,
+            cores: cores.unwrap_or(Cores::BEST_EFFORT),
+            compute_policy: match cores {
+                Some(_) => ComputePolicy::Fixed,
+                None => ComputePolicy::None,
+            },
+            ..Limits::memory(0)
+        })
     }
 }
 
 /// Gives the card a share of its own. The caller holds the process's guard.
 pub(crate) fn attach(process: &Process, uuid: DeviceUuid, ordinal: Option<u32>) -> Attached {
-    let Some(limit) = process.environment.limit_of(ordinal) else {
+    let Some(limits) = process.environment.limits_of(ordinal) else {
         return Attached::NoLimit;
     };
     let Some(share) = process.next_share() else {
         return Attached::Failed;
     };
-    share.attach_limits(uuid, &Limits::memory(limit));
+    share.attach_limits(uuid, &limits);
     let mut outcome = Err(Unusable::Open);
     for directory in REGION_DIRECTORIES {
         let Some(path) = region_path(directory, format_args!("{uuid}")) else {
@@ -242,6 +282,15 @@ fn parse_hami(text: &[u8]) -> Option<u64> {
         _ => return None,
     };
     number.checked_mul(unit)
+}
+
+/// Percent of a card; 0 if that is no limit.
+fn parse_cores(text: &[u8]) -> Option<u64> {
+    match split_number(text)? {
+        (percent @ 1..=99, b"" | b"%") => Some(percent),
+        (0 | 100, b"" | b"%") => Some(0),
+        _ => None,
+    }
 }
 
 fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {

@@ -2,9 +2,12 @@
 
 pub(crate) mod array;
 pub(crate) mod context;
+pub(crate) mod graph;
+pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;
 pub(crate) mod nvml;
 pub(crate) mod pool;
+pub(crate) mod transfer;
 pub(crate) mod view;
 pub(crate) mod vmm;

@@ -6,6 +6,7 @@
 //! | What happens to it? | [`hooks`] |
 //! | What may this process use? | [`process`], [`discover`] (limits pages), [`environment`] (variables) |
 //! | What does it use? | [`card`], [`share`] (shared with others), [`held`] and [`blocks`] (its own) |
+//! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
 //! Invariants:
@@ -46,6 +47,7 @@ mod identity;
 #[cfg(feature = "kill-points")]
 mod kill_points;
 mod log;
+mod meter;
 mod nvml;
 mod process;
 mod share;

@@ -17,6 +17,7 @@ use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
 use crate::held::HeldMap;
+use crate::meter::Meter;
 use crate::share::Share;
 use crate::sys;
 
@@ -55,6 +56,8 @@ pub(crate) struct Process {
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
+    /// Launches.
+    pub(crate) meter: Meter,
 }
 
 /// What is remembered of a CUDA device.
@@ -106,7 +109,7 @@ impl Process {
             Some(pointer) => pointer,
             None => install()?,
         };
-        // SAFETY: mapped, zeroed, and never unmapped; all zeroes is a `Process`, which consists of atomics.
+        // SAFETY: mapped, zeroed, and never unmapped; all zeroes is a `Process`, which consists of atomics and numbers.
         let process = unsafe { pointer.as_ref() };
         if process.phase.load(Ordering::Acquire) != READY {
             process.start();
@@ -149,6 +152,15 @@ impl Process {
             Source::Pages => self.shares().any(Share::is_memory_limited),
             Source::Environment => self.environment.limits_memory(),
             Source::BrokenPages | Source::BrokenEnvironment => true,
+        }
+    }
+
+    /// Whether the GPU time of any card is metered.
+    pub(crate) fn is_metered(&self) -> bool {
+        match self.source() {
+            Source::Pages | Source::BrokenPages => self.shares().any(Share::is_metered),
+            Source::Environment => self.environment.limits_cores(),
+            Source::Nothing | Source::BrokenEnvironment => false,
         }
     }
 

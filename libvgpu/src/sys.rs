@@ -239,6 +239,11 @@ pub(crate) fn now_ns() -> u64 {
         .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
+/// `CLOCK_MONOTONIC` in microseconds.
+pub(crate) fn now_us() -> u64 {
+    now_ns() / 1_000
+}
+
 /// Microseconds since the epoch, as NVML stamps its samples; 0 if there is no such clock.
 pub(crate) fn epoch_us() -> u64 {
     let mut time = libc::timespec {

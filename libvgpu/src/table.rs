@@ -16,6 +16,8 @@ pub(crate) enum Purpose {
     Any,
     /// Memory.
     Memory,
+    /// GPU time.
+    Compute,
 }
 
 /// One hook.
@@ -51,6 +53,7 @@ impl Hook {
         match self.purpose {
             Purpose::Any => process.is_limited(),
             Purpose::Memory => process.is_memory_limited(),
+            Purpose::Compute => process.is_metered(),
         }
     }
 }
@@ -128,7 +131,7 @@ const fn name_of(name: &'static str) -> &'static CStr {
 
 /// What the signatures below are made of.
 mod types {
-    pub(crate) use core::ffi::{c_char, c_int, c_uint, c_void};
+    pub(crate) use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
     pub(crate) use crate::cuda::*;
     pub(crate) use crate::driver::{Library, Original};
@@ -186,13 +189,13 @@ hooks! {
         = c"cuCtxCreate" 11040 => context::create_v3;
     Memory Cuda cuCtxCreate_v4(context: *mut CUcontext, parameters: *mut c_void, flags: c_uint, device: CUdevice)
         = c"cuCtxCreate" 12050 => context::create_v4;
-    Memory Cuda cuCtxDestroy(context: CUcontext) = c"cuCtxDestroy" 2000 => context::destroy;
-    Memory Cuda cuCtxDestroy_v2(context: CUcontext) = c"cuCtxDestroy" 4000 => context::destroy;
+    Any Cuda cuCtxDestroy(context: CUcontext) = c"cuCtxDestroy" 2000 => context::destroy;
+    Any Cuda cuCtxDestroy_v2(context: CUcontext) = c"cuCtxDestroy" 4000 => context::destroy;
     Memory Cuda cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain" 7000 => context::retain_primary;
-    Memory Cuda cuDevicePrimaryCtxRelease(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 7000 => context::end_primary;
-    Memory Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => context::end_primary;
-    Memory Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => context::end_primary;
-    Memory Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => context::end_primary;
+    Any Cuda cuDevicePrimaryCtxRelease(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 7000 => context::end_primary;
+    Any Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => context::end_primary;
+    Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => context::end_primary;
+    Any Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => context::end_primary;
 
     // Linear memory.
     Memory Cuda cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: c_uint) = c"cuMemAlloc" 2000 => memory::alloc_v1;
@@ -241,4 +244,158 @@ hooks! {
     Memory Cuda cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64)
         = c"cuMemMap" 10020 => vmm::map;
     Memory Cuda cuMemUnmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap" 10020 => vmm::unmap;
+
+    // Kernels.
+    Compute Cuda cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernel" 4000 => launch::kernel;
+    Compute Cuda cuLaunchKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void)
+        = c"cuLaunchKernel" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel_ptsz;
+    Compute Cuda cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernelEx" 11060 => launch::kernel_ex;
+    Compute Cuda cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
+        = c"cuLaunchKernelEx" 11060 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel_ex_ptsz;
+    Compute Cuda cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void) = c"cuLaunchCooperativeKernel" 9000 => launch::cooperative;
+    Compute Cuda cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
+        = c"cuLaunchCooperativeKernel" 9000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::cooperative_ptsz;
+    Compute Cuda cuLaunchCooperativeKernelMultiDevice(launches: *mut CUDA_LAUNCH_PARAMS, count: c_uint, flags: c_uint) = c"cuLaunchCooperativeKernelMultiDevice" 9000 => launch::cooperative_multi_device;
+    Compute Cuda cuLaunch(function: CUfunction) = c"cuLaunch" 2000 => launch::legacy;
+    Compute Cuda cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) = c"cuLaunchGrid" 2000 => launch::legacy_grid;
+    Compute Cuda cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) = c"cuLaunchGridAsync" 2000 => launch::legacy_grid_async;
+
+    // Graphs.
+    Compute Cuda cuGraphLaunch(exec: CUgraphExec, stream: CUstream) = c"cuGraphLaunch" 10000 => graph::launch;
+    Compute Cuda cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream)
+        = c"cuGraphLaunch" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::launch_ptsz;
+    Compute Cuda cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 10000 => graph::instantiate;
+    Compute Cuda cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 11000 => graph::instantiate;
+    Compute Cuda cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = c"cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;
+    Compute Cuda cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void) = c"cuGraphInstantiateWithParams" 12000 => graph::instantiate_with_params;
+    Compute Cuda cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void)
+        = c"cuGraphInstantiateWithParams" 12000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::instantiate_with_params;
+    Compute Cuda cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, update: *mut c_int) = c"cuGraphExecUpdate" 10020 => graph::update;
+    Compute Cuda cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut c_void) = c"cuGraphExecUpdate" 12000 => graph::update_v2;
+    Compute Cuda cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 10010 => graph::set_kernel;
+    Compute Cuda cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 12000 => graph::set_kernel;
+    Compute Cuda cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecNodeSetParams" 12020 => graph::set_kernel;
+    Compute Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
+
+    // Captures, during which no event may be used.
+    Compute Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture;
+    Compute Cuda cuStreamBeginCapture_ptsz(stream: CUstream)
+        = c"cuStreamBeginCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_ptsz;
+    Compute Cuda cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) = c"cuStreamBeginCapture" 10010 => graph::begin_capture_v2;
+    Compute Cuda cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: c_int)
+        = c"cuStreamBeginCapture" 10010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_v2_ptsz;
+    Compute Cuda cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int) = c"cuStreamBeginCaptureToGraph" 12030 => graph::begin_capture_to_graph;
+    Compute Cuda cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int)
+        = c"cuStreamBeginCaptureToGraph" 12030 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_to_graph_ptsz;
+    Compute Cuda cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) = c"cuStreamEndCapture" 10000 => graph::end_capture;
+    Compute Cuda cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph)
+        = c"cuStreamEndCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::end_capture_ptsz;
+    Compute Cuda cuStreamDestroy(stream: CUstream) = c"cuStreamDestroy" 2000 => graph::destroy_stream;
+    Compute Cuda cuStreamDestroy_v2(stream: CUstream) = c"cuStreamDestroy" 4000 => graph::destroy_stream;
+
+    // Fills.
+    Compute Cuda cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize) = c"cuMemsetD8" 3020 => transfer::fill;
+    Compute Cuda cuMemsetD8_v2_ptds(to: CUdeviceptr, value: c_uchar, count: usize)
+        = c"cuMemsetD8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
+    Compute Cuda cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) = c"cuMemsetD8Async" 3020 => transfer::fill_async;
+    Compute Cuda cuMemsetD8Async_ptsz(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream)
+        = c"cuMemsetD8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
+    Compute Cuda cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) = c"cuMemsetD2D8" 3020 => transfer::fill_rows;
+    Compute Cuda cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize)
+        = c"cuMemsetD2D8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
+    Compute Cuda cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D8Async" 3020 => transfer::fill_rows_async;
+    Compute Cuda cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream)
+        = c"cuMemsetD2D8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
+    Compute Cuda cuMemsetD16_v2(to: CUdeviceptr, value: c_ushort, count: usize) = c"cuMemsetD16" 3020 => transfer::fill;
+    Compute Cuda cuMemsetD16_v2_ptds(to: CUdeviceptr, value: c_ushort, count: usize)
+        = c"cuMemsetD16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
+    Compute Cuda cuMemsetD16Async(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream) = c"cuMemsetD16Async" 3020 => transfer::fill_async;
+    Compute Cuda cuMemsetD16Async_ptsz(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream)
+        = c"cuMemsetD16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
+    Compute Cuda cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) = c"cuMemsetD2D16" 3020 => transfer::fill_rows;
+    Compute Cuda cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize)
+        = c"cuMemsetD2D16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
+    Compute Cuda cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D16Async" 3020 => transfer::fill_rows_async;
+    Compute Cuda cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream)
+        = c"cuMemsetD2D16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
+    Compute Cuda cuMemsetD32_v2(to: CUdeviceptr, value: c_uint, count: usize) = c"cuMemsetD32" 3020 => transfer::fill;
+    Compute Cuda cuMemsetD32_v2_ptds(to: CUdeviceptr, value: c_uint, count: usize)
+        = c"cuMemsetD32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
+    Compute Cuda cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) = c"cuMemsetD32Async" 3020 => transfer::fill_async;
+    Compute Cuda cuMemsetD32Async_ptsz(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream)
+        = c"cuMemsetD32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
+    Compute Cuda cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) = c"cuMemsetD2D32" 3020 => transfer::fill_rows;
+    Compute Cuda cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize)
+        = c"cuMemsetD2D32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
+    Compute Cuda cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D32Async" 3020 => transfer::fill_rows_async;
+    Compute Cuda cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
+        = c"cuMemsetD2D32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
+
+    // Copies within a card.
+    Compute Cuda cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpy" 4000 => transfer::unified;
+    Compute Cuda cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        = c"cuMemcpy" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified_ptds;
+    Compute Cuda cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyAsync" 4000 => transfer::unified_async;
+    Compute Cuda cuMemcpyAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream)
+        = c"cuMemcpyAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified_async_ptsz;
+    Compute Cuda cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoD" 3020 => transfer::device;
+    Compute Cuda cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        = c"cuMemcpyDtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device_ptds;
+    Compute Cuda cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyDtoDAsync" 3020 => transfer::device_async;
+    Compute Cuda cuMemcpyDtoDAsync_v2_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream)
+        = c"cuMemcpyDtoDAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device_async_ptsz;
+    Compute Cuda cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize) = c"cuMemcpyPeer" 4000 => transfer::peer;
+    Compute Cuda cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
+        = c"cuMemcpyPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer_ptds;
+    Compute Cuda cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream) = c"cuMemcpyPeerAsync" 4000 => transfer::peer_async;
+    Compute Cuda cuMemcpyPeerAsync_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream)
+        = c"cuMemcpyPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer_async_ptsz;
+    Compute Cuda cuMemcpyDtoA_v2(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoA" 3020 => transfer::to_array;
+    Compute Cuda cuMemcpyDtoA_v2_ptds(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize)
+        = c"cuMemcpyDtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::to_array_ptds;
+    Compute Cuda cuMemcpyAtoD_v2(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize) = c"cuMemcpyAtoD" 3020 => transfer::from_array;
+    Compute Cuda cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize)
+        = c"cuMemcpyAtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::from_array_ptds;
+    Compute Cuda cuMemcpyAtoA_v2(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize) = c"cuMemcpyAtoA" 3020 => transfer::arrays;
+    Compute Cuda cuMemcpyAtoA_v2_ptds(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize)
+        = c"cuMemcpyAtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::arrays_ptds;
+    Compute Cuda cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2D" 3020 => transfer::rows;
+    Compute Cuda cuMemcpy2D_v2_ptds(copy: *const CUDA_MEMCPY2D)
+        = c"cuMemcpy2D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_ptds;
+    Compute Cuda cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2DUnaligned" 3020 => transfer::rows;
+    Compute Cuda cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D)
+        = c"cuMemcpy2DUnaligned" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_ptds;
+    Compute Cuda cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) = c"cuMemcpy2DAsync" 3020 => transfer::rows_async;
+    Compute Cuda cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D, stream: CUstream)
+        = c"cuMemcpy2DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_async_ptsz;
+    Compute Cuda cuMemcpy3D_v2(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3D" 3020 => transfer::volume;
+    Compute Cuda cuMemcpy3D_v2_ptds(copy: *const CUDA_MEMCPY3D)
+        = c"cuMemcpy3D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_ptds;
+    Compute Cuda cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DAsync" 3020 => transfer::volume_async;
+    Compute Cuda cuMemcpy3DAsync_v2_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream)
+        = c"cuMemcpy3DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async_ptsz;
+    Compute Cuda cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3DPeer" 4000 => transfer::volume;
+    Compute Cuda cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D)
+        = c"cuMemcpy3DPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_ptds;
+    Compute Cuda cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DPeerAsync" 4000 => transfer::volume_async;
+    Compute Cuda cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream)
+        = c"cuMemcpy3DPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async_ptsz;
+    Compute Cuda cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream) = c"cuMemcpyWithAttributesAsync" 13000 => transfer::with_attributes;
+    Compute Cuda cuMemcpyWithAttributesAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream)
+        = c"cuMemcpyWithAttributesAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::with_attributes_ptsz;
+    Compute Cuda cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DWithAttributesAsync" 13000 => transfer::volume_with_attributes;
+    Compute Cuda cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream)
+        = c"cuMemcpy3DWithAttributesAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_with_attributes_ptsz;
+    Compute Cuda cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) = c"cuMemcpyBatchAsync" 12080 => transfer::batch;
+    Compute Cuda cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
+        = c"cuMemcpyBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_ptsz;
+    Compute Cuda cuMemcpyBatchAsync_v2(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream) = c"cuMemcpyBatchAsync" 13000 => transfer::batch_v2;
+    Compute Cuda cuMemcpyBatchAsync_v2_ptsz(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
+        = c"cuMemcpyBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_v2_ptsz;
+    Compute Cuda cuMemcpy3DBatchAsync(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 12080 => transfer::volumes;
+    Compute Cuda cuMemcpy3DBatchAsync_ptsz(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
+        = c"cuMemcpy3DBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_ptsz;
+    Compute Cuda cuMemcpy3DBatchAsync_v2(count: usize, copies: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 13000 => transfer::volumes_v2;
+    Compute Cuda cuMemcpy3DBatchAsync_v2_ptsz(count: usize, copies: *mut c_void, flags: u64, stream: CUstream)
+        = c"cuMemcpy3DBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_v2_ptsz;
 }

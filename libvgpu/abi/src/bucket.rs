@@ -126,6 +126,13 @@ impl Grant {
         }
     }
 
+    /// The credit that a waiting launch goes on with, microseconds: what one sleep brings, and at most a lease.
+    #[must_use]
+    pub fn worth_waking_for(self) -> u64 {
+        let (rate, _) = self.rate_and_cap();
+        (rate * LONGEST_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
+    }
+
     /// Microseconds of GPU time that it fills the bucket with per second, and the most that the bucket holds.
     fn rate_and_cap(self) -> (u64, u64) {
         match self {
@@ -237,15 +244,27 @@ impl<'a, A: Word> Bucket<'a, A> {
         }
     }
 
-    /// Takes `need_us`, and as much more as there is up to `lease_us`, if there is any credit. Returns how much.
+    /// Takes `need_us`, and as much more as there is up to `lease_us`, if the credit is at least `least_us`, and above
+    /// zero. Returns how much.
+    ///
+    /// Who has begun to wait does better to wait for [`Grant::worth_waking_for`]: a sleep per launch would cost more
+    /// than short launches do.
     ///
     /// # Errors
-    /// [`InDebt`] if there is none; nothing is taken then.
-    pub fn take(&self, grant: Grant, need_us: u64, lease_us: u64) -> Result<u64, InDebt> {
+    /// [`InDebt`] if there is less; nothing is taken then.
+    pub fn take(
+        &self,
+        grant: Grant,
+        need_us: u64,
+        least_us: u64,
+        lease_us: u64,
+    ) -> Result<u64, InDebt> {
         let mut seen = self.header.credit_us.load();
         loop {
             let credit = seen.cast_signed();
-            let Some(available) = u64::try_from(credit).ok().filter(|&credit| credit > 0) else {
+            let least = least_us.max(1);
+            let available = u64::try_from(credit).ok();
+            let Some(available) = available.filter(|&credit| credit >= least) else {
                 return Err(InDebt {
                     look_again_us: repaid_after(credit, grant),
                 });
@@ -281,13 +300,13 @@ fn charged(credit: i64, taken: u64) -> i64 {
     credit.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX))
 }
 
-/// After how many microseconds a credit that is not above zero is, at the grant's rate; not more than one sleep.
+/// After how many microseconds it is worth looking at a credit again, at the grant's rate; not more than one sleep.
 fn repaid_after(credit: i64, grant: Grant) -> u64 {
     let (rate, _) = grant.rate_and_cap();
-    let missing = credit.unsigned_abs().saturating_add(1);
+    let wanted = i64::try_from(grant.worth_waking_for()).unwrap_or(1);
+    let missing = wanted.saturating_sub(credit).unsigned_abs();
     missing
         .saturating_mul(SECOND_US)
-        .checked_div(rate)
-        .unwrap_or(LONGEST_SLEEP_US)
+        .div_ceil(rate.max(1))
         .clamp(1, LONGEST_SLEEP_US)
 }

@@ -172,6 +172,16 @@ impl Kind {
         Self::mixed(1, 3 << 48 | size_class(bytes))
     }
 
+    /// From the number that [`Kind::number`] gave; 0 is none.
+    #[must_use]
+    pub const fn of_number(number: u64) -> Option<Self> {
+        if number == 0 {
+            None
+        } else {
+            Some(Self(number))
+        }
+    }
+
     /// As a number that is not zero.
     #[must_use]
     #[inline]

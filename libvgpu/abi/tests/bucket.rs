@@ -73,9 +73,9 @@ fn one_overdraft_and_then_it_is_repaid() {
     let mut now = 5_000_000;
     bucket.refill(grant, now);
     assert_eq!(bucket.credit_us(), 12_500, "an idle share has its burst");
-    assert_eq!(bucket.take(grant, 100_000, LEASE_US), Ok(100_000));
+    assert_eq!(bucket.take(grant, 100_000, 1, LEASE_US), Ok(100_000));
     assert_eq!(bucket.credit_us(), -87_500);
-    let debt = bucket.take(grant, 1, LEASE_US);
+    let debt = bucket.take(grant, 1, 1, LEASE_US);
     assert_eq!(
         debt,
         Err(InDebt {
@@ -86,12 +86,35 @@ fn one_overdraft_and_then_it_is_repaid() {
     bucket.refill(grant, now);
     assert_eq!(bucket.credit_us(), 0);
     assert_eq!(
-        bucket.take(grant, 1, LEASE_US),
-        Err(InDebt { look_again_us: 4 })
+        bucket.take(grant, 1, 1, LEASE_US),
+        Err(InDebt {
+            look_again_us: 4_000
+        })
     );
     now += 4;
     bucket.refill(grant, now);
-    assert_eq!(bucket.take(grant, 1, LEASE_US), Ok(1));
+    assert_eq!(bucket.take(grant, 1, 1, LEASE_US), Ok(1));
+}
+
+#[test]
+fn who_waits_wakes_for_more_than_one_short_launch() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    for (rate, worth) in [(0, 1), (10_000, 50), (100_000, 500), (900_000, LEASE_US)] {
+        assert_eq!(Grant::Rate(rate).worth_waking_for(), worth);
+    }
+    let grant = Grant::Rate(100_000);
+    bucket.repay(499);
+    assert!(
+        bucket
+            .take(grant, 5, grant.worth_waking_for(), LEASE_US)
+            .is_err()
+    );
+    bucket.repay(1);
+    assert_eq!(
+        bucket.take(grant, 5, grant.worth_waking_for(), LEASE_US),
+        Ok(500)
+    );
 }
 
 #[test]
@@ -100,9 +123,9 @@ fn a_lease_is_what_there_is_up_to_its_size() {
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(100_000);
     bucket.repay(1_500);
-    assert_eq!(bucket.take(grant, 10, LEASE_US), Ok(LEASE_US));
-    assert_eq!(bucket.take(grant, 10, LEASE_US), Ok(500));
-    assert!(bucket.take(grant, 10, LEASE_US).is_err());
+    assert_eq!(bucket.take(grant, 10, 1, LEASE_US), Ok(LEASE_US));
+    assert_eq!(bucket.take(grant, 10, 1, LEASE_US), Ok(500));
+    assert!(bucket.take(grant, 10, 1, LEASE_US).is_err());
 }
 
 #[test]
@@ -111,7 +134,7 @@ fn a_low_rate_adds_up_however_often_one_looks() {
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(1_000);
     bucket.refill(grant, 1_000_000);
-    bucket.take(grant, LEASE_US, LEASE_US).unwrap();
+    bucket.take(grant, LEASE_US, 1, LEASE_US).unwrap();
     let before = bucket.credit_us();
     for look in 0..1_000_000u64 {
         bucket.refill(grant, 1_000_000 + look);
@@ -125,7 +148,7 @@ fn clocks_of_two_threads_may_cross_and_one_of_another_boot_is_overcome() {
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(500_000);
     bucket.refill(grant, 10_000_000);
-    bucket.take(grant, 100_000, 1).unwrap();
+    bucket.take(grant, 100_000, 1, 1).unwrap();
     let before = bucket.credit_us();
     for _ in 0..100 {
         bucket.refill(grant, 10_000_100);
@@ -146,7 +169,7 @@ fn noise_is_not_a_debt_for_ever() {
     let bucket = Bucket::new(&header);
     bucket.refill(Grant::Rate(100_000), 1_000_000);
     bucket.refill(Grant::Rate(100_000), 2_000_000);
-    assert!(bucket.take(Grant::Rate(100_000), 1, 1).is_ok());
+    assert!(bucket.take(Grant::Rate(100_000), 1, 1, 1).is_ok());
 }
 
 #[test]
@@ -160,7 +183,7 @@ fn without_a_token_nothing_is_kept_and_with_it_little() {
     assert_eq!(bucket.credit_us(), i64::try_from(TOKEN_BURST_US).unwrap());
     bucket.refill(Grant::NoToken, 1_000_001);
     assert_eq!(bucket.credit_us(), 0);
-    assert!(bucket.take(Grant::NoToken, 1, 1).is_err());
+    assert!(bucket.take(Grant::NoToken, 1, 1, 1).is_err());
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.
@@ -215,7 +238,7 @@ fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
         left.set(steps);
         let dead = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             bucket.refill(grant, 1_010_000);
-            bucket.take(grant, 20_000, LEASE_US).unwrap();
+            bucket.take(grant, 20_000, 1, LEASE_US).unwrap();
         }));
         left.set(0);
         assert_eq!(dead.is_err(), steps <= 3, "{steps}");
@@ -223,7 +246,7 @@ fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
         let mut got = 0;
         for now in (1_010_000..=2_010_000).step_by(100) {
             bucket.refill(grant, now);
-            got += bucket.take(grant, 10, LEASE_US).unwrap_or(0);
+            got += bucket.take(grant, 10, 1, LEASE_US).unwrap_or(0);
         }
         let most = 200_000 + 200_000 * BURST_US / 1_000_000 + LEASE_US;
         assert!(got <= most, "{got} after {steps} steps");
@@ -254,7 +277,7 @@ proptest! {
         while now < start + seconds * 1_000_000 {
             now += looks.next().unwrap();
             bucket.refill(grant, now);
-            while let Ok(taken) = bucket.take(grant, *costs.next().unwrap(), LEASE_US) {
+            while let Ok(taken) = bucket.take(grant, *costs.next().unwrap(), 1, LEASE_US) {
                 got += taken;
             }
         }
@@ -271,7 +294,7 @@ proptest! {
         let bucket = Bucket::new(&header);
         for grant in [Grant::Rate(rate), Grant::Free, Grant::NoToken, Grant::Token { until_us: now }] {
             bucket.refill(grant, now);
-            let _ = bucket.take(grant, need, LEASE_US);
+            let _ = bucket.take(grant, need, 1, LEASE_US);
             bucket.charge(need);
             bucket.repay(need);
         }

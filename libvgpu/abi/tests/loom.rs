@@ -187,7 +187,7 @@ fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {
             move || {
                 let bucket = Bucket::new(&*header);
                 bucket.refill(grant, now);
-                bucket.take(grant, 10, 1).unwrap_or(0)
+                bucket.take(grant, 10, 1, 1).unwrap_or(0)
             }
         };
         let other = thread::spawn(look(1_000_020));
@@ -210,7 +210,11 @@ fn one_overdraft_at_a_time() {
         header.credit_us.store(5);
         let take = || {
             let header = Arc::clone(&header);
-            move || Bucket::new(&*header).take(Grant::NoToken, 1_000, 1).is_ok()
+            move || {
+                Bucket::new(&*header)
+                    .take(Grant::NoToken, 1_000, 1, 1)
+                    .is_ok()
+            }
         };
         let other = thread::spawn(take());
         let mine = take()();

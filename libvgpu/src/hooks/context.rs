@@ -10,6 +10,7 @@ use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, C
 use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::memory::{free_held, give_back_linear, take};
+use crate::meter;
 use crate::process::{Device, Process};
 use crate::table::{
     cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuDevicePrimaryCtxRelease,
@@ -122,6 +123,7 @@ pub(crate) unsafe fn create_v4(
 }
 
 pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontext) -> CUresult {
+    meter::forget_context(context.expose_provenance() as u64);
     let key = context.expose_provenance() as u64;
     free_held(
         |process| &process.contexts,
@@ -196,6 +198,7 @@ pub(crate) unsafe fn end_primary(
     original: cuDevicePrimaryCtxRelease::Function,
     device: CUdevice,
 ) -> CUresult {
+    meter::forget_all_contexts();
     // SAFETY: the caller's arguments.
     let result = unsafe { original(device) };
     if result == CUDA_SUCCESS

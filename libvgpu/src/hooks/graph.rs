@@ -1,0 +1,314 @@
+//! Graphs: launched as a whole, and charged as a whole. Captures, which most graphs come from.
+//!
+//! What a graph costs is learned per executable graph. Until its first launch is measured, that is the sum of what
+//! is known of its kernels; when its nodes change, it is measured anew.
+
+use core::ffi::{c_char, c_int, c_ulonglong, c_void};
+use core::ptr::{self, NonNull};
+
+use drava_vgpu_abi::cost::Kind;
+
+use crate::cuda::{
+    CU_GRAPH_NODE_TYPE_KERNEL, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUgraph, CUgraphExec,
+    CUgraphNode, CUresult, CUstream,
+};
+use crate::driver::{Library, Original};
+use crate::meter::{self, metered, per_thread};
+use crate::table::{
+    cuGraphExecDestroy, cuGraphExecKernelNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2,
+    cuGraphInstantiate, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
+    cuStreamBeginCapture, cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph, cuStreamEndCapture,
+};
+
+/// Nodes that are looked at; the rest of a larger graph is taken to be like them.
+const NODES: usize = 256;
+
+static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
+static GET_TYPE: Original = Original::new(Library::Cuda, c"cuGraphNodeGetType");
+static GET_KERNEL: Original = Original::new(Library::Cuda, c"cuGraphKernelNodeGetParams_v2");
+
+type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
+type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
+type GetKernel = unsafe extern "C" fn(CUgraphNode, *mut CUDA_KERNEL_NODE_PARAMS) -> CUresult;
+
+fn kind_of(exec: CUgraphExec) -> Kind {
+    Kind::graph(exec.expose_provenance() as u64)
+}
+
+/// What is known of the graph's kernels, together.
+fn estimate_ns(graph: CUgraph) -> Option<u64> {
+    let get = GET_NODES.address()?;
+    // SAFETY: the signature of `cuGraphGetNodes`.
+    let get = unsafe { core::mem::transmute::<NonNull<_>, GetNodes>(get) };
+    let mut all = 0usize;
+    // SAFETY: without room for nodes it only writes their number.
+    if unsafe { get(graph, ptr::null_mut(), &raw mut all) } != CUDA_SUCCESS {
+        return None;
+    }
+    let mut nodes = [ptr::null_mut(); NODES];
+    let mut count = NODES;
+    // SAFETY: writes at most `count` nodes.
+    if unsafe { get(graph, nodes.as_mut_ptr(), &raw mut count) } != CUDA_SUCCESS {
+        return None;
+    }
+    let looked_at = count.min(all).min(NODES);
+    let sum = nodes
+        .iter()
+        .take(looked_at)
+        .filter_map(|node| kernel_of(*node))
+        .filter_map(meter::known_cost_ns)
+        .fold(0u64, u64::saturating_add);
+    let sum = sum
+        .saturating_mul(all as u64)
+        .checked_div(looked_at as u64)?;
+    (sum != 0).then_some(sum)
+}
+
+/// The kernel that a node launches, if it launches one.
+fn kernel_of(node: CUgraphNode) -> Option<Kind> {
+    let get_type = GET_TYPE.address()?;
+    // SAFETY: the signature of `cuGraphNodeGetType`.
+    let get_type = unsafe { core::mem::transmute::<NonNull<_>, GetType>(get_type) };
+    let mut r#type = -1;
+    // SAFETY: writes one number.
+    let result = unsafe { get_type(node, &raw mut r#type) };
+    if result != CUDA_SUCCESS || r#type != CU_GRAPH_NODE_TYPE_KERNEL {
+        return None;
+    }
+    let get = GET_KERNEL.address()?;
+    // SAFETY: the signature of `cuGraphKernelNodeGetParams_v2`.
+    let get = unsafe { core::mem::transmute::<NonNull<_>, GetKernel>(get) };
+    let mut parameters = CUDA_KERNEL_NODE_PARAMS::ZERO;
+    // SAFETY: writes one structure.
+    if unsafe { get(node, &raw mut parameters) } != CUDA_SUCCESS {
+        return None;
+    }
+    let function = if parameters.func.is_null() {
+        parameters.kern
+    } else {
+        parameters.func
+    };
+    Some(Kind::kernel(
+        function.expose_provenance() as u64,
+        parameters.gridDim,
+        parameters.blockDim,
+    ))
+}
+
+/// After an instantiation: the handle may have been that of another graph.
+///
+/// # Safety
+/// If `result` is success, `exec` points to an executable graph.
+unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) -> CUresult {
+    if result == CUDA_SUCCESS {
+        // SAFETY: the driver has written it.
+        let exec = unsafe { exec.read() };
+        meter::expect(kind_of(exec), estimate_ns(graph));
+    }
+    result
+}
+
+pub(crate) unsafe fn instantiate(
+    original: cuGraphInstantiate::Function,
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    log: *mut c_char,
+    size: usize,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, graph, error_node, log, size) };
+    // SAFETY: `original` wrote to `exec`.
+    unsafe { instantiated(result, exec, graph) }
+}
+
+pub(crate) unsafe fn instantiate_with_flags(
+    original: cuGraphInstantiateWithFlags::Function,
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, graph, flags) };
+    // SAFETY: `original` wrote to `exec`.
+    unsafe { instantiated(result, exec, graph) }
+}
+
+pub(crate) unsafe fn instantiate_with_params(
+    original: cuGraphInstantiateWithParams::Function,
+    exec: *mut CUgraphExec,
+    graph: CUgraph,
+    parameters: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, graph, parameters) };
+    // SAFETY: `original` wrote to `exec`.
+    unsafe { instantiated(result, exec, graph) }
+}
+
+pub(crate) unsafe fn update(
+    original: cuGraphExecUpdate::Function,
+    exec: CUgraphExec,
+    graph: CUgraph,
+    error_node: *mut CUgraphNode,
+    update: *mut c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, graph, error_node, update) };
+    meter::doubt(kind_of(exec));
+    result
+}
+
+pub(crate) unsafe fn update_v2(
+    original: cuGraphExecUpdate_v2::Function,
+    exec: CUgraphExec,
+    graph: CUgraph,
+    info: *mut c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, graph, info) };
+    meter::doubt(kind_of(exec));
+    result
+}
+
+pub(crate) unsafe fn set_kernel(
+    original: cuGraphExecKernelNodeSetParams::Function,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    parameters: *const c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(exec, node, parameters) };
+    meter::doubt(kind_of(exec));
+    result
+}
+
+pub(crate) unsafe fn destroy(
+    original: cuGraphExecDestroy::Function,
+    exec: CUgraphExec,
+) -> CUresult {
+    meter::expect(kind_of(exec), None);
+    // SAFETY: the caller's arguments.
+    unsafe { original(exec) }
+}
+
+pub(crate) unsafe fn launch(
+    original: cuGraphLaunch::Function,
+    exec: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
+    metered(
+        || kind_of(exec),
+        stream,
+        // SAFETY: the caller's arguments.
+        || unsafe { original(exec, stream) },
+    )
+}
+
+pub(crate) unsafe fn launch_ptsz(
+    original: cuGraphLaunch::Function,
+    exec: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
+    metered(
+        || kind_of(exec),
+        per_thread(stream),
+        // SAFETY: the caller's arguments.
+        || unsafe { original(exec, stream) },
+    )
+}
+
+pub(crate) unsafe fn begin_capture(
+    original: cuStreamBeginCapture::Function,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::begin_capture(stream, || unsafe { original(stream) })
+}
+
+pub(crate) unsafe fn begin_capture_ptsz(
+    original: cuStreamBeginCapture::Function,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::begin_capture(per_thread(stream), || unsafe { original(stream) })
+}
+
+pub(crate) unsafe fn begin_capture_v2(
+    original: cuStreamBeginCapture_v2::Function,
+    stream: CUstream,
+    mode: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::begin_capture(stream, || unsafe { original(stream, mode) })
+}
+
+pub(crate) unsafe fn begin_capture_v2_ptsz(
+    original: cuStreamBeginCapture_v2::Function,
+    stream: CUstream,
+    mode: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::begin_capture(per_thread(stream), || unsafe { original(stream, mode) })
+}
+
+pub(crate) unsafe fn begin_capture_to_graph(
+    original: cuStreamBeginCaptureToGraph::Function,
+    stream: CUstream,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    edges: *const c_void,
+    count: usize,
+    mode: c_int,
+) -> CUresult {
+    meter::begin_capture(stream, || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(stream, graph, dependencies, edges, count, mode) }
+    })
+}
+
+pub(crate) unsafe fn begin_capture_to_graph_ptsz(
+    original: cuStreamBeginCaptureToGraph::Function,
+    stream: CUstream,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    edges: *const c_void,
+    count: usize,
+    mode: c_int,
+) -> CUresult {
+    meter::begin_capture(per_thread(stream), || {
+        // SAFETY: the caller's arguments.
+        unsafe { original(stream, graph, dependencies, edges, count, mode) }
+    })
+}
+
+pub(crate) unsafe fn end_capture(
+    original: cuStreamEndCapture::Function,
+    stream: CUstream,
+    graph: *mut CUgraph,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::end_capture(stream, || unsafe { original(stream, graph) })
+}
+
+pub(crate) unsafe fn end_capture_ptsz(
+    original: cuStreamEndCapture::Function,
+    stream: CUstream,
+    graph: *mut CUgraph,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    meter::end_capture(per_thread(stream), || unsafe { original(stream, graph) })
+}
+
+/// A stream that is destroyed is not being captured any more.
+pub(crate) unsafe fn destroy_stream(
+    original: crate::table::cuStreamDestroy::Function,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(stream) };
+    if result == CUDA_SUCCESS {
+        meter::forget_stream(stream);
+    }
+    result
+}

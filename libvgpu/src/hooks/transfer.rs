@@ -1,0 +1,338 @@
+//! Fills and copies within a card, which take its time as kernels do.
+//!
+//! Copies between host and card run on copy engines beside the multiprocessors and are not metered; where a
+//! function takes both, the addresses say which it is.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::NonNull;
+
+use drava_vgpu_abi::cost::Kind;
+
+use crate::cuda::{
+    CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
+    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUarray, CUcontext, CUdeviceptr, CUresult,
+    CUstream,
+};
+use crate::driver::{Library, Original};
+use crate::meter::{metered, per_thread};
+
+static POINTER_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuPointerGetAttribute");
+
+type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
+
+/// Whether the address is one of a card. If the driver cannot say, it is.
+fn is_on_card(address: CUdeviceptr) -> bool {
+    let Some(ask) = POINTER_ATTRIBUTE.address() else {
+        return true;
+    };
+    // SAFETY: the signature of `cuPointerGetAttribute`.
+    let ask = unsafe { core::mem::transmute::<NonNull<_>, PointerAttribute>(ask) };
+    let mut r#type: c_uint = CU_MEMORYTYPE_HOST;
+    let place = (&raw mut r#type).cast();
+    // SAFETY: this attribute is a number of 32 bits; the driver knows nothing of other addresses and says so.
+    let result = unsafe { ask(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) };
+    result == CUDA_SUCCESS && r#type != CU_MEMORYTYPE_HOST
+}
+
+fn fill_kind(element: usize, count: usize) -> Kind {
+    Kind::fill((element as u64).saturating_mul(count as u64))
+}
+
+type Fill<T> = unsafe extern "C" fn(CUdeviceptr, T, usize) -> c_int;
+type FillAsync<T> = unsafe extern "C" fn(CUdeviceptr, T, usize, CUstream) -> c_int;
+type FillRows<T> = unsafe extern "C" fn(CUdeviceptr, usize, T, usize, usize) -> c_int;
+type FillRowsAsync<T> =
+    unsafe extern "C" fn(CUdeviceptr, usize, T, usize, usize, CUstream) -> c_int;
+
+fn fill_on<T>(count: usize, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+    metered(|| fill_kind(size_of::<T>(), count), stream, call)
+}
+
+pub(crate) unsafe fn fill<T: Copy>(
+    original: Fill<T>,
+    to: CUdeviceptr,
+    value: T,
+    count: usize,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, CU_STREAM_LEGACY, || unsafe {
+        original(to, value, count)
+    })
+}
+
+pub(crate) unsafe fn fill_ptds<T: Copy>(
+    original: Fill<T>,
+    to: CUdeviceptr,
+    value: T,
+    count: usize,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, CU_STREAM_PER_THREAD, || unsafe {
+        original(to, value, count)
+    })
+}
+
+pub(crate) unsafe fn fill_async<T: Copy>(
+    original: FillAsync<T>,
+    to: CUdeviceptr,
+    value: T,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, stream, || unsafe {
+        original(to, value, count, stream)
+    })
+}
+
+pub(crate) unsafe fn fill_async_ptsz<T: Copy>(
+    original: FillAsync<T>,
+    to: CUdeviceptr,
+    value: T,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, per_thread(stream), || unsafe {
+        original(to, value, count, stream)
+    })
+}
+
+pub(crate) unsafe fn fill_rows<T: Copy>(
+    original: FillRows<T>,
+    to: CUdeviceptr,
+    pitch: usize,
+    value: T,
+    width: usize,
+    height: usize,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(width.saturating_mul(height), CU_STREAM_LEGACY, || unsafe {
+        original(to, pitch, value, width, height)
+    })
+}
+
+pub(crate) unsafe fn fill_rows_ptds<T: Copy>(
+    original: FillRows<T>,
+    to: CUdeviceptr,
+    pitch: usize,
+    value: T,
+    width: usize,
+    height: usize,
+) -> CUresult {
+    let count = width.saturating_mul(height);
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, CU_STREAM_PER_THREAD, || unsafe {
+        original(to, pitch, value, width, height)
+    })
+}
+
+pub(crate) unsafe fn fill_rows_async<T: Copy>(
+    original: FillRowsAsync<T>,
+    to: CUdeviceptr,
+    pitch: usize,
+    value: T,
+    width: usize,
+    height: usize,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(width.saturating_mul(height), stream, || unsafe {
+        original(to, pitch, value, width, height, stream)
+    })
+}
+
+pub(crate) unsafe fn fill_rows_async_ptsz<T: Copy>(
+    original: FillRowsAsync<T>,
+    to: CUdeviceptr,
+    pitch: usize,
+    value: T,
+    width: usize,
+    height: usize,
+    stream: CUstream,
+) -> CUresult {
+    let count = width.saturating_mul(height);
+    // SAFETY: the caller's arguments.
+    fill_on::<T>(count, per_thread(stream), || unsafe {
+        original(to, pitch, value, width, height, stream)
+    })
+}
+
+fn copy_on(
+    bytes: usize,
+    is_within_card: bool,
+    stream: CUstream,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    if is_within_card {
+        metered(|| Kind::copy(bytes as u64), stream, call)
+    } else {
+        call()
+    }
+}
+
+macro_rules! copies {
+    ($(
+        $(#[$attribute:meta])*
+        $name:ident, $name_ptds:ident($($argument:ident: $type:ty),*) of $bytes:expr, within $within:expr;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            pub(crate) unsafe fn $name(
+                original: unsafe extern "C" fn($($type),*) -> c_int,
+                $($argument: $type),*
+            ) -> CUresult {
+                // SAFETY: the caller's arguments.
+                copy_on($bytes, $within, CU_STREAM_LEGACY, || unsafe { original($($argument),*) })
+            }
+
+            $(#[$attribute])*
+            pub(crate) unsafe fn $name_ptds(
+                original: unsafe extern "C" fn($($type),*) -> c_int,
+                $($argument: $type),*
+            ) -> CUresult {
+                // SAFETY: the caller's arguments.
+                copy_on($bytes, $within, CU_STREAM_PER_THREAD, || unsafe { original($($argument),*) })
+            }
+        )*
+    };
+}
+
+macro_rules! copies_async {
+    ($(
+        $(#[$attribute:meta])*
+        $name:ident, $name_ptsz:ident($($argument:ident: $type:ty),*) of $bytes:expr, within $within:expr;
+    )*) => {
+        $(
+            $(#[$attribute])*
+            pub(crate) unsafe fn $name(
+                original: unsafe extern "C" fn($($type,)* CUstream) -> c_int,
+                $($argument: $type,)*
+                stream: CUstream,
+            ) -> CUresult {
+                // SAFETY: the caller's arguments.
+                copy_on($bytes, $within, stream, || unsafe { original($($argument,)* stream) })
+            }
+
+            $(#[$attribute])*
+            pub(crate) unsafe fn $name_ptsz(
+                original: unsafe extern "C" fn($($type,)* CUstream) -> c_int,
+                $($argument: $type,)*
+                stream: CUstream,
+            ) -> CUresult {
+                // SAFETY: the caller's arguments.
+                copy_on($bytes, $within, per_thread(stream), || unsafe { original($($argument,)* stream) })
+            }
+        )*
+    };
+}
+
+copies! {
+    unified, unified_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        of bytes, within is_on_card(to) && is_on_card(from);
+    device, device_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        of bytes, within true;
+    peer, peer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
+        of bytes, within true;
+    to_array, to_array_ptds(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize)
+        of bytes, within true;
+    from_array, from_array_ptds(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize)
+        of bytes, within true;
+    arrays, arrays_ptds(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize)
+        of bytes, within true;
+    rows, rows_ptds(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
+    volume, volume_ptds(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
+}
+
+copies_async! {
+    unified_async, unified_async_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        of bytes, within is_on_card(to) && is_on_card(from);
+    device_async, device_async_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+        of bytes, within true;
+    peer_async, peer_async_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
+        of bytes, within true;
+    rows_async, rows_async_ptsz(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
+    volume_async, volume_async_ptsz(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
+    with_attributes, with_attributes_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void)
+        of bytes, within is_on_card(to) && is_on_card(from);
+    /// What the descriptions of these say differs between toolkits, so it is not read: they are charged what such
+    /// calls took on average, whatever they copied.
+    volume_with_attributes, volume_with_attributes_ptsz(copy: *mut c_void, flags: u64)
+        of 0, within !copy.is_null();
+    #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+    batch, batch_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize)
+        of batch_bytes(sizes, count), within is_batch_within(to, from, count);
+    #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+    batch_v2, batch_v2_ptsz(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize)
+        of batch_bytes(sizes, count), within is_batch_within(to, from, count);
+    /// As [`volume_with_attributes`].
+    volumes, volumes_ptsz(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64)
+        of count, within !copies.is_null();
+    /// As [`volume_with_attributes`].
+    volumes_v2, volumes_v2_ptsz(count: usize, copies: *mut c_void, flags: u64)
+        of count, within !copies.is_null();
+}
+
+/// Whether neither end is host memory. A unified address is asked about.
+fn is_end_on_card(r#type: c_uint, address: CUdeviceptr) -> bool {
+    const UNIFIED: c_uint = 4;
+    match r#type {
+        CU_MEMORYTYPE_HOST => false,
+        UNIFIED => is_on_card(address),
+        _ => true,
+    }
+}
+
+fn rows_bytes(copy: *const CUDA_MEMCPY2D) -> usize {
+    // SAFETY: the driver's callers pass null, which it refuses, or a description.
+    unsafe { copy.as_ref() }.map_or(0, |copy| copy.WidthInBytes.saturating_mul(copy.Height))
+}
+
+fn is_rows_within(copy: *const CUDA_MEMCPY2D) -> bool {
+    // SAFETY: as above.
+    unsafe { copy.as_ref() }.is_some_and(|copy| {
+        is_end_on_card(copy.srcMemoryType, copy.srcDevice)
+            && is_end_on_card(copy.dstMemoryType, copy.dstDevice)
+    })
+}
+
+fn volume_bytes(copy: *const CUDA_MEMCPY3D) -> usize {
+    // SAFETY: as above.
+    unsafe { copy.as_ref() }.map_or(0, |copy| {
+        copy.WidthInBytes
+            .saturating_mul(copy.Height)
+            .saturating_mul(copy.Depth)
+    })
+}
+
+fn is_volume_within(copy: *const CUDA_MEMCPY3D) -> bool {
+    // SAFETY: as above.
+    unsafe { copy.as_ref() }.is_some_and(|copy| {
+        is_end_on_card(copy.srcMemoryType, copy.srcDevice)
+            && is_end_on_card(copy.dstMemoryType, copy.dstDevice)
+    })
+}
+
+/// How much a batch copies.
+fn batch_bytes(sizes: *const usize, count: usize) -> usize {
+    if sizes.is_null() {
+        return 0;
+    }
+    // SAFETY: the driver's callers pass `count` sizes.
+    let sizes = unsafe { core::slice::from_raw_parts(sizes, count) };
+    sizes
+        .iter()
+        .fold(0usize, |sum, size| sum.saturating_add(*size))
+}
+
+/// Whether the first copy of a batch is one within the card; batches are rarely of both sorts.
+fn is_batch_within(to: *const CUdeviceptr, from: *const CUdeviceptr, count: usize) -> bool {
+    if to.is_null() || from.is_null() || count == 0 {
+        return false;
+    }
+    // SAFETY: the driver's callers pass at least one of each.
+    let to = unsafe { to.read() };
+    // SAFETY: as above.
+    let from = unsafe { from.read() };
+    is_on_card(to) && is_on_card(from)
+}

@@ -1,0 +1,178 @@
+//! When it is the share's turn: leases from its debt bucket, and the wait while it is in debt.
+
+use core::sync::atomic::Ordering;
+
+use drava_vgpu_abi::bucket::{Grant, LEASE_US, LONGEST_SLEEP_US, PATIENCE_US};
+use drava_vgpu_abi::cost::{Cost, Kind};
+
+use super::Meter;
+use super::lease::Lease;
+use crate::card::Card;
+use crate::share::Share;
+use crate::sys::{self, KeepErrno};
+
+const NS_PER_US: u64 = 1_000;
+
+/// Where a lease came from.
+enum Outcome {
+    /// So many microseconds were taken.
+    Taken(u64),
+    /// Nothing is there; look again after so many microseconds.
+    Later(u64),
+}
+
+impl Meter {
+    /// Waits until the share may make a launch of that kind, charges it, and says how much that was, in
+    /// nanoseconds.
+    pub(super) fn admit(&self, card: Card, kind: Kind, lease: &Lease) -> u64 {
+        let cost = self.costs.get(kind);
+        if lease.left_ns() >= cost.ns() && !self.is_guess(cost) {
+            lease.spend_admitted(cost.ns());
+            return cost.ns();
+        }
+        let _errno = KeepErrno::new();
+        let mut waited_us = 0u64;
+        let begun = sys::now_us();
+        let mut now = begun;
+        loop {
+            // A sample that has come meanwhile may say that the launch costs less, or that the debt is smaller.
+            self.poll(now);
+            let ns = self.costs.get(kind).ns();
+            let missing = ns.saturating_sub(lease.left_ns()).div_ceil(NS_PER_US);
+            if missing == 0 {
+                lease.spend_admitted(ns);
+                count_wait(card, waited_us);
+                return ns;
+            }
+            let taken = match self.take(card, missing, waited_us != 0, now) {
+                Outcome::Taken(us) => us,
+                // Nothing waits while something is being captured: the time is owed.
+                Outcome::Later(_) if self.captures.is_any() => owe(card, missing),
+                Outcome::Later(_) if waited_us >= PATIENCE_US && is_stuck(card, now) => {
+                    if let Some(bucket) = first(card).and_then(Share::bucket) {
+                        bucket.count_released();
+                    }
+                    owe(card, missing)
+                }
+                Outcome::Later(us) => {
+                    sys::sleep_us(us.clamp(1, LONGEST_SLEEP_US));
+                    now = sys::now_us();
+                    waited_us = now.saturating_sub(begun);
+                    continue;
+                }
+            };
+            let spent = lease.renew(taken.saturating_mul(NS_PER_US));
+            self.count_time(card, spent.ns);
+            count_launches(card, spent.launches);
+            lease.spend_admitted(ns);
+            count_wait(card, waited_us);
+            return ns;
+        }
+    }
+
+    /// Whether a launch of that cost is better not made on credit before more is known.
+    fn is_guess(&self, cost: Cost) -> bool {
+        cost.samples() == 0
+    }
+
+    fn take(&self, card: Card, need_us: u64, has_waited: bool, now: u64) -> Outcome {
+        let mut later = LONGEST_SLEEP_US;
+        for share in card.shares() {
+            let Some(bucket) = share.bucket() else {
+                // Nothing to count in: launches go through.
+                return Outcome::Taken(need_us.max(LEASE_US));
+            };
+            bucket.want(now);
+            let grant = share.grant(now);
+            bucket.refill(grant, now);
+            if grant == Grant::Free {
+                return Outcome::Taken(need_us.max(LEASE_US));
+            }
+            let least_us = if has_waited {
+                grant.worth_waking_for()
+            } else {
+                1
+            };
+            match bucket.take(grant, need_us, least_us, LEASE_US) {
+                Ok(taken) => return Outcome::Taken(taken),
+                Err(debt) => later = later.min(debt.look_again_us),
+            }
+        }
+        Outcome::Later(later)
+    }
+
+    /// Adds to the GPU time of this process.
+    pub(super) fn count_time(&self, card: Card, ns: u64) {
+        self.correct_ns(card, i64::try_from(ns).unwrap_or(i64::MAX));
+    }
+
+    /// Adds to the GPU time of this process, or takes something off what will be added.
+    pub(super) fn correct_ns(&self, card: Card, ns: i64) {
+        let carried = self.corrections_ns.swap(0, Ordering::Relaxed).cast_signed();
+        let sum = carried.saturating_add(ns);
+        let us = sum / 1_000;
+        let rest = sum % 1_000;
+        self.corrections_ns
+            .fetch_add(rest.cast_unsigned(), Ordering::Relaxed);
+        if us < 0 {
+            self.overcounted_us
+                .fetch_add(us.unsigned_abs(), Ordering::Relaxed);
+            return;
+        }
+        let mut us = us.unsigned_abs();
+        let mut over = self.overcounted_us.load(Ordering::Relaxed);
+        while over != 0 && us != 0 {
+            let part = over.min(us);
+            match self.overcounted_us.compare_exchange(
+                over,
+                over.saturating_sub(part),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    us = us.saturating_sub(part);
+                    over = over.saturating_sub(part);
+                }
+                Err(found) => over = found,
+            }
+        }
+        if us != 0
+            && let Some(share) = first(card)
+        {
+            share.count_gpu_time(us);
+        }
+    }
+}
+
+/// The share that counts what all shares of the card do together.
+pub(super) fn first(card: Card) -> Option<&'static Share> {
+    card.shares().next()
+}
+
+/// Whether waiting alone might never end: hardly any rate, or another share's token.
+fn is_stuck(card: Card, now: u64) -> bool {
+    card.shares()
+        .all(|share| matches!(share.grant(now), Grant::NoToken | Grant::Rate(..1_000)))
+}
+
+/// Takes time that is not there.
+fn owe(card: Card, us: u64) -> u64 {
+    if let Some(bucket) = first(card).and_then(Share::bucket) {
+        bucket.charge(us);
+    }
+    us
+}
+
+fn count_wait(card: Card, us: u64) {
+    if us != 0
+        && let Some(share) = first(card)
+    {
+        share.count_throttled(us);
+    }
+}
+
+fn count_launches(card: Card, launches: u64) {
+    if let Some(share) = first(card) {
+        share.count_launches(launches);
+    }
+}

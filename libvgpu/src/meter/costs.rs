@@ -1,0 +1,76 @@
+//! What the process knows about the cost of each kind of launch.
+//!
+//! An open-addressing table without locks. A kind that finds no place takes that of another one, which then has
+//! to be learned anew.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use drava_vgpu_abi::cost::{Cost, Kind};
+
+const BITS: u32 = 12;
+const PLACES: usize = 1 << BITS;
+const PROBES: usize = 8;
+
+struct Place {
+    kind: AtomicU64,
+    cost: AtomicU64,
+}
+
+/// All zeroes knows nothing.
+pub(crate) struct Costs {
+    places: [Place; PLACES],
+}
+
+impl Costs {
+    /// What a launch of that kind costs.
+    #[inline]
+    pub(crate) fn get(&self, kind: Kind) -> Cost {
+        self.probe(kind)
+            .find(|place| place.kind.load(Ordering::Relaxed) == kind.number())
+            .map_or(Cost::UNKNOWN, |place| {
+                Cost::from_word(place.cost.load(Ordering::Relaxed))
+            })
+    }
+
+    /// Changes what is known of a kind.
+    pub(crate) fn change(&self, kind: Kind, change: impl Fn(Cost) -> Cost) {
+        let Some(place) = self.place(kind) else {
+            return;
+        };
+        let mut seen = place.cost.load(Ordering::Relaxed);
+        while let Err(found) = place.cost.compare_exchange_weak(
+            seen,
+            change(Cost::from_word(seen)).word(),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        ) {
+            seen = found;
+        }
+    }
+
+    fn place(&self, kind: Kind) -> Option<&Place> {
+        for place in self.probe(kind) {
+            let found = place.kind.load(Ordering::Relaxed);
+            if found == kind.number()
+                || (found == 0
+                    && place
+                        .kind
+                        .compare_exchange(0, kind.number(), Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok())
+            {
+                return Some(place);
+            }
+        }
+        let place = self.probe(kind).next()?;
+        place.cost.store(0, Ordering::Relaxed);
+        place.kind.store(kind.number(), Ordering::Relaxed);
+        Some(place)
+    }
+
+    #[inline]
+    fn probe(&self, kind: Kind) -> impl Iterator<Item = &Place> {
+        let start = usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(0);
+        let (before, after) = self.places.split_at(start.min(PLACES));
+        after.iter().chain(before).take(PROBES)
+    }
+}

@@ -1,0 +1,188 @@
+//! What a thread may still launch without asking anybody.
+//!
+//! Threads are told apart by their thread pointer, so that no thread-local storage is needed. When a thread has
+//! ended and another gets its thread pointer, that one goes on with the lease.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use drava_vgpu_abi::cost::{Cost, SELDOM};
+
+/// Threads times cards that have a lease of their own; others share.
+const LEASES: usize = 256;
+const PROBES: usize = 8;
+
+const LAUNCH: u64 = 1 << 32;
+const COUNTDOWN: u64 = LAUNCH - 1;
+
+/// One thread's lease on one card. Only that thread writes it, so loads and stores are enough; where threads
+/// share one, a lost update is a launch that is not counted.
+#[repr(align(64))]
+pub(crate) struct Lease {
+    /// Thread pointer and card, 0 if nobody's.
+    owner: AtomicU64,
+    /// What is left, nanoseconds.
+    left_ns: AtomicU64,
+    /// What was there after the last renewal, nanoseconds.
+    renewed_ns: AtomicU64,
+    /// Launches since the last renewal (high half) and how much is missing to the next sample (low half).
+    launches: AtomicU64,
+    random: AtomicU64,
+}
+
+pub(crate) struct Leases {
+    leases: [Lease; LEASES],
+    shared: Lease,
+}
+
+/// What happened under a lease since it was renewed.
+#[derive(Clone, Copy)]
+pub(crate) struct Spent {
+    pub(crate) ns: u64,
+    pub(crate) launches: u64,
+}
+
+impl Leases {
+    /// The lease of the calling thread on that card.
+    #[inline]
+    pub(crate) fn of_this_thread(&self, card: u8) -> &Lease {
+        let owner = thread_pointer() ^ (u64::from(card) << 56);
+        let start = usize::try_from(owner.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).unwrap_or(0);
+        match self.leases.get(start) {
+            Some(lease) if lease.owner.load(Ordering::Relaxed) == owner => lease,
+            _ => self.search(owner, start),
+        }
+    }
+
+    #[cold]
+    fn search(&self, owner: u64, start: usize) -> &Lease {
+        let (before, after) = self.leases.split_at(start.min(LEASES));
+        let probed = after.iter().chain(before).take(PROBES);
+        for lease in probed {
+            let found = lease.owner.load(Ordering::Relaxed);
+            let is_mine = found == owner
+                || (found == 0
+                    && lease
+                        .owner
+                        .compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok());
+            if is_mine {
+                return lease;
+            }
+        }
+        &self.shared
+    }
+}
+
+impl Lease {
+    /// Spends the cost of a launch, if that is there and the launch need not be sampled.
+    #[inline]
+    pub(crate) fn spend(&self, cost: Cost) -> bool {
+        let Some(weight) = cost.weight() else {
+            return false;
+        };
+        let left = self.left_ns.load(Ordering::Relaxed);
+        let launches = self.launches.load(Ordering::Relaxed);
+        let Some(rest) = left.checked_sub(cost.ns()) else {
+            return false;
+        };
+        let weight = u64::from(weight);
+        if launches & COUNTDOWN < weight {
+            return false;
+        }
+        self.left_ns.store(rest, Ordering::Relaxed);
+        self.launches.store(
+            launches.wrapping_add(LAUNCH).wrapping_sub(weight),
+            Ordering::Relaxed,
+        );
+        true
+    }
+
+    /// What is left, nanoseconds.
+    pub(crate) fn left_ns(&self) -> u64 {
+        self.left_ns.load(Ordering::Relaxed)
+    }
+
+    /// Spends `ns` of what is left or was added, and counts one launch.
+    pub(crate) fn spend_admitted(&self, ns: u64) {
+        let left = self.left_ns.load(Ordering::Relaxed);
+        self.left_ns
+            .store(left.saturating_sub(ns), Ordering::Relaxed);
+        let launches = self.launches.load(Ordering::Relaxed);
+        self.launches
+            .store(launches.wrapping_add(LAUNCH), Ordering::Relaxed);
+    }
+
+    /// Adds `ns`, and says what was spent since the last time.
+    pub(crate) fn renew(&self, ns: u64) -> Spent {
+        let left = self.left_ns.load(Ordering::Relaxed);
+        let spent = self.renewed_ns.load(Ordering::Relaxed).saturating_sub(left);
+        let renewed = left.saturating_add(ns);
+        self.left_ns.store(renewed, Ordering::Relaxed);
+        self.renewed_ns.store(renewed, Ordering::Relaxed);
+        let launches = self.launches.load(Ordering::Relaxed);
+        self.launches.store(launches & COUNTDOWN, Ordering::Relaxed);
+        Spent {
+            ns: spent,
+            launches: launches >> 32,
+        }
+    }
+
+    /// Whether the launch that was just admitted is to be sampled; if so, the next one will be `spread` times
+    /// [`SELDOM`] launches of weight one later, on average.
+    pub(crate) fn is_due(&self, weight: Option<u32>, spread: u64) -> bool {
+        let launches = self.launches.load(Ordering::Relaxed);
+        let countdown = launches & COUNTDOWN;
+        match weight.map(u64::from) {
+            Some(weight) if countdown >= weight => {
+                self.launches
+                    .store(launches.wrapping_sub(weight), Ordering::Relaxed);
+                false
+            }
+            _ => {
+                let twice_the_mean = u64::from(SELDOM).saturating_mul(spread).saturating_mul(2);
+                // Random, so that a program with a rhythm is not always sampled at the same beat.
+                let next = self.random().checked_rem(twice_the_mean).unwrap_or(0);
+                self.launches
+                    .store((launches & !COUNTDOWN) | next, Ordering::Relaxed);
+                true
+            }
+        }
+    }
+
+    /// Xorshift.
+    fn random(&self) -> u64 {
+        let mut state = self.random.load(Ordering::Relaxed);
+        if state == 0 {
+            state = self.owner.load(Ordering::Relaxed) | 1;
+        }
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        self.random.store(state, Ordering::Relaxed);
+        state >> 11
+    }
+}
+
+/// A number that no other living thread of the process has.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn thread_pointer() -> u64 {
+    let pointer: u64;
+    // SAFETY: the first word of the thread control block is its own address, by the x86-64 ABI of TLS.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly, pure));
+    }
+    pointer
+}
+
+/// A number that no other living thread of the process has.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn thread_pointer() -> u64 {
+    let pointer: u64;
+    // SAFETY: reads the register that holds the thread pointer.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags, pure));
+    }
+    pointer
+}

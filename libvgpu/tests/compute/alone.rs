@@ -1,0 +1,201 @@
+//! One tenant: it gets its share of the card and no more, whatever it launches.
+
+use drava_vgpu_abi::ComputePolicy;
+
+use crate::tenants::{Ground, Share, Tenant, share};
+use crate::{MEASURE, SETTLE};
+
+/// A tenant with a fixed share, and its share.
+fn tenant(ground: &Ground, percent: u32) -> (Tenant, Share) {
+    let limits = share(ComputePolicy::Fixed, percent).unwrap();
+    let share = ground.share("share", &limits).unwrap();
+    let tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    (tenant, share)
+}
+
+/// The tenant gets its percentage while it does that.
+fn gets(percent: u32, load: &str) {
+    let ground = crate::ground();
+    let (mut tenant, share) = tenant(&ground, percent);
+    tenant.ok(&format!("start {load}")).unwrap();
+    crate::await_percents(&ground, &[&tenant], &[percent.into()]);
+    let counted = share.counted().unwrap().as_secs_f64();
+    let used = ground.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
+    let ratio = counted / used;
+    assert!(
+        (0.9..1.15).contains(&ratio),
+        "counted {counted} s of {used} s"
+    );
+    tenant.ok("stop").unwrap();
+}
+
+#[test]
+fn ten_percent() {
+    gets(10, "kernel ns=2000000 depth=8");
+}
+
+#[test]
+fn half_of_the_card_with_kernels_of_many_lengths() {
+    gets(50, "kernel ns=5000000,1000000,300000 depth=16 random=1");
+}
+
+#[test]
+fn ninety_percent() {
+    gets(90, "ex ns=5000000 depth=16");
+}
+
+#[test]
+fn kernels_longer_than_any_slice() {
+    gets(30, "cooperative ns=60000000 depth=2 blocks=1000");
+}
+
+#[test]
+fn short_kernels_that_are_rarely_measured() {
+    gets(10, "kernel ns=20000 depth=256");
+}
+
+#[test]
+fn synchronised_loops() {
+    gets(30, "kernel ns=5000000 depth=0");
+}
+
+#[test]
+fn streams_that_overlap_count_once() {
+    // Four kernels fit on the card at once.
+    gets(40, "kernel ns=4000000 streams=4 depth=16 blocks=264");
+}
+
+#[test]
+fn graphs() {
+    gets(30, "graph ns=300000 kernels=10 depth=8");
+}
+
+#[test]
+fn per_thread_default_streams() {
+    let ground = crate::ground();
+    let limits = share(ComputePolicy::Fixed, 25).unwrap();
+    let share = ground.share("share", &limits).unwrap();
+    let mut tenant = ground.tenant(Some(&share), "ptsz").unwrap();
+    tenant.ok("start kernel ns=3000000 depth=8").unwrap();
+    crate::await_percents(&ground, &[&tenant], &[25.0]);
+}
+
+#[test]
+fn bursts_use_what_was_saved_and_no_more() {
+    // Wants half of the card, in bursts of 50 ms.
+    let ground = crate::ground();
+    let (mut tenant, _share) = tenant(&ground, 20);
+    tenant
+        .ok("start kernel ns=5000000 depth=16 burst=10 idle=50")
+        .unwrap();
+    let got = ground.percents(&[&tenant], SETTLE, MEASURE).unwrap()[0];
+    assert!(got <= 20.0 + 4.0, "{got}");
+}
+
+/// Fills and copies on the card cost little card time and, on the simulated card, much host time, so what matters
+/// is that they are counted and that they wait.
+#[test]
+fn fills_and_copies_are_counted_and_wait() {
+    let ground = crate::ground();
+    let (mut tenant, share) = tenant(&ground, 10);
+    tenant.ok("memory 2097152").unwrap();
+    for load in ["fill", "copy"] {
+        let process = || share.usage().unwrap().1[0];
+        // In debt they wait for it to be repaid: 100 ms of card time take a second.
+        tenant.ok("once 100000000").unwrap();
+        let before = process();
+        tenant
+            .ok(&format!("start {load} ns=1048576 depth=1"))
+            .unwrap();
+        crate::wait_until(
+            || process().throttled_us - before.throttled_us > 500_000,
+            || format!("a {load} does not wait for the debt"),
+        );
+        crate::wait_until(
+            || process().launches > before.launches + 3,
+            || format!("{load}s are not counted"),
+        );
+        tenant.ok("stop").unwrap();
+    }
+}
+
+#[test]
+fn long_kernels_are_reported() {
+    let ground = crate::ground();
+    let (mut tenant, share) = tenant(&ground, 90);
+    tenant.ok("once 700000000").unwrap();
+    tenant.ok("once 1000").unwrap();
+    let process = share.usage().unwrap().1[0];
+    assert_eq!(process.long_kernels, 1);
+    assert!(process.longest_kernel_us >= 700_000, "{process:?}");
+}
+
+#[test]
+fn a_launch_that_waits_leaves_errno_alone() {
+    let ground = crate::ground();
+    let (mut tenant, share) = tenant(&ground, 10);
+    tenant.ok("once 50000000").unwrap();
+    let answer = tenant.ok("once 50000000").unwrap();
+    assert!(share.usage().unwrap().1[0].throttled_us > 0);
+    assert_eq!(answer[1], 77, "errno");
+}
+
+#[test]
+fn a_child_starts_with_leases_of_its_own() {
+    let ground = crate::ground();
+    let (mut tenant, share) = tenant(&ground, 50);
+    for _ in 0..20 {
+        tenant.ok("once 100000").unwrap();
+    }
+    // CUDA does not work in a forked child, which all the same launches nothing on its parent's account.
+    let counted = share.counted().unwrap();
+    tenant.ok("fork").unwrap();
+    tenant.send("queue 1000000").unwrap();
+    let answer = tenant.hear().unwrap();
+    assert!(!answer.starts_with("0 "), "{answer}");
+    assert_eq!(share.counted().unwrap(), counted);
+}
+
+#[test]
+fn standalone_by_environment() {
+    for variable in [
+        "DRAVA_CORES",
+        "CUDA_DEVICE_SM_LIMIT",
+        "CUDA_DEVICE_SM_LIMIT_0",
+    ] {
+        let ground = crate::ground();
+        let mut tenant = ground
+            .tenant_with(None, "dlsym", |command| {
+                command
+                    .env("LD_PRELOAD", crate::interposer::library())
+                    .env("DRAVA_JOB", format!("test-{}", std::process::id()))
+                    .env(variable, "30");
+            })
+            .unwrap();
+        tenant.ok("start kernel ns=4000000 depth=8").unwrap();
+        crate::await_percents(&ground, &[&tenant], &[30.0]);
+    }
+}
+
+#[test]
+fn who_is_not_metered_gets_the_drivers_own_functions() {
+    let ground = crate::ground();
+    let unmetered = share(ComputePolicy::None, 30).unwrap();
+    let unmetered = ground.share("unmetered", &unmetered).unwrap();
+    let metered = share(ComputePolicy::Fixed, 30).unwrap();
+    let metered = ground.share("metered", &metered).unwrap();
+    for (share, library) in [(&unmetered, "libcuda.so.1"), (&metered, "libvgpu.so")] {
+        let mut tenant = ground.tenant(Some(share), "dlsym").unwrap();
+        for name in [
+            "cuLaunchKernel",
+            "cuLaunchKernel_ptsz",
+            "cuGraphLaunch",
+            "cuMemsetD8Async",
+            "cuMemcpyDtoDAsync_v2_ptsz",
+            "cuStreamBeginCapture_v2",
+        ] {
+            let answer = tenant.say(&format!("lookup {name}")).unwrap();
+            assert_eq!(answer, [library], "{name}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `libvgpu.so` keeps tenants to their shares of a card's time; the simulated card says what they got.
+//!
+//! Shares are compared with what the card counted in its own time, while tenants keep their queues filled. A loaded
+//! host can keep a tenant from that, so a share must be reached in one of several stretches; exceeded it must be in
+//! none.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+mod alone;
+#[allow(dead_code, reason = "the other tests of libvgpu use the rest")]
+#[path = "../limits/interposer.rs"]
+mod interposer;
+#[allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "benches use the rest"
+)]
+mod tenants;
+
+use std::time::{Duration, Instant};
+
+use tenants::{Ground, Tenant};
+
+const SETTLE: Duration = Duration::from_millis(400);
+const MEASURE: Duration = Duration::from_millis(1500);
+
+/// A share may be missed by so many percent of the card.
+const BELOW: f64 = 3.0;
+/// The same upwards: what was saved, over [`MEASURE`], and a kernel at either end.
+const ABOVE: f64 = 4.0;
+
+/// A machine with `libvgpu.so` as it is shipped.
+fn ground() -> Ground {
+    Ground::new(interposer::library()).unwrap()
+}
+
+/// Waits until each tenant gets its percentage, and makes sure that none gets more.
+fn await_percents(ground: &Ground, tenants: &[&Tenant], expected: &[f64]) {
+    let mut seen = Vec::new();
+    for round in 0..12 {
+        let settle = if round == 0 { SETTLE } else { Duration::ZERO };
+        let got = ground.percents(tenants, settle, MEASURE).unwrap();
+        let pairs = || got.iter().zip(expected);
+        let none_above = pairs().all(|(got, expected)| *got <= expected + ABOVE);
+        assert!(none_above, "{got:.1?} instead of {expected:?}");
+        if pairs().all(|(got, expected)| *got >= expected - BELOW) {
+            return;
+        }
+        seen.push(got);
+    }
+    panic!("{seen:.1?} instead of {expected:?}");
+}
+
+/// Waits for a condition that another process brings about.
+fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{}", otherwise());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,313 @@
+// A tenant of a card, for libvgpu's compute tests and benches: keeps the card busy in the way that it is told on
+// standard input, one command a line, and answers each with one line that begins with the driver's result.
+//
+// The first argument says how it gets its functions: `dlsym`, or `ptsz` (dlsym, per-thread default streams).
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef unsigned long long Pointer;
+typedef void *Handle;
+
+static void *cuda;
+static const char *route;
+
+static void *function(const char *name) {
+    char variant[128];
+    snprintf(variant, sizeof variant, "%s_ptsz", name);
+    void *found = !strcmp(route, "ptsz") ? dlsym(cuda, variant) : NULL;
+    return found ? found : dlsym(cuda, name);
+}
+
+#define CALL(name, types, ...)                                             \
+    ({                                                                     \
+        static Result(*call) types;                                        \
+        if (!call) *(void **)&call = function(#name);                      \
+        call ? call(__VA_ARGS__) : -1;                                     \
+    })
+
+struct Config {
+    unsigned grid[3], block[3], shared;
+    Handle stream;
+    void *attributes;
+    unsigned count;
+};
+
+static Handle context, spin, noop;
+static Pointer memory, memory2;
+
+static Result launch_kernel(Handle kernel, Handle stream, uint64_t ns, unsigned blocks) {
+    void *parameters[] = {&ns, NULL};
+    return CALL(cuLaunchKernel, (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **),
+                kernel, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
+}
+
+// What is launched over and over.
+enum Kind { KERNEL, EX, COOPERATIVE, FILL, COPY, GRAPH, KINDS };
+static const char *const kind_names[KINDS] = {"kernel", "ex", "cooperative", "fill", "copy", "graph"};
+
+#define MOST 64
+struct Load {
+    enum Kind kind;
+    uint64_t ns[MOST];  // lengths in turn; bytes for fills and copies
+    int lengths;
+    int streams;        // in turn
+    int depth;          // launches in flight; 0: synchronise after each
+    unsigned blocks;
+    int burst, idle_ms; // after so many launches do nothing for a while
+    int graph_kernels;
+    int random;         // lengths by chance instead of in turn
+};
+
+static struct Load load;
+static volatile int running;
+static volatile uint64_t launched;
+static volatile Result failure;
+static pthread_t worker;
+static int has_worker;
+
+static Result launch(Handle stream, uint64_t ns, Handle graph) {
+    struct Config config = {{load.blocks, 1, 1}, {256, 1, 1}, 0, stream, NULL, 0};
+    void *parameters[] = {&ns, NULL};
+    switch (load.kind) {
+    case KERNEL: return launch_kernel(spin, stream, ns, load.blocks);
+    case EX:
+        return CALL(cuLaunchKernelEx, (struct Config *, Handle, void **, void **), &config, spin, parameters, NULL);
+    case COOPERATIVE:
+        return CALL(cuLaunchCooperativeKernel, (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **),
+                    spin, load.blocks, 1, 1, 256, 1, 1, 0, stream, parameters);
+    case FILL: return CALL(cuMemsetD8Async, (Pointer, unsigned char, size_t, Handle), memory, 1, ns, stream);
+    case COPY: return CALL(cuMemcpyDtoDAsync_v2, (Pointer, Pointer, size_t, Handle), memory2, memory, ns, stream);
+    case GRAPH: return CALL(cuGraphLaunch, (Handle, Handle), graph, stream);
+    default: return -1;
+    }
+}
+
+// A graph of `count` kernels of `ns` nanoseconds each, made by capture.
+static Result make_graph(Handle *exec, uint64_t ns, int count) {
+    Handle stream = NULL, graph = NULL;
+    Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+    if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), stream, 0);
+    for (int i = 0; !result && i < count; i++) result = launch_kernel(spin, stream, ns, load.blocks);
+    if (!result) result = CALL(cuStreamEndCapture, (Handle, Handle *), stream, &graph);
+    if (!result) result = CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), exec, graph, 0);
+    return result;
+}
+
+#define CHECK(call)                    \
+    do {                               \
+        Result checked = (call);       \
+        if (checked) {                 \
+            failure = checked;         \
+            return NULL;               \
+        }                              \
+    } while (0)
+
+static void *work(void *unused) {
+    (void)unused;
+    Handle streams[16] = {NULL}, graph = NULL;
+    static Handle events[4096];
+    unsigned seed = 1;
+    CHECK(CALL(cuCtxSetCurrent, (Handle), context));
+    for (int i = 0; i < load.streams; i++) CHECK(CALL(cuStreamCreate, (Handle *, unsigned), &streams[i], 1));
+    for (int i = 0; i < load.depth; i++)
+        if (!events[i]) CHECK(CALL(cuEventCreate, (Handle *, unsigned), &events[i], 2));
+    if (load.kind == GRAPH) CHECK(make_graph(&graph, load.ns[0], load.graph_kernels));
+    for (uint64_t i = 0; running; i++) {
+        Handle stream = load.streams ? streams[i % load.streams] : NULL;
+        int which = load.random ? rand_r(&seed) % load.lengths : (int)(i % load.lengths);
+        if (load.depth && i >= (uint64_t)load.depth) CHECK(CALL(cuEventSynchronize, (Handle), events[i % load.depth]));
+        CHECK(launch(stream, load.ns[which], graph));
+        if (load.depth) CHECK(CALL(cuEventRecord, (Handle, Handle), events[i % load.depth], stream));
+        else CHECK(CALL(cuStreamSynchronize, (Handle), stream));
+        launched++;
+        if (load.burst && (i + 1) % load.burst == 0) {
+            CHECK(CALL(cuCtxSynchronize, (void)));
+            usleep(load.idle_ms * 1000);
+        }
+    }
+    CHECK(CALL(cuCtxSynchronize, (void)));
+    return NULL;
+}
+
+static Result init(int device) {
+    Handle module = NULL;
+    Result result = CALL(cuInit, (unsigned), 0);
+    if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, device);
+    if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
+    if (!result) result = CALL(cuModuleLoadData, (Handle *, const void *), &module, "any image");
+    if (!result) result = CALL(cuModuleGetFunction, (Handle *, Handle, const char *), &spin, module, "spin");
+    if (!result) result = CALL(cuModuleGetFunction, (Handle *, Handle, const char *), &noop, module, "noop");
+    return result;
+}
+
+// Takes memory for fills and copies.
+static Result take_memory(size_t bytes) {
+    Result result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory, bytes);
+    if (!result) result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory2, bytes);
+    return result;
+}
+
+// `start KIND key=value…`, lengths separated by commas.
+static Result start(char *line) {
+    memset(&load, 0, sizeof load);
+    load.lengths = 1, load.ns[0] = 1000000, load.depth = 2, load.blocks = 4096, load.graph_kernels = 1;
+    char *rest = NULL, *word = strtok_r(line, " \n", &rest);
+    word = strtok_r(NULL, " \n", &rest);
+    for (load.kind = 0; load.kind < KINDS && strcmp(word, kind_names[load.kind]); load.kind++) {}
+    while ((word = strtok_r(NULL, " \n", &rest))) {
+        char *value = strchr(word, '=');
+        if (!value) return -2;
+        *value++ = 0;
+        if (!strcmp(word, "ns")) {
+            load.lengths = 0;
+            for (char *end = value; *end && load.lengths < MOST; value = end + (*end == ','))
+                load.ns[load.lengths++] = strtoull(value, &end, 10);
+        } else if (!strcmp(word, "streams")) load.streams = atoi(value);
+        else if (!strcmp(word, "depth")) load.depth = atoi(value);
+        else if (!strcmp(word, "blocks")) load.blocks = atoi(value);
+        else if (!strcmp(word, "burst")) load.burst = atoi(value);
+        else if (!strcmp(word, "idle")) load.idle_ms = atoi(value);
+        else if (!strcmp(word, "kernels")) load.graph_kernels = atoi(value);
+        else if (!strcmp(word, "random")) load.random = atoi(value);
+        else return -2;
+    }
+    if (load.kind == KINDS || load.depth > 4096 || load.streams > 16) return -2;
+    running = 1, failure = 0;
+    has_worker = 1;
+    return pthread_create(&worker, NULL, work, NULL);
+}
+
+static Result stop(void) {
+    running = 0;
+    if (has_worker) pthread_join(worker, NULL);
+    has_worker = 0;
+    return failure;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// Times `count` launches of a kernel that takes no time, one by one.
+static void time_launches(int count) {
+    uint64_t *ns = malloc(count * sizeof *ns), sum = 0, clock = UINT64_MAX;
+    for (int i = 0; i < 10000; i++) {
+        uint64_t begun = now_ns(), took = now_ns() - begun;
+        if (took < clock) clock = took;
+    }
+    Result result = 0;
+    for (int i = 0; i < count && !result; i++) {
+        uint64_t begun = now_ns();
+        result = launch_kernel(noop, NULL, 0, 1);
+        ns[i] = now_ns() - begun;
+        sum += ns[i];
+    }
+    qsort(ns, count, sizeof *ns, by_size);
+    printf("%d %llu %llu %llu %llu\n", result, (unsigned long long)ns[count / 2], (unsigned long long)(sum / count),
+           (unsigned long long)ns[(uint64_t)count * 999 / 1000], (unsigned long long)clock);
+    free(ns);
+}
+
+// Captures a stream in the global mode for `a` milliseconds, over and over, `b` times, while the load goes on.
+static Result capture(int milliseconds, int times) {
+    for (int i = 0; i < times; i++) {
+        Handle stream = NULL, graph = NULL, exec = NULL;
+        Result result = CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1);
+        if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), stream, 0);
+        for (int k = 0; !result && k < 10; k++) {
+            result = launch_kernel(spin, stream, 1000, 64);
+            usleep(milliseconds * 100);
+        }
+        Result ended = CALL(cuStreamEndCapture, (Handle, Handle *), stream, &graph);
+        if (!result) result = ended;
+        if (!result) result = CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &exec, graph, 0);
+        if (!result) result = CALL(cuGraphLaunch, (Handle, Handle), exec, stream);
+        if (!result) result = CALL(cuStreamSynchronize, (Handle), stream);
+        if (!result) result = CALL(cuGraphExecDestroy, (Handle), exec);
+        if (!result) result = CALL(cuGraphDestroy, (Handle), graph);
+        if (!result) result = CALL(cuStreamDestroy_v2, (Handle), stream);
+        if (result) return result;
+    }
+    return 0;
+}
+
+static void run(char *line) {
+    char word[64] = "", name[128] = "";
+    long long a = 0, b = 0;
+    sscanf(line, "%63s %lld %lld", word, &a, &b);
+    if (!strcmp(word, "init")) printf("%d\n", init((int)a));
+    else if (!strcmp(word, "memory")) printf("%d\n", take_memory(a));
+    else if (!strcmp(word, "start")) printf("%d\n", start(line));
+    else if (!strcmp(word, "stop")) printf("%d %llu\n", stop(), (unsigned long long)launched);
+    else if (!strcmp(word, "count")) printf("%d %llu\n", failure, (unsigned long long)launched);
+    else if (!strcmp(word, "once")) {
+        // One kernel of `a` nanoseconds, awaited; says how many microseconds that took.
+        uint64_t begun = now_ns();
+        errno = 77;
+        Result result = launch_kernel(spin, NULL, a, b ? b : 4096);
+        int error = errno;
+        if (!result) result = CALL(cuCtxSynchronize, (void));
+        printf("%d %llu %d\n", result, (unsigned long long)(now_ns() - begun) / 1000, error);
+    } else if (!strcmp(word, "queue")) {
+        // One kernel of `a` nanoseconds, not awaited; says how many microseconds the call took.
+        uint64_t begun = now_ns();
+        Result result = launch_kernel(spin, NULL, a, b ? b : 4096);
+        printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
+    } else if (!strcmp(word, "time")) time_launches((int)a);
+    else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
+    else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));
+    else if (!strcmp(word, "fork")) {
+        // The child goes on in the parent's place; the parent waits.
+        pid_t child = fork();
+        if (child > 0) {
+            int status;
+            waitpid(child, &status, 0);
+            _exit(0);
+        }
+        printf("0 %d\n", (int)getpid());
+    } else if (!strcmp(word, "lookup")) {
+        sscanf(line, "%63s %127s", word, name);
+        Dl_info info;
+        void *found = dlsym(cuda, name);
+        if (!found || !dladdr(found, &info)) printf("-1\n");
+        else {
+            const char *file = strrchr(info.dli_fname, '/');
+            printf("0 %s\n", file ? file + 1 : info.dli_fname);
+        }
+    } else printf("-1 unknown command\n");
+}
+
+int main(int count, char **arguments) {
+    // Nothing is left behind when the test ends in whatever way.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    route = count > 1 ? arguments[1] : "dlsym";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!cuda) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    char line[1024];
+    while (fgets(line, sizeof line, stdin)) run(line);
+    return 0;
+}
