@@ -7,6 +7,7 @@
 mod deaths;
 mod doors;
 mod figures;
+mod hostile;
 mod interposer;
 mod memory;
 mod pools;

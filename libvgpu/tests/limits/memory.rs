@@ -125,3 +125,27 @@ fn with_the_spill_policy_plain_memory_beyond_the_share_comes_from_the_host() {
     // What the program asks to be on the card is refused as ever.
     process.refused(&format!("async {}", 40 * MIB));
 }
+
+#[test]
+fn holes_between_small_allocations_are_paid_for() {
+    let container = Container::with_memory(64 * MIB);
+    let mut process = container.process();
+    // One of eight in each block is kept: the driver cannot give the blocks back.
+    let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
+    process.refused("alloc 1048576");
+    for (index, place) in places.iter().enumerate() {
+        if index % 8 != 0 {
+            process.ok(&format!("free {place}"));
+        }
+    }
+    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    assert_eq!(process.memory_info().0, 0);
+    process.refused(&format!("alloc {}", 2 * MIB));
+    // What the holes can serve is granted.
+    process.alloc(256 * KIB);
+    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    for place in places.iter().step_by(8) {
+        process.ok(&format!("free {place}"));
+    }
+    assert_eq!(process.memory_info().0, 62 * MIB);
+}

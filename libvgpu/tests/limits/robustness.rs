@@ -203,7 +203,7 @@ fn deep_binding_is_borne() {
 }
 
 /// Whether this process may change to other users and mount namespaces; says so if not.
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     // SAFETY: no arguments.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
@@ -212,7 +212,7 @@ fn is_root() -> bool {
     is_root
 }
 
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 
 /// What other users need in order to reach what lies in root's directories.
 fn open_to_all(path: &Path) {

@@ -1,0 +1,163 @@
+//! What a tenant that means harm can do with the files that it may write, and what it cannot. The claims are those
+//! of `docs/security.md`.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, symlink};
+
+use drava_vgpu_abi::region::{SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
+use drava_vgpu_abi::{Limits, REGION_SIZE};
+
+use crate::robustness::{NOBODY, is_root};
+use crate::subject::{CARDS, Container, GIB, MIB};
+
+fn writable(container: &Container, share: &str) -> File {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(container.region(share))
+        .unwrap()
+}
+
+/// A program that clears the account takes more than its share: nothing in its own process can stop it, only the
+/// node agent, which compares with NVML. Shares of others keep their limits and their accounts.
+#[test]
+fn forging_the_account_reaches_no_other_share() {
+    let container = Container::with_memory(GIB);
+    let other = Container::with_memory(GIB);
+    let mut neighbour = other.process();
+    neighbour.alloc(GIB / 2);
+    let mut forger = container.process();
+    forger.alloc(GIB);
+    forger.refused("alloc 1");
+    writable(&container, "share")
+        .write_all_at(&[0; 8], 128)
+        .unwrap();
+    forger.alloc(GIB);
+    assert!(container.taken() > 2 * GIB);
+    // The limit itself stays where the tenant cannot write.
+    assert_eq!(forger.memory_info().1, GIB);
+    assert_eq!(neighbour.memory_info(), (GIB / 2, GIB));
+    neighbour.refused(&format!("alloc {GIB}"));
+}
+
+#[test]
+fn every_kind_of_noise_in_the_region_is_survived() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    let mut process = container.process();
+    process.init(1);
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..64 {
+        let region = writable(&container, "share");
+        for _ in 0..512 {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            // Any word but magic and version, which are looked at when a process starts.
+            let word = 2 + seed % (REGION_SIZE as u64 / 8 - 2);
+            let value = match seed % 5 {
+                0 => 0,
+                1 => u64::MAX,
+                2 => 1 << 47,
+                _ => seed,
+            };
+            region.write_all_at(&value.to_ne_bytes(), word * 8).unwrap();
+        }
+        // Whatever it answers, it answers.
+        process.init(0);
+        process.ask(&format!("alloc {}", 4 * MIB));
+        process.ask("meminfo");
+        process.init(1);
+        assert_eq!(process.memory_info(), (GIB, GIB), "round {round}");
+    }
+    process.alloc(GIB);
+    process.refused("alloc 1");
+}
+
+#[test]
+fn what_is_no_plain_file_is_not_used_as_a_region() {
+    type Make = fn(&std::path::Path);
+    let kinds: [(&str, Make); 3] = [
+        ("symbolic link", |path| {
+            let target = path.with_file_name("target");
+            fs::write(&target, vec![0; REGION_SIZE]).unwrap();
+            symlink(target, path).unwrap();
+        }),
+        ("named pipe", |path| {
+            let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+            // SAFETY: a terminated path.
+            assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o666) }, 0);
+        }),
+        ("directory", |path| fs::create_dir(path).unwrap()),
+    ];
+    for (kind, make) in kinds {
+        let container = Container::with_memory(GIB);
+        make(&container.region("share"));
+        let mut process = container.start("dlsym");
+        process.init(0);
+        process.refused("alloc 1");
+        assert!(process.end().success(), "{kind}");
+    }
+}
+
+fn lock_all_slots(region: &File) {
+    // SAFETY: all zeroes is a `struct flock`.
+    let mut range = unsafe { std::mem::zeroed::<libc::flock>() };
+    range.l_type = libc::F_WRLCK.try_into().unwrap();
+    range.l_start = SLOTS_OFFSET.try_into().unwrap();
+    range.l_len = (SLOT_COUNT * SLOT_SIZE).try_into().unwrap();
+    // SAFETY: fcntl reads one `struct flock`.
+    let locked = unsafe { libc::fcntl(region.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    assert_eq!(locked, 0);
+}
+
+#[test]
+fn locking_all_slots_keeps_out_only_processes_of_the_same_share() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
+    let region = writable(&container, "share");
+    lock_all_slots(&region);
+    let mut process = container.process();
+    process.refused("alloc 1");
+    process.init(1);
+    process.alloc(GIB);
+    drop(region);
+    container.process().alloc(GIB);
+}
+
+/// Without Kubernetes the region lies where every user may write: one of another user's making is not trusted.
+#[test]
+fn the_region_of_another_user_is_not_used() {
+    if !is_root() {
+        return;
+    }
+    let container = Container::new();
+    let job = format!("hostile-{}", std::process::id());
+    let path = format!("/dev/shm/drava-0-{job}-{}", CARDS[0]);
+    fs::write(&path, vec![0; REGION_SIZE]).unwrap();
+    std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+    // In use, or root would clear it away.
+    let foreign = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    lock_all_slots(&foreign);
+    let mut process = container.start_with("dlsym", |command| {
+        command
+            .env("DRAVA_MEMORY_LIMIT", "1Gi")
+            .env("DRAVA_JOB", &job);
+    });
+    process.init(0);
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    let untouched = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    // The next directory is taken.
+    let _ = fs::remove_file(path.replace("/dev/shm", "/tmp"));
+    assert!(untouched.iter().all(|byte| *byte == 0));
+}
