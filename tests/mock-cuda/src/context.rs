@@ -14,6 +14,10 @@ use crate::heap::Heap;
 use crate::stream::wait_for;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
+mod reserve;
+
+use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, Reserves};
+
 /// One context of this process.
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -24,6 +28,8 @@ pub(crate) struct Context {
     limits: BTreeMap<c_uint, usize>,
     cache_config: c_uint,
     shared_memory_config: c_uint,
+    /// Memory for kernels.
+    pub(crate) reserves: Reserves,
     /// Small allocations.
     pub(crate) heap: Heap,
 }
@@ -89,6 +95,7 @@ impl State {
             limits: default_limits(),
             cache_config: 0,
             shared_memory_config: 0,
+            reserves: Reserves::default(),
             heap: Heap::new(PAGE_BYTES),
         };
         self.contexts.insert(handle, context);
@@ -107,6 +114,7 @@ impl State {
         self.forget_streams(handle);
         self.events.forget_context(handle);
         self.modules.forget_context(handle);
+        self.libraries.forget_context(handle);
         driver
             .request(&Request::DestroyContext {
                 context: context.id,
@@ -164,15 +172,20 @@ impl State {
     }
 }
 
+/// `CU_LIMIT_STACK_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`
+const STACK_SIZE: c_uint = 0;
+const MALLOC_HEAP_SIZE: c_uint = 2;
+
 fn default_limits() -> BTreeMap<c_uint, usize> {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     BTreeMap::from([
-        (0, 1024),    // stack size
+        (STACK_SIZE, size(DEFAULT_STACK_BYTES)),
         (1, 1 << 20), // printf buffer
-        (2, 8 << 20), // heap of device-side malloc
-        (3, 2),       // depth of device-side synchronisation
-        (4, 2048),    // pending device-side launches
-        (5, 64),      // L2 fetch granularity
-        (6, 0),       // persisting L2
+        (MALLOC_HEAP_SIZE, size(DEFAULT_HEAP_BYTES)),
+        (3, 2),    // depth of device-side synchronisation
+        (4, 2048), // pending device-side launches
+        (5, 64),   // L2 fetch granularity
+        (6, 0),    // persisting L2
     ])
 }
 
@@ -255,9 +268,17 @@ entry_points! {
 
     "cuCtxSetLimit" 3010 fn cuCtxSetLimit(limit: c_uint, value: usize) {
         let driver = driver()?;
+        let handle = current_handle()?;
         let mut state = driver.state();
-        let slot = state.current_mut()?.limits.get_mut(&limit);
-        *slot.ok_or(CudaError::UnsupportedLimit)? = value;
+        if !state.current()?.limits.contains_key(&limit) {
+            return Err(CudaError::UnsupportedLimit);
+        }
+        match limit {
+            STACK_SIZE => state.require_local(driver, handle, value as u64)?,
+            MALLOC_HEAP_SIZE => state.require_heap(driver, handle, value as u64)?,
+            _ => {}
+        }
+        state.current_mut()?.limits.insert(limit, value);
         Ok(())
     }
 

@@ -29,6 +29,7 @@ use crate::event::Events;
 use crate::graph::Graphs;
 use crate::host::HostFunctions;
 use crate::ipc::Opened;
+use crate::library::Libraries;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
 use crate::pool::Pools;
@@ -71,6 +72,7 @@ pub(crate) struct State {
     pub(crate) streams: Streams,
     pub(crate) events: Events,
     pub(crate) modules: Modules,
+    pub(crate) libraries: Libraries,
     pub(crate) pools: Pools,
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) opened: Opened,
@@ -162,6 +164,7 @@ impl Driver {
             streams: Streams::default(),
             events: Events::default(),
             modules: Modules::default(),
+            libraries: Libraries::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),
             opened: Opened::default(),

@@ -9,9 +9,12 @@ use drava_mock_machine::kernel::engine::Work;
 use crate::abi::{Answer, In, entry_points};
 use crate::driver::{Driver, State};
 use crate::error::CudaError;
+use crate::module::{LOCAL_SIZE_BYTES, SPIN};
 use crate::operation::{Operation, enqueue};
 use crate::stream::{Point, Stream};
-use crate::types::{CUfunction, CUlaunchConfig, CUstream};
+use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
+
+pub(crate) mod legacy;
 
 /// How long a kernel takes about which nothing is known.
 pub(crate) const DEFAULT_KERNEL_NANOS: Nanos = 5_000;
@@ -68,15 +71,18 @@ impl Shape {
 impl State {
     /// Reads what there is to know about a launch.
     pub(crate) fn launch(
-        &self,
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
         function: CUfunction,
         shape: Shape,
         shared_bytes: c_uint,
         parameters: Parameters,
     ) -> Answer<Launch> {
         shape.check()?;
+        let function = self.function_in(driver, context, function)?;
         let (nanos, parameter) = match self.modules.function(function)?.name.to_bytes() {
-            b"spin" => {
+            name if name == SPIN.to_bytes() => {
                 let nanos = parameters.first()?;
                 (nanos, Some(nanos))
             }
@@ -99,8 +105,12 @@ impl State {
         stream: Stream,
         launch: Launch,
     ) -> Answer<Option<Point>> {
-        let module = self.modules.function(launch.function)?.module;
+        let function = self.modules.function(launch.function)?;
+        let local = function.attribute(LOCAL_SIZE_BYTES).unwrap_or(0);
+        let local = u64::try_from(local).unwrap_or(0);
+        let module = function.module;
         self.make_resident(driver, module)?;
+        self.require_local(driver, stream.context, local)?;
         if launch.nanos == 0 && self.idle(driver, stream) {
             // Takes no time after nothing: done.
             return Ok(None);
@@ -158,8 +168,15 @@ fn launch(
     stream: CUstream,
     parameters: Parameters,
 ) -> Answer {
-    enqueue(stream, |_, state, _| {
-        let launch = state.launch(function, shape, shared_bytes, parameters)?;
+    enqueue(stream, |driver, state, stream| {
+        let launch = state.launch(
+            driver,
+            stream.context,
+            function,
+            shape,
+            shared_bytes,
+            parameters,
+        )?;
         Ok(Operation::Kernel(launch))
     })
     .map(drop)
@@ -173,7 +190,14 @@ fn launch_cooperative(
     parameters: Parameters,
 ) -> Answer {
     enqueue(stream, |driver, state, stream| {
-        let launch = state.launch(function, shape, shared_bytes, parameters)?;
+        let launch = state.launch(
+            driver,
+            stream.context,
+            function,
+            shape,
+            shared_bytes,
+            parameters,
+        )?;
         let context = state.contexts.get(&stream.context);
         let device = context.ok_or(CudaError::ContextIsDestroyed)?.device;
         let compute = &driver.model(device)?.compute;
@@ -213,6 +237,19 @@ entry_points! {
     ) ptsz(stream) cuLaunchCooperativeKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
         launch_cooperative(function, shape, shared, stream, Parameters { pointers, extra: In::NULL })
+    }
+
+    // Devices do not wait for each other here.
+    "cuLaunchCooperativeKernelMultiDevice" 9000 fn cuLaunchCooperativeKernelMultiDevice(launches: In<CUlaunchParams>, count: c_uint, _flags: c_uint) {
+        let launches = launches.list(count as usize)?;
+        if launches.is_empty() {
+            return Err(CudaError::InvalidValue);
+        }
+        launches.into_iter().try_for_each(|one| {
+            let shape = Shape { grid: one.grid, block: one.block };
+            let parameters = Parameters { pointers: In::at(one.pointers.cast()), extra: In::NULL };
+            launch_cooperative(one.function, shape, one.shared_bytes, one.stream, parameters)
+        })
     }
 }
 

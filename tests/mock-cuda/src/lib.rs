@@ -32,6 +32,7 @@ mod heap;
 mod host;
 mod ipc;
 mod launch;
+mod library;
 mod lookup;
 mod memory;
 mod module;

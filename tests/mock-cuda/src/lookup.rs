@@ -7,8 +7,8 @@ use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
-    capture, context, copy, device, error, event, fill, graph, host, ipc, launch, memory, module,
-    pool, stream, unlisted, virtual_memory,
+    capture, context, copy, device, error, event, fill, graph, host, ipc, launch, library, memory,
+    module, pool, stream, unlisted, virtual_memory,
 };
 
 /// The tables of all modules.
@@ -27,6 +27,8 @@ const TABLES: &[&[EntryPoint]] = &[
     host::ENTRY_POINTS,
     ipc::ENTRY_POINTS,
     launch::ENTRY_POINTS,
+    launch::legacy::ENTRY_POINTS,
+    library::ENTRY_POINTS,
     ENTRY_POINTS,
     memory::ENTRY_POINTS,
     module::ENTRY_POINTS,

@@ -4,7 +4,7 @@
 //! loaded where `CUDA_MODULE_LOADING=EAGER`.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use drava_mock_machine::protocol::{Reply, Request};
@@ -13,6 +13,8 @@ use crate::abi::{Answer, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
+use crate::launch::legacy::Prepared;
+use crate::library::parameter;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
 /// All modules of this process.
@@ -35,8 +37,18 @@ struct Module {
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) module: CUmodule,
-    pub(crate) name: Arc<std::ffi::CStr>,
+    pub(crate) name: Arc<CStr>,
     attributes: BTreeMap<c_uint, c_int>,
+    /// For launches as they were before CUDA 4.
+    pub(crate) prepared: Prepared,
+}
+
+impl Function {
+    /// An attribute's value, where there is such an attribute.
+    pub(crate) fn attribute(&self, which: c_uint) -> Option<c_int> {
+        let set = self.attributes.get(&which).copied();
+        set.or_else(|| default_attribute(&self.name, which))
+    }
 }
 
 /// Size of a global variable that a program asks for.
@@ -45,6 +57,11 @@ const GLOBAL_BYTES: usize = 64 << 10;
 impl Modules {
     pub(crate) fn function(&self, handle: CUfunction) -> Answer<&Function> {
         self.functions.get(&handle).ok_or(CudaError::InvalidHandle)
+    }
+
+    pub(crate) fn function_mut(&mut self, handle: CUfunction) -> Answer<&mut Function> {
+        let function = self.functions.get_mut(&handle);
+        function.ok_or(CudaError::InvalidHandle)
     }
 
     /// Forgets the modules of a context that is destroyed.
@@ -57,10 +74,11 @@ impl Modules {
 }
 
 impl State {
-    fn load_module(&mut self, driver: &Driver) -> Answer<CUmodule> {
-        let context = current_handle()?;
-        self.current()?;
-        self.potentially_unsafe()?;
+    /// Loads a module into a context.
+    pub(crate) fn load_module(&mut self, driver: &Driver, context: CUcontext) -> Answer<CUmodule> {
+        if !self.contexts.contains_key(&context) {
+            return Err(CudaError::ContextIsDestroyed);
+        }
         let handle = CUmodule(self.handle());
         let module = Module {
             context,
@@ -107,7 +125,7 @@ impl State {
         Ok(())
     }
 
-    fn function(&mut self, module: CUmodule, name: &str) -> Answer<CUfunction> {
+    pub(crate) fn function(&mut self, module: CUmodule, name: &str) -> Answer<CUfunction> {
         let known = &self
             .modules
             .modules
@@ -123,12 +141,42 @@ impl State {
             module,
             name: c_name.into(),
             attributes: BTreeMap::new(),
+            prepared: Prepared::default(),
         };
         self.modules.functions.insert(handle, function);
         if let Some(module) = self.modules.modules.get_mut(&module) {
             module.functions.insert(name.to_owned(), handle);
         }
         Ok(handle)
+    }
+
+    /// Removes a module with its functions and globals.
+    pub(crate) fn unload_module(&mut self, driver: &Driver, handle: CUmodule) -> Answer {
+        let removed = self.modules.modules.remove(&handle);
+        let removed = removed.ok_or(CudaError::InvalidHandle)?;
+        let functions = &mut self.modules.functions;
+        functions.retain(|_, function| function.module != handle);
+        let mut globals = removed.globals.into_values();
+        globals.try_for_each(|global| self.free(driver, global))
+    }
+
+    /// A variable of a module, which exists once it was asked for: address and size.
+    pub(crate) fn global(
+        &mut self,
+        driver: &Driver,
+        handle: CUmodule,
+        name: &str,
+    ) -> Answer<(CUdeviceptr, usize)> {
+        let module = self.modules.modules.get(&handle);
+        let module = module.ok_or(CudaError::InvalidHandle)?;
+        if let Some(address) = module.globals.get(name) {
+            return Ok((*address, GLOBAL_BYTES));
+        }
+        let address = self.allocate(driver, GLOBAL_BYTES as u64)?;
+        if let Some(module) = self.modules.modules.get_mut(&handle) {
+            module.globals.insert(name.to_owned(), address);
+        }
+        Ok((address, GLOBAL_BYTES))
     }
 }
 
@@ -143,8 +191,7 @@ entry_points! {
         if !std::path::Path::new(&path).exists() {
             return Err(CudaError::FileNotFound);
         }
-        let driver = driver()?;
-        module.set(driver.state().load_module(driver)?)
+        load_here(module)
     }
 
     "cuModuleLoadData" 2000 fn cuModuleLoadData(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
@@ -153,13 +200,7 @@ entry_points! {
 
     "cuModuleUnload" 2000 fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
-        let mut state = driver.state();
-        let removed = state.modules.modules.remove(&module).ok_or(CudaError::InvalidHandle)?;
-        state.modules.functions.retain(|_, function| function.module != module);
-        for global in removed.globals.values() {
-            state.free(driver, *global)?;
-        }
-        Ok(())
+        driver.state().unload_module(driver, module)
     }
 
     "cuModuleGetLoadingMode" 11070 fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
@@ -177,36 +218,24 @@ entry_points! {
     "cuModuleGetGlobal" 3020 fn cuModuleGetGlobal_v2(address: Out<CUdeviceptr>, bytes: Out<usize>, module: CUmodule, name: Text) {
         let name = name.get()?;
         let driver = driver()?;
-        let mut state = driver.state();
-        let globals = &state.modules.modules.get(&module).ok_or(CudaError::InvalidHandle)?.globals;
-        let found = match globals.get(&name) {
-            Some(address) => *address,
-            None => {
-                let address = state.allocate(driver, GLOBAL_BYTES as u64)?;
-                if let Some(module) = state.modules.modules.get_mut(&module) {
-                    module.globals.insert(name, address);
-                }
-                address
-            }
-        };
+        let (found, size) = driver.state().global(driver, module, &name)?;
         address.set_if_wanted(found);
-        bytes.set_if_wanted(GLOBAL_BYTES);
+        bytes.set_if_wanted(size);
         Ok(())
     }
 
     "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: CUfunction) {
         let driver = driver()?;
         let state = driver.state();
-        let function = state.modules.function(function)?;
-        let set = function.attributes.get(&attribute).copied();
-        value.set(set.or_else(|| default_attribute(attribute)).ok_or(CudaError::InvalidValue)?)
+        let found = state.modules.function(function)?.attribute(attribute);
+        value.set(found.ok_or(CudaError::InvalidValue)?)
     }
 
     "cuFuncSetAttribute" 9000 fn cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int) {
         let driver = driver()?;
         let mut state = driver.state();
-        default_attribute(attribute).ok_or(CudaError::InvalidValue)?;
-        let function = state.modules.functions.get_mut(&function).ok_or(CudaError::InvalidHandle)?;
+        let function = state.modules.function_mut(function)?;
+        default_attribute(&function.name, attribute).ok_or(CudaError::InvalidValue)?;
         function.attributes.insert(attribute, value);
         Ok(())
     }
@@ -226,6 +255,11 @@ entry_points! {
     "cuFuncGetName" 12030 fn cuFuncGetName(name: Out<*const c_char>, function: CUfunction) {
         // The function, and with it the string, lives as long as its module.
         name.set(driver()?.state().modules.function(function)?.name.as_ptr())
+    }
+
+    "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: Out<usize>, size: Out<usize>) {
+        let state = driver()?.state();
+        parameter(&state.modules.function(function)?.name, index, offset, size)
     }
 
     "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(loaded: Out<c_uint>, function: CUfunction) {
@@ -249,17 +283,38 @@ entry_points! {
 
 fn load(module: Out<CUmodule>, image: In<c_char>) -> Answer {
     image.get()?;
+    load_here(module)
+}
+
+fn load_here(module: Out<CUmodule>) -> Answer {
+    let context = current_handle()?;
     let driver = driver()?;
-    module.set(driver.state().load_module(driver)?)
+    let mut state = driver.state();
+    state.potentially_unsafe()?;
+    module.set(state.load_module(driver, context)?)
+}
+
+/// The kernel that takes as long as its parameter says.
+pub(crate) const SPIN: &CStr = c"spin";
+
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
+pub(crate) const LOCAL_SIZE_BYTES: c_uint = 3;
+
+/// Local memory of one thread of a function, from a name as `local_4096`.
+fn local_bytes(name: &CStr) -> c_int {
+    let name = name.to_str().unwrap_or_default();
+    let number = name.strip_prefix("local_");
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// `CU_FUNC_ATTRIBUTE_*` of a function that nobody compiled.
-fn default_attribute(attribute: c_uint) -> Option<c_int> {
+pub(crate) fn default_attribute(name: &CStr, attribute: c_uint) -> Option<c_int> {
     Some(match attribute {
         // MAX_THREADS_PER_BLOCK
         0 => 1024,
-        // SHARED_, CONST_ and LOCAL_SIZE_BYTES
-        1..=3 => 0,
+        // SHARED_ and CONST_SIZE_BYTES
+        1 | 2 => 0,
+        LOCAL_SIZE_BYTES => local_bytes(name),
         // NUM_REGS, PTX_VERSION, BINARY_VERSION, CACHE_MODE_CA
         4 => 32,
         5 | 6 => 90,

@@ -50,6 +50,10 @@ handles! {
     CUgraphExec;
     /// An array.
     CUarray;
+    /// A library.
+    CUlibrary;
+    /// A kernel of a library.
+    CUkernel;
 }
 
 impl CUcontext {
@@ -100,6 +104,18 @@ pub(crate) struct CUlaunchConfig {
     pub(crate) stream: CUstream,
     pub(crate) attributes: *const c_void,
     pub(crate) attribute_count: c_uint,
+}
+
+/// `CUDA_LAUNCH_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUlaunchParams {
+    pub(crate) function: CUfunction,
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CUstream,
+    pub(crate) pointers: *const *const u64,
 }
 
 /// `CUmemLocation`

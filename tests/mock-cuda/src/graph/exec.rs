@@ -361,14 +361,16 @@ entry_points! {
 
     "cuGraphExecKernelNodeSetParams" 10010 fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CUkernelNodeParams>) {
         let params = CUkernelNodeParamsV2::from_v1(params.get()?);
-        let mut state = driver()?.state();
-        let operation = state.kernel_from(&params)?;
+        let driver = driver()?;
+        let mut state = driver.state();
+        let operation = state.kernel_from(driver, &params)?;
         state.set_step(exec, node, operation)
     }
     "cuGraphExecKernelNodeSetParams" 12000 fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: In<CUkernelNodeParamsV2>) {
         let params = params.get()?;
-        let mut state = driver()?.state();
-        let operation = state.kernel_from(&params)?;
+        let driver = driver()?;
+        let mut state = driver.state();
+        let operation = state.kernel_from(driver, &params)?;
         state.set_step(exec, node, operation)
     }
 
@@ -392,7 +394,7 @@ entry_points! {
     "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: InOut<CUgraphNodeParams>) {
         let driver = driver()?;
         let mut state = driver.state();
-        let operation = state.operation_from(params.get()?)?;
+        let operation = state.operation_from(driver, params.get()?)?;
         match operation {
             Operation::Child(child) => state.set_child(exec, node, child),
             operation => state.set_step(exec, node, operation),

@@ -6,7 +6,7 @@ use super::Node;
 use super::memory::MemoryNode;
 use super::parameters::{NodeType, OWNERSHIP_MOVE, kernel_to};
 use crate::abi::{Answer, In, InOut, Out, Untyped, entry_points};
-use crate::driver::{State, driver};
+use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::host::HostFunction;
 use crate::operation::Operation;
@@ -47,12 +47,16 @@ impl CUmemAllocNodeParams {
 
 impl State {
     /// The operation that `CUgraphNodeParams` describes, of kinds that can be changed later.
-    pub(super) fn operation_from(&mut self, params: CUgraphNodeParams) -> Answer<Operation> {
+    pub(super) fn operation_from(
+        &mut self,
+        driver: &Driver,
+        params: CUgraphNodeParams,
+    ) -> Answer<Operation> {
         let union = In::at(std::ptr::from_ref(&params.parameters));
         Ok(match NodeType::from_code(params.kind)? {
             NodeType::Kernel => {
                 let kernel = union.cast::<CUkernelNodeParamsV2>().get()?;
-                self.kernel_from(&kernel)?
+                self.kernel_from(driver, &kernel)?
             }
             NodeType::Copy => Operation::Copy(union.cast::<CUmemcpyNodeParams>().get()?.copy),
             NodeType::Fill => Operation::Fill(union.cast::<CUmemsetNodeParamsV2>().get()?.v1),
@@ -128,11 +132,13 @@ impl Place {
 }
 
 fn add_kernel(place: Place, params: CUkernelNodeParamsV2) -> Answer {
-    place.add(|state| state.kernel_from(&params))
+    let driver = driver()?;
+    place.add(|state| state.kernel_from(driver, &params))
 }
 
 /// `cuGraphAddNode`: a node of any kind.
 fn add(place: Place, params: InOut<CUgraphNodeParams>) -> Answer {
+    let driver = driver()?;
     let given = params.get()?;
     let union = In::at(std::ptr::from_ref(&given.parameters));
     match NodeType::from_code(given.kind)? {
@@ -149,7 +155,7 @@ fn add(place: Place, params: InOut<CUgraphNodeParams>) -> Answer {
             let child = union.cast::<CUchildGraphNodeParams>().get()?;
             place.add_child(child.graph, child.ownership)
         }
-        _ => place.add(|state| state.operation_from(given)),
+        _ => place.add(|state| state.operation_from(driver, given)),
     }
 }
 
@@ -248,18 +254,21 @@ entry_points! {
 
     "cuGraphNodeSetParams" 12020 fn cuGraphNodeSetParams(node: CUgraphNode, params: InOut<CUgraphNodeParams>) {
         let params = params.get()?;
-        change(node, |state| state.operation_from(params))
+        let driver = driver()?;
+        change(node, |state| state.operation_from(driver, params))
     }
 
     "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: Out<CUkernelNodeParams>) { params.set(kernel_params(node)?.v1) }
     "cuGraphKernelNodeGetParams" 12000 fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: Out<CUkernelNodeParamsV2>) { params.set(kernel_params(node)?) }
     "cuGraphKernelNodeSetParams" 10000 fn cuGraphKernelNodeSetParams(node: CUgraphNode, params: In<CUkernelNodeParams>) {
         let params = CUkernelNodeParamsV2::from_v1(params.get()?);
-        change(node, |state| state.kernel_from(&params))
+        let driver = driver()?;
+        change(node, |state| state.kernel_from(driver, &params))
     }
     "cuGraphKernelNodeSetParams" 12000 fn cuGraphKernelNodeSetParams_v2(node: CUgraphNode, params: In<CUkernelNodeParamsV2>) {
         let params = params.get()?;
-        change(node, |state| state.kernel_from(&params))
+        let driver = driver()?;
+        change(node, |state| state.kernel_from(driver, &params))
     }
 
     // Attributes of kernels change nothing here: what was set is not kept.

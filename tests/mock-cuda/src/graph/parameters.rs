@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use crate::abi::{Answer, In};
-use crate::driver::State;
+use crate::context::current_handle;
+use crate::driver::{Driver, State};
 use crate::error::CudaError;
 use crate::launch::{Launch, Parameters, Shape};
 use crate::operation::Operation;
@@ -39,7 +40,11 @@ impl Arguments {
 
 impl State {
     /// Reads the parameters of a kernel node.
-    pub(super) fn kernel_from(&mut self, params: &CUkernelNodeParamsV2) -> Answer<Operation> {
+    pub(super) fn kernel_from(
+        &mut self,
+        driver: &Driver,
+        params: &CUkernelNodeParamsV2,
+    ) -> Answer<Operation> {
         let v1 = &params.v1;
         let function = if v1.function == CUfunction(0) {
             params.kernel
@@ -54,7 +59,18 @@ impl State {
             pointers: In::at(v1.pointers.cast()),
             extra: In::at(v1.extra),
         };
-        let launch = self.launch(function, shape, v1.shared_bytes, parameters)?;
+        let context = match params.context {
+            CUcontext::NULL => current_handle()?,
+            context => context,
+        };
+        let launch = self.launch(
+            driver,
+            context,
+            function,
+            shape,
+            v1.shared_bytes,
+            parameters,
+        )?;
         Ok(Operation::Kernel(launch))
     }
 }

@@ -39,6 +39,16 @@ fn structs_have_the_layout_of_the_header() {
         attributes = attrs,
         attribute_count = numAttrs
     );
+    same_layout!(
+        CUlaunchParams,
+        sys::CUDA_LAUNCH_PARAMS,
+        function = function,
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        stream = hStream,
+        pointers = kernelParams
+    );
     same_layout!(CUmemLocation, sys::CUmemLocation, kind = type_, id = id);
     same_layout!(
         CUmemPoolProps,

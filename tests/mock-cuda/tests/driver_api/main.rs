@@ -9,6 +9,7 @@ mod api;
 mod captures;
 mod context;
 mod graphs;
+mod launches;
 mod lookup;
 mod memory;
 mod pools;

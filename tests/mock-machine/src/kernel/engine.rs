@@ -313,7 +313,12 @@ impl Engine {
     /// Completes what is done, starts what can start and hands the card over, until nothing more
     /// changes at this time.
     fn settle(&mut self, outcomes: &mut Vec<Outcome>) {
-        while self.complete(outcomes) | self.start() {}
+        let mut rounds: u32 = 0;
+        while self.complete(outcomes) | self.start() {
+            rounds += 1;
+            // Each completes something, of which there is an end.
+            debug_assert!(rounds < 1 << 24, "the engine does not settle");
+        }
         self.hand_over();
     }
 

@@ -5,6 +5,8 @@ use super::*;
 const MS: Nanos = 1_000_000;
 const SLICE: Nanos = 2 * MS;
 const ALL: u32 = 100;
+/// More changes than any test here makes: work, slices and waits, each a few times.
+const MOST_STEPS: u32 = 20_000;
 const A: ContextId = ContextId(1);
 const B: ContextId = ContextId(2);
 
@@ -31,7 +33,7 @@ fn run(engine: &mut Engine) -> Vec<(ContextId, u32, u64, Nanos)> {
     let mut done = Vec::new();
     let mut outcomes = Vec::new();
     engine.advance(engine.now, &mut outcomes);
-    loop {
+    for _ in 0..MOST_STEPS {
         for outcome in outcomes.drain(..) {
             if let Outcome::Completed {
                 context,
@@ -47,6 +49,19 @@ fn run(engine: &mut Engine) -> Vec<(ContextId, u32, u64, Nanos)> {
         };
         engine.advance(next, &mut outcomes);
     }
+    panic!("the engine does not come to rest");
+}
+
+/// As [`Engine::advance`], change by change: fails where the engine goes on forever without time
+/// passing, which a single call would not return from.
+fn advance_in_steps(engine: &mut Engine, to: Nanos, outcomes: &mut Vec<Outcome>) {
+    for _ in 0..MOST_STEPS {
+        match engine.next_change().filter(|next| *next < to) {
+            Some(next) => engine.advance(next, outcomes),
+            None => return engine.advance(to, outcomes),
+        }
+    }
+    panic!("the engine does not come to {to} ns");
 }
 
 #[test]
@@ -237,9 +252,11 @@ proptest! {
             *ticket += 1;
             submit(&mut engine, context, stream, *ticket, Work::Kernel { nanos, multiprocessors });
             expected += nanos;
-            engine.advance(engine.now + pause, &mut outcomes);
+            let next = engine.now + pause;
+            advance_in_steps(&mut engine, next, &mut outcomes);
         }
-        engine.advance(engine.now + expected, &mut outcomes);
+        let end = engine.now + expected;
+        advance_in_steps(&mut engine, end, &mut outcomes);
         for outcome in outcomes {
             if let Outcome::Completed { context, stream, ticket } = outcome {
                 done.push((context, stream, ticket));
@@ -263,7 +280,7 @@ proptest! {
             submit(&mut engine, A, 0, ticket, kernel(lengths.0.max(MS)));
             submit(&mut engine, B, 0, ticket, kernel(lengths.1.max(MS)));
         }
-        engine.advance(150 * MS, &mut outcomes);
+        advance_in_steps(&mut engine, 150 * MS, &mut outcomes);
         let (a, b) = (engine.usage(A).1, engine.usage(B).1);
         prop_assert!(a.abs_diff(b) <= SLICE, "{} {}", a, b);
         prop_assert_eq!(a + b, 150 * MS);
