@@ -232,7 +232,7 @@ fn without_samples_the_meter_answers() {
             .arg(python::clients().unwrap().join("python"));
         let text = "
 child = subprocess.Popen([sys.argv[1], 'alloc', '--mib', '100', '--hold', '600'], stdout=subprocess.DEVNULL)
-while not lists('Compute'):
+while not compute():
     time.sleep(0.01)
     assert child.poll() is None
 n.nvmlDeviceGetUtilizationRates(card)
