@@ -42,6 +42,9 @@ pub(crate) const CU_STREAM_CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const CU_MEMORYTYPE_HOST: c_uint = 1;
 pub(crate) const CU_POINTER_ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 
+pub(crate) const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
+pub(crate) const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
+pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_uint = 2;
 pub(crate) const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
 
 /// Beginning of the structure; the hooks only read.
@@ -180,6 +183,20 @@ pub(crate) struct CUmemPoolProps {
     pub(crate) location: CUmemLocation,
 }
 
+/// As `cuGraphMemAllocNodeGetParams` writes it; both versions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CUDA_MEM_ALLOC_NODE_PARAMS {
+    pub(crate) poolAllocType: c_int,
+    pub(crate) poolHandleTypes: c_int,
+    pub(crate) poolLocation: CUmemLocation,
+    poolRest: [u64; 9],
+    accessDescs: *const c_void,
+    accessDescCount: usize,
+    pub(crate) bytesize: usize,
+    pub(crate) dptr: CUdeviceptr,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct CUDA_ARRAY_DESCRIPTOR_v1 {
@@ -236,6 +253,8 @@ const _: () = {
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR_v1>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
     assert!(size_of::<CUuuid>() == 16);
+    assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
+    assert!(offset_of!(CUDA_MEM_ALLOC_NODE_PARAMS, bytesize) == 104);
     assert!(offset_of!(CUlaunchConfig, hStream) == 32);
     assert!(size_of::<CUDA_LAUNCH_PARAMS>() == 56);
     assert!(offset_of!(CUDA_LAUNCH_PARAMS, hStream) == 40);

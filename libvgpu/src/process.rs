@@ -56,6 +56,10 @@ pub(crate) struct Process {
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
+    /// What executable graphs may need when they are launched, by handle.
+    pub(crate) graphs: HeldMap,
+    /// What the driver keeps for graphs, by device.
+    pub(crate) graph_pools: HeldMap,
     /// Launches.
     pub(crate) meter: Meter,
 }

@@ -261,21 +261,24 @@ hooks! {
     Compute Cuda cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) = c"cuLaunchGridAsync" 2000 => launch::legacy_grid_async;
 
     // Graphs.
-    Compute Cuda cuGraphLaunch(exec: CUgraphExec, stream: CUstream) = c"cuGraphLaunch" 10000 => graph::launch;
-    Compute Cuda cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream)
+    Any Cuda cuGraphLaunch(exec: CUgraphExec, stream: CUstream) = c"cuGraphLaunch" 10000 => graph::launch;
+    Any Cuda cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream)
         = c"cuGraphLaunch" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::launch_ptsz;
-    Compute Cuda cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 10000 => graph::instantiate;
-    Compute Cuda cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 11000 => graph::instantiate;
-    Compute Cuda cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = c"cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;
-    Compute Cuda cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void) = c"cuGraphInstantiateWithParams" 12000 => graph::instantiate_with_params;
-    Compute Cuda cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void)
+    Any Cuda cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 10000 => graph::instantiate;
+    Any Cuda cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 11000 => graph::instantiate;
+    Any Cuda cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = c"cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;
+    Any Cuda cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void) = c"cuGraphInstantiateWithParams" 12000 => graph::instantiate_with_params;
+    Any Cuda cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, parameters: *mut c_void)
         = c"cuGraphInstantiateWithParams" 12000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::instantiate_with_params;
     Compute Cuda cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, update: *mut c_int) = c"cuGraphExecUpdate" 10020 => graph::update;
     Compute Cuda cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut c_void) = c"cuGraphExecUpdate" 12000 => graph::update_v2;
     Compute Cuda cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 10010 => graph::set_kernel;
     Compute Cuda cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 12000 => graph::set_kernel;
     Compute Cuda cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecNodeSetParams" 12020 => graph::set_kernel;
-    Compute Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
+    Memory Cuda cuGraphUpload(exec: CUgraphExec, stream: CUstream) = c"cuGraphUpload" 11010 => graph_memory::upload;
+    Memory Cuda cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream)
+        = c"cuGraphUpload" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph_memory::upload;
+    Any Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
 
     // Captures, during which no event may be used.
     Compute Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture;

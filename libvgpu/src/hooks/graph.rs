@@ -13,6 +13,7 @@ use crate::cuda::{
     CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
+use crate::hooks::graph_memory;
 use crate::meter::{self, metered, per_thread};
 use crate::table::{
     cuGraphExecDestroy, cuGraphExecKernelNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2,
@@ -103,6 +104,7 @@ unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgrap
     if result == CUDA_SUCCESS {
         // SAFETY: the driver has written it.
         let exec = unsafe { exec.read() };
+        graph_memory::remember(exec, graph);
         meter::expect(kind_of(exec), estimate_ns(graph));
     }
     result
@@ -188,6 +190,7 @@ pub(crate) unsafe fn destroy(
     exec: CUgraphExec,
 ) -> CUresult {
     meter::expect(kind_of(exec), None);
+    graph_memory::forget(exec);
     // SAFETY: the caller's arguments.
     unsafe { original(exec) }
 }
@@ -197,12 +200,9 @@ pub(crate) unsafe fn launch(
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    metered(
-        || kind_of(exec),
-        stream,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(exec, stream) },
-    )
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(exec, stream) };
+    graph_memory::charged(exec, || metered(|| kind_of(exec), stream, call))
 }
 
 pub(crate) unsafe fn launch_ptsz(
@@ -210,12 +210,9 @@ pub(crate) unsafe fn launch_ptsz(
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    metered(
-        || kind_of(exec),
-        per_thread(stream),
-        // SAFETY: the caller's arguments.
-        || unsafe { original(exec, stream) },
-    )
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(exec, stream) };
+    graph_memory::charged(exec, || metered(|| kind_of(exec), per_thread(stream), call))
 }
 
 pub(crate) unsafe fn begin_capture(

@@ -21,6 +21,7 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
+use crate::hooks::graph_memory;
 use crate::hooks::memory::free_linear;
 use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
@@ -101,20 +102,30 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 
 /// Notes what the card's pools have given back to it meanwhile.
 pub(crate) fn refresh(card: Card) {
+    graph_memory::refresh(card);
     for_each_pool(card, |pool| settle(card, pool, 0));
 }
 
 /// Makes the process's pools give back what they do not use, and tries once more.
 pub(crate) fn reserve_after_trim(card: Card, bytes: u64) -> bool {
-    let mut has_pools = false;
-    for_each_pool(card, |pool| {
-        trim(pool);
-        settle(card, pool, 0);
-    });
-    card.process()
+    let process = card.process();
+    let (mut has_pools, mut has_graphs) = (false, false);
+    process
         .pools
         .for_each(|_, held| has_pools |= held.card == card.index());
-    has_pools && card.reserve(bytes).is_ok()
+    process
+        .graph_pools
+        .for_each(|_, held| has_graphs |= held.card == card.index());
+    if has_pools {
+        for_each_pool(card, |pool| {
+            trim(pool);
+            settle(card, pool, 0);
+        });
+    }
+    if has_graphs {
+        graph_memory::trim_all(card);
+    }
+    (has_pools || has_graphs) && card.reserve(bytes).is_ok()
 }
 
 /// Allocates with `call` from `pool`, which belongs to a card that is limited. `undo` frees what `call` allocated.

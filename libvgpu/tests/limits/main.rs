@@ -7,6 +7,7 @@
 mod deaths;
 mod doors;
 mod figures;
+mod graphs;
 mod hostile;
 mod interposer;
 mod memory;

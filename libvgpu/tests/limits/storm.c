@@ -144,6 +144,29 @@ static void make_mapped(struct Thing *thing) {
     }
 }
 
+// A graph that takes memory while it runs. The device keeps it for other graphs.
+static void run_a_graph(void) {
+    void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
+    must("cuGraphCreate", CALL(cuGraphCreate, (void **, unsigned), &graph, 0));
+    for (uint64_t i = 0, count = 1 + below(3); i < count; i++) {
+        struct { struct Properties properties; char rest[56]; void *access; size_t count, bytes; Pointer pointer; } allocation;
+        memset(&allocation, 0, sizeof allocation);
+        allocation.properties = (struct Properties){1, 0, 1, 0, NULL, {0}};
+        allocation.bytes = some_bytes();
+        must("cuGraphAddMemAllocNode", CALL(cuGraphAddMemAllocNode, (void **, void *, void **, size_t, void *), &node, graph, before ? &before : NULL, before ? 1 : 0, &allocation));
+        before = node;
+        must("cuGraphAddMemFreeNode", CALL(cuGraphAddMemFreeNode, (void **, void *, void **, size_t, Pointer), &node, graph, &before, 1, allocation.pointer));
+        before = node;
+    }
+    must("cuGraphInstantiate", CALL(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long), &exec, graph, 0));
+    for (uint64_t i = 0, count = 1 + below(2); i < count; i++) {
+        note("cuGraphLaunch", CALL(cuGraphLaunch, (void *, void *), exec, NULL));
+        must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
+    }
+    must("cuGraphExecDestroy", CALL(cuGraphExecDestroy, (void *), exec));
+    must("cuGraphDestroy", CALL(cuGraphDestroy, (void *), graph));
+}
+
 // A context that takes with it what was allocated in it.
 static void live_in_a_context(void) {
     void *context = NULL;
@@ -206,6 +229,7 @@ static void operate(void) {
     case 1: leave_a_child(); break;
     case 2: case 3: must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void))); break;
     case 4: case 5: look(); break;
+    case 56 ... 57: if (has("cuGraphAddMemAllocNode")) run_a_graph(); break;
     case 6 ... 9: if (has("cuMemPoolCreate")) make_pool(thing); break;
     case 10 ... 19: if (has("cuMemCreate")) make_mapped(thing); break;
     case 20 ... 25: make_array(thing); break;
@@ -240,6 +264,7 @@ int main(int count, char **arguments) {
         } else if (!strncmp(line, "drain", 5)) {
             for (struct Thing *thing = things; thing < things + sizeof things / sizeof *things; thing++) unmake(thing);
             if (primary) must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
+            if (primary) must("cuDeviceGraphMemTrim", CALL(cuDeviceGraphMemTrim, (int), 0));
         } else if (!strncmp(line, "free", 4)) {
             size_t available = 0, total = 0;
             if (primary) CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);

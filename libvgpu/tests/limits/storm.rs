@@ -299,7 +299,7 @@ fn is_locked(region: &std::fs::File, offset: usize) -> bool {
 #[test]
 fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back() {
     let seed = setting("DRAVA_STORM_SEED", 0x5eed);
-    let operations = setting("DRAVA_STORM_OPERATIONS", 12_000);
+    let operations = setting("DRAVA_STORM_OPERATIONS", 8_000);
     println!("seed {seed}");
     let started = Instant::now();
     let mut storm = Storm::new(seed);

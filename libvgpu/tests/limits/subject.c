@@ -279,6 +279,29 @@ static void run(char *line) {
         printf("0 %d\n", (int)child);
     } else if (!strcmp(word, "plugin")) {
         printf("%d\n", plugin_allocate(a));
+    } else if (!strcmp(word, "graph")) {
+        // `a` allocation nodes of `b` bytes, each with a node that frees it if `c` is not 0; says the executable graph.
+        void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
+        Result result = CALL(cuGraphCreate, (void **, unsigned), &graph, 0);
+        for (Pointer i = 0; !result && i < a; i++) {
+            struct { struct Properties properties; char rest[56]; void *access; size_t count, bytes; Pointer pointer; } allocation;
+            _Static_assert(sizeof allocation == 120, "as in cuda.h");
+            memset(&allocation, 0, sizeof allocation);
+            allocation.properties = (struct Properties){1, 0, 1, 0, NULL, {0}};
+            allocation.bytes = b;
+            result = CALL(cuGraphAddMemAllocNode, (void **, void *, void **, size_t, void *), &node, graph, before ? &before : NULL, before ? 1 : 0, &allocation);
+            before = node;
+            if (!result && c) {
+                result = CALL(cuGraphAddMemFreeNode, (void **, void *, void **, size_t, Pointer), &node, graph, &before, 1, allocation.pointer);
+                before = node;
+            }
+        }
+        if (!result) result = CALL(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long), &exec, graph, 0);
+        answer_slot(result, (Pointer)(uintptr_t)exec);
+    } else if (!strcmp(word, "launch")) {
+        printf("%d\n", CALL(cuGraphLaunch, (void *, void *), (void *)(uintptr_t)slots[a], NULL));
+    } else if (!strcmp(word, "destroyexec")) {
+        printf("%d\n", CALL(cuGraphExecDestroy, (void *), (void *)(uintptr_t)slots[a]));
     } else if (!strcmp(word, "vfork")) {
         pid_t child = vfork();
         if (child == 0) {

@@ -1,0 +1,258 @@
+//! Memory that graphs take: allocation nodes get memory when their graph is launched, from a pool that the driver
+//! keeps per device for all graphs of the process.
+//!
+//! A launch cannot be undone, so what a graph may need is known from its nodes when it is instantiated, reserved
+//! before each launch, and corrected afterwards to what the driver's pool says. The most that a graph may need is
+//! the sum of its allocation nodes; the driver may do with less where one node's memory serves another.
+//!
+//! Invariant: a device's charge for graphs is what its pool said last. Between launches it can only have shrunk.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::mem::{MaybeUninit, size_of};
+use core::ptr::{self, NonNull};
+use core::slice;
+
+use crate::blocks::BLOCK;
+use crate::card::{Card, Target, target_of_device};
+use crate::cuda::{
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
+};
+use crate::driver::{Library, Original};
+use crate::held::Held;
+use crate::hooks::memory::take;
+use crate::process::Process;
+use crate::sys;
+use crate::table::cuGraphUpload;
+
+/// How deep child graphs are looked into; the driver allows no more than a few.
+const DEPTH: u32 = 16;
+
+static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
+static GET_TYPE: Original = Original::new(Library::Cuda, c"cuGraphNodeGetType");
+static GET_CHILD: Original = Original::new(Library::Cuda, c"cuGraphChildGraphNodeGetGraph");
+static GET_ALLOCATION: Original = Original::new(Library::Cuda, c"cuGraphMemAllocNodeGetParams");
+static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
+static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
+
+type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
+type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
+type GetChild = unsafe extern "C" fn(CUgraphNode, *mut CUgraph) -> CUresult;
+type GetAllocation = unsafe extern "C" fn(CUgraphNode, *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> CUresult;
+type GetAttribute = unsafe extern "C" fn(CUdevice, c_uint, *mut c_void) -> CUresult;
+type Trim = unsafe extern "C" fn(CUdevice) -> CUresult;
+
+/// What a graph may need at most, on the device of its first allocation node.
+#[derive(Clone, Copy)]
+struct Need {
+    device: CUdevice,
+    bytes: u64,
+}
+
+/// Calls `each` with every node of the graph. Nodes that cannot be asked for are left out.
+fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
+    let Some(get) = GET_NODES.address() else {
+        return;
+    };
+    // SAFETY: the signature of `cuGraphGetNodes`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetNodes>(get) };
+    let mut count = 0;
+    // SAFETY: without a place for nodes it writes their number.
+    let result = unsafe { get(graph, ptr::null_mut(), &raw mut count) };
+    if result != CUDA_SUCCESS || count == 0 {
+        return;
+    }
+    let size = count.saturating_mul(size_of::<CUgraphNode>());
+    let Some(place) = sys::map_zeroes(size) else {
+        return;
+    };
+    let nodes = place.cast::<CUgraphNode>();
+    // SAFETY: there is a place for `count` nodes.
+    let result = unsafe { get(graph, nodes.as_ptr(), &raw mut count) };
+    if result == CUDA_SUCCESS {
+        let fitting = count.min(size.checked_div(size_of::<CUgraphNode>()).unwrap_or(0));
+        // SAFETY: so many were mapped as zeroes, which are nodes too.
+        let nodes = unsafe { slice::from_raw_parts(nodes.as_ptr(), fitting) };
+        nodes.iter().for_each(|node| each(*node));
+    }
+    sys::unmap(place, size);
+}
+
+fn type_of(node: CUgraphNode) -> Option<c_int> {
+    let get = GET_TYPE.address()?;
+    // SAFETY: the signature of `cuGraphNodeGetType`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetType>(get) };
+    let mut kind = 0;
+    // SAFETY: writes one type.
+    let result = unsafe { get(node, &raw mut kind) };
+    (result == CUDA_SUCCESS).then_some(kind)
+}
+
+fn child_of(node: CUgraphNode) -> Option<CUgraph> {
+    let get = GET_CHILD.address()?;
+    // SAFETY: the signature of `cuGraphChildGraphNodeGetGraph`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetChild>(get) };
+    let mut child = ptr::null_mut();
+    // SAFETY: writes one graph.
+    let result = unsafe { get(node, &raw mut child) };
+    (result == CUDA_SUCCESS).then_some(child)
+}
+
+fn allocation_of(node: CUgraphNode) -> Option<CUDA_MEM_ALLOC_NODE_PARAMS> {
+    let get = GET_ALLOCATION.address()?;
+    // SAFETY: the signature of `cuGraphMemAllocNodeGetParams`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAllocation>(get) };
+    let mut params = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
+    // SAFETY: writes one set of parameters.
+    let result = unsafe { get(node, params.as_mut_ptr()) };
+    // SAFETY: all zeroes is a set of parameters.
+    (result == CUDA_SUCCESS).then_some(unsafe { params.assume_init() })
+}
+
+fn add_needs(graph: CUgraph, depth: u32, need: &mut Option<Need>) {
+    for_each_node(graph, |node| match type_of(node) {
+        Some(CU_GRAPH_NODE_TYPE_MEM_ALLOC) => {
+            let Some(params) = allocation_of(node) else {
+                return;
+            };
+            if params.poolLocation.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
+                return;
+            }
+            let bytes = (params.bytesize as u64)
+                .checked_next_multiple_of(BLOCK)
+                .unwrap_or(u64::MAX);
+            let before = need.map_or(0, |need| need.bytes);
+            *need = Some(Need {
+                device: need.map_or(params.poolLocation.id, |need| need.device),
+                bytes: before.saturating_add(bytes),
+            });
+        }
+        Some(CU_GRAPH_NODE_TYPE_GRAPH) => {
+            if let Some(depth) = depth.checked_sub(1)
+                && let Some(child) = child_of(node)
+            {
+                add_needs(child, depth, need);
+            }
+        }
+        _ => {}
+    });
+}
+
+fn key_of(exec: CUgraphExec) -> u64 {
+    exec.expose_provenance() as u64
+}
+
+/// Remembers what `exec`, which the driver has just made of `graph`, may need.
+pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
+    forget(exec);
+    let mut need = None;
+    add_needs(graph, DEPTH, &mut need);
+    let Some(need) = need else { return };
+    if let Target::Limited(card) = target_of_device(need.device) {
+        let held = Held {
+            bytes: need.bytes,
+            card: card.index(),
+            context: u64::from(need.device.cast_unsigned()),
+        };
+        card.process().graphs.insert(key_of(exec), held);
+    }
+}
+
+/// What the driver's pool for graphs has reserved on a device.
+fn reserved(device: CUdevice) -> Option<u64> {
+    let get = GET_ATTRIBUTE.address()?;
+    // SAFETY: the signature of `cuDeviceGetGraphMemAttribute`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let mut bytes = 0u64;
+    // SAFETY: the attribute is 64 bits wide.
+    let result = unsafe {
+        get(
+            device,
+            CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+            (&raw mut bytes).cast(),
+        )
+    };
+    (result == CUDA_SUCCESS).then_some(bytes)
+}
+
+fn trim(device: CUdevice) {
+    if let Some(trim) = TRIM.address() {
+        // SAFETY: the signature of `cuDeviceGraphMemTrim`.
+        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
+        // SAFETY: gives back what no graph uses.
+        unsafe { trim(device) };
+    }
+}
+
+/// Makes the device's charge for graphs what the pool says, `ahead` bytes of which were reserved for its growth.
+fn settle(card: Card, device: CUdevice, ahead: u64) {
+    let process = card.process();
+    let _guard = process.pool_guard();
+    let key = u64::from(device.cast_unsigned());
+    let charged = process.graph_pools.remove(key).map_or(0, |held| held.bytes);
+    let bytes = reserved(device).unwrap_or(charged.saturating_add(ahead));
+    card.correct(charged.saturating_add(ahead), bytes);
+    let held = Held {
+        bytes,
+        card: card.index(),
+        context: 0,
+    };
+    process.graph_pools.insert(key, held);
+}
+
+fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
+    card.process().graph_pools.for_each(|key, held| {
+        if held.card == card.index() && held.bytes != 0 {
+            each(CUdevice::try_from(key).unwrap_or(0));
+        }
+    });
+}
+
+/// Notes what the driver's pools for graphs have given back meanwhile.
+pub(crate) fn refresh(card: Card) {
+    for_each_pool(card, |device| settle(card, device, 0));
+}
+
+/// Makes the driver's pools for graphs give back what they do not use.
+pub(crate) fn trim_all(card: Card) {
+    for_each_pool(card, |device| {
+        trim(device);
+        settle(card, device, 0);
+    });
+}
+
+/// Launches or uploads an executable graph with `call`, if there is memory for what it may need.
+pub(crate) fn charged(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+    let known = Process::get().and_then(|process| {
+        let held = process.graphs.get(key_of(exec))?;
+        Some((Card::at(process, held.card)?, held))
+    });
+    let Some((card, held)) = known else {
+        return call();
+    };
+    let device = CUdevice::try_from(held.context).unwrap_or(0);
+    if !take(card, held.bytes) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let result = call();
+    settle(card, device, held.bytes);
+    result
+}
+
+/// Uploading puts memory behind the nodes ahead of the launch.
+pub(crate) unsafe fn upload(
+    original: cuGraphUpload::Function,
+    exec: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    charged(exec, || unsafe { original(exec, stream) })
+}
+
+/// The executable graph is gone.
+pub(crate) fn forget(exec: CUgraphExec) {
+    if let Some(process) = Process::get() {
+        process.graphs.remove(key_of(exec));
+    }
+}
