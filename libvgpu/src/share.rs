@@ -437,7 +437,6 @@ impl Share {
         self.compute.store(pack(limits), Ordering::Relaxed);
         let open = limits.broken_region == BrokenRegion::Open;
         self.fails_open.store(u32::from(open), Ordering::Relaxed);
-        self.seen_usage.set_limits(limits);
     }
 
     /// Takes the limits from the page at `path`, which is open as `fd`. The share is not published yet.

@@ -4,21 +4,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::region::SlotIndex;
-use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use super::Share;
+use super::{Share, unpack};
 use crate::sys;
 
 /// For how long a figure from two readings holds, and so the shortest time between them.
 const READING_US: u64 = 100_000;
 
-/// Set in [`Seen::cores`] if launches are metered.
-const METERED: u32 = 1 << 8;
-
 /// All zeroes is nothing read yet.
 pub(super) struct Seen {
-    /// Percent of the card's GPU time that the share has, and [`METERED`].
-    cores: AtomicU32,
     /// The last reading of the share's GPU time, when, and what it gave.
     gpu_time_us: AtomicU64,
     at_us: AtomicU64,
@@ -34,28 +28,11 @@ pub(crate) struct Living {
     pub(crate) used_bytes: u64,
 }
 
-impl Seen {
-    pub(super) fn set_limits(&self, limits: &Limits) {
-        let metered = match limits.compute_policy {
-            ComputePolicy::None => 0,
-            ComputePolicy::Balance | ComputePolicy::Fixed | ComputePolicy::Token => METERED,
-        };
-        let cores = limits.cores.percent();
-        self.cores.store(cores | metered, Ordering::Relaxed);
-    }
-}
-
 impl Share {
     /// Percent of the card's GPU time that the share has; 0 if it has no guarantee.
     pub(crate) fn cores_percent(&self) -> u32 {
         self.refresh();
-        self.seen_usage.cores.load(Ordering::Relaxed) & !METERED
-    }
-
-    /// Whether its launches are metered.
-    pub(crate) fn has_meter(&self) -> bool {
-        self.refresh();
-        self.seen_usage.cores.load(Ordering::Relaxed) & METERED != 0
+        unpack(self.compute.load(Ordering::Relaxed)).cores.percent()
     }
 
     /// Whether its processes can be counted at all.
@@ -95,7 +72,7 @@ impl Share {
     /// That takes two readings. The first call of a process waits for the second one; every further call covers
     /// the time since the last, or repeats it if that was just now or another thread is at it.
     pub(crate) fn metered_percent(&self) -> Option<u32> {
-        if !self.has_meter() {
+        if !self.is_metered() {
             return None;
         }
         let seen = &self.seen_usage;

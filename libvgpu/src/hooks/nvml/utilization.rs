@@ -140,9 +140,7 @@ fn sampled(
 /// launches has nothing to say.
 fn target(device: nvmlDevice_t) -> Target {
     match nvml::target(device) {
-        Target::Limited(card)
-            if !card.is_memory_limited() && !card.shares().all(|share| share.has_meter()) =>
-        {
+        Target::Limited(card) if !card.is_memory_limited() && !card.is_metered() => {
             Target::Unlimited
         }
         target => target,
