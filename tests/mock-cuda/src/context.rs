@@ -115,6 +115,7 @@ impl State {
         self.events.forget_context(handle);
         self.modules.forget_context(handle);
         self.libraries.forget_context(handle);
+        self.arrays.forget_context(handle);
         driver
             .request(&Request::DestroyContext {
                 context: context.id,

@@ -20,6 +20,10 @@ use crate::types::{
     CUarray, CUcontext, CUdeviceptr, CUmemcpy3D, CUmemcpy3DSide, CUstream, MemoryType,
 };
 
+mod shaped;
+
+pub(crate) use shaped::ENTRY_POINTS as SHAPED_ENTRY_POINTS;
+
 /// Most bytes that one operation really moves.
 pub(crate) const KEPT_BYTES: u64 = 64 << 20;
 /// Operations on an idle stream that are shorter than this are done when the call returns.
@@ -87,7 +91,6 @@ impl CUmemcpy3DSide {
         match self.memory_type {
             MemoryType::HOST => Ok(self.host as u64),
             MemoryType::DEVICE | MemoryType::UNIFIED => Ok(self.device),
-            MemoryType::ARRAY => Err(CudaError::NotSupported),
             _ => Err(CudaError::InvalidValue),
         }
     }
@@ -182,6 +185,9 @@ impl State {
 
     /// Finds a side of a copy, which lies within one allocation unless it is the host's.
     fn locate(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> Answer<Rows> {
+        if side.memory_type == MemoryType::ARRAY {
+            return self.locate_in_array(copy, side);
+        }
         let mut rows = copy.rows_of_memory(side)?;
         rows.on_card |= side.memory_type == MemoryType::UNIFIED && self.on_card(rows.base);
         if rows.on_card {
@@ -189,6 +195,28 @@ impl State {
             self.require_range(rows.base, span)?;
         }
         Ok(rows)
+    }
+
+    fn locate_in_array(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> Answer<Rows> {
+        let array = self.arrays.get(side.array)?;
+        let [row, rows, layers] = array.sides();
+        for (start, length, most) in [
+            (side.x, copy.width, row),
+            (side.y, copy.height, rows),
+            (side.z, copy.depth, layers),
+        ] {
+            if start.checked_add(length).is_none_or(|end| end > most) {
+                return Err(CudaError::InvalidValue);
+            }
+        }
+        let (pitch, slice) = (row as u64, row as u64 * rows as u64);
+        let start = side.z as u64 * slice + side.y as u64 * pitch + side.x as u64;
+        Ok(Rows {
+            base: array.address + start,
+            pitch,
+            slice,
+            on_card: true,
+        })
     }
 
     /// Copies and spends the time for it in a stream.

@@ -22,6 +22,7 @@ use drava_mock_machine::root::DriverRoot;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::abi::Answer;
+use crate::array::Arrays;
 use crate::capture::Captures;
 use crate::context::{Context, Primary};
 use crate::error::CudaError;
@@ -73,6 +74,7 @@ pub(crate) struct State {
     pub(crate) events: Events,
     pub(crate) modules: Modules,
     pub(crate) libraries: Libraries,
+    pub(crate) arrays: Arrays,
     pub(crate) pools: Pools,
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) opened: Opened,
@@ -165,6 +167,7 @@ impl Driver {
             events: Events::default(),
             modules: Modules::default(),
             libraries: Libraries::default(),
+            arrays: Arrays::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),
             opened: Opened::default(),

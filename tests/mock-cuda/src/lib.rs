@@ -18,6 +18,7 @@
 #![allow(non_snake_case, reason = "the names are the C library's")]
 
 mod abi;
+mod array;
 mod attributes;
 mod capture;
 mod context;
@@ -34,6 +35,7 @@ mod ipc;
 mod launch;
 mod library;
 mod lookup;
+mod managed;
 mod memory;
 mod module;
 mod operation;

@@ -7,15 +7,17 @@ use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
-    capture, context, copy, device, error, event, fill, graph, host, ipc, launch, library, memory,
-    module, pool, stream, unlisted, virtual_memory,
+    array, capture, context, copy, device, error, event, fill, graph, host, ipc, launch, library,
+    managed, memory, module, pool, stream, unlisted, virtual_memory,
 };
 
 /// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
+    array::ENTRY_POINTS,
     capture::ENTRY_POINTS,
     context::ENTRY_POINTS,
     copy::ENTRY_POINTS,
+    copy::SHAPED_ENTRY_POINTS,
     device::ENTRY_POINTS,
     error::ENTRY_POINTS,
     event::ENTRY_POINTS,
@@ -30,6 +32,7 @@ const TABLES: &[&[EntryPoint]] = &[
     launch::legacy::ENTRY_POINTS,
     library::ENTRY_POINTS,
     ENTRY_POINTS,
+    managed::ENTRY_POINTS,
     memory::ENTRY_POINTS,
     module::ENTRY_POINTS,
     pool::ENTRY_POINTS,
@@ -114,4 +117,39 @@ fn find(name: &str, version: c_int, flags: u64) -> Answer<Result<*const c_void, 
         None if forms().next().is_some() => Err(VERSION_NOT_SUFFICIENT),
         None => Err(NAME_NOT_FOUND),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_name_and_a_version_mean_one_form() {
+        let mut forms = BTreeSet::new();
+        for entry in TABLES.iter().copied().flatten() {
+            assert!(
+                forms.insert((entry.name, entry.since)),
+                "{} {} twice",
+                entry.name,
+                entry.since
+            );
+        }
+        assert!(forms.len() > 300, "{} functions", forms.len());
+    }
+
+    #[test]
+    fn every_form_is_found_under_its_version_and_flavour() {
+        for entry in TABLES.iter().copied().flatten() {
+            let of_version = |flags| find(entry.name, entry.since, flags).unwrap().unwrap();
+            let renamed = RENAMED
+                .iter()
+                .any(|(name, since, _)| entry.name == *name && entry.since >= *since);
+            assert!(!renamed, "{} hides its new name", entry.name);
+            assert_eq!(of_version(LEGACY_STREAM), entry.address, "{}", entry.name);
+            let other = of_version(PER_THREAD_DEFAULT_STREAM);
+            assert_eq!(other, entry.per_thread.unwrap_or(entry.address));
+        }
+    }
 }

@@ -8,7 +8,10 @@ use std::ffi::{c_int, c_uint, c_void};
 mod copy;
 mod graph;
 
-pub(crate) use copy::{CUmemcpy3D, CUmemcpy3DSide, CUmemsetNodeParams, MemoryType};
+pub(crate) use copy::{
+    CUarray3DDescriptor, CUarrayDescriptor, CUarrayMemoryRequirements, CUmemcpy2D, CUmemcpy2DSide,
+    CUmemcpy3D, CUmemcpy3DSide, CUmemsetNodeParams, MemoryType,
+};
 pub(crate) use graph::{
     CUchildGraphNodeParams, CUeventNodeParams, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
     CUgraphInstantiateParams, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
@@ -50,6 +53,8 @@ handles! {
     CUgraphExec;
     /// An array.
     CUarray;
+    /// A mipmapped array.
+    CUmipmappedArray;
     /// A library.
     CUlibrary;
     /// A kernel of a library.

@@ -48,6 +48,61 @@ pub(crate) struct CUmemcpy3D {
     pub(crate) depth: usize,
 }
 
+/// One half of `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemcpy2DSide {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    /// One of [`MemoryType`].
+    pub(crate) memory_type: c_uint,
+    pub(crate) host: usize,
+    pub(crate) device: CUdeviceptr,
+    pub(crate) array: CUarray,
+    pub(crate) pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemcpy2D {
+    pub(crate) from: CUmemcpy2DSide,
+    pub(crate) to: CUmemcpy2DSide,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarrayDescriptor {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) format: c_uint,
+    pub(crate) channels: c_uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarray3DDescriptor {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+    pub(crate) format: c_uint,
+    pub(crate) channels: c_uint,
+    pub(crate) flags: c_uint,
+}
+
+/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarrayMemoryRequirements {
+    pub(crate) bytes: usize,
+    pub(crate) alignment: usize,
+    pub(crate) reserved: [c_uint; 4],
+}
+
 /// `CUDA_MEMSET_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -133,6 +133,51 @@ fn copies_have_the_layout_of_the_header() {
         width = width,
         height = height
     );
+    same_layout!(
+        CUmemcpy2D,
+        sys::CUDA_MEMCPY2D,
+        from.x = srcXInBytes,
+        from.y = srcY,
+        from.memory_type = srcMemoryType,
+        from.host = srcHost,
+        from.device = srcDevice,
+        from.array = srcArray,
+        from.pitch = srcPitch,
+        to.x = dstXInBytes,
+        to.y = dstY,
+        to.memory_type = dstMemoryType,
+        to.host = dstHost,
+        to.device = dstDevice,
+        to.array = dstArray,
+        to.pitch = dstPitch,
+        width = WidthInBytes,
+        height = Height
+    );
+    same_layout!(
+        CUarrayDescriptor,
+        sys::CUDA_ARRAY_DESCRIPTOR,
+        width = Width,
+        height = Height,
+        format = Format,
+        channels = NumChannels
+    );
+    same_layout!(
+        CUarray3DDescriptor,
+        sys::CUDA_ARRAY3D_DESCRIPTOR,
+        width = Width,
+        height = Height,
+        depth = Depth,
+        format = Format,
+        channels = NumChannels,
+        flags = Flags
+    );
+    same_layout!(
+        CUarrayMemoryRequirements,
+        sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
+        bytes = size,
+        alignment = alignment,
+        reserved = reserved
+    );
 }
 
 #[test]

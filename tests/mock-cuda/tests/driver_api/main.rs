@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod api;
+mod arrays;
 mod captures;
 mod context;
 mod graphs;

@@ -1,0 +1,293 @@
+//! Arrays and mipmapped arrays: device memory that only copies and textures reach.
+//!
+//! The layout is plain rows, which no program can tell: it has no address of an array.
+
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::types::{
+    CUarray, CUarray3DDescriptor, CUarrayDescriptor, CUarrayMemoryRequirements, CUcontext,
+    CUdevice, CUdeviceptr, CUmipmappedArray,
+};
+
+/// `CUDA_ARRAY3D_LAYERED`, `_SURFACE_LDST`, `_CUBEMAP`, `_TEXTURE_GATHER`, `_COLOR_ATTACHMENT`
+const FLAGS: c_uint = 0x01 | 0x02 | 0x04 | 0x08 | 0x20;
+
+/// All arrays of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Arrays {
+    arrays: BTreeMap<CUarray, Array>,
+    mipmaps: BTreeMap<CUmipmappedArray, Mipmap>,
+}
+
+/// One array, or one level of a mipmapped one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Array {
+    /// Where its memory is.
+    pub(crate) address: CUdeviceptr,
+    context: CUcontext,
+    descriptor: CUarray3DDescriptor,
+    /// A level, which goes with the mipmapped array.
+    is_level: bool,
+}
+
+#[derive(Debug)]
+struct Mipmap {
+    context: CUcontext,
+    address: CUdeviceptr,
+    bytes: u64,
+    levels: Vec<CUarray>,
+}
+
+impl CUarray3DDescriptor {
+    fn check(&self) -> Answer {
+        if self.width == 0 || self.element_bytes().is_none() {
+            return Err(CudaError::InvalidValue);
+        }
+        match self.flags & !FLAGS {
+            0 => Ok(()),
+            // Sparse ones and ones without memory.
+            _ => Err(CudaError::NotSupported),
+        }
+    }
+
+    /// Bytes of one element, by `CUarray_format`.
+    fn element_bytes(&self) -> Option<usize> {
+        let channel: usize = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            _ => return None,
+        };
+        matches!(self.channels, 1 | 2 | 4).then_some(channel * self.channels as usize)
+    }
+
+    /// Bytes of one row, rows of one layer, layers.
+    fn sides(&self) -> [usize; 3] {
+        let row = self.width.saturating_mul(self.element_bytes().unwrap_or(0));
+        [row, self.height.max(1), self.depth.max(1)]
+    }
+
+    fn bytes(&self) -> Answer<u64> {
+        let product = self
+            .sides()
+            .iter()
+            .try_fold(1, |product: u64, side| product.checked_mul(*side as u64));
+        product.ok_or(CudaError::InvalidValue)
+    }
+
+    /// A level of a mipmapped array; layers do not shrink.
+    fn level(&self, level: u32) -> Self {
+        const LAYERED: c_uint = 1;
+        let halved = |side: usize| match side {
+            0 => 0,
+            side => (side >> level.min(63)).max(1),
+        };
+        Self {
+            width: halved(self.width),
+            height: halved(self.height),
+            depth: match self.flags & LAYERED {
+                0 => halved(self.depth),
+                _ => self.depth,
+            },
+            ..*self
+        }
+    }
+}
+
+impl From<CUarrayDescriptor> for CUarray3DDescriptor {
+    fn from(flat: CUarrayDescriptor) -> Self {
+        Self {
+            width: flat.width,
+            height: flat.height,
+            depth: 0,
+            format: flat.format,
+            channels: flat.channels,
+            flags: 0,
+        }
+    }
+}
+
+impl Array {
+    /// Bytes of one row, rows of one layer, layers.
+    pub(crate) fn sides(&self) -> [usize; 3] {
+        self.descriptor.sides()
+    }
+}
+
+impl Arrays {
+    pub(crate) fn get(&self, handle: CUarray) -> Answer<&Array> {
+        self.arrays.get(&handle).ok_or(CudaError::InvalidHandle)
+    }
+
+    fn mipmap(&self, handle: CUmipmappedArray) -> Answer<&Mipmap> {
+        self.mipmaps.get(&handle).ok_or(CudaError::InvalidHandle)
+    }
+
+    /// Forgets the arrays of a context that is destroyed.
+    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+        self.arrays.retain(|_, array| array.context != context);
+        self.mipmaps.retain(|_, mipmap| mipmap.context != context);
+    }
+}
+
+impl State {
+    fn create_array(
+        &mut self,
+        driver: &Driver,
+        descriptor: CUarray3DDescriptor,
+    ) -> Answer<CUarray> {
+        descriptor.check()?;
+        self.potentially_unsafe()?;
+        let context = crate::context::current_handle()?;
+        let address = self.allocate(driver, descriptor.bytes()?)?;
+        let handle = CUarray(self.handle());
+        let array = Array {
+            address,
+            context,
+            descriptor,
+            is_level: false,
+        };
+        self.arrays.arrays.insert(handle, array);
+        Ok(handle)
+    }
+
+    fn destroy_array(&mut self, driver: &Driver, handle: CUarray) -> Answer {
+        self.potentially_unsafe()?;
+        let array = self.arrays.get(handle)?;
+        if array.is_level {
+            return Err(CudaError::InvalidHandle);
+        }
+        let address = array.address;
+        self.arrays.arrays.remove(&handle);
+        self.free(driver, address)
+    }
+
+    fn create_mipmap(
+        &mut self,
+        driver: &Driver,
+        descriptor: CUarray3DDescriptor,
+        levels: u32,
+    ) -> Answer<CUmipmappedArray> {
+        descriptor.check()?;
+        self.potentially_unsafe()?;
+        let longest = descriptor
+            .width
+            .max(descriptor.height)
+            .max(descriptor.depth);
+        let most = longest.max(1).ilog2() + 1;
+        let context = crate::context::current_handle()?;
+        let shapes: Vec<CUarray3DDescriptor> = (0..levels.clamp(1, most))
+            .map(|level| descriptor.level(level))
+            .collect();
+        let mut bytes = 0;
+        let mut offsets = Vec::new();
+        for shape in &shapes {
+            offsets.push(bytes);
+            let more = shape.bytes()?;
+            bytes = u64::checked_add(bytes, more).ok_or(CudaError::InvalidValue)?;
+        }
+        let address = self.allocate(driver, bytes)?;
+        let mut handles = Vec::new();
+        for (descriptor, offset) in shapes.into_iter().zip(offsets) {
+            let handle = CUarray(self.handle());
+            let array = Array {
+                address: address + offset,
+                context,
+                descriptor,
+                is_level: true,
+            };
+            self.arrays.arrays.insert(handle, array);
+            handles.push(handle);
+        }
+        let handle = CUmipmappedArray(self.handle());
+        let mipmap = Mipmap {
+            context,
+            address,
+            bytes,
+            levels: handles,
+        };
+        self.arrays.mipmaps.insert(handle, mipmap);
+        Ok(handle)
+    }
+
+    fn destroy_mipmap(&mut self, driver: &Driver, handle: CUmipmappedArray) -> Answer {
+        self.potentially_unsafe()?;
+        let mipmap = self.arrays.mipmaps.remove(&handle);
+        let mipmap = mipmap.ok_or(CudaError::InvalidHandle)?;
+        for level in mipmap.levels {
+            self.arrays.arrays.remove(&level);
+        }
+        self.free(driver, mipmap.address)
+    }
+}
+
+fn requirements(result: Out<CUarrayMemoryRequirements>, bytes: u64, device: CUdevice) -> Answer {
+    driver()?.device(device)?;
+    result.set(CUarrayMemoryRequirements {
+        bytes: usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?,
+        alignment: 512,
+        reserved: [0; 4],
+    })
+}
+
+entry_points! {
+    "cuArrayCreate" 3020 fn cuArrayCreate_v2(array: Out<CUarray>, descriptor: In<CUarrayDescriptor>) {
+        let driver = driver()?;
+        array.set(driver.state().create_array(driver, descriptor.get()?.into())?)
+    }
+
+    "cuArray3DCreate" 3020 fn cuArray3DCreate_v2(array: Out<CUarray>, descriptor: In<CUarray3DDescriptor>) {
+        let driver = driver()?;
+        array.set(driver.state().create_array(driver, descriptor.get()?)?)
+    }
+
+    "cuArrayGetDescriptor" 3020 fn cuArrayGetDescriptor_v2(descriptor: Out<CUarrayDescriptor>, array: CUarray) {
+        let CUarray3DDescriptor { width, height, format, channels, .. } = driver()?.state().arrays.get(array)?.descriptor;
+        descriptor.set(CUarrayDescriptor { width, height, format, channels })
+    }
+
+    "cuArray3DGetDescriptor" 3020 fn cuArray3DGetDescriptor_v2(descriptor: Out<CUarray3DDescriptor>, array: CUarray) {
+        descriptor.set(driver()?.state().arrays.get(array)?.descriptor)
+    }
+
+    "cuArrayGetMemoryRequirements" 11060 fn cuArrayGetMemoryRequirements(result: Out<CUarrayMemoryRequirements>, array: CUarray, device: CUdevice) {
+        let bytes = driver()?.state().arrays.get(array)?.descriptor.bytes()?;
+        requirements(result, bytes, device)
+    }
+
+    "cuArrayGetPlane" 11020 fn cuArrayGetPlane(_plane: Out<CUarray>, array: CUarray, _index: c_uint) {
+        // Only formats that are not simulated have planes.
+        driver()?.state().arrays.get(array)?;
+        Err(CudaError::InvalidValue)
+    }
+
+    "cuArrayDestroy" 2000 fn cuArrayDestroy(array: CUarray) {
+        let driver = driver()?;
+        driver.state().destroy_array(driver, array)
+    }
+
+    "cuMipmappedArrayCreate" 5000 fn cuMipmappedArrayCreate(mipmap: Out<CUmipmappedArray>, descriptor: In<CUarray3DDescriptor>, levels: c_uint) {
+        let driver = driver()?;
+        mipmap.set(driver.state().create_mipmap(driver, descriptor.get()?, levels)?)
+    }
+
+    "cuMipmappedArrayGetLevel" 5000 fn cuMipmappedArrayGetLevel(array: Out<CUarray>, mipmap: CUmipmappedArray, level: c_uint) {
+        let state = driver()?.state();
+        let found = state.arrays.mipmap(mipmap)?.levels.get(level as usize).copied();
+        array.set(found.ok_or(CudaError::InvalidValue)?)
+    }
+
+    "cuMipmappedArrayGetMemoryRequirements" 11060 fn cuMipmappedArrayGetMemoryRequirements(result: Out<CUarrayMemoryRequirements>, mipmap: CUmipmappedArray, device: CUdevice) {
+        let bytes = driver()?.state().arrays.mipmap(mipmap)?.bytes;
+        requirements(result, bytes, device)
+    }
+
+    "cuMipmappedArrayDestroy" 5000 fn cuMipmappedArrayDestroy(mipmap: CUmipmappedArray) {
+        let driver = driver()?;
+        driver.state().destroy_mipmap(driver, mipmap)
+    }
+}

@@ -1,0 +1,83 @@
+//! Hints about managed memory. It lives on the host here and stays there: what a hint asks for is
+//! checked, and nothing follows from it.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Answer, Untyped, entry_points};
+use crate::driver::driver;
+use crate::error::CudaError;
+use crate::memory::RangeKind;
+use crate::operation::{Operation, enqueue};
+use crate::types::{CUdeviceptr, CUmemLocation, CUstream};
+
+/// `CU_DEVICE_CPU`
+const HOST: c_int = -1;
+
+/// Refuses what is not managed memory, or no place for it.
+fn check(address: CUdeviceptr, bytes: usize, location: CUmemLocation) -> Answer {
+    let driver = driver()?;
+    if location.kind == CUmemLocation::DEVICE && location.id != HOST {
+        driver.device(location.id)?;
+    }
+    let state = driver.state();
+    let (start, size, kind) = state
+        .allocation_at(address)
+        .ok_or(CudaError::InvalidValue)?;
+    let end = (address - start).checked_add(bytes as u64);
+    match kind {
+        RangeKind::Managed { .. } if bytes > 0 && end.is_some_and(|end| end <= size) => Ok(()),
+        _ => Err(CudaError::InvalidValue),
+    }
+}
+
+fn device(id: c_int) -> CUmemLocation {
+    CUmemLocation {
+        kind: CUmemLocation::DEVICE,
+        id,
+    }
+}
+
+fn prefetch(address: CUdeviceptr, bytes: usize, to: CUmemLocation, stream: CUstream) -> Answer {
+    check(address, bytes, to)?;
+    enqueue(stream, |_, _, _| Ok(Operation::Empty)).map(drop)
+}
+
+/// `CU_MEM_ADVISE_SET_READ_MOSTLY` to `_UNSET_ACCESSED_BY`
+const ADVICE: std::ops::RangeInclusive<c_uint> = 1..=6;
+
+fn advise(address: CUdeviceptr, bytes: usize, advice: c_uint, of: CUmemLocation) -> Answer {
+    if !ADVICE.contains(&advice) {
+        return Err(CudaError::InvalidValue);
+    }
+    check(address, bytes, of)
+}
+
+entry_points! {
+    "cuMemPrefetchAsync" 8000 fn cuMemPrefetchAsync(address: CUdeviceptr, bytes: usize, to: c_int, stream: CUstream) ptsz(stream) cuMemPrefetchAsync_ptsz { prefetch(address, bytes, device(to), stream) }
+    "cuMemPrefetchAsync" 12020 fn cuMemPrefetchAsync_v2(address: CUdeviceptr, bytes: usize, to: CUmemLocation, flags: c_uint, stream: CUstream) ptsz(stream) cuMemPrefetchAsync_v2_ptsz {
+        if flags != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        prefetch(address, bytes, to, stream)
+    }
+
+    "cuMemAdvise" 8000 fn cuMemAdvise(address: CUdeviceptr, bytes: usize, advice: c_uint, of: c_int) { advise(address, bytes, advice, device(of)) }
+    "cuMemAdvise" 12020 fn cuMemAdvise_v2(address: CUdeviceptr, bytes: usize, advice: c_uint, of: CUmemLocation) { advise(address, bytes, advice, of) }
+
+    // No hint is kept: read-mostly is 0, a preferred or last location the invalid device.
+    "cuMemRangeGetAttribute" 8000 fn cuMemRangeGetAttribute(data: Untyped, bytes: usize, attribute: c_uint, address: CUdeviceptr, count: usize) {
+        const READ_MOSTLY: c_uint = 1;
+        const INVALID_DEVICE: c_int = -2;
+        check(address, count, device(HOST))?;
+        let value = if attribute == READ_MOSTLY { 0 } else { INVALID_DEVICE };
+        data.out::<c_int>().set_all(std::iter::repeat_n(value, bytes / 4))
+    }
+
+    "cuStreamAttachMemAsync" 6000 fn cuStreamAttachMemAsync(stream: CUstream, address: CUdeviceptr, _bytes: usize, flags: c_uint) ptsz(stream) cuStreamAttachMemAsync_ptsz {
+        if !matches!(flags, 1 | 2 | 4) {
+            return Err(CudaError::InvalidValue);
+        }
+        check(address, 1, device(HOST))?;
+        enqueue(stream, |_, _, _| Ok(Operation::Empty)).map(drop)
+    }
+}
