@@ -7,6 +7,7 @@ use drava_vgpu_abi::ledger::Full;
 
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
 use crate::driver::{Library, Original};
+use crate::imports::Imports;
 use crate::process::{MAX_SHARES, Process};
 use crate::share::Share;
 use crate::sys;
@@ -98,8 +99,8 @@ impl Card {
             limit_bytes: 0,
             used_bytes: 0,
         };
+        self.reclaim();
         for share in self.shares() {
-            share.reclaim();
             amount.limit_bytes = amount.limit_bytes.saturating_add(share.limit_bytes());
             amount.used_bytes = amount.used_bytes.saturating_add(share.used_bytes());
         }
@@ -147,10 +148,76 @@ impl Card {
     #[cold]
     fn reserve_after_reclaim(self, bytes: u64) -> bool {
         let _guard = self.process.guard();
+        self.reclaim();
+        self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes)
+    }
+
+    /// Takes back what dead processes held, and charges this one for what it has opened of theirs. The caller holds
+    /// the process's guard.
+    fn reclaim(self) {
         for share in self.shares() {
             share.reclaim();
         }
-        self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes)
+        if let Some(imports) = self.imports() {
+            let missing = imports.missing(self.exported_bytes());
+            if missing != 0 {
+                self.charge(missing);
+                imports.charged(missing);
+            }
+        }
+    }
+
+    fn imports(self) -> Option<&'static Imports> {
+        self.process.imports.get(usize::from(self.first))
+    }
+
+    fn exported_bytes(self) -> u64 {
+        self.shares()
+            .map(Share::exported_bytes)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Notes that other processes may open so much of what this one holds.
+    pub(crate) fn export(self, bytes: u64) {
+        if let Some(share) = self.shares().next() {
+            share.add_exported_bytes(bytes);
+        }
+    }
+
+    /// Takes back what [`Card::export`] noted.
+    pub(crate) fn end_export(self, bytes: u64) {
+        if let Some(share) = self.shares().next() {
+            share.subtract_exported_bytes(bytes);
+        }
+    }
+
+    /// Opens memory of another process, and pays for it if it is not of the own share.
+    pub(crate) fn import(self, bytes: u64) -> Result<(), Full> {
+        let Some(imports) = self.imports() else {
+            return Err(Full);
+        };
+        let missing = {
+            let _guard = self.process.guard();
+            imports.open(bytes, self.exported_bytes())
+        };
+        if missing != 0 && self.reserve(missing).is_err() {
+            self.end_import(bytes);
+            return Err(Full);
+        }
+        imports.charged(missing);
+        Ok(())
+    }
+
+    /// Closes memory of another process.
+    pub(crate) fn end_import(self, bytes: u64) {
+        let Some(imports) = self.imports() else {
+            return;
+        };
+        let surplus = {
+            let _guard = self.process.guard();
+            imports.close(bytes)
+        };
+        self.release(surplus);
     }
 
     /// Takes `bytes` if they are there without further ado; a refusal is not counted as one.

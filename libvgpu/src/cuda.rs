@@ -237,6 +237,13 @@ pub(crate) struct CUDA_ARRAY3D_DESCRIPTOR {
     pub(crate) Flags: c_uint,
 }
 
+/// Passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CUipcMemHandle {
+    reserved: [u8; 64],
+}
+
 /// As `cuDeviceGetUuid` writes it.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -4,6 +4,7 @@ pub(crate) mod array;
 pub(crate) mod context;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
+pub(crate) mod ipc;
 pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;

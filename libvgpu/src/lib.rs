@@ -5,7 +5,7 @@
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
 //! | What may this process use? | [`process`], [`discover`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`held`] and [`blocks`] (its own) |
+//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`] and [`imports`] (its own) |
 //! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
@@ -44,6 +44,7 @@ mod environment;
 mod held;
 mod hooks;
 mod identity;
+mod imports;
 #[cfg(feature = "kill-points")]
 mod kill_points;
 mod log;

@@ -17,6 +17,7 @@ use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
 use crate::held::HeldMap;
+use crate::imports::Imports;
 use crate::meter::Meter;
 use crate::share::Share;
 use crate::sys;
@@ -56,6 +57,12 @@ pub(crate) struct Process {
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
+    /// Linear memory whose IPC handle was asked for, by pointer.
+    pub(crate) shared: HeldMap,
+    /// Memory of others that was opened by IPC handle, by pointer.
+    pub(crate) opened: HeldMap,
+    /// What was opened of each card, by the card's index.
+    pub(crate) imports: [Imports; MAX_SHARES],
     /// What executable graphs may need when they are launched, by handle.
     pub(crate) graphs: HeldMap,
     /// What the driver keeps for graphs, by device.

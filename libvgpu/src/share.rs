@@ -202,6 +202,25 @@ impl Share {
         }
     }
 
+    /// Notes that others may open so much of what this process holds.
+    pub(crate) fn add_exported_bytes(&self, bytes: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::fetch_add(&slot.exported_bytes, bytes);
+        }
+    }
+
+    /// Takes back what [`Share::add_exported_bytes`] noted.
+    pub(crate) fn subtract_exported_bytes(&self, bytes: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::fetch_sub(&slot.exported_bytes, bytes);
+        }
+    }
+
+    /// What processes of the share have made available to others.
+    pub(crate) fn exported_bytes(&self) -> u64 {
+        self.region().map_or(0, |region| region.exported_bytes())
+    }
+
     pub(crate) fn count_denied(&self) {
         let Some((region, slot)) = self.own() else {
             return;

@@ -233,6 +233,12 @@ hooks! {
     Memory Cuda cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) = c"cuMemPoolCreate" 11020 => pool::create;
     Memory Cuda cuMemPoolDestroy(pool: CUmemoryPool) = c"cuMemPoolDestroy" 11020 => pool::destroy;
 
+    // Linear memory shared between processes.
+    Memory Cuda cuIpcGetMemHandle(handle: *mut CUipcMemHandle, pointer: CUdeviceptr) = c"cuIpcGetMemHandle" 4010 => ipc::get_handle;
+    Memory Cuda cuIpcOpenMemHandle(pointer: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) = c"cuIpcOpenMemHandle" 4010 => ipc::open;
+    Memory Cuda cuIpcOpenMemHandle_v2(pointer: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) = c"cuIpcOpenMemHandle" 11000 => ipc::open;
+    Memory Cuda cuIpcCloseMemHandle(pointer: CUdeviceptr) = c"cuIpcCloseMemHandle" 4010 => ipc::close;
+
     // Virtual memory management.
     Memory Cuda cuMemCreate(handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp, flags: u64)
         = c"cuMemCreate" 10020 => vmm::create;
@@ -241,6 +247,8 @@ hooks! {
         = c"cuMemRetainAllocationHandle" 11000 => vmm::retain;
     Memory Cuda cuMemExportToShareableHandle(shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: c_int, flags: u64)
         = c"cuMemExportToShareableHandle" 10020 => vmm::export;
+    Memory Cuda cuMemImportFromShareableHandle(handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: c_int)
+        = c"cuMemImportFromShareableHandle" 10020 => vmm::import;
     Memory Cuda cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64)
         = c"cuMemMap" 10020 => vmm::map;
     Memory Cuda cuMemUnmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap" 10020 => vmm::unmap;

@@ -146,6 +146,7 @@ impl<'a, A: Word> Region<'a, A> {
         slot.in_flight_bytes.store(0);
         slot.driver_bytes.store(0);
         slot.peak_bytes.store(0);
+        slot.exported_bytes.store(0);
         slot.denied.store(0);
         slot.gpu_time_us.store(0);
         slot.throttled_us.store(0);
@@ -156,6 +157,15 @@ impl<'a, A: Word> Region<'a, A> {
         if state & STATE_MASK == STATE_OWNED {
             self.header.reclaimed.fetch_add(1);
         }
+    }
+
+    /// Bytes that the processes of the share have made available to others, as far as their slots say.
+    #[must_use]
+    pub fn exported_bytes(&self) -> u64 {
+        self.slots()
+            .iter()
+            .map(|slot| slot.exported_bytes.load())
+            .fold(0, u64::saturating_add)
     }
 
     /// Takes `bytes` for the slot's owner.

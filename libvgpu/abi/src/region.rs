@@ -126,7 +126,9 @@ pub struct Slot<A = AtomicU64> {
     pub driver_bytes: A,
     /// Highest `used_bytes`.
     pub peak_bytes: A,
-    reserved_0: [u64; 8],
+    /// Part of `used_bytes` that other processes may open: who does so in the same share need not pay for it again.
+    pub exported_bytes: A,
+    reserved_0: [u64; 7],
     /// Allocations refused.
     pub denied: A,
     /// Microseconds of GPU time used: what was charged for launches, corrected to what events measured, streams
@@ -169,6 +171,7 @@ const _: () = {
     assert!(offset_of!(Slot, in_flight_bytes) == 40);
     assert!(offset_of!(Slot, driver_bytes) == 48);
     assert!(offset_of!(Slot, peak_bytes) == 56);
+    assert!(offset_of!(Slot, exported_bytes) == 64);
     assert!(offset_of!(Slot, denied) == 128);
     assert!(offset_of!(Slot, gpu_time_us) == 136);
     assert!(offset_of!(Slot, throttled_us) == 144);
@@ -213,7 +216,8 @@ impl<A> Slot<A> {
             in_flight_bytes: zero(),
             driver_bytes: zero(),
             peak_bytes: zero(),
-            reserved_0: [0; 8],
+            exported_bytes: zero(),
+            reserved_0: [0; 7],
             denied: zero(),
             gpu_time_us: zero(),
             throttled_us: zero(),

@@ -15,7 +15,7 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::held::{Held, HeldMap};
-use crate::hooks::pool;
+use crate::hooks::{ipc, pool};
 use crate::process::Process;
 use crate::table::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree,
@@ -173,6 +173,7 @@ pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: He
     let Some(card) = Card::at(process, held.card) else {
         return;
     };
+    ipc::forget(process, card, pointer);
     if !blocks::is_small(held.bytes) {
         card.release(held.bytes);
     } else if process

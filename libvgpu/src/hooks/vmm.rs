@@ -2,21 +2,25 @@
 //!
 //! Physical memory lives until its last handle is released **and** its last mapping is gone. Address ranges by
 //! themselves take nothing. Memory that was exported stays charged until the process ends: the exported handle
-//! may be open in another process, where it keeps the memory alive unseen. Whoever imports it is not charged.
+//! may be open in another process, where it keeps the memory alive unseen. Whoever imports it pays when it is mapped,
+//! which is when its size is known, unless it is of the same share; see [`crate::imports`].
 
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ptr::NonNull;
 
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdeviceptr, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUresult,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
+use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::memory::Request;
 use crate::process::Process;
 use crate::table::{
-    cuMemCreate, cuMemExportToShareableHandle, cuMemMap, cuMemRelease, cuMemRetainAllocationHandle,
-    cuMemUnmap,
+    cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
+    cuMemRelease, cuMemRetainAllocationHandle, cuMemUnmap,
 };
 
 /// One handle in the count of references that stands in `Held::context`.
@@ -25,6 +29,32 @@ const HANDLE: u64 = 1 << 32;
 const MAPPING: u64 = 1;
 /// Exported handles, however many.
 const EXPORTED: u64 = 1 << 56;
+/// No reference: the memory is another process's. Its `bytes` are what is known of its size.
+const IMPORTED: u64 = 1 << 57;
+
+static GET_PROPERTIES: Original =
+    Original::new(Library::Cuda, c"cuMemGetAllocationPropertiesFromHandle");
+type GetProperties =
+    unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult;
+
+/// The limited card that memory is on.
+fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
+    let get = GET_PROPERTIES.address()?;
+    // SAFETY: the signature of `cuMemGetAllocationPropertiesFromHandle`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetProperties>(get) };
+    let mut properties = MaybeUninit::<CUmemAllocationProp>::zeroed();
+    // SAFETY: writes one set of properties.
+    let result = unsafe { get(properties.as_mut_ptr(), handle) };
+    // SAFETY: all zeroes is a set of properties.
+    let location = unsafe { properties.assume_init() }.location;
+    if result != CUDA_SUCCESS || location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
+        return None;
+    }
+    match target_of_device(location.id) {
+        Target::Limited(card) => Some(card),
+        Target::Unlimited | Target::Refused => None,
+    }
+}
 
 pub(crate) unsafe fn create(
     original: cuMemCreate::Function,
@@ -106,9 +136,64 @@ pub(crate) unsafe fn export(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(shareable, handle, kind, flags) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        change_references(process, handle, None, |count| count | EXPORTED);
+        let mut is_first = false;
+        let exported = change_references(process, handle, None, |count| {
+            is_first = count & (EXPORTED | IMPORTED) == 0;
+            count | EXPORTED
+        });
+        if let Some(held) = exported.filter(|_| is_first)
+            && let Some(card) = Card::at(process, held.card)
+        {
+            card.export(held.bytes);
+        }
     }
     result
+}
+
+pub(crate) unsafe fn import(
+    original: cuMemImportFromShareableHandle::Function,
+    handle: *mut CUmemGenericAllocationHandle,
+    shareable: *mut c_void,
+    kind: c_int,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(handle, shareable, kind) };
+    if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
+        // SAFETY: the driver has written the handle.
+        let handle = unsafe { handle.read() };
+        let known = change_references(process, handle, None, |count| count.saturating_add(HANDLE));
+        if known.is_none()
+            && let Some(card) = card_of(handle)
+        {
+            let held = Held {
+                bytes: 0,
+                card: card.index(),
+                context: HANDLE | IMPORTED,
+            };
+            process.physical.insert(handle, held);
+        }
+    }
+    result
+}
+
+/// Pays for imported memory that turns out to have at least `bytes`, and returns for how much.
+fn pay_for_import(
+    process: &'static Process,
+    handle: CUmemGenericAllocationHandle,
+    bytes: u64,
+) -> Result<u64, CUresult> {
+    let known = process.physical.get(handle);
+    let Some(held) = known.filter(|held| held.context & IMPORTED != 0) else {
+        return Ok(0);
+    };
+    let more = bytes.saturating_sub(held.bytes);
+    match Card::at(process, held.card) {
+        Some(card) if more != 0 => match card.import(more) {
+            Ok(()) => Ok(more),
+            Err(_) => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        },
+        _ => Ok(0),
+    }
 }
 
 pub(crate) unsafe fn map(
@@ -120,11 +205,28 @@ pub(crate) unsafe fn map(
     flags: u64,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(address, bytes, offset, handle, flags) };
-    let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) else {
-        return result;
+    let call = || unsafe { original(address, bytes, offset, handle, flags) };
+    let Some(process) = Process::get() else {
+        return call();
     };
-    let counted = change_references(process, handle, None, |count| count.saturating_add(MAPPING));
+    let end = (offset as u64).saturating_add(bytes as u64);
+    let paid = match pay_for_import(process, handle, end) {
+        Ok(paid) => paid,
+        Err(result) => return result,
+    };
+    let result = call();
+    if result != CUDA_SUCCESS {
+        let known = process.physical.get(handle).filter(|_| paid != 0);
+        if let Some(card) = known.and_then(|held| Card::at(process, held.card)) {
+            card.end_import(paid);
+        }
+        return result;
+    }
+    let counted = change(process, handle, None, |held| Held {
+        bytes: held.bytes.saturating_add(paid),
+        context: held.context.saturating_add(MAPPING),
+        ..held
+    });
     if let Some(held) = counted {
         let mapping = Held {
             bytes: bytes as u64,
@@ -169,10 +271,14 @@ fn drop_reference(process: &Process, handle: u64, reference: u64) -> Option<Held
         context: held.context.saturating_sub(reference),
         ..held
     };
-    if left.context != 0 {
+    if is_referenced(left) {
         process.physical.insert(handle, left);
     }
     Some(left)
+}
+
+fn is_referenced(held: Held) -> bool {
+    held.context & !IMPORTED != 0
 }
 
 /// Changes the count of references of physical memory that is known, or was until now as `dropped`.
@@ -180,22 +286,36 @@ fn change_references(
     process: &Process,
     handle: u64,
     dropped: Option<Held>,
-    change: impl FnOnce(u64) -> u64,
+    count: impl FnOnce(u64) -> u64,
+) -> Option<Held> {
+    change(process, handle, dropped, |held| Held {
+        context: count(held.context),
+        ..held
+    })
+}
+
+fn change(
+    process: &Process,
+    handle: u64,
+    dropped: Option<Held>,
+    change: impl FnOnce(Held) -> Held,
 ) -> Option<Held> {
     let _guard = process.guard();
     let held = process.physical.remove(handle).or(dropped)?;
-    let changed = Held {
-        context: change(held.context),
-        ..held
-    };
+    let changed = change(held);
     process.physical.insert(handle, changed);
     Some(changed)
 }
 
 fn give_back_if_unreferenced(process: &'static Process, left: Held) {
-    if left.context == 0
-        && let Some(card) = Card::at(process, left.card)
-    {
-        card.release(left.bytes);
+    if is_referenced(left) {
+        return;
+    }
+    if let Some(card) = Card::at(process, left.card) {
+        if left.context & IMPORTED == 0 {
+            card.release(left.bytes);
+        } else {
+            card.end_import(left.bytes);
+        }
     }
 }

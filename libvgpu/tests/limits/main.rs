@@ -15,6 +15,7 @@ mod pools;
 mod processes;
 mod robustness;
 mod shares;
+mod sharing;
 mod standalone;
 mod storm;
 mod subject;

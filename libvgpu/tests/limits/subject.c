@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -85,6 +86,7 @@ static void *allocate_forever(void *argument) {
 
 struct ArrayDescriptor { size_t width, height, depth; unsigned format, channels, flags; };
 struct Properties { int type, handles, location_type, location; void *win32; unsigned char flags[8]; };
+struct Handle { unsigned char bytes[64]; };
 struct Memory { unsigned long long total, free, used; };
 struct Memory2 { unsigned version; unsigned long long total, reserved, free, used; };
 
@@ -279,6 +281,33 @@ static void run(char *line) {
         printf("0 %d\n", (int)child);
     } else if (!strcmp(word, "plugin")) {
         printf("%d\n", plugin_allocate(a));
+    } else if (!strcmp(word, "export")) {
+        int exported = -1;
+        Result result = CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, slots[a], 1, 0);
+        printf("%d %d\n", result, exported);
+    } else if (!strcmp(word, "import")) {
+        // Descriptor `b` of process `a`, as if it had been sent over a socket.
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
+        int imported = open(path, O_WRONLY | O_CLOEXEC);
+        ANSWER(CALL(cuMemImportFromShareableHandle, (Pointer *, void *, int), &pointer, (void *)(uintptr_t)imported, 1));
+        close(imported);
+    } else if (!strcmp(word, "close")) {
+        printf("%d\n", close((int)a));
+    } else if (!strcmp(word, "ipcget")) {
+        struct Handle handle;
+        Result result = CALL(cuIpcGetMemHandle, (struct Handle *, Pointer), &handle, slots[a]);
+        printf("%d ", result);
+        for (size_t i = 0; i < sizeof handle.bytes; i++) printf("%02x", handle.bytes[i]);
+        printf("\n");
+    } else if (!strcmp(word, "ipcopen")) {
+        struct Handle handle;
+        char hex[160] = "";
+        sscanf(line, "%63s %159s", word, hex);
+        for (size_t i = 0; i < sizeof handle.bytes; i++) sscanf(hex + 2 * i, "%2hhx", &handle.bytes[i]);
+        ANSWER(CALL(cuIpcOpenMemHandle_v2, (Pointer *, struct Handle, unsigned), &pointer, handle, 1));
+    } else if (!strcmp(word, "ipcclose")) {
+        printf("%d\n", CALL(cuIpcCloseMemHandle, (Pointer), slots[a]));
     } else if (!strcmp(word, "graph")) {
         // `a` allocation nodes of `b` bytes, each with a node that frees it if `c` is not 0; says the executable graph.
         void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;

@@ -67,6 +67,33 @@ impl Container {
         share.join(paths::USAGE_DIR).join(paths::REGION_FILE)
     }
 
+    /// Another container on the same machine, with a share of the first card.
+    pub(crate) fn tenant(&self, limit_bytes: u64) -> tempfile::TempDir {
+        let run = tempfile::tempdir().unwrap();
+        let share = run.path().join("tenant");
+        let spec = LimitsSpec {
+            claim_uid: IdText::new("tenant").unwrap(),
+            share_id: IdText::new("tenant").unwrap(),
+            device_uuid: CARDS[0].parse().unwrap(),
+            limits: Limits::memory(limit_bytes),
+        };
+        for directory in [paths::LIMITS_DIR, paths::USAGE_DIR] {
+            std::fs::create_dir_all(share.join(directory)).unwrap();
+        }
+        let page = share.join(paths::LIMITS_DIR).join(paths::PAGE_FILE);
+        std::fs::write(page, encode(&spec)).unwrap();
+        run
+    }
+
+    /// A process of a [`Self::tenant`], with a context on the first card.
+    pub(crate) fn process_of(&self, tenant: &tempfile::TempDir) -> Subject {
+        let mut process = self.start_with("dlsym", |command| {
+            command.env("DRAVA_RUN_DIR", tenant.path());
+        });
+        process.init(0);
+        process
+    }
+
     /// Does what the driver does when it prepares a share.
     pub(crate) fn add_share(&self, share: &str, card: &str, limits: &Limits) {
         let spec = LimitsSpec {

@@ -1,0 +1,55 @@
+//! Memory of other processes that this one has opened.
+//!
+//! Nothing says whose it is: a descriptor or an IPC handle names memory, not a process. So a process pays for what it
+//! has opened beyond what the processes of its own share have made available to others: memory of the own share is
+//! not paid for twice, memory of another share is paid for by both.
+//!
+//! When whoever exported it frees it or dies, the memory lives on here. Then it is charged to this process when it
+//! next looks for what dead processes left: before anything is refused, and whenever it asks how much there is.
+//!
+//! Invariant: what is charged never falls behind `opened − available`, as of the last look.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// What was opened of one card. All zeroes is nothing.
+pub(crate) struct Imports {
+    opened_bytes: AtomicU64,
+    charged_bytes: AtomicU64,
+}
+
+impl Imports {
+    /// Notes that `bytes` more are open while `available_bytes` were exported in the share, and returns how much of
+    /// it is to be charged. The caller holds the process's guard.
+    pub(crate) fn open(&self, bytes: u64, available_bytes: u64) -> u64 {
+        self.opened_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.missing(available_bytes)
+    }
+
+    /// What is to be charged because less is available than was. The caller holds the process's guard.
+    pub(crate) fn missing(&self, available_bytes: u64) -> u64 {
+        self.opened_bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(available_bytes)
+            .saturating_sub(self.charged_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Notes that so much was charged.
+    pub(crate) fn charged(&self, bytes: u64) {
+        self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that `bytes` are closed, and returns how much of the charge is to be returned. The caller holds the
+    /// process's guard.
+    pub(crate) fn close(&self, bytes: u64) -> u64 {
+        let opened = self
+            .opened_bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(bytes);
+        self.opened_bytes.store(opened, Ordering::Relaxed);
+        let charged = self.charged_bytes.load(Ordering::Relaxed);
+        let surplus = charged.saturating_sub(opened);
+        self.charged_bytes
+            .store(charged.saturating_sub(surplus), Ordering::Relaxed);
+        surplus
+    }
+}
