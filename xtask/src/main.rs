@@ -2,6 +2,7 @@
 //!
 //! Each chore lives in the module that carries its name; this file only reads the command line.
 
+mod bench;
 mod chart;
 mod cluster;
 mod codegen;
@@ -32,6 +33,8 @@ enum Chore {
     Cluster(cluster::Args),
     /// Measure what libvgpu keeps of its promises on a real GPU, where there is one.
     Gpu(gpu::Args),
+    /// Measure, on the simulated card.
+    Bench(bench::Args),
     /// Write drava's images as OCI archives.
     Image(image::Args),
     /// Generate the checked-in sources, or check that they are fresh.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Chore::Test(args) => test::run(&args),
         Chore::Cluster(args) => cluster::run(args),
         Chore::Gpu(args) => gpu::run(&args),
+        Chore::Bench(args) => bench::run(&args),
         Chore::Image(args) => image::run(args),
         Chore::Codegen(args) => codegen::run(&args),
     };

@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "rival.h"
+
 typedef int Result;
 typedef unsigned long long Pointer;
 typedef void *Handle;
@@ -129,6 +131,7 @@ static void *work(void *unused) {
         Handle stream = load.streams ? streams[i % load.streams] : NULL;
         int which = load.random ? rand_r(&seed) % load.lengths : (int)(i % load.lengths);
         if (load.depth && i >= (uint64_t)load.depth) CHECK(CALL(cuEventSynchronize, (Handle), events[i % load.depth]));
+        rival_before_launch(load.blocks);
         CHECK(launch(stream, load.ns[which], graph));
         if (load.depth) CHECK(CALL(cuEventRecord, (Handle, Handle), events[i % load.depth], stream));
         else CHECK(CALL(cuStreamSynchronize, (Handle), stream));
@@ -256,6 +259,7 @@ static void run(char *line) {
     long long a = 0, b = 0;
     sscanf(line, "%63s %lld %lld", word, &a, &b);
     if (!strcmp(word, "init")) printf("%d\n", init((int)a));
+    else if (!strcmp(word, "rival")) printf("%d\n", rival_start((int)a));
     else if (!strcmp(word, "memory")) printf("%d\n", take_memory(a));
     else if (!strcmp(word, "start")) printf("%d\n", start(line));
     else if (!strcmp(word, "stop")) printf("%d %llu\n", stop(), (unsigned long long)launched);

@@ -1,0 +1,94 @@
+//! `cargo xtask bench`: figures, as JSON and as Markdown.
+//!
+//! Each bench is a module that returns rows; this one reads the command line and writes them down. What is compared
+//! is measured in turn in one run. Everything here runs on the simulated card, and the figures say so.
+
+mod hook;
+mod report;
+mod rival;
+mod share;
+/// The ground that libvgpu's compute tests stand on, too.
+#[allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "the tests use the rest"
+)]
+#[path = "../../libvgpu/tests/compute/tenants.rs"]
+mod tenants;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use report::Report;
+
+/// Command line of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which bench.
+    #[arg(value_enum)]
+    name: Name,
+    /// Write the figures to this file, one JSON object.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the figures to this file as Markdown, instead of to docs/results/<NAME>.md.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Seconds of each measurement that takes a while.
+    #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
+    seconds: f64,
+    /// Rounds of each comparison.
+    #[arg(long, default_value_t = 10, value_name = "COUNT")]
+    rounds: usize,
+    /// Measure only what has this in its name.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+impl Args {
+    /// Whether that is to be measured.
+    fn includes(&self, what: &str) -> bool {
+        self.only
+            .as_ref()
+            .is_none_or(|only| what.contains(only.as_str()))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Name {
+    /// What a hooked launch costs.
+    Hook,
+    /// How exactly shares of GPU time are kept.
+    Share,
+}
+
+impl Name {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Hook => "hook",
+            Self::Share => "share",
+        }
+    }
+}
+
+/// Runs the chore.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let name = args.name.text();
+    let mut report = Report::new(name)?;
+    match args.name {
+        Name::Hook => hook::run(args, &mut report)?,
+        Name::Share => share::run(args, &mut report)?,
+    }
+    if let Some(path) = &args.json {
+        report.write_json(path)?;
+    }
+    let markdown = args.markdown.clone().unwrap_or_else(|| {
+        drava_cluster::workspace_root()
+            .join("docs/results")
+            .join(format!("{name}.md"))
+    });
+    report.write_markdown(&markdown)?;
+    println!("{}", report.markdown());
+    Ok(())
+}

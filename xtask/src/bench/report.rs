@@ -1,0 +1,153 @@
+//! What a bench found: tables of rows, as JSON and as Markdown.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// One measured point: columns and their values, in order.
+pub(crate) type Row = Vec<(&'static str, Value)>;
+
+/// Everything that a bench measured.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    bench: &'static str,
+    commit: String,
+    machine: String,
+    results: Vec<Map<String, Value>>,
+    #[serde(skip)]
+    parts: Vec<Part>,
+}
+
+/// A table.
+struct Part {
+    title: String,
+    note: String,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// An empty report of that bench on this machine.
+    pub(crate) fn new(bench: &'static str) -> Result<Self> {
+        Ok(Self {
+            bench,
+            commit: commit()?,
+            machine: machine(),
+            results: Vec::new(),
+            parts: Vec::new(),
+        })
+    }
+
+    /// Begins a table; `note` says what its reader must know.
+    pub(crate) fn part(&mut self, title: impl Into<String>, note: impl Into<String>) {
+        let title = title.into();
+        eprintln!("{title}");
+        self.parts.push(Part {
+            title,
+            note: note.into(),
+            rows: Vec::new(),
+        });
+    }
+
+    /// Adds a row to the table that was begun last.
+    pub(crate) fn row(&mut self, row: Row) {
+        let Some(part) = self.parts.last_mut() else {
+            return;
+        };
+        let cells: Vec<String> = row
+            .iter()
+            .map(|(name, value)| format!("{name} {}", cell(value)))
+            .collect();
+        eprintln!("  {}", cells.join(", "));
+        let mut object = Map::new();
+        object.insert("part".into(), part.title.clone().into());
+        for (name, value) in &row {
+            object.insert((*name).into(), value.clone());
+        }
+        self.results.push(object);
+        part.rows.push(row);
+    }
+
+    /// The tables.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!(
+            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on the simulated card, on {}.\n",
+            self.bench, self.bench, self.commit, self.machine
+        );
+        for part in &self.parts {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n## {}\n{}\n\n", part.title, part.note);
+            let Some(first) = part.rows.first() else {
+                continue;
+            };
+            let names: Vec<&str> = first.iter().map(|(name, _)| *name).collect();
+            let _ = writeln!(text, "| {} |", names.join(" | "));
+            let _ = writeln!(text, "|{}", "---|".repeat(names.len()));
+            for row in &part.rows {
+                let cells: Vec<String> = row.iter().map(|(_, value)| cell(value)).collect();
+                let _ = writeln!(text, "| {} |", cells.join(" | "));
+            }
+        }
+        text
+    }
+
+    /// Writes the tables.
+    pub(crate) fn write_markdown(&self, path: &Path) -> Result<()> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        fs::write(path, self.markdown()).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Writes the rows as one object.
+    pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// A figure with as many places as are worth reading.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            format!("{:.2}", number.as_f64().unwrap_or_default())
+        }
+        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(" : "),
+        other => other.to_string(),
+    }
+}
+
+/// The middle of some figures, and how far from each other the middle half of them is.
+pub(crate) fn median_and_spread(mut figures: Vec<f64>) -> (f64, f64) {
+    figures.sort_by(f64::total_cmp);
+    let at = |quarter: usize| {
+        let index = (figures.len().saturating_sub(1)) * quarter / 4;
+        figures.get(index).copied().unwrap_or_default()
+    };
+    (at(2), at(3) - at(1))
+}
+
+fn commit() -> Result<String> {
+    let output = Command::new("git")
+        .args(["rev-parse", "--short", "HEAD"])
+        .current_dir(drava_cluster::workspace_root())
+        .output()
+        .context("run git")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// What the figures were measured on: processor and number of threads.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let described = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = described
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("a processor without a name", |(_, name)| name);
+    format!("{model}, {cores} threads")
+}

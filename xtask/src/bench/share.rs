@@ -1,0 +1,268 @@
+//! How exactly shares of GPU time are kept: what the card says that each tenant got, against what it was given.
+//!
+//! Tenants keep their queues filled. What each gets is counted by the card in its own time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use drava_vgpu_abi::{ComputePolicy, Limits};
+use serde_json::json;
+
+use super::report::{Report, Row};
+use super::tenants::{Ground, Share, Tenant, share};
+use super::{Args, rival};
+
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Kernel lengths in nanoseconds, each a mix of its own, in turn unless it says `random`.
+const MIXES: [&str; 20] = [
+    "ns=20000 depth=256",
+    "ns=50000 depth=128",
+    "ns=100000 depth=64",
+    "ns=200000 depth=64",
+    "ns=500000 depth=32",
+    "ns=1000000 depth=16",
+    "ns=2000000 depth=16",
+    "ns=5000000 depth=8",
+    "ns=10000000 depth=8",
+    "ns=20000000 depth=4",
+    "ns=50000000 depth=4",
+    "ns=100000000 depth=2",
+    "ns=300000000 depth=2",
+    "ns=100000,1000000 depth=32",
+    "ns=100000,10000000 depth=16",
+    "ns=50000,500000,5000000 depth=16",
+    "ns=100000,1000000,10000000 depth=16 random=1",
+    "ns=20000,20000,20000,20000,20000,20000,20000,2000000 depth=64",
+    "ns=1000000,3000000,9000000,27000000 depth=8 random=1",
+    "ns=200000,40000000 depth=8 random=1",
+];
+
+/// Two tenants with kernels of these lengths.
+const PAIRS: [(&str, &str); 4] = [
+    ("ns=1000000 depth=16", "ns=1000000 depth=16"),
+    ("ns=5000000 depth=8", "ns=5000000 depth=8"),
+    ("ns=300000 depth=32", "ns=10000000 depth=8"),
+    ("ns=20000000 depth=4", "ns=1000000 depth=16"),
+];
+
+/// Runs the bench.
+pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
+    let bench = Bench {
+        library: drava_cluster::build_preload()?,
+        measure: Duration::from_secs_f64(args.seconds),
+    };
+    if args.includes("alone") {
+        bench.alone(report)?;
+    }
+    if args.includes("mixes") {
+        bench.mixes(report)?;
+    }
+    if args.includes("two") {
+        bench.two(report)?;
+    }
+    if args.includes("many") {
+        bench.many(report)?;
+    }
+    if args.includes("settle") {
+        bench.settle(report)?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    library: std::path::PathBuf,
+    measure: Duration,
+}
+
+impl Bench {
+    fn ground(&self) -> Result<Ground> {
+        Ground::new(&self.library)
+    }
+
+    /// Tenants with these shares and loads, by libvgpu, and their shares.
+    fn tenants(ground: &Ground, tenants: &[(u32, &str)]) -> Result<(Vec<Tenant>, Vec<Share>)> {
+        let mut shares = Vec::new();
+        let mut started = Vec::new();
+        for (index, (percent, _)) in tenants.iter().enumerate() {
+            let share = ground.share(&format!("share-{index}"), &fixed(*percent)?)?;
+            started.push(ground.tenant(Some(&share), "dlsym")?);
+            shares.push(share);
+        }
+        for (tenant, (_, load)) in started.iter_mut().zip(tenants) {
+            tenant.ok(&format!("start kernel {load}"))?;
+        }
+        Ok((started, shares))
+    }
+
+    /// What such tenants get, in percent of the card.
+    fn ours(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
+        let ground = self.ground()?;
+        let (started, _shares) = Self::tenants(&ground, tenants)?;
+        ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
+    }
+
+    /// The same by HAMi-core's algorithm.
+    fn theirs(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
+        let ground = self.ground()?;
+        let mut started = Vec::new();
+        for (percent, load) in tenants {
+            let mut tenant = rival::tenant(&ground, *percent)?;
+            tenant.ok(&format!("start kernel {load}"))?;
+            started.push(tenant);
+        }
+        ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
+    }
+
+    /// What they get together if nobody limits them.
+    fn uncapped(&self, tenants: &[(u32, &str)]) -> Result<f64> {
+        let ground = self.ground()?;
+        let mut started = Vec::new();
+        for (_, load) in tenants {
+            let mut tenant = ground.tenant(None, "dlsym")?;
+            tenant.ok(&format!("start kernel {load}"))?;
+            started.push(tenant);
+        }
+        let got = ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)?;
+        Ok(got.iter().sum())
+    }
+
+    fn alone(&self, report: &mut Report) -> Result<()> {
+        report.part(
+            "Alone",
+            format!(
+                "One tenant with kernels of 2 ms, for {} s. Percent of the card.",
+                self.measure.as_secs_f64()
+            ),
+        );
+        for percent in (10..=90).step_by(10) {
+            let tenants = [(percent, "ns=2000000 depth=16")];
+            let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
+            report.row(compared(&tenants, "2 ms", &ours, &theirs));
+        }
+        Ok(())
+    }
+
+    fn mixes(&self, report: &mut Report) -> Result<()> {
+        report.part(
+            "Kernel lengths",
+            "One tenant with 30 % and kernels of one length or of several, in nanoseconds.",
+        );
+        for mix in MIXES {
+            let tenants = [(30, mix)];
+            let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
+            report.row(compared(&tenants, mix, &ours, &theirs));
+        }
+        Ok(())
+    }
+
+    fn two(&self, report: &mut Report) -> Result<()> {
+        report.part(
+            "Two tenants",
+            "Both want all of the card. No node agent is running. The last column is the sum of both, in percent of what they get together without limits.",
+        );
+        for (first, second) in [(30, 70), (10, 90), (50, 50)] {
+            for (one, other) in PAIRS {
+                let tenants = [(first, one), (second, other)];
+                let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
+                let uncapped = self.uncapped(&tenants)?;
+                let mut row = compared(&tenants, &format!("{one} / {other}"), &ours, &theirs);
+                row.push(("sum", json!(100.0 * ours.iter().sum::<f64>() / uncapped)));
+                report.row(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn many(&self, report: &mut Report) -> Result<()> {
+        report.part(
+            "One to eight tenants",
+            "Equal shares of 96 % together, kernels of 1 ms.",
+        );
+        for count in 1..=8u32 {
+            let tenants = vec![(96 / count, "ns=1000000 depth=8"); count as usize];
+            let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
+            report.row(compared(&tenants, "1 ms", &ours, &theirs));
+        }
+        Ok(())
+    }
+
+    /// A share that is changed, and an idle one that wakes.
+    fn settle(&self, report: &mut Report) -> Result<()> {
+        report.part(
+            "Settling",
+            "Milliseconds until the mean over 100 ms is, and stays for half a second, within 3 points of the new share.",
+        );
+        let ground = self.ground()?;
+        let (tenants, shares) = Self::tenants(&ground, &[(20, "ns=1000000 depth=8")])?;
+        let (tenant, share) = (
+            tenants.first().context("a tenant")?,
+            shares.first().context("a share")?,
+        );
+        let _ = ground.percents(&[tenant], SETTLE, SETTLE)?;
+        for percent in [70, 20, 90, 10] {
+            share.change(&fixed(percent)?)?;
+            let settled = settled_after(&ground, tenant, f64::from(percent))?;
+            report.row(vec![
+                ("what", json!(format!("share changed to {percent} %"))),
+                ("settled_ms", json!(settled)),
+            ]);
+        }
+        Ok(())
+    }
+}
+
+fn fixed(percent: u32) -> Result<Limits> {
+    share(ComputePolicy::Fixed, percent)
+}
+
+/// After how many milliseconds the tenant gets that percentage.
+fn settled_after(ground: &Ground, tenant: &Tenant, percent: f64) -> Result<Option<f64>> {
+    const STEP: Duration = Duration::from_millis(20);
+    const WINDOW: usize = 5;
+    const STAYS: usize = 25;
+    let begun = Instant::now();
+    let mut points = Vec::new();
+    while begun.elapsed() < Duration::from_secs(3) {
+        let (used, at) = ground.used(&[tenant.pid()])?;
+        points.push((at - begun, used.first().copied().unwrap_or_default()));
+        std::thread::sleep(STEP);
+    }
+    let is_right = |window: &[(Duration, Duration)]| match window {
+        [(begun, before), .., (ended, after)] => {
+            let got = 100.0 * after.saturating_sub(*before).as_secs_f64()
+                / (*ended - *begun).as_secs_f64();
+            (got - percent).abs() <= 3.0
+        }
+        _ => false,
+    };
+    let right: Vec<bool> = points.windows(WINDOW + 1).map(is_right).collect();
+    let settled = right
+        .windows(STAYS)
+        .position(|stay| stay.iter().filter(|right| **right).count() * 10 >= STAYS * 8);
+    Ok(settled
+        .and_then(|index| points.get(index))
+        .map(|(at, _)| at.as_secs_f64() * 1e3))
+}
+
+/// Ours and theirs in a row.
+fn compared(tenants: &[(u32, &str)], load: &str, ours: &[f64], theirs: &[f64]) -> Row {
+    let given: Vec<f64> = tenants
+        .iter()
+        .map(|(percent, _)| f64::from(*percent))
+        .collect();
+    let error = |got: &[f64]| {
+        got.iter()
+            .zip(&given)
+            .map(|(got, given)| (got - given).abs())
+            .fold(0.0, f64::max)
+    };
+    vec![
+        ("load", json!(load)),
+        ("share", json!(given)),
+        ("got", json!(ours)),
+        ("error_points", json!(error(ours))),
+        ("hami_got", json!(theirs)),
+        ("hami_error_points", json!(error(theirs))),
+    ]
+}
