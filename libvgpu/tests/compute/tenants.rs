@@ -89,6 +89,8 @@ impl Ground {
     ) -> anyhow::Result<Tenant> {
         let mut command = self.machine.command(&self.program);
         command.arg(route);
+        // A container sees the cards that it has shares of.
+        command.env("CUDA_VISIBLE_DEVICES", "0");
         if let Some(share) = share {
             command
                 .env("LD_PRELOAD", &self.library)

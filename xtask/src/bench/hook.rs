@@ -12,7 +12,7 @@ use super::report::{Report, median_and_spread};
 use super::tenants::{Ground, Share, Tenant, share};
 
 const PROCESSES: usize = 4;
-const LAUNCHES: usize = 100_000;
+const LAUNCHES: usize = 25_000;
 
 /// Runs the bench.
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
