@@ -96,8 +96,8 @@ pub(crate) fn attribute(which: c_uint, model: &CardModel, card: &CardDescription
         109 => (128 << 20) * since(Architecture::Ampere),
         // RESERVED_SHARED_MEMORY_PER_BLOCK
         111 => 1024,
-        // MEMORY_POOLS_SUPPORTED
-        115 => 1,
+        // MEMORY_POOLS_SUPPORTED, MEMPOOL_SUPPORTED_HANDLE_TYPES
+        115 | 119 => 1,
         // CLUSTER_LAUNCH
         120 => since(Architecture::Hopper),
         // NUMA_ID

@@ -116,6 +116,7 @@ impl State {
         self.modules.forget_context(handle);
         self.libraries.forget_context(handle);
         self.arrays.forget_context(handle);
+        self.peers.forget_context(handle);
         driver
             .request(&Request::DestroyContext {
                 context: context.id,

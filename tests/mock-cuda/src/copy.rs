@@ -179,7 +179,12 @@ impl State {
         let reserved = self.virtual_memory.is_reserved(address);
         reserved
             || found.is_some_and(|(_, _, kind)| {
-                !matches!(kind, RangeKind::Host { .. } | RangeKind::Managed { .. })
+                !matches!(
+                    kind,
+                    RangeKind::Host { .. }
+                        | RangeKind::Registered { .. }
+                        | RangeKind::Managed { .. }
+                )
             })
     }
 

@@ -33,6 +33,7 @@ use crate::ipc::Opened;
 use crate::library::Libraries;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
+use crate::peer::Peers;
 use crate::pool::Pools;
 use crate::stream::{Point, Streams};
 use crate::types::{CUcontext, CUdevice};
@@ -75,6 +76,7 @@ pub(crate) struct State {
     pub(crate) modules: Modules,
     pub(crate) libraries: Libraries,
     pub(crate) arrays: Arrays,
+    pub(crate) peers: Peers,
     pub(crate) pools: Pools,
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) opened: Opened,
@@ -168,6 +170,7 @@ impl Driver {
             modules: Modules::default(),
             libraries: Libraries::default(),
             arrays: Arrays::default(),
+            peers: Peers::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),
             opened: Opened::default(),

@@ -29,6 +29,17 @@ struct Open {
     base: u64,
     /// How often it was opened.
     count: u32,
+    /// Freed rather than closed.
+    of_pool: bool,
+}
+
+/// A part of memory of another process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) allocation: AllocationId,
+    pub(crate) within: u64,
+    pub(crate) bytes: u64,
+    pub(crate) of_pool: bool,
 }
 
 impl Opened {
@@ -70,9 +81,25 @@ impl State {
             // Its own memory is not another process's.
             return Err(CudaError::InvalidContext);
         }
+        let part = Part {
+            allocation: AllocationId(number),
+            within,
+            bytes,
+            of_pool: false,
+        };
+        self.open_part(driver, part)
+    }
+
+    /// Maps memory of another process, once for all its parts.
+    pub(crate) fn open_part(&mut self, driver: &Driver, part: Part) -> Answer<CUdeviceptr> {
         let context = current_handle()?;
         self.current()?;
-        let allocation = AllocationId(number);
+        let Part {
+            allocation,
+            within,
+            bytes,
+            of_pool,
+        } = part;
         if let Some(open) = self.opened.0.get_mut(&allocation) {
             open.count += 1;
             return Ok(open.base + within);
@@ -88,22 +115,41 @@ impl State {
             return Err(CudaError::Unknown);
         };
         let device = driver.devices().iter().find(|device| device.card == card);
-        let mapping = match device {
-            Some(device) => Mapping::of_memory(&device.memory, offset, whole)?,
-            None => {
-                driver.request(&Request::Release { allocation })?;
-                return Err(CudaError::InvalidDevice);
-            }
+        let Some(device) = device else {
+            driver.request(&Request::Release { allocation })?;
+            return Err(CudaError::InvalidDevice);
         };
-        // What the handle is about ends here; the rest of the block is other memory.
-        let length = within.saturating_add(bytes).min(whole);
+        let mapping = Mapping::of_memory(&device.memory, offset, whole)?;
+        // What a handle is about ends here; the rest of the block is other memory. Parts of a pool
+        // share what they lie in.
+        let length = match of_pool {
+            true => whole,
+            false => within.saturating_add(bytes).min(whole),
+        };
         let kind = RangeKind::Opened {
             context,
             allocation,
         };
         let base = self.addresses.insert(mapping, length, kind);
-        self.opened.0.insert(allocation, Open { base, count: 1 });
+        let open = Open {
+            base,
+            count: 1,
+            of_pool,
+        };
+        self.opened.0.insert(allocation, open);
         Ok(base + within)
+    }
+
+    /// Gives back memory of another process's pool; nothing else is freed here.
+    pub(crate) fn free_opened(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+        let (base, _) = self
+            .addresses
+            .bounds(address)
+            .ok_or(CudaError::InvalidValue)?;
+        match self.opened.at(base) {
+            Some((_, open)) if open.of_pool => self.close_shared(driver, address),
+            _ => Err(CudaError::InvalidValue),
+        }
     }
 
     /// Closes what was opened in a context that is destroyed.

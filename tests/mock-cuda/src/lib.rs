@@ -39,6 +39,8 @@ mod managed;
 mod memory;
 mod module;
 mod operation;
+mod peer;
+mod pointer;
 mod pool;
 mod stream;
 mod types;

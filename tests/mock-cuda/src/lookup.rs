@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
     array, capture, context, copy, device, error, event, fill, graph, host, ipc, launch, library,
-    managed, memory, module, pool, stream, unlisted, virtual_memory,
+    managed, memory, module, peer, pointer, pool, stream, unlisted, virtual_memory,
 };
 
 /// The tables of all modules.
@@ -35,7 +35,10 @@ const TABLES: &[&[EntryPoint]] = &[
     managed::ENTRY_POINTS,
     memory::ENTRY_POINTS,
     module::ENTRY_POINTS,
+    peer::ENTRY_POINTS,
+    pointer::ENTRY_POINTS,
     pool::ENTRY_POINTS,
+    pool::SHARE_ENTRY_POINTS,
     stream::ENTRY_POINTS,
     unlisted::ENTRY_POINTS,
     virtual_memory::ENTRY_POINTS,

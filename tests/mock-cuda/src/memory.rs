@@ -66,10 +66,13 @@ pub(crate) enum RangeKind {
     Managed { context: CUcontext },
     /// Pinned host memory that the driver allocated.
     Host { context: CUcontext, flags: c_uint },
+    /// Host memory of the program's, pinned.
+    Registered { context: CUcontext, flags: c_uint },
 }
 
 impl RangeKind {
-    fn context(self) -> CUcontext {
+    /// The context that it goes with.
+    pub(crate) fn context(self) -> CUcontext {
         match self {
             Self::Device { context, .. }
             | Self::Heap { context, .. }
@@ -77,7 +80,8 @@ impl RangeKind {
             | Self::Graph { context }
             | Self::Opened { context, .. }
             | Self::Managed { context }
-            | Self::Host { context, .. } => context,
+            | Self::Host { context, .. }
+            | Self::Registered { context, .. } => context,
             Self::Virtual => CUcontext::NULL,
         }
     }
@@ -210,6 +214,7 @@ impl State {
             RangeKind::Graph { .. } if base == address => {
                 return self.release_graph_memory(address);
             }
+            RangeKind::Opened { .. } => return self.free_opened(driver, address),
             RangeKind::Managed { .. } if base == address => {
                 self.addresses.ranges.remove(&base);
                 return Ok(());
@@ -323,6 +328,25 @@ entry_points! {
         Ok(())
     }
 
+    "cuMemHostRegister" 4000 fn cuMemHostRegister(address: Address, bytes: c_uint, flags: c_uint) {
+        register(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?, flags)
+    }
+    "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(address: Address, bytes: usize, flags: c_uint) { register(address, bytes, flags) }
+
+    "cuMemHostUnregister" 4000 fn cuMemHostUnregister(address: Address) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        let base = address.number();
+        match state.addresses.ranges.get(&base) {
+            Some(Range { kind: RangeKind::Registered { .. }, .. }) => {
+                state.addresses.ranges.remove(&base);
+                Ok(())
+            }
+            _ => Err(CudaError::HostMemoryNotRegistered),
+        }
+    }
+
     "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(device: Out<CUdeviceptr>, address: Address, _flags: c_uint) {
         driver()?;
         // One address space: the card uses the host's address.
@@ -332,7 +356,7 @@ entry_points! {
     "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: Out<c_uint>, address: Address) {
         let driver = driver()?;
         match driver.state().addresses.containing(address.number()) {
-            Some((_, Range { kind: RangeKind::Host { flags: given, .. }, .. })) => flags.set(*given),
+            Some((_, Range { kind: RangeKind::Host { flags: given, .. } | RangeKind::Registered { flags: given, .. }, .. })) => flags.set(*given),
             _ => Err(CudaError::InvalidValue),
         }
     }
@@ -356,6 +380,28 @@ fn free(address: CUdeviceptr) -> Answer {
     let mut state = driver.state();
     state.potentially_unsafe()?;
     state.free(driver, address)
+}
+
+/// Takes note of memory of the program's, which stays the program's.
+fn register(address: Address, bytes: usize, flags: c_uint) -> Answer {
+    let (base, length) = (address.number(), bytes as u64);
+    let end = base.checked_add(length).ok_or(CudaError::InvalidValue)?;
+    if base == 0 || bytes == 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let context = current_handle()?;
+    let mut state = driver.state();
+    state.current()?;
+    state.potentially_unsafe()?;
+    let before = state.addresses.ranges.range(..end).next_back();
+    if before.is_some_and(|(start, range)| start + range.mapping.length() > base) {
+        return Err(CudaError::HostMemoryAlreadyRegistered);
+    }
+    let kind = RangeKind::Registered { context, flags };
+    let mapping = Mapping::of_program(base, bytes);
+    state.addresses.insert(mapping, length, kind);
+    Ok(())
 }
 
 fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {

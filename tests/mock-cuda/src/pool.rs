@@ -22,6 +22,11 @@ use crate::types::{
     CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool,
     CUstream,
 };
+use crate::virtual_memory::FILE_DESCRIPTOR;
+
+mod share;
+
+pub(crate) use share::ENTRY_POINTS as SHARE_ENTRY_POINTS;
 
 /// Size of the chunks that small allocations share.
 const CHUNK_BYTES: u64 = 32 << 20;
@@ -52,6 +57,10 @@ struct Pool {
     reserved_high: u64,
     /// Destroyed by the program; goes when its last allocation does.
     destroyed: bool,
+    /// Whether other processes may import it.
+    exportable: bool,
+    /// Another process's: nothing is allocated from it here.
+    imported: bool,
     /// The reuse policies; they change nothing here.
     policies: BTreeMap<c_uint, c_int>,
 }
@@ -77,6 +86,8 @@ impl Pool {
             used_high: 0,
             reserved_high: 0,
             destroyed: false,
+            exportable: false,
+            imported: false,
             policies: BTreeMap::new(),
         }
     }
@@ -189,10 +200,10 @@ impl State {
         handle: CUmemoryPool,
         bytes: u64,
     ) -> Answer<CUdeviceptr> {
-        if bytes == 0 {
+        let pool = self.pools.get(handle)?;
+        if bytes == 0 || pool.imported {
             return Err(CudaError::InvalidValue);
         }
-        let pool = self.pools.get(handle)?;
         if bytes > pool.heap.largest() {
             let rounded = bytes
                 .checked_next_multiple_of(PAGE_BYTES)
@@ -317,6 +328,27 @@ fn allocate_async(
     })?)
 }
 
+/// The device that a location is; pools of the host and of managed memory are not simulated.
+fn device_of(location: In<CUmemLocation>, kind: c_uint) -> Answer<CUdevice> {
+    const PINNED: c_uint = 1;
+    let location = location.get()?;
+    if location.kind != CUmemLocation::DEVICE || kind != PINNED {
+        return Err(CudaError::NotSupported);
+    }
+    driver()?.device(location.id)?;
+    Ok(location.id)
+}
+
+fn set_current(device: CUdevice, pool: CUmemoryPool) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    if state.pools.get(pool)?.device != device {
+        return Err(CudaError::InvalidDevice);
+    }
+    state.pools.current.insert(device, pool);
+    Ok(())
+}
+
 /// `CU_MEMPOOL_ATTR_*`
 mod attribute {
     use std::ffi::c_uint;
@@ -355,14 +387,21 @@ entry_points! {
     }
 
     "cuDeviceSetMemPool" 11020 fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
-        let driver = driver()?;
-        driver.device(device)?;
-        let mut state = driver.state();
-        if state.pools.get(pool)?.device != device {
-            return Err(CudaError::InvalidDevice);
-        }
-        state.pools.current.insert(device, pool);
-        Ok(())
+        driver()?.device(device)?;
+        set_current(device, pool)
+    }
+
+    "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
+        let device = device_of(location, kind)?;
+        pool.set(driver()?.state().default_pool(device))
+    }
+    "cuMemGetMemPool" 13000 fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
+        let device = device_of(location, kind)?;
+        pool.set(driver()?.state().current_pool(device))
+    }
+    "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: In<CUmemLocation>, kind: c_uint, pool: CUmemoryPool) {
+        let device = device_of(location, kind)?;
+        set_current(device, pool)
     }
 
     "cuMemPoolCreate" 11020 fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) {
@@ -375,7 +414,9 @@ entry_points! {
         let most = (properties.max_size > 0).then_some(properties.max_size as u64);
         let mut state = driver.state();
         let handle = CUmemoryPool(state.handle());
-        state.pools.pools.insert(handle, Pool::new(properties.location.id, most));
+        let mut created = Pool::new(properties.location.id, most);
+        created.exportable = properties.handle_types & FILE_DESCRIPTOR != 0;
+        state.pools.pools.insert(handle, created);
         pool.set(handle)
     }
 

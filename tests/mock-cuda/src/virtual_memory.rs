@@ -23,7 +23,7 @@ pub(crate) type Handle = c_ulonglong;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
 const PINNED: c_uint = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
-const FILE_DESCRIPTOR: c_uint = 1;
+pub(crate) const FILE_DESCRIPTOR: c_uint = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ` and `_READWRITE`
 const ACCESS: [c_uint; 2] = [1, 3];
 
@@ -98,6 +98,12 @@ impl VirtualMemory {
             }
         }
         true
+    }
+
+    /// Whose memory is mapped at an address.
+    pub(crate) fn device_of(&self, address: u64) -> Option<CUdevice> {
+        let (_, mapped) = self.containing(address)?;
+        Some(self.memory.get(&mapped.allocation)?.properties.location.id)
     }
 
     /// Whether an address is reserved, mapped or not.
@@ -277,7 +283,7 @@ fn export(driver: &Driver, allocation: AllocationId) -> Answer<OwnedFd> {
 }
 
 /// A descriptor of the program's, which stays the program's.
-fn borrowed(descriptor: usize) -> Answer<BorrowedFd<'static>> {
+pub(crate) fn borrowed(descriptor: usize) -> Answer<BorrowedFd<'static>> {
     let number = RawFd::try_from(descriptor).map_err(|_| CudaError::InvalidValue)?;
     if number < 0 {
         return Err(CudaError::InvalidValue);

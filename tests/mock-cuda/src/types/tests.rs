@@ -82,6 +82,7 @@ fn memory_structs_have_the_layout_of_the_header() {
     );
     same_layout!(CUipcHandle, sys::CUipcMemHandle, bytes = reserved);
     same_layout!(CUipcHandle, sys::CUipcEventHandle, bytes = reserved);
+    same_layout!(CUipcHandle, sys::CUmemPoolPtrExportData, bytes = reserved);
 }
 
 #[test]

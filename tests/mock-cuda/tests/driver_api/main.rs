@@ -13,6 +13,7 @@ mod graphs;
 mod launches;
 mod lookup;
 mod memory;
+mod pointers;
 mod pools;
 mod processes;
 mod sharing;

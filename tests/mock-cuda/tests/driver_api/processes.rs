@@ -84,6 +84,13 @@ fn in_a_role() {
             ready();
             until_stdin_closes();
         }
+        "pool" => {
+            let (descriptor, data) = argument.split_once(' ').unwrap();
+            let address = sharing::import_pointer(&api, descriptor.parse().unwrap(), data);
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
         "open" => {
             let address = sharing::open(&api, &argument).unwrap();
             assert_eq!(sharing::read(&api, address), sharing::PATTERN);

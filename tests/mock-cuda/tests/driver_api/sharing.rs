@@ -70,19 +70,65 @@ pub(crate) fn read(api: &Api, address: u64) -> [u8; 8] {
 #[derive(Clone, Copy)]
 struct Handle([u8; 64]);
 
+impl Handle {
+    fn to_text(self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn from_text(text: &str) -> Self {
+        let mut bytes = [0; 64];
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap();
+        }
+        Self(bytes)
+    }
+}
+
 /// A handle of memory, as text.
 fn share(api: &Api, address: u64) -> String {
     let mut handle = Handle([0; 64]);
     let code = call!(api, "cuIpcGetMemHandle", &raw mut handle, address);
     assert_eq!(code, 0);
-    handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    handle.to_text()
+}
+
+/// Imports a pool and memory of it.
+pub(crate) fn import_pointer(api: &Api, descriptor: RawFd, data: &str) -> u64 {
+    let (mut pool, mut address) = (0usize, 0u64);
+    let code = call!(
+        api,
+        "cuMemPoolImportFromShareableHandle",
+        &raw mut pool,
+        descriptor as isize,
+        FILE_DESCRIPTOR,
+        0u64
+    );
+    assert_eq!(code, 0);
+    let data = Handle::from_text(data);
+    let code = call!(
+        api,
+        "cuMemPoolImportPointer",
+        &raw mut address,
+        pool,
+        &raw const data
+    );
+    assert_eq!(code, 0);
+    // Nothing is allocated from a pool of another process.
+    let mut other = 0u64;
+    let code = call!(
+        api,
+        "cuMemAllocFromPoolAsync",
+        &raw mut other,
+        4096usize,
+        pool,
+        0usize
+    );
+    assert_eq!(code, INVALID_VALUE);
+    address
 }
 
 pub(crate) fn open(api: &Api, handle: &str) -> Result<u64, u32> {
-    let mut bytes = Handle([0; 64]);
-    for (index, byte) in bytes.0.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&handle[2 * index..2 * index + 2], 16).unwrap();
-    }
+    let bytes = Handle::from_text(handle);
     let function: unsafe extern "C" fn(*mut u64, Handle, u32) -> u32 =
         unsafe { std::mem::transmute(api.symbol("cuIpcOpenMemHandle_v2")) };
     let mut address = 0u64;
@@ -197,4 +243,64 @@ fn opened_memory_outlives_the_owners_free() {
     machine
         .wait_for_card(0, |card| card.used_bytes == CONTEXT)
         .unwrap();
+}
+
+#[test]
+fn memory_of_a_pool_is_shared_pointer_by_pointer() {
+    use cudarc::driver::sys;
+
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+    properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.handleTypes =
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let mut pool = 0usize;
+    let code = call!(api, "cuMemPoolCreate", &raw mut pool, &raw const properties);
+    assert_eq!(code, 0);
+    let allocate = |bytes: u64| {
+        let mut address = 0u64;
+        let code = call!(
+            api,
+            "cuMemAllocFromPoolAsync",
+            &raw mut address,
+            bytes,
+            pool,
+            0usize
+        );
+        assert_eq!(code, 0);
+        address
+    };
+    let address = allocate(BYTES);
+    write(&api, address);
+    let mut descriptor: RawFd = -1;
+    let code = call!(
+        api,
+        "cuMemPoolExportToShareableHandle",
+        &raw mut descriptor,
+        pool,
+        FILE_DESCRIPTOR,
+        0u64
+    );
+    assert_eq!(code, 0);
+    let mut data = Handle([0; 64]);
+    let code = call!(api, "cuMemPoolExportPointer", &raw mut data, address);
+    assert_eq!(code, 0);
+    let argument = format!("{descriptor} {}", data.to_text());
+    let mut child = start_with(&machine, "pool", &argument, Some(descriptor));
+    close(descriptor);
+    assert_eq!(call!(api, "cuMemFreeAsync", address, 0usize), 0);
+    assert_eq!(call!(api, "cuMemPoolTrimTo", pool, 0usize), 0);
+    // Given up here, still held there.
+    assert_eq!(machine.card(0).unwrap().used_bytes, 2 * CONTEXT + BYTES);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+    // What the program's own pool gives, nobody imports.
+    let private = api.allocate(4096).unwrap();
+    let code = call!(api, "cuMemPoolExportPointer", &raw mut data, private);
+    assert_eq!(code, INVALID_VALUE);
 }

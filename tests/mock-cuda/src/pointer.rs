@@ -1,0 +1,148 @@
+//! What a pointer is: `cuPointerGetAttribute`.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::{Answer, In, Untyped, entry_points};
+use crate::driver::{State, driver};
+use crate::error::CudaError;
+use crate::memory::RangeKind;
+use crate::types::{CUcontext, CUdevice, CUdeviceptr, MemoryType};
+
+/// `CU_POINTER_ATTRIBUTE_*`
+mod attribute {
+    use std::ffi::c_uint;
+
+    pub(super) const CONTEXT: c_uint = 1;
+    pub(super) const MEMORY_TYPE: c_uint = 2;
+    pub(super) const DEVICE_POINTER: c_uint = 3;
+    pub(super) const HOST_POINTER: c_uint = 4;
+    pub(super) const SYNC_MEMOPS: c_uint = 6;
+    pub(super) const BUFFER_ID: c_uint = 7;
+    pub(super) const IS_MANAGED: c_uint = 8;
+    pub(super) const DEVICE_ORDINAL: c_uint = 9;
+    pub(super) const IS_LEGACY_CUDA_IPC_CAPABLE: c_uint = 10;
+    pub(super) const RANGE_START_ADDR: c_uint = 11;
+    pub(super) const RANGE_SIZE: c_uint = 12;
+    pub(super) const MAPPED: c_uint = 13;
+    pub(super) const MEMPOOL_HANDLE: c_uint = 17;
+}
+
+/// What is known of a pointer.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    start: u64,
+    bytes: u64,
+    kind: RangeKind,
+    context: CUcontext,
+    device: CUdevice,
+}
+
+impl State {
+    fn known(&self, address: CUdeviceptr) -> Answer<Known> {
+        let found = self.allocation_at(address);
+        let (start, bytes, kind) = found.ok_or(CudaError::InvalidValue)?;
+        let context = kind.context();
+        let device = match self.contexts.get(&context) {
+            Some(context) => context.device,
+            None => self.virtual_memory.device_of(address).unwrap_or(0),
+        };
+        Ok(Known {
+            start,
+            bytes,
+            kind,
+            context,
+            device,
+        })
+    }
+}
+
+impl Known {
+    fn is_on_card(&self) -> bool {
+        !matches!(
+            self.kind,
+            RangeKind::Host { .. } | RangeKind::Registered { .. } | RangeKind::Managed { .. }
+        )
+    }
+
+    fn is_hosts(&self) -> bool {
+        !self.is_on_card()
+    }
+
+    /// Writes one attribute in its type.
+    fn write(&self, which: c_uint, address: CUdeviceptr, data: Untyped) -> Answer {
+        match which {
+            attribute::CONTEXT => data.out().set(self.context),
+            attribute::MEMORY_TYPE => {
+                let managed = matches!(self.kind, RangeKind::Managed { .. });
+                data.out().set(match self.is_on_card() || managed {
+                    true => MemoryType::DEVICE,
+                    false => MemoryType::HOST,
+                })
+            }
+            attribute::DEVICE_POINTER => data.out().set(address),
+            attribute::HOST_POINTER if self.is_hosts() => data.out().set(address),
+            attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
+            // Addresses of allocations are not the same at the same time.
+            attribute::BUFFER_ID => data.out().set(self.start),
+            attribute::IS_MANAGED => {
+                let managed = matches!(self.kind, RangeKind::Managed { .. });
+                data.out::<u8>().set(managed.into())
+            }
+            attribute::DEVICE_ORDINAL => data.out().set(self.device),
+            attribute::IS_LEGACY_CUDA_IPC_CAPABLE => {
+                let capable =
+                    matches!(self.kind, RangeKind::Device { .. } | RangeKind::Heap { .. });
+                data.out::<u8>().set(capable.into())
+            }
+            attribute::RANGE_START_ADDR => data.out().set(self.start),
+            attribute::RANGE_SIZE => data.out().set(self.bytes),
+            attribute::MAPPED => data.out::<u8>().set(1),
+            attribute::MEMPOOL_HANDLE => match self.kind {
+                RangeKind::Pool { pool, .. } => data.out().set(pool),
+                _ => data.out::<u64>().set(0),
+            },
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+}
+
+entry_points! {
+    "cuPointerGetAttribute" 4000 fn cuPointerGetAttribute(data: Untyped, which: c_uint, address: CUdeviceptr) {
+        driver()?.state().known(address)?.write(which, address, data)
+    }
+
+    // A pointer that is nobody's has attributes too: nothing.
+    "cuPointerGetAttributes" 7000 fn cuPointerGetAttributes(count: c_uint, which: In<c_uint>, data: In<Untyped>, address: CUdeviceptr) {
+        let (which, data) = (which.list(count as usize)?, data.list(count as usize)?);
+        let known = driver()?.state().known(address);
+        for (which, data) in which.into_iter().zip(data) {
+            let written = known.and_then(|known| known.write(which, address, data));
+            if written.is_err() {
+                clear(which, data)?;
+            }
+        }
+        Ok(())
+    }
+
+    "cuPointerSetAttribute" 6000 fn cuPointerSetAttribute(value: In<c_void>, which: c_uint, address: CUdeviceptr) {
+        let _ = value;
+        driver()?.state().known(address)?;
+        match which {
+            attribute::SYNC_MEMOPS => Ok(()),
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+}
+
+/// What an attribute is of a pointer that does not have it.
+fn clear(which: c_uint, data: Untyped) -> Answer {
+    const INVALID_DEVICE: c_int = -2;
+    match which {
+        attribute::DEVICE_ORDINAL => data.out().set(INVALID_DEVICE),
+        attribute::MEMORY_TYPE | attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
+        attribute::IS_MANAGED | attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::MAPPED => {
+            data.out::<u8>().set(0)
+        }
+        _ => data.out::<u64>().set(0),
+    }
+}
