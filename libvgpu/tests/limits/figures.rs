@@ -11,7 +11,7 @@ use crate::interposer;
 use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
 
 /// Adds one line to the file of figures, if one is wanted.
-fn report(figure: &Value) {
+pub(crate) fn report(figure: &Value) {
     use std::io::Write;
     println!("{figure}");
     if let Some(file) = std::env::var_os("DRAVA_FIGURES") {

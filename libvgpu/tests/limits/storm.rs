@@ -2,8 +2,7 @@
 //! steps; the card's physical ledger is the oracle.
 //!
 //! What is random follows from one seed, which a failure names; how the processes interleave does not.
-//! `DRAVA_STORM_SEED` and `DRAVA_STORM_OPERATIONS` choose other runs, `DRAVA_STORM_REPORT` names a file for the
-//! figures (that is what `cargo xtask bench memory` does).
+//! `DRAVA_STORM_SEED` and `DRAVA_STORM_OPERATIONS` choose other runs, as `cargo xtask bench memory` does.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -311,6 +310,7 @@ fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back()
     storm.end();
     let figures = &storm.figures;
     let report = serde_json::json!({
+        "figure": "storm",
         "seed": seed,
         "processes": PROCESSES,
         "operations": figures.operations,
@@ -324,7 +324,7 @@ fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back()
         "worstOvershootBytes": figures.worst_overshoot_bytes,
         "seconds": started.elapsed().as_secs(),
     });
-    println!("{report}");
+    crate::figures::report(&report);
     // Much is refused and some die, or the storm proves little.
     assert!(figures.refused > figures.rounds, "seed {seed}: {report}");
     assert!(figures.deaths > 0, "seed {seed}: {report}");
@@ -333,7 +333,4 @@ fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back()
         figures.worst_overshoot_bytes <= MOST,
         "seed {seed}: {report}"
     );
-    if let Ok(file) = std::env::var("DRAVA_STORM_REPORT") {
-        std::fs::write(file, report.to_string()).unwrap();
-    }
 }
