@@ -3,10 +3,13 @@
 //! Each bench is a module that returns rows; this one reads the command line and writes them down. What is compared
 //! is measured in turn in one run. Everything here runs on the simulated card, and the figures say so.
 
+mod figures;
 mod hook;
+mod memory;
 mod report;
 mod rival;
 mod share;
+mod startup;
 /// The ground that libvgpu's compute tests stand on, too.
 #[allow(
     dead_code,
@@ -59,15 +62,21 @@ impl Args {
 enum Name {
     /// What a hooked launch costs.
     Hook,
+    /// Whether memory limits hold, and what that costs.
+    Memory,
     /// How exactly shares of GPU time are kept.
     Share,
+    /// What the start of a process costs.
+    Startup,
 }
 
 impl Name {
     const fn text(self) -> &'static str {
         match self {
             Self::Hook => "hook",
+            Self::Memory => "memory",
             Self::Share => "share",
+            Self::Startup => "startup",
         }
     }
 }
@@ -78,7 +87,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut report = Report::new(name)?;
     match args.name {
         Name::Hook => hook::run(args, &mut report)?,
+        Name::Memory => memory::run(args, &mut report)?,
         Name::Share => share::run(args, &mut report)?,
+        Name::Startup => startup::run(args, &mut report)?,
     }
     if let Some(path) = &args.json {
         report.write_json(path)?;

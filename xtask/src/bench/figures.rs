@@ -26,7 +26,10 @@ pub(crate) fn measure(filter: &str, variables: &[(&str, String)]) -> Result<Vec<
         .args(MACHINE.iter().flat_map(|package| ["-p", package]))
         .status()
         .context("cannot run cargo to build the simulated machine")?;
-    ensure!(built.success(), "cargo could not build the simulated machine");
+    ensure!(
+        built.success(),
+        "cargo could not build the simulated machine"
+    );
     let directory = workspace.join("target/release");
     let file = workspace.join("target/figures.jsonl");
     if file.exists() {
@@ -34,7 +37,9 @@ pub(crate) fn measure(filter: &str, variables: &[(&str, String)]) -> Result<Vec<
     }
     let output = Command::new(&cargo)
         .current_dir(workspace)
-        .args(["test", "--quiet", "-p", "libvgpu", "--test", "limits", filter])
+        .args([
+            "test", "--quiet", "-p", "libvgpu", "--test", "limits", filter,
+        ])
         .args(["--", "--test-threads=1", "--nocapture"])
         .env("DRAVA_MOCK_BUILT", directory)
         .env("DRAVA_FIGURES", &file)
