@@ -95,3 +95,50 @@ impl Blocks {
 fn number(address: u64) -> u64 {
     address.checked_div(BLOCK).unwrap_or(0)
 }
+
+/// Small arrays, which share blocks too but have no address that would say which.
+///
+/// They are counted as if each took a power of two, so that any driver packs them into no more blocks than that, and
+/// what was charged stays so until the last one is gone: holes that were left do not return a block to the card.
+pub(crate) struct SmallArrays {
+    count: AtomicU64,
+    bytes: AtomicU64,
+    charged_bytes: AtomicU64,
+}
+
+impl SmallArrays {
+    /// Adds one and returns how much more is to be charged. The caller holds the process's guard.
+    pub(crate) fn add(&self, bytes: u64) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let bytes = packed(bytes);
+        let all = self
+            .bytes
+            .fetch_add(bytes, Ordering::Relaxed)
+            .saturating_add(bytes);
+        let needed = all.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
+        let charged = self.charged_bytes.fetch_max(needed, Ordering::Relaxed);
+        needed.saturating_sub(charged)
+    }
+
+    /// Takes one away and returns how much is not to be charged any more. The caller holds the process's guard.
+    pub(crate) fn remove(&self, bytes: u64) -> u64 {
+        self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);
+        if self.count.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.charged_bytes.swap(0, Ordering::Relaxed)
+        } else {
+            0
+        }
+    }
+
+    /// Takes one away that was not charged after all: `bytes` with the charge of `more` that it would have needed.
+    pub(crate) fn undo(&self, bytes: u64, more: u64) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);
+        self.charged_bytes.fetch_sub(more, Ordering::Relaxed);
+    }
+}
+
+/// At most [`LARGEST_SMALL`], which is a power of two.
+fn packed(bytes: u64) -> u64 {
+    bytes.max(STEP).checked_next_power_of_two().unwrap_or(BLOCK)
+}

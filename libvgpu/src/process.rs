@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, SmallArrays};
 use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
@@ -49,6 +49,8 @@ pub(crate) struct Process {
     pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
     pub(crate) arrays: HeldMap,
+    /// Those of them that share blocks, by the card's index.
+    pub(crate) small_arrays: [SmallArrays; MAX_SHARES],
     /// Physical memory of the virtual memory management API, by handle.
     pub(crate) physical: HeldMap,
     /// Mappings of it, by address.

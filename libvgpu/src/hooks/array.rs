@@ -6,9 +6,12 @@ use crate::blocks;
 use crate::card::Card;
 use crate::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
-    CUDA_ARRAY3D_DESCRIPTOR_v1, CUarray, CUmipmappedArray, CUresult,
+    CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUarray, CUmipmappedArray,
+    CUresult,
 };
-use crate::hooks::memory::{Request, free_held};
+use crate::held::Held;
+use crate::hooks::memory::{Request, free_held, take};
+use crate::process::Process;
 use crate::table::{
     cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
     cuMipmappedArrayCreate,
@@ -59,12 +62,52 @@ impl Extent {
 }
 
 fn make(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
-    Request::in_current_context(bytes).make(
-        |process| &process.arrays,
-        call,
-        // SAFETY: the driver has written the handle.
-        || unsafe { array.read() }.expose_provenance() as u64,
-    )
+    // SAFETY: the driver has written the handle.
+    let key = || unsafe { array.read() }.expose_provenance() as u64;
+    let request = Request::in_current_context(bytes);
+    if bytes == 0 || !blocks::is_small(bytes) {
+        return request.make(|process| &process.arrays, call, key);
+    }
+    let (card, process) = match request.limited() {
+        Ok(Some(limited)) => limited,
+        Ok(None) => return call(),
+        Err(result) => return result,
+    };
+    let Some(small) = process.small_arrays.get(usize::from(card.index())) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    let more = {
+        let _guard = process.guard();
+        small.add(bytes)
+    };
+    if more != 0 && !take(card, more) {
+        let _guard = process.guard();
+        small.undo(bytes, more);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let result = call();
+    if result == CUDA_SUCCESS {
+        process.arrays.insert(key(), request.held(card));
+    } else {
+        give_back(process, request.held(card));
+    }
+    result
+}
+
+/// Returns the charge of an array that is gone.
+pub(crate) fn give_back(process: &'static Process, held: Held) {
+    let Some(card) = Card::at(process, held.card) else {
+        return;
+    };
+    if held.bytes == 0 || !blocks::is_small(held.bytes) {
+        card.release(held.bytes);
+    } else if let Some(small) = process.small_arrays.get(usize::from(held.card)) {
+        let bytes = {
+            let _guard = process.guard();
+            small.remove(held.bytes)
+        };
+        card.release(bytes);
+    }
 }
 
 macro_rules! create {
@@ -163,10 +206,6 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
         array.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(array) },
-        |process, _, held| {
-            if let Some(card) = Card::at(process, held.card) {
-                card.release(held.bytes);
-            }
-        },
+        |process, _, held| give_back(process, held),
     )
 }

@@ -9,6 +9,7 @@ use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
 use crate::held::Held;
+use crate::hooks::array;
 use crate::hooks::memory::{free_held, give_back_linear, take};
 use crate::meter;
 use crate::process::{Device, Process};
@@ -227,9 +228,7 @@ fn release_all_of(context: u64) {
     process.pointers.remove_all(ends, |pointer, held| {
         give_back_linear(process, pointer, held);
     });
-    process.arrays.remove_all(ends, |_, held| {
-        if let Some(card) = Card::at(process, held.card) {
-            card.release(held.bytes);
-        }
-    });
+    process
+        .arrays
+        .remove_all(ends, |_, held| array::give_back(process, held));
 }

@@ -146,7 +146,7 @@ impl Request {
     }
 
     /// The card whose limit applies, `None` if none does, or what to refuse with.
-    fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
+    pub(crate) fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
         match self.target {
             Target::Unlimited => Ok(None),
             Target::Refused => Err(CUDA_ERROR_OUT_OF_MEMORY),
@@ -154,7 +154,7 @@ impl Request {
         }
     }
 
-    fn held(self, card: Card) -> Held {
+    pub(crate) fn held(self, card: Card) -> Held {
         Held {
             bytes: self.bytes,
             card: card.index(),

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
+mod arrays;
 mod deaths;
 mod doors;
 mod figures;
