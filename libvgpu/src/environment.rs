@@ -4,11 +4,17 @@
 //! |---|---|
 //! | `DRAVA_MEMORY_LIMIT` | memory of each card: bytes, or a quantity such as `4Gi` or `500M` |
 //! | `DRAVA_CORES` | percent of each card's GPU time, 1 to 99; 0 or 100 for no limit |
+//! | `DRAVA_MEMORY_POLICY` | `hard`, or `spill`: plain allocations beyond the limit come from the host |
+//! | `DRAVA_COMPUTE_POLICY` | `fixed`, `balance`, `token` or `none`; default: `fixed` where cores are limited |
+//! | `DRAVA_PRIORITY` | −100 to 100, higher first |
 //! | `DRAVA_JOB` | processes with the same value share one limit; default: the process group |
 //! | `DRAVA_RUN_DIR` | where to look for shares if `/run/drava` has none |
 //! | `CUDA_DEVICE_MEMORY_LIMIT` | as `DRAVA_MEMORY_LIMIT`, with `k`, `m`, `g` as powers of 1024 |
 //! | `CUDA_DEVICE_MEMORY_LIMIT_<i>` | the same for CUDA device `i` alone |
 //! | `CUDA_DEVICE_SM_LIMIT`, `CUDA_DEVICE_SM_LIMIT_<i>` | as `DRAVA_CORES`, of all cards or of one |
+//! | `CUDA_OVERSUBSCRIBE` | `true` is `DRAVA_MEMORY_POLICY=spill` |
+//! | `GPU_CORE_UTILIZATION_POLICY` | `force`, `default`, `disable` are `fixed`, `balance`, `none` |
+//! | `CUDA_TASK_PRIORITY` | 1 is the default, 0 the higher one |
 //!
 //! The region of a job lies in `/dev/shm`, or in `/tmp` where that is missing, readable by its user only:
 //! `drava-<uid>-<job>-<card UUID>`. A process group is what a shell makes of one command line, and children
@@ -22,7 +28,9 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::region::SLOTS_OFFSET;
-use drava_vgpu_abi::{ComputePolicy, Cores, DeviceUuid, Limits, REGION_SIZE};
+use drava_vgpu_abi::{
+    ComputePolicy, Cores, DeviceUuid, Limits, MemoryPolicy, Priority, REGION_SIZE,
+};
 
 use crate::discover::{EntryBuffer, PathBuffer, names};
 use crate::log;
@@ -53,7 +61,22 @@ pub(crate) struct Environment {
     cores: AtomicU64,
     /// The same for single devices.
     device_cores: [AtomicU64; DEVICES],
+    /// One more than the index in [`MEMORY_POLICIES`], 0 for none named.
+    memory_policy: AtomicU64,
+    /// One more than the index in [`COMPUTE_POLICIES`], 0 for none named.
+    compute_policy: AtomicU64,
+    /// One more than the distance to [`LOWEST_PRIORITY`], 0 for none named.
+    priority: AtomicU64,
 }
+
+const MEMORY_POLICIES: [MemoryPolicy; 2] = [MemoryPolicy::Hard, MemoryPolicy::Spill];
+const COMPUTE_POLICIES: [ComputePolicy; 4] = [
+    ComputePolicy::None,
+    ComputePolicy::Balance,
+    ComputePolicy::Fixed,
+    ComputePolicy::Token,
+];
+const LOWEST_PRIORITY: i32 = -100;
 
 /// How a card got its share.
 pub(crate) enum Attached {
@@ -69,13 +92,20 @@ impl Environment {
     /// Reads the variables.
     pub(crate) fn read(&self) -> Source {
         let mut source = Source::Nothing;
+        for (name, parse, target) in self.choices() {
+            match variable(name).map(|text| parse(text.to_bytes())) {
+                None => {}
+                Some(Some(choice)) => target.store(choice, Ordering::Relaxed),
+                Some(None) => {
+                    report(name);
+                    source = Source::BrokenEnvironment;
+                }
+            }
+        }
         let mut set = |name: &CStr, parse: fn(&[u8]) -> Option<u64>, target: &AtomicU64| {
             let Some(text) = variable(name) else { return };
             let Some(bytes) = parse(text.to_bytes()) else {
-                log::line(format_args!(
-                    "{} cannot be understood: GPU memory is refused",
-                    name.to_str().unwrap_or("?")
-                ));
+                report(name);
                 source = Source::BrokenEnvironment;
                 return;
             };
@@ -99,6 +129,34 @@ impl Environment {
             }
         }
         source
+    }
+
+    /// Variables that limit nothing by themselves; later ones win.
+    fn choices(&self) -> [(&'static CStr, Parse, &AtomicU64); 6] {
+        [
+            (
+                c"CUDA_OVERSUBSCRIBE",
+                parse_oversubscribe,
+                &self.memory_policy,
+            ),
+            (
+                c"DRAVA_MEMORY_POLICY",
+                parse_memory_policy,
+                &self.memory_policy,
+            ),
+            (
+                c"GPU_CORE_UTILIZATION_POLICY",
+                parse_utilization_policy,
+                &self.compute_policy,
+            ),
+            (
+                c"DRAVA_COMPUTE_POLICY",
+                parse_compute_policy,
+                &self.compute_policy,
+            ),
+            (c"CUDA_TASK_PRIORITY", parse_task_priority, &self.priority),
+            (c"DRAVA_PRIORITY", parse_priority, &self.priority),
+        ]
     }
 
     /// Whether any variable limits GPU time.
@@ -137,12 +195,43 @@ impl Environment {
             memory_limit_bytes,
             cores: cores.unwrap_or(Cores::BEST_EFFORT),
             compute_policy: match cores {
-                Some(_) => ComputePolicy::Fixed,
+                Some(_) => {
+                    chosen(&COMPUTE_POLICIES, &self.compute_policy).unwrap_or(ComputePolicy::Fixed)
+                }
                 None => ComputePolicy::None,
             },
+            memory_policy: chosen(&MEMORY_POLICIES, &self.memory_policy)
+                .unwrap_or(MemoryPolicy::Hard),
+            priority: self.priority(),
             ..Limits::memory(0)
         })
     }
+}
+
+type Parse = fn(&[u8]) -> Option<u64>;
+
+impl Environment {
+    fn priority(&self) -> Priority {
+        let chosen = self.priority.load(Ordering::Relaxed);
+        let distance = chosen
+            .checked_sub(1)
+            .and_then(|distance| i32::try_from(distance).ok());
+        distance
+            .and_then(|distance| Priority::new(LOWEST_PRIORITY.saturating_add(distance)))
+            .unwrap_or(Priority::DEFAULT)
+    }
+}
+
+fn chosen<T: Copy>(choices: &[T], choice: &AtomicU64) -> Option<T> {
+    let index = choice.load(Ordering::Relaxed).checked_sub(1)?;
+    choices.get(usize::try_from(index).ok()?).copied()
+}
+
+fn report(name: &CStr) {
+    log::line(format_args!(
+        "{} cannot be understood: GPU memory is refused",
+        name.to_str().unwrap_or("?")
+    ));
 }
 
 /// Gives the card a share of its own. The caller holds the process's guard.
@@ -289,6 +378,57 @@ fn parse_cores(text: &[u8]) -> Option<u64> {
     match split_number(text)? {
         (percent @ 1..=99, b"" | b"%") => Some(percent),
         (0 | 100, b"" | b"%") => Some(0),
+        _ => None,
+    }
+}
+
+fn parse_memory_policy(text: &[u8]) -> Option<u64> {
+    match text {
+        b"hard" => Some(1),
+        b"spill" => Some(2),
+        _ => None,
+    }
+}
+
+fn parse_oversubscribe(text: &[u8]) -> Option<u64> {
+    match text {
+        b"false" | b"0" => Some(1),
+        b"true" | b"1" => Some(2),
+        _ => None,
+    }
+}
+
+fn parse_compute_policy(text: &[u8]) -> Option<u64> {
+    match text {
+        b"none" => Some(1),
+        b"balance" => Some(2),
+        b"fixed" => Some(3),
+        b"token" => Some(4),
+        _ => None,
+    }
+}
+
+fn parse_utilization_policy(text: &[u8]) -> Option<u64> {
+    match text {
+        b"disable" => Some(1),
+        b"default" => Some(2),
+        b"force" => Some(3),
+        _ => None,
+    }
+}
+
+fn parse_priority(text: &[u8]) -> Option<u64> {
+    let value: i32 = core::str::from_utf8(text).ok()?.parse().ok()?;
+    Priority::new(value)?;
+    let distance = value.checked_sub(LOWEST_PRIORITY)?;
+    u64::try_from(distance).ok()?.checked_add(1)
+}
+
+/// Lower numbers go first, and 1 is the default.
+fn parse_task_priority(text: &[u8]) -> Option<u64> {
+    match text {
+        b"0" => parse_priority(b"1"),
+        b"1" => parse_priority(b"0"),
         _ => None,
     }
 }

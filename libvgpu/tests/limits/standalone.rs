@@ -89,3 +89,61 @@ fn regions_of_ended_jobs_are_removed() {
     start(&container, &[limit]).init(0);
     assert_eq!(files(), 0);
 }
+
+#[test]
+fn policies_are_chosen_by_their_names() {
+    let container = Container::new();
+    for spill in [
+        ("DRAVA_MEMORY_POLICY", "spill"),
+        ("CUDA_OVERSUBSCRIBE", "true"),
+    ] {
+        let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi"), spill]);
+        process.init(0);
+        process.alloc(GIB);
+        process.alloc(GIB);
+        assert_eq!(process.memory_info().0, 0);
+    }
+    for hard in [
+        ("DRAVA_MEMORY_POLICY", "hard"),
+        ("CUDA_OVERSUBSCRIBE", "false"),
+        ("DRAVA_COMPUTE_POLICY", "balance"),
+        ("GPU_CORE_UTILIZATION_POLICY", "force"),
+        ("DRAVA_PRIORITY", "-5"),
+        ("CUDA_TASK_PRIORITY", "0"),
+    ] {
+        let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi"), hard]);
+        process.init(0);
+        process.alloc(GIB);
+        process.refused("alloc 1");
+    }
+    for nonsense in [
+        ("DRAVA_MEMORY_POLICY", "soft"),
+        ("CUDA_OVERSUBSCRIBE", "maybe"),
+        ("DRAVA_COMPUTE_POLICY", "fair"),
+        ("GPU_CORE_UTILIZATION_POLICY", "always"),
+        ("DRAVA_PRIORITY", "101"),
+        ("CUDA_TASK_PRIORITY", "high"),
+        ("DRAVA_CORES", "101"),
+    ] {
+        let mut process = start(&container, &[nonsense]);
+        process.refused("init 0");
+    }
+}
+
+/// Whether a launch goes through the library at all, which it does not where nothing is metered.
+#[test]
+fn cores_are_metered_unless_the_policy_says_otherwise() {
+    let container = Container::new();
+    for (variables, is_metered) in [
+        (&[("DRAVA_CORES", "30")][..], true),
+        (&[("CUDA_DEVICE_SM_LIMIT", "30")], true),
+        (&[("CUDA_DEVICE_SM_LIMIT_0", "30")], true),
+        (&[("DRAVA_CORES", "100")], false),
+        (&[("DRAVA_CORES", "0")], false),
+        (&[("DRAVA_MEMORY_LIMIT", "1Gi")], false),
+    ] {
+        let mut process = start(&container, variables);
+        let library = process.say("lookup cuLaunchKernel");
+        assert_eq!(library.contains("libvgpu"), is_metered, "{variables:?}");
+    }
+}
