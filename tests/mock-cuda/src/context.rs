@@ -81,12 +81,16 @@ impl State {
         device: CUdevice,
         flags: c_uint,
     ) -> Answer<CUcontext> {
-        let card = driver.device(device)?.card;
+        let used = driver.device(device)?;
+        let card = used.card;
         let Reply::ContextCreated { context: id } =
             driver.request(&Request::CreateContext { card })?
         else {
             return Err(CudaError::Unknown);
         };
+        if let Some(instance) = &used.instance {
+            instance.enter(driver, card, id)?;
+        }
         let handle = CUcontext(self.handle());
         let context = Context {
             id,

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use drava_mock_machine::description::BusId;
 
-use crate::abi::{Answer, Out, Text, entry_points};
+use crate::abi::{Out, Text, entry_points};
 use crate::attributes::attribute;
 use crate::driver::{driver, initialize};
 use crate::error::CudaError;
@@ -40,8 +40,19 @@ entry_points! {
         name.set_text(length, &driver()?.model(device)?.name)
     }
 
-    "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) { uuid.set(uuid_of(device)?) }
-    "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) { uuid.set(uuid_of(device)?) }
+    "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) {
+        let driver = driver()?;
+        uuid.set(bytes_of(&driver.described(driver.device(device)?)?.uuid))
+    }
+    "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) {
+        let driver = driver()?;
+        let device = driver.device(device)?;
+        // Since this version a MIG device has its own.
+        uuid.set(bytes_of(match &device.instance {
+            Some(instance) => &instance.uuid,
+            None => &driver.described(device)?.uuid,
+        }))
+    }
 
     "cuDeviceTotalMem" 2000 fn cuDeviceTotalMem(bytes: Out<c_uint>, device: CUdevice) {
         let total = driver()?.model(device)?.memory.usable_bytes();
@@ -75,7 +86,7 @@ entry_points! {
     "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: Out<CUdevice>, bus_id: Text) {
         let driver = driver()?;
         let bus_id = BusId::parse(&bus_id.get()?).ok_or(CudaError::InvalidValue)?;
-        let matches = |candidate: &crate::driver::Device| {
+        let matches = |candidate: &crate::enumerate::Device| {
             driver.described(candidate).is_ok_and(|described| described.bus_id == bus_id)
         };
         let ordinal = driver.devices().iter().position(matches).ok_or(CudaError::InvalidDevice)?;
@@ -92,12 +103,11 @@ entry_points! {
 /// The version that this library imitates when no machine has been asked yet.
 const DRIVER_VERSION: c_int = 13000;
 
-fn uuid_of(device: CUdevice) -> Answer<CUuuid> {
-    let driver = driver()?;
-    let described = driver.described(driver.device(device)?)?;
-    let digits: Vec<u8> = described
-        .uuid
+/// The bytes of a UUID behind its `GPU-` or `MIG-`.
+fn bytes_of(uuid: &str) -> CUuuid {
+    let digits: Vec<u8> = uuid
         .trim_start_matches("GPU-")
+        .trim_start_matches("MIG-")
         .chars()
         .filter_map(|digit| u8::try_from(digit.to_digit(16)?).ok())
         .collect();
@@ -105,5 +115,5 @@ fn uuid_of(device: CUdevice) -> Answer<CUuuid> {
     for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
         *byte = pair.iter().fold(0, |byte, digit| byte << 4 | digit);
     }
-    Ok(CUuuid { bytes })
+    CUuuid { bytes }
 }

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use drava_mock_machine::channel::Channel;
 use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
-use drava_mock_machine::protocol::{CardIndex, ClientKind, Reply, Request};
+use drava_mock_machine::protocol::{ClientKind, Reply, Request};
 use drava_mock_machine::root::DriverRoot;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
@@ -25,6 +25,7 @@ use crate::abi::Answer;
 use crate::array::Arrays;
 use crate::capture::Captures;
 use crate::context::{Context, Primary};
+use crate::enumerate::{self, Device};
 use crate::error::CudaError;
 use crate::event::Events;
 use crate::graph::Graphs;
@@ -53,14 +54,6 @@ pub(crate) struct Driver {
     connection: Mutex<Connection>,
     channel: Channel,
     state: Mutex<State>,
-}
-
-/// A device that this process may use.
-#[derive(Debug)]
-pub(crate) struct Device {
-    pub(crate) card: CardIndex,
-    /// The card's memory.
-    pub(crate) memory: OwnedFd,
 }
 
 /// Everything that handles and addresses stand for.
@@ -142,21 +135,12 @@ impl Driver {
         if !root.path().join("dev/nvidiactl").exists() {
             return Err(CudaError::NoDevice);
         }
-        let (connection, mut welcome) = Connection::open(&root, ClientKind::Cuda)?;
+        let (mut connection, mut welcome) = Connection::open(&root, ClientKind::Cuda)?;
         let doorbell = welcome.fds.pop().ok_or(CudaError::Unknown)?;
         let memory = welcome.fds.pop().ok_or(CudaError::Unknown)?;
         let channel = Channel::open(memory, doorbell)?;
-        let present: Vec<Device> = (0..)
-            .map(CardIndex)
-            .zip(welcome.fds)
-            .filter(|(card, _)| root.sees(*card))
-            .map(|(card, memory)| Device { card, memory })
-            .collect();
         let machine = welcome.machine;
-        let devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(list) => visible(present, &list, &machine),
-            Err(_) => present,
-        };
+        let devices = enumerate::devices(&mut connection, &root, &machine, welcome.fds);
         if devices.is_empty() {
             return Err(CudaError::NoDevice);
         }
@@ -215,7 +199,11 @@ impl Driver {
 
     /// A device's model.
     pub(crate) fn model(&self, ordinal: CUdevice) -> Answer<&CardModel> {
-        Ok(self.machine.model(self.described(self.device(ordinal)?)?))
+        let device = self.device(ordinal)?;
+        match &device.instance {
+            Some(instance) => Ok(&instance.model),
+            None => Ok(self.machine.model(self.described(device)?)),
+        }
     }
 
     /// The state, locked.
@@ -261,31 +249,6 @@ impl Driver {
     pub(crate) fn request_about(&self, request: &Request, fd: BorrowedFd<'_>) -> Answer<Reply> {
         Ok(self.connection().request_about(request, fd)?)
     }
-}
-
-/// Applies `CUDA_VISIBLE_DEVICES`: ordinals and UUID prefixes, up to the first that names nothing.
-fn visible(present: Vec<Device>, list: &str, machine: &MachineDescription) -> Vec<Device> {
-    let uuid = |device: &Device| {
-        let index = usize::try_from(device.card.0).ok()?;
-        Some(machine.cards.get(index)?.uuid.as_str())
-    };
-    let mut left: Vec<Option<Device>> = present.into_iter().map(Some).collect();
-    let mut chosen = Vec::new();
-    for name in list.split(',').map(str::trim) {
-        let position = match name.parse::<usize>() {
-            Ok(ordinal) => Some(ordinal),
-            Err(_) if name.starts_with("GPU-") => left.iter().position(|device| {
-                let uuid = device.as_ref().and_then(uuid);
-                uuid.is_some_and(|uuid| uuid.starts_with(name))
-            }),
-            Err(_) => None,
-        };
-        match position.and_then(|position| left.get_mut(position)?.take()) {
-            Some(device) => chosen.push(device),
-            None => break,
-        }
-    }
-    chosen
 }
 
 fn own_path() -> Option<PathBuf> {

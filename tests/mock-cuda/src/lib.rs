@@ -25,6 +25,7 @@ mod context;
 mod copy;
 mod device;
 mod driver;
+mod enumerate;
 mod error;
 mod event;
 mod fill;

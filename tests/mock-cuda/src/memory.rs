@@ -365,7 +365,11 @@ entry_points! {
 fn memory_info() -> Answer<(u64, u64)> {
     let driver = driver()?;
     let device = driver.state().current()?.device;
-    let card = driver.device(device)?.card;
+    let device = driver.device(device)?;
+    let card = device.card;
+    if let Some(instance) = &device.instance {
+        return instance.memory_info(driver, card);
+    }
     match driver.request(&Request::MemoryInfo { card })? {
         Reply::MemoryInfo {
             free_bytes,

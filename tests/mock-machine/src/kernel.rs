@@ -410,8 +410,9 @@ impl Kernel {
             *used.entry((client.pid, instance)).or_default() += self.context_bytes(*id, context);
         }
         for (client, bytes) in self.bytes_by_client(index) {
+            let instance = self.instance_of_client(client, index);
             if let Some(client) = self.clients.get(&client) {
-                *used.entry((client.pid, None)).or_default() += bytes;
+                *used.entry((client.pid, instance)).or_default() += bytes;
             }
         }
         let state = |((pid, instance), used_bytes)| ProcessState {

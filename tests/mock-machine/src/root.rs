@@ -2,7 +2,8 @@
 //!
 //! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
-//! `run/nvidia-persistenced/socket` (the daemon) and `run/mock-machine/control`.
+//! `run/nvidia-persistenced/socket` (the daemon) and `run/mock-machine/control`; where there are MIG
+//! instances, their nodes in `dev/nvidia-caps` and `proc/driver/nvidia/capabilities`.
 //!
 //! A library finds the root from its own path, so the same file serves a test on the host and,
 //! mounted at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. The device nodes are
@@ -16,7 +17,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, makedev, mknodat};
 use rustix::io::Errno;
 
-use crate::protocol::CardIndex;
+use crate::protocol::{CardIndex, MigState};
+
+mod capabilities;
 
 /// Overrides the driver root that a library finds from its path.
 pub const ROOT_VARIABLE: &str = "MOCK_GPU_ROOT";
@@ -123,6 +126,13 @@ impl DriverRoot {
         let cards = (0..layout.cards).map(|index| self.device_node(CardIndex(index)));
         for node in control.into_iter().chain(cards) {
             at(&node, make_node(&node))?;
+        }
+        for card in (0..layout.cards).map(CardIndex) {
+            let nothing = MigState::default();
+            at(
+                &self.path().join("dev/nvidia-caps"),
+                self.lay_out_instances(card, &nothing),
+            )?;
         }
         if let Some(libraries) = layout.libraries {
             for library in &LIBRARIES {

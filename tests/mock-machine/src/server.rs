@@ -33,6 +33,7 @@ use crate::root::{DriverRoot, LayOutError, Layout};
 use crate::wire::WireError;
 
 mod exports;
+mod instances;
 mod peers;
 mod stop_signal;
 mod view;
@@ -302,7 +303,9 @@ impl Server {
         let peer = self.peers.get(token).ok_or(WireError::Closed)?;
         if peer.is_controller() {
             let (command, _) = peer.receive::<control::Command>(&mut self.buffer)?;
-            return peer.send(&carry_out(&mut self.kernel, &command), &[]);
+            let answer = carry_out(&mut self.kernel, &command);
+            self.follow_command(&command);
+            return peer.send(&answer, &[]);
         }
         let (request, fds) = peer.receive::<Request>(&mut self.buffer)?;
         let client = ClientId(token);
@@ -318,6 +321,7 @@ impl Server {
         }
         let policy = self.kernel.description().process_ids;
         view::restrict(&mut reply, policy, peer.namespace());
+        self.follow_request(&request, &reply);
         let welcomed = matches!(reply, Reply::Welcome { .. });
         if welcomed && self.kernel.kind(client) == Some(ClientKind::Cuda) {
             return self.welcome(token, &reply);

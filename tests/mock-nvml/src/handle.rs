@@ -150,6 +150,32 @@ fn find_gpu(library: &'static Library, card: CardIndex, gpu: u32) -> Answer<GpuI
     Ok(GpuInstance { device, state })
 }
 
+/// The MIG device in a compute instance whose nodes this process can see.
+pub(crate) fn visible_devices(
+    library: &'static Library,
+    card: CardIndex,
+) -> Answer<Vec<MigDevice>> {
+    let device = Device { library, card };
+    let mut devices = Vec::new();
+    for state in library.mig(card)?.gpu_instances {
+        for compute in &state.compute_instances {
+            let id = InstanceId {
+                gpu: state.id,
+                compute: compute.id,
+            };
+            if library.sees_instance(card, id) {
+                let gpu = GpuInstance {
+                    device,
+                    state: state.clone(),
+                };
+                let compute = compute.clone();
+                devices.push(MigDevice { gpu, compute });
+            }
+        }
+    }
+    Ok(devices)
+}
+
 fn find_compute(library: &'static Library, card: CardIndex, id: InstanceId) -> Answer<MigDevice> {
     let gpu = find_gpu(library, card, id.gpu)?;
     let computes = &gpu.state.compute_instances;

@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use drava_mock_machine::description::{Architecture, Brand, BusId};
-use drava_mock_machine::protocol::InstanceId;
 use nvml_wrapper_sys::bindings::{
     NVML_DEVICE_ARCH_ADA, NVML_DEVICE_ARCH_AMPERE, NVML_DEVICE_ARCH_BLACKWELL,
     NVML_DEVICE_ARCH_HOPPER, NVML_DEVICE_ARCH_TURING, nvmlBrandType_enum_NVML_BRAND_GEFORCE_RTX,
@@ -15,7 +14,7 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::abi::{Answer, In, Out, Text, entry_points, fixed_text, struct_version, uuid_bytes};
 use crate::error::NvmlError;
-use crate::handle::{AnyDevice, Device, any_device, device, handle, mig_handle};
+use crate::handle::{AnyDevice, Device, any_device, device, handle, mig_handle, visible_devices};
 use crate::instances::instance_name;
 use crate::library::library;
 
@@ -203,16 +202,9 @@ fn by_uuid(uuid: &str, result: Out<nvmlDevice_t>) -> Answer {
     }
     let library = library()?;
     for card in library.visible().iter().copied() {
-        for gpu in library.mig(card)?.gpu_instances {
-            for compute in gpu.compute_instances {
-                if compute.uuid == uuid {
-                    let id = InstanceId {
-                        gpu: gpu.id,
-                        compute: compute.id,
-                    };
-                    return result.set(mig_handle(card, id));
-                }
-            }
+        let devices = visible_devices(library, card)?;
+        if let Some(device) = devices.iter().find(|device| device.compute.uuid == uuid) {
+            return result.set(mig_handle(card, device.id()));
         }
     }
     Err(NvmlError::NotFound)

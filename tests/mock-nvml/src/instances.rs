@@ -17,7 +17,7 @@ use crate::error::NvmlError;
 use crate::handle::{
     AnyDevice, Device, GpuInstance, MigDevice, any_device, compute_instance,
     compute_instance_handle, device, gpu_instance, gpu_instance_handle, handle as handle_of,
-    mig_handle,
+    mig_handle, visible_devices,
 };
 use crate::mig::{mig, require_root};
 
@@ -160,10 +160,9 @@ entry_points! {
         if index >= mig(handle)?.max_devices() {
             return Err(NvmlError::InvalidArgument);
         }
-        for gpu in device.library.mig(device.card)?.gpu_instances {
-            if let Some(compute) = gpu.compute_instances.iter().find(|one| one.index == index) {
-                return found.set(mig_handle(device.card, InstanceId { gpu: gpu.id, compute: compute.id }));
-            }
+        let devices = visible_devices(device.library, device.card)?;
+        if let Some(mig) = devices.iter().find(|mig| mig.compute.index == index) {
+            return found.set(mig_handle(device.card, mig.id()));
         }
         Err(NvmlError::NotFound)
     }

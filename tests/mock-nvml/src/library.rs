@@ -13,7 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
 use drava_mock_machine::protocol::{
-    CardIndex, CardState, ClientKind, MigReply, MigRequest, MigState, Reply, Request, SampleState,
+    CardIndex, CardState, ClientKind, InstanceId, MigReply, MigRequest, MigState, Reply, Request,
+    SampleState,
 };
 use drava_mock_machine::root::DriverRoot;
 use rustix::time::{ClockId, clock_gettime};
@@ -32,6 +33,7 @@ static CURRENT: AtomicPtr<Library> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) struct Library {
     pid: u32,
     machine: MachineDescription,
+    root: DriverRoot,
     /// Cards whose device node this process can see, in index order.
     visible: Vec<CardIndex>,
     connection: Mutex<Connection>,
@@ -108,6 +110,7 @@ impl Library {
                 .filter(|card| root.sees(*card))
                 .collect(),
             machine: welcome.machine,
+            root,
             connection: Mutex::new(connection),
             epoch: nanoseconds(ClockId::Realtime).saturating_sub(nanoseconds(ClockId::Monotonic)),
         })
@@ -120,6 +123,11 @@ impl Library {
     /// Cards that this process can see; a device's NVML index is its position here.
     pub(crate) fn visible(&self) -> &[CardIndex] {
         &self.visible
+    }
+
+    /// Whether this process can see the nodes of a MIG device.
+    pub(crate) fn sees_instance(&self, card: CardIndex, id: InstanceId) -> bool {
+        self.root.sees_instance(card, id)
     }
 
     /// A card's entry in the machine file.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::protocol::{CardIndex, ClientKind, ContextId, MigReply, MigRequest, Refusal, Reply};
+use crate::protocol::{
+    CardIndex, ClientKind, ContextId, InstanceId, MigReply, MigRequest, MigState, Refusal, Reply,
+};
 
 use super::ledger::round_up;
 use super::{ClientId, Kernel};
@@ -23,8 +25,9 @@ impl Kernel {
         let used_bytes = |context| used.get(&context).copied().unwrap_or(0);
         if let MigRequest::SetMode { enabled } = request {
             let others = self.is_open_elsewhere(client);
+            let in_use = self.is_in_use(index);
             let partitions = &mut self.card_mut(index)?.partitions;
-            let activation = partitions.set_mode(enabled, !used.is_empty(), others)?;
+            let activation = partitions.set_mode(enabled, in_use, others)?;
             return Ok(Reply::Mig(MigReply::Switched(activation)));
         }
         if let MigRequest::Enter { context, .. } = request {
@@ -64,12 +67,20 @@ impl Kernel {
         Ok(Reply::Mig(reply))
     }
 
+    /// How a card is partitioned.
+    #[must_use]
+    pub fn mig_state(&self, index: CardIndex) -> Option<MigState> {
+        let used = self.bytes_by_context(index);
+        let used_bytes = |context| used.get(&context).copied().unwrap_or(0);
+        Some(self.card(index).ok()?.partitions.state(used_bytes))
+    }
+
     /// Resets a card, as `nvidia-smi --gpu-reset` does: only when nobody computes on it.
     ///
     /// # Errors
     /// When there is no such card or somebody uses it.
     pub fn reset(&mut self, index: CardIndex) -> Result<(), Refusal> {
-        if !self.bytes_by_context(index).is_empty() {
+        if self.is_in_use(index) {
             return Err(Refusal::InUse);
         }
         self.card_mut(index)?.partitions.reset();
@@ -101,11 +112,41 @@ impl Kernel {
             .any(|other| other.kind == Some(ClientKind::Nvml) && Some(other.pid) != asking)
     }
 
-    /// Memory of each context of a card.
+    /// Whether anybody has a context or memory on a card.
+    fn is_in_use(&self, index: CardIndex) -> bool {
+        self.contexts.values().any(|context| context.card == index)
+            || !self.bytes_by_client(index).is_empty()
+    }
+
+    /// Memory of each context of a card. What a process has on its own account is its first
+    /// context's: in MIG mode all its contexts are in one instance.
     pub(super) fn bytes_by_context(&self, index: CardIndex) -> BTreeMap<ContextId, u64> {
         let of_card = self.contexts.iter().filter(|(_, one)| one.card == index);
-        of_card
+        let mut bytes: BTreeMap<ContextId, u64> = of_card
             .map(|(id, context)| (*id, self.context_bytes(*id, context)))
-            .collect()
+            .collect();
+        for (client, on_account) in self.bytes_by_client(index) {
+            if let Some(first) = self.first_context(client, index) {
+                *bytes.entry(first).or_default() += on_account;
+            }
+        }
+        bytes
+    }
+
+    /// The context that stands for a process on a card.
+    fn first_context(&self, client: ClientId, index: CardIndex) -> Option<ContextId> {
+        let mut contexts = self.contexts.iter();
+        let first = contexts.find(|(_, one)| one.client == client && one.card == index);
+        first.map(|(id, _)| *id)
+    }
+
+    /// Where a process computes on a card in MIG mode.
+    pub(super) fn instance_of_client(
+        &self,
+        client: ClientId,
+        index: CardIndex,
+    ) -> Option<InstanceId> {
+        let context = self.first_context(client, index)?;
+        self.card(index).ok()?.partitions.instance_of(context)
     }
 }

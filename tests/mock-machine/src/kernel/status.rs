@@ -73,11 +73,7 @@ impl Kernel {
             free_bytes: card.ledger.free_bytes(),
             busy_nanos: card.engine.busy(),
             gpu_percent: card.sensors().utilization.gpu_percent,
-            mig: {
-                let used = self.bytes_by_context(CardIndex(index));
-                card.partitions
-                    .state(|context| used.get(&context).copied().unwrap_or(0))
-            },
+            mig: self.mig_state(CardIndex(index)).unwrap_or_default(),
             processes: self
                 .processes(CardIndex(index))
                 .into_iter()
