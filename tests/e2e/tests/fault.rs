@@ -22,6 +22,31 @@ fn set_driver_root(world: &World, root: &str) -> Result<()> {
     Ok(())
 }
 
+/// Names of the driver's pods that are ready.
+fn ready_drivers(world: &World) -> Result<Vec<String>> {
+    let pods = world.get(&[
+        "pods",
+        "-n",
+        "drava-system",
+        "-l",
+        "app.kubernetes.io/component=driver",
+    ])?;
+    let is_ready = |pod: &serde_json::Value| {
+        let conditions = pod["status"]["conditions"].as_array();
+        conditions.is_some_and(|all| {
+            all.iter()
+                .any(|one| one["type"] == "Ready" && one["status"] == "True")
+        })
+    };
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let names: Vec<String> = pods
+        .filter(|pod| is_ready(pod))
+        .filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned))
+        .collect();
+    ensure!(!names.is_empty(), "no instance of the driver is ready");
+    Ok(names)
+}
+
 #[test]
 fn a_driver_root_without_libraries_says_where_it_looked() -> Result<()> {
     let world = World::attach()?;
@@ -46,9 +71,18 @@ fn a_driver_root_without_libraries_says_where_it_looked() -> Result<()> {
                 .then(|| message.to_owned())
         }))
     });
-    // So does the pod that would need it, and it starts when the mistake is put right.
-    let told = tenant
-        .apply(&pod_with_share("waits", "vgpu.drava.dev", "{memory: 1Gi}"))
+    // The instance that works keeps the node for as long as it lives.
+    let served = tenant
+        .apply(&pod_with_share("served", "vgpu.drava.dev", "{memory: 1Gi}"))
+        .and_then(|()| tenant.running("served"));
+    // Then a pod reads the same as the node, and starts when the mistake is put right.
+    let told = ready_drivers(&world)
+        .and_then(|drivers| {
+            let delete =
+                ["-n", "drava-system", "delete", "pod", "--timeout=60s"].map(str::to_owned);
+            world.kubectl(delete.into_iter().chain(drivers))
+        })
+        .and_then(|_| tenant.apply(&pod_with_share("waits", "vgpu.drava.dev", "{memory: 1Gi}")))
         .and_then(|()| tenant.event("waits", "libnvidia-ml.so.1"));
 
     set_driver_root(&world, &right)?;
@@ -58,6 +92,7 @@ fn a_driver_root_without_libraries_says_where_it_looked() -> Result<()> {
         said.contains("usr/lib"),
         "the event does not say where it looked: {said}"
     );
+    served?;
     told?;
     tenant.running("waits")
 }

@@ -12,6 +12,9 @@ use super::setup::{Setup, Share, json, limits, together};
 /// Percentage points that a share may be off.
 const GOAL_POINTS: f64 = 2.0;
 
+/// What tenants that may use the whole card between them use of what they could without limits.
+const GOAL_SUM: f64 = 0.97;
+
 /// What `gpu-suite work` says.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -36,7 +39,7 @@ pub(crate) fn rows(
     progress: &Progress,
 ) -> Result<Vec<Row>> {
     let tenants = Tenants::new(setup, seconds)?;
-    let mut rows = vec![Row::measured("without limits", percent(tenants.uncapped))];
+    let mut rows = Vec::new();
     for cores in (1..=9).map(|tenth| tenth * 10) {
         progress.note(format!("{cores} % alone"));
         rows.push(tenants.alone(cores, 1000, "queue")?);
@@ -71,8 +74,6 @@ struct Tenants<'a> {
     seconds: f64,
     memory_bytes: u64,
     rounds_per_us: f64,
-    /// Share of an unlimited process: below 1 by what launching takes.
-    uncapped: f64,
 }
 
 impl<'a> Tenants<'a> {
@@ -82,12 +83,10 @@ impl<'a> Tenants<'a> {
             seconds,
             memory_bytes: setup.card()?.total_bytes / 4,
             rounds_per_us: 0.0,
-            uncapped: 0.0,
         };
         let done: Done = json(tenants.work(None, 1000, "queue", false))
             .context("keep the card busy without limits")?;
         tenants.rounds_per_us = done.rounds_per_us;
-        tenants.uncapped = done.share;
         Ok(tenants)
     }
 
@@ -111,47 +110,59 @@ impl<'a> Tenants<'a> {
         command
     }
 
+    /// A program whose launches cannot fill the share keeps what it has.
     fn alone(&self, cores: u32, kernel_us: u64, way: &str) -> Result<Row> {
         let share = self.setup.share(&limits(self.memory_bytes, cores)?)?;
-        let done: Done = json(self.work(Some(&share), kernel_us, way, false))?;
-        Ok(row(
+        let free: Done = json(self.work(None, kernel_us, way, false))?;
+        let capped: Done = json(self.work(Some(&share), kernel_us, way, false))?;
+        let due = (free.share * 100.0).min(f64::from(cores));
+        let off = capped.share.mul_add(100.0, -due);
+        Ok(Row::checked(
             format!("{cores} % alone, kernels of {kernel_us} µs, {way}"),
-            cores,
-            done.share,
+            off.abs() <= GOAL_POINTS,
+            format!(
+                "{} ({off:+.1} points; {} without a limit)",
+                percent(capped.share),
+                percent(free.share)
+            ),
         ))
     }
 
+    /// Two at once: how they divide the card, and how much of it they use between them.
     fn pair(&self, left: u32, right: u32) -> Result<Vec<Row>> {
+        let both = |shares: [Option<&Share>; 2]| -> Result<[f64; 2]> {
+            let commands = shares.map(|share| self.work(share, 1000, "queue", true));
+            let done: Vec<Done> = together(commands.into())?;
+            match done.as_slice() {
+                [left, right] => Ok([left.share, right.share]),
+                _ => anyhow::bail!("two processes gave {} results", done.len()),
+            }
+        };
+        let free: f64 = both([None, None])?.iter().sum();
         let shares = [
             self.setup.share(&limits(self.memory_bytes, left)?)?,
             self.setup.share(&limits(self.memory_bytes, right)?)?,
         ];
-        let commands = shares
-            .iter()
-            .map(|share| self.work(Some(share), 1000, "queue", true))
-            .collect();
-        let done: Vec<Done> = together(commands)?;
-        Ok([left, right]
-            .into_iter()
-            .zip(done)
-            .map(|(cores, done)| {
-                row(
-                    format!("{left}:{right}, the one with {cores} %"),
-                    cores,
-                    done.share,
-                )
-            })
-            .collect())
+        let [first, second] = both([Some(&shares[0]), Some(&shares[1])])?;
+        let sum = first + second;
+        let off = (first / sum).mul_add(100.0, -f64::from(left));
+        Ok(vec![
+            Row::checked(
+                format!("{left}:{right}, how they divide what they use"),
+                off.abs() <= GOAL_POINTS,
+                format!(
+                    "{} : {} ({off:+.1} points)",
+                    percent(first),
+                    percent(second)
+                ),
+            ),
+            Row::checked(
+                format!("{left}:{right}, what they use"),
+                sum >= GOAL_SUM * free,
+                format!("{} of the {} without limits", percent(sum), percent(free)),
+            ),
+        ])
     }
-}
-
-fn row(what: String, cores: u32, share: f64) -> Row {
-    let off = share.mul_add(100.0, -f64::from(cores));
-    Row::checked(
-        what,
-        off.abs() <= GOAL_POINTS,
-        format!("{} ({off:+.1} points)", percent(share)),
-    )
 }
 
 /// Unhooked, hooked without a limit of GPU time, and hooked with one that never blocks, in turn.
