@@ -59,23 +59,58 @@ fn is_ours(entry: &Entry) -> bool {
         .any(|place| place.starts_with(OURS))
 }
 
-/// Names whose doors lead elsewhere than their class says.
+/// Names whose doors lead elsewhere than the table says.
+///
+/// The table is about symbols. What `cuGetProcAddress` gives for a name is judged by the symbol that it is in the bare driver:
+/// `cuMemFree` of CUDA 3.2 and later is `cuMemFree_v2`.
 fn wrong(bare: &[Entry], hooked: &[Entry]) -> Vec<String> {
+    let is_hooked = |entry: &Entry| {
+        matches!(
+            entry.class.as_str(),
+            "counted" | "metered" | "virtualised" | "door"
+        )
+    };
+    let hooked_places: BTreeSet<&str> = bare
+        .iter()
+        .filter(|entry| is_hooked(entry))
+        .filter_map(|entry| entry.symbol.as_deref())
+        .collect();
+    let is_right = |before: &str, after: &str| {
+        if hooked_places.contains(before) {
+            after.starts_with(OURS)
+        } else {
+            after == before
+        }
+    };
     let bare: BTreeMap<&str, &Entry> = bare.iter().map(|e| (e.name.as_str(), e)).collect();
     hooked
         .iter()
-        .filter_map(|entry| {
-            let before = bare.get(entry.name.as_str())?;
-            let is_right = match entry.class.as_str() {
-                "counted" | "metered" | "virtualised" | "door" => {
-                    let symbol = entry.symbol.iter();
-                    symbol
-                        .chain(entry.procedures.keys())
-                        .all(|place| place.starts_with(OURS))
-                }
-                _ => entry.symbol == before.symbol && entry.procedures == before.procedures,
+        .filter(|entry| {
+            let Some(before) = bare.get(entry.name.as_str()) else {
+                return false;
             };
-            (!is_right).then(|| entry.name.clone())
+            let symbols = before.symbol.iter().zip(&entry.symbol);
+            let (before, after) = (by_version(before), by_version(entry));
+            !symbols
+                .map(|(before, after)| (before.as_str(), after.as_str()))
+                .chain(before.iter().map(|(version, before)| {
+                    (*before, after.get(version).copied().unwrap_or_default())
+                }))
+                .all(|(before, after)| is_right(before, after))
+        })
+        .map(|entry| entry.name.clone())
+        .collect()
+}
+
+/// Where `cuGetProcAddress` leads, by version and flags.
+fn by_version(entry: &Entry) -> BTreeMap<&str, &str> {
+    entry
+        .procedures
+        .iter()
+        .flat_map(|(place, versions)| {
+            versions
+                .iter()
+                .map(move |version| (version.as_str(), place.as_str()))
         })
         .collect()
 }
@@ -118,12 +153,15 @@ mod tests {
             entry("cuMemFree_v2", "counted", "libcuda+0x2", "libcuda+0x2"),
             entry("cuEventCreate", "passed", "libcuda+0x3", "libcuda+0x3"),
             entry("cuEventQuery", "passed", "libcuda+0x4", "libcuda+0x4"),
+            // A symbol of old whose name now means the second.
+            entry("cuMemFree", "passed", "libcuda+0x5", "libcuda+0x2"),
         ];
         let hooked = [
             entry("cuMemAlloc_v2", "counted", "libvgpu+0x1", "libvgpu+0x1"),
             entry("cuMemFree_v2", "counted", "libvgpu+0x2", "libcuda+0x2"),
             entry("cuEventCreate", "passed", "libcuda+0x3", "libcuda+0x3"),
             entry("cuEventQuery", "passed", "libvgpu+0x4", "libcuda+0x4"),
+            entry("cuMemFree", "passed", "libcuda+0x5", "libvgpu+0x2"),
         ];
         assert_eq!(wrong(&bare, &hooked), ["cuMemFree_v2", "cuEventQuery"]);
     }
