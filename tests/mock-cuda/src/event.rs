@@ -15,6 +15,13 @@ use crate::operation::{Operation, enqueue};
 use crate::stream::{Point, Stream, wait_for, with_room};
 use crate::types::{CUcontext, CUevent, CUstream};
 
+mod shared;
+
+pub(crate) use shared::ENTRY_POINTS as SHARED_ENTRY_POINTS;
+use shared::{SharedEvent, check_flags};
+
+/// `CU_EVENT_INTERPROCESS`
+const INTERPROCESS: c_uint = 4;
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: c_uint = 2;
 
@@ -29,13 +36,36 @@ pub(crate) struct Events {
 }
 
 #[derive(Clone, Debug)]
-struct Event {
+pub(crate) struct Event {
     context: CUcontext,
     cell: u32,
     flags: c_uint,
     last: Option<Recorded>,
     /// The last recording was in a stream from which a graph was captured.
     captured: Option<Captured>,
+    /// Where its recordings are counted, when other processes know it.
+    shared: Option<SharedEvent>,
+}
+
+/// What a caller waits for in the place of a stream that cannot.
+pub(crate) enum Foreign {
+    /// A stream of another context.
+    Point(Point),
+    /// A recording by another process.
+    Recording(Box<Event>, u64),
+}
+
+impl Foreign {
+    /// Waits. No lock may be held.
+    pub(crate) fn wait(&self, driver: &Driver) -> Answer {
+        match self {
+            Self::Point(point) => wait_for(driver, &[*point]),
+            Self::Recording(event, recording) => match &event.shared {
+                Some(shared) => shared.wait(driver, *recording),
+                None => Ok(()),
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +105,7 @@ impl Events {
         let free = &mut self.free;
         self.created.retain(|_, event| {
             let keep = event.context != context;
-            if !keep {
+            if !keep && event.shared.is_none() {
                 free.push(event.cell);
             }
             keep
@@ -84,8 +114,17 @@ impl Events {
 }
 
 impl Event {
+    /// Whether a recording has not been reached.
+    fn is_pending(&self, driver: &Driver) -> bool {
+        let recorded = self.last.is_some() || self.shared.is_some();
+        recorded && self.reached(driver).is_none()
+    }
+
     /// When the last recording was reached; `None` while it was not.
     fn reached(&self, driver: &Driver) -> Option<u64> {
+        if let Some(shared) = &self.shared {
+            return shared.reached(shared.last());
+        }
         let last = self.last?;
         let (recording, at) = driver.channel().event(self.cell);
         (recording >= last.recording).then_some(at)
@@ -113,14 +152,23 @@ impl State {
         stream: Stream,
         handle: CUevent,
     ) -> Answer<Point> {
-        let Event { cell, context, .. } = self.events.get(handle)?;
+        let Event {
+            cell,
+            context,
+            shared,
+            ..
+        } = self.events.get(handle)?;
         if context != stream.context {
             return Err(CudaError::InvalidHandle);
         }
         let count = self.events.recordings.get_mut(cell as usize);
         let count = count.ok_or(CudaError::InvalidHandle)?;
         *count += 1;
-        let recording = *count;
+        let mut recording = *count;
+        if let Some(shared) = shared {
+            recording = shared.next();
+            *count = recording.max(*count);
+        }
         let work = Work::Record {
             event: cell,
             recording,
@@ -142,20 +190,27 @@ impl State {
         driver: &Driver,
         stream: Stream,
         handle: CUevent,
-    ) -> Answer<Option<Point>> {
+    ) -> Answer<Option<Foreign>> {
         let event = self.events.get(handle)?;
-        let Some(last) = event.last.filter(|_| event.reached(driver).is_none()) else {
+        if !event.is_pending(driver) {
             return Ok(None);
-        };
-        if last.context != stream.context {
-            return Ok(Some(last.point));
         }
-        let Point { cell, ticket } = last.point;
-        let work = Work::Wait {
-            stream: cell,
-            ticket,
-        };
-        self.submit(driver, stream, work).map(|_| None)
+        let others = event.shared.as_ref().map(SharedEvent::last);
+        let own = event
+            .last
+            .filter(|last| others.is_none_or(|others| others == last.recording));
+        match (own, others) {
+            (Some(last), _) if last.context == stream.context => {
+                let work = Work::Wait {
+                    stream: last.point.cell,
+                    ticket: last.point.ticket,
+                };
+                self.submit(driver, stream, work).map(|_| None)
+            }
+            (Some(last), _) => Ok(Some(Foreign::Point(last.point))),
+            (None, Some(recording)) => Ok(Some(Foreign::Recording(Box::new(event), recording))),
+            (None, None) => Ok(None),
+        }
     }
 }
 
@@ -167,13 +222,14 @@ entry_points! {
         if flags > 7 || result.is_null() {
             return Err(CudaError::InvalidValue);
         }
+        check_flags(flags)?;
         let driver = driver()?;
         let context = current_handle()?;
         let mut state = driver.state();
         state.current()?;
         let cell = state.events.cell()?;
         let handle = CUevent(state.handle());
-        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None });
+        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None, shared: None });
         result.set(handle)
     }
 
@@ -189,7 +245,7 @@ entry_points! {
         let event = state.events.get(event)?;
         event.require_recorded()?;
         state.potentially_unsafe()?;
-        match event.last.is_some() && event.reached(driver).is_none() {
+        match event.is_pending(driver) {
             true => Err(CudaError::NotReady),
             false => Ok(()),
         }
@@ -202,8 +258,9 @@ entry_points! {
         event.require_recorded()?;
         state.potentially_unsafe()?;
         drop(state);
-        match event.last {
-            Some(last) if event.reached(driver).is_none() => wait_for(driver, &[last.point])?,
+        match (&event.shared, event.last) {
+            (Some(shared), _) => shared.wait(driver, shared.last())?,
+            (None, Some(last)) if event.reached(driver).is_none() => wait_for(driver, &[last.point])?,
             _ => {}
         }
         driver.state().trim_pools(driver)
@@ -230,12 +287,15 @@ entry_points! {
             match found.last {
                 // The graph would wait for something outside of it.
                 Some(_) => Err(state.invalidate(stream, CudaError::StreamCaptureIsolation)),
+                None if found.shared.is_some() => {
+                    Err(state.invalidate(stream, CudaError::StreamCaptureIsolation))
+                }
                 None => Ok(None),
             }
         })?;
         match foreign {
             // Cards do not see each other's streams: the caller waits in the stream's place.
-            Some(point) => wait_for(driver()?, &[point]),
+            Some(foreign) => foreign.wait(driver()?),
             None => Ok(()),
         }
     }
@@ -249,7 +309,10 @@ fn destroy(handle: CUevent) -> Answer {
         .created
         .remove(&handle)
         .ok_or(CudaError::InvalidHandle)?;
-    state.events.free.push(event.cell);
+    // The daemon still takes the cell of a shared event for that event.
+    if event.shared.is_none() {
+        state.events.free.push(event.cell);
+    }
     Ok(())
 }
 

@@ -21,6 +21,7 @@ const TABLES: &[&[EntryPoint]] = &[
     device::ENTRY_POINTS,
     error::ENTRY_POINTS,
     event::ENTRY_POINTS,
+    event::SHARED_ENTRY_POINTS,
     fill::ENTRY_POINTS,
     graph::ENTRY_POINTS,
     graph::EXEC_ENTRY_POINTS,

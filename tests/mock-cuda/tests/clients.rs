@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 use drava_mock_machine::description::{H100X2, MIB};
@@ -55,6 +55,20 @@ fn with_cudarc() -> anyhow::Result<()> {
     // Longer where this program was slow to launch after the first event.
     assert!(milliseconds >= 20.0, "{milliseconds}");
 
+    // A graph that is captured through the safe interface, and launched twice.
+    // SAFETY: everything below is on one stream.
+    unsafe { context.disable_event_tracking() };
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let mut launch = stream.launch_builder(&spin);
+    launch.arg(&nanos);
+    // SAFETY: as above.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(1 << 20)) }?;
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
+    let graph = graph.context("no graph was captured")?;
+    graph.launch()?;
+    graph.launch()?;
+    stream.synchronize()?;
+
     let refused = stream.alloc_zeros::<u8>(200 << 30);
     assert!(refused.is_err_and(|error| error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY));
     Ok(())
@@ -70,7 +84,7 @@ fn cudarc_copies_launches_and_measures() -> anyhow::Result<()> {
         .output()?;
     text(&output)?;
     machine.wait_for_card(1, |card| {
-        card.used_bytes == 0 && card.busy_nanos >= 20_000_000
+        card.used_bytes == 0 && card.busy_nanos >= 60_000_000
     })?;
     Ok(())
 }

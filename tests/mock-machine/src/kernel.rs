@@ -322,8 +322,10 @@ impl Kernel {
             Request::Share { allocation } => self.share(client, allocation),
             Request::Open { allocation } => self.open(client, allocation),
             Request::Export { allocation } => self.export(client, allocation),
-            // The server knows what the descriptor stands for.
-            Request::Import => Err(Refusal::Invalid),
+            // The server's business: it knows descriptors.
+            Request::Import | Request::ShareEvent { .. } | Request::OpenEvent { .. } => {
+                Err(Refusal::Invalid)
+            }
             Request::MemoryInfo { card } => {
                 let card = self.card(card)?;
                 Ok(Reply::MemoryInfo {

@@ -35,11 +35,13 @@ use crate::wire::WireError;
 mod exports;
 mod instances;
 mod peers;
+pub mod shared_events;
 mod stop_signal;
 mod view;
 
 use exports::Exports;
 use peers::{Peer, Peers};
+use shared_events::SharedEvents;
 use view::Namespace;
 
 /// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
@@ -98,6 +100,7 @@ pub struct Server {
     _stop: OwnedFd,
     peers: Peers,
     exports: Exports,
+    shared_events: SharedEvents,
     next_token: u64,
     /// Answers that a fault holds back, by the time when they go out.
     delayed: BTreeMap<(Nanos, u64), Reply>,
@@ -163,6 +166,7 @@ impl Server {
             _stop: stop,
             peers: Peers::default(),
             exports: Exports::default(),
+            shared_events: SharedEvents::default(),
             next_token: FIRST_PEER,
             delayed: BTreeMap::new(),
             buffer: Vec::new(),
@@ -309,6 +313,9 @@ impl Server {
         }
         let (request, fds) = peer.receive::<Request>(&mut self.buffer)?;
         let client = ClientId(token);
+        if let Request::ShareEvent { .. } | Request::OpenEvent { .. } = request {
+            return self.share_event(token, &request);
+        }
         let mut reply = match request {
             Request::Import => match fds.first().and_then(|fd| self.exports.find(fd)) {
                 Some(export) => self.kernel.import(client, export),
@@ -358,6 +365,29 @@ impl Server {
         }
     }
 
+    /// Gives a client the page of an event that it shares or opens.
+    fn share_event(&mut self, token: u64, request: &Request) -> Result<(), WireError> {
+        let client = ClientId(token);
+        let shared = match *request {
+            _ if self.kernel.kind(client) != Some(ClientKind::Cuda) => None,
+            Request::ShareEvent { event } => self.shared_events.create(client, event).ok(),
+            Request::OpenEvent { shared, event } => {
+                let joined = self.shared_events.join(shared, client, event);
+                joined.then_some(shared)
+            }
+            _ => None,
+        };
+        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
+        let found = shared.and_then(|id| Some((id, self.shared_events.page(id)?)));
+        match found {
+            Some((shared, page)) => {
+                let member = token;
+                peer.send(&Reply::EventShared { shared, member }, &[page.as_fd()])
+            }
+            None => peer.send(&Reply::Refused(Refusal::NotFound), &[]),
+        }
+    }
+
     /// Gives a CUDA client the memory of the cards and a channel.
     fn welcome(&mut self, token: u64, reply: &Reply) -> Result<(), WireError> {
         let channel = Channel::new()?;
@@ -379,6 +409,7 @@ impl Server {
             let _ = epoll::delete(&self.epoll, channel);
         }
         self.kernel.disconnect(ClientId(token));
+        self.shared_events.forget(ClientId(token), now());
     }
 
     fn apply_effects(&mut self) {
@@ -418,6 +449,7 @@ impl Server {
                 } => {
                     self.peers
                         .with_channel(client, |channel| channel.record(event, recording, at));
+                    self.shared_events.reach(client, event, recording, at);
                 }
                 Effect::HostCall {
                     client,

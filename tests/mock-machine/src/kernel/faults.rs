@@ -82,6 +82,8 @@ impl Kernel {
             | Request::Share { .. }
             | Request::Open { .. }
             | Request::Export { .. }
+            | Request::ShareEvent { .. }
+            | Request::OpenEvent { .. }
             | Request::Import => None,
         }
     }
