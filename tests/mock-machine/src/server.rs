@@ -280,9 +280,7 @@ impl Server {
     /// Answers everything a peer has sent.
     fn serve(&mut self, token: u64) {
         if token & EXPORT != 0 && token & DOORBELL == 0 {
-            let export = ExportId(token & !EXPORT);
-            self.exports.remove(export);
-            self.kernel.unexport(export);
+            self.end_export(ExportId(token & !EXPORT));
             self.apply_effects();
             return;
         }
@@ -317,10 +315,11 @@ impl Server {
             return self.share_event(token, &request);
         }
         let mut reply = match request {
-            Request::Import => match fds.first().and_then(|fd| self.exports.find(fd)) {
-                Some(export) => self.kernel.import(client, export),
-                None => Reply::Refused(Refusal::NotFound),
-            },
+            Request::Import => {
+                let export = self.exports.first(&fds);
+                let unknown = Reply::Refused(Refusal::NotFound);
+                export.map_or(unknown, |export| self.kernel.import(client, export))
+            }
             _ => self.kernel.handle(client, &request),
         };
         if let Reply::Exported { export } = reply {
@@ -350,41 +349,6 @@ impl Server {
         for ((_, token), reply) in std::mem::replace(&mut self.delayed, later) {
             // Who has gone does not miss it.
             let _ = self.peers.get(token).map(|peer| peer.send(&reply, &[]));
-        }
-    }
-
-    /// Gives a client a descriptor that stands for memory.
-    fn send_export(&mut self, token: u64, export: ExportId) -> Result<(), WireError> {
-        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
-        match self.exports.create(export, &self.epoll) {
-            Ok(descriptor) => peer.send(&Reply::Exported { export }, &[descriptor.as_fd()]),
-            Err(_) => {
-                self.kernel.unexport(export);
-                peer.send(&Reply::Refused(Refusal::OutOfMemory), &[])
-            }
-        }
-    }
-
-    /// Gives a client the page of an event that it shares or opens.
-    fn share_event(&mut self, token: u64, request: &Request) -> Result<(), WireError> {
-        let client = ClientId(token);
-        let shared = match *request {
-            _ if self.kernel.kind(client) != Some(ClientKind::Cuda) => None,
-            Request::ShareEvent { event } => self.shared_events.create(client, event).ok(),
-            Request::OpenEvent { shared, event } => {
-                let joined = self.shared_events.join(shared, client, event);
-                joined.then_some(shared)
-            }
-            _ => None,
-        };
-        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
-        let found = shared.and_then(|id| Some((id, self.shared_events.page(id)?)));
-        match found {
-            Some((shared, page)) => {
-                let member = token;
-                peer.send(&Reply::EventShared { shared, member }, &[page.as_fd()])
-            }
-            None => peer.send(&Reply::Refused(Refusal::NotFound), &[]),
         }
     }
 

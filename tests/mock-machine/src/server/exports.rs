@@ -11,8 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::epoll;
 use rustix::fs::fstat;
 
-use super::EXPORT;
-use crate::protocol::ExportId;
+use super::{EXPORT, Server};
+use crate::protocol::{ExportId, Refusal, Reply};
+use crate::wire::WireError;
 
 /// The reading ends.
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub(super) struct Exports(BTreeMap<ExportId, OwnedFd>);
 
 impl Exports {
     /// Makes the descriptor that stands for an export.
-    pub(super) fn create(&mut self, export: ExportId, epoll: &OwnedFd) -> io::Result<OwnedFd> {
+    fn create(&mut self, export: ExportId, epoll: &OwnedFd) -> io::Result<OwnedFd> {
         let (kept, given) = io::pipe()?;
         let (kept, given) = (OwnedFd::from(kept), OwnedFd::from(given));
         // Hanging up is always reported; what someone writes is no concern of ours.
@@ -32,7 +33,7 @@ impl Exports {
     }
 
     /// What a descriptor stands for: both ends of a pipe are one file.
-    pub(super) fn find(&self, descriptor: &impl AsFd) -> Option<ExportId> {
+    fn find(&self, descriptor: &impl AsFd) -> Option<ExportId> {
         let wanted = fstat(descriptor).ok()?;
         let same = |kept: &OwnedFd| {
             fstat(kept)
@@ -44,7 +45,32 @@ impl Exports {
             .map(|(export, _)| *export)
     }
 
-    pub(super) fn remove(&mut self, export: ExportId) {
+    /// What the descriptor of a message stands for.
+    pub(super) fn first(&self, descriptors: &[OwnedFd]) -> Option<ExportId> {
+        descriptors.first().and_then(|one| self.find(one))
+    }
+
+    fn remove(&mut self, export: ExportId) {
         self.0.remove(&export);
+    }
+}
+
+impl Server {
+    /// Gives a client a descriptor that stands for memory.
+    pub(super) fn send_export(&mut self, token: u64, export: ExportId) -> Result<(), WireError> {
+        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
+        match self.exports.create(export, &self.epoll) {
+            Ok(descriptor) => peer.send(&Reply::Exported { export }, &[descriptor.as_fd()]),
+            Err(_) => {
+                self.kernel.unexport(export);
+                peer.send(&Reply::Refused(Refusal::OutOfMemory), &[])
+            }
+        }
+    }
+
+    /// The last copy of a descriptor is closed.
+    pub(super) fn end_export(&mut self, export: ExportId) {
+        self.exports.remove(export);
+        self.kernel.unexport(export);
     }
 }

@@ -10,8 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
+use super::Server;
 use crate::kernel::{ClientId, Nanos};
-use crate::protocol::SharedEventId;
+use crate::protocol::{ClientKind, Refusal, Reply, Request, SharedEventId};
+use crate::wire::WireError;
 
 /// Length of a page.
 pub const PAGE_LENGTH: usize = 4096;
@@ -98,5 +100,30 @@ impl SharedEvents {
             }
             !shared.members.is_empty()
         });
+    }
+}
+
+impl Server {
+    /// Gives a client the page of an event that it shares or opens.
+    pub(super) fn share_event(&mut self, token: u64, request: &Request) -> Result<(), WireError> {
+        let client = ClientId(token);
+        let shared = match *request {
+            _ if self.kernel.kind(client) != Some(ClientKind::Cuda) => None,
+            Request::ShareEvent { event } => self.shared_events.create(client, event).ok(),
+            Request::OpenEvent { shared, event } => {
+                let joined = self.shared_events.join(shared, client, event);
+                joined.then_some(shared)
+            }
+            _ => None,
+        };
+        let peer = self.peers.get(token).ok_or(WireError::Closed)?;
+        let found = shared.and_then(|id| Some((id, self.shared_events.page(id)?)));
+        match found {
+            Some((shared, page)) => {
+                let member = token;
+                peer.send(&Reply::EventShared { shared, member }, &[page.as_fd()])
+            }
+            None => peer.send(&Reply::Refused(Refusal::NotFound), &[]),
+        }
     }
 }
