@@ -63,6 +63,10 @@ pub enum ComputePolicy {
     Fixed,
     /// Not metered.
     None,
+    /// Exclusive time slices of 10 to 50 ms, handed round among such tenants of the card by their cores. Exact also for
+    /// long kernels, at the price of a pause at each change. A claim with several devices gets `balance` instead: work
+    /// that spans cards would wait for a turn on each.
+    Token,
 }
 
 /// Priority among the tenants of one card: −100 to 100.

@@ -164,7 +164,7 @@ impl<E: Effects> ClaimService<E> {
         self.report_repairs(claim, repairs);
         if let Some(found) = &found {
             self.reporter
-                .devices(found, &record, &node.inventory, Injection::Expected);
+                .devices(found, &record, &node.inventory, &Injection::Expected);
         }
         Ok(record)
     }

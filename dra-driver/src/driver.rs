@@ -9,10 +9,11 @@ use std::time::Duration;
 use drava_api::names;
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::agent::{self, Agent};
 use crate::args::{Paths, Scheduling};
 use crate::artifacts::{self, Installed};
 use crate::claims::{ClaimService, blocking};
@@ -43,6 +44,9 @@ const LASTING: Duration = Duration::from_secs(5);
 
 /// How long a call waits for a lock that another call or instance holds; below kubelet's time-out of 45 s.
 const LOCK_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Findings of the agent that wait to be told.
+const FINDINGS: usize = 256;
 
 /// What the driver needs to know.
 #[derive(Debug, Clone)]
@@ -121,6 +125,11 @@ pub async fn run(
     if !until(&stop, directories::make(&layout, &conditions)).await {
         return Ok(());
     }
+    let agent = agent::Config {
+        layout: layout.clone(),
+        proc_root: PathBuf::from("/proc"),
+        open: Arc::clone(&source.observe),
+    };
     let thread = InventoryThread::start(source).map_err(RunError::Thread)?;
     let (reporter, reports) = Reporter::start(client.clone(), node.clone());
     tasks.spawn(async move {
@@ -194,7 +203,16 @@ pub async fn run(
     tasks.spawn(async move {
         let lock = become_active(&locks, &stand, &publisher.conditions, &stopped).await;
         if lock.is_some() {
-            active(publisher, claims, layout, orphan_grace, untidy, stopped).await;
+            Box::pin(active(
+                publisher,
+                claims,
+                layout,
+                agent,
+                orphan_grace,
+                untidy,
+                stopped,
+            ))
+            .await;
         }
         Ok("the publisher")
     });
@@ -261,6 +279,7 @@ async fn active(
     publisher: Publisher,
     claims: Arc<ClaimService<NodeEffects>>,
     layout: Layout,
+    agent: agent::Config,
     grace: Duration,
     untidy: Arc<Notify>,
     stop: CancellationToken,
@@ -268,12 +287,38 @@ async fn active(
     let state_dir = layout.state_dir().to_owned();
     let injected = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
     let tidy = reconcile::run(Arc::clone(&claims), layout, grace, untidy, stop.clone());
+    let agent = run_agent(agent, Arc::clone(&claims), stop.clone());
     tokio::join!(
         publisher.run(stop.clone()),
+        agent,
         tidy,
         injected,
         remove_old_artifacts(claims, state_dir, stop)
     );
+}
+
+/// Runs the node agent until `stop`.
+async fn run_agent(
+    config: agent::Config,
+    claims: Arc<ClaimService<NodeEffects>>,
+    stop: CancellationToken,
+) {
+    let (findings, told) = mpsc::channel(FINDINGS);
+    let stopped = stop.clone();
+    let thread = std::thread::Builder::new().name("agent".to_owned());
+    let started = thread.spawn(move || {
+        Agent::new(config).run(&stopped, |finding| {
+            if let Err(error) = findings.try_send(finding) {
+                tracing::warn!(%error, "nobody tells what the agent found");
+            }
+        });
+    });
+    match started {
+        Ok(_) => agent::tell::run(claims, told, stop).await,
+        Err(error) => {
+            tracing::error!(%error, "no thread for the node agent: shares keep what they were prepared with");
+        }
+    }
 }
 
 /// Removes libraries and hooks that no claim uses any more, once.

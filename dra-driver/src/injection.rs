@@ -185,6 +185,6 @@ fn tell<E: Effects>(claims: &ClaimService<E>, found: &ResourceClaim, record: &Re
     if let State::Known(node) = state {
         claims
             .reporter
-            .devices(found, record, &node.inventory, Injection::Ignored);
+            .devices(found, record, &node.inventory, &Injection::Ignored);
     }
 }

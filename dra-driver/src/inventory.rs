@@ -15,6 +15,7 @@ use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{Card, GpuLibrary, GpuUuid, Inventory, Library, Memory};
 use tokio::sync::{oneshot, watch};
 
+use crate::agent::observe::Open;
 use crate::error::describe;
 
 /// Time between two looks at the cards, unless a test wants them more often.
@@ -85,6 +86,8 @@ pub enum State {
 pub struct Source {
     /// Opens the GPU library; called again after a failure.
     pub open: Box<dyn FnMut() -> Result<Box<dyn GpuLibrary>, String> + Send>,
+    /// Opens it for the node agent, in whichever thread asks.
+    pub observe: Open,
     /// Root of the user-space driver, as the node sees it.
     pub driver_root: PathBuf,
     /// The same, as this process sees it.
@@ -100,13 +103,15 @@ impl Source {
     #[must_use]
     pub fn nvml(driver_root: PathBuf, driver_root_mount: PathBuf) -> Self {
         let mount = driver_root_mount.clone();
-        let open = move || {
+        let open = Arc::new(move || {
             let path = drava_nvml::find(&mount).map_err(|error| describe(&error))?;
             let library = Library::open(&path).map_err(|error| describe(&error))?;
             Ok(Box::new(library) as Box<dyn GpuLibrary>)
-        };
+        });
+        let observe = Arc::clone(&open);
         Self {
-            open: Box::new(open),
+            open: Box::new(move || open()),
+            observe,
             driver_root,
             driver_root_mount,
             sysfs: PathBuf::from("/sys"),

@@ -8,6 +8,7 @@
 //! | How is a claim made usable, and undone? | [`prepare`], [`claims`] |
 //! | What if something was left over or lost? | [`reconcile`] |
 //! | Do containers get what was prepared? | [`injection`] |
+//! | Who uses how much of a card, and who escapes its limits? | [`agent`] |
 //! | Where does everything lie on the node? | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`] |
 //! | Who is told what? | [`report`], [`conditions`], [`health`] |
 //!
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod args;
 pub mod artifacts;
 pub mod claim;

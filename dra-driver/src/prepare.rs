@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use drava_api::config::{ComputePolicy, MemoryPolicy, Priority};
+use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use serde::{Deserialize, Serialize};
 
 use crate::claim::ClaimUid;
@@ -146,6 +146,9 @@ pub struct Share {
     pub priority: Priority,
     /// What happens at the memory limit.
     pub memory_policy: MemoryPolicy,
+    /// What happens to processes that exceed or escape the limits. A record of an older build has none.
+    #[serde(default)]
+    pub enforcement: Enforcement,
     /// Whether graphics and video parts of the driver are mounted.
     pub unmetered: bool,
 }

@@ -19,7 +19,7 @@ use crate::prepare::record::Record;
 
 mod device_status;
 
-pub use device_status::Injection;
+pub use device_status::{Breach, Injection};
 
 /// Field manager of what the driver writes into claims, and the name under which it reports.
 const COMPONENT: &str = "drava-dra-driver";
@@ -69,10 +69,20 @@ pub enum Reason {
     NotReady,
     /// A card is not offered, or not fully.
     CardWithheld,
+    /// The processes of a claim hold more GPU memory than its limit.
+    MemoryOverLimit,
+    /// A process of a limited claim uses the GPU without libvgpu.
+    ProcessNotCounted,
+    /// The usage region of a share cannot be used.
+    UsageRegionDamaged,
+    /// A single kernel ran for so long that shares of time cannot be kept.
+    LongKernel,
+    /// A process was killed because it exceeded or escaped its limits.
+    ProcessKilled,
 }
 
 impl Reason {
-    const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::ClaimStateRepaired => "ClaimStateRepaired",
             Self::ClaimRecordDamaged => "ClaimRecordDamaged",
@@ -81,6 +91,11 @@ impl Reason {
             Self::CdiIgnored => "CdiIgnored",
             Self::NotReady => "NotReady",
             Self::CardWithheld => "CardWithheld",
+            Self::MemoryOverLimit => "MemoryOverLimit",
+            Self::ProcessNotCounted => "ProcessNotCounted",
+            Self::UsageRegionDamaged => "UsageRegionDamaged",
+            Self::LongKernel => "LongKernel",
+            Self::ProcessKilled => "ProcessKilled",
         }
     }
 
@@ -92,7 +107,12 @@ impl Reason {
             | Self::FieldsDropped
             | Self::CdiIgnored
             | Self::NotReady
-            | Self::CardWithheld => EventType::Warning,
+            | Self::CardWithheld
+            | Self::MemoryOverLimit
+            | Self::ProcessNotCounted
+            | Self::UsageRegionDamaged
+            | Self::LongKernel
+            | Self::ProcessKilled => EventType::Warning,
         }
     }
 }
@@ -158,7 +178,7 @@ impl Reporter {
         found: &ResourceClaim,
         record: &Record,
         inventory: &NodeInventory,
-        injection: Injection,
+        injection: &Injection,
     ) {
         let written = found
             .status

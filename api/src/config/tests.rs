@@ -61,7 +61,7 @@ fn errors_name_the_field() {
         ),
         (
             document(json!({"computePolicy": "turbo"})),
-            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `none`",
+            "config field computePolicy: unknown variant `turbo`, expected one of `balance`, `fixed`, `none`, `token`",
         ),
         (
             json!({"apiVersion": "gpu.nvidia.com/v1", "kind": "GpuConfig"}),

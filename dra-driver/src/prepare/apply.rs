@@ -364,6 +364,7 @@ fn limits(
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,
                 ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
                 ComputePolicy::None => abi::ComputePolicy::None,
+                ComputePolicy::Token => abi::ComputePolicy::Token,
             },
             priority: abi::Priority::new(i32::from(share.priority.get()))
                 .unwrap_or(abi::Priority::DEFAULT),

@@ -321,6 +321,7 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         compute_policy: settings.compute_policy,
         priority: settings.priority,
         memory_policy: settings.memory_policy,
+        enforcement: settings.enforcement,
         unmetered: settings.unmetered,
     })
 }

@@ -8,16 +8,28 @@ use serde_json::{Value, json};
 
 use crate::inventory::NodeInventory;
 use crate::prepare::record::Record;
-use crate::prepare::{Access, Prepared, Share};
+use crate::prepare::{Access, Prepared, Share, ShareId};
 use crate::publish::amounts;
+use crate::report::Reason;
 
-/// Whether containers get what a claim's CDI spec says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether containers get what a claim's CDI spec says, and keep to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Injection {
     /// Nothing speaks against it.
     Expected,
     /// The container runtime has ignored it.
     Ignored,
+    /// They run, and these shares are not kept to; all others are.
+    Seen(BTreeMap<ShareId, Breach>),
+}
+
+/// Why a share is not enforced at present.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Breach {
+    /// In one word.
+    pub reason: Reason,
+    /// In a sentence.
+    pub message: String,
 }
 
 /// A condition of a device, without its time.
@@ -32,7 +44,7 @@ struct Condition {
 pub(super) fn statuses(
     record: &Record,
     inventory: &NodeInventory,
-    injection: Injection,
+    injection: &Injection,
     written: &Value,
     now: Timestamp,
 ) -> Vec<Value> {
@@ -75,7 +87,7 @@ fn prepared(device: &Prepared) -> Condition {
     }
 }
 
-fn enforced(device: &Prepared, inventory: &NodeInventory, injection: Injection) -> Condition {
+fn enforced(device: &Prepared, inventory: &NodeInventory, injection: &Injection) -> Condition {
     let (status, reason, message) = match &device.access {
         Access::Share(share) => share_enforced(device, share, inventory, injection),
         Access::Whole => (true, "WholeCard", "the claim has the card alone".to_owned()),
@@ -97,11 +109,19 @@ fn share_enforced(
     device: &Prepared,
     share: &Share,
     inventory: &NodeInventory,
-    injection: Injection,
+    injection: &Injection,
 ) -> (bool, &'static str, String) {
-    if injection == Injection::Ignored {
-        let message = "the container runtime has ignored the CDI devices of the claim";
-        return (false, "CdiIgnored", message.to_owned());
+    match injection {
+        Injection::Expected => {}
+        Injection::Ignored => {
+            let message = "the container runtime has ignored the CDI devices of the claim";
+            return (false, "CdiIgnored", message.to_owned());
+        }
+        Injection::Seen(breaches) => {
+            if let Some(breach) = breaches.get(&share.id) {
+                return (false, breach.reason.as_str(), breach.message.clone());
+            }
+        }
     }
     let unenforceable = inventory
         .card(&device.card.uuid)

@@ -135,9 +135,10 @@ impl World {
 
     /// GPUs of the fake, libraries of the simulated machine.
     pub(crate) fn source(&self) -> Source {
-        let gpus = self.gpus.clone();
+        let (gpus, observed) = (self.gpus.clone(), self.gpus.clone());
         Source {
             open: Box::new(move || Ok(Box::new(gpus.clone()))),
+            observe: Arc::new(move || Ok(Box::new(observed.clone()))),
             rescan: Duration::from_millis(100),
             ..Source::nvml(
                 self.node.paths.driver_root.clone(),

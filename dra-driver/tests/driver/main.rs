@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod agent;
 mod api_server;
 mod apply;
 mod decisions;

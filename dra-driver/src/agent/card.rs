@@ -1,0 +1,325 @@
+//! A card with shares: one step of its controller, one turn of its token, one look at what NVML says.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use drava_api::config::Enforcement;
+use drava_nvml::GpuUuid;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::control::{Controller, Measured};
+use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, driver_bytes, look};
+use super::observe::{Listed, Observation};
+use super::share::Scratch;
+use super::tenant::{Key, Tenant};
+use super::token::{Change, Contender, Ring};
+
+/// After a share with turns wanted time, all of them go on taking turns for so long, µs.
+const TURNS_FOR_US: u64 = 4_000_000;
+
+/// Time between two reminders that somebody else has the token, µs; less than until libvgpu believes that the agent is
+/// gone.
+const REMIND_US: u64 = 1_000_000;
+
+/// How long a share is followed before its processes are killed for what they did, µs: after a restart of the agent
+/// processes may still be registering.
+const KILL_GRACE_US: u64 = 10_000_000;
+
+/// What the agent has to tell about a share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// A breach, or its end.
+    News(News),
+    /// A kernel that no share of time can be kept with, µs.
+    LongKernel(u64),
+    /// A process was killed.
+    Killed {
+        /// On the host.
+        pid: u32,
+        /// Why.
+        why: Kind,
+    },
+}
+
+/// A card.
+pub struct Card {
+    uuid: GpuUuid,
+    controller: Controller<Key>,
+    ring: Ring<Key>,
+    judge: Judge<Key>,
+    stepped_us: u64,
+    /// How many metered shares did anything in the last step.
+    active: usize,
+    looked_us: u64,
+    /// When a share with turns last wanted time.
+    turns_wanted_us: Option<u64>,
+    reminded_us: u64,
+}
+
+/// The shares of a node.
+pub type Tenants = BTreeMap<Key, Tenant>;
+
+impl Card {
+    /// A card that nobody has looked at yet.
+    #[must_use]
+    pub fn new(uuid: GpuUuid, now_us: u64) -> Self {
+        Self {
+            uuid,
+            controller: Controller::default(),
+            ring: Ring::default(),
+            judge: Judge::default(),
+            stepped_us: now_us,
+            active: 0,
+            looked_us: now_us,
+            turns_wanted_us: None,
+            reminded_us: 0,
+        }
+    }
+
+    /// When it was last looked at, µs.
+    #[must_use]
+    pub fn looked_us(&self) -> u64 {
+        self.looked_us
+    }
+
+    /// Whether several shares use it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.active > 1
+    }
+
+    /// Whether its shares take turns now.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.turns_wanted_us.is_some()
+    }
+
+    fn keys(&self, tenants: &Tenants) -> Vec<Key> {
+        let here = tenants
+            .iter()
+            .filter(|(_, tenant)| tenant.card == self.uuid);
+        here.map(|(key, _)| *key).collect()
+    }
+
+    /// Measures the shares and sets their rates.
+    pub fn step(
+        &mut self,
+        now_us: u64,
+        tenants: &mut Tenants,
+        scratch: &mut Scratch,
+    ) -> Vec<(Key, What)> {
+        let elapsed_us = now_us.saturating_sub(self.stepped_us);
+        self.stepped_us = now_us;
+        let mut told = Vec::new();
+        let mut metered = Vec::new();
+        for key in self.keys(tenants) {
+            let Some(tenant) = tenants.get_mut(&key) else {
+                continue;
+            };
+            let activity = tenant.measure(now_us, scratch);
+            told.extend(
+                activity
+                    .long_kernel_us
+                    .map(|us| (key, What::LongKernel(us))),
+            );
+            if let Some(terms) = tenant.terms() {
+                metered.push((key, terms, activity.measured));
+            }
+        }
+        let is_active = |measured: &Measured| measured.waited || measured.used_us > 0;
+        self.active = metered
+            .iter()
+            .filter(|(_, _, measured)| is_active(measured))
+            .count();
+        for (key, decision) in self.controller.step(elapsed_us, &metered) {
+            let Some(tenant) = tenants.get_mut(&key) else {
+                continue;
+            };
+            tenant.is_lent = decision.is_lent;
+            complain(tenant.set_rate(decision.rate_us_per_s), tenant);
+            complain(tenant.set_own_time(decision.own_parts), tenant);
+        }
+        told
+    }
+
+    /// Whether a share that is idle while others use its time wants it back.
+    #[must_use]
+    pub fn has_woken(&self, tenants: &Tenants, scratch: &mut Scratch) -> bool {
+        let mut lent = tenants
+            .values()
+            .filter(|tenant| tenant.card == self.uuid && tenant.is_lent);
+        lent.any(|tenant| tenant.has_woken(scratch))
+    }
+
+    /// Hands the token on if it is time.
+    pub fn turn(&mut self, now_us: u64, tenants: &mut Tenants, scratch: &mut Scratch) {
+        let taking: Vec<Key> = self
+            .keys(tenants)
+            .into_iter()
+            .filter(|key| tenants.get(key).is_some_and(Tenant::takes_turns))
+            .collect();
+        let contenders: Vec<Contender<Key>> = taking
+            .iter()
+            .filter_map(|key| Some(tenants.get(key)?.contender(*key, now_us, scratch)))
+            .collect();
+        if contenders.iter().any(|contender| contender.wants) {
+            self.turns_wanted_us = Some(now_us);
+        }
+        let Some(wanted_us) = self.turns_wanted_us else {
+            return;
+        };
+        if now_us.saturating_sub(wanted_us) > TURNS_FOR_US {
+            // libvgpu sees that nobody gives tokens any more and goes by the rate.
+            self.turns_wanted_us = None;
+            self.reminded_us = 0;
+            return;
+        }
+        let mut words: Vec<(Key, u64)> = Vec::new();
+        if now_us.saturating_sub(self.reminded_us) >= REMIND_US {
+            self.reminded_us = now_us;
+            words.extend(taking.iter().map(|key| (*key, now_us)));
+        }
+        let before = self.ring.holder();
+        let changes = self.ring.look(now_us, &contenders);
+        // The holder needs no reminder.
+        words.retain(|(key, _)| Some(*key) != before || self.ring.holder() != before);
+        words.extend(changes.into_iter().map(|change| match change {
+            Change::Grant(key, until_us) => (key, until_us),
+            Change::Revoke(key) => (key, now_us),
+        }));
+        for (key, until_us) in words {
+            if let Some(tenant) = tenants.get_mut(&key) {
+                complain(tenant.set_token(until_us), tenant);
+            }
+        }
+    }
+
+    /// Compares the shares with what NVML says; without an observation only the regions are looked at.
+    pub fn look(
+        &mut self,
+        now_us: u64,
+        observation: Option<&Observation>,
+        tenants: &mut Tenants,
+        scratch: &mut Scratch,
+    ) -> Vec<(Key, What)> {
+        let elapsed_us = now_us.saturating_sub(self.looked_us);
+        self.looked_us = now_us;
+        let keys = self.keys(tenants);
+        let views: Vec<_> = keys
+            .iter()
+            .filter_map(|key| Some(tenants.get_mut(key)?.view(*key, scratch)))
+            .collect();
+        let listed = observation.and_then(|observation| observation.processes.as_deref());
+        let processes: Vec<GpuProcess<Key>> = listed
+            .unwrap_or_default()
+            .iter()
+            .map(|listed| gpu_process(listed, &keys, tenants))
+            .collect();
+        let suspicions = look(&views, &processes);
+        let mut told = Vec::new();
+        let news = self.judge.hear(&keys, suspicions.clone());
+        told.extend(news.into_iter().map(|(key, news)| (key, What::News(news))));
+        told.extend(self.enforce(now_us, &suspicions, tenants));
+        for view in &views {
+            let Some(tenant) = tenants.get_mut(&view.id) else {
+                continue;
+            };
+            if let Some(bytes) = driver_bytes(view, &processes) {
+                complain(tenant.raise_reserve(bytes), tenant);
+            }
+            if tenant.takes_turns() {
+                let own = processes
+                    .iter()
+                    .filter(|process| process.shares.contains(&view.id));
+                tenant.follow(own.filter_map(|process| open_pid(process.pid)).collect());
+            }
+        }
+        if let Some(busy) = observation.and_then(|observation| observation.busy.as_ref()) {
+            let seen = |key: &Key| {
+                let own = processes
+                    .iter()
+                    .filter(|process| process.shares.first() == Some(key));
+                let percent: u64 = own
+                    .filter_map(|process| busy.get(&process.pid))
+                    .map(|percent| u64::from(*percent))
+                    .sum();
+                (*key, elapsed_us * percent.min(100) / 100)
+            };
+            let seen: Vec<(Key, u64)> = keys.iter().map(seen).collect();
+            let busy_us = elapsed_us * u64::from(busy.values().sum::<u32>().min(100)) / 100;
+            self.controller.observe(elapsed_us, busy_us, &seen);
+        }
+        told
+    }
+
+    fn enforce(
+        &self,
+        now_us: u64,
+        suspicions: &[(Key, Suspicion)],
+        tenants: &Tenants,
+    ) -> Vec<(Key, What)> {
+        let mut told = Vec::new();
+        for (key, suspicion) in suspicions {
+            let Some(tenant) = tenants.get(key) else {
+                continue;
+            };
+            let is_due = now_us.saturating_sub(tenant.since_us) >= KILL_GRACE_US;
+            if tenant.enforcement != Enforcement::Required
+                || !is_due
+                || !self.judge.is_confirmed(*key, suspicion.kind())
+            {
+                continue;
+            }
+            let pids: &[u32] = match suspicion {
+                Suspicion::OverLimit { pids, .. } => pids,
+                Suspicion::NotCounted { pid, .. } => std::slice::from_ref(pid),
+                // libvgpu refuses everything by itself where the region is damaged.
+                Suspicion::Region(_) => &[],
+            };
+            for pid in pids {
+                // NVML listed it a moment ago; a PID is not given to another process so soon.
+                if open_pid(*pid).is_some_and(|fd| pidfd_send_signal(fd, Signal::KILL).is_ok()) {
+                    told.push((
+                        *key,
+                        What::Killed {
+                            pid: *pid,
+                            why: suspicion.kind(),
+                        },
+                    ));
+                }
+            }
+        }
+        told
+    }
+}
+
+fn gpu_process(listed: &Listed, keys: &[Key], tenants: &Tenants) -> GpuProcess<Key> {
+    let has = |key: &&Key| {
+        tenants.get(key).is_some_and(|tenant| {
+            listed
+                .described
+                .shares
+                .iter()
+                .any(|id| id == tenant.share.as_str())
+        })
+    };
+    GpuProcess {
+        pid: listed.pid,
+        name: listed.described.name.clone(),
+        owner: listed.described.owner,
+        used_bytes: listed.used_bytes,
+        shares: keys.iter().filter(has).copied().collect(),
+    }
+}
+
+fn open_pid(pid: u32) -> Option<std::os::fd::OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// A page that cannot be written keeps what it said.
+fn complain(written: io::Result<()>, tenant: &Tenant) {
+    if let Err(error) = written {
+        tracing::warn!(claim = %tenant.claim, share = %tenant.share, %error, "cannot write the limits page");
+    }
+}

@@ -1,0 +1,285 @@
+//! The files of one share, as the agent uses them: the limits page, which it writes in place, and the usage region,
+//! which it reads.
+//!
+//! The region belongs to the tenant, who may truncate it at any moment. **It is therefore read with `pread` and never
+//! mapped**: a mapping of a file that becomes shorter is a SIGBUS, also a private one. A read costs half a microsecond,
+//! gives fewer bytes where there are fewer, and what it gives cannot change while it is looked at. The file is opened so
+//! that nothing else in its place (a link, a FIFO, a device) can hold the agent up.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+
+use drava_vgpu_abi::ledger::MAX_BYTES;
+use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
+use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
+use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
+use drava_vgpu_abi::{Limits, paths};
+use rustix::fs::OFlags;
+
+use super::detect::{RegionProblem, RegionView, check};
+
+/// The part of the header that has words.
+const HEADER_BYTES: usize = 512;
+
+const SLOTS_IN_USE: usize = offset_of!(Header<AtomicU64>, slots_in_use);
+const REFILLED: usize = offset_of!(Header<AtomicU64>, refilled_us);
+
+/// Bytes of a region, read piece by piece. One buffer serves all shares.
+pub struct Scratch {
+    bytes: Vec<u8>,
+    /// Beyond it all bytes are zero.
+    dirty: usize,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            bytes: vec![0; REGION_SIZE],
+            dirty: 0,
+        }
+    }
+}
+
+/// The limits page of a share.
+pub struct Page {
+    path: PathBuf,
+    file: File,
+    inode: u64,
+    content: [u8; PAGE_SIZE],
+    decoded: LimitsPage,
+}
+
+impl Page {
+    /// Opens and reads the page in a limits directory.
+    ///
+    /// # Errors
+    /// When it cannot be opened or read, or is no page.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(paths::PAGE_FILE);
+        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+        let mut content = [0; PAGE_SIZE];
+        file.read_exact_at(&mut content, 0)?;
+        let decoded = page::decode(&content).map_err(io::Error::other)?;
+        let inode = file.metadata()?.ino();
+        Ok(Self {
+            path,
+            file,
+            inode,
+            content,
+            decoded,
+        })
+    }
+
+    /// What it says.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.decoded.spec.limits
+    }
+
+    /// Whether it still is the page at its path.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|present| present.ino() == self.inode)
+    }
+
+    /// Changes the limits in place, unless they are the same.
+    ///
+    /// # Errors
+    /// When it cannot be written. One of its records is intact then, too.
+    pub fn set(&mut self, limits: Limits) -> io::Result<()> {
+        if *self.limits() == limits {
+            return Ok(());
+        }
+        for write in page::update(&self.content, &limits).map_err(io::Error::other)? {
+            self.write(&write)?;
+        }
+        self.decoded = page::decode(&self.content).map_err(io::Error::other)?;
+        Ok(())
+    }
+
+    /// Gives the share the token until `until_us`, or says that somebody else has it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_token(&mut self, until_us: u64) -> io::Result<()> {
+        self.write(&page::token(until_us))
+    }
+
+    /// Says which part of what its events measure is the share's own.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn set_own_time(&mut self, parts_per_million: u32) -> io::Result<()> {
+        self.write(&page::own_time(parts_per_million))
+    }
+
+    fn write(&mut self, write: &PageWrite) -> io::Result<()> {
+        self.file.write_all_at(write.bytes(), write.offset())?;
+        let start = usize::try_from(write.offset()).unwrap_or(usize::MAX);
+        if let Some(place) = self
+            .content
+            .get_mut(start..)
+            .and_then(|rest| rest.get_mut(..write.bytes().len()))
+        {
+            place.copy_from_slice(write.bytes());
+        }
+        Ok(())
+    }
+}
+
+/// The usage region of a share.
+pub struct Usage {
+    path: PathBuf,
+    opened: Result<File, RegionProblem>,
+}
+
+/// What the header says, as far as every tick needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glance {
+    /// The share's own numbers.
+    pub share: ShareUsage,
+    /// When the credit was last filled, µs.
+    pub refilled_us: u64,
+    /// How many slots were ever in use.
+    pub slots_in_use: usize,
+}
+
+impl Usage {
+    /// The region in a usage directory.
+    #[must_use]
+    pub fn open(dir: &Path) -> Self {
+        let path = dir.join(paths::REGION_FILE);
+        let opened = open(&path);
+        Self { path, opened }
+    }
+
+    /// Opens the region anew if another file stands at its path, and checks its size.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(&mut self) -> Result<(), RegionProblem> {
+        let present = fs::symlink_metadata(&self.path)
+            .ok()
+            .map(|at| (at.dev(), at.ino()));
+        let held = self
+            .opened
+            .as_ref()
+            .ok()
+            .and_then(|file| file.metadata().ok());
+        if present.is_none() || held.as_ref().map(|held| (held.dev(), held.ino())) != present {
+            self.opened = open(&self.path);
+        }
+        let file = self.opened.as_ref().map_err(Clone::clone)?;
+        let found = file.metadata().map_err(unreadable)?.len();
+        let expected = REGION_SIZE as u64;
+        if found == expected {
+            Ok(())
+        } else {
+            Err(RegionProblem::Size { found, expected })
+        }
+    }
+
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn glance(&self, scratch: &mut Scratch) -> Result<Glance, RegionProblem> {
+        self.read(scratch, 0, HEADER_BYTES)?;
+        let share = Snapshot::decode(&scratch.bytes)
+            .map_err(RegionProblem::Content)?
+            .share();
+        let word = |offset: usize| {
+            let word = scratch
+                .bytes
+                .get(offset..)
+                .and_then(|rest| rest.first_chunk::<8>());
+            word.map_or(0, |word| u64::from_ne_bytes(*word))
+        };
+        let (slots, refilled_us) = (word(SLOTS_IN_USE), word(REFILLED));
+        match usize::try_from(slots) {
+            Ok(slots_in_use) if slots_in_use <= SLOT_COUNT => Ok(Glance {
+                share,
+                refilled_us,
+                slots_in_use,
+            }),
+            Ok(_) | Err(_) => Err(RegionProblem::Slots(slots)),
+        }
+    }
+
+    /// Reads header and slots.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn view(&self, scratch: &mut Scratch) -> Result<RegionView, RegionProblem> {
+        let glance = self.glance(scratch)?;
+        self.read(scratch, SLOTS_OFFSET, glance.slots_in_use * SLOT_SIZE)?;
+        let snapshot = Snapshot::decode(&scratch.bytes).map_err(RegionProblem::Content)?;
+        let mut processes: Vec<_> = snapshot.processes().collect();
+        for process in &mut processes {
+            process.used_bytes = process.used_bytes.min(MAX_BYTES);
+        }
+        check(RegionView {
+            total_bytes: glance.share.total_bytes,
+            processes,
+        })
+    }
+
+    fn read(
+        &self,
+        scratch: &mut Scratch,
+        start: usize,
+        length: usize,
+    ) -> Result<(), RegionProblem> {
+        let file = self.opened.as_ref().map_err(Clone::clone)?;
+        let (end, dirty) = (start + length, scratch.dirty);
+        // What an earlier read of another region left beyond.
+        if let Some(rest) = scratch.bytes.get_mut(end..dirty.max(end)) {
+            rest.fill(0);
+        }
+        scratch.dirty = end;
+        let Some(place) = scratch.bytes.get_mut(start..end) else {
+            return Ok(());
+        };
+        let mut filled = 0;
+        while let Some(rest) = place.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match file.read_at(rest, (start + filled) as u64) {
+                Ok(0) => {
+                    rest.fill(0);
+                    let found = (start + filled) as u64;
+                    return Err(RegionProblem::Size {
+                        found,
+                        expected: REGION_SIZE as u64,
+                    });
+                }
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(unreadable(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> Result<File, RegionProblem> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = flags.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(unreadable)?;
+    if file.metadata().map_err(unreadable)?.is_file() {
+        Ok(file)
+    } else {
+        Err(RegionProblem::Unreadable("it is no file".to_owned()))
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn unreadable(error: io::Error) -> RegionProblem {
+    RegionProblem::Unreadable(error.to_string())
+}

@@ -1,0 +1,218 @@
+//! Tells people what the agent found: an event on the claim, and for a breach the condition `Enforced` of its device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::Finding;
+use super::card::What;
+use super::detect::{Kind, News, Suspicion};
+use crate::claim::ClaimUid;
+use crate::claims::{ClaimService, blocking};
+use crate::error::describe;
+use crate::inventory::State;
+use crate::prepare::ShareId;
+use crate::prepare::effects::Effects;
+use crate::prepare::record::{Loaded, Record};
+use crate::report::{Breach, Injection, Reason, Subject};
+
+const MIB: u64 = 1 << 20;
+
+/// Time between two looks whether the claims still say what is the case: preparing a claim again writes its condition.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// The breaches that are not over.
+#[derive(Debug, Default)]
+struct Standing(BTreeMap<(ClaimUid, ShareId), BTreeMap<Kind, Breach>>);
+
+/// Tells what comes, until `stop` or the agent's end.
+pub async fn run<E: Effects>(
+    claims: Arc<ClaimService<E>>,
+    mut findings: mpsc::Receiver<Finding>,
+    stop: CancellationToken,
+) {
+    let mut standing = Standing::default();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            finding = findings.recv() => {
+                let Some(finding) = finding else { return };
+                let claim = finding.claim.clone();
+                if let Err(error) = tell(&claims, &mut standing, finding).await {
+                    tracing::warn!(%claim, error, "cannot tell what was found");
+                }
+            }
+            () = tokio::time::sleep(REPEAT) => repeat(&claims, &mut standing).await,
+        }
+    }
+}
+
+async fn tell<E: Effects>(
+    claims: &ClaimService<E>,
+    standing: &mut Standing,
+    Finding { claim, share, what }: Finding,
+) -> Result<(), String> {
+    let Some(record) = load(claims, &claim).await? else {
+        return Ok(());
+    };
+    let key = (claim, share);
+    let device = record
+        .devices
+        .iter()
+        .find(|device| device.share().is_some_and(|share| share.id == key.1));
+    let device = device.map_or_else(String::new, |device| format!(" (device {})", device.device));
+    let about = format!("claim {}{device}", record.claim);
+    let (reason, note) = match &what {
+        What::News(News::Confirmed(suspicion)) => {
+            let breach = breach(suspicion);
+            standing
+                .0
+                .entry(key.clone())
+                .or_default()
+                .insert(suspicion.kind(), breach.clone());
+            (
+                breach.reason,
+                format!("{about}: {}; {}", breach.message, remedy(suspicion.kind())),
+            )
+        }
+        What::News(News::Over(kind)) => {
+            if let Some(of_share) = standing.0.get_mut(&key) {
+                of_share.remove(kind);
+                if of_share.is_empty() {
+                    standing.0.remove(&key);
+                }
+            }
+            tracing::info!(claim = %record.claim, ?kind, "a breach is over");
+            return write(claims, standing, &record).await;
+        }
+        What::LongKernel(us) => {
+            let note = format!(
+                "{about}: one kernel ran for {} ms; a running kernel is not interrupted, so the shares of the card can \
+                 only be kept over longer times than that; split it, or give the claim a whole card",
+                us / 1000
+            );
+            (Reason::LongKernel, note)
+        }
+        What::Killed { pid, why } => {
+            let note = format!(
+                "{about}: process {pid} (on the node) was killed because {} and its device class has enforcement: \
+                 required",
+                match why {
+                    Kind::OverLimit => "the claim used more GPU memory than its limit",
+                    Kind::NotCounted => "it used the GPU without libvgpu",
+                    Kind::Region => "it damaged the usage region",
+                }
+            );
+            (Reason::ProcessKilled, note)
+        }
+    };
+    claims
+        .reporter
+        .event(Subject::Claim(record.claim.clone()), reason, note);
+    write(claims, standing, &record).await
+}
+
+/// Writes the conditions of all claims with breaches, where they say something else.
+async fn repeat<E: Effects>(claims: &ClaimService<E>, standing: &mut Standing) {
+    let uids: Vec<ClaimUid> = standing.0.keys().map(|(uid, _)| uid.clone()).collect();
+    for uid in uids {
+        match load(claims, &uid).await {
+            Ok(Some(record)) => {
+                if let Err(error) = write(claims, standing, &record).await {
+                    tracing::debug!(claim = %record.claim, error, "cannot look at the claim's conditions");
+                }
+            }
+            Ok(None) => standing.0.retain(|(present, _), _| *present != uid),
+            Err(error) => tracing::debug!(claim = %uid, error, "cannot read the record"),
+        }
+    }
+}
+
+async fn write<E: Effects>(
+    claims: &ClaimService<E>,
+    standing: &Standing,
+    record: &Record,
+) -> Result<(), String> {
+    let breaches: BTreeMap<ShareId, Breach> = standing
+        .0
+        .iter()
+        .filter(|((uid, _), _)| *uid == record.claim.uid)
+        .filter_map(|((_, share), breaches)| {
+            Some((share.clone(), breaches.values().next()?.clone()))
+        })
+        .collect();
+    let Some(found) = claims.fetch(&record.claim).await? else {
+        return Ok(());
+    };
+    let state = claims.gpus.borrow().clone();
+    if let State::Known(node) = state {
+        claims
+            .reporter
+            .devices(&found, record, &node.inventory, &Injection::Seen(breaches));
+    }
+    Ok(())
+}
+
+async fn load<E: Effects>(
+    claims: &ClaimService<E>,
+    uid: &ClaimUid,
+) -> Result<Option<Record>, String> {
+    let (applier, uid) = (Arc::clone(&claims.applier), uid.clone());
+    let loaded =
+        blocking(move || applier.store().load(&uid).map_err(|error| describe(&error))).await??;
+    Ok(match loaded {
+        Loaded::Present(record) => Some(*record),
+        Loaded::Absent | Loaded::Corrupt(_) => None,
+    })
+}
+
+fn breach(suspicion: &Suspicion) -> Breach {
+    match suspicion {
+        Suspicion::OverLimit {
+            used_bytes,
+            limit_bytes,
+            pids,
+        } => Breach {
+            reason: Reason::MemoryOverLimit,
+            message: format!(
+                "its processes ({}) hold {} MiB of GPU memory, the limit is {} MiB",
+                pids.iter()
+                    .map(u32::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                used_bytes / MIB,
+                limit_bytes / MIB
+            ),
+        },
+        Suspicion::NotCounted { pid, name } => Breach {
+            reason: Reason::ProcessNotCounted,
+            message: format!(
+                "process {pid} ({name}) uses the GPU without libvgpu, so nothing limits it"
+            ),
+        },
+        Suspicion::Region(problem) => Breach {
+            reason: Reason::UsageRegionDamaged,
+            message: format!("its usage region {problem}, so libvgpu refuses GPU memory"),
+        },
+    }
+}
+
+fn remedy(kind: Kind) -> &'static str {
+    match kind {
+        Kind::OverLimit => {
+            "memory was taken by a way that libvgpu does not know or that avoids it: look at the program, restart the \
+             pod, and report the CUDA function to drava; a device class with enforcement: required has such processes \
+             killed"
+        }
+        Kind::NotCounted => {
+            "usual causes are an image without glibc, a statically linked program, or /etc/ld.so.preload changed by the \
+             container: see whether the program loads /usr/local/lib/drava/libvgpu.so, then restart the pod"
+        }
+        Kind::Region => {
+            "a program of the claim wrote to /run/drava/<share>/usage/region or removed it: restart the pod"
+        }
+    }
+}

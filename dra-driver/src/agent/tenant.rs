@@ -1,0 +1,377 @@
+//! A share as the agent follows it: its files, and what it did since the last look.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use drava_api::config::Enforcement;
+use drava_nvml::GpuUuid;
+use drava_vgpu_abi::contention::ALL;
+use drava_vgpu_abi::region::SlotIndex;
+use drava_vgpu_abi::snapshot::ProcessUsage;
+use drava_vgpu_abi::{ComputePolicy, Limits};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::control::{Measured, Terms};
+use super::detect::{RegionProblem, ShareView};
+use super::share::{Glance, Page, Scratch, Usage};
+use super::token::Contender;
+use crate::claim::ClaimUid;
+use crate::layout::Layout;
+use crate::prepare::record::Record;
+use crate::prepare::{Prepared, Share, ShareId};
+
+/// For how long a share that took time or waited for it still wants it, µs: two of the longest sleeps of a launch that
+/// waits, and some.
+const WANTS_FOR_US: u64 = 15_000;
+
+/// Debt that is believed, µs: a kernel of that length may be running.
+const DEBT_BELIEVED_US: u64 = 1_000_000;
+
+/// Rates that differ by less than one part in so many are the same.
+const SAME_RATE: u32 = 256;
+
+/// The driver's reserve rises to at most so many times what it was prepared with: more is not the driver.
+const RESERVE_FACTOR: u64 = 2;
+
+/// Which share, in the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key(pub u32);
+
+/// A share.
+pub struct Tenant {
+    /// Its claim.
+    pub claim: ClaimUid,
+    /// Its ID.
+    pub share: ShareId,
+    /// Its card.
+    pub card: GpuUuid,
+    /// What happens to processes that break its limits.
+    pub enforcement: Enforcement,
+    /// When the agent first saw it, µs.
+    pub since_us: u64,
+    /// Whether others use what is guaranteed to it while it is idle.
+    pub is_lent: bool,
+    page: Page,
+    usage: Usage,
+    /// Whether it is the only device of its claim.
+    is_alone: bool,
+    prepared_reserve_bytes: u64,
+    slots: BTreeMap<SlotIndex, Slot>,
+    /// The region's sign of demand at the last look.
+    wanted_us: u64,
+    was_idle: bool,
+    own_parts: u32,
+    /// The longest kernel that was told, µs.
+    longest_told_us: u64,
+    /// Ends of its processes.
+    pidfds: Vec<OwnedFd>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    generation: u64,
+    gpu_time_us: u64,
+    throttled_us: u64,
+    long_kernels: u64,
+}
+
+/// What a share did since the last look.
+#[derive(Debug, Clone, Copy)]
+pub struct Activity {
+    /// For the controller.
+    pub measured: Measured,
+    /// A kernel that is much longer than any told before, µs.
+    pub long_kernel_us: Option<u64>,
+}
+
+impl Tenant {
+    /// Opens the files of a share.
+    ///
+    /// # Errors
+    /// When its limits page cannot be used. A region that cannot be is a breach, not an error.
+    pub fn open(
+        layout: &Layout,
+        record: &Record,
+        device: &Prepared,
+        share: &Share,
+        now_us: u64,
+    ) -> io::Result<Self> {
+        let uid = &record.claim.uid;
+        let page = Page::open(&layout.limits(uid, &share.id))?;
+        let usage = Usage::open(&layout.usage(uid, &share.id));
+        Ok(Self {
+            claim: uid.clone(),
+            share: share.id.clone(),
+            card: GpuUuid::new(device.card.uuid.clone()),
+            enforcement: share.enforcement,
+            since_us: now_us,
+            is_lent: false,
+            prepared_reserve_bytes: page.limits().driver_reserve_bytes,
+            is_alone: record.devices.len() == 1,
+            page,
+            usage,
+            slots: BTreeMap::new(),
+            wanted_us: 0,
+            was_idle: true,
+            own_parts: ALL,
+            longest_told_us: 0,
+            pidfds: Vec::new(),
+        })
+    }
+
+    /// What it is entitled to; `None` if its compute is not metered.
+    #[must_use]
+    pub fn terms(&self) -> Option<Terms> {
+        let limits = self.page.limits();
+        let metered = limits.compute_policy != ComputePolicy::None;
+        metered.then_some(Terms {
+            cores: limits.cores,
+            policy: limits.compute_policy,
+            priority: limits.priority,
+        })
+    }
+
+    /// Whether it takes turns. A share of a claim with several devices does not: a collective over two cards would wait
+    /// for both turns.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.is_alone && self.page.limits().compute_policy == ComputePolicy::Token
+    }
+
+    /// Whether its page still is the one at its path.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.page.is_current()
+    }
+
+    /// Whether it has begun to want time since the last [`Tenant::measure`].
+    pub fn has_woken(&self, scratch: &mut Scratch) -> bool {
+        self.usage
+            .glance(scratch)
+            .is_ok_and(|glance| glance.share.wanted_us != self.wanted_us)
+    }
+
+    /// What it did since the last call. A region that cannot be read did nothing.
+    pub fn measure(&mut self, now_us: u64, scratch: &mut Scratch) -> Activity {
+        let idle = Activity {
+            measured: Measured {
+                used_us: 0,
+                waited: false,
+            },
+            long_kernel_us: None,
+        };
+        let Ok(glance) = self.usage.glance(scratch) else {
+            return idle;
+        };
+        let has_acted = glance.share.wanted_us != self.wanted_us;
+        self.wanted_us = glance.share.wanted_us;
+        let is_in_debt = self.is_in_debt(&glance, now_us);
+        if !has_acted {
+            self.was_idle = !is_in_debt;
+            let measured = Measured {
+                used_us: 0,
+                waited: is_in_debt,
+            };
+            return Activity { measured, ..idle };
+        }
+        let Ok(region) = self.usage.view(scratch) else {
+            return idle;
+        };
+        let (mut used_us, mut throttled_us) = (0u64, 0u64);
+        let mut long_kernel_us = None;
+        self.slots.retain(|index, _| {
+            region
+                .processes
+                .iter()
+                .any(|process| process.slot == *index)
+        });
+        for process in &region.processes {
+            let Progress {
+                used,
+                throttled,
+                is_long,
+            } = self.progress(process);
+            used_us = used_us.saturating_add(used);
+            throttled_us = throttled_us.saturating_add(throttled);
+            if is_long && process.longest_kernel_us / 2 >= self.longest_told_us {
+                self.longest_told_us = process.longest_kernel_us;
+                long_kernel_us = Some(process.longest_kernel_us);
+            }
+        }
+        // One that wakes may want all it can get; what it used so far says nothing.
+        let waited = throttled_us > 0 || is_in_debt || self.was_idle;
+        self.was_idle = false;
+        Activity {
+            measured: Measured { used_us, waited },
+            long_kernel_us,
+        }
+    }
+
+    /// Whether what it has launched is not yet repaid. The credit is only filled when somebody looks at it.
+    fn is_in_debt(&self, glance: &Glance, now_us: u64) -> bool {
+        let rate = u64::from(self.page.limits().rate_us_per_s.unwrap_or(0));
+        let gained = now_us
+            .saturating_sub(glance.refilled_us)
+            .saturating_mul(rate)
+            / 1_000_000;
+        let debt = glance
+            .share
+            .credit_us
+            .min(0)
+            .unsigned_abs()
+            .min(DEBT_BELIEVED_US);
+        glance.share.wanted_us > 0 && debt > gained
+    }
+
+    fn progress(&mut self, process: &ProcessUsage) -> Progress {
+        let present = Slot {
+            generation: process.generation,
+            gpu_time_us: process.gpu_time_us,
+            throttled_us: process.throttled_us,
+            long_kernels: process.long_kernels,
+        };
+        let before = self.slots.insert(process.slot, present);
+        // A slot that is new to the agent has a past that is not of this step.
+        let before = match before {
+            Some(before) if before.generation == present.generation => before,
+            Some(_) => Slot {
+                gpu_time_us: 0,
+                throttled_us: 0,
+                long_kernels: 0,
+                ..present
+            },
+            None => Slot {
+                long_kernels: 0,
+                ..present
+            },
+        };
+        Progress {
+            used: present.gpu_time_us.saturating_sub(before.gpu_time_us),
+            throttled: present.throttled_us.saturating_sub(before.throttled_us),
+            is_long: present.long_kernels > before.long_kernels,
+        }
+    }
+
+    /// Sets the rate, unless it is about the same.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn set_rate(&mut self, rate_us_per_s: u32) -> io::Result<()> {
+        let limits = *self.page.limits();
+        if let Some(present) = limits.rate_us_per_s
+            && present.abs_diff(rate_us_per_s) <= rate_us_per_s / SAME_RATE
+        {
+            return Ok(());
+        }
+        self.page.set(Limits {
+            rate_us_per_s: Some(rate_us_per_s),
+            ..limits
+        })
+    }
+
+    /// Raises what is charged for the driver's own use to what NVML has shown it to be. It is never lowered: the figure
+    /// rests on what the tenant wrote, and must not give it more.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn raise_reserve(&mut self, bytes: u64) -> io::Result<()> {
+        let limits = *self.page.limits();
+        let bytes = bytes.min(self.prepared_reserve_bytes.saturating_mul(RESERVE_FACTOR));
+        if bytes <= limits.driver_reserve_bytes {
+            return Ok(());
+        }
+        self.page.set(Limits {
+            driver_reserve_bytes: bytes,
+            ..limits
+        })
+    }
+
+    /// Gives it the token until `until_us`; a moment that has passed says that somebody else has it.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn set_token(&mut self, until_us: u64) -> io::Result<()> {
+        self.page.set_token(until_us)
+    }
+
+    /// Says which part of what its events measure is its own, unless it is about the same.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn set_own_time(&mut self, parts: u32) -> io::Result<()> {
+        if parts.abs_diff(self.own_parts) <= ALL / 200 && (parts == ALL) == (self.own_parts == ALL)
+        {
+            return Ok(());
+        }
+        self.own_parts = parts;
+        self.page.set_own_time(parts)
+    }
+
+    /// How it stands in the ring of its card.
+    pub fn contender(&self, key: Key, now_us: u64, scratch: &mut Scratch) -> Contender<Key> {
+        let wants = match self.usage.glance(scratch) {
+            Ok(Glance { share, .. }) => {
+                // Debt is time of kernels that were launched and may still run.
+                let debt = share.credit_us.min(0).unsigned_abs().min(DEBT_BELIEVED_US);
+                share
+                    .wanted_us
+                    .min(now_us)
+                    .saturating_add(debt)
+                    .saturating_add(WANTS_FOR_US)
+                    > now_us
+                    && !self.is_dead()
+            }
+            Err(_) => false,
+        };
+        Contender {
+            id: key,
+            cores: self.page.limits().cores.percent(),
+            wants,
+        }
+    }
+
+    /// Follows the ends of these processes.
+    pub fn follow(&mut self, pidfds: Vec<OwnedFd>) {
+        self.pidfds = pidfds;
+    }
+
+    /// Whether all processes that are known have ended.
+    fn is_dead(&self) -> bool {
+        let mut fds: Vec<PollFd<'_>> = self
+            .pidfds
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        !fds.is_empty() && poll(&mut fds, Some(&at_once)) == Ok(fds.len())
+    }
+
+    /// Looks closely: at the size of the region and at all of its figures.
+    pub fn view(&mut self, key: Key, scratch: &mut Scratch) -> ShareView<Key> {
+        let usage = &mut self.usage;
+        let region = usage.verify().and_then(|()| usage.view(scratch));
+        ShareView {
+            id: key,
+            limit_bytes: self.page.limits().memory_limit_bytes,
+            region,
+        }
+    }
+
+    /// What the region's problem is, if it has one that shows at a glance.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn glance(&self, scratch: &mut Scratch) -> Result<Glance, RegionProblem> {
+        self.usage.glance(scratch)
+    }
+}
+
+struct Progress {
+    used: u64,
+    throttled: u64,
+    is_long: bool,
+}

@@ -1,0 +1,198 @@
+//! The division of a card's time.
+
+use drava_dra_driver::agent::allot::{Allotment, CARD, Demand, Spare, Tenant, allot, floor};
+use drava_vgpu_abi::{Cores, Priority};
+use proptest::prelude::*;
+
+const PERCENT: i64 = CARD / 100;
+
+fn tenant(cores: u32, spare: Spare, priority: i32, demand: Demand) -> Tenant {
+    Tenant {
+        cores: Cores::new(cores).unwrap(),
+        spare,
+        priority: Priority::new(priority).unwrap(),
+        demand,
+    }
+}
+
+fn balance(cores: u32, demand: Demand) -> Tenant {
+    tenant(cores, Spare::Taken, 0, demand)
+}
+
+fn fixed(cores: u32, demand: Demand) -> Tenant {
+    tenant(cores, Spare::Left, 0, demand)
+}
+
+/// Parts in tenths of a percent.
+fn parts(tenants: &[Tenant]) -> Vec<i64> {
+    allot(tenants)
+        .iter()
+        .map(|a| (a.part + PERCENT / 20) / (PERCENT / 10))
+        .collect()
+}
+
+#[test]
+fn a_table_of_divisions() {
+    use Demand::{All, Idle, UpTo};
+    let low = |cores, demand| tenant(cores, Spare::Taken, -10, demand);
+    let cases: &[(&str, &[Tenant], &[i64])] = &[
+        ("alone", &[balance(30, All)], &[1000]),
+        ("alone, capped", &[fixed(30, All)], &[300]),
+        (
+            "guarantees that fill the card",
+            &[balance(30, All), balance(70, All)],
+            &[300, 700],
+        ),
+        (
+            "idle time by weight",
+            &[balance(20, All), balance(40, All), balance(40, Idle)],
+            &[333, 667, 0],
+        ),
+        (
+            "idle time, but one is capped",
+            &[fixed(20, All), balance(40, All), balance(40, Idle)],
+            &[200, 800, 0],
+        ),
+        (
+            "one wants less",
+            &[balance(50, UpTo(20 * PERCENT)), balance(50, All)],
+            &[200, 800],
+        ),
+        (
+            "nobody wants more",
+            &[
+                balance(50, UpTo(20 * PERCENT)),
+                balance(50, UpTo(60 * PERCENT)),
+            ],
+            &[200, 600],
+        ),
+        (
+            "best effort gets what is left",
+            &[fixed(60, All), balance(0, All)],
+            &[600, 400],
+        ),
+        (
+            "best effort by twos",
+            &[fixed(60, All), balance(0, All), balance(0, All)],
+            &[600, 200, 200],
+        ),
+        (
+            "best effort beside full guarantees",
+            &[balance(40, All), balance(60, All), balance(0, All)],
+            &[396, 594, 10],
+        ),
+        (
+            "priority takes idle time first",
+            &[balance(30, All), low(30, All)],
+            &[700, 300],
+        ),
+        (
+            "and leaves what it does not want",
+            &[balance(30, UpTo(50 * PERCENT)), low(30, All)],
+            &[500, 500],
+        ),
+        (
+            "a low priority without guarantee lives",
+            &[balance(30, All), low(0, All)],
+            &[990, 10],
+        ),
+        ("nobody", &[], &[]),
+    ];
+    for (name, tenants, expected) in cases {
+        assert_eq!(parts(tenants), *expected, "{name}");
+    }
+}
+
+#[test]
+fn an_idle_tenant_may_begin_at_once() {
+    let rates = |tenants: &[Tenant]| -> Vec<i64> {
+        allot(tenants).iter().map(|a| a.rate / PERCENT).collect()
+    };
+    assert_eq!(
+        rates(&[balance(30, Demand::Idle), balance(30, Demand::Idle)]),
+        [100, 100]
+    );
+    assert_eq!(
+        rates(&[balance(30, Demand::Idle), balance(70, Demand::All)]),
+        [30, 100]
+    );
+    assert_eq!(
+        rates(&[fixed(30, Demand::Idle), balance(0, Demand::Idle)]),
+        [30, 100]
+    );
+    assert_eq!(
+        rates(&[balance(0, Demand::Idle), balance(70, Demand::All)]),
+        [1, 100]
+    );
+}
+
+fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {
+    let demand = prop_oneof![
+        Just(Demand::Idle),
+        Just(Demand::All),
+        (0..=CARD).prop_map(Demand::UpTo),
+    ];
+    let spare = prop_oneof![Just(Spare::Taken), Just(Spare::Left)];
+    let tenant =
+        (0u32..=100, spare, -100i32..=100, demand).prop_map(|(c, s, p, d)| tenant(c, s, p, d));
+    proptest::collection::vec(tenant, 0..12).prop_map(|mut tenants| {
+        // Guarantees of one card are at most the card: the guard of prepare sees to it.
+        let mut left = 100;
+        for tenant in &mut tenants {
+            let cores = tenant.cores.percent().min(left);
+            left -= cores;
+            tenant.cores = Cores::new(cores).unwrap();
+        }
+        tenants
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_card_is_never_given_twice_nor_left_idle(tenants in any_tenants()) {
+        let allotted = allot(&tenants);
+        let sum: i64 = allotted.iter().map(|a| a.part).sum();
+        prop_assert!(sum <= CARD);
+        let hungry = tenants.iter().any(|t| t.spare == Spare::Taken && t.demand == Demand::All);
+        if hungry {
+            // Rounding leaves less than one part per tenant and percent.
+            prop_assert!(sum > CARD - 2000, "{sum} of {CARD}");
+        }
+    }
+
+    #[test]
+    fn guarantees_hold_and_nobody_starves(tenants in any_tenants()) {
+        let beggars = tenants.iter().filter(|t| t.cores.percent() == 0 && t.demand != Demand::Idle).count();
+        let lost = 2 * PERCENT;
+        for (tenant, Allotment { part, rate }) in tenants.iter().zip(allot(&tenants)) {
+            let guarantee = i64::from(tenant.cores.percent()) * PERCENT;
+            let wanted = match tenant.demand {
+                Demand::Idle => 0,
+                Demand::UpTo(wanted) => wanted,
+                Demand::All => CARD,
+            };
+            // Floors of tenants without a guarantee take at most two points of the card, in proportion.
+            prop_assert!(part >= guarantee.min(wanted) - guarantee.min(wanted) * lost / CARD - 1);
+            prop_assert!(rate >= part && rate >= guarantee.min(CARD));
+            prop_assert!(part <= wanted.max(0));
+            if tenant.spare == Spare::Left && guarantee > 0 {
+                prop_assert!(part <= guarantee && rate <= guarantee.max(floor(beggars)));
+            }
+            if guarantee == 0 && wanted > 0 {
+                prop_assert!(part >= floor(beggars).min(wanted));
+            }
+        }
+    }
+
+    #[test]
+    fn a_higher_priority_is_served_before_a_lower_one_gets_idle_time(tenants in any_tenants()) {
+        let allotted = allot(&tenants);
+        let takes_all = |t: &&Tenant| t.spare == Spare::Taken && t.demand == Demand::All;
+        let Some(highest) = tenants.iter().filter(takes_all).map(|t| t.priority).max() else { return Ok(()) };
+        for (low, part) in tenants.iter().zip(&allotted).filter(|(t, _)| t.priority < highest) {
+            let guarantee = i64::from(low.cores.percent()) * PERCENT;
+            // What rounding leaves is less than the sum of the weights.
+            prop_assert!(part.part <= guarantee.max(PERCENT) + 2000);
+        }
+    }
+}

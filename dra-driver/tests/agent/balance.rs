@@ -1,0 +1,263 @@
+//! The controller keeps simulated tenants at their shares: page 8's figures, in virtual time.
+
+use drava_vgpu_abi::ComputePolicy;
+use proptest::prelude::*;
+
+use crate::tenants::{Card, Load};
+
+/// Shares may be off by so many points over ten seconds.
+const POINTS: f64 = 2.0;
+
+/// Together tenants that want all of it use at least so many percent of the card.
+const SUM: f64 = 97.0;
+
+#[track_caller]
+fn assert_near(used: &[f64], due: &[f64], points: f64, what: &str) {
+    let near = used
+        .iter()
+        .zip(due)
+        .all(|(used, due)| (used - due).abs() <= points);
+    assert!(near, "{what}: {used:.1?} instead of {due:.1?}");
+}
+
+#[test]
+fn a_capped_share_alone_gets_exactly_that() {
+    for kernel_us in [100, 1_000, 7_000, 40_000] {
+        for cores in [10, 30, 50, 70, 90] {
+            let mut card = Card::new(&[Load::fixed(cores, kernel_us)]);
+            card.run(1.0);
+            let used = card.run(10.0);
+            assert_near(
+                &used,
+                &[f64::from(cores)],
+                POINTS,
+                &format!("{cores} % with kernels of {kernel_us} µs"),
+            );
+        }
+    }
+}
+
+#[test]
+fn a_share_that_may_take_idle_time_gets_the_whole_card_alone() {
+    for depth in [1, 2, 8] {
+        let mut load = Load::balance(10, 500);
+        load.depth = depth;
+        let mut card = Card::new(&[load]);
+        card.run(0.3);
+        assert!(card.run(2.0)[0] >= SUM);
+    }
+}
+
+#[test]
+fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
+    let splits: [&[u32]; 6] = [
+        &[50, 50],
+        &[30, 70],
+        &[10, 90],
+        &[10, 20, 70],
+        &[25; 4],
+        &[12; 8],
+    ];
+    let lengths: [&[u64]; 5] = [&[100], &[1_000], &[10_000], &[200, 5_000], &[300, 20_000]];
+    for split in splits {
+        for kernels in lengths {
+            let loads: Vec<_> = split
+                .iter()
+                .enumerate()
+                .map(|(index, cores)| Load::balance(*cores, kernels[index % kernels.len()]))
+                .collect();
+            let sum: u32 = split.iter().sum();
+            let due: Vec<f64> = split
+                .iter()
+                .map(|cores| f64::from(*cores) * 100.0 / f64::from(sum))
+                .collect();
+            let mut card = Card::new(&loads);
+            card.run(3.0);
+            let used = card.run(10.0);
+            let what = format!("{split:?} with kernels of {kernels:?} µs");
+            assert_near(&used, &due, POINTS, &what);
+            assert!(used.iter().sum::<f64>() >= SUM, "{what}: {used:.1?}");
+        }
+    }
+}
+
+#[test]
+fn a_newcomer_has_its_share_within_300_ms_and_a_leaver_leaves_it() {
+    let from_2_to_4 = |us: u64| (2_000_000..4_000_000).contains(&us);
+    let mut card = Card::new(&[
+        Load::balance(70, 500),
+        Load::balance(30, 500).works(from_2_to_4),
+    ]);
+    card.run(2.3);
+    assert_near(&card.run(0.5), &[70.0, 30.0], 4.0, "after 300 ms");
+    card.run(4.3 - card.now_s());
+    assert!(card.run(0.5)[0] >= SUM, "after it has left");
+}
+
+#[test]
+fn idle_time_is_given_back_within_50_ms() {
+    let wakes = |us: u64| us >= 2_000_000;
+    let mut card = Card::new(&[Load::balance(20, 500), Load::balance(80, 500).works(wakes)]);
+    card.run(2.0);
+    assert!(
+        card.rates()[0].unwrap() >= 1_000_000,
+        "it has the card: {:?}",
+        card.rates()
+    );
+    card.run(0.05);
+    assert!(card.rates()[0].unwrap() <= 300_000, "{:?}", card.rates());
+    assert_near(&card.run(0.2), &[20.0, 80.0], 8.0, "at once");
+}
+
+#[test]
+fn a_capped_share_takes_no_idle_time_and_its_own_is_lent() {
+    let sleeps = |us: u64| us < 5_000_000;
+    let mut card = Card::new(&[
+        Load::fixed(40, 500),
+        Load::balance(20, 500),
+        Load::balance(40, 500).works(sleeps),
+    ]);
+    card.run(2.0);
+    assert_near(&card.run(3.0), &[40.0, 20.0, 40.0], POINTS, "all of them");
+    card.run(1.0);
+    assert_near(&card.run(10.0), &[40.0, 60.0, 0.0], POINTS, "one sleeps");
+}
+
+#[test]
+fn a_share_that_wants_less_than_its_guarantee_is_not_held_back() {
+    // 1 ms of kernel and 4 ms on the host: a fifth of the card at most, half is guaranteed.
+    let mut light = Load::balance(50, 1_000);
+    (light.depth, light.host_us) = (1, 4_000);
+    let alone = {
+        let mut card = Card::new(std::slice::from_ref(&light));
+        card.run(1.0);
+        card.run(5.0)[0]
+    };
+    let mut card = Card::new(&[light, Load::balance(50, 1_000)]);
+    card.run(2.0);
+    let used = card.run(5.0);
+    // It shares the hardware's slices with its neighbour while it runs.
+    assert!(used[0] >= alone * 0.8, "{used:.1?}, alone {alone:.1}");
+    assert!(used.iter().sum::<f64>() >= SUM, "{used:.1?}");
+}
+
+#[test]
+fn priority_comes_first_and_nobody_starves() {
+    let mut card = Card::new(&[
+        Load::balance(30, 500).priority(10),
+        Load::balance(30, 500),
+        Load::balance(0, 500).priority(-10),
+    ]);
+    card.run(2.0);
+    let used = card.run(10.0);
+    assert_near(&used, &[69.0, 30.0, 1.0], POINTS, "by priority");
+    assert!(used[2] >= 0.5, "{used:.1?}");
+}
+
+#[test]
+fn best_effort_takes_what_is_left() {
+    let mut card = Card::new(&[
+        Load::fixed(60, 500),
+        Load::balance(0, 500),
+        Load::balance(0, 2_000),
+    ]);
+    card.run(2.0);
+    assert_near(
+        &card.run(10.0),
+        &[60.0, 20.0, 20.0],
+        POINTS,
+        "two without guarantee",
+    );
+}
+
+#[test]
+fn a_long_idle_time_saves_nothing_up_and_long_kernels_wind_nothing_up() {
+    let comes_back = |us: u64| !(3_000_000..20_000_000).contains(&us);
+    let mut card = Card::new(&[
+        Load::balance(50, 500),
+        Load::balance(50, 500).works(comes_back),
+    ]);
+    card.run(20.3);
+    assert_near(&card.run(1.0), &[50.0, 50.0], 4.0, "after 17 s of idleness");
+
+    // A kernel every few seconds, each longer than many windows.
+    let mut card = Card::new(&[Load::balance(10, 300_000), Load::balance(90, 500)]);
+    card.run(10.0);
+    assert_near(
+        &card.run(60.0),
+        &[10.0, 90.0],
+        POINTS,
+        "kernels of 300 ms at 10 %",
+    );
+}
+
+#[test]
+fn bursts_get_their_guarantee() {
+    // 100 ms of work, 100 ms of rest.
+    let bursts = |us: u64| (us / 100_000).is_multiple_of(2);
+    let mut card = Card::new(&[Load::balance(50, 500).works(bursts), Load::balance(50, 500)]);
+    card.run(2.0);
+    let used = card.run(10.0);
+    assert!(
+        used[0] >= 25.0 - 3.0,
+        "half of the card half of the time: {used:.1?}"
+    );
+    // Each burst is noticed late by a look at most.
+    assert!(used.iter().sum::<f64>() >= 93.0, "{used:.1?}");
+}
+
+#[test]
+fn without_an_agent_the_last_rates_hold() {
+    let mut card = Card::new(&[Load::fixed(30, 500), Load::fixed(60, 500)]);
+    card.run(3.0);
+    card.without_agent();
+    // What the agent learned stays true as long as the company does.
+    assert_near(&card.run(10.0), &[30.0, 60.0], 6.0, "the agent is gone");
+}
+
+#[test]
+fn a_mixed_company_adds_up() {
+    let policies = [ComputePolicy::Balance, ComputePolicy::Fixed];
+    let loads: Vec<_> = (0..6)
+        .map(|index| Load::new(10, policies[index % 2], 300 << index))
+        .collect();
+    let mut card = Card::new(&loads);
+    card.run(3.0);
+    let used = card.run(10.0);
+    let due = [70.0 / 3.0, 10.0, 70.0 / 3.0, 10.0, 70.0 / 3.0, 10.0];
+    assert_near(&used, &due, POINTS, "three capped, three not");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_company_gets_its_guarantees_and_wastes_nothing(
+        tenants in proptest::collection::vec((1u32..=60, 100u64..8_000, any::<bool>()), 1..6)
+    ) {
+        let mut left = 100;
+        let loads: Vec<_> = tenants
+            .iter()
+            .map(|(cores, kernel_us, capped)| {
+                let cores = (*cores).min(left);
+                left -= cores;
+                let policy = if *capped { ComputePolicy::Fixed } else { ComputePolicy::Balance };
+                Load::new(cores, policy, *kernel_us / 100 * 100)
+            })
+            .filter(|load| load.terms.cores.percent() > 0)
+            .collect();
+        let mut card = Card::new(&loads);
+        card.run(3.0);
+        let used = card.run(10.0);
+        for (load, used_percent) in loads.iter().zip(&used) {
+            let guarantee = f64::from(load.terms.cores.percent());
+            prop_assert!(*used_percent >= guarantee - POINTS, "{used:.1?} of {guarantee}");
+            if load.terms.policy == ComputePolicy::Fixed {
+                prop_assert!(*used_percent <= guarantee + POINTS, "{used:.1?} of {guarantee}");
+            }
+        }
+        if loads.iter().any(|load| load.terms.policy == ComputePolicy::Balance) {
+            prop_assert!(used.iter().sum::<f64>() >= SUM, "{used:.1?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What counts as an escape, by tables.
+
+use drava_dra_driver::agent::detect::{
+    CONFIRMATIONS, GpuProcess, HEALTHY, Judge, Kind, News, RegionProblem, RegionView, ShareView,
+    Suspicion, check, driver_bytes, look, slack,
+};
+use drava_vgpu_abi::ledger::Owner;
+use drava_vgpu_abi::region::SlotIndex;
+use drava_vgpu_abi::snapshot::ProcessUsage;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn owner(pid: u32) -> Owner {
+    Owner {
+        pid,
+        start_time: 1000 + u64::from(pid),
+        pid_namespace: 42,
+    }
+}
+
+fn counted(pid: u32, used_bytes: u64) -> ProcessUsage {
+    ProcessUsage {
+        slot: SlotIndex::new(pid as usize).unwrap(),
+        owner: owner(pid),
+        generation: 1,
+        used_bytes,
+        driver_bytes: 528 * MIB,
+        denied: 0,
+        gpu_time_us: 0,
+        throttled_us: 0,
+        launches: 0,
+        long_kernels: 0,
+        longest_kernel_us: 0,
+    }
+}
+
+fn share(id: u32, limit_bytes: u64, processes: &[ProcessUsage]) -> ShareView<u32> {
+    let total_bytes = processes.iter().map(|process| process.used_bytes).sum();
+    ShareView {
+        id,
+        limit_bytes: Some(limit_bytes),
+        region: Ok(RegionView {
+            total_bytes,
+            processes: processes.to_vec(),
+        }),
+    }
+}
+
+fn process(pid: u32, used_bytes: u64, shares: &[u32]) -> GpuProcess<u32> {
+    GpuProcess {
+        pid: 100_000 + pid,
+        name: "python".to_owned(),
+        owner: owner(pid),
+        used_bytes: Some(used_bytes),
+        shares: shares.to_vec(),
+    }
+}
+
+fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, Kind)> {
+    look(shares, processes)
+        .iter()
+        .map(|(id, suspicion)| (*id, suspicion.kind()))
+        .collect()
+}
+
+#[test]
+fn within_the_limit_and_its_slack_nothing_is_suspected() {
+    let shares = [share(1, GIB, &[counted(1, GIB)])];
+    for used in [0, GIB, GIB + slack(1)] {
+        assert_eq!(kinds(&shares, &[process(1, used, &[1])]), []);
+    }
+    assert_eq!(
+        kinds(&shares, &[process(1, GIB + slack(1) + 1, &[1])]),
+        [(1, Kind::OverLimit)]
+    );
+}
+
+#[test]
+fn what_counts_is_nvmls_figure_not_the_regions() {
+    // The tenant has written that it uses nothing.
+    let shares = [share(1, GIB, &[counted(1, 0)])];
+    assert_eq!(
+        kinds(&shares, &[process(1, 3 * GIB, &[1])]),
+        [(1, Kind::OverLimit)]
+    );
+    // And a region that claims too much accuses nobody.
+    let shares = [share(1, GIB, &[counted(1, 9 * GIB)])];
+    assert_eq!(kinds(&shares, &[process(1, GIB, &[1])]), []);
+}
+
+#[test]
+fn all_processes_of_a_share_count_together() {
+    let shares = [
+        share(1, GIB, &[counted(1, 0), counted(2, 0)]),
+        share(2, GIB, &[counted(3, GIB)]),
+    ];
+    let processes = [
+        process(1, 700 * MIB, &[1]),
+        process(2, 700 * MIB, &[1]),
+        process(3, GIB, &[2]),
+    ];
+    assert_eq!(kinds(&shares, &processes), [(1, Kind::OverLimit)]);
+}
+
+#[test]
+fn shares_that_a_process_has_together_are_judged_together() {
+    let shares = [
+        share(1, GIB, &[counted(1, GIB)]),
+        share(2, GIB, &[counted(1, GIB)]),
+        share(3, GIB, &[]),
+    ];
+    assert_eq!(kinds(&shares, &[process(1, 2 * GIB, &[1, 2])]), []);
+    assert_eq!(kinds(&shares, &[process(1, 3 * GIB, &[1, 2])]).len(), 1);
+}
+
+#[test]
+fn a_process_without_a_slot_is_not_counted() {
+    let shares = [share(1, GIB, &[counted(1, 0)])];
+    assert_eq!(
+        kinds(&shares, &[process(2, MIB, &[1])]),
+        [(1, Kind::NotCounted)]
+    );
+    // Its PID alone is not enough: that may be of a dead process, or forged.
+    let mut impostor = process(1, MIB, &[1]);
+    impostor.owner.start_time += 1;
+    assert_eq!(kinds(&shares, &[impostor]), [(1, Kind::NotCounted)]);
+    // A process of nobody's share is somebody else's business.
+    assert_eq!(kinds(&shares, &[process(2, 50 * GIB, &[])]), []);
+}
+
+#[test]
+fn a_damaged_region_is_told_and_not_its_processes() {
+    let damaged = |region| ShareView {
+        id: 1,
+        limit_bytes: Some(GIB),
+        region: Err(region),
+    };
+    let problem = RegionProblem::Size {
+        found: 10,
+        expected: 266_240,
+    };
+    assert_eq!(
+        kinds(&[damaged(problem)], &[process(1, MIB, &[1])]),
+        [(1, Kind::Region)]
+    );
+    let total = RegionView {
+        total_bytes: 0,
+        processes: vec![counted(1, 4 * GIB)],
+    };
+    assert_eq!(
+        check(total),
+        Err(RegionProblem::Total {
+            total_bytes: 0,
+            held_bytes: 4 * GIB
+        })
+    );
+    // Processes change it while it is read.
+    assert!(
+        check(RegionView {
+            total_bytes: GIB,
+            processes: vec![counted(1, GIB + MIB)]
+        })
+        .is_ok()
+    );
+}
+
+#[test]
+fn the_drivers_own_use_is_what_nvml_sees_beyond_the_requests() {
+    let view = share(
+        1,
+        4 * GIB,
+        &[counted(1, 528 * MIB + GIB), counted(2, 528 * MIB)],
+    );
+    let processes = [
+        process(1, 600 * MIB + GIB, &[1]),
+        process(2, 520 * MIB, &[1]),
+    ];
+    assert_eq!(driver_bytes(&view, &processes), Some(600 * MIB));
+    assert_eq!(driver_bytes(&view, &[]), None);
+}
+
+#[test]
+fn a_breach_is_confirmed_told_once_and_over_when_it_stays_away() {
+    let mut judge = Judge::default();
+    let suspicion = || {
+        vec![(
+            1,
+            Suspicion::NotCounted {
+                pid: 7,
+                name: "x".to_owned(),
+            },
+        )]
+    };
+    for look in 1..CONFIRMATIONS {
+        assert_eq!(judge.hear(&[1], suspicion()), [], "look {look}");
+    }
+    assert!(!judge.is_confirmed(1, Kind::NotCounted));
+    let told = judge.hear(&[1], suspicion());
+    assert!(
+        matches!(
+            told.as_slice(),
+            [(1, News::Confirmed(Suspicion::NotCounted { pid: 7, .. }))]
+        ),
+        "{told:?}"
+    );
+    assert!(judge.is_confirmed(1, Kind::NotCounted));
+    for _ in 0..100 {
+        assert_eq!(judge.hear(&[1], suspicion()), []);
+    }
+    for _ in 1..HEALTHY {
+        assert_eq!(judge.hear(&[1], Vec::new()), []);
+    }
+    assert_eq!(
+        judge.hear(&[1], Vec::new()),
+        [(1, News::Over(Kind::NotCounted))]
+    );
+    assert_eq!(judge.hear(&[1], Vec::new()), []);
+}
+
+#[test]
+fn one_bad_look_is_no_breach() {
+    let mut judge = Judge::default();
+    for _ in 0..10 {
+        let suspicion = Suspicion::Region(RegionProblem::Slots(9999));
+        assert_eq!(judge.hear(&[1], vec![(1, suspicion)]), []);
+        assert_eq!(judge.hear(&[1], Vec::new()), []);
+    }
+}

@@ -1,0 +1,312 @@
+//! The agent beside `libvgpu.so` on a simulated machine. The machine's ledger and clock say what is true.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt as _, symlink};
+use std::time::Duration;
+
+use drava_api::config::Enforcement;
+use drava_dra_driver::agent::card::What;
+use drava_dra_driver::agent::detect::{Kind, News, RegionProblem, Suspicion};
+use drava_mock_machine::control;
+use drava_mock_machine::kernel::Faults;
+use drava_mock_machine::protocol::CardIndex;
+use drava_vgpu_abi::bucket::LONG_KERNEL_US;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
+
+use crate::ground::Tenant;
+use crate::node::{GIB, MIB, Node, eventually};
+
+/// A share with 4 GiB.
+fn cores(percent: u32, policy: ComputePolicy) -> Limits {
+    Limits {
+        cores: Cores::new(percent).unwrap(),
+        compute_policy: policy,
+        ..Limits::memory(4 * GIB)
+    }
+}
+
+/// Launches kernels of these lengths, some of them ahead.
+fn busy(node: &Node, number: u32, ns: u64) -> Tenant {
+    let mut tenant = node.tenant(number);
+    tenant
+        .ok(&format!("start kernel ns={ns} depth=16"))
+        .unwrap();
+    tenant
+}
+
+/// Waits until the tenants have these percentages of the card for a while: a loaded host can keep them from it.
+fn await_percents(node: &Node, tenants: &[&Tenant], due: &[f64], points: f64) {
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let got = node.percents(tenants, Duration::ZERO, Duration::from_secs(2));
+        if got
+            .iter()
+            .zip(due)
+            .all(|(got, due)| (got - due).abs() <= points)
+        {
+            return;
+        }
+        seen.push(got);
+    }
+    panic!("{seen:.1?} instead of {due:?}");
+}
+
+/// Waits until the tenant has more than that, as it can only while it has the card alone.
+fn await_more_than(node: &Node, tenant: &Tenant, percent: f64) {
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        let got = node.percents(&[tenant], Duration::ZERO, Duration::from_secs(1));
+        if got.iter().all(|got| *got > percent) {
+            return;
+        }
+        seen.push(got);
+    }
+    panic!("{seen:.1?} instead of more than {percent}");
+}
+
+fn confirmed(finding: &drava_dra_driver::agent::Finding, kind: Kind) -> bool {
+    matches!(&finding.what, What::News(News::Confirmed(suspicion)) if suspicion.kind() == kind)
+}
+
+#[test]
+fn shares_are_kept_idle_time_is_lent_and_given_back() {
+    let node = Node::new();
+    node.prepare(1, &cores(30, ComputePolicy::Balance));
+    node.prepare(2, &cores(70, ComputePolicy::Balance));
+    let _agent = node.agent();
+    let first = busy(&node, 1, 2_000_000);
+    await_more_than(&node, &first, 45.0);
+    let mut second = busy(&node, 2, 2_000_000);
+    await_percents(&node, &[&first, &second], &[30.0, 70.0], 4.0);
+    second.ok("stop").unwrap();
+    await_more_than(&node, &first, 45.0);
+}
+
+#[test]
+fn turns_are_taken_in_token_mode_and_a_dead_tenant_loses_its_own() {
+    let node = Node::new();
+    node.prepare(1, &cores(50, ComputePolicy::Token));
+    node.prepare(2, &cores(50, ComputePolicy::Token));
+    let _agent = node.agent();
+    let (first, second) = (busy(&node, 1, 2_000_000), busy(&node, 2, 2_000_000));
+    await_percents(&node, &[&first, &second], &[50.0, 50.0], 6.0);
+    second.kill().unwrap();
+    await_more_than(&node, &first, 65.0);
+}
+
+#[test]
+fn claims_come_and_go_and_a_new_agent_goes_on() {
+    let node = Node::new();
+    node.prepare(1, &cores(30, ComputePolicy::Fixed));
+    let agent = node.agent();
+    eventually("a rate for the first", || node.page(1).rate_us_per_s);
+    node.prepare(2, &cores(40, ComputePolicy::Fixed));
+    eventually("a rate for the second", || node.page(2).rate_us_per_s);
+    let tenant = busy(&node, 1, 1_000_000);
+    await_percents(&node, &[&tenant], &[30.0], 3.0);
+    node.unprepare(2);
+    drop(agent);
+    // Nobody is killed, and the last rate holds.
+    let rates = node.rates(&[1]);
+    await_percents(&node, &[&tenant], &[30.0], 4.0);
+    assert_eq!(node.rates(&[1]), rates);
+    let _agent = node.agent();
+    node.prepare(3, &cores(20, ComputePolicy::Fixed));
+    eventually("a rate for the third", || node.page(3).rate_us_per_s);
+    await_percents(&node, &[&tenant], &[30.0], 3.0);
+    assert_eq!(node.findings.lock().unwrap().as_slice(), []);
+}
+
+#[test]
+fn memory_taken_by_an_unknown_function_is_detected_and_told_once() {
+    let node = Node::new();
+    node.prepare(1, &Limits::memory(2 * GIB));
+    node.prepare(2, &Limits::memory(2 * GIB));
+    let _agent = node.agent();
+    let honest = node.escape(2, "cuMemAlloc_v2", GIB, true);
+    let greedy = node.escape(1, "cuMemAllocUnlisted", 3 * GIB, true);
+    let found = node.finds("use over the limit", |finding| {
+        confirmed(finding, Kind::OverLimit)
+    });
+    assert_eq!(
+        (found.claim.as_str(), &found.share),
+        ("claim-1", &Node::share_id(1))
+    );
+    let What::News(News::Confirmed(Suspicion::OverLimit {
+        used_bytes,
+        limit_bytes,
+        pids,
+    })) = found.what
+    else {
+        panic!("{found:?}");
+    };
+    assert!((used_bytes, limit_bytes) > (3 * GIB, 0) && limit_bytes == 2 * GIB);
+    assert_eq!(pids, [greedy.pid()]);
+    drop(greedy);
+    node.finds("the end of it", |finding| {
+        finding.what == What::News(News::Over(Kind::OverLimit))
+    });
+    assert_eq!(
+        node.findings.lock().unwrap().len(),
+        2,
+        "{:?}",
+        node.findings
+    );
+    drop(honest);
+}
+
+#[test]
+fn a_process_without_libvgpu_is_detected_and_killed_only_where_that_is_asked_for() {
+    let mut node = Node::new();
+    node.prepare(1, &Limits::memory(2 * GIB));
+    node.enforcement = Enforcement::Required;
+    node.prepare(2, &Limits::memory(2 * GIB));
+    let _agent = node.agent();
+    let mut reported = node.escape(1, "cuMemAlloc_v2", MIB, false);
+    let mut killed = node.escape(2, "cuMemAlloc_v2", MIB, false);
+    for (claim, pid) in [("claim-1", reported.pid()), ("claim-2", killed.pid())] {
+        let found = node.finds("an uncounted process", |finding| {
+            finding.claim.as_str() == claim && confirmed(finding, Kind::NotCounted)
+        });
+        let What::News(News::Confirmed(Suspicion::NotCounted { pid: found, name })) = found.what
+        else {
+            panic!("{found:?}");
+        };
+        assert_eq!((found, name.as_str()), (pid, "escape"));
+    }
+    assert_eq!(killed.signal(), Some(9));
+    let found = node.finds("the kill", |finding| {
+        matches!(finding.what, What::Killed { .. })
+    });
+    assert_eq!(found.claim.as_str(), "claim-2");
+    assert!(reported.is_running(), "only reported");
+}
+
+#[test]
+fn a_damaged_region_is_detected_whatever_was_done_to_it_and_harms_only_its_share() {
+    type Damage = fn(&std::path::Path);
+    type IsIt = fn(&RegionProblem) -> bool;
+    let damages: [(&str, Damage, IsIt); 6] = [
+        (
+            "truncated",
+            |path| {
+                OpenOptions::new()
+                    .write(true)
+                    .open(path)
+                    .unwrap()
+                    .set_len(100)
+                    .unwrap()
+            },
+            |problem| matches!(problem, RegionProblem::Size { found: 100, .. }),
+        ),
+        (
+            "grown",
+            |path| {
+                OpenOptions::new()
+                    .write(true)
+                    .open(path)
+                    .unwrap()
+                    .set_len(1 << 20)
+                    .unwrap()
+            },
+            |problem| matches!(problem, RegionProblem::Size { .. }),
+        ),
+        (
+            "noise",
+            |path| fs::write(path, vec![0xee; REGION_SIZE]).unwrap(),
+            |problem| matches!(problem, RegionProblem::Content(_)),
+        ),
+        (
+            "noise behind the magic",
+            |path| {
+                let region = OpenOptions::new().write(true).open(path).unwrap();
+                region
+                    .write_all_at(&vec![0xee; REGION_SIZE - 16], 16)
+                    .unwrap();
+            },
+            |problem| matches!(problem, RegionProblem::Slots(_)),
+        ),
+        (
+            "removed",
+            |path| fs::remove_file(path).unwrap(),
+            |problem| matches!(problem, RegionProblem::Unreadable(_)),
+        ),
+        (
+            "replaced by a link",
+            |path| {
+                fs::remove_file(path).unwrap();
+                symlink("/dev/zero", path).unwrap();
+            },
+            |problem| matches!(problem, RegionProblem::Unreadable(_)),
+        ),
+    ];
+    let node = Node::new();
+    for number in 1..=7 {
+        node.prepare(number, &cores(10, ComputePolicy::Fixed));
+    }
+    let _agent = node.agent();
+    eventually("rates", || node.page(7).rate_us_per_s);
+    for (number, (_, damage, _)) in (1..).zip(&damages) {
+        damage(&node.region(number));
+    }
+    for (number, (what, _, is_it)) in (1..).zip(&damages) {
+        node.finds(what, |finding| {
+            let is_its = finding.share == Node::share_id(number);
+            is_its && matches!(&finding.what, What::News(News::Confirmed(Suspicion::Region(problem))) if is_it(problem))
+        });
+    }
+    let tenant = busy(&node, 7, 1_000_000);
+    await_percents(&node, &[&tenant], &[10.0], 3.0);
+    assert!(
+        node.findings
+            .lock()
+            .unwrap()
+            .iter()
+            .all(|finding| finding.share != Node::share_id(7))
+    );
+}
+
+#[test]
+fn a_card_whose_nvml_hangs_keeps_its_rates_and_its_regions_are_watched() {
+    let node = Node::new();
+    node.prepare(1, &cores(30, ComputePolicy::Fixed));
+    node.prepare(2, &cores(30, ComputePolicy::Fixed));
+    let _agent = node.agent();
+    let tenant = busy(&node, 1, 1_000_000);
+    let slow = Faults {
+        delay: Duration::from_secs(600),
+        ..Faults::default()
+    };
+    let hang = control::Command::Break {
+        card: CardIndex(0),
+        faults: slow,
+    };
+    let heal = control::Command::Break {
+        card: CardIndex(0),
+        faults: Faults::default(),
+    };
+    eventually("a rate", || node.page(2).rate_us_per_s);
+    node.ground.machine().control(&hang).unwrap();
+    fs::write(node.region(2), "short").unwrap();
+    node.finds("the damaged region", |finding| {
+        confirmed(finding, Kind::Region)
+    });
+    node.ground.machine().control(&heal).unwrap();
+    drop(tenant);
+}
+
+#[test]
+fn a_kernel_that_is_too_long_is_told() {
+    let node = Node::new();
+    node.prepare(1, &cores(50, ComputePolicy::Fixed));
+    let _agent = node.agent();
+    eventually("a rate", || node.page(1).rate_us_per_s);
+    let _tenant = busy(&node, 1, 700_000_000);
+    let found = node.finds("a long kernel", |finding| {
+        matches!(finding.what, What::LongKernel(_))
+    });
+    let What::LongKernel(us) = found.what else {
+        panic!("{found:?}")
+    };
+    assert!(us >= LONG_KERNEL_US, "{us}");
+}

@@ -1,0 +1,353 @@
+//! A node with a simulated machine, prepared shares of its first card, and the agent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
+use drava_dra_driver::agent::{Agent, Config, Finding};
+use drava_dra_driver::args::Paths;
+use drava_dra_driver::claim::{ClaimRef, ClaimUid};
+use drava_dra_driver::layout::Layout;
+use drava_dra_driver::prepare::record::{Record, Stage, Store};
+use drava_dra_driver::prepare::{Access, CardRef, Prepared, Share, ShareId};
+use drava_nvml::{GpuLibrary, Library, find};
+use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
+use tokio_util::sync::CancellationToken;
+
+use crate::ground::{Ground, Tenant};
+use crate::interposer;
+
+/// The first card of the machine.
+pub(crate) const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// A node.
+pub(crate) struct Node {
+    pub(crate) ground: Ground,
+    root: tempfile::TempDir,
+    layout: Layout,
+    pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
+    pub(crate) enforcement: Enforcement,
+}
+
+/// An agent that runs.
+pub(crate) struct Running {
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            // Its panic has failed the test by the missing effect.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let dir = |name: &str| root.path().join(name);
+        let layout = Layout::new(&Paths {
+            kubelet_dir: dir("kubelet"),
+            cdi_dir: dir("cdi"),
+            state_dir: dir("state"),
+            run_dir: dir("run"),
+            driver_root: PathBuf::from("/"),
+            driver_root_mount: PathBuf::from("/"),
+            artifacts_dir: dir("image"),
+        });
+        for dir in [layout.claims(), layout.usages(), root.path().join("proc")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        Self {
+            ground: Ground::new(interposer::library()).unwrap(),
+            root,
+            layout,
+            findings: Arc::default(),
+            enforcement: Enforcement::Report,
+        }
+    }
+
+    fn uid(number: u32) -> ClaimUid {
+        ClaimUid::parse(&format!("claim-{number}")).unwrap()
+    }
+
+    pub(crate) fn share_id(number: u32) -> ShareId {
+        ShareId::parse(&format!("00000000-0000-4000-8000-{number:012}")).unwrap()
+    }
+
+    /// Does what preparing a claim with one share of the first card does.
+    pub(crate) fn prepare(&self, number: u32, limits: &Limits) {
+        let (uid, share) = (Self::uid(number), Self::share_id(number));
+        let spec = LimitsSpec {
+            claim_uid: IdText::new(uid.as_str()).unwrap(),
+            share_id: IdText::new(share.as_str()).unwrap(),
+            device_uuid: CARD.parse().unwrap(),
+            limits: *limits,
+        };
+        let (limits_dir, usage_dir) = (
+            self.layout.limits(&uid, &share),
+            self.layout.usage(&uid, &share),
+        );
+        fs::create_dir_all(&limits_dir).unwrap();
+        fs::create_dir_all(&usage_dir).unwrap();
+        fs::write(limits_dir.join(paths::PAGE_FILE), encode(&spec)).unwrap();
+        fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE]).unwrap();
+        // What the container sees as /run/drava.
+        let inside = self.container(number).join(share.as_str());
+        fs::create_dir_all(&inside).unwrap();
+        symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
+        symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
+        Store::new(self.layout.claims())
+            .save(&self.record(number))
+            .unwrap();
+    }
+
+    fn record(&self, number: u32) -> Record {
+        Record {
+            claim: ClaimRef {
+                namespace: "default".to_owned(),
+                name: format!("claim-{number}"),
+                uid: Self::uid(number),
+            },
+            stage: Stage::Prepared,
+            devices: vec![Prepared {
+                request: "gpu".to_owned(),
+                pool: "node".to_owned(),
+                device: "gpu-0-vgpu".to_owned(),
+                card: CardRef {
+                    uuid: CARD.to_owned(),
+                    minor: 0,
+                    pci_bus_id: "0000:17:00.0".to_owned(),
+                },
+                access: Access::Share(Share {
+                    id: Self::share_id(number),
+                    memory_bytes: GIB,
+                    cores: 0,
+                    slots: 1,
+                    compute_policy: ComputePolicy::Balance,
+                    priority: Priority::default(),
+                    memory_policy: MemoryPolicy::Hard,
+                    enforcement: self.enforcement,
+                    unmetered: false,
+                }),
+            }],
+            library: "library".to_owned(),
+            hook: "hook".to_owned(),
+        }
+    }
+
+    /// Does what unpreparing it does.
+    pub(crate) fn unprepare(&self, number: u32) {
+        let uid = Self::uid(number);
+        fs::remove_file(self.layout.claims().join(format!("{uid}.json"))).unwrap();
+        fs::remove_dir_all(self.layout.claim(&uid)).unwrap();
+        fs::remove_dir_all(self.layout.claim_usage(&uid)).unwrap();
+    }
+
+    fn container(&self, number: u32) -> PathBuf {
+        self.root.path().join(format!("container-{number}"))
+    }
+
+    pub(crate) fn page(&self, number: u32) -> Limits {
+        let path = self
+            .layout
+            .limits(&Self::uid(number), &Self::share_id(number))
+            .join(paths::PAGE_FILE);
+        decode(&fs::read(path).unwrap()).unwrap().spec.limits
+    }
+
+    pub(crate) fn region(&self, number: u32) -> PathBuf {
+        self.layout
+            .usage(&Self::uid(number), &Self::share_id(number))
+            .join(paths::REGION_FILE)
+    }
+
+    /// A process in the container of a claim with a context on the first card.
+    pub(crate) fn tenant(&self, number: u32) -> Tenant {
+        let container = self.container(number);
+        let tenant = self.ground.tenant_with(None, "dlsym", |command| {
+            command
+                .env("LD_PRELOAD", interposer::library())
+                .env("DRAVA_RUN_DIR", &container);
+        });
+        let tenant = tenant.unwrap();
+        self.mount(tenant.pid(), number);
+        tenant
+    }
+
+    /// A process that takes memory by the function of that name, with or without `libvgpu.so`. It has done so.
+    pub(crate) fn escape(
+        &self,
+        number: u32,
+        function: &str,
+        bytes: u64,
+        preloaded: bool,
+    ) -> Escape {
+        let mut command = self.ground.machine().command(escape());
+        command.arg(function).arg(bytes.to_string());
+        if preloaded {
+            command
+                .env("LD_PRELOAD", interposer::library())
+                .env("DRAVA_RUN_DIR", self.container(number));
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        self.mount(child.id(), number);
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line.trim(), "0", "{function} of {bytes} bytes");
+        // Held apart: waiting for a child closes its input, at which it would end.
+        let input = child.stdin.take();
+        Escape {
+            child,
+            _input: input,
+        }
+    }
+
+    /// Puts a process into the agent's `/proc`, with the mounts that its container would have.
+    fn mount(&self, pid: u32, number: u32) {
+        let real = PathBuf::from(format!("/proc/{pid}"));
+        let shown = self.root.path().join(format!("proc/{pid}"));
+        fs::create_dir_all(&shown).unwrap();
+        for name in ["stat", "status", "ns", "cgroup"] {
+            symlink(real.join(name), shown.join(name)).unwrap();
+        }
+        let share = Self::share_id(number);
+        let mounts = format!(
+            "31 30 8:1 /limits {}/{share}/{} ro - ext4 /dev/sda rw\n",
+            paths::RUN_DIR,
+            paths::LIMITS_DIR
+        );
+        fs::write(shown.join("mountinfo"), mounts).unwrap();
+    }
+
+    /// Starts an agent.
+    pub(crate) fn agent(&self) -> Running {
+        let root = self.ground.machine().root().to_owned();
+        let open = move || {
+            let path = find(&root).map_err(|error| error.to_string())?;
+            let library = Library::open(&path).map_err(|error| error.to_string())?;
+            Ok(Box::new(library) as Box<dyn GpuLibrary>)
+        };
+        let config = Config {
+            layout: self.layout.clone(),
+            proc_root: self.root.path().join("proc"),
+            open: Arc::new(open),
+        };
+        let (stop, findings) = (CancellationToken::new(), Arc::clone(&self.findings));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            Agent::new(config).run(&stopped, |finding| findings.lock().unwrap().push(finding));
+        });
+        Running {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Waits until something was found that `is_it` accepts.
+    pub(crate) fn finds(&self, what: &str, is_it: impl Fn(&Finding) -> bool) -> Finding {
+        eventually(what, || {
+            self.findings
+                .lock()
+                .unwrap()
+                .iter()
+                .find(|finding| is_it(finding))
+                .cloned()
+        })
+    }
+
+    /// Percent of the card that each tenant gets, by the card's own account.
+    pub(crate) fn percents(
+        &self,
+        tenants: &[&Tenant],
+        settle: Duration,
+        measure: Duration,
+    ) -> Vec<f64> {
+        self.ground.percents(tenants, settle, measure).unwrap()
+    }
+
+    /// Rates of the pages.
+    pub(crate) fn rates(&self, numbers: &[u32]) -> BTreeMap<u32, Option<u32>> {
+        numbers
+            .iter()
+            .map(|number| (*number, self.page(*number).rate_us_per_s))
+            .collect()
+    }
+}
+
+/// A process that is ended with this.
+pub(crate) struct Escape {
+    child: Child,
+    _input: Option<ChildStdin>,
+}
+
+impl Escape {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits until it was killed, and says by which signal.
+    pub(crate) fn signal(&mut self) -> Option<i32> {
+        std::os::unix::process::ExitStatusExt::signal(&self.child.wait().unwrap())
+    }
+}
+
+impl Drop for Escape {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for a condition that others bring about; the deadline is only a fuse.
+pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn escape() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("escape");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/escape.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]);
+        assert!(
+            cc.args([&program, &source])
+                .arg("-ldl")
+                .status()
+                .unwrap()
+                .success()
+        );
+        program
+    })
+}

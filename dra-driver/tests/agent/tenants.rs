@@ -1,0 +1,382 @@
+//! Simulated tenants of one card in virtual time, behind libvgpu's own bucket.
+//!
+//! The card runs one context at a time, for [`SLICE_US`], by turns, as hardware does: a kernel measured by events seems as
+//! long as the wall time from its start to its end, neighbours' slices included. Tenants launch as their bucket lets
+//! them, sleep as libvgpu sleeps, and correct what they were charged when a kernel has ended. The controller sees what
+//! the agent would read in the regions, and once a second each tenant's busy time in whole percents.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use drava_dra_driver::agent::control::{Controller, Measured, Terms};
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US};
+use drava_vgpu_abi::contention::ALL;
+use drava_vgpu_abi::region::Header;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
+
+/// One step of the simulation.
+const STEP_US: u64 = 100;
+/// Time slice of the hardware.
+const SLICE_US: u64 = 1_000;
+/// The agent's step, and its look at sleepers.
+const AGENT_US: u64 = 100_000;
+const WAKE_US: u64 = 20_000;
+const SECOND_US: u64 = 1_000_000;
+
+struct VirtualWord(Cell<u64>);
+
+impl Word for VirtualWord {
+    fn load(&self) -> u64 {
+        self.0.get()
+    }
+    fn store(&self, value: u64) {
+        self.0.set(value);
+    }
+    fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
+        let found = self.0.get();
+        if found == current {
+            self.0.set(new);
+            Ok(found)
+        } else {
+            Err(found)
+        }
+    }
+    fn fetch_add(&self, value: u64) -> u64 {
+        self.0.replace(self.0.get().wrapping_add(value))
+    }
+    fn fetch_sub(&self, value: u64) -> u64 {
+        self.0.replace(self.0.get().wrapping_sub(value))
+    }
+}
+
+/// What a tenant does.
+#[derive(Clone)]
+pub(crate) struct Load {
+    pub(crate) terms: Terms,
+    /// Lengths of its kernels, in turn.
+    pub(crate) kernels_us: Vec<u64>,
+    /// Launches that it has under way at most: 1 waits for each kernel.
+    pub(crate) depth: usize,
+    /// Time on the host after each kernel.
+    pub(crate) host_us: u64,
+    /// Whether it works at that moment.
+    pub(crate) works: fn(u64) -> bool,
+}
+
+impl Load {
+    pub(crate) fn new(cores: u32, policy: ComputePolicy, kernel_us: u64) -> Self {
+        let terms = Terms {
+            cores: Cores::new(cores).unwrap(),
+            policy,
+            priority: Priority::DEFAULT,
+        };
+        Self {
+            terms,
+            kernels_us: vec![kernel_us],
+            // Launches run ahead of the card by some slices, as those of a program do that does not wait for each.
+            depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
+            host_us: 0,
+            works: |_| true,
+        }
+    }
+
+    pub(crate) fn balance(cores: u32, kernel_us: u64) -> Self {
+        Self::new(cores, ComputePolicy::Balance, kernel_us)
+    }
+
+    pub(crate) fn fixed(cores: u32, kernel_us: u64) -> Self {
+        Self::new(cores, ComputePolicy::Fixed, kernel_us)
+    }
+
+    pub(crate) fn priority(mut self, priority: i32) -> Self {
+        self.terms.priority = Priority::new(priority).unwrap();
+        self
+    }
+
+    pub(crate) fn works(mut self, works: fn(u64) -> bool) -> Self {
+        self.works = works;
+        self
+    }
+}
+
+struct Kernel {
+    left_us: u64,
+    charged_us: u64,
+}
+
+struct Tenant {
+    load: Load,
+    header: Header<VirtualWord>,
+    limits: Limits,
+    own_parts: u32,
+    queue: VecDeque<Kernel>,
+    launched: usize,
+    /// When the kernel that runs began, as an event sees it.
+    began_us: u64,
+    not_before_us: u64,
+    /// Taken from the bucket and not spent.
+    lease_us: u64,
+    waits: bool,
+    /// Moving average, as a cost table has it.
+    cost_us: u64,
+    gpu_time_us: u64,
+    throttled_us: u64,
+    wanted_us: u64,
+    seen: (u64, u64, u64),
+    was_idle: bool,
+    is_lent: bool,
+    seen_busy_us: u64,
+    used_us: u64,
+}
+
+/// A card with tenants and the agent's controller.
+pub(crate) struct Card {
+    tenants: Vec<Tenant>,
+    controller: Controller<usize>,
+    now_us: u64,
+    running: usize,
+    slice_us: u64,
+    stepped_us: u64,
+    /// Whether the controller and the correction of contention work.
+    controlled: bool,
+}
+
+impl Card {
+    pub(crate) fn new(loads: &[Load]) -> Self {
+        let tenant = |load: &Load| Tenant {
+            load: load.clone(),
+            header: Header::from_words(|| VirtualWord(Cell::new(0))),
+            limits: Limits {
+                cores: load.terms.cores,
+                compute_policy: load.terms.policy,
+                priority: load.terms.priority,
+                ..Limits::memory(1 << 30)
+            },
+            own_parts: ALL,
+            queue: VecDeque::new(),
+            launched: 0,
+            began_us: 0,
+            not_before_us: 0,
+            lease_us: 0,
+            waits: false,
+            cost_us: 2_000,
+            gpu_time_us: 0,
+            throttled_us: 0,
+            wanted_us: 0,
+            seen: (0, 0, 0),
+            was_idle: true,
+            is_lent: false,
+            seen_busy_us: 0,
+            used_us: 0,
+        };
+        Self {
+            tenants: loads.iter().map(tenant).collect(),
+            controller: Controller::default(),
+            // The clock of a machine that has been up for a while.
+            now_us: SECOND_US,
+            running: 0,
+            slice_us: 0,
+            stepped_us: SECOND_US,
+            controlled: true,
+        }
+    }
+
+    /// The agent dies.
+    pub(crate) fn without_agent(&mut self) {
+        self.controlled = false;
+    }
+
+    /// Seconds since the beginning.
+    pub(crate) fn now_s(&self) -> f64 {
+        (self.now_us - SECOND_US) as f64 / SECOND_US as f64
+    }
+
+    /// Runs for so long and returns which part of the card each tenant really used, in percent.
+    pub(crate) fn run(&mut self, seconds: f64) -> Vec<f64> {
+        let before: Vec<u64> = self.tenants.iter().map(|tenant| tenant.used_us).collect();
+        let start_us = self.now_us;
+        while ((self.now_us - start_us) as f64) < seconds * SECOND_US as f64 {
+            self.step();
+        }
+        let elapsed = (self.now_us - start_us) as f64;
+        self.tenants
+            .iter()
+            .zip(before)
+            .map(|(tenant, before)| (tenant.used_us - before) as f64 / elapsed * 100.0)
+            .collect()
+    }
+
+    fn step(&mut self) {
+        for tenant in &mut self.tenants {
+            tenant.launch(self.now_us);
+        }
+        self.execute();
+        self.now_us += STEP_US;
+        if !self.controlled {
+            return;
+        }
+        let woken = self.now_us.is_multiple_of(WAKE_US)
+            && self
+                .tenants
+                .iter()
+                .any(|t| t.is_lent && t.wanted_us != t.seen.2);
+        if self.now_us.is_multiple_of(AGENT_US) || woken {
+            self.control();
+        }
+        if self.now_us.is_multiple_of(SECOND_US) {
+            self.observe();
+        }
+    }
+
+    fn execute(&mut self) {
+        let count = self.tenants.len();
+        let ready = |index: usize| !self.tenants[index].queue.is_empty();
+        if self.slice_us == 0 || !ready(self.running) {
+            let next = (1..=count)
+                .map(|offset| (self.running + offset) % count)
+                .find(|index| ready(*index));
+            let Some(next) = next else {
+                self.slice_us = 0;
+                return;
+            };
+            self.running = next;
+            self.slice_us = SLICE_US;
+        }
+        self.slice_us -= STEP_US;
+        self.tenants[self.running].execute(self.now_us);
+    }
+
+    fn control(&mut self) {
+        let now_us = self.now_us;
+        let shares: Vec<_> = self
+            .tenants
+            .iter_mut()
+            .enumerate()
+            .map(|(id, t)| (id, t.load.terms, t.measure(now_us)))
+            .collect();
+        let elapsed_us = self.now_us - self.stepped_us;
+        self.stepped_us = self.now_us;
+        for (id, decision) in self.controller.step(elapsed_us, &shares) {
+            self.tenants[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
+            self.tenants[id].is_lent = decision.is_lent;
+            self.tenants[id].own_parts = decision.own_parts;
+        }
+    }
+
+    fn observe(&mut self) {
+        let seen = |tenant: &mut Tenant| std::mem::take(&mut tenant.seen_busy_us) / 10_000 * 10_000;
+        let seen: Vec<_> = self.tenants.iter_mut().map(seen).enumerate().collect();
+        let busy_us = seen.iter().map(|(_, us)| us).sum();
+        self.controller.observe(SECOND_US, busy_us, &seen);
+    }
+
+    /// The rates that the pages say.
+    pub(crate) fn rates(&self) -> Vec<Option<u32>> {
+        self.tenants
+            .iter()
+            .map(|tenant| tenant.limits.rate_us_per_s)
+            .collect()
+    }
+}
+
+impl Tenant {
+    fn launch(&mut self, now_us: u64) {
+        if !(self.load.works)(now_us - SECOND_US) || now_us < self.not_before_us {
+            return;
+        }
+        let bucket = Bucket::new(&self.header);
+        while self.queue.len() < self.load.depth {
+            let grant = Grant::of(&self.limits, 0, now_us);
+            self.wanted_us = now_us;
+            if grant != Grant::Free {
+                bucket.refill(grant, now_us);
+                if self.lease_us < self.cost_us {
+                    let least_us = if self.waits {
+                        grant.worth_waking_for()
+                    } else {
+                        0
+                    };
+                    match bucket.take(grant, self.cost_us - self.lease_us, least_us, LEASE_US) {
+                        Ok(taken_us) => {
+                            self.waits = false;
+                            self.lease_us += taken_us;
+                        }
+                        Err(debt) => {
+                            self.waits = true;
+                            self.not_before_us = now_us + debt.look_again_us;
+                            self.throttled_us += debt.look_again_us;
+                            return;
+                        }
+                    }
+                }
+                self.lease_us -= self.cost_us;
+            }
+            if self.queue.is_empty() {
+                self.began_us = now_us;
+            }
+            let length = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
+            self.launched += 1;
+            self.queue.push_back(Kernel {
+                left_us: length,
+                charged_us: self.cost_us,
+            });
+            self.gpu_time_us += self.cost_us;
+        }
+    }
+
+    fn execute(&mut self, now_us: u64) {
+        self.used_us += STEP_US;
+        self.seen_busy_us += STEP_US;
+        let Some(kernel) = self.queue.front_mut() else {
+            return;
+        };
+        kernel.left_us = kernel.left_us.saturating_sub(STEP_US);
+        if kernel.left_us > 0 {
+            return;
+        }
+        let end_us = now_us + STEP_US;
+        let raw_us = end_us - self.began_us;
+        self.began_us = end_us;
+        let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL);
+        let charged_us = kernel.charged_us;
+        self.queue.pop_front();
+        self.cost_us = (self.cost_us * 15 + own_us) / 16;
+        let bucket = Bucket::new(&self.header);
+        if own_us > charged_us {
+            bucket.charge(own_us - charged_us);
+        } else {
+            bucket.repay(charged_us - own_us);
+        }
+        self.gpu_time_us = (self.gpu_time_us + own_us).saturating_sub(charged_us);
+        if self.load.host_us > 0 {
+            self.not_before_us = end_us + self.load.host_us;
+        }
+    }
+
+    /// What the agent finds in the region.
+    fn measure(&mut self, now_us: u64) -> Measured {
+        let (gpu_time_us, throttled_us, wanted_us) = self.seen;
+        self.seen = (
+            self.gpu_time_us.max(gpu_time_us),
+            self.throttled_us,
+            self.wanted_us,
+        );
+        let rate = u64::from(self.limits.rate_us_per_s.unwrap_or(0));
+        let gained = (now_us - self.header.refilled_us.load()) * rate / SECOND_US;
+        let in_debt = Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained;
+        if wanted_us == self.wanted_us {
+            self.was_idle = !in_debt;
+            return Measured {
+                used_us: 0,
+                waited: in_debt,
+            };
+        }
+        let waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
+        self.was_idle = false;
+        Measured {
+            used_us: self.gpu_time_us.saturating_sub(gpu_time_us),
+            waited,
+        }
+    }
+}
