@@ -1,12 +1,31 @@
 //! What users run to look at their card: nvitop, gpustat and a table like nvidia-smi's, unmodified.
 
 use std::ffi::OsStr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use drava_mock_machine::testing::python;
-use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::{Cores, Limits};
 use serde_json::{Value, json};
 
 use crate::subject::{CARDS, Container, GIB};
+
+/// A program that runs until the test ends.
+struct Background(Child);
+
+impl Background {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// What a program prints, in the container.
 fn output(container: &Container, program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
@@ -143,6 +162,54 @@ fn two_shares_of_two_cards() {
         "{shown}"
     );
     assert!(lines_with(&shown, &[&foreign]).is_empty(), "{shown}");
+}
+
+/// A share of half of the cores, alone on its card: more than half of the card is all of the share.
+#[test]
+fn a_busy_share_is_shown_busy_and_a_neighbour_is_not_seen() {
+    let container = Container::new();
+    let limits = Limits {
+        cores: Cores::new(50).unwrap(),
+        driver_reserve_bytes: GIB / 2,
+        ..Limits::memory(4 * GIB)
+    };
+    container.add_share("first", CARDS[0], &limits);
+    container.add_share("second", CARDS[1], &limits);
+    let probe = container.machine.program("cuda-probe").unwrap();
+    let launch = ["launch", "--ms", "100", "--seconds", "600"];
+    let mut own = container.command(probe.get_program());
+    let own = Background::start(own.args(launch));
+    let mut neighbour = container.machine.program("cuda-probe").unwrap();
+    let _neighbour = Background::start(neighbour.args(launch).args(["--device", "1"]));
+    container
+        .machine
+        .wait_for_card(1, |card| card.gpu_percent > 0)
+        .unwrap();
+    let query = [
+        "--query-gpu=utilization.gpu",
+        "--format=csv,noheader,nounits",
+    ];
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let shown = table(&container, &query);
+        let (first, second) = shown.trim().split_once('\n').unwrap();
+        assert_eq!(second, "0", "the neighbour's work");
+        if first == "100" {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{shown}");
+    }
+    let cards = gpustat(&container);
+    assert!(
+        cards[0]["utilization.gpu"].as_u64().unwrap() > 0,
+        "{cards:?}"
+    );
+    assert_eq!(cards[1]["utilization.gpu"], 0);
+    assert_eq!(cards[0]["processes"][0]["pid"], json!(own.0.id()));
+    assert_eq!(cards[1]["processes"], json!([]));
+    let shown = nvitop(&container);
+    let pid = own.0.id().to_string();
+    assert_eq!(lines_with(&shown, &[&pid]).len(), 1, "{shown}");
 }
 
 /// On the host libvgpu is not loaded; and where it is by mistake, it finds no share and changes nothing.
