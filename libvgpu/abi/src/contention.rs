@@ -2,14 +2,27 @@
 //!
 //! Contexts of different processes run by turns. An event pair round a kernel that was interrupted measures the
 //! neighbours' turns too, and no share can tell from inside. The node agent can: it knows what each share measured
-//! in a stretch of time, and for how long the card ran anything at all. The surplus is time that was measured by
-//! more than one share, each of which had half of it, a third of it…
+//! in a stretch of time, and from NVML what each process used ([`own_part`]), or at least for how long the card ran
+//! anything at all ([`own_parts`]). The second is an estimate: the surplus is time that was measured by more than one
+//! share, each of which had half of it, a third of it… on average; a share whose kernels are short has all of its own.
 
 /// The most shares that are told apart; the figures of further ones are left alone.
 pub const MOST_SHARES: usize = 64;
 
 /// The figure for [`crate::own_time`] when everything measured is a share's own.
 pub const ALL: u32 = 1_000_000;
+
+/// Of what a share measured, how many parts per million are its own, if what it used is known: both figures of the same
+/// stretch of time, `measured_us` as in [`own_parts`].
+#[must_use]
+pub fn own_part(measured_us: u64, used_us: u64) -> u32 {
+    let parts = u128::from(used_us.min(measured_us)) * u128::from(ALL);
+    parts
+        .checked_div(u128::from(measured_us))
+        .and_then(|parts| u32::try_from(parts).ok())
+        .unwrap_or(ALL)
+        .max(1)
+}
 
 /// Of each share's measured time, how many parts per million are its own.
 ///
@@ -81,6 +94,15 @@ mod tests {
     fn three_equal_shares_all_the_time_have_a_third_each() {
         let [first, second, third, _] = own(&[900, 900, 900], 900);
         assert_eq!([first, second, third], [333_333; 3]);
+    }
+
+    #[test]
+    fn what_is_known_to_be_used_is_ones_own() {
+        assert_eq!(own_part(0, 0), ALL);
+        assert_eq!(own_part(400, 300), 750_000);
+        assert_eq!(own_part(300, 400), ALL);
+        assert_eq!(own_part(300, 0), 1);
+        assert_eq!(own_part(u64::MAX, u64::MAX), ALL);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod interposer;
     reason = "benches use the rest"
 )]
 mod tenants;
+mod together;
 
 use std::time::{Duration, Instant};
 

@@ -71,6 +71,7 @@ struct Load {
     int burst, idle_ms; // after so many launches do nothing for a while
     int graph_kernels;
     int random;         // lengths by chance instead of in turn
+    int plain;          // nothing but launches, at the pace of their lengths
 };
 
 static struct Load load;
@@ -130,6 +131,12 @@ static void *work(void *unused) {
     for (uint64_t i = 0; running; i++) {
         Handle stream = load.streams ? streams[i % load.streams] : NULL;
         int which = load.random ? rand_r(&seed) % load.lengths : (int)(i % load.lengths);
+        if (load.plain) {
+            CHECK(launch(stream, load.ns[which], graph));
+            launched++;
+            usleep(load.ns[which] / 1000);
+            continue;
+        }
         if (load.depth && i >= (uint64_t)load.depth) CHECK(CALL(cuEventSynchronize, (Handle), events[i % load.depth]));
         rival_before_launch(load.blocks);
         CHECK(launch(stream, load.ns[which], graph));
@@ -184,6 +191,7 @@ static Result start(char *line) {
         else if (!strcmp(word, "burst")) load.burst = atoi(value);
         else if (!strcmp(word, "idle")) load.idle_ms = atoi(value);
         else if (!strcmp(word, "kernels")) load.graph_kernels = atoi(value);
+        else if (!strcmp(word, "plain")) load.plain = atoi(value);
         else if (!strcmp(word, "random")) load.random = atoi(value);
         else return -2;
     }

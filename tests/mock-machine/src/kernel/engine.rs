@@ -7,8 +7,9 @@
 //! Model. A context holds the card for a time slice, or until it has nothing to run; then the next
 //! one in order of creation does. Within the holder the first work of every stream is a candidate;
 //! kernels start in order of submission as long as multiprocessors are left, run at full speed, and
-//! stop progressing while another context holds the card. Copies between host and card use one
-//! engine per direction, whoever holds the card. Nothing else takes time.
+//! stop progressing while another context holds the card; events are reached while no other one is
+//! running. Copies between host and card use one engine per direction, whoever holds the card.
+//! Nothing else takes time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -98,6 +99,9 @@ pub enum Outcome {
         ticket: u64,
     },
 }
+
+/// End of the slice of a holder that has nothing to do.
+const IDLE: Nanos = 0;
 
 /// The compute side of one card.
 #[derive(Debug)]
@@ -314,12 +318,21 @@ impl Engine {
     /// changes at this time.
     fn settle(&mut self, outcomes: &mut Vec<Outcome>) {
         let mut rounds: u32 = 0;
-        while self.complete(outcomes) | self.start() {
-            rounds += 1;
-            // Each completes something, of which there is an end.
-            debug_assert!(rounds < 1 << 24, "the engine does not settle");
+        loop {
+            while self.complete(outcomes) | self.start() {
+                rounds += 1;
+                // Each completes something, of which there is an end.
+                debug_assert!(rounds < 1 << 24, "the engine does not settle");
+            }
+            self.hand_over();
+            // A new holder may have come to an event first.
+            let holder = self
+                .holder
+                .and_then(|(holder, _)| self.contexts.get(&holder));
+            if !holder.is_some_and(Context::records) {
+                return;
+            }
         }
-        self.hand_over();
     }
 
     /// Takes finished and timeless work from the heads of streams. True when there was any.
@@ -338,6 +351,11 @@ impl Engine {
             }
             !done
         });
+        // The time of an event is written by what runs kernels, so in the turn of its context.
+        let runner = self
+            .holder
+            .map(|(holder, _)| holder)
+            .filter(|holder| self.contexts.get(holder).is_some_and(Context::runs));
         for (&id, context) in &mut self.contexts {
             let running = &mut context.running;
             let kernels = &mut context.kernels;
@@ -352,7 +370,8 @@ impl Engine {
                 }
                 false
             });
-            any |= context.complete_timeless(id, now, outcomes);
+            let has_turn = runner.is_none_or(|runner| runner == id);
+            any |= context.complete_timeless(id, now, has_turn, outcomes);
         }
         any
     }
@@ -392,9 +411,18 @@ impl Engine {
 
     /// Gives the card to whoever should have it now.
     fn hand_over(&mut self) {
-        if let Some((holder, slice_end)) = self.holder {
-            let runs = self.contexts.get(&holder).is_some_and(Context::runs);
-            if runs && (self.now < slice_end || !self.others_wait(holder)) {
+        if let Some((holder, slice_end)) = self.holder
+            && slice_end != IDLE
+            && self.contexts.get(&holder).is_some_and(Context::wants)
+        {
+            if self.now < slice_end {
+                return;
+            }
+            // Had anybody waited at the end of the slice, time would have stopped there.
+            if self.now > slice_end || !self.others_wait(holder) {
+                let slices = (self.now - slice_end) / self.slice + 1;
+                let next_end = slice_end.saturating_add(slices.saturating_mul(self.slice));
+                self.holder = Some((holder, next_end));
                 return;
             }
         }
@@ -402,7 +430,7 @@ impl Engine {
         let runnable = || {
             self.contexts
                 .iter()
-                .filter(|(_, context)| context.runs())
+                .filter(|(_, context)| context.wants())
                 .map(|(id, _)| *id)
         };
         let next = runnable()
@@ -411,18 +439,36 @@ impl Engine {
         self.holder = match next {
             Some(context) => Some((context, self.now.saturating_add(self.slice))),
             // Nobody: whoever comes after the last holder is first again.
-            None => self.holder.map(|(holder, _)| (holder, self.now)),
+            None => self.holder.map(|(holder, _)| (holder, IDLE)),
         };
     }
 
     fn others_wait(&self, holder: ContextId) -> bool {
         self.contexts
             .iter()
-            .any(|(id, context)| *id != holder && context.runs())
+            .any(|(id, context)| *id != holder && context.wants())
     }
 }
 
 impl Context {
+    /// Whether it waits for its turn, or has it.
+    fn wants(&self) -> bool {
+        self.runs() || self.records()
+    }
+
+    /// Whether a stream has come to an event.
+    fn records(&self) -> bool {
+        self.streams.values().any(|stream| {
+            matches!(
+                stream.queue.front(),
+                Some(Item {
+                    work: Work::Record { .. },
+                    ..
+                })
+            )
+        })
+    }
+
     fn runs(&self) -> bool {
         !self.running.is_empty()
     }
@@ -485,6 +531,7 @@ impl Context {
         &mut self,
         id: ContextId,
         now: Nanos,
+        has_turn: bool,
         outcomes: &mut Vec<Outcome>,
     ) -> bool {
         let mut any = false;
@@ -496,12 +543,14 @@ impl Context {
                         stream,
                         ticket: awaited,
                     } if self.completed(stream) >= awaited => {}
-                    Work::Record { event, recording } => outcomes.push(Outcome::Recorded {
-                        context: id,
-                        event,
-                        recording,
-                        at: now,
-                    }),
+                    Work::Record { event, recording } if has_turn => {
+                        outcomes.push(Outcome::Recorded {
+                            context: id,
+                            event,
+                            recording,
+                            at: now,
+                        })
+                    }
                     Work::Host => {
                         self.announce(id, slot, outcomes);
                         break;

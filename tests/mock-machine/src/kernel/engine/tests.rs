@@ -94,8 +94,8 @@ fn a_context_that_starts_late_waits_at_most_for_one_slice() {
     engine.advance(51 * MS, &mut outcomes);
     submit(&mut engine, B, 0, 1, kernel(MS));
     let done = run(&mut engine);
-    // A's slice was long over, so B has the card at once.
-    assert_eq!(done, [(B, 0, 1, 52 * MS), (A, 0, 1, 101 * MS)]);
+    // A is in one of its many slices, 50-52.
+    assert_eq!(done, [(B, 0, 1, 53 * MS), (A, 0, 1, 101 * MS)]);
 }
 
 #[test]
@@ -165,6 +165,35 @@ fn a_wait_holds_a_stream_until_the_other_one_is_there() {
         at: 2 * MS,
     };
     assert!(outcomes.contains(&recorded), "{outcomes:?}");
+}
+
+#[test]
+fn events_are_reached_in_the_turn_of_their_context() {
+    let mut engine = engine();
+    let mut outcomes = Vec::new();
+    let record = |event| Work::Record {
+        event,
+        recording: 1,
+    };
+    submit(&mut engine, A, 0, 1, kernel(5 * MS));
+    engine.advance(0, &mut outcomes);
+    submit(&mut engine, B, 0, 1, record(1));
+    submit(&mut engine, B, 0, 2, kernel(MS));
+    submit(&mut engine, B, 0, 3, record(2));
+    engine.advance(20 * MS, &mut outcomes);
+    let mut times = outcomes.iter().filter_map(|outcome| match outcome {
+        Outcome::Recorded { event, at, .. } => Some((*event, *at)),
+        _ => None,
+    });
+    let (first, started) = times.next().unwrap();
+    let (second, ended) = times.next().unwrap();
+    assert_eq!((first, second), (1, 2));
+    assert!(
+        started > 0,
+        "not before the other context's time slice is over"
+    );
+    assert_eq!(ended - started, MS, "and then without waiting");
+    assert_eq!(engine.usage(A).1, 5 * MS);
 }
 
 #[test]

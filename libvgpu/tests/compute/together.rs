@@ -1,0 +1,226 @@
+//! Several tenants, and tenants that come, go and die.
+
+use std::time::Duration;
+
+use drava_vgpu_abi::{ComputePolicy, Limits};
+
+use crate::tenants::{Ground, Share, Tenant, share};
+use crate::{ABOVE, BELOW, MEASURE, SETTLE};
+
+/// A tenant with that share, which may have others, doing that.
+fn tenant(ground: &Ground, share: &Share, load: &str) -> Tenant {
+    let mut tenant = ground.tenant(Some(share), "dlsym").unwrap();
+    tenant.ok(&format!("start {load}")).unwrap();
+    tenant
+}
+
+fn fixed(ground: &Ground, name: &str, percent: u32) -> Share {
+    let limits = share(ComputePolicy::Fixed, percent).unwrap();
+    ground.share(name, &limits).unwrap()
+}
+
+/// Each gets its share; the sum is what the card can give.
+fn get(tenants: &[(u32, &str)]) {
+    let ground = crate::ground();
+    let mut shares = Vec::new();
+    let mut running = Vec::new();
+    for (index, (percent, load)) in tenants.iter().enumerate() {
+        let share = fixed(&ground, &format!("share-{index}"), *percent);
+        running.push(tenant(&ground, &share, load));
+        shares.push(share);
+    }
+    let shares: Vec<&Share> = shares.iter().collect();
+    let running: Vec<&Tenant> = running.iter().collect();
+    let mut seen = Vec::new();
+    for round in 0..12 {
+        let settle = SETTLE * if round == 0 { 4 } else { 1 };
+        let got = ground
+            .percents_corrected(&running, &shares, settle, MEASURE)
+            .unwrap();
+        let is_right = |(got, (percent, _)): (&f64, &(u32, &str))| {
+            let percent = f64::from(*percent);
+            (percent - 2.0 * BELOW..=percent + ABOVE).contains(got)
+        };
+        let are_right = got.iter().zip(tenants).all(is_right);
+        seen.push(got);
+        if are_right {
+            return;
+        }
+    }
+    panic!("{seen:.1?} instead of {tenants:?}");
+}
+
+#[test]
+fn thirty_and_seventy_percent() {
+    get(&[
+        (30, "kernel ns=1000000 depth=16"),
+        (70, "kernel ns=3000000 depth=16"),
+    ]);
+}
+
+#[test]
+fn ten_and_ninety_percent() {
+    get(&[
+        (10, "kernel ns=20000000 depth=4"),
+        (90, "kernel ns=2000000 depth=16"),
+    ]);
+}
+
+#[test]
+fn four_tenants() {
+    get(&[(20, "kernel ns=2000000 depth=8"); 4]);
+}
+
+#[test]
+fn processes_of_one_share_have_it_together() {
+    let ground = crate::ground();
+    let share = fixed(&ground, "share", 30);
+    let load = "kernel ns=4000000 depth=8";
+    let tenants = [tenant(&ground, &share, load), tenant(&ground, &share, load)];
+    let mut sums = Vec::new();
+    for _ in 0..12 {
+        let got = ground
+            .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
+            .unwrap();
+        let sum: f64 = got.iter().sum();
+        assert!(sum <= 30.0 + ABOVE, "{got:.1?}");
+        // Their kernels interrupt each other, and no events can tell by how much.
+        if sum >= 15.0 {
+            return;
+        }
+        sums.push(sum);
+    }
+    panic!("{sums:.1?}");
+}
+
+#[test]
+fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
+    let ground = crate::ground();
+    let share = fixed(&ground, "share", 10);
+    let tenant = tenant(&ground, &share, "kernel ns=3000000 depth=8");
+    crate::await_percents(&ground, &[&tenant], &[10.0]);
+    let changed = crate::tenants::share(ComputePolicy::Fixed, 60).unwrap();
+    share.change(&changed).unwrap();
+    crate::await_percents(&ground, &[&tenant], &[60.0]);
+    let granted = Limits {
+        compute_policy: ComputePolicy::Balance,
+        rate_us_per_s: Some(250_000),
+        ..changed
+    };
+    share.change(&granted).unwrap();
+    std::thread::sleep(SETTLE);
+    crate::await_percents(&ground, &[&tenant], &[25.0]);
+}
+
+#[test]
+fn demand_is_shown_while_there_is_some() {
+    let ground = crate::ground();
+    let share = fixed(&ground, "share", 20);
+    let mut tenant = tenant(&ground, &share, "kernel ns=2000000 depth=4");
+    let wanted = || share.usage().unwrap().0.wanted_us;
+    let before = wanted();
+    crate::wait_until(|| wanted() > before, || "no demand is shown".into());
+    tenant.ok("stop").unwrap();
+    let before = wanted();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(wanted(), before, "who is idle wants nothing");
+}
+
+#[test]
+fn a_tenant_that_dies_in_debt_leaves_it_to_its_share_and_to_nobody_else() {
+    let ground = crate::ground();
+    let (poor, other) = (fixed(&ground, "poor", 10), fixed(&ground, "other", 40));
+    let mut dying = ground.tenant(Some(&poor), "dlsym").unwrap();
+    dying.ok("once 300000000").unwrap();
+    dying.ok("once 1000").unwrap();
+    dying.kill().unwrap();
+    let debt = poor.usage().unwrap().0.credit_us;
+    assert!(debt < -50_000, "{debt}");
+    let tenant = tenant(&ground, &other, "kernel ns=3000000 depth=8");
+    crate::await_percents(&ground, &[&tenant], &[40.0]);
+    // Its successor goes on when the debt is repaid, which it is by time alone.
+    let mut successor = ground.tenant(Some(&poor), "dlsym").unwrap();
+    successor.ok("once 1000").unwrap();
+}
+
+#[test]
+fn a_dead_tenant_leaves_the_rest_of_the_share_to_the_living() {
+    let ground = crate::ground();
+    let share = fixed(&ground, "share", 40);
+    let load = "kernel ns=3000000 depth=8";
+    let (first, second) = (tenant(&ground, &share, load), tenant(&ground, &share, load));
+    std::thread::sleep(SETTLE);
+    first.kill().unwrap();
+    crate::await_percents(&ground, &[&second], &[40.0]);
+}
+
+/// `CLOCK_MONOTONIC`, microseconds.
+fn now_us() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `struct timespec`.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    assert_eq!(result, 0);
+    u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1_000
+}
+
+#[test]
+fn with_tokens_one_runs_at_a_time_and_nobody_waits_for_ever() {
+    let ground = crate::ground();
+    let token = share(ComputePolicy::Token, 50).unwrap();
+    let shares = ["one", "other"].map(|name| ground.share(name, &token).unwrap());
+    for share in &shares {
+        share.give_token(now_us()).unwrap();
+    }
+    let tenants =
+        [0, 1].map(|index: usize| tenant(&ground, &shares[index], "kernel ns=2000000 depth=8"));
+    let pids = [tenants[0].pid(), tenants[1].pid()];
+    // The token goes to one only, 30 ms at a time with pauses to drain.
+    let (before, _) = ground.used(&pids).unwrap();
+    for _ in 0..40 {
+        shares[0].give_token(now_us() + 30_000).unwrap();
+        shares[1].give_token(now_us()).unwrap();
+        std::thread::sleep(Duration::from_millis(35));
+    }
+    let (after, _) = ground.used(&pids).unwrap();
+    let got = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
+    assert!(got[0] > 10.0 * got[1], "{got:?}");
+    assert!(got[0] > 0.3, "{got:?}");
+    // Who holds the token dies; the other one is released by time, each launch after half a second.
+    let [first, mut second] = tenants;
+    first.kill().unwrap();
+    let launched = second.launched().unwrap();
+    let released = || shares[1].usage().unwrap().0.released;
+    crate::wait_until(
+        || {
+            shares[1].give_token(now_us()).unwrap();
+            released() > 0
+        },
+        || "a launch without a token waits for ever".into(),
+    );
+    crate::wait_until(
+        || second.launched().unwrap() > launched,
+        || "a released launch is not made".into(),
+    );
+    // An agent that is gone leaves the guarantee.
+    crate::await_percents(&ground, &[&second], &[50.0]);
+}
+
+#[test]
+fn captures_in_one_thread_are_not_spoiled_by_launches_in_another() {
+    let ground = crate::ground();
+    let share = fixed(&ground, "share", 50);
+    // The launching thread makes no event calls itself, which would spoil them; all of its launches are measured.
+    let load = "kernel ns=400000 plain=1";
+    let mut tenant = tenant(&ground, &share, load);
+    let before = tenant.launched().unwrap();
+    tenant.ok("capture 5 40").unwrap();
+    let launched = tenant.launched().unwrap() - before;
+    assert!(launched > 40, "{launched}");
+    tenant.ok("stop").unwrap();
+    // And measuring goes on afterwards.
+    tenant.ok("start kernel ns=3000000 depth=8").unwrap();
+    crate::await_percents(&ground, &[&tenant], &[50.0]);
+}
