@@ -20,7 +20,8 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
              SIGKILL after random steps of the accounting. After each round, with nobody at work, no byte of the \
              card's ledger is missing in the account and the account is within the limit; after each fourth, with \
              everything freed, they are equal; at the end all memory is back. The overshoot is the most that living \
-             processes held beyond the limit in samples while all were at work.",
+             processes held beyond the limit in samples while all were at work: one request to a pool, or one block, \
+             whose room turned out to be in pieces, between being granted by the driver and given back.",
         );
         for figure in named(&figures, "storm") {
             report.row(
