@@ -27,8 +27,9 @@ const MEANS_FROM_US: u64 = 20_000;
 /// Bounds of the factor that is learned, parts per million.
 const FACTOR: std::ops::RangeInclusive<u64> = 200_000..=4_000_000;
 
-/// For which part of the time, beyond what is predicted, a share may be under way, parts per million.
-const MORE_UNDER_WAY: u64 = ALL / 4;
+/// For which part of the time a share may be under way: beyond what is predicted, and beyond twice that, parts per
+/// million.
+const MORE_UNDER_WAY: (u64, u64) = (ALL / 4, ALL / 20);
 
 /// The least that is believed to be a share's own, parts per million.
 const LEAST: u64 = ALL / 50;
@@ -95,7 +96,10 @@ impl<Id: Ord + Copy> Contention<Id> {
                     state.predicted = predicted;
                     // Who gets too little is helped by holding back who gets too much. Launching all the time helps
                     // only a little, and is too much when the others pause.
-                    let most = (share.part * ALL / predicted.max(1) + MORE_UNDER_WAY).min(ALL);
+                    let predicted_under_way = share.part * ALL / predicted.max(1);
+                    let most = (predicted_under_way + MORE_UNDER_WAY.0)
+                        .min(2 * predicted_under_way + MORE_UNDER_WAY.1)
+                        .min(ALL);
                     let least = (share.part * ALL / most).max(LEAST);
                     let own = (predicted * state.factor / ALL).clamp(least, ALL);
                     state.under_way = (share.part * ALL / own).min(ALL);
