@@ -227,3 +227,47 @@ fn other_drivers_config_is_not_ours() {
     }
     assert!(resolve(&[config], "gpu").is_ok());
 }
+
+#[test]
+fn every_field_is_in_the_documentation() {
+    let page = include_str!("../../../docs/config.md");
+    let everything = VgpuConfig::decode(&document(json!({
+        "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
+        "memory": {"percent": 50, "policy": "spill"}, "enforcement": "required",
+        "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true,
+    })))
+    .unwrap();
+    // Breaks when a field is added and not set above.
+    let VgpuConfig {
+        api_version: _,
+        kind: _,
+        compute_policy: Some(_),
+        priority: Some(_),
+        max_priority: Some(_),
+        memory:
+            Some(MemoryConfig {
+                percent: Some(_),
+                policy: Some(_),
+            }),
+        enforcement: Some(_),
+        placement: Some(Placement {
+            node: Some(_),
+            gpu: Some(_),
+        }),
+        unmetered: Some(_),
+    } = &everything
+    else {
+        panic!("{everything:?}");
+    };
+    let written = serde_json::to_value(&everything).unwrap();
+    for (field, value) in written.as_object().unwrap() {
+        let names: Vec<String> = match value {
+            Value::Object(parts) => parts.keys().map(|part| format!("{field}.{part}")).collect(),
+            _ if field == "apiVersion" || field == "kind" => continue,
+            _ => vec![field.clone()],
+        };
+        for name in names {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}
