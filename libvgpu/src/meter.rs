@@ -30,6 +30,7 @@ use crate::process::{MAX_DEVICES, Process};
 mod admission;
 mod capture;
 mod costs;
+mod events;
 mod lease;
 mod samples;
 

@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::region::SlotIndex;
 
-use super::{Share, unpack};
+use super::Share;
+use super::compute::unpack;
 use crate::sys;
 
 /// For how long a figure from two readings holds, and so the shortest time between them.

@@ -1,0 +1,110 @@
+//! What a share may take of the card's time, and where that is counted.
+
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{Bucket, Grant};
+use drava_vgpu_abi::contention;
+use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET};
+use drava_vgpu_abi::region::Slot;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+
+use super::{RegionWord, Share, page_words};
+
+const NO_RATE: u64 = (1 << 40) - 1;
+
+impl Share {
+    pub(crate) fn is_metered(&self) -> bool {
+        self.refresh();
+        unpack(self.compute.load(Ordering::Relaxed)).compute_policy != ComputePolicy::None
+    }
+
+    /// What the share may do with the card at this moment.
+    pub(crate) fn grant(&self, now_us: u64) -> Grant {
+        self.refresh();
+        let limits = unpack(self.compute.load(Ordering::Relaxed));
+        Grant::of(&limits, self.page_word(TOKEN_OFFSET), now_us)
+    }
+
+    /// How much of what events measure is the share's own, in parts per million.
+    pub(crate) fn own_parts(&self) -> u32 {
+        u32::try_from(self.page_word(OWN_TIME_OFFSET))
+            .ok()
+            .filter(|parts| (1..contention::ALL).contains(parts))
+            .unwrap_or(contention::ALL)
+    }
+
+    fn page_word(&self, offset: usize) -> u64 {
+        NonNull::new(self.page.load(Ordering::Acquire))
+            .and_then(|page| page_words(page).get(offset / 8))
+            .map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// Where the share's GPU time is counted; `None` if it cannot be.
+    pub(crate) fn bucket(&self) -> Option<Bucket<'static, RegionWord>> {
+        self.own().map(|(region, _)| Bucket::new(region.header()))
+    }
+
+    pub(crate) fn count_gpu_time(&self, us: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::fetch_add(&slot.gpu_time_us, us);
+        }
+    }
+
+    pub(crate) fn count_throttled(&self, us: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::fetch_add(&slot.throttled_us, us);
+        }
+    }
+
+    pub(crate) fn count_launches(&self, launches: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::fetch_add(&slot.launches, launches);
+        }
+    }
+
+    /// Notes a launch that took so long.
+    pub(crate) fn note_kernel(&self, us: u64, is_long: bool) {
+        let Some(slot) = self.own_slot() else { return };
+        if is_long {
+            Word::fetch_add(&slot.long_kernels, 1);
+        }
+        if Word::load(&slot.longest_kernel_us) < us {
+            Word::store(&slot.longest_kernel_us, us);
+        }
+    }
+
+    pub(super) fn own_slot(&self) -> Option<&'static Slot<RegionWord>> {
+        let (region, slot) = self.own()?;
+        region.slot(slot)
+    }
+}
+
+/// What of the limits concerns GPU time, in one word, so that it is never half changed: rate or all ones (bits
+/// 0–39), guarantee (40–47), policy (48–55).
+pub(super) fn pack(limits: &Limits) -> u64 {
+    let rate = limits.rate_us_per_s.map_or(NO_RATE, u64::from);
+    let policy: u64 = match limits.compute_policy {
+        ComputePolicy::None => 0,
+        ComputePolicy::Balance => 1,
+        ComputePolicy::Fixed => 2,
+        ComputePolicy::Token => 3,
+    };
+    rate | u64::from(limits.cores.percent()) << 40 | policy << 48
+}
+
+pub(super) fn unpack(word: u64) -> Limits {
+    let [_, _, _, _, _, cores, policy, _] = word.to_le_bytes();
+    Limits {
+        cores: Cores::new(u32::from(cores)).unwrap_or(Cores::BEST_EFFORT),
+        compute_policy: match policy {
+            1 => ComputePolicy::Balance,
+            2 => ComputePolicy::Fixed,
+            3 => ComputePolicy::Token,
+            _ => ComputePolicy::None,
+        },
+        rate_us_per_s: u32::try_from(word & NO_RATE).ok(),
+        ..Limits::memory(0)
+    }
+}
