@@ -165,10 +165,11 @@ fn branches_run_side_by_side_and_joins_wait_for_all() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
-    let first = graph.kernel(&[], ALL, 10 * MS);
-    let left = graph.kernel(&[first], ALL / 2, 20 * MS);
-    let right = graph.kernel(&[first], ALL / 2, 30 * MS);
-    graph.kernel(&[left, right], ALL, 5 * MS);
+    // All of them would fit beside each other, if nothing made them wait.
+    let first = graph.kernel(&[], ALL / 4, 10 * MS);
+    let left = graph.kernel(&[first], ALL / 4, 20 * MS);
+    let right = graph.kernel(&[first], ALL / 4, 30 * MS);
+    graph.kernel(&[left, right], ALL / 4, 5 * MS);
     let exec = graph.instantiate(0);
     assert_eq!(machine.card(0).unwrap().processes[0].kernels, 0);
     let stream = api.stream(NON_BLOCKING);

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use drava_mock_machine::description::{MIB, T4};
 use drava_mock_machine::testing::Machine;
@@ -371,6 +372,12 @@ fn nobody_waits_for_what_a_dead_process_recorded() {
     let mut child = start_with(&machine, "record event", &handle, None);
     assert_eq!(call!(api, "cuEventQuery", event), NOT_READY);
     child.kill().unwrap();
-    assert_eq!(call!(api, "cuEventSynchronize", event), 0);
     child.wait().unwrap();
+    // Not by waiting, which would not end if this were broken.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while call!(api, "cuEventQuery", event) == NOT_READY {
+        assert!(Instant::now() < deadline, "still waits");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(call!(api, "cuEventSynchronize", event), 0);
 }

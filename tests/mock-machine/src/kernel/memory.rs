@@ -19,8 +19,10 @@ pub(super) struct Allocation {
     bytes: u64,
     /// Never empty; how often each holds it.
     holders: BTreeMap<Holder, u32>,
-    /// Who took it, as long as they hold it.
-    payer: Option<Holder>,
+    /// Who took it.
+    payer: Holder,
+    /// Where a process took it: a context, and with it a GPU instance, on whose account it is.
+    taken_in: Option<ContextId>,
     /// Whether other processes may open it by its number.
     shared: bool,
 }
@@ -55,13 +57,11 @@ impl Allocation {
 
     /// Whose account it is on.
     fn account(&self) -> Option<Holder> {
-        let pays = |holder: &Holder| match holder {
-            Holder::Context(context) => self.holders.contains_key(&Holder::Context(*context)),
-            Holder::Client(client) => self.holders.contains_key(&Holder::Client(*client)),
-            Holder::Export(_) => false,
-        };
-        let others = self.holders.keys().copied();
-        self.payer.into_iter().chain(others).find(pays)
+        if self.holders.contains_key(&self.payer) {
+            return Some(self.taken_in.map_or(self.payer, Holder::Context));
+        }
+        let mut others = self.holders.keys().copied();
+        others.find(|holder| !matches!(holder, Holder::Export(_)))
     }
 }
 
@@ -75,7 +75,7 @@ impl Kernel {
     ) -> Result<Reply, Refusal> {
         let card = self.own_context(client, context)?.card;
         self.check_instance_memory(card, context, bytes)?;
-        self.take(card, Holder::Context(context), bytes)
+        self.take(card, Holder::Context(context), None, bytes)
     }
 
     /// Takes memory of a card that belongs to no context.
@@ -87,13 +87,20 @@ impl Kernel {
     ) -> Result<Reply, Refusal> {
         let mut of_client = self.contexts.iter();
         let context = of_client.find(|(_, one)| one.client == client && one.card == card);
-        if let Some((context, _)) = context {
-            self.check_instance_memory(card, *context, bytes)?;
+        let context = context.map(|(id, _)| *id);
+        if let Some(context) = context {
+            self.check_instance_memory(card, context, bytes)?;
         }
-        self.take(card, Holder::Client(client), bytes)
+        self.take(card, Holder::Client(client), context, bytes)
     }
 
-    fn take(&mut self, index: CardIndex, holder: Holder, bytes: u64) -> Result<Reply, Refusal> {
+    fn take(
+        &mut self,
+        index: CardIndex,
+        holder: Holder,
+        taken_in: Option<ContextId>,
+        bytes: u64,
+    ) -> Result<Reply, Refusal> {
         let card = self.card_mut(index)?;
         let bytes = card.ledger.take(bytes)?;
         let offset = card.place(bytes);
@@ -103,7 +110,8 @@ impl Kernel {
             offset,
             bytes,
             holders: BTreeMap::from([(holder, 1)]),
-            payer: Some(holder),
+            payer: holder,
+            taken_in,
             shared: false,
         };
         self.allocations.insert(allocation, record);
@@ -140,6 +148,11 @@ impl Kernel {
 
     /// Ends everything that a holder holds.
     pub(super) fn let_go_all(&mut self, holder: Holder) {
+        if let Holder::Context(gone) = holder {
+            for allocation in self.allocations.values_mut() {
+                allocation.taken_in = allocation.taken_in.filter(|context| *context != gone);
+            }
+        }
         let held: Vec<AllocationId> = self
             .allocations
             .iter_mut()

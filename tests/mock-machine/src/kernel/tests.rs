@@ -185,6 +185,28 @@ fn memory_is_freed_when_its_last_holder_lets_go() {
     assert_eq!(gone, Reply::Refused(Refusal::NotFound));
 }
 
+#[test]
+fn memory_without_a_context_is_on_the_account_of_the_one_it_was_taken_in() {
+    let mut kernel = kernel();
+    let client = cuda_client(&mut kernel, 7);
+    let context = context(&mut kernel, client);
+    let alone = kernel.bytes_by_context(CARD)[&context];
+    let create = Request::CreateMemory {
+        card: CARD,
+        bytes: PAGE_BYTES,
+    };
+    assert!(matches!(
+        kernel.handle(client, &create),
+        Reply::Allocated { .. }
+    ));
+    // What limits a GPU instance.
+    assert_eq!(kernel.bytes_by_context(CARD)[&context], alone + PAGE_BYTES);
+    kernel.handle(client, &Request::DestroyContext { context });
+    let processes = &kernel.status().cards[0].processes;
+    assert_eq!((processes[0].pid, processes[0].used_bytes), (7, PAGE_BYTES));
+    assert_eq!(used(&kernel), PAGE_BYTES);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Connect,
