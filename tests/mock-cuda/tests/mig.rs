@@ -1,6 +1,6 @@
 //! CUDA in MIG devices: which one a process gets, and that it has no more than that.
 
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use drava_mock_machine::client::Connection;
 use drava_mock_machine::description::{H100X2, MIB};
@@ -10,6 +10,17 @@ use drava_mock_machine::protocol::{
 use drava_mock_machine::root::DriverRoot;
 use drava_mock_machine::testing::Machine;
 use serde_json::Value;
+
+/// A program that does not outlive the test, however that ends.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// Both cards in MIG mode; the first has a 3g.40gb and a 1g.10gb. Returns their UUIDs.
 fn partitioned() -> anyhow::Result<(Machine, [String; 2])> {
@@ -119,12 +130,10 @@ fn a_mig_device_whose_nodes_are_not_there_is_not_used() -> anyhow::Result<()> {
 #[test]
 fn memory_ends_with_the_instance_and_the_other_one_is_untouched() -> anyhow::Result<()> {
     let (machine, [large, small]) = partitioned()?;
-    let mut holder = machine
-        .program("cuda-probe")?
-        .args(["fill", "--hold", "600"])
-        .env("CUDA_VISIBLE_DEVICES", &small)
-        .stdout(Stdio::null())
-        .spawn()?;
+    let mut program = machine.program("cuda-probe")?;
+    let fill = program.args(["fill", "--hold", "600"]);
+    let fill = fill.env("CUDA_VISIBLE_DEVICES", &small);
+    let holder = Background(fill.stdout(Stdio::null()).spawn()?);
     let of = |card: &drava_mock_machine::kernel::CardStatus, at: usize| {
         card.mig.gpu_instances[at].used_bytes
     };
@@ -139,8 +148,7 @@ fn memory_ends_with_the_instance_and_the_other_one_is_untouched() -> anyhow::Res
     let other = probe(&machine, Some(&large), &["alloc", "--mib", "30000"])?;
     assert_eq!(other["error"], Value::Null);
     assert_eq!(other["after"]["totalBytes"], 40448 * MIB);
-    holder.kill()?;
-    holder.wait()?;
+    drop(holder);
     machine.wait_for_card(0, |card| card.used_bytes == 0)?;
     Ok(())
 }

@@ -18,13 +18,22 @@ fn text(output: &Output) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// A program that does not outlive the test, however that ends.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A process that holds 1000 MiB of card 0, and its use of the card.
-fn holder(machine: &Machine) -> anyhow::Result<(Child, u64)> {
-    let child = machine
-        .program("cuda-probe")?
-        .args(["alloc", "--mib", "1000", "--hold", "600"])
-        .stdout(Stdio::null())
-        .spawn()?;
+fn holder(machine: &Machine) -> anyhow::Result<(Background, u64)> {
+    let mut probe = machine.program("cuda-probe")?;
+    let hold = probe.args(["alloc", "--mib", "1000", "--hold", "600"]);
+    let child = Background(hold.stdout(Stdio::null()).spawn()?);
     let card = machine.wait_for_card(0, |card| card.used_bytes > 1000 * MIB)?;
     Ok((child, card.used_bytes))
 }
@@ -32,7 +41,7 @@ fn holder(machine: &Machine) -> anyhow::Result<(Child, u64)> {
 #[test]
 fn gpustat_shows_memory_and_process() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
-    let (mut child, used) = holder(&machine)?;
+    let (child, used) = holder(&machine)?;
     let output = machine
         .command(python::clients()?.join("gpustat"))
         .arg("--json")
@@ -40,18 +49,16 @@ fn gpustat_shows_memory_and_process() -> anyhow::Result<()> {
     let shown: serde_json::Value = serde_json::from_str(&text(&output)?)?;
     assert_eq!(shown["gpus"][0]["memory.used"], used / MIB);
     assert_eq!(shown["gpus"][0]["memory.total"], 81559);
-    assert_eq!(shown["gpus"][0]["processes"][0]["pid"], child.id());
+    assert_eq!(shown["gpus"][0]["processes"][0]["pid"], child.0.id());
     assert_eq!(shown["gpus"][0]["processes"][0]["command"], "cuda-probe");
     assert_eq!(shown["gpus"][1]["processes"], serde_json::json!([]));
-    child.kill()?;
-    child.wait()?;
     Ok(())
 }
 
 #[test]
 fn nvitop_shows_the_cards() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
-    let (mut child, used) = holder(&machine)?;
+    let (child, used) = holder(&machine)?;
     let output = machine
         .command(python::clients()?.join("nvitop"))
         .args(["--once", "--ascii"])
@@ -62,9 +69,7 @@ fn nvitop_shows_the_cards() -> anyhow::Result<()> {
         shown.contains(&format!("{}MiB / 79.65GiB", used / MIB)),
         "{shown}"
     );
-    assert!(shown.contains(&format!("{} C", child.id())), "{shown}");
-    child.kill()?;
-    child.wait()?;
+    assert!(shown.contains(&format!("{} C", child.0.id())), "{shown}");
     Ok(())
 }
 

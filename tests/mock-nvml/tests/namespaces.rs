@@ -1,6 +1,6 @@
 //! Which processes a container sees: each kind of driver in a PID namespace of its own.
 
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use anyhow::ensure;
 use drava_mock_machine::description::{H100X2, MIB};
@@ -20,6 +20,17 @@ print(child.pid, *sorted(process.pid for process in pynvml.nvmlDeviceGetComputeR
 child.kill()
 "#;
 
+/// A program that does not outlive the test, however that ends.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 struct Seen {
     outside: u32,
     inside: u32,
@@ -28,11 +39,9 @@ struct Seen {
 
 fn seen_in_a_container(policy: &str) -> anyhow::Result<Seen> {
     let machine = Machine::start(&format!("{H100X2}\nprocessIds: {policy}\n"))?;
-    let mut outside = machine
-        .program("cuda-probe")?
-        .args(["alloc", "--mib", "100", "--hold", "600"])
-        .stdout(Stdio::null())
-        .spawn()?;
+    let mut probe = machine.program("cuda-probe")?;
+    let hold = probe.args(["alloc", "--mib", "100", "--hold", "600"]);
+    let outside = Background(hold.stdout(Stdio::null()).spawn()?);
     let one = machine.wait_for_card(0, |card| card.used_bytes > 100 * MIB)?;
     let mut unshare = machine.command("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -45,9 +54,6 @@ fn seen_in_a_container(policy: &str) -> anyhow::Result<Seen> {
         .arg(machine.program("cuda-probe")?.get_program())
         .arg((2 * one.used_bytes).to_string())
         .output()?;
-    let outside_pid = outside.id();
-    outside.kill()?;
-    outside.wait()?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{error}");
     let numbers: Result<Vec<u32>, _> = String::from_utf8(output.stdout)?
@@ -59,7 +65,7 @@ fn seen_in_a_container(policy: &str) -> anyhow::Result<Seen> {
         .map(|(first, rest)| (*first, rest.to_vec()))
         .unwrap_or_default();
     Ok(Seen {
-        outside: outside_pid,
+        outside: outside.0.id(),
         inside,
         shown,
     })

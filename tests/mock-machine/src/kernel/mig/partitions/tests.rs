@@ -62,6 +62,10 @@ fn remaining_capacity_is_what_can_still_be_created() {
             continue;
         };
         let empty = partitions(yaml);
+        for profile in &table.profiles {
+            let most = empty.remaining_gpu_instances(profile.id);
+            assert_eq!(most, Ok(profile.instances), "{name}: {}", profile.name);
+        }
         for first in &table.profiles {
             for wanted in &table.profiles {
                 let mut card = empty.clone();
