@@ -63,11 +63,16 @@ pub(crate) fn find(name: &[u8]) -> Option<&'static Hook> {
     HOOKS.iter().find(|hook| hook.name.to_bytes() == name)
 }
 
+/// Base names by which `cuGetProcAddress` means a function of another base name from some version on.
+const OTHER_BASES: [(&CStr, &CStr); 1] = [(c"cuGraphInstantiate", c"cuGraphInstantiateWithFlags")];
+
 /// The hooks that `cuGetProcAddress` may mean by that base name.
 pub(crate) fn by_base(base: &CStr) -> impl Iterator<Item = &'static Hook> {
-    HOOKS
-        .iter()
-        .filter(move |hook| hook.library == Library::Cuda && hook.base == base)
+    let mut others = OTHER_BASES.iter();
+    let other = others.find_map(|(name, other)| (*name == base).then_some(*other));
+    HOOKS.iter().filter(move |hook| {
+        hook.library == Library::Cuda && (hook.base == base || Some(hook.base) == other)
+    })
 }
 
 macro_rules! hooks {

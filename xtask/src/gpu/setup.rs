@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use drava_cluster::{Profile, build_preload, build_programs};
+use drava_cluster::{Profile, build_preload, build_programs, build_workspace};
 use drava_mock_machine::description::H100X2;
 use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
@@ -59,7 +59,12 @@ pub(crate) struct Share {
 
 impl Setup {
     pub(crate) fn new(simulated: bool, out: &Path) -> Result<Self> {
-        let built = build_programs(&["gpu-suite", "gpu-view"], Profile::Release)?;
+        // Figures of the simulated card are nobody's; for it all is built as the tests have it.
+        let built = if simulated {
+            build_workspace(Profile::Dev)?
+        } else {
+            build_programs(&["gpu-suite", "gpu-view"], Profile::Release)?
+        };
         let preload = build_preload()?;
         fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
         Ok(Self {

@@ -103,7 +103,8 @@ entry_points! {
         prepare(function, |prepared| prepared.set(offset, &value))
     }
 
-    "cuLaunch" 2000 fn cuLaunch(function: CUfunction) ptds(stream) cuLaunch_ptsz { launch_grid(function, 1, 1, stream) }
-    "cuLaunchGrid" 2000 fn cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) ptds(stream) cuLaunchGrid_ptsz { launch_grid(function, width, height, stream) }
-    "cuLaunchGridAsync" 2000 fn cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) ptsz(stream) cuLaunchGridAsync_ptsz { launch_grid(function, width, height, stream) }
+    // Of the time before streams per thread: cuda.h knows no other forms of these.
+    "cuLaunch" 2000 fn cuLaunch(function: CUfunction) { launch_grid(function, 1, 1, CUstream::LEGACY) }
+    "cuLaunchGrid" 2000 fn cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) { launch_grid(function, width, height, CUstream::LEGACY) }
+    "cuLaunchGridAsync" 2000 fn cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) { launch_grid(function, width, height, stream) }
 }
