@@ -1,7 +1,5 @@
 //! `cargo xtask gpu` on the simulated card: the suite that waits for a real one works, and what it checks holds.
 
-#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
-
 use std::process::Command;
 
 use serde_json::Value;
