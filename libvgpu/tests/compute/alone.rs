@@ -63,7 +63,7 @@ fn synchronised_loops() {
 #[test]
 fn streams_that_overlap_count_once() {
     // Four kernels fit on the card at once.
-    gets(40, "kernel ns=4000000 streams=4 depth=16 blocks=264");
+    gets(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
 }
 
 #[test]
