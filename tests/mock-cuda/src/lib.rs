@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`abi`], [`types`], [`error`] | the border to C |
 //! | [`driver`] | the state of this process |
+//! | [`operation`] | what can be put on a stream, at once, by a graph, or into one |
 //! | [`lookup`] | `cuGetProcAddress`: every entry point by name, version and stream flavour |
 //! | the others | one group of `cuda.h` each |
 #![allow(non_snake_case, reason = "the names are the C library's")]
