@@ -21,6 +21,9 @@ const TURNS_FOR_US: u64 = 4_000_000;
 /// gone.
 const REMIND_US: u64 = 1_000_000;
 
+/// Steps without any activity after which a card is quiet; more than the controller needs to see it.
+const QUIET: u32 = 10;
+
 /// How long a share is followed before its processes are killed for what they did, µs: after a restart of the agent
 /// processes may still be registering.
 const KILL_GRACE_US: u64 = 10_000_000;
@@ -48,6 +51,10 @@ pub struct Card {
     ring: Ring<Key>,
     judge: Judge<Key>,
     stepped_us: u64,
+    /// Its shares.
+    keys: Vec<Key>,
+    /// Steps in a row in which none of them did anything.
+    quiet: u32,
     /// How many metered shares did anything in the last step.
     active: usize,
     looked_us: u64,
@@ -69,6 +76,8 @@ impl Card {
             ring: Ring::default(),
             judge: Judge::default(),
             stepped_us: now_us,
+            keys: Vec::new(),
+            quiet: 0,
             active: 0,
             looked_us: now_us,
             turns_wanted_us: None,
@@ -94,11 +103,20 @@ impl Card {
         self.turns_wanted_us.is_some()
     }
 
-    fn keys(&self, tenants: &Tenants) -> Vec<Key> {
+    /// Takes its shares from all of them, after some have come or gone.
+    pub fn meet(&mut self, tenants: &Tenants) {
         let here = tenants
             .iter()
             .filter(|(_, tenant)| tenant.card == self.uuid);
-        here.map(|(key, _)| *key).collect()
+        self.keys = here.map(|(key, _)| *key).collect();
+        self.quiet = 0;
+    }
+
+    /// Whether nothing has happened for so long that it is enough to look at every second step. A share that begins on
+    /// a card like this needs nobody: its page already lets it have what nobody uses.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.quiet > QUIET
     }
 
     /// Measures the shares and sets their rates.
@@ -112,7 +130,7 @@ impl Card {
         self.stepped_us = now_us;
         let mut told = Vec::new();
         let mut metered = Vec::new();
-        for key in self.keys(tenants) {
+        for key in self.keys.iter().copied() {
             let Some(tenant) = tenants.get_mut(&key) else {
                 continue;
             };
@@ -131,6 +149,15 @@ impl Card {
             .iter()
             .filter(|(_, _, measured)| is_active(measured))
             .count();
+        self.quiet = if self.active > 0 {
+            0
+        } else {
+            self.quiet.saturating_add(1)
+        };
+        if self.is_quiet() {
+            // All that can be said of it has been said.
+            return told;
+        }
         for (key, decision) in self.controller.step(elapsed_us, &metered) {
             let Some(tenant) = tenants.get_mut(&key) else {
                 continue;
@@ -145,17 +172,20 @@ impl Card {
     /// Whether a share that is idle while others use its time wants it back.
     #[must_use]
     pub fn has_woken(&self, tenants: &Tenants, scratch: &mut Scratch) -> bool {
-        let mut lent = tenants
-            .values()
-            .filter(|tenant| tenant.card == self.uuid && tenant.is_lent);
+        let mut lent = self
+            .keys
+            .iter()
+            .filter_map(|key| tenants.get(key))
+            .filter(|tenant| tenant.is_lent);
         lent.any(|tenant| tenant.has_woken(scratch))
     }
 
     /// Hands the token on if it is time.
     pub fn turn(&mut self, now_us: u64, tenants: &mut Tenants, scratch: &mut Scratch) {
         let taking: Vec<Key> = self
-            .keys(tenants)
-            .into_iter()
+            .keys
+            .iter()
+            .copied()
             .filter(|key| tenants.get(key).is_some_and(Tenant::takes_turns))
             .collect();
         let contenders: Vec<Contender<Key>> = taking
@@ -204,7 +234,7 @@ impl Card {
     ) -> Vec<(Key, What)> {
         let elapsed_us = now_us.saturating_sub(self.looked_us);
         self.looked_us = now_us;
-        let keys = self.keys(tenants);
+        let keys = self.keys.clone();
         let views: Vec<_> = keys
             .iter()
             .filter_map(|key| Some(tenants.get_mut(key)?.view(*key, scratch)))

@@ -218,7 +218,17 @@ impl Usage {
         let glance = self.glance(scratch)?;
         self.read(scratch, SLOTS_OFFSET, glance.slots_in_use * SLOT_SIZE)?;
         let snapshot = Snapshot::decode(&scratch.bytes).map_err(RegionProblem::Content)?;
-        let mut processes: Vec<_> = snapshot.processes().collect();
+        let mut processes = Vec::new();
+        // Beyond the highest slot that was ever in use the buffer is zero; the scan need not go there.
+        if let Some(highest) = glance.slots_in_use.checked_sub(1) {
+            for process in snapshot.processes() {
+                let is_highest = process.slot.get() == highest;
+                processes.push(process);
+                if is_highest {
+                    break;
+                }
+            }
+        }
         for process in &mut processes {
             process.used_bytes = process.used_bytes.min(MAX_BYTES);
         }
