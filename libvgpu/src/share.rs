@@ -4,27 +4,25 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::NonNull;
-use core::slice;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::ledger::{Owner, Rebuild, Region};
+use drava_vgpu_abi::ledger::{Rebuild, Region};
 use drava_vgpu_abi::page::CURRENT_OFFSET;
-use drava_vgpu_abi::region::{
-    Header, REGION_ABI_VERSION, REGION_MAGIC, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, Slot, SlotIndex,
-};
+use drava_vgpu_abi::region::{SLOT_SIZE, SlotIndex};
 use drava_vgpu_abi::{
-    BrokenRegion, DeviceUuid, Limits, LimitsPage, MemoryPolicy, PAGE_SIZE, REGION_SIZE, decode,
-    paths,
+    BrokenRegion, DeviceUuid, Limits, LimitsPage, MemoryPolicy, PAGE_SIZE, REGION_SIZE, paths,
 };
 
 use crate::discover::PathBuffer;
-use crate::identity;
 use crate::log;
 use crate::sys::{self, Fd};
 
 mod compute;
+mod mapping;
 pub(crate) mod usage;
+
+use mapping::{check, map_page, page_words, read_page, take_slot, view};
 
 /// The words of the region as the protocol steps on them.
 #[cfg(not(feature = "kill-points"))]
@@ -32,7 +30,6 @@ pub(crate) type RegionWord = AtomicU64;
 #[cfg(feature = "kill-points")]
 pub(crate) use crate::kill_points::RegionWord;
 
-const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
 /// Which of the page's words is the generation hint.
 const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();
 
@@ -46,9 +43,6 @@ const LOOK_COUNTS_NS: u64 = 8_000;
 const LOOK_COUNTS_AT_MOST_NS: u64 = 1_000_000;
 
 const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
-
-/// How often a page that is being changed is read again.
-const PAGE_READS: u32 = 16;
 
 /// A share. All zeroes is none.
 pub(crate) struct Share {
@@ -489,93 +483,4 @@ impl Share {
         let path = path.to_str().unwrap_or("?");
         log::line(format_args!("usage region {path} {}: {what}", why.text()));
     }
-}
-
-/// Maps a page that can be read.
-fn map_page(fd: Fd) -> Option<(NonNull<AtomicU64>, LimitsPage)> {
-    if sys::status(fd)?.size < PAGE_SIZE as u64 {
-        return None;
-    }
-    let mapping = sys::map_file(fd, PAGE_SIZE, false)?.cast::<AtomicU64>();
-    let page = read_page(mapping);
-    if page.is_none() {
-        sys::unmap(mapping.cast(), PAGE_SIZE);
-    }
-    page.map(|page| (mapping, page))
-}
-
-fn page_words(page: NonNull<AtomicU64>) -> &'static [AtomicU64] {
-    // SAFETY: `map_page` mapped a whole page, which stays mapped while the share points at it.
-    unsafe { slice::from_raw_parts(page.as_ptr(), PAGE_WORDS) }
-}
-
-/// Copies and decodes a mapped page. The driver may be changing it; a torn copy is read again.
-fn read_page(page: NonNull<AtomicU64>) -> Option<LimitsPage> {
-    for _ in 0..PAGE_READS {
-        let mut copy = [0u8; PAGE_SIZE];
-        for (target, word) in copy
-            .chunks_exact_mut(size_of::<u64>())
-            .zip(page_words(page))
-        {
-            target.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
-        }
-        match decode(&copy) {
-            Ok(page) => return Some(page),
-            Err(drava_vgpu_abi::PageError::Records) => core::hint::spin_loop(),
-            Err(error) => {
-                log::line(format_args!("{error}"));
-                return None;
-            }
-        }
-    }
-    log::line(format_args!("{}", drava_vgpu_abi::PageError::Records));
-    None
-}
-
-fn view(mapping: NonNull<c_void>) -> Region<'static, RegionWord> {
-    // SAFETY: `REGION_SIZE` bytes are mapped, aligned to a page and never unmapped while the share points there.
-    let header = unsafe { mapping.cast::<Header<RegionWord>>().as_ref() };
-    // SAFETY: the slots begin inside that mapping.
-    let slots = unsafe { mapping.byte_add(SLOTS_OFFSET) }.cast::<Slot<RegionWord>>();
-    // SAFETY: `SLOT_COUNT` slots end with the mapping; all of their words are atomics.
-    let slots = unsafe { slice::from_raw_parts(slots.as_ptr(), SLOT_COUNT) };
-    Region::new(header, slots)
-}
-
-/// Makes a fresh region one of this version, or makes sure that it is.
-fn check(region: &Region<'_, RegionWord>) -> Result<(), Unusable> {
-    let header = region.header();
-    for (word, value) in [
-        (&header.abi_version, REGION_ABI_VERSION),
-        (&header.magic, REGION_MAGIC),
-    ] {
-        match Word::compare_exchange(word, 0, value) {
-            Ok(_) => {}
-            Err(found) if found == value => {}
-            Err(_) => return Err(Unusable::Content),
-        }
-    }
-    Ok(())
-}
-
-/// Takes a free slot, or if there is none, one of a dead process.
-fn take_slot(region: &Region<'_, RegionWord>, fd: Fd) -> Result<(SlotIndex, u64), Unusable> {
-    let owner: Owner = identity::own();
-    for must_be_free in [true, false] {
-        for index in (0..SLOT_COUNT).filter_map(SlotIndex::new) {
-            if must_be_free && !region.is_free(index) {
-                continue;
-            }
-            if !sys::lock(fd, index.offset(), SLOT_SIZE) {
-                continue;
-            }
-            // It may have been taken and its owner may have died since the look at its state.
-            if !must_be_free || region.is_free(index) {
-                let generation = region.claim(index, owner).ok_or(Unusable::Full)?;
-                return Ok((index, generation));
-            }
-            sys::unlock(fd, index.offset(), SLOT_SIZE);
-        }
-    }
-    Err(Unusable::Full)
 }

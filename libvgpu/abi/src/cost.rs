@@ -234,7 +234,7 @@ impl Timeline {
 
     /// Notes that work ran from `start` to `end`, in nanoseconds, and says how much of that is new.
     ///
-    /// Intervals may come in any order. What is older than the last [`SPANS`] gaps is taken for gone by: an interval
+    /// Intervals may come in any order. What is older than the last `SPANS` gaps is taken for gone by: an interval
     /// from that time counts in full.
     pub fn add(&mut self, start: u64, end: u64) -> u64 {
         if end <= start {
