@@ -141,7 +141,7 @@ fn commit() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What the figures were measured on: processor and number of threads.
+/// What the figures were measured on: processor, number of threads, and how busy it was with other work.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let described = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -149,5 +149,7 @@ fn machine() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
         .map_or("a processor without a name", |(_, name)| name);
-    format!("{model}, {cores} threads")
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    format!("{model}, {cores} threads, load average {load} at the beginning")
 }

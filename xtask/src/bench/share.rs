@@ -203,7 +203,8 @@ impl Bench {
     fn settle(&self, report: &mut Report) -> Result<()> {
         report.part(
             "Settling",
-            "Milliseconds until the mean over 100 ms is, and stays for half a second, within 3 points of the new share.",
+            "Milliseconds until the first 100 ms are over whose mean is within 3 points of the new share, if four fifths of those in the half second \
+             after it are, too.",
         );
         let ground = self.ground()?;
         let (tenants, shares) = Self::tenants(&ground, &[(20, "ns=1000000 depth=8")])?;
@@ -253,7 +254,7 @@ fn settled_after(ground: &Ground, tenant: &Tenant, percent: f64) -> Result<Optio
         .windows(STAYS)
         .position(|stay| stay.iter().filter(|right| **right).count() * 10 >= STAYS * 8);
     Ok(settled
-        .and_then(|index| points.get(index))
+        .and_then(|index| points.get(index + WINDOW))
         .map(|(at, _)| at.as_secs_f64() * 1e3))
 }
 
