@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use drava_api::config::ComputePolicy;
 use drava_api::names;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -135,11 +136,21 @@ fn share_enforced(
         return (false, "Unmetered", message.to_owned());
     }
     let mib = share.memory_bytes / amounts::MIB;
-    (
-        true,
-        "Interposed",
-        format!("libvgpu limits memory to {mib} MiB"),
-    )
+    let time = time(share);
+    let message = format!("libvgpu limits memory to {mib} MiB; {time}");
+    (true, "Interposed", message)
+}
+
+/// What the share has of the card's time, in words.
+fn time(share: &Share) -> String {
+    let cores = share.cores;
+    match (share.compute_policy, cores) {
+        (ComputePolicy::None, _) => "GPU time is not metered".to_owned(),
+        (_, 0) => "GPU time is what others leave".to_owned(),
+        (ComputePolicy::Balance, _) => format!("{cores} % of the card's time are guaranteed"),
+        (ComputePolicy::Fixed, _) => format!("GPU time to {cores} % of the card's"),
+        (ComputePolicy::Token, _) => format!("{cores} % of the card's time in slices"),
+    }
 }
 
 impl Condition {

@@ -53,12 +53,17 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
 
     // What a user reads about it.
     let claim = tenant.claim_of("inference")?;
-    let described = tenant.kubectl(&["describe", "resourceclaim", &claim])?;
+    // The driver writes the status after it has prepared the claim.
+    let described = wait("the claim's status says that it is enforced", || {
+        let described = tenant.kubectl(&["describe", "resourceclaim", &claim])?;
+        Ok(described.contains("Interposed").then_some(described))
+    })?;
     for word in [
         "Allocation",
         "gpu.drava.dev",
         &devices[0],
         "8Gi",
+        "libvgpu limits memory to 8192 MiB; 30 % of the card's time are guaranteed",
         "Reserved For",
     ] {
         ensure!(described.contains(word), "no {word:?} in\n{described}");
