@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Write the figures to this file, one JSON object.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the figures to this file as Markdown, instead of to docs/results/<NAME>.md.
+    /// Write the figures to this file as Markdown, instead of to `docs/results/NAME.md`.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
     /// Seconds of each measurement that takes a while.
