@@ -89,11 +89,8 @@ fn bursts_use_what_was_saved_and_no_more() {
     tenant
         .ok("start kernel ns=5000000 depth=16 burst=10 idle=50")
         .unwrap();
-    let stretches: Vec<f64> = (0..=crate::STRAYS)
-        .map(|_| ground.percents(&[&tenant], SETTLE, MEASURE).unwrap()[0])
-        .collect();
-    let is_kept = stretches.iter().any(|got| *got <= 20.0 + crate::ABOVE);
-    assert!(is_kept, "{stretches:.1?}");
+    let got = ground.percents(&[&tenant], SETTLE, MEASURE).unwrap()[0];
+    assert!(got <= 20.0 + 4.0, "{got}");
 }
 
 /// Fills and copies on the card cost little card time and, on the simulated card, much host time, so what matters
@@ -131,8 +128,8 @@ fn long_kernels_are_reported() {
     tenant.ok("once 1000").unwrap();
     let process = share.usage().unwrap().1[0];
     assert_eq!(process.long_kernels, 1);
-    // Less what the host may have taken between the calls.
-    assert!(process.longest_kernel_us >= 500_000, "{process:?}");
+    // Event times are 32-bit floats: a thousandth is more than their rounding.
+    assert!(process.longest_kernel_us >= 699_300, "{process:?}");
 }
 
 #[test]

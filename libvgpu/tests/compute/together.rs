@@ -83,8 +83,9 @@ fn processes_of_one_share_have_it_together() {
             .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
             .unwrap();
         let sum: f64 = got.iter().sum();
+        assert!(sum <= 30.0 + ABOVE, "{got:.1?}");
         // Their kernels interrupt each other, and no events can tell by how much.
-        if (15.0..=30.0 + ABOVE).contains(&sum) {
+        if sum >= 15.0 {
             return;
         }
         sums.push(sum);
