@@ -10,15 +10,6 @@ mod report;
 mod rival;
 mod share;
 mod startup;
-/// The ground that libvgpu's compute tests stand on, too.
-#[allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "the tests use the rest"
-)]
-#[path = "../../libvgpu/tests/compute/tenants.rs"]
-mod tenants;
 
 use std::path::PathBuf;
 

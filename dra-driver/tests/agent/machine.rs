@@ -13,8 +13,8 @@ use drava_mock_machine::protocol::CardIndex;
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
 
-use crate::ground::Tenant;
 use crate::node::{GIB, MIB, Node, eventually};
+use gpu_tenants::Tenant;
 
 /// A share with 4 GiB.
 fn cores(percent: u32, policy: ComputePolicy) -> Limits {

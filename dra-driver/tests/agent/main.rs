@@ -6,17 +6,6 @@
 mod allot;
 mod balance;
 mod detect;
-#[allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "the tests of libvgpu use the rest"
-)]
-#[path = "../../../libvgpu/tests/compute/tenants.rs"]
-mod ground;
-#[allow(dead_code, reason = "the tests of libvgpu use the rest")]
-#[path = "../../../libvgpu/tests/limits/interposer.rs"]
-mod interposer;
 mod machine;
 mod node;
 mod tenants;

@@ -21,8 +21,7 @@ use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
 use tokio_util::sync::CancellationToken;
 
-use crate::ground::{Ground, Tenant};
-use crate::interposer;
+use gpu_tenants::{Ground, Tenant, library};
 
 /// The first card of the machine.
 pub(crate) const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
@@ -72,7 +71,7 @@ impl Node {
             fs::create_dir_all(dir).unwrap();
         }
         Self {
-            ground: Ground::new(interposer::library()).unwrap(),
+            ground: Ground::new(library::shipped().unwrap()).unwrap(),
             root,
             layout,
             findings: Arc::default(),
@@ -180,7 +179,7 @@ impl Node {
         let container = self.container(number);
         let tenant = self.ground.tenant_with(None, "dlsym", |command| {
             command
-                .env("LD_PRELOAD", interposer::library())
+                .env("LD_PRELOAD", library::shipped().unwrap())
                 .env("DRAVA_RUN_DIR", &container);
         });
         let tenant = tenant.unwrap();
@@ -200,7 +199,7 @@ impl Node {
         command.arg(function).arg(bytes.to_string());
         if preloaded {
             command
-                .env("LD_PRELOAD", interposer::library())
+                .env("LD_PRELOAD", library::shipped().unwrap())
                 .env("DRAVA_RUN_DIR", self.container(number));
         }
         let mut child = command

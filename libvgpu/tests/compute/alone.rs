@@ -2,8 +2,8 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::tenants::{Ground, Share, Tenant, share};
 use crate::{MEASURE, SETTLE};
+use gpu_tenants::{Ground, Share, Tenant, share};
 
 /// A tenant with a fixed share, and its share.
 fn tenant(ground: &Ground, percent: u32) -> (Tenant, Share) {
@@ -169,7 +169,7 @@ fn standalone_by_environment() {
         let mut tenant = ground
             .tenant_with(None, "dlsym", |command| {
                 command
-                    .env("LD_PRELOAD", crate::interposer::library())
+                    .env("LD_PRELOAD", gpu_tenants::library::shipped().unwrap())
                     .env("DRAVA_JOB", format!("test-{}", std::process::id()))
                     .env(variable, "30");
             })

@@ -7,21 +7,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 mod alone;
-#[allow(dead_code, reason = "the other tests of libvgpu use the rest")]
-#[path = "../limits/interposer.rs"]
-mod interposer;
-#[allow(
-    dead_code,
-    unreachable_pub,
-    missing_docs,
-    reason = "benches use the rest"
-)]
-mod tenants;
 mod together;
 
 use std::time::{Duration, Instant};
 
-use tenants::{Ground, Tenant};
+use gpu_tenants::{Ground, Tenant, library};
 
 const SETTLE: Duration = Duration::from_millis(400);
 const MEASURE: Duration = Duration::from_millis(1500);
@@ -33,7 +23,7 @@ const ABOVE: f64 = 4.0;
 
 /// A machine with `libvgpu.so` as it is shipped.
 fn ground() -> Ground {
-    Ground::new(interposer::library()).unwrap()
+    Ground::new(library::shipped().unwrap()).unwrap()
 }
 
 /// Waits until each tenant gets its percentage, and makes sure that none gets more.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use crate::tenants::{Ground, Share, Tenant, share};
 use crate::{ABOVE, BELOW, MEASURE, SETTLE};
+use gpu_tenants::{Ground, Share, Tenant, share};
 
 /// A tenant with that share, which may have others, doing that.
 fn tenant(ground: &Ground, share: &Share, load: &str) -> Tenant {
@@ -99,7 +99,7 @@ fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
     let share = fixed(&ground, "share", 10);
     let tenant = tenant(&ground, &share, "kernel ns=3000000 depth=8");
     crate::await_percents(&ground, &[&tenant], &[10.0]);
-    let changed = crate::tenants::share(ComputePolicy::Fixed, 60).unwrap();
+    let changed = gpu_tenants::share(ComputePolicy::Fixed, 60).unwrap();
     share.change(&changed).unwrap();
     crate::await_percents(&ground, &[&tenant], &[60.0]);
     let granted = Limits {

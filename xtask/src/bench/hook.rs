@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::Args;
 use super::report::{Report, median_and_spread};
-use super::tenants::{Ground, Share, Tenant, share};
+use gpu_tenants::{Ground, Share, Tenant, share};
 
 const PROCESSES: usize = 4;
 const LAUNCHES: usize = 25_000;

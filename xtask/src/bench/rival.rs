@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::tenants::{Ground, Tenant};
+use gpu_tenants::{Ground, Tenant};
 
 /// A tenant that limits itself by HAMi-core's algorithm.
 pub(crate) fn tenant(ground: &Ground, percent: u32) -> Result<Tenant> {

@@ -9,8 +9,8 @@ use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
 use super::report::{Report, Row};
-use super::tenants::{Ground, Share, Tenant, share};
 use super::{Args, rival};
+use gpu_tenants::{Ground, Share, Tenant, share};
 
 const SETTLE: Duration = Duration::from_secs(1);
 

@@ -1,0 +1,63 @@
+//! What the node agent does every 100 ms, with what the card says of each process: neighbours' turns are taken out of
+//! what shares count.
+
+use std::time::Duration;
+
+use drava_vgpu_abi::contention;
+
+use crate::ground::Ground;
+use crate::share::Share;
+
+/// How much of what shares count is their own, kept up to date.
+pub(crate) struct Correction {
+    counted: Vec<Duration>,
+    used: Vec<Duration>,
+    /// Of each share: its part, and moving sums of what it counted and used, seconds.
+    shares: Vec<(u32, f64, f64)>,
+}
+
+impl Correction {
+    pub(crate) fn new(ground: &Ground, pids: &[u32], shares: &[&Share]) -> anyhow::Result<Self> {
+        let counted = shares.iter().map(|share| share.counted());
+        Ok(Self {
+            counted: counted.collect::<anyhow::Result<_>>()?,
+            used: ground.used(pids)?.0,
+            shares: vec![(contention::ALL, 0.0, 0.0); shares.len()],
+        })
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "microseconds of a few seconds"
+    )]
+    pub(crate) fn step(
+        &mut self,
+        ground: &Ground,
+        pids: &[u32],
+        shares: &[&Share],
+    ) -> anyhow::Result<()> {
+        const MEMORY: f64 = 0.8;
+        const GAIN: f64 = 0.3;
+        let now_used = ground.used(pids)?.0;
+        let states = self.shares.iter_mut().zip(&mut self.counted);
+        let figures = self.used.iter_mut().zip(now_used);
+        for ((((own, counted_sum, used_sum), counted), (used, now_used)), share) in
+            states.zip(figures).zip(shares)
+        {
+            let now_counted = share.counted()?;
+            let more_counted = now_counted.saturating_sub(*counted).as_secs_f64();
+            *counted_sum = MEMORY * *counted_sum + more_counted;
+            *used_sum = MEMORY * *used_sum + now_used.saturating_sub(*used).as_secs_f64();
+            *counted = now_counted;
+            *used = now_used;
+            if *counted_sum > 0.0 {
+                let all = f64::from(contention::ALL);
+                let own_part = f64::from(*own) * (*used_sum / *counted_sum).powf(GAIN);
+                *own = own_part.clamp(1.0, all) as u32;
+            }
+            share.set_own_time(*own)?;
+        }
+        Ok(())
+    }
+}

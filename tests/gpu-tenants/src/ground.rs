@@ -1,0 +1,153 @@
+//! A machine, and what its tenants get.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use drava_mock_machine::description::H100X2;
+use drava_mock_machine::testing::Machine;
+use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode};
+
+use crate::correction::Correction;
+use crate::share::Share;
+use crate::tenant::{Tenant, compile};
+
+/// UUID of the first card of the machine.
+const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
+
+/// A machine, and what tenants are made of.
+pub struct Ground {
+    machine: Machine,
+    library: PathBuf,
+    program: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl Ground {
+    /// A machine with `library`, which is `libvgpu.so`, for its containers.
+    pub fn new(library: &Path) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let program = compile(directory.path())?;
+        Ok(Self {
+            machine: Machine::start(H100X2)?,
+            library: library.to_owned(),
+            program,
+            directory,
+        })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Makes a share, as the driver does.
+    pub fn share(&self, name: &str, limits: &Limits) -> anyhow::Result<Share> {
+        let share = Share::in_container(self.directory.path().join(name));
+        let spec = LimitsSpec {
+            claim_uid: IdText::new("claim").context("claim UID")?,
+            share_id: IdText::new(name).context("share ID")?,
+            device_uuid: CARD.parse().context("device UUID")?,
+            limits: *limits,
+        };
+        for file in [share.page(), share.region()] {
+            fs::create_dir_all(file.parent().context("a file lies in a directory")?)?;
+        }
+        fs::write(share.page(), encode(&spec))?;
+        Ok(share)
+    }
+
+    /// A process of a share, or of nobody's, with a context on the first card.
+    pub fn tenant(&self, share: Option<&Share>, route: &str) -> anyhow::Result<Tenant> {
+        self.tenant_with(share, route, |_| {})
+    }
+
+    /// As [`Self::tenant`], with something about its process changed.
+    pub fn tenant_with(
+        &self,
+        share: Option<&Share>,
+        route: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> anyhow::Result<Tenant> {
+        let mut command = self.machine.command(&self.program);
+        command.arg(route);
+        // A container sees the cards that it has shares of.
+        command.env("CUDA_VISIBLE_DEVICES", "0");
+        if let Some(share) = share {
+            command
+                .env("LD_PRELOAD", &self.library)
+                .env("DRAVA_RUN_DIR", share.container());
+        }
+        change(&mut command);
+        let mut tenant = Tenant::spawn(command)?;
+        tenant.ok("init 0")?;
+        Ok(tenant)
+    }
+
+    /// What each process has had of the first card so far, by PID, and when that was.
+    pub fn used(&self, pids: &[u32]) -> anyhow::Result<(Vec<Duration>, Instant)> {
+        let card = self.machine.card(0)?;
+        let at = Instant::now();
+        let of = |pid: &u32| {
+            let process = card.processes.iter().find(|process| process.pid == *pid);
+            Duration::from_nanos(process.map_or(0, |process| process.busy_nanos))
+        };
+        Ok((pids.iter().map(of).collect(), at))
+    }
+
+    /// For how long the first card ran anything so far.
+    pub fn busy(&self) -> anyhow::Result<Duration> {
+        Ok(Duration::from_nanos(self.machine.card(0)?.busy_nanos))
+    }
+
+    /// As [`Self::percents`], while neighbours' turns are taken out of what each share counts, by what the card says of
+    /// each process: what the node agent does every 100 ms.
+    pub fn percents_corrected(
+        &self,
+        tenants: &[&Tenant],
+        shares: &[&Share],
+        settle: Duration,
+        measure: Duration,
+    ) -> anyhow::Result<Vec<f64>> {
+        let pids: Vec<u32> = tenants.iter().map(|tenant| tenant.pid()).collect();
+        let mut correction = Correction::new(self, &pids, shares)?;
+        let mut run = |length: Duration| -> anyhow::Result<()> {
+            let end = Instant::now() + length;
+            while Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(100));
+                correction.step(self, &pids, shares)?;
+            }
+            Ok(())
+        };
+        run(settle)?;
+        let (before, begun) = self.used(&pids)?;
+        run(measure)?;
+        let (after, ended) = self.used(&pids)?;
+        let length = (ended - begun).as_secs_f64();
+        let percent = |(after, before): (Duration, Duration)| {
+            100.0 * after.saturating_sub(before).as_secs_f64() / length
+        };
+        Ok(after.into_iter().zip(before).map(percent).collect())
+    }
+
+    /// Percent of the card that each process gets for a while, after another while.
+    pub fn percents(
+        &self,
+        tenants: &[&Tenant],
+        settle: Duration,
+        measure: Duration,
+    ) -> anyhow::Result<Vec<f64>> {
+        let pids: Vec<u32> = tenants.iter().map(|tenant| tenant.pid()).collect();
+        std::thread::sleep(settle);
+        let (before, begun) = self.used(&pids)?;
+        std::thread::sleep(measure);
+        let (after, ended) = self.used(&pids)?;
+        let length = (ended - begun).as_secs_f64();
+        let percent = |(after, before): (Duration, Duration)| {
+            100.0 * after.saturating_sub(before).as_secs_f64() / length
+        };
+        Ok(after.into_iter().zip(before).map(percent).collect())
+    }
+}
