@@ -57,6 +57,8 @@ pub(crate) struct Share {
     seen: AtomicU64,
     limit_bytes: AtomicU64,
     driver_reserve_bytes: AtomicU64,
+    /// Taken by the driver beyond what it was charged, by the page.
+    driver_excess_bytes: AtomicU64,
     fails_open: AtomicU32,
     spills: AtomicU32,
     /// Compute policy, guarantee and rate, see [`Share::set_limits`].
@@ -121,6 +123,15 @@ impl Share {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
+    /// What this share's processes may take together: the limit less what the driver took unasked.
+    fn grantable_bytes(&self) -> u64 {
+        let limit = self.limit_bytes();
+        if limit == NO_LIMIT {
+            return limit;
+        }
+        limit.saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn driver_reserve_bytes(&self) -> u64 {
         self.refresh();
         self.driver_reserve_bytes.load(Ordering::Relaxed)
@@ -132,14 +143,15 @@ impl Share {
         self.spills.load(Ordering::Relaxed) != 0
     }
 
-    /// Bytes taken by all processes of the share.
+    /// Bytes taken by all processes of the share, and by the driver in them.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.region().map_or(0, |region| region.total_bytes())
+        let counted = self.region().map_or(0, |region| region.total_bytes());
+        counted.saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
     }
 
     /// Takes `bytes` if they fit without further ado.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
-        let limit = self.limit_bytes();
+        let limit = self.grantable_bytes();
         match self.own() {
             Some((region, slot)) => region.reserve(slot, bytes, limit).is_ok(),
             None => self.fails_open(),
@@ -148,7 +160,7 @@ impl Share {
 
     /// Takes `bytes`, or makes sure that they are not there. The caller holds the process's guard.
     pub(crate) fn reserve_or_rebuild(&self, bytes: u64) -> bool {
-        let limit = self.limit_bytes();
+        let limit = self.grantable_bytes();
         match self.own() {
             Some((region, slot)) => region.reserve_or_rebuild(slot, bytes, limit).is_ok(),
             None => self.fails_open(),
@@ -157,7 +169,7 @@ impl Share {
 
     /// Takes as much of `bytes` as there is.
     pub(crate) fn reserve_some(&self, bytes: u64) -> u64 {
-        let limit = self.limit_bytes();
+        let limit = self.grantable_bytes();
         match self.own() {
             Some((region, slot)) => region.reserve_some(slot, bytes, limit),
             None if self.fails_open() => bytes,
@@ -225,7 +237,7 @@ impl Share {
 
     /// How much there is, if what dead processes left was taken back just now.
     pub(crate) fn known_room(&self, now_ns: u64) -> Option<u64> {
-        let limit = self.limit_bytes();
+        let limit = self.grantable_bytes();
         match self.own() {
             Some((region, _)) => (now_ns < self.looked_until_ns.load(Ordering::Relaxed))
                 .then(|| limit.saturating_sub(region.total_bytes())),
@@ -378,6 +390,8 @@ impl Share {
         self.limit_bytes.store(limit, Ordering::Relaxed);
         self.driver_reserve_bytes
             .store(limits.driver_reserve_bytes, Ordering::Relaxed);
+        self.driver_excess_bytes
+            .store(limits.driver_excess_bytes, Ordering::Relaxed);
         let spills = limits.memory_policy == MemoryPolicy::Spill;
         self.spills.store(u32::from(spills), Ordering::Relaxed);
         self.compute.store(compute::pack(limits), Ordering::Relaxed);

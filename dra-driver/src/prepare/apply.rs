@@ -359,6 +359,7 @@ fn limits(
         limits: abi::Limits {
             memory_limit_bytes: Some(share.memory_bytes),
             driver_reserve_bytes: reserve,
+            driver_excess_bytes: 0,
             cores: cores.unwrap_or(abi::Cores::BEST_EFFORT),
             compute_policy: match share.compute_policy {
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,

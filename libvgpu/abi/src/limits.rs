@@ -22,6 +22,9 @@ pub struct Limits {
     pub memory_limit_bytes: Option<u64>,
     /// What each context on the card is charged ahead for the driver's own use of memory.
     pub driver_reserve_bytes: u64,
+    /// What the driver holds by itself beyond what contexts were charged, as the node agent has it from NVML. It counts as
+    /// taken; 0 until an agent has spoken.
+    pub driver_excess_bytes: u64,
     /// Guaranteed share of GPU time.
     pub cores: Cores,
     /// What happens to GPU time that others leave idle.
@@ -44,6 +47,7 @@ impl Limits {
         Self {
             memory_limit_bytes: Some(memory_limit_bytes),
             driver_reserve_bytes: 0,
+            driver_excess_bytes: 0,
             cores: Cores::BEST_EFFORT,
             compute_policy: ComputePolicy::None,
             priority: Priority::DEFAULT,

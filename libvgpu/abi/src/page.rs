@@ -297,6 +297,7 @@ fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD
     let Limits {
         memory_limit_bytes,
         driver_reserve_bytes,
+        driver_excess_bytes,
         cores,
         compute_policy,
         priority,
@@ -336,6 +337,7 @@ fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD
         40,
         &rate_us_per_s.map_or(NO_RATE, u64::from).to_le_bytes(),
     );
+    put(&mut record, 48, &driver_excess_bytes.to_le_bytes());
     seal(&mut record);
     record
 }
@@ -365,6 +367,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
     Ok(Limits {
         memory_limit_bytes: Some(word64(record, 8)).filter(|&bytes| bytes != NO_LIMIT),
         driver_reserve_bytes: word64(record, 16),
+        driver_excess_bytes: word64(record, 48),
         cores: Cores::new(cores).ok_or(unknown("cores", cores))?,
         compute_policy: match policy {
             0 => ComputePolicy::None,

@@ -71,8 +71,12 @@ pub struct ProcessUsage {
     pub generation: u64,
     /// Bytes taken.
     pub used_bytes: u64,
+    /// Highest `used_bytes`.
+    pub peak_bytes: u64,
     /// Part of `used_bytes` charged for the driver's own use.
     pub driver_bytes: u64,
+    /// Part of `used_bytes` that other processes may open.
+    pub exported_bytes: u64,
     /// Allocations refused.
     pub denied: u64,
     /// Microseconds of GPU time used.
@@ -153,6 +157,8 @@ fn process(slot: SlotIndex, bytes: &[u8]) -> Option<ProcessUsage> {
         generation: state >> 8,
         used_bytes: word(bytes, 32),
         driver_bytes: word(bytes, 48),
+        peak_bytes: word(bytes, 56),
+        exported_bytes: word(bytes, 64),
         denied: word(bytes, 128),
         gpu_time_us: word(bytes, 136),
         throttled_us: word(bytes, 144),

@@ -18,6 +18,7 @@ fn spec() -> LimitsSpec {
         limits: Limits {
             memory_limit_bytes: Some(8 * GIB),
             driver_reserve_bytes: 0x1234_5678,
+            driver_excess_bytes: 0,
             cores: Cores::new(30).unwrap(),
             compute_policy: ComputePolicy::Balance,
             priority: Priority::new(-2).unwrap(),
@@ -82,6 +83,16 @@ fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
         let offset = usize::try_from(write.offset()).unwrap();
         page[offset..offset + write.bytes().len()].copy_from_slice(write.bytes());
     }
+}
+
+/// Where ABI version 1 had zeroes: old pages say that there is none, and old readers do not look.
+#[test]
+fn the_drivers_excess_lies_in_reserved_bytes() {
+    let mut limits = spec().limits;
+    limits.driver_excess_bytes = 0x0102_0304_0506_0708;
+    let page = encode(&LimitsSpec { limits, ..spec() });
+    assert_eq!(page[432..440], [8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(page[..432], encode(&spec())[..432]);
 }
 
 #[test]
@@ -177,7 +188,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]);
     (
         prop::option::of(0..u64::MAX),
-        any::<u64>(),
+        any::<(u64, u64)>(),
         0..=100u32,
         policies,
         -100..=100i32,
@@ -185,23 +196,26 @@ fn limits() -> impl Strategy<Value = Limits> {
         any::<Option<u32>>(),
     )
         .prop_map(
-            |(memory, reserve, cores, compute_policy, priority, (spill, open), rate)| Limits {
-                memory_limit_bytes: memory,
-                driver_reserve_bytes: reserve,
-                cores: Cores::new(cores).unwrap(),
-                compute_policy,
-                priority: Priority::new(priority).unwrap(),
-                memory_policy: if spill {
-                    MemoryPolicy::Spill
-                } else {
-                    MemoryPolicy::Hard
-                },
-                broken_region: if open {
-                    BrokenRegion::Open
-                } else {
-                    BrokenRegion::Closed
-                },
-                rate_us_per_s: rate,
+            |(memory, (reserve, excess), cores, compute_policy, priority, (spill, open), rate)| {
+                Limits {
+                    memory_limit_bytes: memory,
+                    driver_reserve_bytes: reserve,
+                    driver_excess_bytes: excess,
+                    cores: Cores::new(cores).unwrap(),
+                    compute_policy,
+                    priority: Priority::new(priority).unwrap(),
+                    memory_policy: if spill {
+                        MemoryPolicy::Spill
+                    } else {
+                        MemoryPolicy::Hard
+                    },
+                    broken_region: if open {
+                        BrokenRegion::Open
+                    } else {
+                        BrokenRegion::Closed
+                    },
+                    rate_us_per_s: rate,
+                }
             },
         )
 }

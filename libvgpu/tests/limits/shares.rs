@@ -53,6 +53,41 @@ fn limits_changed_in_place_reach_running_processes() {
 }
 
 #[test]
+fn what_the_driver_took_unasked_counts_as_taken_until_it_is_returned() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let half = process.alloc(GIB / 2);
+    let change = |driver_excess_bytes: u64| {
+        let path = container.page("share");
+        let limits = Limits {
+            driver_excess_bytes,
+            ..Limits::memory(GIB)
+        };
+        let writes = update(&fs::read(&path).unwrap(), &limits).unwrap();
+        let page = OpenOptions::new().write(true).open(path).unwrap();
+        for write in writes {
+            page.write_all_at(write.bytes(), write.offset()).unwrap();
+        }
+    };
+    change(100 * MIB);
+    assert_eq!(process.memory_info(), (GIB / 2 - 100 * MIB, GIB));
+    process.refused(&format!("alloc {}", GIB / 2 - 98 * MIB));
+    let rest = process.alloc(GIB / 2 - 100 * MIB);
+    change(200 * MIB);
+    assert_eq!(process.memory_info(), (0, GIB));
+    // What is freed repays first.
+    process.ok(&format!("free {rest}"));
+    process.refused(&format!("alloc {}", GIB / 2 - 100 * MIB));
+    change(0);
+    process.alloc(GIB / 2);
+    process.ok(&format!("free {half}"));
+    // More than the whole limit stops everything and nothing else.
+    change(u64::MAX);
+    assert_eq!(process.memory_info(), (0, GIB));
+    process.refused("alloc 1");
+}
+
+#[test]
 fn a_retired_page_is_left_for_its_successor() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
