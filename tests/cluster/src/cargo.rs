@@ -98,7 +98,14 @@ pub fn build_workspace(profile: Profile) -> Result<Built> {
         "--profile",
         profile.name(),
     ];
-    build("Build the workspace", cargo().args(args))
+    let mut command = cargo();
+    command.args(args);
+    if profile == Profile::Dev {
+        // There are none. But with examples named cargo counts the features that dev-dependencies add, as it does for
+        // tests; without, it would compile tokio, and all that is built on it, a second time.
+        command.arg("--examples");
+    }
+    build("Build the workspace", &mut command)
 }
 
 /// Builds the programs of `packages` alone.
