@@ -13,10 +13,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::action::{Action, Job, JobOutcome};
+use crate::claim;
 use crate::events::Poster;
 use crate::health::Health;
 use crate::notice::{Notice, Tone, reason};
-use crate::planner::{Action, JobOutcome, Moment, Planner, Settings, claim_reference};
+use crate::planner::{Moment, Planner, Settings};
 use crate::watches::{self, Kind, Observation};
 use crate::writes::{Timing, Writer};
 
@@ -140,7 +142,7 @@ impl Leader {
                                 .is_none_or(|status| status.allocation.is_none())
                         }) {
                             poster.post(Notice {
-                                regarding: claim_reference(&release.claim),
+                                regarding: claim::reference(&release.claim),
                                 tone: Tone::Warning,
                                 reason: reason::RELEASED,
                                 message: format!("released the allocation: {}", release.why),
@@ -153,14 +155,14 @@ impl Leader {
         }
     }
 
-    fn allocate(&mut self, job: crate::planner::Job) {
+    fn allocate(&mut self, job: Job) {
         let (writer, poster) = (self.writer.clone(), self.poster.clone());
         self.running.spawn(async move {
             let (pod, node) = (job.pod.clone(), job.node.clone());
             let told: Vec<_> = job
                 .writes
                 .iter()
-                .map(|write| (claim_reference(&write.claim), write.summary.clone()))
+                .map(|write| (claim::reference(&write.claim), write.summary.clone()))
                 .collect();
             let outcome = writer.allocate(job).await;
             if outcome.failure.is_none() {

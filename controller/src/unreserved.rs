@@ -9,7 +9,7 @@ use drava_allocator::usage::Holding;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
-use crate::planner::allocated_for;
+use crate::claim::{allocated_for, is_reserved};
 
 /// Time in which a claim that no waiting pod names is left alone: the watches of pods and claims are not in step.
 const GRACE: Duration = Duration::from_secs(2);
@@ -35,14 +35,12 @@ impl Unreserved {
         known: Option<&Self>,
         now: Instant,
     ) -> Option<Self> {
-        let status = claim.status.as_ref()?;
-        let allocation = status.allocation.as_ref()?;
-        let reserved = status
-            .reserved_for
-            .as_ref()
-            .is_some_and(|consumers| !consumers.is_empty());
+        let allocation = claim.status.as_ref()?.allocation.as_ref()?;
         // An allocation by kube-scheduler or by hand is none of this controller's business.
-        if reserved || allocated_for(claim).is_none() || Holding::of_claim(claim).is_empty() {
+        if is_reserved(claim)
+            || allocated_for(claim).is_none()
+            || Holding::of_claim(claim).is_empty()
+        {
             return None;
         }
         let uid = claim.metadata.uid.clone().unwrap_or_default();

@@ -15,7 +15,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::planner::{Change, Gone};
+use crate::change::{Change, Gone};
 
 /// Kinds that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

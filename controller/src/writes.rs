@@ -13,7 +13,8 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::planner::{ClaimWrite, Job, JobFailure, JobOutcome, Release, allocated_for};
+use crate::action::{ClaimWrite, Job, JobFailure, JobOutcome, Release};
+use crate::claim::{allocated_for, is_allocated, is_reserved};
 
 /// Name under which fields are owned.
 pub const FIELD_MANAGER: &str = "drava-controller";
@@ -378,21 +379,6 @@ fn restoration(claim: &ResourceClaim) -> Value {
         .filter(|finalizer| *finalizer != names::CLAIM_FINALIZER)
         .collect();
     json!({"finalizers": finalizers, "annotations": {names::ALLOCATED_FOR_ANNOTATION: null}})
-}
-
-fn is_allocated(claim: &ResourceClaim) -> bool {
-    claim
-        .status
-        .as_ref()
-        .is_some_and(|status| status.allocation.is_some())
-}
-
-fn is_reserved(claim: &ResourceClaim) -> bool {
-    claim
-        .status
-        .as_ref()
-        .and_then(|status| status.reserved_for.as_ref())
-        .is_some_and(|consumers| !consumers.is_empty())
 }
 
 /// Whether the claim carries this very allocation: same devices for the same requests, same shares.

@@ -1,0 +1,242 @@
+//! A small API server that keeps claims, checks versions, and can fail in every way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use drava_api::names;
+use http::{Method, Request as HttpRequest, Response, StatusCode};
+use http_body_util::BodyExt;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::action::{ClaimWrite, Job};
+use crate::fixture::object;
+use crate::writes::{Timing, Writer};
+
+/// What happens to one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is served.
+    None,
+    /// It is carried out, but the answer is lost.
+    AnswerLost,
+    /// It is lost before anything happened.
+    Lost,
+    /// Somebody changes the claim just before.
+    Overtaken,
+    /// kube-scheduler reserves the claim just before.
+    ReservedBefore,
+    /// Another writer allocates the claim just before.
+    AllocatedBefore,
+    /// The claim is deleted and created again just before.
+    ReplacedBefore,
+    /// Refused with this status.
+    Status(u16, &'static str),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Server {
+    pub(super) objects: BTreeMap<String, Value>,
+    version: u64,
+    faults: VecDeque<Fault>,
+    pub(super) log: Vec<String>,
+}
+
+impl Server {
+    fn put(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.version += 1;
+        let object = self.objects.get_mut(name).unwrap();
+        change(object);
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+    }
+
+    fn serve(
+        &mut self,
+        method: &Method,
+        path: &str,
+        body: &Value,
+    ) -> Result<(StatusCode, Value), String> {
+        let mut parts = path.rsplit('/');
+        let last = parts.next().unwrap();
+        let (name, status) = if last == "status" {
+            (parts.next().unwrap(), true)
+        } else {
+            (last, false)
+        };
+        let fault = self.faults.pop_front().unwrap_or(Fault::None);
+        self.log.push(format!(
+            "{method} {name}{}",
+            if status { "/status" } else { "" }
+        ));
+        match fault {
+            Fault::None | Fault::AnswerLost => {}
+            Fault::Lost => return Err("connection reset".to_owned()),
+            Fault::Overtaken => self.put(name, |object| object["metadata"]["labels"] = json!({"a": "b"})),
+            Fault::ReservedBefore => {
+                self.put(name, |object| object["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "u"}]));
+            }
+            Fault::AllocatedBefore => self.put(name, |object| {
+                object["status"] = json!({"allocation": {"devices": {"results": [
+                    {"request": "gpu", "driver": "gpu.drava.dev", "pool": "n9/gpus", "device": "gpu-9-vgpu", "shareID": "theirs"},
+                ]}}});
+            }),
+            Fault::ReplacedBefore => self.put(name, |object| {
+                object["metadata"]["uid"] = "another".into();
+                object["status"] = json!({});
+            }),
+            Fault::Status(code, message) => return Ok(failure(code, message)),
+        }
+        let answer = self.apply(method, name, status, body);
+        if fault == Fault::AnswerLost {
+            Err("connection reset".to_owned())
+        } else {
+            Ok(answer)
+        }
+    }
+
+    fn apply(
+        &mut self,
+        method: &Method,
+        name: &str,
+        status: bool,
+        body: &Value,
+    ) -> (StatusCode, Value) {
+        let Some(object) = self.objects.get(name) else {
+            return failure(404, "not found");
+        };
+        if method == Method::GET {
+            return (StatusCode::OK, object.clone());
+        }
+        for guard in ["uid", "resourceVersion"] {
+            assert!(
+                body["metadata"][guard].is_string(),
+                "a write without {guard}: {body}"
+            );
+            if body["metadata"][guard] != object["metadata"][guard] {
+                return failure(409, "the object has been modified");
+            }
+        }
+        let part = if status { "status" } else { "metadata" };
+        let patch = body[part].clone();
+        if status && patch["allocation"].is_object() {
+            let finalizers = object["metadata"]["finalizers"].to_string();
+            assert!(
+                finalizers.contains(names::CLAIM_FINALIZER),
+                "allocated without the finalizer"
+            );
+            assert!(
+                object["status"]["allocation"].is_null(),
+                "an allocation was changed"
+            );
+            assert!(
+                patch.get("reservedFor").is_none(),
+                "reservations are kube-scheduler's"
+            );
+        }
+        self.put(name, |object| merge(&mut object[part], &patch));
+        (StatusCode::OK, self.objects[name].clone())
+    }
+}
+
+/// JSON merge patch.
+fn merge(target: &mut Value, patch: &Value) {
+    match patch.as_object() {
+        None => *target = patch.clone(),
+        Some(fields) => {
+            if !target.is_object() {
+                *target = json!({});
+            }
+            for (key, value) in fields {
+                if value.is_null() {
+                    target.as_object_mut().unwrap().remove(key);
+                } else {
+                    merge(&mut target[key], value);
+                }
+            }
+        }
+    }
+}
+
+fn failure(code: u16, message: &str) -> (StatusCode, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": ""});
+    (StatusCode::from_u16(code).unwrap(), status)
+}
+
+pub(super) fn start(
+    claims: &[ResourceClaim],
+    faults: &[Fault],
+    stop: &CancellationToken,
+) -> (Writer, Arc<Mutex<Server>>) {
+    let server = Arc::new(Mutex::new(Server {
+        objects: claims
+            .iter()
+            .map(|claim| {
+                (
+                    claim.metadata.name.clone().unwrap(),
+                    serde_json::to_value(claim).unwrap(),
+                )
+            })
+            .collect(),
+        version: 100,
+        faults: faults.iter().copied().collect(),
+        log: Vec::new(),
+    }));
+    let shared = Arc::clone(&server);
+    let service = tower::service_fn(move |request: HttpRequest<Body>| {
+        let server = Arc::clone(&shared);
+        async move {
+            let (head, body) = request.into_parts();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let (status, answer) =
+                server
+                    .lock()
+                    .unwrap()
+                    .serve(&head.method, head.uri.path(), &body)?;
+            let response = Response::builder()
+                .status(status)
+                .body(Body::from(serde_json::to_vec(&answer).unwrap()));
+            Ok::<_, tower::BoxError>(response.unwrap())
+        }
+    });
+    let timing = Timing {
+        first_pause: Duration::from_millis(1),
+        longest_pause: Duration::from_millis(2),
+        ..Timing::default()
+    };
+    (
+        Writer::new(Client::new(service, "default"), stop.clone(), timing),
+        server,
+    )
+}
+
+pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
+    ClaimWrite {
+        claim: Arc::new(claim.clone()),
+        allocation: object(json!({"devices": {"results": [{
+            "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+            "shareID": format!("ours-{}", claim.metadata.name.as_deref().unwrap()),
+        }]}})),
+        summary: String::new(),
+    }
+}
+
+pub(super) fn job(claims: &[ResourceClaim]) -> Job {
+    Job {
+        pod_uid: "pod-p".to_owned(),
+        pod: ObjectReference::default(),
+        node: "n1".to_owned(),
+        writes: claims.iter().map(write).collect(),
+    }
+}
+
+pub(super) fn device_of(server: &Mutex<Server>, name: &str) -> Option<String> {
+    let share = &server.lock().unwrap().objects[name]["status"]["allocation"]["devices"]["results"]
+        [0]["shareID"];
+    share.as_str().map(str::to_owned)
+}
