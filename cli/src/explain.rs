@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, bail};
 use drava_allocator::ask::PodAsk;
-use drava_allocator::cluster::Policies;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
+use drava_allocator::placement::Policies;
 use drava_allocator::reason::Reason;
 use drava_allocator::usage::Holding;
 use drava_api::names;

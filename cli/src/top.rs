@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use drava_allocator::device::{Attribute, Device};
+use drava_allocator::attribute::Attribute;
+use drava_allocator::device::Device;
 use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{Grant, Usage};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use drava_allocator::cluster::Policies;
+use drava_allocator::placement::Policies;
 use drava_api::config::PlacementPolicy;
 
 /// Allocates ResourceClaims for GPUs shared by drava.

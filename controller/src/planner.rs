@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use drava_allocator::cluster::{Cluster, ObjectKey, Policies, object_key};
+use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
+use drava_allocator::placement::Policies;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

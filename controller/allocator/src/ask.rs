@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Ownership};
 use crate::node::PodDemand;
-use crate::search::ContainerDevices;
+use crate::search::question::ContainerDevices;
 use crate::selector::Selectors;
 use crate::usage::Holding;
 

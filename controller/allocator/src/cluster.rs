@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use drava_api::config::PlacementPolicy;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -40,15 +39,6 @@ pub struct Cluster {
     assumed: BTreeMap<ObjectKey, Assumed>,
     pods: BTreeMap<String, PodPlace>,
     used: BTreeMap<String, Amounts>,
-}
-
-/// Policies between nodes and between cards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policies {
-    /// Between nodes.
-    pub node: PlacementPolicy,
-    /// Between the cards of a node.
-    pub gpu: PlacementPolicy,
 }
 
 /// A pool with what is in use of it.

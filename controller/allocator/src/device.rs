@@ -7,6 +7,7 @@ use drava_api::quantity::ParseQuantityError;
 use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
+use crate::attribute::Attribute;
 use crate::capacity::Capacity;
 use crate::selector::{Answers, DeviceValue, Selector, SelectorError, Selectors};
 use crate::taint::Taint;
@@ -45,21 +46,6 @@ pub struct Consumption {
     pub set: String,
     /// Amounts by counter name.
     pub counters: BTreeMap<String, Quantity>,
-}
-
-/// Value of an attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Attribute {
-    /// A bool.
-    Bool(bool),
-    /// An integer.
-    Int(i64),
-    /// A text.
-    String(String),
-    /// A semantic version.
-    Version(semver::Version),
-    /// Several values of one type (KEP-5491, alpha).
-    List(Vec<Attribute>),
 }
 
 /// Why a device of a slice cannot be used.
@@ -178,7 +164,9 @@ impl Device {
         selectors: &Selectors,
         selector: &Selector,
     ) -> Result<bool, SelectorError> {
-        let value = self.value.get_or_init(|| DeviceValue::new(self));
+        let value = self.value.get_or_init(|| {
+            DeviceValue::new(names::DRIVER, &self.attributes, &self.capacity, self.shared)
+        });
         selectors.answer(selector, value, &self.answers)
     }
 
@@ -220,35 +208,4 @@ pub fn counters(
         .iter()
         .map(|(name, counter)| Ok((name.clone(), Quantity::try_from(&counter.value)?)))
         .collect()
-}
-
-impl Attribute {
-    fn parse(attribute: &dra::DeviceAttribute) -> Result<Self, String> {
-        let version = |text: &String| {
-            semver::Version::parse(text)
-                .map_err(|error| format!("{text:?} is no semantic version: {error}"))
-        };
-        if let Some(value) = attribute.int {
-            Ok(Self::Int(value))
-        } else if let Some(value) = attribute.bool {
-            Ok(Self::Bool(value))
-        } else if let Some(value) = &attribute.string {
-            Ok(Self::String(value.clone()))
-        } else if let Some(value) = &attribute.version {
-            Ok(Self::Version(version(value)?))
-        } else if let Some(values) = &attribute.ints {
-            Ok(Self::List(values.iter().copied().map(Self::Int).collect()))
-        } else if let Some(values) = &attribute.bools {
-            Ok(Self::List(values.iter().copied().map(Self::Bool).collect()))
-        } else if let Some(values) = &attribute.strings {
-            Ok(Self::List(
-                values.iter().cloned().map(Self::String).collect(),
-            ))
-        } else if let Some(values) = &attribute.versions {
-            let versions = values.iter().map(|text| version(text).map(Self::Version));
-            Ok(Self::List(versions.collect::<Result<_, _>>()?))
-        } else {
-            Err("unsupported attribute value".to_owned())
-        }
-    }
 }

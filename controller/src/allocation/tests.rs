@@ -1,7 +1,8 @@
 //! Config of classes and claim as kube-scheduler would list it.
 
 use drava_allocator::ask::PodAsk;
-use drava_allocator::cluster::{Cluster, Policies};
+use drava_allocator::cluster::Cluster;
+use drava_allocator::placement::Policies;
 use drava_api::config::PlacementPolicy;
 use serde_json::{Value, json};
 

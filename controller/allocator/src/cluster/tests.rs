@@ -1,9 +1,11 @@
 //! The state follows the newest version of each object, and counts what is being written.
 
+use drava_api::config::PlacementPolicy;
 use serde_json::json;
 
 use super::*;
 use crate::fixture::{ask, cluster, node, request, share, slices};
+use crate::placement::Policies;
 
 const POLICIES: Policies = Policies {
     node: PlacementPolicy::Binpack,

@@ -47,7 +47,7 @@ fn probe() -> Device {
 
 fn evaluate(expression: &str, device: &Device) -> Result<bool, SelectorError> {
     let selectors = Selectors::default();
-    let value = DeviceValue::of_driver(DRIVER, device);
+    let value = DeviceValue::new(DRIVER, &device.attributes, &device.capacity, device.shared);
     selectors.matches(&selectors.compile(expression), &value)
 }
 

@@ -2,16 +2,17 @@
 
 use std::any::Any;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use cel::ExecutionError;
 use cel::common::traits::{self, Container, Indexer, Iterable, Sizer};
 use cel::common::types::{CelBool, CelInt, CelList, CelMap, CelMapKey, CelString, MAP_TYPE, Type};
 use cel::common::value::{CowVal, StaticVal, Val};
-use drava_api::{Quantity, names};
+use drava_api::Quantity;
 
-use crate::device::{Attribute, Device};
+use crate::attribute::Attribute;
+use crate::capacity::Capacity;
 
 /// The variable `device`; cheap to clone.
 #[derive(Debug, Clone)]
@@ -26,26 +27,27 @@ struct Fields {
 }
 
 impl DeviceValue {
-    /// The value of a device of this driver.
+    /// The value of a device of `driver`, whose unqualified names are in that driver's domain.
     #[must_use]
-    pub fn new(device: &Device) -> Self {
-        Self::of_driver(names::DRIVER, device)
-    }
-
-    pub(super) fn of_driver(driver: &str, device: &Device) -> Self {
-        let mut attributes = DomainBuilder::new(driver);
-        for (name, attribute) in &device.attributes {
-            attributes.insert(name, attribute_value(attribute));
+    pub fn new(
+        driver: &str,
+        attributes: &BTreeMap<String, Attribute>,
+        capacity: &BTreeMap<String, Capacity>,
+        allow_multiple_allocations: bool,
+    ) -> Self {
+        let mut attribute_domains = DomainBuilder::new(driver);
+        for (name, attribute) in attributes {
+            attribute_domains.insert(name, attribute_value(attribute));
         }
-        let mut capacity = DomainBuilder::new(driver);
-        for (name, entry) in &device.capacity {
-            capacity.insert(name, Box::new(QuantityValue(entry.value)));
+        let mut capacity_domains = DomainBuilder::new(driver);
+        for (name, entry) in capacity {
+            capacity_domains.insert(name, Box::new(QuantityValue(entry.value)));
         }
         Self(Arc::new(Fields {
             driver: CelString::from(driver.to_owned()),
-            allow_multiple_allocations: device.shared.into(),
-            attributes: attributes.build(),
-            capacity: capacity.build(),
+            allow_multiple_allocations: allow_multiple_allocations.into(),
+            attributes: attribute_domains.build(),
+            capacity: capacity_domains.build(),
         }))
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use drava_allocator::cluster::{Policies, object_key};
+use drava_allocator::cluster::object_key;
+use drava_allocator::placement::Policies;
 use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;

@@ -1,0 +1,53 @@
+//! The value of a device attribute.
+
+use k8s_openapi::api::resource::v1 as dra;
+
+/// Value of an attribute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attribute {
+    /// A bool.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A text.
+    String(String),
+    /// A semantic version.
+    Version(semver::Version),
+    /// Several values of one type (KEP-5491, alpha).
+    List(Vec<Attribute>),
+}
+
+impl Attribute {
+    /// Parses a published value.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(attribute: &dra::DeviceAttribute) -> Result<Self, String> {
+        let version = |text: &String| {
+            semver::Version::parse(text)
+                .map_err(|error| format!("{text:?} is no semantic version: {error}"))
+        };
+        if let Some(value) = attribute.int {
+            Ok(Self::Int(value))
+        } else if let Some(value) = attribute.bool {
+            Ok(Self::Bool(value))
+        } else if let Some(value) = &attribute.string {
+            Ok(Self::String(value.clone()))
+        } else if let Some(value) = &attribute.version {
+            Ok(Self::Version(version(value)?))
+        } else if let Some(values) = &attribute.ints {
+            Ok(Self::List(values.iter().copied().map(Self::Int).collect()))
+        } else if let Some(values) = &attribute.bools {
+            Ok(Self::List(values.iter().copied().map(Self::Bool).collect()))
+        } else if let Some(values) = &attribute.strings {
+            Ok(Self::List(
+                values.iter().cloned().map(Self::String).collect(),
+            ))
+        } else if let Some(values) = &attribute.versions {
+            let versions = values.iter().map(|text| version(text).map(Self::Version));
+            Ok(Self::List(versions.collect::<Result<_, _>>()?))
+        } else {
+            Err("unsupported attribute value".to_owned())
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Which devices a request means: selectors, constraints, alternatives, taints, modes.
+
+use serde_json::json;
+
+use super::{BINPACK, place, whole};
+use crate::fixture::{ask, claim, cluster, request, share, slices};
+
+#[test]
+fn selectors_constraints_and_alternatives() {
+    let mut cluster = cluster(&[("n1", &[16, 80, 80])]);
+    let h100 = r#"device.attributes["gpu.drava.dev"].productName.endsWith("H100")"#;
+    let selected = |name: &str, expression: &str| {
+        request(
+            name,
+            &json!({"deviceClassName": "vgpu.drava.dev", "selectors": [{"cel": {"expression": expression}}],
+            "capacity": {"requests": {"memory": "1Gi"}}}),
+        )
+    };
+    assert_eq!(
+        place(&mut cluster, &[selected("a", h100)], BINPACK).unwrap(),
+        ["n1/gpu-1-vgpu"]
+    );
+    assert_eq!(
+        place(&mut cluster, &[selected("b", "false")], BINPACK),
+        Err("0/1 nodes: 1 SelectorMismatch".to_owned())
+    );
+    let error = place(
+        &mut cluster,
+        &[selected(
+            "c",
+            r#"device.attributes["gpu.drava.dev"].nope == 1"#,
+        )],
+        BINPACK,
+    )
+    .unwrap_err();
+    assert!(
+        error.starts_with("SelectorError: claim default/c: selector #0 on device gpu.drava.dev/n1/gpus/gpu-0-vgpu: CEL runtime error: no such key: nope."),
+        "{error}"
+    );
+    let constrained = |name: &str, constraint: serde_json::Value| {
+        claim(
+            name,
+            &json!({
+                "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev", "count": 2, "capacity": {"requests": {"memory": "1Gi"}}}}],
+                "constraints": [constraint],
+            }),
+        )
+    };
+    assert_eq!(
+        place(
+            &mut cluster,
+            &[constrained(
+                "m",
+                json!({"matchAttribute": "gpu.drava.dev/productName"})
+            )],
+            BINPACK
+        )
+        .unwrap(),
+        ["n1/gpu-1-vgpu", "n1/gpu-2-vgpu"]
+    );
+    assert_eq!(
+        place(
+            &mut cluster,
+            &[constrained(
+                "d",
+                json!({"distinctAttribute": "gpu.drava.dev/productName"})
+            )],
+            BINPACK
+        )
+        .unwrap(),
+        ["n1/gpu-1-vgpu", "n1/gpu-0-vgpu"]
+    );
+    assert_eq!(
+        place(
+            &mut cluster,
+            &[constrained(
+                "x",
+                json!({"matchAttribute": "gpu.drava.dev/uuid"})
+            )],
+            BINPACK
+        ),
+        Err("0/1 nodes: 1 TopologyUnsatisfied (1 of 2 devices found on n1; constraint on gpu.drava.dev/uuid)".to_owned())
+    );
+    let alternatives = claim(
+        "f",
+        &json!({"requests": [{"name": "gpu", "firstAvailable": [
+            {"name": "huge", "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": "100Gi"}}},
+            {"name": "small", "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": "16Gi"}}},
+        ]}]}),
+    );
+    let placement = cluster
+        .decide(&ask(&cluster, &[alternatives]), BINPACK)
+        .unwrap();
+    assert_eq!(placement.claims[0].devices[0].request, "gpu/small");
+}
+
+#[test]
+fn all_devices_means_all_that_could_serve() {
+    let mut cluster = cluster(&[("n1", &[80, 80])]);
+    let all = |name: &str, memory: &str| {
+        request(
+            name,
+            &json!({"deviceClassName": "vgpu.drava.dev", "allocationMode": "All", "capacity": {"requests": {"memory": memory}}}),
+        )
+    };
+    assert_eq!(
+        place(&mut cluster, &[all("a", "50Gi")], BINPACK).unwrap(),
+        ["n1/gpu-0-vgpu", "n1/gpu-1-vgpu"]
+    );
+    place(&mut cluster, &[share("b", "20Gi", "0")], BINPACK).unwrap();
+    assert_eq!(
+        place(&mut cluster, &[all("c", "20Gi")], BINPACK),
+        Err("0/1 nodes: 1 InsufficientMemory (1 of 2 devices found on n1; largest free piece 10 GiB on gpu-0)".to_owned())
+    );
+    assert!(
+        place(&mut cluster, &[all("d", "200Gi")], BINPACK).is_err(),
+        "at least one"
+    );
+}
+
+#[test]
+fn administrators_look_at_busy_cards_and_are_charged_nothing() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    place(&mut cluster, &[whole("w")], BINPACK).unwrap();
+    let admin = |name: &str| {
+        request(
+            name,
+            &json!({"deviceClassName": "gpu.drava.dev", "adminAccess": true}),
+        )
+    };
+    assert_eq!(
+        place(&mut cluster, &[admin("m1")], BINPACK).unwrap(),
+        ["n1/gpu-0"]
+    );
+    assert_eq!(
+        place(&mut cluster, &[admin("m2")], BINPACK).unwrap(),
+        ["n1/gpu-0"]
+    );
+    cluster.forget(&("default".to_owned(), "w".to_owned()));
+    assert_eq!(
+        place(&mut cluster, &[whole("w2")], BINPACK).unwrap(),
+        ["n1/gpu-0"]
+    );
+}
+
+#[test]
+fn taints_keep_devices_from_those_who_do_not_tolerate_them() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    let mut tainted = slices("n1", &[80]);
+    tainted[1].metadata.resource_version = Some("2".to_owned());
+    for device in tainted[1].spec.devices.iter_mut().flatten() {
+        device.taints.get_or_insert_default().push(
+            serde_json::from_value(
+                json!({"key": "gpu.drava.dev/unhealthy", "value": "xid-79", "effect": "NoExecute"}),
+            )
+            .unwrap(),
+        );
+    }
+    cluster.upsert_slice(&tainted[1]);
+    assert_eq!(
+        place(&mut cluster, &[share("a", "1Gi", "0")], BINPACK),
+        Err("0/1 nodes: 1 Unhealthy (xid-79)".to_owned())
+    );
+    let tolerant = request(
+        "t",
+        &json!({"deviceClassName": "vgpu.drava.dev", "tolerations": [{"operator": "Exists"}]}),
+    );
+    assert_eq!(
+        place(&mut cluster, &[tolerant], BINPACK).unwrap(),
+        ["n1/gpu-0-vgpu"]
+    );
+}
