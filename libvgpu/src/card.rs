@@ -163,6 +163,7 @@ impl Card {
             if missing != 0 {
                 self.charge(missing);
                 imports.charged(missing);
+                self.publish(imports);
             }
         }
     }
@@ -198,14 +199,31 @@ impl Card {
         };
         let missing = {
             let _guard = self.process.guard();
-            imports.open(bytes, self.exported_bytes())
+            imports.open(bytes);
+            // Before the look at what is available: see `Region::bury`.
+            self.publish(imports);
+            let missing = imports.missing(self.exported_bytes());
+            // Or a look for dead processes on the way would find it missing too.
+            imports.charged(missing);
+            missing
         };
-        if missing != 0 && self.reserve(missing).is_err() {
-            self.end_import(bytes);
-            return Err(Full);
+        if missing == 0 {
+            return Ok(());
         }
-        imports.charged(missing);
-        Ok(())
+        let outcome = self.reserve(missing);
+        let _guard = self.process.guard();
+        if outcome.is_err() {
+            imports.refused(bytes, missing);
+        }
+        self.publish(imports);
+        outcome
+    }
+
+    /// Lets others know what this process has open. The caller holds the process's guard.
+    fn publish(self, imports: &Imports) {
+        if let Some(share) = self.shares().next() {
+            share.set_opened_bytes(imports.unpaid());
+        }
     }
 
     /// Closes memory of another process.
@@ -215,7 +233,9 @@ impl Card {
         };
         let surplus = {
             let _guard = self.process.guard();
-            imports.close(bytes)
+            let surplus = imports.close(bytes);
+            self.publish(imports);
+            surplus
         };
         self.release(surplus);
     }

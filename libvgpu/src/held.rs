@@ -13,7 +13,7 @@
 
 use core::mem::size_of;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
 use crate::sys;
 
@@ -88,7 +88,9 @@ impl HeldMap {
         let key = key ^ KEY_BIT;
         let place = self.find(key)?;
         let held = place.held();
-        (place.key.load(Ordering::Acquire) == key).then_some(held)
+        // What was read is looked at before the key is looked at again: see `Place::take`.
+        fence(Ordering::Acquire);
+        (place.key.load(Ordering::Relaxed) == key).then_some(held)
     }
 
     /// Forgets everything for which `ends` says yes, and hands it to `each`.
@@ -155,6 +157,8 @@ impl Place {
         {
             return false;
         }
+        // Whoever sees any of what follows sees that the place is not the former key's any more.
+        fence(Ordering::Release);
         let charge = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
         self.charge.store(charge, Ordering::Relaxed);
         self.context.store(held.context, Ordering::Relaxed);

@@ -4,8 +4,10 @@
 //! has opened beyond what the processes of its own share have made available to others: memory of the own share is
 //! not paid for twice, memory of another share is paid for by both.
 //!
-//! When whoever exported it frees it or dies, the memory lives on here. Then it is charged to this process when it
-//! next looks for what dead processes left: before anything is refused, and whenever it asks how much there is.
+//! When whoever exported it dies, the memory lives on here. It stays charged to the dead one's slot for as long
+//! (`Region::bury`), for which each process says in its own slot what it has open and does not pay for. When whoever
+//! exported it frees it, which CUDA does not define before all others have closed it, it is charged to this process
+//! when it next looks for what dead processes left: before anything is refused, and whenever it asks how much there is.
 //!
 //! Invariant: what is charged never falls behind `opened − available`, as of the last look.
 
@@ -18,11 +20,14 @@ pub(crate) struct Imports {
 }
 
 impl Imports {
-    /// Notes that `bytes` more are open while `available_bytes` were exported in the share, and returns how much of
-    /// it is to be charged. The caller holds the process's guard.
-    pub(crate) fn open(&self, bytes: u64, available_bytes: u64) -> u64 {
+    /// Notes that `bytes` more are open. The caller holds the process's guard.
+    pub(crate) fn open(&self, bytes: u64) {
         self.opened_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.missing(available_bytes)
+    }
+
+    /// What is open and not charged. The caller holds the process's guard.
+    pub(crate) fn unpaid(&self) -> u64 {
+        self.missing(0)
     }
 
     /// What is to be charged because less is available than was. The caller holds the process's guard.
@@ -33,9 +38,17 @@ impl Imports {
             .saturating_sub(self.charged_bytes.load(Ordering::Relaxed))
     }
 
-    /// Notes that so much was charged.
+    /// Notes that so much was charged, or is about to be.
     pub(crate) fn charged(&self, bytes: u64) {
         self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that `bytes` are not open after all, and `charged_bytes` of them could not be charged. The caller holds
+    /// the process's guard.
+    pub(crate) fn refused(&self, bytes: u64, charged_bytes: u64) {
+        self.opened_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.charged_bytes
+            .fetch_sub(charged_bytes, Ordering::Relaxed);
     }
 
     /// Notes that `bytes` are closed, and returns how much of the charge is to be returned. The caller holds the

@@ -220,6 +220,13 @@ impl Share {
         }
     }
 
+    /// Notes how much of others' memory this process has open without paying for it.
+    pub(crate) fn set_opened_bytes(&self, bytes: u64) {
+        if let Some(slot) = self.own_slot() {
+            Word::store(&slot.opened_bytes, bytes);
+        }
+    }
+
     /// What processes of the share have made available to others.
     pub(crate) fn exported_bytes(&self) -> u64 {
         self.region().map_or(0, |region| region.exported_bytes())
@@ -254,17 +261,25 @@ impl Share {
         let now_ns = sys::now_ns();
         let mut looked = 1u64;
         let mut fd = None;
-        for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
-            if index == own || region.is_free(index) {
-                continue;
-            }
-            fd = fd.or_else(|| self.region_fd());
-            let Some(fd) = fd else { return };
-            looked = looked.saturating_add(1);
-            // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
-            if sys::lock(fd, index.offset(), SLOT_SIZE) {
-                region.clear(index);
-                sys::unlock(fd, index.offset(), SLOT_SIZE);
+        // What dead processes left behind is looked at again once it is known who else is dead.
+        for is_first in [true, false] {
+            for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
+                let is_due = if is_first {
+                    !region.is_free(index)
+                } else {
+                    region.is_left_behind(index)
+                };
+                if index == own || !is_due {
+                    continue;
+                }
+                fd = fd.or_else(|| self.region_fd());
+                let Some(fd) = fd else { return };
+                looked = looked.saturating_add(1);
+                // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
+                if sys::lock(fd, index.offset(), SLOT_SIZE) {
+                    region.bury(index);
+                    sys::unlock(fd, index.offset(), SLOT_SIZE);
+                }
             }
         }
         if region.rebuild(own) == Rebuild::Exact && now_ns != 0 {

@@ -33,6 +33,7 @@ pub const MAX_BYTES: u64 = (1 << BYTES_BITS) - 1;
 const ATTEMPTS: u32 = 256;
 
 const STATE_OWNED: u64 = 1;
+const STATE_LEFT_BEHIND: u64 = 2;
 const STATE_MASK: u64 = 0xff;
 const GENERATION_SHIFT: u32 = 8;
 
@@ -109,8 +110,23 @@ impl<'a, A: Word> Region<'a, A> {
     /// Whether the slot is free, to the best of what its state says.
     #[must_use]
     pub fn is_free(&self, index: SlotIndex) -> bool {
-        self.slot(index)
-            .is_none_or(|slot| slot.state.load() & STATE_MASK != STATE_OWNED)
+        !matches!(self.state(index), Some(STATE_OWNED | STATE_LEFT_BEHIND))
+    }
+
+    /// Whether the slot is some process's, to the best of what its state says.
+    #[must_use]
+    pub fn is_taken(&self, index: SlotIndex) -> bool {
+        self.state(index) == Some(STATE_OWNED)
+    }
+
+    /// Whether the slot is what [`Region::bury`] left of a dead process.
+    #[must_use]
+    pub fn is_left_behind(&self, index: SlotIndex) -> bool {
+        self.state(index) == Some(STATE_LEFT_BEHIND)
+    }
+
+    fn state(&self, index: SlotIndex) -> Option<u64> {
+        self.slot(index).map(|slot| slot.state.load() & STATE_MASK)
     }
 
     /// Takes possession of a slot and returns its new generation. The caller holds the slot's lock.
@@ -147,6 +163,7 @@ impl<'a, A: Word> Region<'a, A> {
         slot.driver_bytes.store(0);
         slot.peak_bytes.store(0);
         slot.exported_bytes.store(0);
+        slot.opened_bytes.store(0);
         slot.denied.store(0);
         slot.gpu_time_us.store(0);
         slot.throttled_us.store(0);
@@ -157,6 +174,67 @@ impl<'a, A: Word> Region<'a, A> {
         if state & STATE_MASK == STATE_OWNED {
             self.header.reclaimed.fetch_add(1);
         }
+    }
+
+    /// Takes away what a dead process held, but for memory that it had made available to others and that may still
+    /// be open there. The caller holds the slot's lock.
+    ///
+    /// The memory of a process lives on with those who have opened it. Nobody can say whose memory a process has
+    /// open, so as much of it stays in the slot as all the living have open without paying for it, and no more than
+    /// the dead had made available. It is looked at again with every look for dead processes, and gone when nobody
+    /// has anything open any more. Whoever opens memory notes that before it looks at what is available
+    /// ([`Region::exported_bytes`]); so either it finds that it has to pay, or it is found here.
+    pub fn bury(&self, index: SlotIndex) {
+        let Some(slot) = self.slot(index) else { return };
+        let state = slot.state.load();
+        let used = slot.used_bytes.load();
+        // What was left behind once was in full, whatever was written since.
+        let most = if state & STATE_MASK == STATE_LEFT_BEHIND {
+            used
+        } else {
+            used.min(slot.exported_bytes.load())
+        };
+        if most == 0 {
+            return self.clear(index);
+        }
+        slot.state.store((state & !STATE_MASK) | STATE_LEFT_BEHIND);
+        let mut left = most.min(self.open_beside(index));
+        slot.exported_bytes.store(left);
+        // Opened by somebody who had seen what was available until now.
+        let since = most.min(self.open_beside(index));
+        if since > left {
+            left = since;
+            slot.exported_bytes.store(left);
+        }
+        if left == 0 {
+            return self.clear(index);
+        }
+        slot.used_bytes.store(left);
+        slot.in_flight_bytes.store(0);
+        slot.driver_bytes.store(0);
+        slot.opened_bytes.store(0);
+        if state & STATE_MASK == STATE_OWNED {
+            self.header.reclaimed.fetch_add(1);
+        }
+    }
+
+    /// What others have open without paying for it, less what is left behind for that in other slots.
+    fn open_beside(&self, index: SlotIndex) -> u64 {
+        let others = (0..self.slots().len())
+            .filter_map(SlotIndex::new)
+            .filter(|other| *other != index);
+        let (mut open, mut left_behind) = (0u64, 0u64);
+        for other in others {
+            let Some(slot) = self.slot(other) else {
+                continue;
+            };
+            if self.is_left_behind(other) {
+                left_behind = left_behind.saturating_add(slot.used_bytes.load());
+            } else {
+                open = open.saturating_add(slot.opened_bytes.load());
+            }
+        }
+        open.saturating_sub(left_behind)
     }
 
     /// Bytes that the processes of the share have made available to others, as far as their slots say.

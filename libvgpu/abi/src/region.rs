@@ -110,7 +110,8 @@ pub struct Header<A = AtomicU64> {
 /// One process.
 #[repr(C, align(128))]
 pub struct Slot<A = AtomicU64> {
-    /// 0 free, 1 owned, in the low byte; above it the generation, which rises with each owner.
+    /// 0 free, 1 owned, 2 left behind, in the low byte; above it the generation, which rises with each owner. What is
+    /// left behind is a dead owner's memory that others may still have open, see [`crate::ledger::Region::bury`].
     pub state: A,
     /// Process ID in the owner's own PID namespace.
     pub pid: A,
@@ -128,7 +129,9 @@ pub struct Slot<A = AtomicU64> {
     pub peak_bytes: A,
     /// Part of `used_bytes` that other processes may open: who does so in the same share need not pay for it again.
     pub exported_bytes: A,
-    reserved_0: [u64; 7],
+    /// What the owner has open of other processes' memory without paying for it.
+    pub opened_bytes: A,
+    reserved_0: [u64; 6],
     /// Allocations refused.
     pub denied: A,
     /// Microseconds of GPU time used: what was charged for launches, corrected to what events measured, streams
@@ -172,6 +175,7 @@ const _: () = {
     assert!(offset_of!(Slot, driver_bytes) == 48);
     assert!(offset_of!(Slot, peak_bytes) == 56);
     assert!(offset_of!(Slot, exported_bytes) == 64);
+    assert!(offset_of!(Slot, opened_bytes) == 72);
     assert!(offset_of!(Slot, denied) == 128);
     assert!(offset_of!(Slot, gpu_time_us) == 136);
     assert!(offset_of!(Slot, throttled_us) == 144);
@@ -217,7 +221,8 @@ impl<A> Slot<A> {
             driver_bytes: zero(),
             peak_bytes: zero(),
             exported_bytes: zero(),
-            reserved_0: [0; 7],
+            opened_bytes: zero(),
+            reserved_0: [0; 6],
             denied: zero(),
             gpu_time_us: zero(),
             throttled_us: zero(),

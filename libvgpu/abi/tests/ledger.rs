@@ -260,3 +260,59 @@ proptest! {
         prop_assert_eq!(share.region().total_bytes(), 0);
     }
 }
+
+/// What a dead process had made available stays charged while others have it open, whoever of those that look dies
+/// on the way, and no longer.
+#[test]
+fn what_others_have_open_of_the_dead_stays_charged() {
+    for steps in 0.. {
+        let share = Share::new(4);
+        let region = share.region();
+        region.charge(at(0), 50);
+        share.slots[0].exported_bytes.store(30);
+        // Opened by two, it is the same memory, or other memory: nobody can say.
+        share.slots[1].opened_bytes.store(20);
+        share.slots[2].opened_bytes.store(20);
+        region.charge(at(1), 5);
+        let killed = killed_after(steps, || {
+            region.bury(at(0));
+            region.rebuild(at(3));
+        });
+        assert!(region.total_bytes() >= 35, "after step {steps}");
+        region.bury(at(0));
+        region.rebuild(at(3));
+        assert!(region.is_left_behind(at(0)) && !region.is_free(at(0)));
+        let total = region.total_bytes();
+        assert!((35..=45).contains(&total), "{total} after step {steps}");
+        share.slots[1].opened_bytes.store(0);
+        region.bury(at(0));
+        region.rebuild(at(3));
+        assert_eq!(region.total_bytes(), 25, "after step {steps}");
+        share.slots[2].opened_bytes.store(0);
+        region.bury(at(0));
+        region.rebuild(at(3));
+        assert_eq!(region.total_bytes(), 5);
+        assert!(region.is_free(at(0)));
+        if !killed {
+            break;
+        }
+    }
+}
+
+#[test]
+fn of_several_dead_no_more_stays_than_is_open() {
+    let share = Share::new(4);
+    let region = share.region();
+    for dead in [0, 1] {
+        region.charge(at(dead), 40);
+        share.slots[dead].exported_bytes.store(40);
+    }
+    share.slots[2].opened_bytes.store(50);
+    for _ in 0..2 {
+        for dead in [0, 1] {
+            region.bury(at(dead));
+        }
+        region.rebuild(at(3));
+        assert_eq!(region.total_bytes(), 50);
+    }
+}

@@ -174,6 +174,41 @@ fn two_repairs_of_one_death_and_a_reservation_agree() {
     });
 }
 
+/// Process 2 has made 7 bytes available and is dead. While its slot is looked at, process 1 opens them: either it finds
+/// that it has to pay, or they stay charged.
+#[test]
+fn memory_of_the_dead_that_is_opened_meanwhile_is_charged() {
+    explore(|| {
+        let share = Share::holding(&[0, 0, 7]);
+        share.slots[2].exported_bytes.store(7);
+        beside(
+            &share,
+            |share| {
+                share.slots[1].opened_bytes.store(7);
+                if share.region().exported_bytes() < 7 {
+                    share.region().charge(at(1), 7);
+                    share.slots[1].opened_bytes.store(0);
+                }
+            },
+            |share| {
+                share.region().bury(at(2));
+                share.region().rebuild(at(0));
+            },
+        );
+        let region = share.region();
+        assert!(region.total_bytes() >= 7);
+        // Closed, it is nobody's.
+        let own = share.slots[1].used_bytes.load();
+        region.release(at(1), own);
+        share.slots[1].opened_bytes.store(0);
+        if region.is_left_behind(at(2)) {
+            region.bury(at(2));
+        }
+        assert_eq!(region.rebuild(at(0)), Rebuild::Exact);
+        assert_eq!(region.total_bytes(), 0);
+    });
+}
+
 /// Two processes refill and take at the same time: what both get is what was there and what time gave, once.
 #[test]
 fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {

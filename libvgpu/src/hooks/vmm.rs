@@ -27,6 +27,9 @@ use crate::table::{
 const HANDLE: u64 = 1 << 32;
 /// One mapping there.
 const MAPPING: u64 = 1;
+/// Where their numbers are.
+const HANDLES: u64 = (1 << 56) - HANDLE;
+const MAPPINGS: u64 = HANDLE - 1;
 /// Exported handles, however many.
 const EXPORTED: u64 = 1 << 56;
 /// No reference: the memory is another process's. Its `bytes` are what is known of its size.
@@ -263,9 +266,19 @@ pub(crate) unsafe fn unmap(
     result
 }
 
-/// Takes one reference off the physical memory and returns what is left; it stays known while that is something.
+/// Takes one reference off the physical memory, if it has one of that kind, and returns what is left; it stays known
+/// while that is something.
 fn drop_reference(process: &Process, handle: u64, reference: u64) -> Option<Held> {
     let _guard = process.guard();
+    let kind = if reference == HANDLE {
+        HANDLES
+    } else {
+        MAPPINGS
+    };
+    process
+        .physical
+        .get(handle)
+        .filter(|held| held.context & kind != 0)?;
     let held = process.physical.remove(handle)?;
     let left = Held {
         context: held.context.saturating_sub(reference),

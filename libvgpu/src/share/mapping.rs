@@ -98,7 +98,8 @@ pub(super) fn take_slot(
     let owner: Owner = identity::own();
     for must_be_free in [true, false] {
         for index in (0..SLOT_COUNT).filter_map(SlotIndex::new) {
-            if must_be_free && !region.is_free(index) {
+            // What a dead process left behind is not its last word; see `Region::bury`.
+            if (must_be_free && !region.is_free(index)) || region.is_left_behind(index) {
                 continue;
             }
             if !sys::lock(fd, index.offset(), SLOT_SIZE) {

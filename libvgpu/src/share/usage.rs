@@ -53,7 +53,7 @@ impl Share {
         (0..slots).filter_map(move |index| {
             let region = region?;
             let index = SlotIndex::new(index)?;
-            let slot = region.slot(index).filter(|_| !region.is_free(index))?;
+            let slot = region.slot(index).filter(|_| region.is_taken(index))?;
             // Who has neither memory nor launches only looks.
             let idle = [&slot.used_bytes, &slot.driver_bytes, &slot.launches]
                 .into_iter()

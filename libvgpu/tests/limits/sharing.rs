@@ -1,6 +1,8 @@
 //! Physical memory with handles, and memory that processes share with each other.
 
-use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
+use drava_vgpu_abi::Limits;
+
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
 
 const BYTES: u64 = 600 * MIB;
 
@@ -83,6 +85,144 @@ fn memory_imported_in_the_same_share_is_paid_for_once() {
     other.ok(&format!("release {imported}"));
     assert_eq!(taken(&container), 0);
     other.alloc(GIB);
+}
+
+/// The one who has the memory open does not look; a third one does, and asks for what the dead one had.
+#[test]
+fn memory_that_outlives_its_maker_stays_charged_whoever_looks() {
+    let container = Container::with_memory(GIB);
+    let mut third = container.process();
+    let mut one = container.process();
+    let mut others = [container.process(), container.process()];
+    let handle = create(&mut one, BYTES);
+    // Opened by two, it is still the same memory.
+    let imported = others.each_mut().map(|other| send(&mut one, handle, other));
+    let mut addresses = Vec::new();
+    for (other, imported) in others.iter_mut().zip(imported) {
+        addresses.push(map(other, imported, BYTES));
+    }
+    one.alloc(100 * MIB);
+    one.kill();
+    container
+        .machine
+        .wait_for_card(0, |card| card.processes.len() == 3)
+        .unwrap();
+    assert_eq!(taken(&container), BYTES);
+    third.refused(&format!("alloc {BYTES}"));
+    assert_eq!(third.memory_info().0, GIB - BYTES);
+    let rest = third.alloc(GIB - BYTES);
+    assert_eq!(taken(&container), GIB);
+    third.refused("alloc 1");
+    third.ok(&format!("free {rest}"));
+    // It is nobody's process any more.
+    let listed = container.processes_of("share");
+    assert!(listed.iter().all(|listed| listed.used_bytes == 0));
+    // Still open in the other one.
+    let [mut first, mut second] = others;
+    first.ok(&format!("unmap {} {BYTES}", addresses[0]));
+    first.ok(&format!("release {}", imported[0]));
+    third.refused(&format!("alloc {BYTES}"));
+    assert_eq!(second.memory_info().0, GIB - BYTES);
+    second.kill();
+    container
+        .machine
+        .wait_for_card(0, |card| card.processes.len() == 2)
+        .unwrap();
+    third.alloc(GIB);
+}
+
+/// The share is full of a dead process's memory when another share's is opened: that is paid for once.
+#[test]
+fn an_import_that_has_to_look_for_the_dead_is_paid_for_once() {
+    let container = Container::with_memory(GIB);
+    let large = container.tenant(GIB);
+    let mut one = container.process();
+    let handle = create(&mut one, BYTES);
+    let mut other = container.process_of(&large);
+    let mut victim = container.process_of(&large);
+    victim.alloc(GIB);
+    victim.kill();
+    let imported = send(&mut one, handle, &mut other);
+    map(&mut other, imported, BYTES);
+    other.alloc(GIB - BYTES);
+    other.refused("alloc 1");
+}
+
+#[test]
+fn a_handle_that_is_released_twice_costs_nothing() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let handle = create(&mut process, BYTES);
+    let address = map(&mut process, handle, BYTES);
+    process.ok(&format!("release {handle}"));
+    assert_ne!(process.ask(&format!("release {handle}"))[0], 0);
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+    process.ok(&format!("unmap {address} {BYTES}"));
+    assert_eq!(process.memory_info().0, GIB);
+}
+
+#[test]
+fn a_handle_that_was_retained_is_a_reference_of_its_own() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let handle = create(&mut process, BYTES);
+    let address = map(&mut process, handle, BYTES);
+    let retained = process.ok(&format!("retain {address}"))[0];
+    process.ok(&format!("release {handle}"));
+    process.ok(&format!("unmap {address} {BYTES}"));
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+    assert_eq!(taken(&container), BYTES);
+    process.ok(&format!("release {retained}"));
+    assert_eq!(process.memory_info().0, GIB);
+    assert_eq!(taken(&container), 0);
+}
+
+#[test]
+fn a_range_of_several_mappings_is_unmapped_at_once() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let half = BYTES / 2;
+    let handles = [create(&mut process, half), create(&mut process, half)];
+    let address = process.ok(&format!("reserve {BYTES}"))[0];
+    process.ok(&format!("map {address} {half} {} 0", handles[0]));
+    process.ok(&format!("map {address} {half} {} {half}", handles[1]));
+    for handle in handles {
+        process.ok(&format!("release {handle}"));
+    }
+    assert_eq!(process.memory_info().0, GIB - BYTES);
+    process.ok(&format!("unmap {address} {BYTES}"));
+    assert_eq!(process.memory_info().0, GIB);
+    assert_eq!(taken(&container), 0);
+}
+
+/// What counts is where the memory lies, not the context that asks for it.
+#[test]
+fn physical_memory_counts_on_its_own_card() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(2 * GIB));
+    let mut process = container.process();
+    let handle = process.ok(&format!("create {} 1 1", 2 * GIB))[0];
+    assert_eq!(process.memory_info(), (GIB, GIB));
+    process.refused(&format!("create {} 1 1", 2 * MIB));
+    process.alloc(GIB);
+    process.init(1);
+    assert_eq!(process.memory_info(), (0, 2 * GIB));
+    process.ok(&format!("release {handle}"));
+    assert_eq!(process.memory_info(), (2 * GIB, 2 * GIB));
+}
+
+/// More than the card has, so that only the driver can refuse.
+#[test]
+fn physical_memory_that_the_driver_refuses_is_given_back() {
+    let container = Container::with_memory(200 * GIB);
+    let mut process = container.process();
+    let (free, _) = process.memory_info();
+    for _ in 0..3 {
+        process.refused(&format!("create {} 0 1", 100 * GIB));
+    }
+    assert_eq!(process.memory_info().0, free);
+    process.refused(&format!("array {} {} 1024 1", 1 << 13, 1 << 13));
+    assert_eq!(process.memory_info().0, free);
 }
 
 #[test]

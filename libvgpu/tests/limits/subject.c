@@ -199,6 +199,8 @@ static void run(char *line) {
         ANSWER(CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &pointer, a, &properties, 0));
     } else if (!strcmp(word, "release")) {
         printf("%d\n", CALL(cuMemRelease, (Pointer), slots[a]));
+    } else if (!strcmp(word, "retain")) {
+        ANSWER(CALL(cuMemRetainAllocationHandle, (Pointer *, Pointer), &pointer, slots[a]));
     } else if (!strcmp(word, "reserve")) {
         ANSWER(CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), &pointer, a, 0, 0, 0));
     } else if (!strcmp(word, "map")) {

@@ -1,0 +1,39 @@
+//! The parts of the library that need nothing of the system but memory, outside of the library: the maps of what the
+//! process holds, and the views of the files that processes share. Their sources are compiled into this test with an
+//! allocator in the place of system calls, so that they also run where system calls cannot be made: under Miri, which
+//! `cargo xtask test --only miri` does.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+#[path = "../../src/blocks.rs"]
+mod blocks;
+#[path = "../../src/held.rs"]
+mod held;
+#[path = "../../src/imports.rs"]
+mod imports;
+
+mod counts;
+mod maps;
+mod process;
+mod share;
+mod sys;
+
+/// Who takes slots here.
+mod identity {
+    use drava_vgpu_abi::ledger::Owner;
+
+    pub(crate) fn own() -> Owner {
+        Owner {
+            pid: 7,
+            start_time: 70,
+            pid_namespace: 700,
+        }
+    }
+}
+
+/// What the library would say on standard error.
+mod log {
+    pub(crate) fn line(arguments: std::fmt::Arguments<'_>) {
+        println!("{arguments}");
+    }
+}

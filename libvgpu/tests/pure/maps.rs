@@ -1,0 +1,200 @@
+//! What the process holds: the map says what was put into it, at any size and to every thread.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use crate::held::{Held, HeldMap};
+
+/// Steps of one test; Miri takes a thousand times as long for each.
+const STEPS: u64 = if cfg!(miri) { 100 } else { 50_000 };
+
+fn empty() -> HeldMap {
+    let map = MaybeUninit::<HeldMap>::zeroed();
+    // SAFETY: all zeroes is an empty map.
+    unsafe { map.assume_init() }
+}
+
+fn held(bytes: u64) -> Held {
+    Held {
+        bytes,
+        card: u8::try_from(bytes % 64).unwrap(),
+        context: bytes * 3,
+    }
+}
+
+/// Keys that begin their search at one place, so that the first table is full for them after a few.
+fn colliding() -> impl Iterator<Item = u64> {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    // Each step of Newton's method doubles the number of bits that are right, which are three at first.
+    let inverse = (0..5).fold(GOLDEN, |inverse, _| {
+        inverse.wrapping_mul(2u64.wrapping_sub(GOLDEN.wrapping_mul(inverse)))
+    });
+    assert_eq!(inverse.wrapping_mul(GOLDEN), 1);
+    (0u64..).map(move |index| ((1000 << 54) | index).wrapping_mul(inverse) ^ (1 << 63))
+}
+
+#[test]
+fn a_map_says_what_was_put_into_it() {
+    let map = empty();
+    let mut model = HashMap::new();
+    let mut random = 1u64;
+    for step in 0..STEPS {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        // Small handles and addresses; twice as many as the first table has places for.
+        let key = match random >> 63 {
+            0 => (random >> 40) % 1024,
+            _ => 0x7f00_0000_0000 + ((random >> 40) % 1024) * (2 << 20),
+        };
+        if let Some(before) = model.remove(&key) {
+            assert_eq!(map.get(key), Some(before));
+            assert_eq!(map.remove(key), Some(before));
+            assert_eq!(map.remove(key), None);
+        } else {
+            assert_eq!(map.get(key), None);
+            let held = held(step);
+            assert!(map.insert(key, held));
+            model.insert(key, held);
+        }
+    }
+    let mut all = HashMap::new();
+    map.for_each(|key, held| assert!(all.insert(key, held).is_none()));
+    assert_eq!(all, model);
+}
+
+#[test]
+fn keys_that_collide_are_found_in_the_next_tables() {
+    let map = empty();
+    // More than the 64 places of a table that are looked at; three tables' worth where that is quick.
+    let count = if cfg!(miri) { 68 } else { 150 };
+    let keys: Vec<u64> = colliding().take(count).collect();
+    for (index, key) in keys.iter().enumerate() {
+        assert!(map.insert(*key, held(index as u64)));
+    }
+    // What is removed before others leaves those to be found.
+    for (index, key) in keys.iter().enumerate() {
+        assert_eq!(map.remove(*key), Some(held(index as u64)));
+        if let Some(last) = keys.last().filter(|last| *last != key && index % 8 == 0) {
+            assert_eq!(map.get(*last), Some(held(count as u64 - 1)));
+        }
+    }
+    map.for_each(|key, _| panic!("{key} is left"));
+}
+
+#[test]
+fn the_end_of_a_context_takes_its_own_alone() {
+    let map = empty();
+    for key in 0..30 {
+        let context = key % 3;
+        assert!(map.insert(
+            key,
+            Held {
+                context,
+                ..held(key)
+            }
+        ));
+    }
+    let mut ended = 0;
+    map.remove_all(
+        |held| held.context == 1,
+        |key, held| {
+            assert_eq!((key % 3, held.bytes), (1, key));
+            ended += 1;
+        },
+    );
+    assert_eq!(ended, 10);
+    let mut left = 0;
+    map.for_each(|key, held| {
+        assert_eq!(key % 3, held.context);
+        assert_ne!(held.context, 1);
+        left += 1;
+    });
+    assert_eq!(left, 20);
+}
+
+/// Every thread has keys of its own, as pointers are the one's who allocated them; tables grow under them.
+#[test]
+fn threads_find_their_own() {
+    let map = empty();
+    let each = if cfg!(miri) { 20 } else { 40 };
+    let keys: Vec<u64> = colliding().take(4 * each).collect();
+    let start = Barrier::new(4);
+    thread::scope(|scope| {
+        for mine in keys.chunks(each) {
+            let (map, start) = (&map, &start);
+            scope.spawn(move || {
+                start.wait();
+                for round in 0..STEPS / 1_000 + 1 {
+                    for key in mine {
+                        assert!(map.insert(*key, held(key % 1_000 + round)));
+                    }
+                    for key in mine {
+                        assert_eq!(map.get(*key), Some(held(key % 1_000 + round)));
+                        assert_eq!(map.remove(*key), Some(held(key % 1_000 + round)));
+                    }
+                }
+            });
+        }
+    });
+    map.for_each(|key, _| panic!("{key} is left"));
+}
+
+/// A program that frees twice, in two threads at once, is paid once.
+#[test]
+fn of_threads_that_remove_the_same_one_succeeds() {
+    let map = empty();
+    let rounds = STEPS / 500;
+    let removed = AtomicU64::new(0);
+    let turn = Barrier::new(3);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for round in 0..rounds {
+                    turn.wait();
+                    if let Some(held) = map.remove(5) {
+                        assert_eq!(held.bytes, round);
+                        removed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    turn.wait();
+                }
+            });
+        }
+        for round in 0..rounds {
+            assert!(map.insert(5, held(round)));
+            turn.wait();
+            turn.wait();
+        }
+    });
+    assert_eq!(removed.load(Ordering::Relaxed), rounds);
+}
+
+/// What is read while others remove and insert in the same place is one entry's, never parts of two.
+#[test]
+fn nobody_reads_parts_of_two_entries() {
+    let map = empty();
+    let keys: Vec<u64> = colliding().take(3).collect();
+    let is_over = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..STEPS {
+                let key = keys[usize::try_from(round % 3).unwrap()];
+                map.insert(key, held(key.wrapping_mul(7) % 1_000 + 1));
+                map.remove(key);
+            }
+            is_over.store(1, Ordering::Relaxed);
+        });
+        scope.spawn(|| {
+            while is_over.load(Ordering::Relaxed) == 0 {
+                for key in &keys {
+                    if let Some(found) = map.get(*key) {
+                        assert_eq!(found, held(key.wrapping_mul(7) % 1_000 + 1));
+                    }
+                }
+            }
+        });
+    });
+}

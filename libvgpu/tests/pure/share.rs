@@ -1,0 +1,193 @@
+//! The mapped files of a share: the views lie where the layout says, for each of several threads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use drava_vgpu_abi::ledger::Rebuild;
+use drava_vgpu_abi::region::{SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET, SlotIndex};
+use drava_vgpu_abi::{
+    IdText, Limits, LimitsSpec, PAGE_SIZE, PageWrite, REGION_SIZE, encode, update,
+};
+
+use crate::sys::{self, Fd, File};
+
+pub(crate) type RegionWord = AtomicU64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    Content,
+    Full,
+}
+
+#[path = "../../src/share/mapping.rs"]
+mod mapping;
+
+fn region() -> Fd {
+    Fd(File::of_zeroes(REGION_SIZE))
+}
+
+/// The first `size` bytes of the file.
+fn read(fd: Fd, size: usize) -> Vec<u8> {
+    let start = sys::map_file(fd, size, true).unwrap().cast::<AtomicU64>();
+    (0..size / 8)
+        .flat_map(|index| {
+            // SAFETY: within the file.
+            let word = unsafe { start.add(index) };
+            // SAFETY: aligned, and looked at through atomics alone.
+            let word = unsafe { word.as_ref() };
+            word.load(Ordering::SeqCst).to_ne_bytes()
+        })
+        .collect()
+}
+
+#[test]
+fn a_view_is_the_whole_region_and_no_more() {
+    let fd = region();
+    let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
+    mapping::check(&view).unwrap();
+    view.header().slots_in_use.store(u64::MAX, Ordering::SeqCst);
+    assert_eq!(view.slots().len(), SLOT_COUNT);
+    for (index, slot) in view.slots().iter().enumerate() {
+        slot.used_bytes.store(index as u64 + 1, Ordering::SeqCst);
+    }
+    let bytes = read(fd, REGION_SIZE);
+    assert_eq!(&bytes[..8], b"DRAVAUSE");
+    for index in 0..SLOT_COUNT {
+        let at = SLOTS_OFFSET + index * SLOT_SIZE + 32;
+        let used = u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert_eq!(used, index as u64 + 1);
+    }
+}
+
+#[test]
+fn another_file_is_no_region() {
+    let fd = region();
+    let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
+    view.header().abi_version.store(2, Ordering::SeqCst);
+    assert_eq!(mapping::check(&view), Err(Unusable::Content));
+}
+
+#[test]
+fn those_who_come_at_once_get_a_slot_each_and_share_one_limit() {
+    const LIMIT: u64 = 1000;
+    let fd = region();
+    let rounds = if cfg!(miri) { 20 } else { 2000 };
+    let taken: Vec<usize> = thread::scope(|scope| {
+        let join = |_| {
+            scope.spawn(move || {
+                let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
+                mapping::check(&view).unwrap();
+                let (slot, generation) = mapping::take_slot(&view, fd).unwrap();
+                for _ in 0..rounds {
+                    if view.reserve_or_rebuild(slot, 300, LIMIT).is_ok() {
+                        assert!(view.total_bytes() <= LIMIT);
+                        assert_eq!(view.release(slot, 300), 300);
+                    }
+                }
+                assert!(view.is_owned(slot, generation));
+                slot.get()
+            })
+        };
+        let threads: Vec<_> = (0..4).map(join).collect();
+        threads.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let mut sorted = taken.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), 4, "{taken:?}");
+    let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
+    let (slot, _) = mapping::take_slot(&view, fd).unwrap();
+    assert_eq!(view.rebuild(slot), Rebuild::Exact);
+    assert_eq!(view.total_bytes(), 0);
+    assert_eq!(view.slots().len(), 5);
+    assert!(
+        (0..5)
+            .filter_map(SlotIndex::new)
+            .all(|slot| !view.is_free(slot))
+    );
+}
+
+#[test]
+fn a_full_region_has_no_slot_and_a_dead_ones_is_taken() {
+    let fd = region();
+    let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
+    let (first, generation) = mapping::take_slot(&view, fd).unwrap();
+    for index in (1..SLOT_COUNT).filter_map(SlotIndex::new) {
+        assert!(sys::lock(fd, index.offset(), SLOT_SIZE));
+        view.claim(index, crate::identity::own()).unwrap();
+    }
+    assert_eq!(
+        mapping::take_slot(&view, fd).unwrap_err(),
+        Unusable::Full,
+        "all live"
+    );
+    view.charge(first, 5);
+    // Its owner dies.
+    sys::unlock(fd, first.offset(), SLOT_SIZE);
+    let (again, next) = mapping::take_slot(&view, fd).unwrap();
+    assert_eq!((again, next), (first, generation + 1));
+    assert_eq!(view.rebuild(again), Rebuild::Exact);
+    assert_eq!(view.total_bytes(), 0);
+}
+
+fn spec(limit_bytes: u64) -> LimitsSpec {
+    LimitsSpec {
+        claim_uid: IdText::new("claim").unwrap(),
+        share_id: IdText::new("share").unwrap(),
+        device_uuid: "GPU-00112233-4455-6677-8899-aabbccddeeff".parse().unwrap(),
+        limits: Limits::memory(limit_bytes),
+    }
+}
+
+/// Writes as another process does: word by word, as far as a reader can see.
+fn write(fd: Fd, at: usize, bytes: &[u8]) {
+    let start = sys::map_file(fd, PAGE_SIZE, true)
+        .unwrap()
+        .cast::<AtomicU64>();
+    for (index, word) in bytes.chunks_exact(8).enumerate() {
+        // SAFETY: within the file.
+        let place = unsafe { start.add(at / 8 + index) };
+        // SAFETY: aligned, and looked at through atomics alone.
+        let place = unsafe { place.as_ref() };
+        place.store(
+            u64::from_ne_bytes(word.try_into().unwrap()),
+            Ordering::SeqCst,
+        );
+    }
+}
+
+/// The node driver changes the page while a process reads it again and again.
+#[test]
+fn a_page_read_while_it_changes_is_one_that_was_written() {
+    let nothing = Fd(File::of_zeroes(PAGE_SIZE));
+    assert!(mapping::map_page(nothing).is_none(), "a page of zeroes");
+    let fd = Fd(File::of_zeroes(PAGE_SIZE));
+    write(fd, 0, &encode(&spec(1)));
+    let (page, first) = mapping::map_page(fd).unwrap();
+    assert_eq!(first.spec, spec(1));
+    assert_eq!(mapping::page_words(page).len(), PAGE_SIZE / 8);
+    let last = if cfg!(miri) { 8 } else { 500 };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for limit in 2..=last {
+                let writes: [PageWrite; 2] =
+                    update(&read(fd, PAGE_SIZE), &Limits::memory(limit)).unwrap();
+                for one in writes {
+                    write(fd, usize::try_from(one.offset()).unwrap(), one.bytes());
+                }
+            }
+        });
+        let mut seen = 1;
+        while seen < last {
+            // A reader that is overtaken again and again gives up and keeps what it had. One that is overtaken twice
+            // may see what it has seen already; then the hint has changed too, and it looks again.
+            let Some(page) = mapping::read_page(page) else {
+                continue;
+            };
+            let limit = page.spec.limits.memory_limit_bytes.unwrap();
+            assert_eq!(page.spec, spec(limit));
+            assert_eq!(page.generation, limit);
+            seen = seen.max(limit);
+        }
+    });
+}
