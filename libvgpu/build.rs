@@ -8,5 +8,8 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-l:libdl.so.2");
     println!("cargo::rustc-cdylib-link-arg=-Wl,--as-needed");
     println!("cargo::rustc-cdylib-link-arg=-lc");
+    // Its functions are its own wherever it stands in the program's order: behind a stub, the C library's `dlsym` and
+    // whatever the program exports under a name of the driver's come before.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libvgpu.so");
 }

@@ -15,7 +15,7 @@ mod parts;
 mod root;
 
 pub use files::Binary;
-pub use libraries::Library;
+pub use libraries::{Library, Substitute};
 pub use nodes::NodeError;
 pub use parts::{METERED, Part, UNMETERED};
 pub use root::{DriverRoot, RootError};
@@ -116,10 +116,26 @@ impl Driver {
         &self.binaries
     }
 
+    /// The library that programs know by this name.
+    #[must_use]
+    pub fn library(&self, soname: &str) -> Option<&Library> {
+        self.libraries
+            .iter()
+            .find(|library| library.soname == soname)
+    }
+
     /// What every device needs that may use `parts`: control nodes, libraries, programs, firmware, sockets, and the
     /// hooks that make the libraries known to the container's loader. Without the card itself ([`Driver::card`]).
+    ///
+    /// Libraries that have a substitute are mounted where that says. The substitute has their place, and so all of
+    /// their names.
     #[must_use]
-    pub fn edits(&self, parts: &[Part], hook: &HookProgram) -> ContainerEdits {
+    pub fn edits(
+        &self,
+        parts: &[Part],
+        substitutes: &[Substitute],
+        hook: &HookProgram,
+    ) -> ContainerEdits {
         let wanted = |part: Part| parts.contains(&part);
         let libraries: Vec<&Library> = self
             .libraries
@@ -130,7 +146,15 @@ impl Driver {
         let nodes = self.control_nodes.iter().filter(|(part, _)| wanted(*part));
 
         let mut mounts: Vec<Mount> = Vec::new();
-        mounts.extend(libraries.iter().map(|library| self.mounted(&library.path)));
+        for library in &libraries {
+            let of_it = |substitute: &&Substitute| substitute.soname == library.soname;
+            if let Some(substitute) = substitutes.iter().find(of_it) {
+                mounts.push(self.mounted_as(&library.path, &substitute.original));
+                mounts.push(Mount::read_only(&substitute.host_path, &library.path));
+            } else {
+                mounts.push(self.mounted_as(&library.path, &library.path));
+            }
+        }
         mounts.extend(binaries.map(|binary| self.mounted_as(&binary.path, &binary.container_path)));
         mounts.extend(
             self.firmware
@@ -211,10 +235,6 @@ impl Driver {
 
     fn node(&self, path: &str) -> DeviceNode {
         DeviceNode::read_write(path, self.root.on_node(path))
-    }
-
-    fn mounted(&self, path: &str) -> Mount {
-        self.mounted_as(path, path)
     }
 
     fn mounted_as(&self, path: &str, container_path: &str) -> Mount {

@@ -1,4 +1,5 @@
-//! The few facts about a shared library that decide where it belongs: machine and SONAME.
+//! The few facts about a shared library that decide where it belongs: machine, SONAME, what it needs. And libraries of
+//! our own that consist of nothing else ([`Stub`]).
 //!
 //! Files come from the driver root and from images, so every offset is checked and every read is bounded.
 //! Source: System V ABI, chapters "Object Files" and "Dynamic Linking"; only 64-bit little-endian files count.
@@ -7,7 +8,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Longest SONAME that is believed: a file name.
+mod stub;
+
+pub use stub::Stub;
+
+/// Longest name that is believed.
 const MAX_NAME: usize = 255;
 /// Largest dynamic section that is read; those of the driver have under 2 KiB.
 const MAX_DYNAMIC: u64 = 64 << 10;
@@ -17,6 +22,7 @@ const PROGRAM_HEADER: usize = 56;
 const ET_DYN: u16 = 3;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_SONAME: u64 = 14;
 
@@ -45,6 +51,8 @@ pub struct SharedLibrary {
     pub machine: Machine,
     /// `DT_SONAME`; a library linked without one is known by its file name.
     pub soname: Option<String>,
+    /// `DT_NEEDED`, in order.
+    pub needed: Vec<String>,
 }
 
 /// Reads the headers of `file`. `Ok(None)` means that it is no 64-bit shared library for a known machine: a 32-bit
@@ -75,10 +83,26 @@ fn read(file: &File) -> io::Result<Option<SharedLibrary>> {
         Some(183) => Machine::Aarch64,
         Some(_) | None => return Ok(None),
     };
-    let soname = segments(file, &header)?
-        .and_then(|segments| soname(file, &segments).transpose())
-        .transpose()?;
-    Ok(Some(SharedLibrary { machine, soname }))
+    let dynamic = match segments(file, &header)? {
+        Some(segments) => Dynamic::read(file, segments)?,
+        None => None,
+    };
+    let Some(dynamic) = dynamic else {
+        return Ok(Some(SharedLibrary {
+            machine,
+            soname: None,
+            needed: Vec::new(),
+        }));
+    };
+    // A SONAME is the name of a file.
+    let soname = dynamic.names(file, DT_SONAME)?.into_iter().next();
+    let soname = soname.filter(|name| !name.contains('/'));
+    let needed = dynamic.names(file, DT_NEEDED)?;
+    Ok(Some(SharedLibrary {
+        machine,
+        soname,
+        needed,
+    }))
 }
 
 /// A run of the file that is mapped to memory.
@@ -131,37 +155,64 @@ fn segments(file: &File, header: &[u8]) -> io::Result<Option<Segments>> {
     }))
 }
 
-fn soname(file: &File, segments: &Segments) -> io::Result<Option<String>> {
-    let size = usize::try_from(segments.dynamic_size.min(MAX_DYNAMIC)).unwrap_or(0);
-    let mut dynamic = vec![0; size];
-    file.read_exact_at(&mut dynamic, segments.dynamic_offset)?;
-    let value = |wanted| {
-        dynamic
+/// The dynamic section.
+struct Dynamic {
+    loads: Vec<Load>,
+    /// Tag and value of each entry.
+    entries: Vec<(u64, u64)>,
+    /// Address of the string table.
+    strings: u64,
+}
+
+impl Dynamic {
+    /// `None` where there are no strings.
+    fn read(file: &File, segments: Segments) -> io::Result<Option<Self>> {
+        let size = usize::try_from(segments.dynamic_size.min(MAX_DYNAMIC)).unwrap_or(0);
+        let mut dynamic = vec![0; size];
+        file.read_exact_at(&mut dynamic, segments.dynamic_offset)?;
+        let entries: Vec<(u64, u64)> = dynamic
             .chunks_exact(16)
-            .find(|entry| u64_at(entry, 0) == Some(wanted))
-            .and_then(|entry| u64_at(entry, 8))
-    };
-    let (Some(strings), Some(name)) = (value(DT_STRTAB), value(DT_SONAME)) else {
-        return Ok(None);
-    };
-    let Some(address) = strings.checked_add(name) else {
-        return Ok(None);
-    };
-    let place = segments.loads.iter().find_map(|load| {
-        let distance = address.checked_sub(load.address)?;
-        let offset = load.offset.checked_add(distance)?;
-        (distance < load.size).then_some(offset)
-    });
-    let Some(place) = place else { return Ok(None) };
-    let mut bytes = [0; MAX_NAME + 1];
-    let read = file.read_at(&mut bytes, place)?;
-    let name = bytes
-        .get(..read)
-        .and_then(|bytes| bytes.split(|byte| *byte == 0).next());
-    let name = name
-        .filter(|name| !name.is_empty() && name.len() < read)
-        .and_then(|name| std::str::from_utf8(name).ok());
-    Ok(name.filter(|name| !name.contains('/')).map(str::to_owned))
+            .filter_map(|entry| Some((u64_at(entry, 0)?, u64_at(entry, 8)?)))
+            .take_while(|(tag, _)| *tag != 0)
+            .collect();
+        let strings = entries.iter().find(|(tag, _)| *tag == DT_STRTAB);
+        let strings = strings.map(|(_, address)| *address);
+        Ok(strings.map(|strings| Self {
+            loads: segments.loads,
+            entries,
+            strings,
+        }))
+    }
+
+    /// The strings of all entries with that tag; those that are none are left out.
+    fn names(&self, file: &File, wanted: u64) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for (_, value) in self.entries.iter().filter(|(tag, _)| *tag == wanted) {
+            names.extend(self.name(file, *value)?);
+        }
+        Ok(names)
+    }
+
+    fn name(&self, file: &File, name: u64) -> io::Result<Option<String>> {
+        let Some(address) = self.strings.checked_add(name) else {
+            return Ok(None);
+        };
+        let place = self.loads.iter().find_map(|load| {
+            let distance = address.checked_sub(load.address)?;
+            let offset = load.offset.checked_add(distance)?;
+            (distance < load.size).then_some(offset)
+        });
+        let Some(place) = place else { return Ok(None) };
+        let mut bytes = [0; MAX_NAME + 1];
+        let read = file.read_at(&mut bytes, place)?;
+        let name = bytes
+            .get(..read)
+            .and_then(|bytes| bytes.split(|byte| *byte == 0).next());
+        let name = name
+            .filter(|name| !name.is_empty() && name.len() < read)
+            .and_then(|name| std::str::from_utf8(name).ok());
+        Ok(name.map(str::to_owned))
+    }
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -206,13 +257,36 @@ mod tests {
         let library = inspect(&File::open(path.unwrap()).unwrap())
             .unwrap()
             .unwrap();
-        assert_eq!(
-            library,
-            SharedLibrary {
-                machine: Machine::HOST,
-                soname: Some("libc.so.6".into())
-            }
+        assert_eq!(library.machine, Machine::HOST);
+        assert_eq!(library.soname.as_deref(), Some("libc.so.6"));
+        assert!(
+            library
+                .needed
+                .iter()
+                .any(|name| name.starts_with("ld-linux")),
+            "{library:?}"
         );
+    }
+
+    #[test]
+    fn a_stub_is_what_it_says() {
+        for machine in [Machine::X86_64, Machine::Aarch64] {
+            let stub = Stub {
+                machine,
+                soname: "libcuda.so.1",
+                needed: &["/opt/first.so", "/opt/libcuda.so.1"],
+                link_names: &["cuInit", "cuMemAlloc_v2"],
+            };
+            let library = inspect(&file(&stub.to_bytes())).unwrap().unwrap();
+            assert_eq!(
+                library,
+                SharedLibrary {
+                    machine,
+                    soname: Some("libcuda.so.1".into()),
+                    needed: vec!["/opt/first.so".into(), "/opt/libcuda.so.1".into()],
+                }
+            );
+        }
     }
 
     #[test]

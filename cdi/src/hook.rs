@@ -36,6 +36,20 @@ impl HookProgram {
         self.call("preload", ["--library".to_owned(), library.to_owned()])
     }
 
+    /// Makes sure that the container's programs meet `library` (a path in the container) behind the stubs at these
+    /// paths. If something else stands in the place of one, such as the driver's own library that another device of the
+    /// container brought, `library` is put into `/etc/ld.so.preload` as [`Self::preload`] does.
+    #[must_use]
+    pub fn shim(&self, library: &str, stubs: &[String]) -> Hook {
+        let mut arguments = vec!["--library".to_owned(), library.to_owned()];
+        arguments.extend(
+            stubs
+                .iter()
+                .flat_map(|stub| ["--stub".to_owned(), stub.clone()]),
+        );
+        self.call("shim", arguments)
+    }
+
     /// Adds libraries (paths in the container) to the container's `/etc/ld.so.cache`, each under its file name.
     #[must_use]
     pub fn ldcache(&self, libraries: &[String]) -> Vec<Hook> {

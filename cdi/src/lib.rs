@@ -24,7 +24,7 @@ mod version;
 
 pub use discover::{
     Binary, DiscoverError, Driver, DriverRoot, Library, METERED, NodeError, Part, RootError,
-    UNMETERED,
+    Substitute, UNMETERED,
 };
 pub use edits::{ContainerEdits, DeviceNode, Hook, HookName, Mount};
 pub use hook::{HookProgram, Link};

@@ -28,6 +28,11 @@ pub struct Args {
     #[arg(long, env = "SCHEDULING", value_enum, default_value_t = Scheduling::Managed)]
     pub scheduling: Scheduling,
 
+    /// How containers with a share get libvgpu.so: the loader preloads it into every program, or stubs in the place of
+    /// libcuda and libnvidia-ml lead to it. Claims that are prepared already keep what they have.
+    #[arg(long, env = "DELIVERY", value_enum, default_value_t = Delivery::Preload)]
+    pub delivery: Delivery,
+
     #[command(flatten)]
     #[expect(
         missing_docs,
@@ -86,6 +91,15 @@ pub enum Scheduling {
     Native,
 }
 
+/// How containers with a share get libvgpu.so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Delivery {
+    /// By `/etc/ld.so.preload`.
+    Preload,
+    /// By stubs of the driver's libraries.
+    Shim,
+}
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -122,7 +136,20 @@ mod tests {
         let args = Args::try_parse_from(["drava-dra-driver", "--node-name", "a"]).unwrap();
         assert_eq!(args.paths.state_dir, PathBuf::from("/var/lib/drava"));
         assert_eq!(args.scheduling, Scheduling::Managed);
+        assert_eq!(args.delivery, Delivery::Preload);
         assert_eq!(args.listen.0.port(), 9394);
+    }
+
+    #[test]
+    fn another_delivery_is_refused_with_those_that_there_are() {
+        let parse = |value| {
+            Args::try_parse_from(["drava-dra-driver", "--node-name", "a", "--delivery", value])
+        };
+        assert_eq!(parse("shim").unwrap().delivery, Delivery::Shim);
+        let error = parse("both").unwrap_err().to_string();
+        for part in ["'both'", "--delivery", "preload, shim"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The files of this image that containers use: `libvgpu.so`, which they load, and `drava-cdi-hook`, which the runtime
-//! runs for them.
+//! The files that containers use: `libvgpu.so`, which they load, and `drava-cdi-hook`, which the runtime runs for them,
+//! both of this image; and stubs in the place of the driver's libraries (delivery mode `shim`), which are written here.
 //!
 //! They are installed on the node under a path that contains a hash of their content, once and never changed: a
 //! library that is overwritten in place breaks the programs that have it mapped. Old ones stay as long as a prepared
@@ -10,6 +10,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use drava_cdi::elf::{self, Machine};
+use drava_vgpu_abi::paths;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::files;
@@ -21,6 +24,10 @@ pub enum Artifact {
     Library,
     /// The CDI hook that the container runtime runs on the node.
     Hook,
+    /// What containers have in the place of libcuda.
+    CudaStub,
+    /// What containers have in the place of libnvidia-ml.
+    NvmlStub,
 }
 
 impl Artifact {
@@ -30,13 +37,15 @@ impl Artifact {
         match self {
             Self::Library => "libvgpu.so",
             Self::Hook => "drava-cdi-hook",
+            Self::CudaStub => "libcuda.so.1",
+            Self::NvmlStub => "libnvidia-ml.so.1",
         }
     }
 
     /// Directory below the state directory.
     const fn directory(self) -> &'static str {
         match self {
-            Self::Library => "lib",
+            Self::Library | Self::CudaStub | Self::NvmlStub => "lib",
             Self::Hook => "bin",
         }
     }
@@ -51,13 +60,24 @@ impl Artifact {
     }
 }
 
-/// Content hashes of the artifacts of this image, which are installed.
+/// Content hashes of the stubs of one version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stubs {
+    /// Hash of the stub of libcuda.
+    pub cuda: String,
+    /// Hash of the stub of libnvidia-ml.
+    pub nvml: String,
+}
+
+/// Content hashes of the artifacts of this version, which are installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installed {
     /// Hash of `libvgpu.so`.
     pub library: String,
     /// Hash of `drava-cdi-hook`.
     pub hook: String,
+    /// Hashes of the stubs.
+    pub stubs: Stubs,
 }
 
 /// An artifact could not be installed.
@@ -84,35 +104,53 @@ pub enum InstallError {
     },
 }
 
-/// Installs the artifacts of `artifacts_dir` below `state_dir`. Costs two reads when they are there already.
+/// Installs the artifacts, those of the image from `artifacts_dir`, below `state_dir`. Costs some reads when they are
+/// there already.
 ///
 /// # Errors
 /// When one is missing in the image or cannot be written.
 pub fn install(artifacts_dir: &Path, state_dir: &Path) -> Result<Installed, InstallError> {
+    let of_image = |artifact: Artifact| {
+        let path = artifacts_dir.join(artifact.file_name());
+        match fs::read(&path) {
+            Ok(bytes) => install_one(artifact, &bytes, state_dir),
+            Err(source) => Err(InstallError::Read { path, source }),
+        }
+    };
+    let of_stub = |artifact, of| install_one(artifact, &stub(of), state_dir);
     Ok(Installed {
-        library: install_one(Artifact::Library, artifacts_dir, state_dir)?,
-        hook: install_one(Artifact::Hook, artifacts_dir, state_dir)?,
+        library: of_image(Artifact::Library)?,
+        hook: of_image(Artifact::Hook)?,
+        stubs: Stubs {
+            cuda: of_stub(Artifact::CudaStub, paths::CUDA_STUB)?,
+            nvml: of_stub(Artifact::NvmlStub, paths::NVML_STUB)?,
+        },
     })
 }
 
-fn install_one(
-    artifact: Artifact,
-    artifacts_dir: &Path,
-    state_dir: &Path,
-) -> Result<String, InstallError> {
-    let source = artifacts_dir.join(artifact.file_name());
-    let bytes = fs::read(&source).map_err(|error| InstallError::Read {
-        path: source,
-        source: error,
-    })?;
-    let hash = hash(&bytes);
+/// The file in the place of a library of the driver's: programs find what `libvgpu.so` has there, and the rest in the
+/// driver's own.
+fn stub(of: paths::Stub) -> Vec<u8> {
+    let link_names: Vec<&str> = of.link_names().collect();
+    let (soname, behind) = (of.soname.to_string_lossy(), of.behind.to_string_lossy());
+    let stub = elf::Stub {
+        machine: Machine::HOST,
+        soname: &soname,
+        needed: &[paths::LIBRARY, &behind],
+        link_names: &link_names,
+    };
+    stub.to_bytes()
+}
+
+fn install_one(artifact: Artifact, bytes: &[u8], state_dir: &Path) -> Result<String, InstallError> {
+    let hash = hash(bytes);
     let path = artifact.path(state_dir, &hash);
     if fs::read(&path).is_ok_and(|present| present == bytes) {
         return Ok(hash);
     }
     let write = || {
         fs::create_dir_all(path.parent().unwrap_or(state_dir))?;
-        files::write_durably(&path, &bytes, 0o755)
+        files::write_durably(&path, bytes, 0o755)
     };
     write().map_err(|source| InstallError::Write {
         path: path.clone(),
@@ -184,12 +222,38 @@ mod tests {
         );
         assert_eq!(old.hook, new.hook);
 
-        let in_use = BTreeSet::from([new.library.clone(), new.hook.clone()]);
+        let stubs = [new.stubs.cuda.clone(), new.stubs.nvml.clone()];
+        let mut in_use = BTreeSet::from([new.library.clone(), new.hook.clone()]);
+        in_use.extend(stubs);
         assert_eq!(
             remove_unused(node.path(), &in_use).unwrap(),
             [path(&old).parent().unwrap()]
         );
         assert!(path(&new).exists());
+        for (artifact, hash) in [
+            (Artifact::CudaStub, &new.stubs.cuda),
+            (Artifact::NvmlStub, &new.stubs.nvml),
+        ] {
+            assert!(artifact.path(node.path(), hash).exists());
+        }
+    }
+
+    #[test]
+    fn stubs_are_libraries_that_lead_to_libvgpu_and_then_to_the_drivers_own() {
+        let node = tempfile::tempdir().unwrap();
+        let installed = install(image("a").path(), node.path()).unwrap();
+        for (artifact, hash) in [
+            (Artifact::CudaStub, installed.stubs.cuda),
+            (Artifact::NvmlStub, installed.stubs.nvml),
+        ] {
+            let file = fs::File::open(artifact.path(node.path(), &hash)).unwrap();
+            let stub = elf::inspect(&file).unwrap().unwrap();
+            assert_eq!(stub.machine, Machine::HOST);
+            assert_eq!(stub.soname.as_deref(), Some(artifact.file_name()));
+            let behind = format!("/usr/local/lib/drava/driver/{}", artifact.file_name());
+            assert_eq!(stub.needed, [paths::LIBRARY, &behind]);
+            assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+        }
     }
 
     #[test]

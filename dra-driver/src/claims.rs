@@ -8,6 +8,7 @@ use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::args::Delivery;
 use crate::artifacts::Installed;
 use crate::claim::ClaimRef;
 use crate::error::describe;
@@ -61,6 +62,8 @@ pub struct ClaimService<E> {
     pub gpus: watch::Receiver<State>,
     /// The installed artifacts, or why there are none; `None` while that is tried for the first time.
     pub installed: watch::Receiver<Option<Result<Installed, String>>>,
+    /// How containers of claims to come get libvgpu.
+    pub delivery: Delivery,
     /// Where it reports.
     pub reporter: Reporter,
     /// Wakes whoever tidies up.
@@ -135,12 +138,14 @@ impl<E: Effects> ClaimService<E> {
     ) -> Result<Record, Refusal> {
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
+        let delivery = self.delivery;
         let (outcome, found, node) = blocking(move || {
             let environment = Environment {
                 pool: &pool,
                 inventory: &node.inventory,
                 driver: &node.driver,
                 installed: &installed,
+                delivery,
             };
             let outcome = applier.prepare(&wanted, found.as_ref(), &environment);
             // Held to here, whatever becomes of the call that waits for this.

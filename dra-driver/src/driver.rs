@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{self, Agent};
-use crate::args::{Paths, Scheduling};
-use crate::artifacts::{self, Installed};
+use crate::args::{Delivery, Paths, Scheduling};
+use crate::artifacts::{self, Installed, Stubs};
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
@@ -57,6 +57,8 @@ pub struct Config {
     pub pod_uid: Option<String>,
     /// Who allocates.
     pub scheduling: Scheduling,
+    /// How containers of claims to come get libvgpu.
+    pub delivery: Delivery,
     /// Directories.
     pub paths: Paths,
     /// Address of the health endpoints.
@@ -107,6 +109,7 @@ pub async fn run(
         node,
         pod_uid,
         scheduling,
+        delivery,
         paths,
         listen,
         orphan_grace,
@@ -167,6 +170,7 @@ pub async fn run(
         client: client.clone(),
         gpus: thread.state(),
         installed,
+        delivery,
         reporter: reporter.clone(),
         untidy: Arc::clone(&untidy),
         leaving_patience,
@@ -344,8 +348,12 @@ async fn remove_old_artifacts(
         else {
             return Ok(Vec::new());
         };
-        let Installed { library, hook } = current;
-        in_use.extend([library, hook]);
+        let Installed {
+            library,
+            hook,
+            stubs: Stubs { cuda, nvml },
+        } = current;
+        in_use.extend([library, hook, cuda, nvml]);
         artifacts::remove_unused(&state_dir, &in_use).map_err(|error| error.to_string())
     });
     match removed.await.and_then(|removed| removed) {

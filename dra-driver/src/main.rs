@@ -35,6 +35,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         namespace,
         pod_uid,
         scheduling,
+        delivery,
         paths,
         listen,
         log_format: _,
@@ -44,6 +45,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         node = node_name,
         namespace,
         ?scheduling,
+        ?delivery,
         driver_root = %paths.driver_root.display(),
         "starting"
     );
@@ -67,6 +69,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         node: node_name,
         pod_uid: pod_uid.filter(|uid| !uid.is_empty()),
         scheduling,
+        delivery,
         paths,
         listen: listen.0,
         orphan_grace: reconcile::GRACE,

@@ -21,6 +21,8 @@ use std::fmt;
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use serde::{Deserialize, Serialize};
 
+use crate::args;
+use crate::artifacts::{Installed, Stubs};
 use crate::claim::ClaimUid;
 
 pub mod apply;
@@ -151,6 +153,28 @@ pub struct Share {
     pub enforcement: Enforcement,
     /// Whether graphics and video parts of the driver are mounted.
     pub unmetered: bool,
+}
+
+/// How the containers of a claim get libvgpu for their shares.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Delivery {
+    /// By `/etc/ld.so.preload`. A record of an older build says nothing else.
+    #[default]
+    Preload,
+    /// By these stubs in the place of the driver's libraries.
+    Shim(Stubs),
+}
+
+impl Delivery {
+    /// What the node's option means with the artifacts of this build.
+    #[must_use]
+    pub fn of(option: args::Delivery, installed: &Installed) -> Self {
+        match option {
+            args::Delivery::Preload => Self::Preload,
+            args::Delivery::Shim => Self::Shim(installed.stubs.clone()),
+        }
+    }
 }
 
 impl Prepared {

@@ -265,6 +265,7 @@ impl<E: Effects> Reconciler<E> {
                     self.claims.pool.clone(),
                     uid.clone(),
                 );
+                let delivery = self.claims.delivery;
                 let restored = blocking(move || {
                     let Loaded::Present(record) = applier
                         .store()
@@ -278,6 +279,7 @@ impl<E: Effects> Reconciler<E> {
                         inventory: &node.inventory,
                         driver: &node.driver,
                         installed: &installed,
+                        delivery,
                     };
                     let (record, repairs) = applier
                         .complete(*record, &environment)

@@ -3,15 +3,25 @@
 //! Originals are looked up when they are first needed and never before, in the library that the program itself
 //! loaded. Nothing is loaded on the program's behalf: a hook that finds no library reports what the driver
 //! would report if it were not initialised.
+//!
+//! Where containers have a stub in the library's place (delivery mode `shim`), the name of the library leads to the
+//! stub and from there to the hooks. So the library is looked for at the path where it is then, and by its name only
+//! if it is not there.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use drava_vgpu_abi::paths;
+
 /// `dlsym`'s pseudo handle for the default search order.
 pub(crate) const RTLD_DEFAULT: *mut c_void = ptr::null_mut();
 /// `dlsym`'s pseudo handle for the objects after the caller's.
 pub(crate) const RTLD_NEXT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+/// Where glibc's own functions are looked for. Behind this library, so that its own `dlsym` is skipped; and in the
+/// whole program, for one that is linked with a stub: the C library then comes before this one.
+const ORDERS: [*mut c_void; 2] = [RTLD_NEXT, RTLD_DEFAULT];
 
 /// Versions under which glibc has `dlsym`: since 2.34 in libc, before in libdl with each architecture's first version.
 const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
@@ -50,18 +60,21 @@ pub(crate) enum Library {
 }
 
 impl Library {
-    fn soname(self) -> &'static CStr {
+    fn stub(self) -> paths::Stub {
         match self {
-            Self::Cuda => c"libcuda.so.1",
-            Self::Nvml => c"libnvidia-ml.so.1",
+            Self::Cuda => paths::CUDA_STUB,
+            Self::Nvml => paths::NVML_STUB,
         }
     }
 
-    /// What a hook returns if the library is not there.
+    /// What a hook returns if the library is not there, or is too old to have the function: behind a stub, `dlsym`
+    /// finds the hook of that name nevertheless.
     pub(crate) fn missing(self) -> c_int {
-        match self {
-            Self::Cuda => crate::cuda::CUDA_ERROR_NOT_INITIALIZED,
-            Self::Nvml => crate::nvml::NVML_ERROR_LIBRARY_NOT_FOUND,
+        match (self, self.handle()) {
+            (Self::Cuda, None) => crate::cuda::CUDA_ERROR_NOT_INITIALIZED,
+            (Self::Cuda, Some(_)) => crate::cuda::CUDA_ERROR_NOT_SUPPORTED,
+            (Self::Nvml, None) => crate::nvml::NVML_ERROR_LIBRARY_NOT_FOUND,
+            (Self::Nvml, Some(_)) => crate::nvml::NVML_ERROR_FUNCTION_NOT_FOUND,
         }
     }
 
@@ -80,7 +93,8 @@ impl Library {
         if let Some(handle) = NonNull::new(slot.load(Ordering::Acquire)) {
             return Some(handle);
         }
-        let handle = open_loaded(self.soname())?;
+        let stub = self.stub();
+        let handle = open_loaded(stub.behind).or_else(|| open_loaded(stub.soname))?;
         slot.store(handle.as_ptr(), Ordering::Release);
         Some(handle)
     }
@@ -147,26 +161,36 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
     if let Some(real) = NonNull::new(REAL.load(Ordering::Acquire)) {
         return Some(real);
     }
-    let real = DLSYM_VERSIONS.iter().find_map(|version| {
-        // SAFETY: name and version are terminated; RTLD_NEXT skips this library's own `dlsym`.
-        NonNull::new(unsafe { dlvsym(RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) })
+    let own = crate::entry::dlsym as *const () as *mut c_void;
+    let real = ORDERS.iter().find_map(|order| {
+        DLSYM_VERSIONS.iter().find_map(|version| {
+            // SAFETY: name and version are terminated.
+            let found = unsafe { dlvsym(*order, c"dlsym".as_ptr(), version.as_ptr()) };
+            // Ours has no version, which in the whole program's order may pass for any.
+            NonNull::new(found).filter(|found| found.as_ptr() != own)
+        })
     })?;
     REAL.store(real.as_ptr(), Ordering::Release);
     Some(real)
 }
 
-/// A library that is loaded already. The reference that this takes keeps it loaded.
-fn open_loaded(soname: &CStr) -> Option<NonNull<c_void>> {
-    let dlopen = symbol(RTLD_NEXT, c"dlopen")?;
+/// A function of glibc's loader.
+fn loader(name: &CStr) -> Option<NonNull<c_void>> {
+    ORDERS.iter().find_map(|order| symbol(*order, name))
+}
+
+/// A library that is loaded already, by path or SONAME. The reference that this takes keeps it loaded.
+fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
+    let dlopen = loader(c"dlopen")?;
     // SAFETY: the signature of `dlopen`.
     let dlopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlopen>(dlopen) };
     // SAFETY: the name is terminated.
-    NonNull::new(unsafe { dlopen(soname.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
+    NonNull::new(unsafe { dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
 /// Another reference to a loaded library, so that it stays loaded.
 fn open_again(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
-    let dlinfo = symbol(RTLD_NEXT, c"dlinfo")?;
+    let dlinfo = loader(c"dlinfo")?;
     // SAFETY: the signature of `dlinfo`.
     let dlinfo = unsafe { core::mem::transmute::<NonNull<c_void>, Dlinfo>(dlinfo) };
     let mut namespace: c_long = 0;
@@ -183,7 +207,7 @@ fn open_again(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
     }
     // SAFETY: null or a link map, which lives as long as its library.
     let name = unsafe { map.as_ref() }?.name;
-    let dlmopen = symbol(RTLD_NEXT, c"dlmopen")?;
+    let dlmopen = loader(c"dlmopen")?;
     // SAFETY: the signature of `dlmopen`.
     let dlmopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlmopen>(dlmopen) };
     // SAFETY: the loader's own name of the library, terminated.

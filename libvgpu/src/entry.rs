@@ -125,11 +125,14 @@ fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     {
         hook.library.adopt(handle);
     }
-    // Somebody else's function of that name is left alone.
-    let is_drivers = hook.original.address_or(found) == found;
-    if is_drivers && hook.is_wanted() {
-        Some(hook.wrapper())
-    } else {
-        Some(found.as_ptr())
+    let original = hook.original.address_or(found);
+    // Somebody else's function of that name is left alone; behind a stub of the driver's library stands ours.
+    if found != original && found.as_ptr() != hook.wrapper() {
+        return Some(found.as_ptr());
     }
+    Some(if hook.is_wanted() {
+        hook.wrapper()
+    } else {
+        original.as_ptr()
+    })
 }

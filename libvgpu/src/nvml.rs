@@ -17,6 +17,7 @@ pub(crate) const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
 pub(crate) const NVML_ERROR_NOT_FOUND: nvmlReturn_t = 6;
 pub(crate) const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 pub(crate) const NVML_ERROR_LIBRARY_NOT_FOUND: nvmlReturn_t = 12;
+pub(crate) const NVML_ERROR_FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
 
 /// What the ids of GPU and compute instance read outside of MIG.
 pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;

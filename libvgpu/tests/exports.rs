@@ -6,14 +6,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use drava_vgpu_abi::paths;
+
 #[path = "limits/interposer.rs"]
-#[expect(dead_code, reason = "only the product is looked at here")]
+#[expect(dead_code, reason = "only what is shipped is looked at here")]
 mod interposer;
 
 fn tool(program: &str, arguments: &[&str]) -> String {
+    tool_on(interposer::library(), program, arguments)
+}
+
+fn tool_on(file: &Path, program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program)
         .args(arguments)
-        .arg(interposer::library())
+        .arg(file)
         .output()
         .unwrap();
     assert!(output.status.success(), "{program}: {output:?}");
@@ -61,6 +67,49 @@ fn nothing_but_the_c_library_is_needed() {
         .map(|line| line.split(['[', ']']).nth(1).unwrap().to_owned())
         .collect();
     assert_eq!(needed, ["libc.so.6", "libdl.so.2"].map(String::from).into());
+}
+
+/// What dynamic entries of that kind say.
+fn dynamic_entries(dynamic: &str, tag: &str) -> Vec<String> {
+    dynamic
+        .lines()
+        .filter(|line| line.contains(tag))
+        .map(|line| line.split(['[', ']']).nth(1).unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn stubs_are_names_and_what_they_need() {
+    let directory = tempfile::tempdir().unwrap();
+    for (stub, soname) in [
+        (paths::CUDA_STUB, "libcuda.so.1"),
+        (paths::NVML_STUB, "libnvidia-ml.so.1"),
+    ] {
+        let file = directory.path().join(soname);
+        interposer::write_stub(stub, &file);
+        let dynamic = tool_on(&file, "readelf", &["--dynamic", "--wide"]);
+        assert_eq!(dynamic_entries(&dynamic, "(SONAME)"), [soname]);
+        let behind = format!("/usr/local/lib/drava/driver/{soname}");
+        let needed = ["/usr/local/lib/drava/libvgpu.so", &behind];
+        assert_eq!(dynamic_entries(&dynamic, "(NEEDED)"), needed);
+        // The driver's own library has the same SONAME and stays loaded: it must not be found in the stub's place.
+        assert!(dynamic.contains("NODELETE"), "{dynamic}");
+        // No code, and no stack that may hold code.
+        let segments = tool_on(&file, "readelf", &["--segments", "--wide"]);
+        assert!(segments.contains("GNU_STACK"), "{segments}");
+        assert!(
+            !segments.contains(" E ") && !segments.contains("RWE"),
+            "{segments}"
+        );
+        // `readelf` has nothing to complain about.
+        let all = Command::new("readelf").arg("--all").arg(&file).output();
+        let complaints = String::from_utf8(all.unwrap().stderr).unwrap();
+        assert_eq!(complaints, "");
+        // The names for `ld` are in no bucket of the table that the loader looks into.
+        let histogram = tool_on(&file, "readelf", &["--histogram", "--wide"]);
+        assert!(histogram.contains("total of 1 bucket"), "{histogram}");
+        assert!(histogram.contains("0  1          (100.0%)"), "{histogram}");
+    }
 }
 
 /// `GLIBC_2.17` as (2, 17).

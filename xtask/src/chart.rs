@@ -20,6 +20,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "image.registry=registry.example.com/mirror",
             "imagePullSecrets[0].name=pull",
             "driver.driverRoot=/run/nvidia/driver",
+            "driver.delivery=shim",
             "controller.replicas=1",
             "admission.extraClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
@@ -29,7 +30,8 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema must refuse.
-const REFUSED: [&str; 4] = [
+const REFUSED: [&str; 5] = [
+    "driver.delivery=both",
     "scheduling.mode=magic",
     "scheduling.gpuPolicy=random",
     "driver.driverRoot=relative",

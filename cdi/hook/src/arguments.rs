@@ -11,6 +11,13 @@ pub(crate) enum Action {
         /// Absolute path in the container.
         library: String,
     },
+    /// See that stubs lead to a library, or put it first in `/etc/ld.so.preload`.
+    Shim {
+        /// Absolute path in the container.
+        library: String,
+        /// Absolute paths in the container.
+        stubs: Vec<String>,
+    },
     /// Add libraries to `/etc/ld.so.cache`.
     LdCache {
         /// Absolute paths in the container.
@@ -41,7 +48,7 @@ pub(crate) struct Link {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
-        "usage: drava-cdi-hook preload --library PATH | ldcache --library PATH... | symlinks --link TARGET::PATH... | mark --file PATH"
+        "usage: drava-cdi-hook preload --library PATH | shim --library PATH --stub PATH... | ldcache --library PATH... | symlinks --link TARGET::PATH... | mark --file PATH"
     )]
     Usage,
     #[error("unexpected argument {0:?} of {1}")]
@@ -72,6 +79,22 @@ pub(crate) fn parse(
             let library = path(value(arguments, "preload", "--library")?)?;
             Ok(Action::Preload { library })
         }
+        Some("shim") => {
+            let (mut libraries, mut stubs) = (Vec::new(), Vec::new());
+            for (flag, value) in flags(arguments, "shim", &["--library", "--stub"])? {
+                let of_flag = if flag == "--stub" {
+                    &mut stubs
+                } else {
+                    &mut libraries
+                };
+                of_flag.push(path(value)?);
+            }
+            if stubs.is_empty() {
+                return Err(ArgumentsError::Missing("shim", "--stub"));
+            }
+            let library = single(libraries, "shim", "--library")?;
+            Ok(Action::Shim { library, stubs })
+        }
         Some("mark") => {
             let file = path(value(arguments, "mark", "--file")?)?;
             Ok(Action::Mark { file })
@@ -92,28 +115,34 @@ pub(crate) fn parse(
     }
 }
 
+/// Pairs of a flag among `known` and its value.
+fn flags(
+    mut arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
+    subcommand: &'static str,
+    known: &[&'static str],
+) -> Result<Vec<(&'static str, String)>, ArgumentsError> {
+    let mut flags = Vec::new();
+    while let Some(argument) = arguments.next().transpose()? {
+        let Some(flag) = known.iter().find(|flag| **flag == argument) else {
+            return Err(ArgumentsError::Unexpected(argument, subcommand));
+        };
+        let value = arguments.next().transpose()?;
+        flags.push((*flag, value.ok_or(ArgumentsError::NoValue(flag))?));
+    }
+    Ok(flags)
+}
+
 /// The values of `flag`, which may be repeated.
 fn values(
-    mut arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
+    arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
     subcommand: &'static str,
     flag: &'static str,
 ) -> Result<Vec<String>, ArgumentsError> {
-    let mut values = Vec::new();
-    while let Some(argument) = arguments.next().transpose()? {
-        if argument != flag {
-            return Err(ArgumentsError::Unexpected(argument, subcommand));
-        }
-        values.push(
-            arguments
-                .next()
-                .transpose()?
-                .ok_or(ArgumentsError::NoValue(flag))?,
-        );
-    }
+    let values = flags(arguments, subcommand, &[flag])?;
     if values.is_empty() {
         Err(ArgumentsError::Missing(subcommand, flag))
     } else {
-        Ok(values)
+        Ok(values.into_iter().map(|(_, value)| value).collect())
     }
 }
 
@@ -123,7 +152,17 @@ fn value(
     subcommand: &'static str,
     flag: &'static str,
 ) -> Result<String, ArgumentsError> {
-    let values = values(arguments, subcommand, flag)?;
+    single(values(arguments, subcommand, flag)?, subcommand, flag)
+}
+
+fn single(
+    values: Vec<String>,
+    subcommand: &'static str,
+    flag: &'static str,
+) -> Result<String, ArgumentsError> {
+    if values.is_empty() {
+        return Err(ArgumentsError::Missing(subcommand, flag));
+    }
     <[String; 1]>::try_from(values)
         .map(|[value]| value)
         .map_err(|values| ArgumentsError::Several(flag, values.len()))
@@ -165,6 +204,13 @@ mod tests {
             parsed(&["preload", "--library", "/a/b"]),
             Ok(Action::Preload {
                 library: "/a/b".into()
+            })
+        );
+        assert_eq!(
+            parsed(&["shim", "--library", "/a", "--stub", "/b", "--stub", "/c"]),
+            Ok(Action::Shim {
+                library: "/a".into(),
+                stubs: vec!["/b".into(), "/c".into()]
             })
         );
         assert_eq!(
@@ -219,6 +265,12 @@ mod tests {
                 &["ldcache", "--library", "/"],
                 "\"/\" is not an absolute path",
             ),
+            (&["shim", "--library", "/a"], "shim needs --stub"),
+            (&["shim", "--stub", "/a"], "shim needs --library"),
+            (
+                &["shim", "--stub", "a", "--library", "/a"],
+                "\"a\" is not an absolute path",
+            ),
             (&["ldcache", "/a"], "unexpected argument \"/a\" of ldcache"),
             (&["symlinks", "--link", "a"], "\"a\" is not TARGET::PATH"),
             (
@@ -245,6 +297,7 @@ mod tests {
         let mut hooks = vec![hook.preload("/usr/local/lib/drava/libvgpu.so")];
         hooks.extend(hook.ldcache(&["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.extend(hook.symlinks(&[link]));
+        hooks.push(hook.shim("/opt/libvgpu.so", &["/usr/lib64/libcuda.so.1".to_owned()]));
         hooks.push(hook.mark("/run/drava/share/usage/injected"));
         let actions: Vec<Action> = hooks
             .into_iter()
@@ -264,6 +317,10 @@ mod tests {
                         target: "libcuda.so.580.65.06".into(),
                         path: "/usr/lib64/libcuda.so.1".into()
                     }]
+                },
+                Action::Shim {
+                    library: "/opt/libvgpu.so".into(),
+                    stubs: vec!["/usr/lib64/libcuda.so.1".into()]
                 },
                 Action::Mark {
                     file: "/run/drava/share/usage/injected".into()

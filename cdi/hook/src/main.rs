@@ -10,6 +10,8 @@
 //!
 //! Subcommands (`drava_cdi::HookProgram` is the caller's side):
 //! - `preload --library PATH`: PATH comes first in `/etc/ld.so.preload`, what the image has there follows.
+//! - `shim --library PATH --stub PATH…`: each stub is a shared library that needs the library first. If something else
+//!   has the place of one, because another device of the container brought the driver's own, `preload` is done.
 //! - `ldcache --library PATH…`: `/etc/ld.so.cache` has each library under its file name.
 //! - `symlinks --link TARGET::PATH…`: PATH is a symbolic link to TARGET.
 //! - `mark --file PATH`: PATH is a file. It tells the driver that the runtime has applied the edits: one with CDI
@@ -26,6 +28,7 @@ mod ldcache;
 mod mark;
 mod preload;
 mod root;
+mod shim;
 mod symlinks;
 
 use std::error::Error;
@@ -51,6 +54,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let root = container::root(io::stdin().lock())?;
     match action {
         Action::Preload { library } => preload::apply(&root, &library)?,
+        Action::Shim { library, stubs } => shim::apply(&root, &library, &stubs)?,
         Action::LdCache { libraries } => ldcache::apply(&root, &libraries)?,
         Action::Mark { file } => mark::apply(&root, &file)?,
         Action::Symlinks { links } => symlinks::apply(&root, &links)?,

@@ -52,6 +52,17 @@ pub struct Library {
     pub unversioned: Option<String>,
 }
 
+/// A library of ours that takes the place of one of the driver's in containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Substitute {
+    /// SONAME of both.
+    pub soname: String,
+    /// The file on the node that takes the place.
+    pub host_path: String,
+    /// Where containers have the driver's own library instead.
+    pub original: String,
+}
+
 pub(super) struct Found {
     /// By path.
     pub(super) libraries: Vec<Library>,

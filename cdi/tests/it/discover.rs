@@ -1,7 +1,9 @@
 //! What is found under driver roots of different kinds.
 
 use drava_cdi::ldcache::{Entry, LdCache};
-use drava_cdi::{ContainerEdits, Driver, HookProgram, Library, METERED, Part, UNMETERED};
+use drava_cdi::{
+    ContainerEdits, Driver, HookProgram, Library, METERED, Part, Substitute, UNMETERED,
+};
 
 use crate::driver_root::{FakeRoot, OTHER, elf, elf_of_host};
 
@@ -12,7 +14,7 @@ fn hook() -> HookProgram {
 }
 
 fn paths(driver: &Driver, parts: &[Part]) -> Vec<String> {
-    let edits = driver.edits(parts, &hook());
+    let edits = driver.edits(parts, &[], &hook());
     edits
         .mounts
         .into_iter()
@@ -32,7 +34,7 @@ fn nodes(edits: &ContainerEdits) -> Vec<&str> {
 fn a_metered_device_gets_compute_and_utility_alone() {
     let root = FakeRoot::debian();
     let driver = root.driver();
-    insta::assert_json_snapshot!(driver.edits(METERED, &hook()).normalized());
+    insta::assert_json_snapshot!(driver.edits(METERED, &[], &hook()).normalized());
 }
 
 #[test]
@@ -55,10 +57,10 @@ fn a_whole_card_gets_all_parts() {
         ]
     );
     assert_eq!(
-        nodes(&driver.edits(METERED, &hook())),
+        nodes(&driver.edits(METERED, &[], &hook())),
         ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
     );
-    assert!(nodes(&driver.edits(UNMETERED, &hook())).contains(&"/dev/nvidia-modeset"));
+    assert!(nodes(&driver.edits(UNMETERED, &[], &hook())).contains(&"/dev/nvidia-modeset"));
 }
 
 #[test]
@@ -277,4 +279,40 @@ fn a_root_without_driver_says_where_was_searched_and_what_to_do() {
     root.driver_libraries("usr/lib64", "580.65.06");
     let error = Driver::discover(root.open("/")).unwrap_err().to_string();
     assert!(error.contains("/dev/nvidiactl"), "{error}");
+}
+
+#[test]
+fn a_substitute_has_the_place_and_the_names_of_the_drivers_library() {
+    let root = FakeRoot::debian();
+    let driver = root.driver();
+    let substitute = Substitute {
+        soname: "libcuda.so.1".to_owned(),
+        host_path: "/var/lib/drava/lib/0123/libcuda.so.1".to_owned(),
+        original: "/usr/local/lib/drava/driver/libcuda.so.1".to_owned(),
+    };
+    let place = &driver.library("libcuda.so.1").unwrap().path;
+    let plain = driver.edits(METERED, &[], &hook());
+    let edits = driver.edits(METERED, std::slice::from_ref(&substitute), &hook());
+
+    let mounts: Vec<(&str, &str)> = edits
+        .mounts
+        .iter()
+        .filter(|mount| !plain.mounts.contains(mount))
+        .map(|mount| (mount.host_path.as_str(), mount.container_path.as_str()))
+        .collect();
+    let original = format!("/run/nvidia/driver{place}");
+    assert_eq!(
+        mounts,
+        [
+            (original.as_str(), substitute.original.as_str()),
+            (substitute.host_path.as_str(), place.as_str())
+        ]
+    );
+    let gone = plain
+        .mounts
+        .iter()
+        .filter(|mount| !edits.mounts.contains(mount));
+    assert_eq!(gone.count(), 1, "only libcuda is elsewhere");
+    // Links and cache lead to the place, as ever.
+    assert_eq!(edits.hooks, plain.hooks);
 }

@@ -50,7 +50,7 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
     ];
     share.hooks = vec![hook.preload(LIBVGPU)];
     let mut whole = driver.card(1, "0000:3b:00.0", UNMETERED).unwrap();
-    whole.append(driver.edits(UNMETERED, &hook));
+    whole.append(driver.edits(UNMETERED, &[], &hook));
     let devices = [
         device("8c5f1b2e-0000-4000-8000-000000000001-whole-gpu-1", whole),
         device(
@@ -58,7 +58,7 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
             share,
         ),
     ];
-    Spec::new(KIND, devices, driver.edits(METERED, &hook)).unwrap()
+    Spec::new(KIND, devices, driver.edits(METERED, &[], &hook)).unwrap()
 }
 
 #[test]

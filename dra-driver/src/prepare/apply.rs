@@ -13,8 +13,9 @@ use super::guard::{self, Conflict};
 use super::plan::{self, Problem};
 use super::record::{Loaded, Record, Stage, Store, StoreError};
 use super::spec::{self, SpecError};
-use super::{Prepared, Share};
-use crate::artifacts::{Artifact, Installed};
+use super::{Delivery, Prepared, Share};
+use crate::args;
+use crate::artifacts::{Artifact, Installed, Stubs};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::NodeInventory;
 use crate::layout::Layout;
@@ -73,6 +74,8 @@ pub struct Environment<'a> {
     pub driver: &'a Driver,
     /// The installed artifacts.
     pub installed: &'a Installed,
+    /// How containers of claims that are prepared from now on get libvgpu.
+    pub delivery: args::Delivery,
 }
 
 /// What was out of order and is repaired, for people.
@@ -224,6 +227,7 @@ impl<E: Effects> Applier<E> {
             devices,
             library: environment.installed.library.clone(),
             hook: environment.installed.hook.clone(),
+            delivery: Delivery::of(environment.delivery, environment.installed),
         };
         self.effects.save_record(&record)?;
         Ok(record)
@@ -303,7 +307,8 @@ impl<E: Effects> Applier<E> {
         Ok(record)
     }
 
-    /// A claim keeps the library that its containers started with, unless that is not there any more.
+    /// A claim keeps what its containers started with, the way of delivery included, unless a file is not there any
+    /// more.
     fn refresh_artifacts(&self, record: &mut Record, environment: &Environment<'_>) {
         let state_dir = self.layout.state_dir();
         if !Artifact::Library.path(state_dir, &record.library).exists() {
@@ -311,6 +316,15 @@ impl<E: Effects> Applier<E> {
         }
         if !Artifact::Hook.path(state_dir, &record.hook).exists() {
             record.hook.clone_from(&environment.installed.hook);
+        }
+        if let Delivery::Shim(Stubs { cuda, nvml }) = &mut record.delivery {
+            let installed = &environment.installed.stubs;
+            if !Artifact::CudaStub.path(state_dir, cuda).exists() {
+                cuda.clone_from(&installed.cuda);
+            }
+            if !Artifact::NvmlStub.path(state_dir, nvml).exists() {
+                nvml.clone_from(&installed.nvml);
+            }
         }
     }
 
@@ -326,7 +340,12 @@ impl<E: Effects> Applier<E> {
         }
         for uid in &listing.recorded {
             match self.store.load(uid)? {
-                Loaded::Present(record) => hashes.extend([record.library, record.hook]),
+                Loaded::Present(record) => {
+                    hashes.extend([record.library, record.hook]);
+                    if let Delivery::Shim(Stubs { cuda, nvml }) = record.delivery {
+                        hashes.extend([cuda, nvml]);
+                    }
+                }
                 Loaded::Absent => {}
                 Loaded::Corrupt(_) => return Ok(None),
             }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::Prepared;
+use super::{Delivery, Prepared};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::files;
 
@@ -46,6 +46,9 @@ pub struct Record {
     pub library: String,
     /// Content hash of the CDI hook that its containers run.
     pub hook: String,
+    /// How the library gets into its containers.
+    #[serde(default)]
+    pub delivery: Delivery,
 }
 
 /// What a record file turned out to be.

@@ -16,7 +16,7 @@ use drava_dra_driver::args::Paths;
 use drava_dra_driver::claim::{ClaimRef, ClaimUid};
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::prepare::record::{Record, Stage, Store};
-use drava_dra_driver::prepare::{Access, CardRef, Prepared, Share, ShareId};
+use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share, ShareId};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
 use tokio_util::sync::CancellationToken;
@@ -145,6 +145,7 @@ impl Node {
             }],
             library: "library".to_owned(),
             hook: "hook".to_owned(),
+            delivery: Delivery::Preload,
         }
     }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drava_dra_driver::args::Scheduling;
+use drava_dra_driver::args::{Delivery, Scheduling};
 use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::{self, Config, RunError};
 use drava_dra_driver::inventory::Source;
@@ -126,6 +126,7 @@ impl World {
             node: NODE.to_owned(),
             pod_uid: None,
             scheduling: Scheduling::Managed,
+            delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,

@@ -7,6 +7,7 @@ mod agent;
 mod api_server;
 mod apply;
 mod decisions;
+mod delivery;
 mod fixture;
 mod harness;
 mod kubelet;

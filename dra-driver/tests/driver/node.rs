@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_cdi::{Driver, DriverRoot};
-use drava_dra_driver::args::Paths;
+use drava_dra_driver::args::{Delivery, Paths};
 use drava_dra_driver::artifacts::{self, Installed};
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::layout::Layout;
@@ -166,5 +166,6 @@ pub(crate) fn environment<'a>(
         inventory,
         driver,
         installed,
+        delivery: Delivery::Preload,
     }
 }

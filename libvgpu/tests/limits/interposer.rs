@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use drava_cdi::elf::{self, Machine};
+use drava_vgpu_abi::paths;
 use gpu_tenants::library;
 
 /// `libvgpu.so` as it is shipped, built on the first call.
@@ -31,6 +33,18 @@ pub(crate) fn subject() -> &'static Path {
 pub(crate) fn storm() -> &'static Path {
     static STORM: OnceLock<PathBuf> = OnceLock::new();
     STORM.get_or_init(|| compile("storm"))
+}
+
+/// Writes a stub, as the node driver makes it.
+pub(crate) fn write_stub(stub: paths::Stub, path: &Path) {
+    let link_names: Vec<&str> = stub.link_names().collect();
+    let stub = elf::Stub {
+        machine: Machine::HOST,
+        soname: stub.soname.to_str().unwrap(),
+        needed: &[paths::LIBRARY, stub.behind.to_str().unwrap()],
+        link_names: &link_names,
+    };
+    std::fs::write(path, stub.to_bytes()).unwrap();
 }
 
 fn compile(name: &str) -> PathBuf {

@@ -17,6 +17,7 @@ mod processes;
 mod robustness;
 mod shares;
 mod sharing;
+mod shim;
 mod standalone;
 mod storm;
 mod subject;

@@ -144,7 +144,12 @@ const OTHER_PRELOADED: &str = r#"
     }
 "#;
 
-fn build_library(directory: &Path, name: &str, source: &str, arguments: &[&str]) -> PathBuf {
+pub(crate) fn build_library(
+    directory: &Path,
+    name: &str,
+    source: &str,
+    arguments: &[&str],
+) -> PathBuf {
     let file = directory.join(name).with_extension("c");
     let library = directory.join(name).with_extension("so");
     fs::write(&file, source).unwrap();

@@ -3,6 +3,7 @@
 //
 // The first argument says how it gets its functions: `dlsym`, `procaddress` (everything but cuGetProcAddress
 // itself through cuGetProcAddress), or `next` (dlsym with RTLD_NEXT, after the library was loaded globally).
+// `open=NAME` is `dlsym` in the library of that name.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -281,6 +282,16 @@ static void run(char *line) {
             _exit(0);
         }
         printf("0 %d\n", (int)child);
+    } else if (!strcmp(word, "namespace")) {
+        // From now on the functions are those of a library in a namespace of its own, beside what was used before.
+        void *other = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+        if (other) cuda = other;
+        printf("%d\n", other ? 0 : -1);
+    } else if (!strcmp(word, "reopen")) {
+        // Gives the library up as often as it was opened, and opens it again.
+        for (Pointer i = 0; i < a; i++) dlclose(cuda);
+        cuda = dlopen("libcuda.so.1", RTLD_NOW);
+        printf("%d\n", cuda ? 0 : -1);
     } else if (!strcmp(word, "plugin")) {
         printf("%d\n", plugin_allocate(a));
     } else if (!strcmp(word, "export")) {
@@ -412,8 +423,9 @@ int main(int count, char **arguments) {
     // Nothing is read ahead, so that what follows `exec` is there for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
     if (!strcmp(route, "restricted")) restrict_calls();
+    const char *library = strncmp(route, "open=", 5) ? "libcuda.so.1" : route + 5;
     if (!strcmp(route, "dlmopen")) cuda = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
-    else cuda = dlopen("libcuda.so.1", RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
+    else cuda = dlopen(library, RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
     if (!cuda) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;

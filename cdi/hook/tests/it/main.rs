@@ -10,4 +10,5 @@ mod hostile;
 mod ldcache;
 mod mark;
 mod preload;
+mod shim;
 mod symlinks;

@@ -1,0 +1,282 @@
+//! A shared library without code: a name, and the libraries that the loader is to take in its stead.
+//!
+//! A program that asks for the stub by its SONAME, or is linked with it, gets its `DT_NEEDED` in their order: `dlsym`
+//! on its handle and the search for its users' symbols go through them breadth first (glibc, `elf/dl-deps.c`).
+//!
+//! The stub defines nothing that the loader finds. For `ld`, which wants to see in a library what is linked with it, it
+//! lists names in its symbol table, but no bucket of its hash table leads to them: at run time they are those of the
+//! libraries behind it, and a name that none of them has is missing, as it should be.
+//!
+//! Layout: one segment, writable because loaders before glibc 2.35 relocate the dynamic section in place.
+//! Source: System V ABI, chapters "Object Files" and "Dynamic Linking".
+
+use super::Machine;
+
+/// What a stub says.
+#[derive(Debug, Clone, Copy)]
+pub struct Stub<'a> {
+    /// Machine it is for.
+    pub machine: Machine,
+    /// Its `DT_SONAME`.
+    pub soname: &'a str,
+    /// Its `DT_NEEDED`, in this order.
+    pub needed: &'a [&'a str],
+    /// Functions that programs may be linked with.
+    pub link_names: &'a [&'a str],
+}
+
+const HEADER: u64 = 64;
+const PROGRAM_HEADER: u64 = 56;
+const SECTION_HEADER: u64 = 64;
+const SYMBOL: u64 = 24;
+const DYNAMIC: u64 = 16;
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const PT_GNU_STACK: u32 = 0x6474_e551;
+const PF_RW: u32 = 6;
+
+const SHT_STRTAB: u32 = 3;
+const SHT_HASH: u32 = 5;
+const SHT_DYNAMIC: u32 = 6;
+const SHT_DYNSYM: u32 = 11;
+const SHF_ALLOC: u64 = 2;
+const SHF_WRITE: u64 = 1;
+
+const DT_NULL: u64 = 0;
+const DT_NEEDED: u64 = 1;
+const DT_HASH: u64 = 4;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_STRSZ: u64 = 10;
+const DT_SYMENT: u64 = 11;
+const DT_SONAME: u64 = 14;
+const DT_FLAGS_1: u64 = 0x6fff_fffb;
+/// Once loaded it stays: the library behind it has the same SONAME and stays too, and must not be found in its place.
+const DF_1_NODELETE: u64 = 8;
+
+/// Global function; and where: in the hash section, since a section it must be.
+const GLOBAL_FUNCTION: u8 = 1 << 4 | 2;
+const HASH_SECTION: u16 = 1;
+
+/// Largest page size of the machines: 64 KiB pages of Arm.
+const PAGE: u64 = 0x10000;
+
+impl Stub<'_> {
+    /// The file. The same stub gives the same bytes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut strings = Strings::default();
+        let soname = strings.add(self.soname);
+        let needed: Vec<u64> = self.needed.iter().map(|name| strings.add(name)).collect();
+        let symbols = self.symbols(&mut strings);
+        let hash = self.hash();
+
+        let hash_at = HEADER + 3 * PROGRAM_HEADER;
+        let symbols_at = aligned(hash_at + length(&hash));
+        let strings_at = symbols_at + length(&symbols);
+        let dynamic_at = aligned(strings_at + length(&strings.bytes));
+        let mut dynamic: Vec<(u64, u64)> = needed.iter().map(|name| (DT_NEEDED, *name)).collect();
+        dynamic.extend([
+            (DT_SONAME, soname),
+            (DT_HASH, hash_at),
+            (DT_SYMTAB, symbols_at),
+            (DT_SYMENT, SYMBOL),
+            (DT_STRTAB, strings_at),
+            (DT_STRSZ, length(&strings.bytes)),
+            (DT_FLAGS_1, DF_1_NODELETE),
+            (DT_NULL, 0),
+        ]);
+        let dynamic: Vec<u8> = dynamic
+            .into_iter()
+            .flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()])
+            .flatten()
+            .collect();
+        let loaded = dynamic_at + length(&dynamic);
+
+        let mut names = Strings::default();
+        let mut section = |name: &str, kind, flags, at, size, link, entry| {
+            Section {
+                name: names.add(name),
+                kind,
+                flags,
+                at,
+                size,
+                link,
+                entry,
+            }
+            .to_bytes()
+        };
+        let alloc = SHF_ALLOC;
+        let strings_size = length(&strings.bytes);
+        let mut sections = vec![
+            vec![0; 64],
+            section(".hash", SHT_HASH, alloc, hash_at, length(&hash), 2, 4),
+            section(
+                ".dynsym",
+                SHT_DYNSYM,
+                alloc,
+                symbols_at,
+                length(&symbols),
+                3,
+                SYMBOL,
+            ),
+            section(".dynstr", SHT_STRTAB, alloc, strings_at, strings_size, 0, 0),
+            section(
+                ".dynamic",
+                SHT_DYNAMIC,
+                alloc | SHF_WRITE,
+                dynamic_at,
+                length(&dynamic),
+                3,
+                DYNAMIC,
+            ),
+        ];
+        let names_size = length(&names.bytes) + ".shstrtab".len() as u64 + 1;
+        let names_at = loaded;
+        sections.push(
+            Section {
+                name: names.add(".shstrtab"),
+                kind: SHT_STRTAB,
+                flags: 0,
+                at: names_at,
+                size: names_size,
+                link: 0,
+                entry: 0,
+            }
+            .to_bytes(),
+        );
+        let sections_at = aligned(names_at + names_size);
+
+        let mut file = self.header(sections_at, sections.len());
+        file.extend(segment(PT_LOAD, 0, loaded, PAGE));
+        file.extend(segment(PT_DYNAMIC, dynamic_at, length(&dynamic), 8));
+        // Without it loaders make the stacks of all threads executable.
+        file.extend(segment(PT_GNU_STACK, 0, 0, 16));
+        for (at, bytes) in [
+            (hash_at, &hash),
+            (symbols_at, &symbols),
+            (strings_at, &strings.bytes),
+            (dynamic_at, &dynamic),
+            (names_at, &names.bytes),
+            (sections_at, &sections.concat()),
+        ] {
+            // A file of some KiB.
+            file.resize(usize::try_from(at).unwrap_or(usize::MAX), 0);
+            file.extend_from_slice(bytes);
+        }
+        file
+    }
+
+    fn header(&self, sections_at: u64, sections: usize) -> Vec<u8> {
+        let machine: u16 = match self.machine {
+            Machine::X86_64 => 62,
+            Machine::Aarch64 => 183,
+        };
+        let mut header = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
+        header.resize(16, 0);
+        header.extend(super::ET_DYN.to_le_bytes());
+        header.extend(machine.to_le_bytes());
+        header.extend(1_u32.to_le_bytes());
+        for offset in [0, HEADER, sections_at] {
+            header.extend(offset.to_le_bytes());
+        }
+        header.extend(0_u32.to_le_bytes());
+        let count = sections as u64;
+        for half in [HEADER, PROGRAM_HEADER, 3, SECTION_HEADER, count, count - 1] {
+            header.extend(half.to_le_bytes().into_iter().take(2));
+        }
+        header
+    }
+
+    fn symbols(&self, strings: &mut Strings) -> Vec<u8> {
+        let mut symbols = vec![0; 24];
+        for name in self.link_names {
+            let name = strings.add(name);
+            symbols.extend(name.to_le_bytes().into_iter().take(4));
+            symbols.extend([GLOBAL_FUNCTION, 0]);
+            symbols.extend(HASH_SECTION.to_le_bytes());
+            symbols.extend([0; 16]);
+        }
+        symbols
+    }
+
+    /// One bucket, which is empty; and a chain that says how many symbols there are.
+    fn hash(&self) -> Vec<u8> {
+        let chain = self.link_names.len() + 1;
+        let mut hash = Vec::new();
+        for word in [1, chain, 0] {
+            hash.extend((word as u64).to_le_bytes().into_iter().take(4));
+        }
+        hash.resize(hash.len() + 4 * chain, 0);
+        hash
+    }
+}
+
+/// A string table.
+struct Strings {
+    bytes: Vec<u8>,
+}
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self { bytes: vec![0] }
+    }
+}
+
+impl Strings {
+    fn add(&mut self, text: &str) -> u64 {
+        let at = length(&self.bytes);
+        self.bytes.extend_from_slice(text.as_bytes());
+        self.bytes.push(0);
+        at
+    }
+}
+
+struct Section {
+    name: u64,
+    kind: u32,
+    flags: u64,
+    at: u64,
+    size: u64,
+    link: u32,
+    entry: u64,
+}
+
+impl Section {
+    fn to_bytes(&self) -> Vec<u8> {
+        let is_loaded = self.flags & SHF_ALLOC != 0;
+        let address = if is_loaded { self.at } else { 0 };
+        // Of a symbol table: the first that is not local.
+        let info = u32::from(self.kind == SHT_DYNSYM);
+        let mut bytes: Vec<u8> = self.name.to_le_bytes().into_iter().take(4).collect();
+        bytes.extend(self.kind.to_le_bytes());
+        for value in [self.flags, address, self.at, self.size] {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes.extend(self.link.to_le_bytes());
+        bytes.extend(info.to_le_bytes());
+        let alignment: u64 = if self.kind == SHT_STRTAB { 1 } else { 8 };
+        for value in [alignment, self.entry] {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+fn segment(kind: u32, at: u64, size: u64, alignment: u64) -> Vec<u8> {
+    let mut bytes = kind.to_le_bytes().to_vec();
+    bytes.extend(PF_RW.to_le_bytes());
+    for value in [at, at, at, size, size, alignment] {
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes
+}
+
+fn length(bytes: &[u8]) -> u64 {
+    bytes.len() as u64
+}
+
+fn aligned(at: u64) -> u64 {
+    at.next_multiple_of(8)
+}

@@ -1,0 +1,201 @@
+//! Delivery by stubs: what is in the spec, and that a claim keeps the way that it was prepared with.
+
+use std::fs;
+use std::path::PathBuf;
+
+use drava_cdi::{ContainerEdits, Spec};
+use drava_dra_driver::args::Delivery as Mode;
+use drava_dra_driver::artifacts::Artifact;
+use drava_dra_driver::prepare::Delivery;
+use drava_dra_driver::prepare::apply::Environment;
+use drava_dra_driver::prepare::record::{Loaded, Record};
+use drava_vgpu_abi::paths;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::fixture::Result::{Share, Whole};
+use crate::fixture::{claim, claim_ref, h100x2};
+use crate::node::{TestNode, environment};
+
+/// Prepares on a node with that option; gives the record and what was repaired.
+fn prepare(
+    node: &TestNode,
+    mode: Mode,
+    number: u32,
+    found: &ResourceClaim,
+) -> (Record, Vec<String>) {
+    let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+    let environment = Environment {
+        delivery: mode,
+        ..environment(&inventory, &driver, &installed)
+    };
+    let applier = node.applier(node.effects());
+    let (record, repairs) = applier
+        .prepare(&claim_ref(number), Some(found), &environment)
+        .unwrap();
+    (record, repairs.0)
+}
+
+fn spec_path(node: &TestNode, number: u32) -> PathBuf {
+    let uid = claim_ref(number).uid;
+    node.paths
+        .cdi_dir
+        .join(format!("gpu.drava.dev-claim-{uid}.json"))
+}
+
+fn spec_of(node: &TestNode, number: u32) -> Spec {
+    Spec::from_json(&fs::read(spec_path(node, number)).unwrap()).unwrap()
+}
+
+/// What is mounted at a path in the container.
+fn mounted_at(edits: &[&ContainerEdits], path: &str) -> Vec<String> {
+    edits
+        .iter()
+        .flat_map(|edits| &edits.mounts)
+        .filter(|mount| mount.container_path == path)
+        .map(|mount| mount.host_path.clone())
+        .collect()
+}
+
+fn subcommands(edits: &ContainerEdits) -> Vec<&str> {
+    edits
+        .hooks
+        .iter()
+        .map(|hook| hook.args[1].as_str())
+        .collect()
+}
+
+#[test]
+fn a_share_gets_stubs_in_the_place_of_the_drivers_libraries() {
+    let node = TestNode::started();
+    let share = claim(1, &[Share(0, "8Gi", "30")]);
+    let (record, _) = prepare(&node, Mode::Shim, 1, &share);
+    let stubs = node.installed().stubs;
+    assert_eq!(record.delivery, Delivery::Shim(stubs.clone()));
+    let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
+    assert!(!spec.contains("\"preload\""), "{spec}");
+    // Their names for `ld` are of no concern here.
+    let spec = spec
+        .replace(&*node.root.path().to_string_lossy(), "[node]")
+        .replace(&stubs.cuda, "[hash]")
+        .replace(&stubs.nvml, "[hash]");
+    insta::assert_snapshot!(spec);
+}
+
+#[test]
+fn a_whole_card_is_the_same_in_both_modes() {
+    let specs = [Mode::Preload, Mode::Shim].map(|mode| {
+        let node = TestNode::started();
+        prepare(&node, mode, 1, &claim(1, &[Whole(1)]));
+        let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
+        spec.replace(&*node.root.path().to_string_lossy(), "[node]")
+    });
+    assert_eq!(specs[0], specs[1]);
+    assert!(!specs[1].contains("/usr/local/lib/drava"), "{}", specs[1]);
+}
+
+/// A container that names only the whole card has the driver's own libraries; one that has both devices has the file
+/// of one of them, and the hook sees which.
+#[test]
+fn a_share_beside_a_whole_card_has_stubs_of_its_own() {
+    let node = TestNode::started();
+    let both = claim(1, &[Share(0, "8Gi", "0"), Whole(1)]);
+    prepare(&node, Mode::Shim, 1, &both);
+    let spec = spec_of(&node, 1);
+    let driver = node.driver();
+    let place = &driver.library("libcuda.so.1").unwrap().path;
+    let stub = Artifact::CudaStub.path(&node.paths.state_dir, &node.installed().stubs.cuda);
+    for device in spec.devices() {
+        let edits = [spec.container_edits(), &device.container_edits];
+        let is_share = !mounted_at(&edits, paths::LIBRARY).is_empty();
+        let behind = mounted_at(&edits, paths::CUDA_STUB.behind.to_str().unwrap());
+        let front = mounted_at(&edits, place);
+        if is_share {
+            assert_eq!(front, [stub.display().to_string()]);
+            assert_eq!(behind.len(), 1);
+            let subcommands = subcommands(&device.container_edits);
+            assert_eq!(subcommands, ["symlinks", "ldcache", "shim", "mark"]);
+        } else {
+            assert!(front[0].starts_with("/opt/gpu-driver/"), "{front:?}");
+            assert!(behind.is_empty(), "{behind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_claim_keeps_the_mode_that_it_was_prepared_with() {
+    for (first, then) in [(Mode::Preload, Mode::Shim), (Mode::Shim, Mode::Preload)] {
+        let node = TestNode::started();
+        let found = claim(1, &[Share(0, "8Gi", "30")]);
+        let (record, _) = prepare(&node, first, 1, &found);
+        let before = fs::read_to_string(spec_path(&node, 1)).unwrap();
+
+        let (again, repairs) = prepare(&node, then, 1, &found);
+        assert_eq!((&again, repairs), (&record, Vec::new()));
+        assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
+        // Rebuilt, as after a reboot with the new option.
+        fs::remove_file(spec_path(&node, 1)).unwrap();
+        prepare(&node, then, 1, &found);
+        assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
+
+        // The next claim has the new one.
+        let (next, _) = prepare(&node, then, 2, &claim(2, &[Share(0, "8Gi", "30")]));
+        assert_ne!(next.delivery, record.delivery);
+    }
+}
+
+#[test]
+fn a_record_of_an_older_build_means_preload() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, Mode::Preload, 1, &found);
+    let before = fs::read_to_string(spec_path(&node, 1)).unwrap();
+    let uid = claim_ref(1).uid;
+    let path = node.layout().claims().join(format!("{uid}.json"));
+    let text = fs::read_to_string(&path).unwrap();
+    let body = text.lines().nth(1).unwrap();
+    let body = body.replace(r#","delivery":"preload""#, "");
+    assert!(!body.contains("delivery"), "{body}");
+    let crc = format!("{:08x}", crc32fast::hash(body.as_bytes()));
+    let old = format!("{{\"version\":1,\"crc32\":\"{crc}\"}}\n{body}\n");
+    fs::write(&path, old).unwrap();
+
+    let applier = node.applier(node.effects());
+    let Loaded::Present(record) = applier.store().load(&uid).unwrap() else {
+        panic!("an old record is not read");
+    };
+    assert_eq!(record.delivery, Delivery::Preload);
+    prepare(&node, Mode::Shim, 1, &found);
+    assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
+}
+
+#[test]
+fn stubs_in_use_stay_and_missing_ones_are_replaced() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (record, _) = prepare(&node, Mode::Shim, 1, &found);
+    let Delivery::Shim(stubs) = &record.delivery else {
+        panic!("not by stubs: {record:?}");
+    };
+    let in_use = node
+        .applier(node.effects())
+        .artifacts_in_use()
+        .unwrap()
+        .unwrap();
+    for hash in [&stubs.cuda, &stubs.nvml] {
+        assert!(in_use.contains(hash), "{in_use:?}");
+    }
+    // Of a version whose files are lost.
+    let mut lost = record.clone();
+    let gone = "0".repeat(32);
+    if let Delivery::Shim(stubs) = &mut lost.delivery {
+        stubs.cuda.clone_from(&gone);
+    }
+    let applier = node.applier(node.effects());
+    applier.store().save(&lost).unwrap();
+    prepare(&node, Mode::Preload, 1, &found);
+    let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
+    assert!(
+        !spec.contains(&gone) && spec.contains(&stubs.cuda),
+        "{spec}"
+    );
+}

@@ -1,0 +1,412 @@
+//! Delivery by stubs: nothing is preloaded, no variable is set, and what programs take for the driver's libraries
+//! leads to the interposer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use drava_cdi::elf::Machine;
+use drava_cdi::ldcache::{Entry, LdCache};
+use drava_mock_machine::testing::python;
+use drava_vgpu_abi::paths;
+
+use crate::interposer;
+use crate::robustness::{build_library, is_root};
+use crate::subject::{Container, GIB, MIB, Subject};
+
+/// Where the container has the driver's libraries, as its `ld.so.cache` says.
+const LIBRARIES: &str = "/usr/local/lib/nvidia";
+/// The version in the libraries' file names.
+const VERSION: &str = "580.65.06";
+
+/// A container whose root is laid out as the node driver does it.
+struct ShimContainer {
+    container: Container,
+    /// What is mounted, and the place of the root.
+    files: tempfile::TempDir,
+}
+
+impl ShimContainer {
+    /// A container with one share of the first card; `None` without the privilege to mount.
+    fn with_memory(limit_bytes: u64) -> Option<Self> {
+        if !is_root() {
+            return None;
+        }
+        let container = Container::with_memory(limit_bytes);
+        let files = tempfile::tempdir().unwrap();
+        for (stub, stem) in [
+            (paths::CUDA_STUB, "libcuda.so"),
+            (paths::NVML_STUB, "libnvidia-ml.so"),
+        ] {
+            interposer::write_stub(stub, &files.path().join(stem));
+        }
+        fs::create_dir(files.path().join("root")).unwrap();
+        fs::write(files.path().join("ld.so.cache"), cache()).unwrap();
+        Some(Self { container, files })
+    }
+
+    /// A program in the container, with an empty environment.
+    fn command(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Command {
+        self.command_with("", program, arguments)
+    }
+
+    fn command_with(
+        &self,
+        environment: &str,
+        program: impl AsRef<Path>,
+        arguments: &[&str],
+    ) -> Command {
+        let script = format!(
+            "set -e
+            mount --make-rprivate /
+            mount -t tmpfs none {root}
+            cd {root}
+            for place in /*; do
+                name=${{place#/}}
+                case $name in dev | etc | run) continue ;; esac
+                if [ -L $place ]; then cp -P $place $name
+                elif [ -d $place ]; then mkdir $name; mount --rbind $place $name
+                fi
+            done
+            mkdir -p dev etc run/drava run/nvidia-persistenced
+            for node in null zero urandom; do touch dev/$node; mount --bind /dev/$node dev/$node; done
+            for node in {machine}/dev/nvidia*; do touch dev/${{node##*/}}; done
+            cp -a /etc/. etc/
+            rm -f etc/ld.so.preload
+            cp {files}/ld.so.cache etc/ld.so.cache
+            mount --bind {run} run/drava
+            mount --bind {machine}/run/nvidia-persistenced run/nvidia-persistenced
+            mount -t tmpfs none usr/local/lib
+            for place in /usr/local/lib/*/; do
+                mkdir .$place
+                mount --rbind $place .$place
+            done
+            mkdir -p .{driver} .{LIBRARIES}
+            place() {{ touch .$2; mount --bind $1 .$2; mount -o remount,bind,ro .$2; }}
+            place {libvgpu} {library}
+            for stem in libcuda.so libnvidia-ml.so; do
+                place {real}/$stem.1 {driver}/$stem.1
+                place {files}/$stem {LIBRARIES}/$stem.{VERSION}
+                ln -s $stem.{VERSION} .{LIBRARIES}/$stem.1
+                ln -s $stem.1 .{LIBRARIES}/$stem
+            done
+            exec chroot . /usr/bin/env -i {environment} \"$@\"",
+            root = self.files.path().join("root").display(),
+            machine = self.container.machine.root().display(),
+            files = self.files.path().display(),
+            run = self.container.run_dir().display(),
+            driver = Path::new(paths::CUDA_STUB.behind.to_str().unwrap())
+                .parent()
+                .unwrap()
+                .display(),
+            libvgpu = interposer::library().display(),
+            library = paths::LIBRARY,
+            real = self.container.machine.lib_dir().display(),
+        );
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", &script, "sh"])
+            .arg(program.as_ref())
+            .args(arguments);
+        command
+    }
+
+    /// A subject that gets its functions by that route, with a context on the first card.
+    fn start(&self, route: &str) -> Subject {
+        let mut process = Subject::spawn(self.command(interposer::subject(), &[route]));
+        process.init(0);
+        process
+    }
+
+    /// What a program prints.
+    fn output(&self, program: impl AsRef<Path>, arguments: &[&str]) -> String {
+        let output = self.command(program, arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// The host's `ld.so.cache` with the container's libraries.
+fn cache() -> Vec<u8> {
+    let mut cache = LdCache::parse(&fs::read("/etc/ld.so.cache").unwrap()).unwrap();
+    for stem in ["libcuda.so", "libnvidia-ml.so"] {
+        for name in [
+            stem.to_owned(),
+            format!("{stem}.1"),
+            format!("{stem}.{VERSION}"),
+        ] {
+            let path = format!("{LIBRARIES}/{name}");
+            cache.insert(Entry::new(name, path, Machine::HOST));
+        }
+    }
+    cache.to_bytes().unwrap()
+}
+
+/// Takes exactly what the share has, and returns it.
+fn is_limited(process: &mut Subject, limit_bytes: u64, how: &str) {
+    assert_eq!(process.memory_info(), (limit_bytes, limit_bytes), "{how}");
+    process.refused(&format!("alloc {}", limit_bytes + 1));
+    process.alloc(limit_bytes);
+    process.refused("alloc 1");
+    assert_eq!(process.memory_info(), (0, limit_bytes), "{how}");
+}
+
+#[test]
+fn every_way_to_the_driver_is_limited_without_preload_and_environment() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let file = format!("open={LIBRARIES}/libcuda.so.{VERSION}");
+    let versioned = format!("open=libcuda.so.{VERSION}");
+    for route in [
+        "dlsym",
+        "procaddress",
+        "next",
+        "dlmopen",
+        "restricted",
+        "open=libcuda.so",
+        &versioned,
+        &file,
+    ] {
+        let mut process = shim.start(route);
+        is_limited(&mut process, GIB, route);
+        assert!(process.end().success(), "{route}");
+        shim.container.wait_until_taken(0);
+    }
+}
+
+#[test]
+fn the_stub_leads_to_hooks_and_to_all_that_is_not_hooked() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let mut process = shim.start("dlsym");
+    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+    // What libvgpu does not know is the driver's, even if no header has it; and what is nowhere is not found.
+    for name in ["cuDeviceGetName", "cuMemAllocUnlisted"] {
+        let found = process.say(&format!("lookup {name}"));
+        assert_eq!(found, "0 libcuda.so.1", "{name}");
+    }
+    assert_eq!(process.say("lookup cuNoSuchFunction"), "0 none");
+    // The names that it has for `ld` lead nowhere: this function's version of CUDA is not simulated.
+    assert!(
+        paths::CUDA_STUB
+            .link_names()
+            .any(|name| name == "cuProfilerStart")
+    );
+    assert_eq!(process.say("lookup cuProfilerStart"), "0 none");
+    assert_eq!(
+        process.say("procaddress cuMemAlloc 12080 0"),
+        "0 libvgpu.so cuMemAlloc_v2"
+    );
+}
+
+#[test]
+fn a_library_that_was_closed_is_behind_the_stub_again() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let mut process = shim.start("dlsym");
+    process.alloc(GIB / 2);
+    process.ok("reopen 1");
+    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+    process.refused(&format!("alloc {}", GIB / 2 + 1));
+    process.alloc(GIB / 2);
+    process.refused("alloc 1");
+}
+
+/// Each namespace has an interposer of its own; both count in the share.
+#[test]
+fn namespaces_of_one_process_share_its_limit() {
+    let Some(shim) = ShimContainer::with_memory(4 * GIB) else {
+        return;
+    };
+    let mut process = shim.start("dlsym");
+    process.alloc(GIB);
+    process.ok("namespace");
+    process.init(0);
+    let (free, total) = process.memory_info();
+    assert_eq!(total, 4 * GIB);
+    assert_eq!(free, 3 * GIB);
+    process.refused(&format!("alloc {}", free + 1));
+    process.alloc(free);
+    process.refused("alloc 1");
+    let mut other = shim.start("dlsym");
+    other.refused("alloc 1");
+    // Both namespaces' memory comes back when the process dies.
+    process.kill();
+    shim.container
+        .wait_until_taken(crate::subject::CONTEXT_BYTES);
+    other.alloc(4 * GIB);
+}
+
+#[test]
+fn deep_binding_is_limited() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    // Linked with the driver's own library, as one that comes from another machine.
+    let libraries = shim.container.machine.lib_dir().display().to_string();
+    let source = include_str!("plugin.c");
+    let arguments = [&format!("-L{libraries}"), "-l:libcuda.so.1"];
+    let plugin = build_library(shim.files.path(), "plugin", source, &arguments);
+    let mut command = shim.command(interposer::subject(), &["dlsym"]);
+    command.arg(&plugin);
+    let mut process = Subject::spawn(command);
+    process.init(0);
+    process.refused(&format!("plugin {}", GIB + 1));
+    process.ok(&format!("plugin {}", GIB / 2));
+    process.refused(&format!("alloc {}", GIB / 2 + 1));
+    process.alloc(GIB / 2);
+    process.refused("plugin 1");
+}
+
+/// Compiles `linked.c`.
+fn linked(directory: &Path, name: &str, arguments: &[&str]) -> PathBuf {
+    let program = directory.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/limits/linked.c");
+    let built = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .args([&program, &source])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "cc could not build {name}: {error}");
+    program
+}
+
+#[test]
+fn programs_that_are_linked_with_the_library_are_limited() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let files = shim.files.path().display().to_string();
+    let real = shim.container.machine.lib_dir().display().to_string();
+    // Elsewhere with the driver's library; and in the container, where `ld` finds the stub. The second way is that of
+    // Triton; `--as-needed`, with which Ubuntu's compiler links, leaves out a library without any name that is used.
+    for (name, directory, library) in [
+        ("elsewhere", &real, "-l:libcuda.so.1"),
+        ("here", &files, "-l:libcuda.so"),
+    ] {
+        let directory = format!("-L{directory}");
+        let program = linked(
+            shim.files.path(),
+            name,
+            &["-Wl,--as-needed", &directory, library],
+        );
+        let mut process = Subject::spawn(shim.command(&program, &[]));
+        process.init(0);
+        is_limited(&mut process, GIB, name);
+        assert!(process.end().success());
+        shim.container.wait_until_taken(0);
+    }
+}
+
+#[test]
+fn a_static_runtime_is_limited() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let directory = shim.files.path();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/limits/runtime.c");
+    let object = directory.join("runtime.o");
+    let archive = directory.join("libruntime.a");
+    for command in [
+        Command::new("cc")
+            .args(["-c", "-O1", "-o"])
+            .args([&object, &source]),
+        Command::new("ar").arg("rcs").args([&archive, &object]),
+    ] {
+        assert!(command.status().unwrap().success());
+    }
+    let archive = archive.display().to_string();
+    let program = linked(directory, "runtime", &["-DRUNTIME", &archive, "-ldl"]);
+    let mut process = Subject::spawn(shim.command(&program, &[]));
+    process.init(0);
+    is_limited(&mut process, GIB, "static runtime");
+}
+
+#[test]
+fn a_python_program_is_limited_and_nvml_shows_the_share() {
+    let Some(shim) = ShimContainer::with_memory(8 * GIB) else {
+        return;
+    };
+    let mut process = shim.start("dlsym");
+    process.alloc(3 * GIB);
+    assert_eq!(
+        process.ok("nvml 0 1"),
+        [8 * GIB, 5 * GIB, 3 * GIB].map(u64::cast_signed)
+    );
+    let clients = python::clients().unwrap();
+    let shown = shim.output(clients.join("gpustat"), &["--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["gpus"][0]["memory.total"], 8192, "{shown}");
+    assert_eq!(shown["gpus"][0]["memory.used"], 3072, "{shown}");
+    let program = format!(
+        "import ctypes
+cuda = ctypes.CDLL('libcuda.so.1')
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+allocate = lambda size: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size))
+print(allocate({too_much}), allocate({rest}), allocate(1))",
+        too_much = 5 * GIB + 1,
+        rest = 5 * GIB,
+    );
+    let shown = shim.output(clients.join("python3"), &["-c", &program]);
+    assert_eq!(shown.trim(), "2 0 2");
+}
+
+#[test]
+fn a_program_that_uses_no_gpu_loads_nothing_of_ours() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let maps = shim.output("/bin/cat", &["/proc/self/maps"]);
+    assert!(maps.contains("libc.so"), "{maps}");
+    assert!(
+        !maps.contains("drava") && !maps.contains("nvidia"),
+        "{maps}"
+    );
+}
+
+/// As where another claim of the pod was prepared before the node changed its mode.
+#[test]
+fn stub_and_preload_together_count_once() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let preload = format!("LD_PRELOAD={}", paths::LIBRARY);
+    for route in ["dlsym", "procaddress", "next"] {
+        let mut process =
+            Subject::spawn(shim.command_with(&preload, interposer::subject(), &[route]));
+        process.init(0);
+        is_limited(&mut process, GIB, route);
+        assert_eq!(shim.container.processes_of("share").len(), 1);
+        assert!(process.end().success());
+        shim.container.wait_until_taken(0);
+    }
+}
+
+/// What `docs/security.md` says: the driver's own file is there, and a program that opens it by its path has it. With a
+/// preloaded interposer it does not.
+#[test]
+fn the_drivers_own_file_is_behind_the_stub() {
+    let Some(shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let route = format!("open={}", paths::CUDA_STUB.behind.to_str().unwrap());
+    let mut process = shim.start(&route);
+    process.alloc(GIB + 2 * MIB);
+    let taken = crate::subject::CONTEXT_BYTES + GIB + 2 * MIB;
+    shim.container.wait_until_taken(taken);
+
+    let preload = format!("LD_PRELOAD={}", paths::LIBRARY);
+    let command = shim.command_with(&preload, interposer::subject(), &[&route]);
+    let mut process = Subject::spawn(command);
+    process.init(0);
+    is_limited(&mut process, GIB, "preloaded");
+}
