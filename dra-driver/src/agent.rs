@@ -8,7 +8,9 @@
 //! | Does somebody escape or exceed a limit? | [`detect`] (pure) |
 //! | Which container does a process belong to? | [`process`] |
 //! | What does NVML say? | [`observe`] |
+//! | What does the driver take by itself? | [`reserve`] (pure) |
 //! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`] |
+//! | Has a process come to a share that had none? | [`arrivals`] |
 //! | Who does all this when? | [`card`], and the thread here |
 //! | Who is told? | [`tell`] |
 //!
@@ -22,6 +24,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime};
 
@@ -35,20 +38,21 @@ use crate::prepare::record::{Loaded, Stage, Store};
 use crate::prepare::{Prepared, ShareId};
 
 pub mod allot;
+pub mod arrivals;
 pub mod card;
 pub mod contention;
 pub mod control;
 pub mod detect;
 pub mod observe;
 pub mod process;
+pub mod reserve;
 pub mod share;
 pub mod tell;
 pub mod tenant;
 pub mod token;
 
-use card::{Card, Tenants, What};
+use card::{Card, Shares, What};
 use observe::{Attention, Observation, Observer, Open};
-use share::Scratch;
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.
@@ -78,7 +82,12 @@ pub struct Config {
     pub proc_root: PathBuf,
     /// Opens the GPU library.
     pub open: Open,
+    /// What the driver takes in a context of a card, bytes; `None` while nobody knows.
+    pub estimate: Estimate,
 }
+
+/// See [`Config::estimate`].
+pub type Estimate = Arc<dyn Fn(&GpuUuid) -> Option<u64> + Send + Sync>;
 
 /// Something to tell about a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,12 +104,11 @@ pub struct Finding {
 pub struct Agent {
     config: Config,
     store: Store,
-    tenants: Tenants,
+    shares: Shares,
     cards: BTreeMap<GpuUuid, Card>,
     /// Of every card that ever had a share.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
-    scratch: Scratch,
     observations: (Sender<Observation>, Receiver<Observation>),
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
@@ -115,11 +123,10 @@ impl Agent {
         Self {
             store: Store::new(config.layout.claims()),
             config,
-            tenants: Tenants::new(),
+            shares: Shares::default(),
             cards: BTreeMap::new(),
             observers: BTreeMap::new(),
             next_key: 0,
-            scratch: Scratch::default(),
             observations: mpsc::channel(),
             claims_changed: None,
             refresh_us: 0,
@@ -131,16 +138,13 @@ impl Agent {
     /// Works until `stop`. Blocks.
     pub fn run(mut self, stop: &CancellationToken, mut tell: impl FnMut(Finding)) {
         while !stop.is_cancelled() {
+            self.pass(now_us()).into_iter().for_each(&mut tell);
             let now_us = now_us();
-            for (key, what) in self.pass(now_us) {
-                self.tell(key, what, &mut tell);
-            }
-            let wait = Duration::from_micros(self.next_us().saturating_sub(self::now_us()));
+            let wait = Duration::from_micros(self.next_us(now_us).saturating_sub(now_us));
             match self.observations.1.recv_timeout(wait) {
                 Ok(observation) => {
-                    for (key, what) in self.observed(self::now_us(), &observation) {
-                        self.tell(key, what, &mut tell);
-                    }
+                    let found = self.observed(self::now_us(), &observation);
+                    found.into_iter().for_each(&mut tell);
                 }
                 // The agent holds a sender itself.
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
@@ -148,21 +152,29 @@ impl Agent {
         }
     }
 
-    fn tell(&self, key: Key, what: What, tell: &mut impl FnMut(Finding)) {
-        if let Some(tenant) = self.tenants.get(&key) {
-            tell(Finding {
+    /// How often it has read a usage region so far: what it costs, mostly.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.shares.scratch.reads()
+    }
+
+    fn findings(&self, told: Vec<(Key, What)>) -> Vec<Finding> {
+        let finding = |(key, what)| {
+            let tenant = self.shares.tenants.get(&key)?;
+            Some(Finding {
                 claim: tenant.claim.clone(),
                 share: tenant.share.clone(),
                 what,
-            });
-        }
+            })
+        };
+        told.into_iter().filter_map(finding).collect()
     }
 
-    /// When there is something to do next, µs.
-    fn next_us(&self) -> u64 {
-        let now_us = now_us();
+    /// When there is something to do next, µs of the clock that [`Self::pass`] is given.
+    #[must_use]
+    pub fn next_us(&self, now_us: u64) -> u64 {
         let turns = self.cards.values().any(Card::takes_turns);
-        let lent = self.tenants.values().any(|tenant| tenant.is_lent);
+        let lent = self.cards.values().any(Card::is_lent);
         let soon = match (turns, lent) {
             (true, _) => now_us + TURN_US,
             (false, true) => now_us + WAKE_US,
@@ -171,20 +183,22 @@ impl Agent {
         soon.min(self.step_us)
     }
 
-    /// Does what is due.
-    fn pass(&mut self, now_us: u64) -> Vec<(Key, What)> {
+    /// Does what is due at `now_us`, of a clock in microseconds.
+    pub fn pass(&mut self, now_us: u64) -> Vec<Finding> {
         let mut told = Vec::new();
         let is_step = now_us >= self.step_us;
         if is_step {
             self.step_us = now_us + STEP_US;
             self.is_odd_step = !self.is_odd_step;
             self.refresh(now_us);
+            for key in self.shares.arrivals.take() {
+                self.arrive(key);
+            }
         }
         for (uuid, card) in &mut self.cards {
-            // Every second step, where nobody would notice.
-            let is_step = is_step && !(card.is_quiet() && self.is_odd_step);
-            if is_step || card.has_woken(&self.tenants, &mut self.scratch) {
-                told.extend(card.step(now_us, &mut self.tenants, &mut self.scratch));
+            let steps = is_step && !card.may_rest(self.is_odd_step);
+            if steps || card.has_woken(&mut self.shares) {
+                told.extend(card.step(now_us, &mut self.shares));
                 if let Some(observer) = self.observers.get(uuid) {
                     observer.attend(if card.is_shared() {
                         Attention::Busy
@@ -193,32 +207,42 @@ impl Agent {
                     });
                 }
             }
-            if is_step || card.takes_turns() {
-                card.turn(now_us, &mut self.tenants, &mut self.scratch);
+            if steps || card.takes_turns() {
+                card.turn(now_us, &mut self.shares);
             }
             if is_step && now_us.saturating_sub(card.looked_us()) > BLIND_US {
-                told.extend(card.look(now_us, None, &mut self.tenants, &mut self.scratch));
+                told.extend(card.look(now_us, None, None, &mut self.shares));
             }
         }
-        told
+        self.findings(told)
     }
 
-    fn observed(&mut self, now_us: u64, observation: &Observation) -> Vec<(Key, What)> {
+    fn arrive(&mut self, key: Key) {
+        let Some(tenant) = self.shares.tenants.get_mut(&key) else {
+            return;
+        };
+        tenant.arrive();
+        if let Some(card) = self.cards.get_mut(&tenant.card) {
+            card.arrive();
+        }
+    }
+
+    /// Takes what NVML says of a card.
+    pub fn observed(&mut self, now_us: u64, observation: &Observation) -> Vec<Finding> {
         let Some(card) = self.cards.get_mut(&observation.card) else {
             return Vec::new();
         };
-        let told = card.look(
-            now_us,
-            Some(observation),
-            &mut self.tenants,
-            &mut self.scratch,
-        );
-        let replaced = |tenant: &Tenant| tenant.card == observation.card && !tenant.is_current();
-        if self.tenants.values().any(replaced) {
-            self.tenants.retain(|_, tenant| !replaced(tenant));
+        let estimate = (self.config.estimate)(&observation.card);
+        let told = card.look(now_us, Some(observation), estimate, &mut self.shares);
+        let found = self.findings(told);
+        let before = self.shares.tenants.len();
+        self.shares.tenants.retain(|_, tenant| {
+            tenant.card != observation.card || !tenant.is_here() || tenant.is_current()
+        });
+        if self.shares.tenants.len() < before {
             self.refresh_us = 0;
         }
-        told
+        found
     }
 
     /// Opens the shares of new claims and forgets those of claims that are gone.
@@ -238,9 +262,11 @@ impl Agent {
         };
         self.claims_changed = changed;
         self.refresh_us = now_us + REFRESH_US;
-        self.tenants
+        self.shares
+            .tenants
             .retain(|_, tenant| listed.contains(&tenant.claim));
         let known: BTreeSet<ClaimUid> = self
+            .shares
             .tenants
             .values()
             .map(|tenant| tenant.claim.clone())
@@ -272,13 +298,18 @@ impl Agent {
         }
         for tenant in opened {
             self.next_key = self.next_key.wrapping_add(1);
-            self.tenants.insert(Key(self.next_key), tenant);
+            self.shares.tenants.insert(Key(self.next_key), tenant);
         }
         Ok(())
     }
 
     fn follow_cards(&mut self, now_us: u64) {
-        let wanted: BTreeSet<&GpuUuid> = self.tenants.values().map(|tenant| &tenant.card).collect();
+        let wanted: BTreeSet<&GpuUuid> = self
+            .shares
+            .tenants
+            .values()
+            .map(|tenant| &tenant.card)
+            .collect();
         self.cards.retain(|uuid, _| wanted.contains(uuid));
         for (uuid, observer) in &self.observers {
             if !wanted.contains(uuid) {
@@ -288,7 +319,7 @@ impl Agent {
         for uuid in wanted {
             let card = self.cards.entry(uuid.clone());
             card.or_insert_with(|| Card::new(uuid.clone(), now_us))
-                .meet(&self.tenants);
+                .meet(&self.shares);
             if self.observers.contains_key(uuid) {
                 continue;
             }

@@ -29,6 +29,7 @@ use crate::plugin::takeover::Standing;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
+use crate::publish::amounts;
 use crate::publish::writer::Publisher;
 use crate::reconcile;
 use crate::report::{Reason, Reporter, Subject};
@@ -128,12 +129,14 @@ pub async fn run(
     if !until(&stop, directories::make(&layout, &conditions)).await {
         return Ok(());
     }
+    let observe = Arc::clone(&source.observe);
+    let thread = InventoryThread::start(source).map_err(RunError::Thread)?;
     let agent = agent::Config {
         layout: layout.clone(),
         proc_root: PathBuf::from("/proc"),
-        open: Arc::clone(&source.observe),
+        open: observe,
+        estimate: estimate(thread.state()),
     };
-    let thread = InventoryThread::start(source).map_err(RunError::Thread)?;
     let (reporter, reports) = Reporter::start(client.clone(), node.clone());
     tasks.spawn(async move {
         reports.await;
@@ -299,6 +302,17 @@ async fn active(
         injected,
         remove_old_artifacts(claims, state_dir, stop)
     );
+}
+
+/// What the driver takes in a context of the node's cards, as claims are prepared with.
+fn estimate(gpus: watch::Receiver<State>) -> agent::Estimate {
+    Arc::new(move |card| match &*gpus.borrow() {
+        State::Known(node) => {
+            let card = node.inventory.card(card.as_str())?;
+            Some(amounts::driver_reserve_bytes(card))
+        }
+        State::Pending | State::Unknown(_) => None,
+    })
 }
 
 /// Runs the node agent until `stop`.

@@ -7,9 +7,11 @@ use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::arrivals::Arrivals;
 use super::control::{Controller, Measured};
-use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, driver_bytes, look};
+use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, look};
 use super::observe::{Listed, Observation};
+use super::reserve::shown;
 use super::share::Scratch;
 use super::tenant::{Key, Tenant};
 use super::token::{Change, Contender, Ring};
@@ -57,14 +59,26 @@ pub struct Card {
     quiet: u32,
     /// How many metered shares did anything in the last step.
     active: usize,
+    /// Whether any of its shares may have processes.
+    is_inhabited: bool,
+    /// Whether some of them are idle while others use their time, and may want it back at any moment.
+    is_lent: bool,
     looked_us: u64,
     /// When a share with turns last wanted time.
     turns_wanted_us: Option<u64>,
     reminded_us: u64,
 }
 
-/// The shares of a node.
-pub type Tenants = BTreeMap<Key, Tenant>;
+/// The shares of a node, and what is needed to look at them.
+#[derive(Default)]
+pub struct Shares {
+    /// By key.
+    pub tenants: BTreeMap<Key, Tenant>,
+    /// For reading their regions.
+    pub scratch: Scratch,
+    /// Tells of processes that come to those that have none.
+    pub arrivals: Arrivals,
+}
 
 impl Card {
     /// A card that nobody has looked at yet.
@@ -79,6 +93,8 @@ impl Card {
             keys: Vec::new(),
             quiet: 0,
             active: 0,
+            is_inhabited: true,
+            is_lent: false,
             looked_us: now_us,
             turns_wanted_us: None,
             reminded_us: 0,
@@ -104,28 +120,39 @@ impl Card {
     }
 
     /// Takes its shares from all of them, after some have come or gone.
-    pub fn meet(&mut self, tenants: &Tenants) {
-        let here = tenants
+    pub fn meet(&mut self, shares: &Shares) {
+        let here = shares
+            .tenants
             .iter()
             .filter(|(_, tenant)| tenant.card == self.uuid);
         self.keys = here.map(|(key, _)| *key).collect();
         self.quiet = 0;
+        self.is_inhabited = true;
     }
 
-    /// Whether nothing has happened for so long that it is enough to look at every second step. A share that begins on
-    /// a card like this needs nobody: its page already lets it have what nobody uses.
+    /// Takes note that somebody has come to one of its shares.
+    pub fn arrive(&mut self) {
+        self.is_inhabited = true;
+    }
+
+    /// Whether this step may be left out: nothing has happened for long, and it is every second one or nobody is there
+    /// who could do anything. A share that begins on a card like this needs nobody: its page already lets it have what
+    /// nobody uses.
     #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    pub fn may_rest(&self, is_odd_step: bool) -> bool {
+        self.is_quiet() && (is_odd_step || !self.is_inhabited)
+    }
+
+    /// Whether nothing has happened for so long that all that can be said has been said.
+    fn is_quiet(&self) -> bool {
         self.quiet > QUIET
     }
 
     /// Measures the shares and sets their rates.
-    pub fn step(
-        &mut self,
-        now_us: u64,
-        tenants: &mut Tenants,
-        scratch: &mut Scratch,
-    ) -> Vec<(Key, What)> {
+    pub fn step(&mut self, now_us: u64, shares: &mut Shares) -> Vec<(Key, What)> {
+        let Shares {
+            tenants, scratch, ..
+        } = shares;
         let elapsed_us = now_us.saturating_sub(self.stepped_us);
         self.stepped_us = now_us;
         let mut told = Vec::new();
@@ -155,33 +182,46 @@ impl Card {
             self.quiet.saturating_add(1)
         };
         if self.is_quiet() {
-            // All that can be said of it has been said.
             return told;
         }
+        self.is_lent = false;
         for (key, decision) in self.controller.step(elapsed_us, &metered) {
             let Some(tenant) = tenants.get_mut(&key) else {
                 continue;
             };
             tenant.is_lent = decision.is_lent;
+            self.is_lent |= decision.is_lent && tenant.is_here();
             complain(tenant.set_rate(decision.rate_us_per_s), tenant);
             complain(tenant.set_own_time(decision.own_parts), tenant);
         }
         told
     }
 
-    /// Whether a share that is idle while others use its time wants it back.
+    /// Whether shares are idle while others use their time, and may want it back at any moment.
     #[must_use]
-    pub fn has_woken(&self, tenants: &Tenants, scratch: &mut Scratch) -> bool {
+    pub fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
+    /// Whether one of them wants it back.
+    #[must_use]
+    pub fn has_woken(&self, shares: &mut Shares) -> bool {
+        if !self.is_lent {
+            return false;
+        }
         let mut lent = self
             .keys
             .iter()
-            .filter_map(|key| tenants.get(key))
+            .filter_map(|key| shares.tenants.get(key))
             .filter(|tenant| tenant.is_lent);
-        lent.any(|tenant| tenant.has_woken(scratch))
+        lent.any(|tenant| tenant.has_woken(&mut shares.scratch))
     }
 
     /// Hands the token on if it is time.
-    pub fn turn(&mut self, now_us: u64, tenants: &mut Tenants, scratch: &mut Scratch) {
+    pub fn turn(&mut self, now_us: u64, shares: &mut Shares) {
+        let Shares {
+            tenants, scratch, ..
+        } = shares;
         let taking: Vec<Key> = self
             .keys
             .iter()
@@ -224,39 +264,59 @@ impl Card {
         }
     }
 
-    /// Compares the shares with what NVML says; without an observation only the regions are looked at.
+    /// Compares the shares with what NVML says; without an observation only the regions are looked at. `estimate_bytes`
+    /// is what the driver takes in a context of the card, where that is known.
     pub fn look(
         &mut self,
         now_us: u64,
         observation: Option<&Observation>,
-        tenants: &mut Tenants,
-        scratch: &mut Scratch,
+        estimate_bytes: Option<u64>,
+        shares: &mut Shares,
     ) -> Vec<(Key, What)> {
         let elapsed_us = now_us.saturating_sub(self.looked_us);
         self.looked_us = now_us;
         let keys = self.keys.clone();
-        let views: Vec<_> = keys
-            .iter()
-            .filter_map(|key| Some(tenants.get_mut(key)?.view(*key, scratch)))
-            .collect();
+        let Shares {
+            tenants, scratch, ..
+        } = shares;
         let listed = observation.and_then(|observation| observation.processes.as_deref());
-        let processes: Vec<GpuProcess<Key>> = listed
-            .unwrap_or_default()
-            .iter()
-            .map(|listed| gpu_process(listed, &keys, tenants))
-            .collect();
-        let suspicions = look(&views, &processes);
+        let processes: Option<Vec<GpuProcess<Key>>> = listed.map(|listed| {
+            let of_listed = |listed| gpu_process(listed, &keys, tenants);
+            listed.iter().map(of_listed).collect()
+        });
+        let mut views = Vec::new();
+        for key in &keys {
+            let uses_card = |process: &GpuProcess<Key>| process.shares.contains(key);
+            let is_used = processes
+                .as_deref()
+                .is_some_and(|p| p.iter().any(uses_card));
+            if let Some(tenant) = tenants.get_mut(key)
+                && (tenant.is_due() || is_used)
+            {
+                views.push(tenant.view(*key, scratch));
+            }
+        }
+        let suspicions = look(&views, processes.as_deref().unwrap_or_default());
         let mut told = Vec::new();
         let news = self.judge.hear(&keys, suspicions.clone());
         told.extend(news.into_iter().map(|(key, news)| (key, What::News(news))));
         told.extend(self.enforce(now_us, &suspicions, tenants));
         for view in &views {
-            let Some(tenant) = tenants.get_mut(&view.id) else {
+            let Some(tenant) = shares.tenants.get_mut(&view.id) else {
                 continue;
             };
-            if let Some(bytes) = driver_bytes(view, &processes) {
-                complain(tenant.raise_reserve(bytes), tenant);
-            }
+            tenant.settle(
+                view.id,
+                now_us,
+                view,
+                processes.as_deref(),
+                &mut shares.arrivals,
+            );
+            let Some(processes) = &processes else {
+                continue;
+            };
+            let shown = shown(view.id, &views, processes);
+            complain(tenant.correct(estimate_bytes, &shown), tenant);
             if tenant.takes_turns() {
                 let own = processes
                     .iter()
@@ -264,29 +324,39 @@ impl Card {
                 tenant.follow(own.filter_map(|process| open_pid(process.pid)).collect());
             }
         }
-        if let Some(busy) = observation.and_then(|observation| observation.busy.as_ref()) {
-            let seen = |key: &Key| {
-                let own = processes
-                    .iter()
-                    .filter(|process| process.shares.first() == Some(key));
-                let percent: u64 = own
-                    .filter_map(|process| busy.get(&process.pid))
-                    .map(|percent| u64::from(*percent))
-                    .sum();
-                (*key, elapsed_us * percent.min(100) / 100)
-            };
-            let seen: Vec<(Key, u64)> = keys.iter().map(seen).collect();
-            let busy_us = elapsed_us * u64::from(busy.values().sum::<u32>().min(100)) / 100;
-            self.controller.observe(elapsed_us, busy_us, &seen);
+        let is_here = |key: &Key| shares.tenants.get(key).is_some_and(Tenant::is_here);
+        self.is_inhabited = keys.iter().any(is_here);
+        if let (Some(processes), Some(busy)) = (
+            &processes,
+            observation.and_then(|observation| observation.busy.as_ref()),
+        ) {
+            self.see(elapsed_us, processes, busy);
         }
         told
+    }
+
+    /// Takes how busy each process was, percent by PID.
+    fn see(&mut self, elapsed_us: u64, processes: &[GpuProcess<Key>], busy: &BTreeMap<u32, u32>) {
+        let seen = |key: &Key| {
+            let own = processes
+                .iter()
+                .filter(|process| process.shares.first() == Some(key));
+            let percent: u64 = own
+                .filter_map(|process| busy.get(&process.pid))
+                .map(|percent| u64::from(*percent))
+                .sum();
+            (*key, elapsed_us * percent.min(100) / 100)
+        };
+        let seen: Vec<(Key, u64)> = self.keys.iter().map(seen).collect();
+        let busy_us = elapsed_us * u64::from(busy.values().sum::<u32>().min(100)) / 100;
+        self.controller.observe(elapsed_us, busy_us, &seen);
     }
 
     fn enforce(
         &self,
         now_us: u64,
         suspicions: &[(Key, Suspicion)],
-        tenants: &Tenants,
+        tenants: &BTreeMap<Key, Tenant>,
     ) -> Vec<(Key, What)> {
         let mut told = Vec::new();
         for (key, suspicion) in suspicions {
@@ -323,7 +393,7 @@ impl Card {
     }
 }
 
-fn gpu_process(listed: &Listed, keys: &[Key], tenants: &Tenants) -> GpuProcess<Key> {
+fn gpu_process(listed: &Listed, keys: &[Key], tenants: &BTreeMap<Key, Tenant>) -> GpuProcess<Key> {
     let has = |key: &&Key| {
         tenants.get(key).is_some_and(|tenant| {
             listed

@@ -258,27 +258,6 @@ fn groups<Id: Ord + Copy>(shares: &[ShareView<Id>], processes: &[GpuProcess<Id>]
     groups
 }
 
-/// What the driver itself takes in a process, at most, of those that count themselves: NVML's figure less what was
-/// counted and is not the driver's own.
-#[must_use]
-pub fn driver_bytes<Id: Ord + Copy>(
-    share: &ShareView<Id>,
-    processes: &[GpuProcess<Id>],
-) -> Option<u64> {
-    let region = share.region.as_ref().ok()?;
-    let of_process = |counted: &ProcessUsage| {
-        let process = processes
-            .iter()
-            .find(|process| process.owner == counted.owner)?;
-        Some(
-            process
-                .used_bytes?
-                .saturating_sub(counted.used_bytes.saturating_sub(counted.driver_bytes)),
-        )
-    };
-    region.processes.iter().filter_map(of_process).max()
-}
-
 /// What changed for a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {

@@ -13,8 +13,8 @@ use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory, ProcessUtilization};
 
 use super::process::{Described, Processes};
 
-/// Time between two looks.
-pub const INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two looks: what is promised within a second needs a little for itself.
+pub const INTERVAL: Duration = Duration::from_millis(950);
 
 /// Time between two looks at how busy processes are: NVML's shortest sample period. It gives the newest sample only.
 const SAMPLE: Duration = Duration::from_millis(160);

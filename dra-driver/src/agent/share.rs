@@ -18,7 +18,7 @@ use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
 use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
 use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
 use drava_vgpu_abi::{Limits, paths};
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, OFlags, statat};
 
 use super::detect::{RegionProblem, RegionView, check};
 
@@ -33,6 +33,15 @@ pub struct Scratch {
     bytes: Vec<u8>,
     /// Beyond it all bytes are zero.
     dirty: usize,
+    reads: u64,
+}
+
+impl Scratch {
+    /// How often a region was read so far.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.reads
+    }
 }
 
 impl Default for Scratch {
@@ -40,15 +49,16 @@ impl Default for Scratch {
         Self {
             bytes: vec![0; REGION_SIZE],
             dirty: 0,
+            reads: 0,
         }
     }
 }
 
-/// The limits page of a share.
+/// The limits page of a share. The agent is not the only one who may change it, so each change is made to what the page
+/// says at that moment.
 pub struct Page {
     path: PathBuf,
     file: File,
-    inode: u64,
     content: [u8; PAGE_SIZE],
     decoded: LimitsPage,
 }
@@ -64,11 +74,9 @@ impl Page {
         let mut content = [0; PAGE_SIZE];
         file.read_exact_at(&mut content, 0)?;
         let decoded = page::decode(&content).map_err(io::Error::other)?;
-        let inode = file.metadata()?.ino();
         Ok(Self {
             path,
             file,
-            inode,
             content,
             decoded,
         })
@@ -80,17 +88,42 @@ impl Page {
         &self.decoded.spec.limits
     }
 
-    /// Whether it still is the page at its path.
+    /// Whether it still is the page at its path: one that was removed or retired leaves its place to another.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|present| present.ino() == self.inode)
+        let Ok(held) = self.file.metadata() else {
+            return false;
+        };
+        let is_successor_there = || fs::metadata(&self.path).is_ok_and(|at| at.ino() != held.ino());
+        held.nlink() > 0 && !(self.decoded.retired && is_successor_there())
     }
 
-    /// Changes the limits in place, unless they are the same.
+    /// Reads it again if somebody has changed it.
     ///
     /// # Errors
-    /// When it cannot be written. One of its records is intact then, too.
-    pub fn set(&mut self, limits: Limits) -> io::Result<()> {
+    /// When it cannot be read. It stands for what it said then.
+    pub fn refresh(&mut self) -> io::Result<()> {
+        let mut current = [0; 8];
+        self.file
+            .read_exact_at(&mut current, page::CURRENT_OFFSET as u64)?;
+        if u64::from_le_bytes(current) == self.decoded.generation {
+            return Ok(());
+        }
+        let mut content = [0; PAGE_SIZE];
+        self.file.read_exact_at(&mut content, 0)?;
+        self.decoded = page::decode(&content).map_err(io::Error::other)?;
+        self.content = content;
+        Ok(())
+    }
+
+    /// Changes the limits in place, if that changes anything.
+    ///
+    /// # Errors
+    /// When it cannot be read or written. One of its records is intact then, too.
+    pub fn change(&mut self, change: impl FnOnce(&mut Limits)) -> io::Result<()> {
+        self.refresh()?;
+        let mut limits = *self.limits();
+        change(&mut limits);
         if *self.limits() == limits {
             return Ok(());
         }
@@ -133,8 +166,17 @@ impl Page {
 
 /// The usage region of a share.
 pub struct Usage {
-    path: PathBuf,
-    opened: Result<File, RegionProblem>,
+    dir: PathBuf,
+    opened: Result<Region, RegionProblem>,
+}
+
+/// An open region.
+struct Region {
+    file: File,
+    /// Where it lies.
+    dir: File,
+    /// Device and inode.
+    identity: (u64, u64),
 }
 
 /// What the header says, as far as every tick needs it.
@@ -152,9 +194,16 @@ impl Usage {
     /// The region in a usage directory.
     #[must_use]
     pub fn open(dir: &Path) -> Self {
-        let path = dir.join(paths::REGION_FILE);
-        let opened = open(&path);
-        Self { path, opened }
+        Self {
+            dir: dir.to_owned(),
+            opened: open(dir),
+        }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Opens the region anew if another file stands at its path, and checks its size.
@@ -162,19 +211,18 @@ impl Usage {
     /// # Errors
     /// What is wrong with it.
     pub fn verify(&mut self) -> Result<(), RegionProblem> {
-        let present = fs::symlink_metadata(&self.path)
-            .ok()
-            .map(|at| (at.dev(), at.ino()));
-        let held = self
-            .opened
-            .as_ref()
-            .ok()
-            .and_then(|file| file.metadata().ok());
-        if present.is_none() || held.as_ref().map(|held| (held.dev(), held.ino())) != present {
-            self.opened = open(&self.path);
-        }
-        let file = self.opened.as_ref().map_err(Clone::clone)?;
-        let found = file.metadata().map_err(unreadable)?.len();
+        let present = self.opened.as_ref().ok().and_then(|region| {
+            let at = statat(&region.dir, paths::REGION_FILE, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            ((at.st_dev, at.st_ino) == region.identity).then_some(at.st_size)
+        });
+        let found = match present {
+            Some(size) => u64::try_from(size).unwrap_or(0),
+            None => {
+                self.opened = open(&self.dir);
+                let region = self.opened.as_ref().map_err(Clone::clone)?;
+                region.file.metadata().map_err(unreadable)?.len()
+            }
+        };
         let expected = REGION_SIZE as u64;
         if found == expected {
             Ok(())
@@ -244,13 +292,14 @@ impl Usage {
         start: usize,
         length: usize,
     ) -> Result<(), RegionProblem> {
-        let file = self.opened.as_ref().map_err(Clone::clone)?;
+        let file = &self.opened.as_ref().map_err(Clone::clone)?.file;
         let (end, dirty) = (start + length, scratch.dirty);
         // What an earlier read of another region left beyond.
         if let Some(rest) = scratch.bytes.get_mut(end..dirty.max(end)) {
             rest.fill(0);
         }
         scratch.dirty = end;
+        scratch.reads += u64::from(length > 0);
         let Some(place) = scratch.bytes.get_mut(start..end) else {
             return Ok(());
         };
@@ -274,19 +323,23 @@ impl Usage {
     }
 }
 
-fn open(path: &Path) -> Result<File, RegionProblem> {
+fn open(dir: &Path) -> Result<Region, RegionProblem> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let flags = flags.bits().cast_signed();
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(flags)
-        .open(path)
+        .open(dir.join(paths::REGION_FILE))
         .map_err(unreadable)?;
-    if file.metadata().map_err(unreadable)?.is_file() {
-        Ok(file)
-    } else {
-        Err(RegionProblem::Unreadable("it is no file".to_owned()))
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(RegionProblem::Unreadable("it is no file".to_owned()));
     }
+    Ok(Region {
+        file,
+        dir: File::open(dir).map_err(unreadable)?,
+        identity: (metadata.dev(), metadata.ino()),
+    })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]

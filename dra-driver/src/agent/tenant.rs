@@ -6,14 +6,16 @@ use std::os::fd::OwnedFd;
 
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
+use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::contention::ALL;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
-use drava_vgpu_abi::{ComputePolicy, Limits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::arrivals::Arrivals;
 use super::control::{Measured, Terms};
-use super::detect::{RegionProblem, ShareView};
+use super::detect::{GpuProcess, RegionProblem, ShareView};
+use super::reserve::{Reserve, Shown};
 use super::share::{Glance, Page, Scratch, Usage};
 use super::token::Contender;
 use crate::claim::ClaimUid;
@@ -31,8 +33,9 @@ const DEBT_BELIEVED_US: u64 = 1_000_000;
 /// Rates that differ by less than one part in so many are the same.
 const SAME_RATE: u32 = 256;
 
-/// The driver's reserve rises to at most so many times what it was prepared with: more is not the driver.
-const RESERVE_FACTOR: u64 = 2;
+/// A share whose processes have no context counts as one without processes after so long without demand, µs: a process
+/// that was killed leaves its slot to the next one that looks.
+const LINGERS_US: u64 = 10_000_000;
 
 /// Which share, in the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +59,10 @@ pub struct Tenant {
     usage: Usage,
     /// Whether it is the only device of its claim.
     is_alone: bool,
-    prepared_reserve_bytes: u64,
+    presence: Presence,
+    reserve: Reserve,
+    /// What the page said when it was opened.
+    opened_reserve_bytes: u64,
     slots: BTreeMap<SlotIndex, Slot>,
     /// The region's sign of demand at the last look.
     wanted_us: u64,
@@ -66,6 +72,23 @@ pub struct Tenant {
     longest_told_us: u64,
     /// Ends of its processes.
     pidfds: Vec<OwnedFd>,
+}
+
+/// One look in so many at a share without processes finds what inotify does not tell.
+const LOOKS_AWAY: u32 = 10;
+
+/// Whether a share has processes, which have to be looked at in each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    /// It may have some.
+    Here,
+    /// It had none when the agent began to wait for the next one.
+    Leaving,
+    /// It had none either in a look after that, and nobody has come since.
+    Away {
+        /// Looks for which it was left alone.
+        unseen: u32,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +130,9 @@ impl Tenant {
             enforcement: share.enforcement,
             since_us: now_us,
             is_lent: false,
-            prepared_reserve_bytes: page.limits().driver_reserve_bytes,
+            presence: Presence::Here,
+            reserve: Reserve::default(),
+            opened_reserve_bytes: page.limits().driver_reserve_bytes,
             is_alone: record.devices.len() == 1,
             page,
             usage,
@@ -139,17 +164,80 @@ impl Tenant {
         self.is_alone && self.page.limits().compute_policy == ComputePolicy::Token
     }
 
-    /// Whether its page still is the one at its path.
+    /// Whether it may have processes.
     #[must_use]
-    pub fn is_current(&self) -> bool {
+    pub fn is_here(&self) -> bool {
+        !matches!(self.presence, Presence::Away { .. })
+    }
+
+    /// Somebody has come to it.
+    pub fn arrive(&mut self) {
+        self.presence = Presence::Here;
+    }
+
+    /// Whether it is to be looked at in this look, which comes once a second; counts those that it is left out of.
+    pub fn is_due(&mut self) -> bool {
+        match &mut self.presence {
+            Presence::Here | Presence::Leaving => true,
+            Presence::Away { unseen } => {
+                *unseen += 1;
+                *unseen >= LOOKS_AWAY
+            }
+        }
+    }
+
+    /// Takes what a look has shown of it; `listed` is what NVML lists on the card, if it does.
+    pub fn settle(
+        &mut self,
+        key: Key,
+        now_us: u64,
+        view: &ShareView<Key>,
+        listed: Option<&[GpuProcess<Key>]>,
+        arrivals: &mut Arrivals,
+    ) {
+        // One that was damaged is looked at until it is mended.
+        let is_inhabited = view.region.as_ref().map_or(true, |region| {
+            let has_context = |process: &ProcessUsage| {
+                listed.is_none_or(|listed| listed.iter().any(|l| l.owner == process.owner))
+            };
+            let lingers = self.wanted_us.max(self.since_us).saturating_add(LINGERS_US) > now_us;
+            region.processes.iter().any(has_context) || (lingers && !region.processes.is_empty())
+        });
+        let uses_card = |listed: &[GpuProcess<Key>]| listed.iter().any(|l| l.shares.contains(&key));
+        let is_inhabited = is_inhabited || listed.is_some_and(uses_card);
+        self.presence = match self.presence {
+            _ if is_inhabited => Presence::Here,
+            Presence::Here if arrivals.wait_for(key, self.usage.dir()) => Presence::Leaving,
+            Presence::Here => Presence::Here,
+            Presence::Leaving | Presence::Away { .. } => {
+                // Shares that were prepared together are not looked at together.
+                let unseen = key.0 % LOOKS_AWAY;
+                Presence::Away {
+                    unseen: if self.presence == Presence::Leaving {
+                        unseen
+                    } else {
+                        0
+                    },
+                }
+            }
+        };
+    }
+
+    /// Reads its page again if somebody else has changed it, and says whether it still is the one at its path.
+    #[must_use]
+    pub fn is_current(&mut self) -> bool {
+        // What cannot be read now says what it said.
+        let _ = self.page.refresh();
         self.page.is_current()
     }
 
     /// Whether it has begun to want time since the last [`Tenant::measure`].
     pub fn has_woken(&self, scratch: &mut Scratch) -> bool {
-        self.usage
-            .glance(scratch)
-            .is_ok_and(|glance| glance.share.wanted_us != self.wanted_us)
+        self.is_here()
+            && self
+                .usage
+                .glance(scratch)
+                .is_ok_and(|glance| glance.share.wanted_us != self.wanted_us)
     }
 
     /// What it did since the last call. A region that cannot be read did nothing.
@@ -161,6 +249,10 @@ impl Tenant {
             },
             long_kernel_us: None,
         };
+        if !self.is_here() {
+            self.was_idle = true;
+            return idle;
+        }
         let Ok(glance) = self.usage.glance(scratch) else {
             return idle;
         };
@@ -258,32 +350,32 @@ impl Tenant {
     /// # Errors
     /// When the page cannot be written.
     pub fn set_rate(&mut self, rate_us_per_s: u32) -> io::Result<()> {
-        let limits = *self.page.limits();
-        if let Some(present) = limits.rate_us_per_s
+        if let Some(present) = self.page.limits().rate_us_per_s
             && present.abs_diff(rate_us_per_s) <= rate_us_per_s / SAME_RATE
         {
             return Ok(());
         }
-        self.page.set(Limits {
-            rate_us_per_s: Some(rate_us_per_s),
-            ..limits
-        })
+        self.page
+            .change(|limits| limits.rate_us_per_s = Some(rate_us_per_s))
     }
 
-    /// Raises what is charged for the driver's own use to what NVML has shown it to be. It is never lowered: the figure
-    /// rests on what the tenant wrote, and must not give it more.
+    /// Says what the driver takes by itself in its processes. `estimate_bytes` is what it takes in a context on a card of
+    /// this model, where that is known.
     ///
     /// # Errors
     /// When the page cannot be written.
-    pub fn raise_reserve(&mut self, bytes: u64) -> io::Result<()> {
-        let limits = *self.page.limits();
-        let bytes = bytes.min(self.prepared_reserve_bytes.saturating_mul(RESERVE_FACTOR));
-        if bytes <= limits.driver_reserve_bytes {
+    pub fn correct(&mut self, estimate_bytes: Option<u64>, shown: &[Shown]) -> io::Result<()> {
+        let estimate_bytes = estimate_bytes.unwrap_or(self.opened_reserve_bytes);
+        let correction = self.reserve.look(estimate_bytes, shown);
+        let limits = self.page.limits();
+        if limits.driver_reserve_bytes == correction.reserve_bytes
+            && limits.driver_excess_bytes == correction.excess_bytes
+        {
             return Ok(());
         }
-        self.page.set(Limits {
-            driver_reserve_bytes: bytes,
-            ..limits
+        self.page.change(|limits| {
+            limits.driver_reserve_bytes = correction.reserve_bytes;
+            limits.driver_excess_bytes = correction.excess_bytes;
         })
     }
 
@@ -310,8 +402,9 @@ impl Tenant {
 
     /// How it stands in the ring of its card.
     pub fn contender(&self, key: Key, now_us: u64, scratch: &mut Scratch) -> Contender<Key> {
-        let wants = match self.usage.glance(scratch) {
-            Ok(Glance { share, .. }) => {
+        let glance = self.is_here().then(|| self.usage.glance(scratch));
+        let wants = match glance {
+            Some(Ok(Glance { share, .. })) => {
                 // Debt is time of kernels that were launched and may still run.
                 let debt = share.credit_us.min(0).unsigned_abs().min(DEBT_BELIEVED_US);
                 share
@@ -322,7 +415,7 @@ impl Tenant {
                     > now_us
                     && !self.is_dead()
             }
-            Err(_) => false,
+            Some(Err(_)) | None => false,
         };
         Contender {
             id: key,

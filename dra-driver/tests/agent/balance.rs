@@ -232,7 +232,7 @@ fn a_mixed_company_adds_up() {
 
 /// Numbers that look random and are the same in each run: a bound on a control loop is no law of nature, and a test that
 /// looks for exceptions anew each time would find one on somebody else's change.
-fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+pub(crate) fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed
         .wrapping_mul(2_862_933_555_777_941_757)
         .wrapping_add(3_037_000_493);

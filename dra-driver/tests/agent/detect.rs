@@ -2,7 +2,7 @@
 
 use drava_dra_driver::agent::detect::{
     CONFIRMATIONS, GpuProcess, HEALTHY, Judge, Kind, News, RegionProblem, RegionView, ShareView,
-    Suspicion, check, driver_bytes, look, slack,
+    Suspicion, check, look, slack,
 };
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
@@ -165,21 +165,6 @@ fn a_damaged_region_is_told_and_not_its_processes() {
         })
         .is_ok()
     );
-}
-
-#[test]
-fn the_drivers_own_use_is_what_nvml_sees_beyond_the_requests() {
-    let view = share(
-        1,
-        4 * GIB,
-        &[counted(1, 528 * MIB + GIB), counted(2, 528 * MIB)],
-    );
-    let processes = [
-        process(1, 600 * MIB + GIB, &[1]),
-        process(2, 520 * MIB, &[1]),
-    ];
-    assert_eq!(driver_bytes(&view, &processes), Some(600 * MIB));
-    assert_eq!(driver_bytes(&view, &[]), None);
 }
 
 #[test]

@@ -1,12 +1,17 @@
 // A program that takes GPU memory by a function that it is given, and keeps it until its input ends.
-// Usage: escape FUNCTION BYTES. The function is called as cuMemAlloc_v2 is. Prints the driver's result.
+// Usage: escape FUNCTION BYTES. The function is called as cuMemAlloc_v2 is. Prints the driver's result, and that of each
+// line of its input: `take BYTES`, `free` (what was taken last), `module` (loads one).
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-typedef int (*AllocFunction)(unsigned long long *, size_t);
+#define MOST 4096
+
+typedef unsigned long long Address;
+typedef int (*AllocFunction)(Address *, size_t);
 
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
@@ -15,16 +20,31 @@ int main(int argc, char **argv) {
     int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
     int (*retain)(void **, int) = (int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain");
     int (*set_current)(void *) = (int (*)(void *))dlsym(cuda, "cuCtxSetCurrent");
+    int (*release)(Address) = (int (*)(Address))dlsym(cuda, "cuMemFree_v2");
+    int (*load)(void **, const void *) = (int (*)(void **, const void *))dlsym(cuda, "cuModuleLoadData");
     AllocFunction alloc = (AllocFunction)dlsym(cuda, argv[1]);
-    if (!init || !retain || !set_current || !alloc) return 4;
-    void *context = NULL;
-    unsigned long long address = 0;
-    int result = init(0);
+    if (!init || !retain || !set_current || !release || !load || !alloc) return 4;
+    void *context = NULL, *module = NULL;
+    Address taken[MOST];
+    int count = 0, result = init(0);
     if (!result) result = retain(&context, 0);
     if (!result) result = set_current(context);
-    if (!result) result = alloc(&address, strtoull(argv[2], NULL, 10));
-    printf("%d\n", result);
-    fflush(stdout);
-    while (getchar() != EOF) {}
-    return 0;
+    if (!result) result = alloc(&taken[count], strtoull(argv[2], NULL, 10));
+    if (!result) count++;
+    char line[64];
+    do {
+        printf("%d\n", result);
+        fflush(stdout);
+        if (!fgets(line, sizeof line, stdin)) return 0;
+        if (!strncmp(line, "take ", 5) && count < MOST) {
+            result = alloc(&taken[count], strtoull(line + 5, NULL, 10));
+            if (!result) count++;
+        } else if (!strcmp(line, "free\n") && count > 0) {
+            result = release(taken[--count]);
+        } else if (!strcmp(line, "module\n")) {
+            result = load(&module, "image");
+        } else {
+            result = -1;
+        }
+    } while (1);
 }

@@ -6,7 +6,10 @@
 mod allot;
 mod balance;
 mod detect;
+mod figures;
+mod idle;
 mod machine;
 mod node;
+mod reserve;
 mod tenants;
 mod token;

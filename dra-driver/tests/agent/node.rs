@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -56,22 +56,18 @@ impl Drop for Running {
 
 impl Node {
     pub(crate) fn new() -> Self {
+        Self::on(Ground::new(library::shipped().unwrap()).unwrap())
+    }
+
+    /// A node with that machine.
+    pub(crate) fn on(ground: Ground) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let dir = |name: &str| root.path().join(name);
-        let layout = Layout::new(&Paths {
-            kubelet_dir: dir("kubelet"),
-            cdi_dir: dir("cdi"),
-            state_dir: dir("state"),
-            run_dir: dir("run"),
-            driver_root: PathBuf::from("/"),
-            driver_root_mount: PathBuf::from("/"),
-            artifacts_dir: dir("image"),
-        });
+        let layout = layout(root.path());
         for dir in [layout.claims(), layout.usages(), root.path().join("proc")] {
             fs::create_dir_all(dir).unwrap();
         }
         Self {
-            ground: Ground::new(library::shipped().unwrap()).unwrap(),
+            ground,
             root,
             layout,
             findings: Arc::default(),
@@ -89,11 +85,16 @@ impl Node {
 
     /// Does what preparing a claim with one share of the first card does.
     pub(crate) fn prepare(&self, number: u32, limits: &Limits) {
+        self.prepare_on(CARD, number, limits);
+    }
+
+    /// The same with the card of that UUID.
+    pub(crate) fn prepare_on(&self, card: &str, number: u32, limits: &Limits) {
         let (uid, share) = (Self::uid(number), Self::share_id(number));
         let spec = LimitsSpec {
             claim_uid: IdText::new(uid.as_str()).unwrap(),
             share_id: IdText::new(share.as_str()).unwrap(),
-            device_uuid: CARD.parse().unwrap(),
+            device_uuid: card.parse().unwrap(),
             limits: *limits,
         };
         let (limits_dir, usage_dir) = (
@@ -110,11 +111,11 @@ impl Node {
         symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
         symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
         Store::new(self.layout.claims())
-            .save(&self.record(number))
+            .save(&self.record(card, number))
             .unwrap();
     }
 
-    fn record(&self, number: u32) -> Record {
+    fn record(&self, card: &str, number: u32) -> Record {
         Record {
             claim: ClaimRef {
                 namespace: "default".to_owned(),
@@ -127,7 +128,7 @@ impl Node {
                 pool: "node".to_owned(),
                 device: "gpu-0-vgpu".to_owned(),
                 card: CardRef {
-                    uuid: CARD.to_owned(),
+                    uuid: card.to_owned(),
                     minor: 0,
                     pci_bus_id: "0000:17:00.0".to_owned(),
                 },
@@ -177,9 +178,15 @@ impl Node {
 
     /// A process in the container of a claim with a context on the first card.
     pub(crate) fn tenant(&self, number: u32) -> Tenant {
+        self.tenant_on(0, number)
+    }
+
+    /// The same with the card of that index.
+    pub(crate) fn tenant_on(&self, card: usize, number: u32) -> Tenant {
         let container = self.container(number);
         let tenant = self.ground.tenant_with(None, "dlsym", |command| {
             command
+                .env("CUDA_VISIBLE_DEVICES", card.to_string())
                 .env("LD_PRELOAD", library::shipped().unwrap())
                 .env("DRAVA_RUN_DIR", &container);
         });
@@ -197,7 +204,10 @@ impl Node {
         preloaded: bool,
     ) -> Escape {
         let mut command = self.ground.machine().command(escape());
-        command.arg(function).arg(bytes.to_string());
+        command
+            .arg(function)
+            .arg(bytes.to_string())
+            .env("CUDA_MODULE_LOADING", "EAGER");
         if preloaded {
             command
                 .env("LD_PRELOAD", library::shipped().unwrap())
@@ -209,17 +219,16 @@ impl Node {
             .spawn()
             .unwrap();
         self.mount(child.id(), number);
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert_eq!(line.trim(), "0", "{function} of {bytes} bytes");
         // Held apart: waiting for a child closes its input, at which it would end.
-        let input = child.stdin.take();
-        Escape {
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut escape = Escape {
             child,
-            _input: input,
-        }
+            input,
+            output,
+        };
+        assert_eq!(escape.hear(), 0, "{function} of {bytes} bytes");
+        escape
     }
 
     /// Puts a process into the agent's `/proc`, with the mounts that its container would have.
@@ -241,17 +250,7 @@ impl Node {
 
     /// Starts an agent.
     pub(crate) fn agent(&self) -> Running {
-        let root = self.ground.machine().root().to_owned();
-        let open = move || {
-            let path = find(&root).map_err(|error| error.to_string())?;
-            let library = Library::open(&path).map_err(|error| error.to_string())?;
-            Ok(Box::new(library) as Box<dyn GpuLibrary>)
-        };
-        let config = Config {
-            layout: self.layout.clone(),
-            proc_root: self.root.path().join("proc"),
-            open: Arc::new(open),
-        };
+        let config = self.config();
         let (stop, findings) = (CancellationToken::new(), Arc::clone(&self.findings));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -261,6 +260,23 @@ impl Node {
             stop,
             thread: Some(thread),
         }
+    }
+
+    /// What an agent of this node needs.
+    pub(crate) fn config(&self) -> Config {
+        config(self.root.path(), self.ground.machine().root())
+    }
+
+    /// Starts an agent in a process of its own. What it finds nobody is told.
+    pub(crate) fn agent_process(&self) -> AgentProcess {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "node::an_agent"])
+            .env(NODE_VARIABLE, self.root.path())
+            .env(DRIVER_VARIABLE, self.ground.machine().root())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        AgentProcess(child.unwrap())
     }
 
     /// Waits until something was found that `is_it` accepts.
@@ -294,13 +310,87 @@ impl Node {
     }
 }
 
+const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";
+const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
+
+/// The agent of [`Node::agent_process`]. Lives as long as its standard input.
+#[test]
+#[ignore = "a process that other tests start"]
+fn an_agent() {
+    let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
+    let config = config(&path(NODE_VARIABLE), &path(DRIVER_VARIABLE));
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let agent = std::thread::spawn(move || Agent::new(config).run(&stopped, |_| {}));
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    stop.cancel();
+    agent.join().unwrap();
+}
+
+/// An agent that is killed with this.
+pub(crate) struct AgentProcess(Child);
+
+impl AgentProcess {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for AgentProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn layout(root: &Path) -> Layout {
+    Layout::new(&Paths {
+        kubelet_dir: root.join("kubelet"),
+        cdi_dir: root.join("cdi"),
+        state_dir: root.join("state"),
+        run_dir: root.join("run"),
+        driver_root: PathBuf::from("/"),
+        driver_root_mount: PathBuf::from("/"),
+        artifacts_dir: root.join("image"),
+    })
+}
+
+/// The agent of the node at `root`, whose NVML lies in a driver root.
+fn config(root: &Path, driver: &Path) -> Config {
+    let driver = driver.to_owned();
+    let open = move || {
+        let path = find(&driver).map_err(|error| error.to_string())?;
+        let library = Library::open(&path).map_err(|error| error.to_string())?;
+        Ok(Box::new(library) as Box<dyn GpuLibrary>)
+    };
+    Config {
+        layout: layout(root),
+        proc_root: root.join("proc"),
+        open: Arc::new(open),
+        estimate: Arc::new(|_| None),
+    }
+}
+
 /// A process that is ended with this.
 pub(crate) struct Escape {
     child: Child,
-    _input: Option<ChildStdin>,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
 }
 
 impl Escape {
+    /// The driver's result of a line of `escape.c`.
+    pub(crate) fn say(&mut self, line: &str) -> i32 {
+        writeln!(self.input, "{line}").unwrap();
+        self.hear()
+    }
+
+    fn hear(&mut self) -> i32 {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -28,10 +28,15 @@ pub struct Ground {
 impl Ground {
     /// A machine with `library`, which is `libvgpu.so`, for its containers.
     pub fn new(library: &Path) -> anyhow::Result<Self> {
+        Self::with_machine(library, H100X2)
+    }
+
+    /// As [`Self::new`], with the machine that a YAML text describes.
+    pub fn with_machine(library: &Path, machine: &str) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         let program = compile(directory.path())?;
         Ok(Self {
-            machine: Machine::start(H100X2)?,
+            machine: Machine::start(machine)?,
             library: library.to_owned(),
             program,
             directory,

@@ -1,0 +1,124 @@
+//! What the agent costs. `DRAVA_FIGURES=FILE` has it measured for longer and written there, which is what `cargo xtask
+//! bench agent` does.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use drava_mock_machine::description::H200X8;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use gpu_tenants::{Ground, Tenant, library};
+use serde_json::{Value, json};
+
+use crate::node::{AgentProcess, GIB, Node, eventually};
+
+const CARDS: u32 = 8;
+
+/// Adds one line to the file of figures, if one is wanted.
+pub(crate) fn report(figure: &Value) {
+    use std::io::Write as _;
+    println!("{figure}");
+    if let Some(file) = std::env::var_os("DRAVA_FIGURES") {
+        let file = fs::File::options().append(true).create(true).open(file);
+        writeln!(file.unwrap(), "{figure}").unwrap();
+    }
+}
+
+/// What the agent has used so far.
+#[derive(Clone, Copy)]
+struct Spent {
+    at: Instant,
+    cpu: Duration,
+    /// Calls that read a file.
+    reads: u64,
+}
+
+impl Spent {
+    fn by(agent: &AgentProcess) -> Self {
+        let proc = PathBuf::from(format!("/proc/{}", agent.pid()));
+        let threads = fs::read_dir(proc.join("task")).unwrap();
+        let ran = threads.map(|thread| {
+            let statistics = fs::read_to_string(thread.unwrap().path().join("schedstat")).unwrap();
+            let ran = statistics.split(' ').next().unwrap().parse().unwrap();
+            Duration::from_nanos(ran)
+        });
+        let cpu = ran.sum();
+        let io = fs::read_to_string(proc.join("io")).unwrap();
+        let reads = io.lines().find_map(|line| line.strip_prefix("syscr: "));
+        Self {
+            at: Instant::now(),
+            cpu,
+            reads: reads.unwrap().parse().unwrap(),
+        }
+    }
+
+    /// Percent of a core, and reads per second, between two moments.
+    fn since(self, earlier: Self) -> (f64, f64) {
+        let wall = (self.at - earlier.at).as_secs_f64();
+        let cpu = (self.cpu - earlier.cpu).as_secs_f64();
+        let reads = (self.reads - earlier.reads) as f64;
+        (100.0 * cpu / wall, reads / wall)
+    }
+}
+
+/// A node of eight cards with so many claims on each.
+fn node(claims: u32) -> Node {
+    let node = Node::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+    let machine = node.ground.machine().status().unwrap();
+    let limits = Limits {
+        cores: Cores::new(100 / claims).unwrap(),
+        compute_policy: ComputePolicy::Balance,
+        ..Limits::memory(GIB)
+    };
+    for (index, card) in (0..).zip(&machine.cards) {
+        for number in index * claims..(index + 1) * claims {
+            node.prepare_on(&card.uuid.to_string(), number, &limits);
+        }
+    }
+    node
+}
+
+/// Percent of a core and reads per second of an agent that has settled.
+fn cost(node: &Node, last: u32) -> (f64, f64) {
+    let agent = node.agent_process();
+    eventually("a rate for the last claim", || {
+        node.page(last).rate_us_per_s
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    let before = Spent::by(&agent);
+    let seconds = std::env::var("DRAVA_FIGURES").map_or(2, |_| 30);
+    std::thread::sleep(Duration::from_secs(seconds));
+    Spent::by(&agent).since(before)
+}
+
+#[test]
+fn claims_without_processes_cost_next_to_nothing() {
+    let claims = 64;
+    let node = node(claims);
+    let (percent, reads) = cost(&node, CARDS * claims - 1);
+    report(&json!({
+        "figure": "agent", "cards": CARDS, "claims": CARDS * claims, "busy": 0,
+        "percentOfACore": percent, "readsPerSecond": reads,
+    }));
+    // It was five reads a second for each claim when all of them were looked at.
+    assert!(reads < f64::from(CARDS * claims), "{reads} reads a second");
+}
+
+#[test]
+#[ignore = "starts 64 processes: cargo xtask bench agent"]
+fn claims_that_are_busy() {
+    let claims = 8;
+    let node = node(claims);
+    let tenants: Vec<Tenant> = (0..CARDS * claims)
+        .map(|number| {
+            let mut tenant = node.tenant_on((number / claims) as usize, number);
+            tenant.ok("start kernel ns=20000000 depth=2").unwrap();
+            tenant
+        })
+        .collect();
+    let (percent, reads) = cost(&node, CARDS * claims - 1);
+    report(&json!({
+        "figure": "agent", "cards": CARDS, "claims": CARDS * claims, "busy": tenants.len(),
+        "percentOfACore": percent, "readsPerSecond": reads,
+    }));
+}

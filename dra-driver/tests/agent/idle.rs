@@ -1,0 +1,212 @@
+//! What the agent does not do: its looks at shares are counted, in virtual time.
+
+use std::fs::{File, OpenOptions};
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use drava_dra_driver::agent::Agent;
+use drava_dra_driver::agent::observe::{Listed, Observation};
+use drava_dra_driver::agent::process::Described;
+use drava_mock_machine::description::H200X8;
+use drava_nvml::GpuUuid;
+use drava_vgpu_abi::ledger::Owner;
+use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use gpu_tenants::{Ground, library};
+
+use crate::node::{GIB, Node};
+
+const SECOND_US: u64 = 1_000_000;
+const STEP_US: u64 = 100_000;
+
+/// An agent that is given its time and what NVML says.
+struct Clockwork {
+    agent: Agent,
+    node: Node,
+    cards: Vec<GpuUuid>,
+    listed: Vec<(GpuUuid, Listed)>,
+    now_us: u64,
+    looked_us: u64,
+}
+
+impl Clockwork {
+    /// On a node with such claims on each of eight cards.
+    fn new(cores: &[u32]) -> Self {
+        let node = Node::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+        let machine = node.ground.machine().status().unwrap();
+        let claims = machine
+            .cards
+            .iter()
+            .flat_map(|card| cores.iter().map(move |cores| (card, *cores)));
+        for (number, (card, cores)) in (0..).zip(claims) {
+            let limits = Limits {
+                cores: Cores::new(cores).unwrap(),
+                compute_policy: ComputePolicy::Balance,
+                ..Limits::memory(GIB)
+            };
+            node.prepare_on(&card.uuid, number, &limits);
+        }
+        let mut config = node.config();
+        config.open = Arc::new(|| Err("NVML is played by the test".to_owned()));
+        Self {
+            agent: Agent::new(config),
+            node,
+            cards: machine
+                .cards
+                .iter()
+                .map(|card| GpuUuid::new(card.uuid.clone()))
+                .collect(),
+            listed: Vec::new(),
+            now_us: 1000 * SECOND_US,
+            looked_us: 0,
+        }
+    }
+
+    /// Does all that is due for so long; returns how often regions were read.
+    fn run(&mut self, duration_us: u64) -> u64 {
+        let (before, end_us) = (self.agent.reads(), self.now_us + duration_us);
+        while self.now_us < end_us {
+            if self.now_us >= self.looked_us + SECOND_US {
+                self.looked_us = self.now_us;
+                for card in &self.cards {
+                    let on_card = self.listed.iter().filter(|(on, _)| on == card);
+                    let observation = Observation {
+                        card: card.clone(),
+                        busy: None,
+                        processes: Some(on_card.map(|(_, listed)| listed.clone()).collect()),
+                    };
+                    assert_eq!(self.agent.observed(self.now_us, &observation), []);
+                }
+            }
+            assert_eq!(self.agent.pass(self.now_us), []);
+            self.now_us = self.agent.next_us(self.now_us).min(end_us);
+        }
+        self.agent.reads() - before
+    }
+}
+
+/// What libvgpu writes in a region for one process.
+struct Forged {
+    region: File,
+    pid: u32,
+}
+
+impl Forged {
+    fn new(node: &Node, number: u32) -> Self {
+        let region = OpenOptions::new()
+            .write(true)
+            .open(node.region(number))
+            .unwrap();
+        let forged = Self { region, pid: 7 };
+        for (offset, value) in [
+            (offset_of!(Header, magic), REGION_MAGIC),
+            (offset_of!(Header, abi_version), REGION_ABI_VERSION),
+            (offset_of!(Header, slots_in_use), 1),
+            (SLOTS_OFFSET + offset_of!(Slot, pid), u64::from(forged.pid)),
+            (SLOTS_OFFSET + offset_of!(Slot, start_time), 1),
+            (SLOTS_OFFSET + offset_of!(Slot, pid_namespace), 1),
+            (SLOTS_OFFSET + offset_of!(Slot, state), 0x101),
+        ] {
+            forged.write(offset, value);
+        }
+        forged
+    }
+
+    fn write(&self, offset: usize, value: u64) {
+        self.region
+            .write_all_at(&value.to_ne_bytes(), offset as u64)
+            .unwrap();
+    }
+
+    /// Its process has used so much of the card until now, and wants more.
+    fn works(&self, now_us: u64, gpu_time_us: u64) {
+        self.write(offset_of!(Header, wanted_us), now_us);
+        self.write(SLOTS_OFFSET + offset_of!(Slot, gpu_time_us), gpu_time_us);
+        self.write(SLOTS_OFFSET + offset_of!(Slot, throttled_us), now_us);
+    }
+
+    /// NVML's list has it.
+    fn listed(&self, number: u32) -> Listed {
+        Listed {
+            pid: 100_000 + number,
+            used_bytes: Some(0),
+            described: Described {
+                owner: Owner {
+                    pid: self.pid,
+                    start_time: 1,
+                    pid_namespace: 1,
+                },
+                name: "forged".to_owned(),
+                shares: vec![Node::share_id(number).as_str().to_owned()],
+            },
+        }
+    }
+}
+
+#[test]
+fn claims_without_processes_are_hardly_ever_looked_at() {
+    let mut clockwork = Clockwork::new(&[12; 8]);
+    clockwork.run(10 * SECOND_US);
+    // One look in ten seconds at each of 64.
+    assert!((64..=2 * 64).contains(&clockwork.run(10 * SECOND_US)));
+    // Somebody comes to one: it is looked at in each step from the next one on, and the others are not.
+    let forged = Forged::new(&clockwork.node, 5);
+    assert!(clockwork.run(STEP_US) > 0, "not seen");
+    let card = clockwork.cards[0].clone();
+    clockwork.listed.push((card, forged.listed(5)));
+    let mut reads = 0;
+    for step in 0..100 {
+        forged.works(clockwork.now_us, step * STEP_US);
+        reads += clockwork.run(STEP_US);
+    }
+    assert!((100..=64 + 400).contains(&reads), "{reads}");
+}
+
+#[test]
+fn one_that_comes_to_a_busy_card_is_governed_in_the_next_step() {
+    let mut clockwork = Clockwork::new(&[20, 80]);
+    let card = clockwork.cards[0].clone();
+    let busy = Forged::new(&clockwork.node, 0);
+    clockwork.listed.push((card, busy.listed(0)));
+    for step in 0..100 {
+        busy.works(clockwork.now_us, step * STEP_US);
+        clockwork.run(STEP_US);
+    }
+    let rates = |clockwork: &Clockwork| {
+        [0, 1].map(|number| clockwork.node.page(number).rate_us_per_s.unwrap())
+    };
+    // The other one is told what it may use before anybody looks again, although the first has the card.
+    assert_eq!(rates(&clockwork), [1_000_000, 800_000]);
+    let comes = Forged::new(&clockwork.node, 1);
+    for step in 0..2 {
+        busy.works(clockwork.now_us, (100 + step) * STEP_US);
+        comes.works(clockwork.now_us, (1 + step) * 1000);
+        clockwork.run(STEP_US);
+    }
+    assert!(rates(&clockwork)[0] <= 210_000, "{:?}", rates(&clockwork));
+}
+
+#[test]
+fn a_region_that_is_damaged_while_nobody_is_there_is_looked_at_again() {
+    let mut clockwork = Clockwork::new(&[100]);
+    clockwork.run(10 * SECOND_US);
+    std::fs::remove_file(clockwork.node.region(3)).unwrap();
+    let mut looks = 0;
+    let found = loop {
+        looks += 1;
+        clockwork.now_us += SECOND_US;
+        let mut found = clockwork.agent.pass(clockwork.now_us);
+        let observation = Observation {
+            card: clockwork.cards[3].clone(),
+            busy: None,
+            processes: Some(Vec::new()),
+        };
+        found.extend(clockwork.agent.observed(clockwork.now_us, &observation));
+        if !found.is_empty() {
+            break found;
+        }
+        assert!(looks < 3, "three seconds are promised");
+    };
+    assert_eq!(found[0].share, Node::share_id(3));
+}

@@ -1,0 +1,318 @@
+//! What the driver takes by itself: the figures by tables, and the agent beside programs whose driver takes more than
+//! estimated.
+
+use std::time::Instant;
+
+use drava_dra_driver::agent::detect::{GpuProcess, RegionView, ShareView};
+use drava_dra_driver::agent::reserve::{
+    Correction, EXCESS_FACTOR, FALLS_AFTER, LOOKS, RESERVE_FACTOR, Reserve, Shown, shown,
+};
+use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::ledger::Owner;
+use drava_vgpu_abi::region::SlotIndex;
+use drava_vgpu_abi::snapshot::ProcessUsage;
+use serde_json::json;
+
+use crate::balance::numbers;
+use crate::figures::report;
+use crate::node::{Escape, GIB, MIB, Node, eventually};
+
+const ESTIMATE: u64 = 528 * MIB;
+
+/// What a context takes on the cards of the machine, as its description says.
+const CONTEXT_BYTES: u64 = 545_259_520;
+
+fn owner(pid: u32) -> Owner {
+    Owner {
+        pid,
+        start_time: 1,
+        pid_namespace: 1,
+    }
+}
+
+/// A process with one context whose driver has so much, and whose program has asked for so much and never for more.
+fn settled(pid: u32, driver_bytes: u64, requested_bytes: u64) -> Shown {
+    Shown {
+        owner: owner(pid),
+        held_bytes: driver_bytes + requested_bytes,
+        requested_bytes,
+        most_requested_bytes: requested_bytes,
+        charged_bytes: ESTIMATE,
+    }
+}
+
+fn correction(reserve_bytes: u64, excess_bytes: u64) -> Correction {
+    Correction {
+        reserve_bytes,
+        excess_bytes,
+    }
+}
+
+#[test]
+fn without_processes_and_with_modest_ones_the_estimate_holds() {
+    let mut reserve = Reserve::default();
+    assert_eq!(reserve.look(ESTIMATE, &[]), correction(ESTIMATE, 0));
+    for driver in [0, 400 * MIB, ESTIMATE] {
+        let seen = reserve.look(ESTIMATE, &[settled(1, driver, GIB)]);
+        assert_eq!(seen, correction(ESTIMATE, 0), "{driver}");
+    }
+}
+
+#[test]
+fn what_a_full_process_shows_is_believed_at_once_and_ends_with_it() {
+    let mut reserve = Reserve::default();
+    let needy = settled(1, ESTIMATE + 40 * MIB, GIB);
+    let modest = settled(2, ESTIMATE - 40 * MIB, GIB);
+    // What one has less is no room for what another has more: it may need it yet.
+    let both = reserve.look(ESTIMATE, &[needy, modest]);
+    assert_eq!(both, correction(ESTIMATE + 40 * MIB, 40 * MIB));
+    for look in 1..FALLS_AFTER {
+        let left = reserve.look(ESTIMATE, &[modest]);
+        assert_eq!(left, correction(ESTIMATE + 40 * MIB, 0), "look {look}");
+    }
+    assert_eq!(reserve.look(ESTIMATE, &[modest]), correction(ESTIMATE, 0));
+}
+
+#[test]
+fn the_reserve_falls_to_what_living_contexts_show_and_not_in_between() {
+    let mut reserve = Reserve::default();
+    let more = |pid, more: u64| settled(pid, ESTIMATE + more * MIB, GIB);
+    reserve.look(ESTIMATE, &[more(1, 100), more(2, 30)]);
+    for _ in 0..3 {
+        for _ in 1..FALLS_AFTER {
+            let fallen = reserve.look(ESTIMATE, &[more(2, 30)]).reserve_bytes;
+            assert_eq!(fallen, ESTIMATE + 100 * MIB);
+        }
+        // Once in a while there is one again.
+        reserve.look(ESTIMATE, &[more(3, 100), more(2, 30)]);
+    }
+    for _ in 0..FALLS_AFTER {
+        reserve.look(ESTIMATE, &[more(2, 30)]);
+    }
+    for _ in 0..3 * FALLS_AFTER {
+        let held = reserve.look(ESTIMATE, &[more(2, 30)]);
+        assert_eq!(held, correction(ESTIMATE + 30 * MIB, 30 * MIB));
+    }
+}
+
+#[test]
+fn several_contexts_of_a_process_share_what_its_driver_has() {
+    let mut reserve = Reserve::default();
+    let mut three = settled(1, 3 * (ESTIMATE + 10 * MIB), GIB);
+    three.charged_bytes = 3 * ESTIMATE;
+    let seen = reserve.look(ESTIMATE, &[three]);
+    assert_eq!(seen, correction(ESTIMATE + 10 * MIB, 30 * MIB));
+}
+
+#[test]
+fn no_figure_is_believed_that_cannot_be_the_drivers() {
+    let mut reserve = Reserve::default();
+    let seen = reserve.look(ESTIMATE, &[settled(1, 60 * GIB, GIB)]);
+    let most = correction(ESTIMATE * RESERVE_FACTOR, ESTIMATE * EXCESS_FACTOR);
+    assert_eq!(seen, most);
+    // Where nothing is charged ahead nothing is known.
+    let mut reserve = Reserve::default();
+    assert_eq!(reserve.look(0, &[settled(1, GIB, GIB)]), correction(0, 0));
+    let mut noise = settled(1, 0, 0);
+    (noise.held_bytes, noise.charged_bytes) = (u64::MAX, u64::MAX);
+    Reserve::default().look(u64::MAX, &[noise, noise]);
+}
+
+#[test]
+fn a_program_that_frees_and_allocates_all_the_time_is_not_taken_for_the_driver() {
+    for seed in 0..50 {
+        let mut number = numbers(seed);
+        let mut reserve = Reserve::default();
+        let most_requested_bytes = 6 * GIB;
+        for _ in 0..500 {
+            // NVML looked at another moment than the agent.
+            let (then, now) = (number(6 * GIB), number(6 * GIB));
+            let shown = Shown {
+                owner: owner(1),
+                held_bytes: ESTIMATE - 20 * MIB + then,
+                requested_bytes: now,
+                most_requested_bytes,
+                charged_bytes: ESTIMATE,
+            };
+            assert_eq!(reserve.look(ESTIMATE, &[shown]), correction(ESTIMATE, 0));
+        }
+    }
+}
+
+#[test]
+fn a_program_that_once_asked_for_more_is_looked_at_for_longer() {
+    let mut reserve = Reserve::default();
+    let mut calm = settled(1, ESTIMATE + 40 * MIB, GIB);
+    calm.most_requested_bytes = 3 * GIB;
+    for _ in 1..LOOKS {
+        assert_eq!(reserve.look(ESTIMATE, &[calm]), correction(ESTIMATE, 0));
+    }
+    let more = correction(ESTIMATE + 40 * MIB, 40 * MIB);
+    assert_eq!(reserve.look(ESTIMATE, &[calm]), more);
+    // It allocates and frees, and one look is in between: nothing has changed.
+    for requested_bytes in [GIB + 500 * MIB, GIB, GIB - 30 * MIB] {
+        let seen = Shown {
+            requested_bytes,
+            ..calm
+        };
+        assert_eq!(reserve.look(ESTIMATE, &[seen]), more, "{requested_bytes}");
+    }
+    // The driver has less now.
+    calm.held_bytes -= 30 * MIB;
+    let mut last = more;
+    for _ in 0..LOOKS {
+        last = reserve.look(ESTIMATE, &[calm]);
+    }
+    assert_eq!(last, correction(ESTIMATE + 10 * MIB, 10 * MIB));
+}
+
+fn slot(pid: u32, used_bytes: u64, driver_bytes: u64) -> ProcessUsage {
+    ProcessUsage {
+        slot: SlotIndex::new(pid as usize).unwrap(),
+        owner: owner(pid),
+        generation: 1,
+        used_bytes,
+        peak_bytes: used_bytes,
+        driver_bytes,
+        exported_bytes: 0,
+        denied: 0,
+        gpu_time_us: 0,
+        throttled_us: 0,
+        launches: 0,
+        long_kernels: 0,
+        longest_kernel_us: 0,
+    }
+}
+
+fn view(id: u32, slots: &[ProcessUsage]) -> ShareView<u32> {
+    ShareView {
+        id,
+        limit_bytes: Some(8 * GIB),
+        region: Ok(RegionView {
+            total_bytes: 0,
+            processes: slots.to_vec(),
+        }),
+    }
+}
+
+fn process(pid: u32, used_bytes: Option<u64>, shares: &[u32]) -> GpuProcess<u32> {
+    GpuProcess {
+        pid,
+        name: String::new(),
+        owner: owner(pid),
+        used_bytes,
+        shares: shares.to_vec(),
+    }
+}
+
+#[test]
+fn a_process_is_shown_once_with_all_that_it_asked_for() {
+    // Two shares of the card: the first paid for the context, both for what was asked for.
+    let mut second = slot(1, 3 * GIB, 0);
+    second.peak_bytes = 4 * GIB;
+    let views = [
+        view(7, &[second]),
+        view(8, &[slot(1, GIB + ESTIMATE, ESTIMATE)]),
+    ];
+    let processes = [process(1, Some(5 * GIB), &[7, 8])];
+    assert_eq!(shown(7, &views, &processes), []);
+    let expected = Shown {
+        owner: owner(1),
+        held_bytes: 5 * GIB,
+        requested_bytes: 4 * GIB,
+        most_requested_bytes: 5 * GIB,
+        charged_bytes: ESTIMATE,
+    };
+    assert_eq!(shown(8, &views, &processes), [expected]);
+}
+
+#[test]
+fn what_a_process_may_have_opened_of_others_is_not_the_drivers() {
+    let mut exporter = slot(1, 2 * GIB + ESTIMATE, ESTIMATE);
+    exporter.exported_bytes = GIB;
+    let views = [view(1, &[exporter, slot(2, ESTIMATE, ESTIMATE)])];
+    let processes = [
+        process(1, Some(2 * GIB + ESTIMATE), &[1]),
+        process(2, Some(GIB + ESTIMATE), &[1]),
+    ];
+    let requested: Vec<u64> = shown(1, &views, &processes)
+        .iter()
+        .map(|shown| shown.requested_bytes)
+        .collect();
+    assert_eq!(requested, [2 * GIB, GIB]);
+}
+
+#[test]
+fn of_whom_nothing_is_known_nothing_is_shown() {
+    let views = [view(1, &[slot(1, GIB, 0)])];
+    // Not listed, not counted, no figure, of another share.
+    assert_eq!(shown(1, &views, &[]), []);
+    assert_eq!(shown(1, &views, &[process(2, Some(GIB), &[1])]), []);
+    assert_eq!(shown(1, &views, &[process(1, None, &[1])]), []);
+    assert_eq!(shown(1, &views, &[process(1, Some(GIB), &[2])]), []);
+}
+
+/// Takes memory until there is none left.
+fn fill(process: &mut Escape) {
+    for step in [256 * MIB, 2 * MIB] {
+        while process.say(&format!("take {step}")) == 0 {}
+    }
+}
+
+#[test]
+fn what_the_driver_takes_beyond_the_estimate_is_repaid_by_denying_and_forgotten_with_its_processes()
+{
+    let error = 24 * MIB;
+    let limit = 4 * GIB;
+    let prepared = Limits {
+        driver_reserve_bytes: CONTEXT_BYTES - error,
+        ..Limits::memory(limit)
+    };
+    let node = Node::new();
+    node.prepare(1, &prepared);
+    let taken = || node.ground.machine().card(0).unwrap().used_bytes;
+    let _agent = node.agent();
+
+    // Contexts that take more are known before the share is full: it never is too full.
+    let mut processes = [(); 2].map(|()| node.escape(1, "cuMemAlloc_v2", MIB, true));
+    eventually("two contexts' excess", || {
+        (node.page(1).driver_excess_bytes >= 2 * error - 4 * MIB).then_some(())
+    });
+    assert!(node.page(1).driver_reserve_bytes >= CONTEXT_BYTES - 2 * MIB);
+    let [first, _] = &mut processes;
+    fill(first);
+    let room = 4 * MIB;
+    assert!((limit - room..=limit).contains(&taken()), "{}", taken());
+
+    // A full share whose driver takes more is too full, until so much is given back.
+    for _ in 0..24 {
+        assert_eq!(first.say("module"), 0);
+    }
+    let began = Instant::now();
+    let overshoot = taken() - limit;
+    assert!(overshoot > 40 * MIB, "{overshoot}");
+    eventually("a refusal", || {
+        assert_eq!(first.say("free"), 0);
+        (first.say(&format!("take {}", 2 * MIB)) != 0).then_some(())
+    });
+    let seconds = began.elapsed().as_secs_f64();
+    report(&json!({
+        "figure": "driverGrowth", "contexts": 2, "estimateErrorBytes": error,
+        "grownBytes": 48 * MIB, "overshootBytes": overshoot, "secondsUntilDenied": seconds,
+    }));
+    while taken() > limit - room {
+        assert_eq!(first.say("free"), 0);
+        if taken() > limit {
+            assert_ne!(first.say(&format!("take {}", 2 * MIB)), 0, "{}", taken());
+        }
+    }
+    // Repaid: what fits is granted again.
+    while taken() > limit - 64 * MIB {
+        assert_eq!(first.say("free"), 0);
+    }
+    assert_eq!(first.say(&format!("take {}", 2 * MIB)), 0);
+
+    drop(processes);
+    let as_before = || (node.page(1) == prepared).then_some(());
+    eventually("the page as it was prepared", as_before);
+}
