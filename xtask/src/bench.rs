@@ -3,6 +3,7 @@
 //! Each bench is a module that returns rows; this one reads the command line and writes them down. What is compared
 //! is measured in turn in one run. Everything here runs on the simulated card, and the figures say so.
 
+mod agent;
 mod figures;
 mod hook;
 mod memory;
@@ -51,6 +52,8 @@ impl Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Name {
+    /// What the node agent costs.
+    Agent,
     /// What a hooked launch costs.
     Hook,
     /// Whether memory limits hold, and what that costs.
@@ -64,6 +67,7 @@ enum Name {
 impl Name {
     const fn text(self) -> &'static str {
         match self {
+            Self::Agent => "agent",
             Self::Hook => "hook",
             Self::Memory => "memory",
             Self::Share => "share",
@@ -77,6 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let name = args.name.text();
     let mut report = Report::new(name)?;
     match args.name {
+        Name::Agent => agent::run(args, &mut report)?,
         Name::Hook => hook::run(args, &mut report)?,
         Name::Memory => memory::run(args, &mut report)?,
         Name::Share => share::run(args, &mut report)?,

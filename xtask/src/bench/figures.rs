@@ -1,4 +1,4 @@
-//! Figures that libvgpu's own tests measure: the tests promise the same on any machine, the benches run them longer,
+//! Figures that the tests of libvgpu and of the node agent measure: the tests promise the same on any machine, the benches run them longer,
 //! on a simulated driver that is built for speed, and write down what they found.
 
 use std::fs;
@@ -16,8 +16,30 @@ const MACHINE: [&str; 5] = [
     "gpu-view",
 ];
 
-/// Runs those of libvgpu's tests whose names contain `filter`, one at a time, and returns their figures.
-pub(crate) fn measure(filter: &str, variables: &[(&str, String)]) -> Result<Vec<Value>> {
+/// Tests that measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Suite {
+    /// libvgpu's tests of memory. The library itself is built as it is shipped.
+    Limits,
+    /// The node agent's, built as it is shipped.
+    Agent,
+}
+
+impl Suite {
+    const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Limits => &["-p", "libvgpu", "--test", "limits"],
+            Self::Agent => &["--release", "-p", "drava-dra-driver", "--test", "agent"],
+        }
+    }
+}
+
+/// Runs those of the tests whose names contain `filter`, one at a time, and returns their figures.
+pub(crate) fn measure(
+    suite: Suite,
+    filter: &str,
+    variables: &[(&str, String)],
+) -> Result<Vec<Value>> {
     let workspace = drava_cluster::workspace_root();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(&cargo)
@@ -37,15 +59,15 @@ pub(crate) fn measure(filter: &str, variables: &[(&str, String)]) -> Result<Vec<
     }
     let output = Command::new(&cargo)
         .current_dir(workspace)
-        .args([
-            "test", "--quiet", "-p", "libvgpu", "--test", "limits", filter,
-        ])
-        .args(["--", "--test-threads=1", "--nocapture"])
+        .args(["test", "--quiet"])
+        .args(suite.arguments())
+        .args([filter, "--", "--test-threads=1", "--nocapture"])
+        .arg("--include-ignored")
         .env("DRAVA_MOCK_BUILT", directory)
         .env("DRAVA_FIGURES", &file)
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .output()
-        .context("cannot run libvgpu's tests")?;
+        .context("cannot run the tests")?;
     ensure!(
         output.status.success(),
         "a test failed:\n{}{}",

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::Args;
-use super::figures::{measure, named, value};
+use super::figures::{Suite, measure, named, value};
 use super::report::Report;
 
 const OPERATIONS: u64 = 1_000_000;
@@ -13,7 +13,7 @@ const OPERATIONS: u64 = 1_000_000;
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     if args.includes("storm") {
         let operations = ("DRAVA_STORM_OPERATIONS", OPERATIONS.to_string());
-        let figures = measure("storm::", &[operations])?;
+        let figures = measure(Suite::Limits, "storm::", &[operations])?;
         report.part(
             "Storm",
             "Eight processes of one share allocate in every way there is, fork, make contexts and graphs, and die by \
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     if !args.includes("figures") {
         return Ok(());
     }
-    let figures = measure("figures::", &[])?;
+    let figures = measure(Suite::Limits, "figures::", &[])?;
     report.part(
         "Refusals",
         "Nanoseconds that a refused cuMemAlloc takes, the driver's cuCtxGetDevice and cuCtxGetCurrent included, with so \
@@ -80,6 +80,27 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
             ["contexts", "estimateErrorBytes", "overshootBytes"]
                 .map(|name| (name, value(figure, name)))
                 .into(),
+        );
+    }
+    report.part(
+        "Driver-internal memory, corrected",
+        "The same with the node agent, in a share of 4 GiB. It sees in NVML what the contexts take beyond the estimate \
+         before the share is full, so that is no overshoot; then the driver takes more in the full share, by modules \
+         that are loaded. From there, how long it takes until the share's requests are refused, and how far it is beyond \
+         its limit meanwhile; it is refused everything until so much is freed.",
+    );
+    let corrected = measure(Suite::Agent, "reserve::what_the_driver", &[])?;
+    for figure in named(&corrected, "driverGrowth") {
+        report.row(
+            [
+                "contexts",
+                "estimateErrorBytes",
+                "grownBytes",
+                "overshootBytes",
+                "secondsUntilDenied",
+            ]
+            .map(|name| (name, value(figure, name)))
+            .into(),
         );
     }
     Ok(())

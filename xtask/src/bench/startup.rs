@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::Args;
-use super::figures::{measure, named, value};
+use super::figures::{Suite, measure, named, value};
 use super::report::Report;
 
 /// Runs the bench.
 pub(crate) fn run(_args: &Args, report: &mut Report) -> Result<()> {
-    let figures = measure("figures::a_process_starts", &[])?;
+    let figures = measure(Suite::Limits, "figures::a_process_starts", &[])?;
     report.part(
         "Start",
         "Milliseconds in the life of a process that loads libcuda, initialises it and ends, with and without libvgpu \
