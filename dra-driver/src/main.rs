@@ -11,7 +11,7 @@ use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::inventory::Source;
 use drava_dra_driver::prepare::effects::KernelTmpfs;
-use drava_dra_driver::reconcile;
+use drava_dra_driver::{publish, reconcile};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -74,6 +74,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
         leaving_patience: claims::LEAVING_PATIENCE,
+        gone_grace: publish::gone::GRACE,
     };
     driver::run(
         config,

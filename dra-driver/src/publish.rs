@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use drava_api::names;
-use drava_nvml::Card;
-use k8s_openapi::api::resource::v1::{CounterSet, Device};
+use drava_nvml::GpuUuid;
+use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
 use crate::args::Scheduling;
 use crate::inventory::NodeInventory;
@@ -16,10 +16,12 @@ use crate::inventory::NodeInventory;
 pub mod amounts;
 pub mod device;
 pub mod diff;
+pub mod gone;
 mod version;
 pub mod writer;
 
 use amounts::Offer;
+use gone::PublishedCard;
 
 /// Counter sets that one slice takes (`ResourceSliceMaxCounterSets`).
 const MAX_COUNTER_SETS: usize = 8;
@@ -93,29 +95,29 @@ impl Pool {
     }
 }
 
-/// Decides what `node` publishes for `inventory`. Cards that were published before and are `lost` stay, with a taint:
-/// schedulers compute what is free from what is published, so a device that a claim holds must not vanish.
+/// Decides what `node` publishes for `inventory`. Cards that are `gone` from it stay as they were published, with a taint.
 #[must_use]
 pub fn desired(
     node: &str,
     inventory: &NodeInventory,
-    lost: &[Card],
+    gone: &BTreeMap<GpuUuid, PublishedCard>,
     scheduling: Scheduling,
     features: Features,
 ) -> Pool {
-    let mut counter_sets = Vec::new();
-    let mut devices: Vec<Vec<Device>> = Vec::new();
-    let mut withheld = BTreeMap::new();
-    let present = inventory.gpus.cards.iter().map(|card| (card, None));
-    let mut cards: Vec<_> = present
-        .chain(lost.iter().map(|card| (card, Some("lost"))))
-        .collect();
-    cards.sort_by_key(|(card, _)| card.minor);
-    for (card, unhealthy) in cards {
-        let taints = features
+    let taints = |unhealthy| {
+        features
             .taints
             .then(|| device::taints(scheduling, unhealthy))
-            .flatten();
+            .flatten()
+    };
+    // By minor number, which no two of them share.
+    let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
+    let mut withheld = BTreeMap::new();
+    for card in gone.values() {
+        let card = still_published(card, taints(Some("lost")).as_ref(), features);
+        cards.insert(card.minor, card);
+    }
+    for card in &inventory.gpus.cards {
         let totals = match amounts::offer(card, inventory.gpus.confidential_computing) {
             Offer::WholeAndShares(totals) => Some(totals),
             Offer::WholeOnly(reason) => {
@@ -127,25 +129,50 @@ pub fn desired(
                 continue;
             }
         };
-        if features.counters {
-            counter_sets.push(device::counter_set(card));
-        }
-        let mut of_card = vec![device::gpu(
-            card,
-            inventory,
-            taints.clone(),
-            features.counters,
-        )];
-        if let Some(totals) = totals.filter(|_| features.can_share()) {
-            of_card.push(device::vgpu(card, inventory, taints, totals));
-        }
-        devices.push(of_card);
+        let whole = device::gpu(card, inventory, taints(None), features.counters);
+        let shares = totals
+            .filter(|_| features.can_share())
+            .map(|totals| device::vgpu(card, inventory, taints(None), totals));
+        let card = PublishedCard {
+            minor: card.minor,
+            devices: [whole].into_iter().chain(shares).collect(),
+            counters: features.counters.then(|| device::counter_set(card)),
+        };
+        cards.insert(card.minor, card);
     }
+    let counter_sets: Vec<_> = cards
+        .values()
+        .filter_map(|card| card.counters.clone())
+        .collect();
+    let devices = cards.into_values().map(|card| card.devices).collect();
     Pool {
         name: names::pool(node),
         slices: slices(node, &counter_sets, devices),
         withheld,
     }
+}
+
+/// A card that is gone, without what the API server does not keep.
+fn still_published(
+    card: &PublishedCard,
+    taints: Option<&Vec<DeviceTaint>>,
+    features: Features,
+) -> PublishedCard {
+    let mut card = card.clone();
+    if !features.can_share() {
+        card.devices
+            .retain(|device| device.allow_multiple_allocations != Some(true));
+    }
+    if !features.counters {
+        card.counters = None;
+    }
+    for device in &mut card.devices {
+        device.taints = taints.cloned();
+        if card.counters.is_none() {
+            device.consumes_counters = None;
+        }
+    }
+    card
 }
 
 /// Cuts counter sets and devices into slices, the devices of one card together.

@@ -1,14 +1,14 @@
 //! Keeps the published slices as they should be: looks, writes what differs, and looks again when somebody else has
 //! changed something (kubelet deletes all slices of its node when it starts, and when the driver was away).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use drava_api::names;
-use drava_nvml::{Card, GpuUuid};
+use drava_nvml::GpuUuid;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::diff::{self, Change, Owner};
+use super::gone::{self, PublishedCard, PublishedCards};
 use super::{Features, Pool};
 use crate::args::Scheduling;
 use crate::conditions::{Condition, Conditions};
@@ -50,6 +51,8 @@ pub struct Publisher {
     pub conditions: Conditions,
     /// Where it reports.
     pub reporter: Reporter,
+    /// How long the taint of a card that is gone stands before the card is withdrawn, see [`gone::GRACE`].
+    pub gone_grace: Duration,
 }
 
 /// The slices could not be brought up to date.
@@ -71,8 +74,8 @@ enum SyncError {
 /// What the publisher remembers between two looks.
 #[derive(Default)]
 struct Memory {
-    /// Cards that were seen, so that one that vanishes stays published, tainted: its claims go on counting.
-    seen: BTreeMap<GpuUuid, Card>,
+    /// What is published; `None` until the API server has been asked for what an earlier instance left.
+    published: Option<PublishedCards>,
     /// Fields that the API server was found to drop.
     features: Option<Features>,
     /// Cards whose limitation was reported.
@@ -108,18 +111,19 @@ impl Publisher {
                         if wrote.is_none_or(|wrote| wrote.elapsed() > CALM) {
                             wait = COLLECT;
                         }
-                        due = due.or(Some(Instant::now() + wait));
+                        due = earlier(due, Some(Instant::now() + wait));
                     }
                     Ok(_) => {}
                     Err(error) => tracing::warn!(%error, "watching ResourceSlices is interrupted"),
                 },
                 () = at(due) => {
-                    due = None;
                     let state = gpus.borrow_and_update().clone();
                     let synced = tokio::select! {
                         () = stop.cancelled() => return,
                         synced = self.sync(&slices, &state, &mut memory) => synced,
                     };
+                    let gone = memory.published.as_ref();
+                    due = gone.and_then(|published| published.next_look(Instant::now(), self.gone_grace));
                     match synced {
                         Ok(0) => {}
                         Ok(_) => {
@@ -162,7 +166,7 @@ impl Publisher {
                 return Ok(0);
             }
         };
-        let lost = memory.remember(&node.inventory);
+        let gone = self.gone(slices, &node.inventory, memory).await?;
         let owner = self.owner().await?;
         let mut writes = 0;
         loop {
@@ -170,28 +174,23 @@ impl Publisher {
             let pool = super::desired(
                 &self.node,
                 &node.inventory,
-                &lost,
+                &gone,
                 self.scheduling,
                 features,
             );
             self.report_withheld(&pool, memory);
-            let api = |operation, source| SyncError::Api {
-                operation,
-                object: "ResourceSlices".to_owned(),
-                source,
-            };
-            let existing = slices
-                .list(&ListParams::default().fields(&self.selector()))
-                .await
-                .map_err(|source| api("list", source))?;
-            let changes = diff::changes(&existing.items, &pool, &owner);
+            let existing = self.existing(slices).await?;
+            let changes = diff::changes(&existing, &pool, &owner);
             let mut kept = features;
             for change in &changes {
                 kept = kept.and(apply(slices, change, &mut memory.own).await?);
                 writes += 1;
             }
             if kept == features {
-                self.health.send_replace(health(&pool, &lost));
+                if let Some(published) = &mut memory.published {
+                    published.published(&pool, &gone, Instant::now());
+                }
+                self.health.send_replace(health(&pool, &gone));
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
@@ -199,6 +198,66 @@ impl Publisher {
             self.report_dropped(kept);
             memory.features = Some(kept);
         }
+    }
+
+    /// The cards that are gone from the node and stay published.
+    async fn gone(
+        &self,
+        slices: &Api<ResourceSlice>,
+        inventory: &NodeInventory,
+        memory: &mut Memory,
+    ) -> Result<BTreeMap<GpuUuid, PublishedCard>, SyncError> {
+        let pool = names::pool(&self.node);
+        let published = match &mut memory.published {
+            Some(published) => published,
+            unknown @ None => {
+                let existing = self.existing(slices).await?;
+                unknown.insert(PublishedCards::of_slices(&existing, &pool))
+            }
+        };
+        let mut gone = published.gone(&inventory.gpus);
+        let now = Instant::now();
+        if gone
+            .keys()
+            .any(|uuid| published.may_go(uuid, now, self.gone_grace))
+        {
+            let allocated = gone::allocated(&self.claims().await?, &pool);
+            gone.retain(|uuid, card| {
+                let is_held = card
+                    .devices
+                    .iter()
+                    .any(|device| allocated.contains(&device.name));
+                let stays = is_held || !published.may_go(uuid, now, self.gone_grace);
+                if !stays {
+                    tracing::info!(gpu.uuid = %uuid, "withdrawing a card that is gone and that no claim holds");
+                }
+                stays
+            });
+        }
+        Ok(gone)
+    }
+
+    async fn claims(&self) -> Result<Vec<ResourceClaim>, SyncError> {
+        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
+        let list = claims.list(&ListParams::default()).await;
+        list.map(|list| list.items)
+            .map_err(|source| SyncError::Api {
+                operation: "list",
+                object: "ResourceClaims".to_owned(),
+                source,
+            })
+    }
+
+    /// The slices of this driver and node.
+    async fn existing(&self, slices: &Api<ResourceSlice>) -> Result<Vec<ResourceSlice>, SyncError> {
+        let wanted = ListParams::default().fields(&self.selector());
+        let list = slices.list(&wanted).await;
+        list.map(|list| list.items)
+            .map_err(|source| SyncError::Api {
+                operation: "list",
+                object: "ResourceSlices".to_owned(),
+                source,
+            })
     }
 
     async fn owner(&self) -> Result<Owner, SyncError> {
@@ -264,32 +323,6 @@ impl Publisher {
         memory
             .reported
             .retain(|card, _| pool.withheld.contains_key(card));
-    }
-}
-
-impl Memory {
-    /// Remembers the cards of `inventory`; returns those that were seen before and are gone.
-    fn remember(&mut self, inventory: &NodeInventory) -> Vec<Card> {
-        let present: BTreeSet<&GpuUuid> =
-            inventory.gpus.cards.iter().map(|card| &card.uuid).collect();
-        // A device file has one card: where another card took the minor number, the old one is not coming back.
-        let minors: BTreeSet<u32> = inventory.gpus.cards.iter().map(|card| card.minor).collect();
-        self.seen
-            .retain(|uuid, card| present.contains(uuid) || !minors.contains(&card.minor));
-        let lost = self
-            .seen
-            .values()
-            .filter(|card| !present.contains(&card.uuid))
-            .cloned()
-            .collect();
-        self.seen.extend(
-            inventory
-                .gpus
-                .cards
-                .iter()
-                .map(|card| (card.uuid.clone(), card.clone())),
-        );
-        lost
     }
 }
 
@@ -374,6 +407,11 @@ fn version(slice: &ResourceSlice) -> String {
     )
 }
 
+/// The earlier of two times.
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
 async fn at(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -382,15 +420,13 @@ async fn at(due: Option<Instant>) {
 }
 
 /// Health of everything that is published.
-fn health(pool: &Pool, lost: &[Card]) -> Devices {
-    let is_lost = |device: &str| {
-        lost.iter().any(|card| {
-            device == super::device::gpu_name(card.minor)
-                || device == super::device::vgpu_name(card.minor)
-        })
+fn health(pool: &Pool, gone: &BTreeMap<GpuUuid, PublishedCard>) -> Devices {
+    let is_gone = |name: &str| {
+        let mut devices = gone.values().flat_map(|card| &card.devices);
+        devices.any(|device| device.name == name)
     };
     let of = |device: &str| {
-        if is_lost(device) {
+        if is_gone(device) {
             Health::Unhealthy("the card is gone from the node".to_owned())
         } else {
             Health::Healthy

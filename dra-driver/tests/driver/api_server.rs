@@ -34,6 +34,8 @@ struct Objects {
     down: bool,
     dropped: Vec<&'static str>,
     writes: Vec<String>,
+    /// Times that each object was asked for, and each collection listed, by path.
+    lookups: BTreeMap<String, usize>,
 }
 
 #[derive(Clone)]
@@ -43,7 +45,8 @@ struct Change {
 }
 
 pub(crate) const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
-const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+pub(crate) const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
+const CLAIMS_OF_DEFAULT: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
 
 impl ApiServer {
     /// Starts on a free port, with a Node object.
@@ -106,9 +109,7 @@ impl ApiServer {
 
     /// The claim as it is now.
     pub(crate) fn claim(&self, name: &str) -> Value {
-        self.objects().by_path
-            [&format!("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}")]
-            .clone()
+        self.objects().by_path[&format!("{CLAIMS_OF_DEFAULT}/{name}")].clone()
     }
 
     /// The slices by name.
@@ -166,6 +167,17 @@ impl ApiServer {
         self.objects().writes.clone()
     }
 
+    /// How often a claim has been looked up.
+    pub(crate) fn lookups(&self, claim: &str) -> usize {
+        let path = format!("{CLAIMS_OF_DEFAULT}/{claim}");
+        self.objects().lookups.get(&path).copied().unwrap_or(0)
+    }
+
+    /// How often a collection has been listed.
+    pub(crate) fn lists(&self, collection: &str) -> usize {
+        self.objects().lookups.get(collection).copied().unwrap_or(0)
+    }
+
     fn store(&self, path: &str, mut object: Value) -> Value {
         let mut objects = self.objects();
         objects.version += 1;
@@ -213,11 +225,17 @@ impl ApiServer {
             {
                 self.watch(path)
             }
-            Method::GET if path == SLICES || path == CLAIMS => self.list(path),
-            Method::GET => match self.objects().by_path.get(path) {
-                Some(object) => axum::Json(object.clone()).into_response(),
-                None => status(StatusCode::NOT_FOUND, path),
-            },
+            Method::GET => {
+                let mut objects = self.objects();
+                *objects.lookups.entry(path.to_owned()).or_default() += 1;
+                if path == SLICES || path == CLAIMS {
+                    return list(&objects, path);
+                }
+                match objects.by_path.get(path) {
+                    Some(object) => axum::Json(object.clone()).into_response(),
+                    None => status(StatusCode::NOT_FOUND, path),
+                }
+            }
             Method::POST => {
                 let generated = || format!("generated-{}", self.objects().by_path.len());
                 let name = body["metadata"]["name"]
@@ -274,27 +292,6 @@ impl ApiServer {
         axum::Json(self.store(object_path, present)).into_response()
     }
 
-    fn list(&self, path: &str) -> Response {
-        let objects = self.objects();
-        let resource = path.rsplit_once('/').unwrap().1;
-        let wanted = |key: &str| {
-            // Claims are listed over all namespaces.
-            key.starts_with("/apis/resource.k8s.io/v1/")
-                && key.split('/').rev().nth(1) == Some(resource)
-        };
-        let items: Vec<_> = objects
-            .by_path
-            .iter()
-            .filter(|(key, _)| wanted(key))
-            .map(|(_, object)| object)
-            .collect();
-        axum::Json(json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "List",
-            "metadata": {"resourceVersion": objects.version.to_string()}, "items": items,
-        }))
-        .into_response()
-    }
-
     fn watch(&self, path: &str) -> Response {
         let path = path.to_owned();
         let events = BroadcastStream::new(self.changes.subscribe()).filter_map(move |change| {
@@ -305,6 +302,26 @@ impl ApiServer {
         });
         Body::from_stream(events).into_response()
     }
+}
+
+fn list(objects: &Objects, path: &str) -> Response {
+    let resource = path.rsplit_once('/').unwrap().1;
+    let wanted = |key: &str| {
+        // Claims are listed over all namespaces.
+        key.starts_with("/apis/resource.k8s.io/v1/")
+            && key.split('/').rev().nth(1) == Some(resource)
+    };
+    let items: Vec<_> = objects
+        .by_path
+        .iter()
+        .filter(|(key, _)| wanted(key))
+        .map(|(_, object)| object)
+        .collect();
+    axum::Json(json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "List",
+        "metadata": {"resourceVersion": objects.version.to_string()}, "items": items,
+    }))
+    .into_response()
 }
 
 fn claim_path(claim: &Value) -> String {

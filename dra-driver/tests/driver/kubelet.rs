@@ -13,7 +13,7 @@ use drava_fake_kubelet::HealthStatus;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 
-use crate::api_server::eventually;
+use crate::api_server::{CLAIMS, SLICES, eventually};
 use crate::fixture::Result::{Share, Whole};
 use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
 use crate::harness::{World, free_address, get, inode, kubelet_claim};
@@ -139,9 +139,11 @@ scenario! {
         // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers.
         world.api.delete_claim(&claim(1, &[]));
         let claims = [1, 2].map(kubelet_claim);
+        let looked_up = || world.api.lookups("claim-2");
+        let before = looked_up();
         let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
-            // Long enough for the other call to be refused at least once; it passes either way.
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
+            eventually("a second attempt", || (looked_up() >= before + 2).then_some(())).await;
             plugin.unprepare_one(&claims[0]).await
         });
         left.unwrap();
@@ -222,8 +224,13 @@ scenario! {
         assert!(event.await.1.contains("DRAPartitionableDevices"));
         // No fight: it stays as it is.
         let writes = world.api.writes().len();
-        world.api.edit_slice(slices.keys().next().unwrap(), |_| {});
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        // The slices are looked at after each change; a write that the first look found necessary precedes the second.
+        // One more, because the list with which a watch begins is taken for a look.
+        for _ in 0..3 {
+            let looks = world.api.lists(SLICES);
+            world.api.edit_slice(slices.keys().next().unwrap(), |_| {});
+            eventually("a look at the slices", || (world.api.lists(SLICES) > looks).then_some(())).await;
+        }
         assert_eq!(world.api.writes().len(), writes);
     }
 }
@@ -257,6 +264,37 @@ scenario! {
         world.gpus.change(|inventory| inventory.cards.extend(taken));
         eventually("recovery", || (!unhealthy(&world.api.slices())).then_some(())).await;
         plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    }
+}
+
+scenario! {
+    async fn a_lost_card_outlives_the_driver_while_a_claim_holds_it_and_is_withdrawn_then() {
+        let world = World::new().await;
+        let (running, _plugin) = world.ready().await;
+        world.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
+        running.stop().await;
+        world.gpus.change(|inventory| drop(inventory.cards.remove(1)));
+
+        let impatient = Config { gone_grace: Duration::ZERO, ..world.config() };
+        let running = world.start_with(impatient, world.source());
+        world.kubelet.register("gpu.drava.dev").await.unwrap();
+        running.is_ready().await;
+        let tainted = || {
+            let slices = world.api.slices();
+            let devices = slices.values().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+            let is_unhealthy = |device: &Value| device["taints"].to_string().contains("gpu.drava.dev/unhealthy");
+            devices.filter(is_unhealthy).map(|device| device["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        // It could have been withdrawn each time that the claims were listed.
+        eventually("two looks at the claims", || (world.api.lists(CLAIMS) >= 2).then_some(())).await;
+        assert_eq!(tainted(), ["gpu-1", "gpu-1-vgpu"]);
+        // Kubelet deletes all slices of its node when it restarts.
+        world.api.wipe_slices();
+        eventually("publication anew", || (tainted().len() == 2).then_some(())).await;
+
+        world.api.delete_claim(&claim(1, &[]));
+        eventually("withdrawal", || tainted().is_empty().then_some(())).await;
+        assert_eq!(world.api.slices().len(), 2);
     }
 }
 
