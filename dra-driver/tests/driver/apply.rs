@@ -1,134 +1,18 @@
-//! Preparing on a node: idempotent in every state, whole after a crash at any step.
+//! Preparing on a node, in full and repeated, and unpreparing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
 use drava_dra_driver::artifacts::Artifact;
-use drava_dra_driver::claim::ClaimUid;
-use drava_dra_driver::prepare::ShareId;
-use drava_dra_driver::prepare::apply::{Applier, ApplyError, Failure};
-use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
-use drava_dra_driver::prepare::record::{Loaded, Record, Stage};
-use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use drava_dra_driver::prepare::apply::Failure;
+use drava_dra_driver::prepare::record::Stage;
+use drava_vgpu_abi::{REGION_SIZE, page};
 
+use crate::crash::PowerCut;
 use crate::fixture::Result::{Share, Whole};
-use crate::fixture::{claim, claim_ref, h100x2, share_id};
-use crate::node::{TestNode, environment};
-
-/// A node whose power goes after a number of effects: nothing happens from then on.
-struct PowerCut {
-    node: NodeEffects,
-    left: AtomicUsize,
-}
-
-impl PowerCut {
-    fn after(effects: usize, node: NodeEffects) -> Self {
-        Self {
-            node,
-            left: AtomicUsize::new(effects),
-        }
-    }
-
-    fn powered(&self) -> Result<(), EffectError> {
-        let step = |left: usize| left.checked_sub(1);
-        match self
-            .left
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
-        {
-            Ok(_) => Ok(()),
-            Err(_) => Err(EffectError::File {
-                operation: "survive",
-                path: PathBuf::new(),
-                source: std::io::Error::other("the power is off"),
-            }),
-        }
-    }
-}
-
-impl Effects for PowerCut {
-    fn save_record(&self, record: &Record) -> Result<(), EffectError> {
-        self.powered()?;
-        self.node.save_record(record)
-    }
-
-    fn ensure_page(
-        &self,
-        uid: &ClaimUid,
-        share: &ShareId,
-        spec: &LimitsSpec,
-    ) -> Result<Ensured, EffectError> {
-        self.powered()?;
-        self.node.ensure_page(uid, share, spec)
-    }
-
-    fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError> {
-        self.powered()?;
-        self.node.ensure_usage(uid, share)
-    }
-
-    fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
-        self.powered()?;
-        self.node.ensure_spec(uid, spec)
-    }
-
-    fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
-        self.node.remove_spec(uid)
-    }
-
-    fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
-        self.node.remove_usage(uid)
-    }
-
-    fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
-        self.node.remove_pages(uid)
-    }
-
-    fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
-        self.node.remove_record(uid)
-    }
-}
-
-fn prepare<E: Effects>(
-    node: &TestNode,
-    applier: &Applier<E>,
-    number: u32,
-    found: &ResourceClaim,
-) -> Result<(Record, Vec<String>), ApplyError> {
-    let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
-    let environment = environment(&inventory, &driver, &installed);
-    applier
-        .prepare(&claim_ref(number), Some(found), &environment)
-        .map(|(record, repairs)| (record, repairs.0))
-}
-
-fn page_of(node: &TestNode, number: u32) -> PathBuf {
-    let share = ShareId::parse(&share_id(number, 0)).unwrap();
-    node.layout()
-        .limits(&claim_ref(number).uid, &share)
-        .join("page")
-}
-
-fn region_of(node: &TestNode, number: u32) -> PathBuf {
-    let share = ShareId::parse(&share_id(number, 0)).unwrap();
-    node.layout()
-        .usage(&claim_ref(number).uid, &share)
-        .join("region")
-}
-
-fn spec_of(node: &TestNode, number: u32) -> PathBuf {
-    node.paths.cdi_dir.join(format!(
-        "gpu.drava.dev-claim-{}.json",
-        claim_ref(number).uid
-    ))
-}
+use crate::fixture::{claim, claim_ref, h100x2};
+use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
 
 #[test]
 fn a_share_gets_its_page_region_and_spec() {
@@ -318,86 +202,6 @@ fn unprepare_leaves_nothing_and_can_be_repeated() {
     assert_eq!(node.traces(), (Vec::new(), Default::default()));
 }
 
-#[test]
-fn a_crash_after_any_step_of_prepare_is_completed_by_the_next() {
-    let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
-    let reference = TestNode::started();
-    let (whole, _) = prepare(
-        &reference,
-        &reference.applier(reference.effects()),
-        1,
-        &found,
-    )
-    .unwrap();
-    let (files, mounts) = reference.traces();
-    // Two records, two pages, two regions, one spec.
-    let steps = 7;
-    for step in 0..=steps {
-        let node = TestNode::started();
-        let cut = PowerCut::after(step, node.effects());
-        let outcome = prepare(&node, &node.applier(cut), 1, &found);
-        assert_eq!(outcome.is_ok(), step == steps, "step {step}");
-        let (left, _) = node.traces();
-        assert_eq!(left.is_empty(), step == 0, "whatever exists has a record");
-
-        let (record, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-        assert_eq!(record, whole, "step {step}");
-        let (after, mounted) = node.traces();
-        assert_eq!(
-            (after, mounted.len()),
-            (files.clone(), mounts.len()),
-            "step {step}"
-        );
-    }
-}
-
-#[test]
-fn a_crash_after_any_step_of_prepare_is_taken_back_by_unprepare() {
-    let found = claim(1, &[Share(0, "8Gi", "30")]);
-    for step in 0..=5 {
-        let node = TestNode::started();
-        let _ = prepare(
-            &node,
-            &node.applier(PowerCut::after(step, node.effects())),
-            1,
-            &found,
-        );
-        node.applier(node.effects())
-            .unprepare(&claim_ref(1))
-            .unwrap();
-        assert_eq!(
-            node.traces(),
-            (Vec::new(), Default::default()),
-            "step {step}"
-        );
-    }
-}
-
-#[test]
-fn a_crash_after_any_step_of_unprepare_is_completed_by_the_next() {
-    let found = claim(1, &[Share(0, "8Gi", "30")]);
-    for step in 0..4 {
-        let node = TestNode::started();
-        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-        let cut = node.applier(PowerCut::after(step, node.effects()));
-        cut.unprepare(&claim_ref(1)).unwrap_err();
-        let record = node
-            .applier(node.effects())
-            .store()
-            .load(&claim_ref(1).uid)
-            .unwrap();
-        assert!(matches!(record, Loaded::Present(_)), "the record goes last");
-        node.applier(node.effects())
-            .unprepare(&claim_ref(1))
-            .unwrap();
-        assert_eq!(
-            node.traces(),
-            (Vec::new(), Default::default()),
-            "step {step}"
-        );
-    }
-}
-
 /// A node on which one kind of effect fails and all others work: a full disk, a directory without permission.
 #[test]
 fn a_failed_first_preparation_leaves_nothing() {
@@ -452,45 +256,6 @@ fn a_missing_device_file_is_found_before_anything_is_changed() {
 }
 
 #[test]
-fn the_guard_sees_what_is_prepared_and_what_is_intended() {
-    let node = TestNode::started();
-    let half = claim(1, &[Share(0, "40Gi", "50")]);
-    // Interrupted right after the record of the intent.
-    let _ = prepare(
-        &node,
-        &node.applier(PowerCut::after(1, node.effects())),
-        1,
-        &half,
-    );
-    let error = prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Share(0, "41Gi", "0")]),
-    )
-    .unwrap_err();
-    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
-    let error = prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Whole(0)]),
-    )
-    .unwrap_err();
-    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
-    node.applier(node.effects())
-        .unprepare(&claim_ref(1))
-        .unwrap();
-    prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Whole(0)]),
-    )
-    .unwrap();
-}
-
-#[test]
 fn of_two_claims_at_once_that_do_not_fit_together_exactly_one_is_prepared() {
     let node = TestNode::started();
     let (first, second) = (node.applier(node.effects()), node.applier(node.effects()));
@@ -529,123 +294,6 @@ fn a_claim_that_was_allocated_anew_is_prepared_anew() {
     assert_eq!(page.spec.limits.memory_limit_bytes, Some(4 << 30));
 }
 
-fn damage(node: &TestNode, number: u32) {
-    let path = node
-        .layout()
-        .claims()
-        .join(format!("{}.json", claim_ref(number).uid));
-    let mut bytes = fs::read(&path).unwrap();
-    let last = bytes.len() - 2;
-    bytes[last] ^= 1;
-    fs::write(path, bytes).unwrap();
-}
-
-#[test]
-fn a_damaged_record_is_set_aside_and_rebuilt_around_what_runs() {
-    let node = TestNode::started();
-    let found = claim(1, &[Share(0, "8Gi", "30")]);
-    let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    let page = fs::metadata(page_of(&node, 1)).unwrap().ino();
-    damage(&node, 1);
-
-    // Until then nobody knows what is free.
-    let error = prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Share(0, "1Gi", "0")]),
-    )
-    .unwrap_err();
-    assert!(matches!(*error.failure, Failure::Unreadable(_)), "{error}");
-
-    // A rebuild that is interrupted takes nothing away from containers that run.
-    let _ = prepare(
-        &node,
-        &node.applier(PowerCut::after(1, node.effects())),
-        1,
-        &found,
-    );
-    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
-
-    let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    assert_eq!(again, first);
-    assert_eq!(fs::metadata(page_of(&node, 1)).unwrap().ino(), page);
-    assert!(
-        node.applier(node.effects())
-            .store()
-            .list()
-            .unwrap()
-            .quarantined
-            .is_empty()
-    );
-    prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Share(0, "1Gi", "0")]),
-    )
-    .unwrap();
-}
-
-#[test]
-fn a_rebuild_that_fails_takes_nothing_away_from_containers_that_run() {
-    let node = TestNode::started();
-    let found = claim(1, &[Share(0, "8Gi", "30")]);
-    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    damage(&node, 1);
-    fs::remove_dir_all(&node.paths.cdi_dir).unwrap();
-    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
-    for _ in 0..2 {
-        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
-        assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
-    }
-    // The spec directory is in the way of undoing too; without it only the decision not to undo protects them.
-    fs::remove_file(&node.paths.cdi_dir).unwrap();
-    fs::create_dir(&node.paths.cdi_dir).unwrap();
-    fs::create_dir(
-        spec_of(&node, 1).with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid)),
-    )
-    .unwrap();
-    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
-    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
-}
-
-#[test]
-fn a_record_of_another_version_cut_short_or_of_another_claim_is_damaged() {
-    let node = TestNode::started();
-    let applier = node.applier(node.effects());
-    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
-    let path = |number| {
-        node.layout()
-            .claims()
-            .join(format!("{}.json", claim_ref(number).uid))
-    };
-    let sound = fs::read(path(1)).unwrap();
-    let damaged = |bytes: &[u8], reason: &str| {
-        fs::write(path(1), bytes).unwrap();
-        match applier.store().load(&claim_ref(1).uid).unwrap() {
-            Loaded::Corrupt(found) => assert!(found.contains(reason), "{found}"),
-            other => panic!("{other:?}"),
-        }
-    };
-    damaged(b"", "header");
-    damaged(&sound[..sound.len() / 2], "cut short");
-    let text = String::from_utf8(sound.clone()).unwrap();
-    damaged(
-        text.replace("\"version\":1", "\"version\":2").as_bytes(),
-        "version 2",
-    );
-    damaged(
-        text.replace("gpu-0-vgpu", "gpu-1-vgpu").as_bytes(),
-        "checksum",
-    );
-    fs::write(path(2), &sound).unwrap();
-    assert!(matches!(
-        applier.store().load(&claim_ref(2).uid).unwrap(),
-        Loaded::Corrupt(_)
-    ));
-}
-
 #[test]
 fn a_running_claim_keeps_its_library_over_an_upgrade() {
     let node = TestNode::started();
@@ -676,4 +324,43 @@ fn a_running_claim_keeps_its_library_over_an_upgrade() {
     fs::remove_file(Artifact::Library.path(&node.paths.state_dir, &before.library)).unwrap();
     let (moved, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(moved.library, other.library);
+}
+
+#[test]
+fn the_guard_sees_what_is_prepared_and_what_is_intended() {
+    let node = TestNode::started();
+    let half = claim(1, &[Share(0, "40Gi", "50")]);
+    // Interrupted right after the record of the intent.
+    let _ = prepare(
+        &node,
+        &node.applier(PowerCut::after(1, node.effects())),
+        1,
+        &half,
+    );
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "41Gi", "0")]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Whole(0)]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Conflict(_)), "{error}");
+    node.applier(node.effects())
+        .unprepare(&claim_ref(1))
+        .unwrap();
+    prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Whole(0)]),
+    )
+    .unwrap();
 }

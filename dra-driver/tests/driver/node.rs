@@ -12,11 +12,14 @@ use drava_dra_driver::artifacts::{self, Installed};
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::lock::Locks;
-use drava_dra_driver::prepare::apply::{Applier, Environment};
+use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
 use drava_dra_driver::prepare::effects::{Effects, NodeEffects, Tmpfs};
+use drava_dra_driver::prepare::record::Record;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tempfile::TempDir;
 
-use crate::fixture::{POOL, machine_root};
+use crate::fixture::{POOL, claim_ref, h100x2, machine_root, share_id};
 
 /// Remembers what would be mounted. Unmounting takes the files away, as it does for a tmpfs.
 #[derive(Debug, Clone, Default)]
@@ -168,4 +171,42 @@ pub(crate) fn environment<'a>(
         installed,
         delivery: Delivery::Preload,
     }
+}
+
+/// Prepares a claim; the record, and what was repaired.
+pub(crate) fn prepare<E: Effects>(
+    node: &TestNode,
+    applier: &Applier<E>,
+    number: u32,
+    found: &ResourceClaim,
+) -> Result<(Record, Vec<String>), ApplyError> {
+    let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+    let environment = environment(&inventory, &driver, &installed);
+    applier
+        .prepare(&claim_ref(number), Some(found), &environment)
+        .map(|(record, repairs)| (record, repairs.0))
+}
+
+/// The limits page of the first share of a claim.
+pub(crate) fn page_of(node: &TestNode, number: u32) -> PathBuf {
+    let share = ShareId::parse(&share_id(number, 0)).unwrap();
+    node.layout()
+        .limits(&claim_ref(number).uid, &share)
+        .join("page")
+}
+
+/// The usage region of the first share of a claim.
+pub(crate) fn region_of(node: &TestNode, number: u32) -> PathBuf {
+    let share = ShareId::parse(&share_id(number, 0)).unwrap();
+    node.layout()
+        .usage(&claim_ref(number).uid, &share)
+        .join("region")
+}
+
+/// A claim's CDI spec.
+pub(crate) fn spec_of(node: &TestNode, number: u32) -> PathBuf {
+    node.paths.cdi_dir.join(format!(
+        "gpu.drava.dev-claim-{}.json",
+        claim_ref(number).uid
+    ))
 }

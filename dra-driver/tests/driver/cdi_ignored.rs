@@ -1,0 +1,122 @@
+//! A container runtime that does not apply the CDI edits.
+
+use std::fs;
+
+use drava_dra_driver::injection;
+use drava_dra_driver::report::PodRef;
+use serde_json::{Value, json};
+
+use crate::api_server::eventually;
+use crate::fixture::Result::Share;
+use crate::fixture::{claim, claim_ref};
+use crate::harness::{World, kubelet_claim};
+
+/// A pod named `pod` whose container uses `claim-<number>` and is in this state.
+fn pod(number: u32, state: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "pod", "namespace": "default", "uid": "pod-uid"},
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "any"}],
+            "containers": [
+                {"name": "app", "resources": {"claims": [{"name": "gpu"}]}},
+                {"name": "sidecar"},
+            ],
+        },
+        "status": {
+            "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": format!("claim-{number}")}],
+            "containerStatuses": [
+                {"name": "app", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state},
+                {"name": "sidecar", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                 "state": {"running": {}}},
+            ],
+        },
+    })
+}
+
+#[test]
+fn only_a_started_container_that_uses_the_claim_counts() {
+    let wanted = PodRef {
+        namespace: "default".to_owned(),
+        name: "pod".to_owned(),
+        uid: "pod-uid".to_owned(),
+    };
+    let runs = |pod: Value, number: u32| {
+        injection::runs_with(
+            &serde_json::from_value(pod).unwrap(),
+            &wanted,
+            &claim_ref(number),
+        )
+    };
+    assert!(runs(pod(1, &json!({"running": {}})), 1));
+    assert!(runs(pod(1, &json!({"terminated": {"exitCode": 1}})), 1));
+    assert!(
+        !runs(pod(1, &json!({"waiting": {}})), 1),
+        "the sidecar does not use the claim"
+    );
+    assert!(!runs(pod(1, &json!({"running": {}})), 2));
+    let mut other = pod(1, &json!({"running": {}}));
+    other["metadata"]["uid"] = json!("another pod of this name");
+    assert!(!runs(other, 1));
+    let mut direct = pod(1, &json!({"running": {}}));
+    direct["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "claim-7"}]);
+    direct["status"]["resourceClaimStatuses"] = json!([]);
+    assert!(runs(direct, 7));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_runtime_that_ignores_cdi_is_noticed() {
+    let world = World::new().await;
+    let (_running, plugin) = world.ready().await;
+    for number in [1, 2] {
+        world
+            .api
+            .put_claim(&claim(number, &[Share(0, "8Gi", "30")]));
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+    }
+    // Claim 1 was injected: the hook has left its mark.
+    let mounted = world.node.tmpfs.mounted();
+    let usage = mounted
+        .iter()
+        .find(|path| path.to_string_lossy().contains(claim_ref(1).uid.as_str()))
+        .unwrap();
+    fs::write(usage.join("injected"), "").unwrap();
+    let mut both = pod(1, &json!({"running": {}}));
+    both["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "claim-1"}, {"name": "gpu", "resourceClaimName": "claim-2"}]);
+    world.api.put_pod(&both);
+    let told = || {
+        let events = world.api.events_with_kind();
+        let about = |kind: &str| {
+            let about =
+                |event: &&(String, String, String)| event.0 == "CdiIgnored" && event.2 == kind;
+            events.iter().find(about).map(|event| event.1.clone())
+        };
+        about("Pod").zip(about("ResourceClaim"))
+    };
+    let (of_pod, of_claim) = eventually("events on pod and claim", told).await;
+    assert_eq!(of_pod, of_claim);
+    assert!(
+        of_pod.contains("default/claim-2") && of_pod.contains("enable_cdi = true"),
+        "{of_pod}"
+    );
+    assert!(
+        world
+            .api
+            .events()
+            .iter()
+            .all(|(reason, note)| reason != "CdiIgnored" || !note.contains("claim-1"))
+    );
+    let enforced = || {
+        let claim = world.api.claim("claim-2");
+        let conditions = claim["status"]["devices"][0]["conditions"]
+            .as_array()?
+            .clone();
+        conditions
+            .into_iter()
+            .find(|condition| condition["type"] == "Enforced" && condition["status"] == "False")
+    };
+    assert_eq!(
+        eventually("condition", enforced).await["reason"],
+        "CdiIgnored"
+    );
+}

@@ -1,0 +1,255 @@
+//! What kubelet and the API server are told of claims.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use drava_dra_driver::driver::Config;
+use serde_json::json;
+
+use crate::api_server::eventually;
+use crate::fixture::Result::{Share, Whole};
+use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
+use crate::harness::{World, kubelet_claim};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_trace() {
+    let world = World::new().await;
+    let (running, plugin) = world.ready().await;
+    assert_eq!(
+        plugin.info.supported_versions,
+        [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth"
+        ]
+    );
+    world
+        .api
+        .put_claim(&claim(1, &[Share(0, "8Gi", "30"), Whole(1)]));
+    let devices = plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let uid = claim_ref(1).uid;
+    let [share, whole] = devices.as_slice() else {
+        panic!("{devices:?}")
+    };
+    assert_eq!(
+        (share.request_names.as_slice(), share.pool_name.as_str()),
+        (["gpu".to_owned()].as_slice(), POOL)
+    );
+    assert_eq!(share.share_id, Some(share_id(1, 0)));
+    assert_eq!(
+        share.cdi_device_ids,
+        [format!(
+            "gpu.drava.dev/claim={uid}-gpu-gpu-0-vgpu-{}",
+            share_id(1, 0)
+        )]
+    );
+    assert_eq!(
+        (whole.device_name.as_str(), &whole.share_id),
+        ("gpu-1", &None)
+    );
+    assert_eq!(
+        whole.cdi_device_ids,
+        [format!("gpu.drava.dev/claim={uid}-gpu1-gpu-1")]
+    );
+    let spec = fs::read(world.spec(1)).unwrap();
+    assert_eq!(
+        plugin.prepare_one(&kubelet_claim(1)).await.unwrap(),
+        devices
+    );
+    assert_eq!(fs::read(world.spec(1)).unwrap(), spec);
+
+    for _ in 0..2 {
+        plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    }
+    assert_eq!(world.node.traces(), (Vec::new(), Default::default()));
+    assert!(
+        fs::read_dir(world.node.layout().locks())
+            .unwrap()
+            .all(|lock| {
+                !lock
+                    .unwrap()
+                    .file_name()
+                    .to_string_lossy()
+                    .starts_with("claim-")
+            })
+    );
+
+    running.stop().await;
+    assert_eq!(
+        world.kubelet.registry().unwrap(),
+        Vec::<PathBuf>::new(),
+        "own sockets are removed on a clean stop"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_are_per_claim_and_name_claim_field_and_remedy() {
+    let world = World::new().await;
+    let (_running, plugin) = world.ready().await;
+    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
+    world.api.put_claim(&claim_with(
+        2,
+        &[Share(0, "8Gi", "0")],
+        &config("FromClaim", &json!({"colour": "red"})),
+    ));
+    world.api.put_claim(&claim(3, &[Share(0, "8Gi", "101")]));
+    world.api.put_claim(&claim(4, &[Share(5, "8Gi", "0")]));
+    let claims = [1, 2, 3, 4, 5].map(kubelet_claim);
+    let outcomes = plugin.prepare(&claims).await.unwrap();
+    assert!(outcomes[&claims[0].uid].is_ok());
+    for (number, text) in [
+        (
+            2,
+            "request gpu: config field colour: unknown field `colour`",
+        ),
+        (
+            3,
+            "consumedCapacity.cores of device gpu-0-vgpu is 101, it must be a whole number from 0 to 100",
+        ),
+        (4, "device gpu-5-vgpu is not on this node any more"),
+        (5, "it does not exist in the API server any more"),
+    ] {
+        let error = outcomes[&kubelet_claim(number).uid].as_ref().unwrap_err();
+        assert!(
+            error.contains(text) && error.contains(&format!("default/claim-{number}")),
+            "{error}"
+        );
+    }
+    let mut hostile = kubelet_claim(6);
+    hostile.uid = "../../etc/passwd".to_owned();
+    assert!(
+        plugin
+            .prepare_one(&hostile)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("is no claim UID")
+    );
+    assert!(plugin.unprepare_one(&hostile).await.is_err());
+
+    world.api.set_down(true);
+    let error = plugin
+        .prepare_one(&kubelet_claim(7))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("get it from the API server"), "{error}");
+    // Unprepare needs no API server.
+    plugin.unprepare_one(&claims[0]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_claims_at_once_do_not_over_commit_a_card() {
+    let world = World::new().await;
+    let (_running, plugin) = world.ready().await;
+    let claims = [1, 2].map(kubelet_claim);
+    for number in [1, 2] {
+        world
+            .api
+            .put_claim(&claim(number, &[Share(0, "50Gi", "0")]));
+    }
+    let (first, second) = tokio::join!(
+        plugin.prepare_one(&claims[0]),
+        plugin.prepare_one(&claims[1])
+    );
+    let refused: Vec<_> = [first, second]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect();
+    assert_eq!(refused.len(), 1);
+    let error = refused[0].to_string();
+    assert!(
+        error
+            .contains("51200 MiB of memory is allocated to this claim, but 51200 MiB of 80480 MiB"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
+    let world = World::new().await;
+    let patient = Config {
+        leaving_patience: Duration::from_secs(3600),
+        ..world.config()
+    };
+    let running = world.start_with(patient, world.source());
+    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.is_ready().await;
+    for number in [1, 2] {
+        world.api.put_claim(&claim(number, &[Whole(0)]));
+    }
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    // The first is there to stay: no waiting.
+    let error = plugin
+        .prepare_one(&kubelet_claim(2))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("holds it as a whole card"), "{error}");
+
+    // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers.
+    world.api.delete_claim(&claim(1, &[]));
+    let claims = [1, 2].map(kubelet_claim);
+    let looked_up = || world.api.lookups("claim-2");
+    let before = looked_up();
+    let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
+        // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
+        eventually("a second attempt", || {
+            (looked_up() >= before + 2).then_some(())
+        })
+        .await;
+        plugin.unprepare_one(&claims[0]).await
+    });
+    left.unwrap();
+    waiting.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn status_devices_say_what_was_prepared_and_are_written_once() {
+    let world = World::new().await;
+    let (_running, plugin) = world.ready().await;
+    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let devices = eventually("status.devices", || {
+        let claim = world.api.claim("claim-1");
+        claim["status"]["devices"].as_array().cloned()
+    });
+    let device = devices.await.remove(0);
+    assert_eq!(device["data"]["uuid"], CARDS[0]);
+    assert_eq!(device["data"]["memoryBytes"], json!(8u64 << 30));
+    assert_eq!(device["shareID"], json!(share_id(1, 0)));
+    let condition = |kind: &str| {
+        let conditions = device["conditions"].as_array().unwrap();
+        conditions
+            .iter()
+            .find(|condition| condition["type"] == kind)
+            .cloned()
+            .unwrap()
+    };
+    assert_eq!(condition("Prepared")["status"], "True");
+    assert_eq!(condition("Enforced")["status"], "True");
+    assert!(
+        condition("Enforced")["message"]
+            .as_str()
+            .unwrap()
+            .contains("8192 MiB")
+    );
+    let status_writes = || {
+        world
+            .api
+            .writes()
+            .iter()
+            .filter(|write| write.contains("/status"))
+            .count()
+    };
+    assert_eq!(status_writes(), 1);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    world.api.put_claim(&claim(2, &[Share(0, "8Gi", "30")]));
+    plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+    eventually("the second claim's status", || {
+        (status_writes() == 2).then_some(())
+    })
+    .await;
+}

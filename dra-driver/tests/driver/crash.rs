@@ -1,0 +1,172 @@
+//! A node whose power goes at any step of preparing and unpreparing.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use drava_cdi::Spec;
+use drava_dra_driver::claim::ClaimUid;
+use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
+use drava_dra_driver::prepare::record::{Loaded, Record};
+use drava_vgpu_abi::LimitsSpec;
+
+use crate::fixture::Result::Share;
+use crate::fixture::{claim, claim_ref};
+use crate::node::{TestNode, prepare};
+
+/// A node whose power goes after a number of effects: nothing happens from then on.
+pub(crate) struct PowerCut {
+    node: NodeEffects,
+    left: AtomicUsize,
+}
+
+impl PowerCut {
+    pub(crate) fn after(effects: usize, node: NodeEffects) -> Self {
+        Self {
+            node,
+            left: AtomicUsize::new(effects),
+        }
+    }
+
+    fn powered(&self) -> Result<(), EffectError> {
+        let step = |left: usize| left.checked_sub(1);
+        match self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
+        {
+            Ok(_) => Ok(()),
+            Err(_) => Err(EffectError::File {
+                operation: "survive",
+                path: PathBuf::new(),
+                source: std::io::Error::other("the power is off"),
+            }),
+        }
+    }
+}
+
+impl Effects for PowerCut {
+    fn save_record(&self, record: &Record) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.save_record(record)
+    }
+
+    fn ensure_page(
+        &self,
+        uid: &ClaimUid,
+        share: &ShareId,
+        spec: &LimitsSpec,
+    ) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_page(uid, share, spec)
+    }
+
+    fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_usage(uid, share)
+    }
+
+    fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
+        self.powered()?;
+        self.node.ensure_spec(uid, spec)
+    }
+
+    fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_spec(uid)
+    }
+
+    fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_usage(uid)
+    }
+
+    fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_pages(uid)
+    }
+
+    fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        self.powered()?;
+        self.node.remove_record(uid)
+    }
+}
+
+#[test]
+fn a_crash_after_any_step_of_prepare_is_completed_by_the_next() {
+    let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
+    let reference = TestNode::started();
+    let (whole, _) = prepare(
+        &reference,
+        &reference.applier(reference.effects()),
+        1,
+        &found,
+    )
+    .unwrap();
+    let (files, mounts) = reference.traces();
+    // Two records, two pages, two regions, one spec.
+    let steps = 7;
+    for step in 0..=steps {
+        let node = TestNode::started();
+        let cut = PowerCut::after(step, node.effects());
+        let outcome = prepare(&node, &node.applier(cut), 1, &found);
+        assert_eq!(outcome.is_ok(), step == steps, "step {step}");
+        let (left, _) = node.traces();
+        assert_eq!(left.is_empty(), step == 0, "whatever exists has a record");
+
+        let (record, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+        assert_eq!(record, whole, "step {step}");
+        let (after, mounted) = node.traces();
+        assert_eq!(
+            (after, mounted.len()),
+            (files.clone(), mounts.len()),
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn a_crash_after_any_step_of_prepare_is_taken_back_by_unprepare() {
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    for step in 0..=5 {
+        let node = TestNode::started();
+        let _ = prepare(
+            &node,
+            &node.applier(PowerCut::after(step, node.effects())),
+            1,
+            &found,
+        );
+        node.applier(node.effects())
+            .unprepare(&claim_ref(1))
+            .unwrap();
+        assert_eq!(
+            node.traces(),
+            (Vec::new(), Default::default()),
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn a_crash_after_any_step_of_unprepare_is_completed_by_the_next() {
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    for step in 0..4 {
+        let node = TestNode::started();
+        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+        let cut = node.applier(PowerCut::after(step, node.effects()));
+        cut.unprepare(&claim_ref(1)).unwrap_err();
+        let record = node
+            .applier(node.effects())
+            .store()
+            .load(&claim_ref(1).uid)
+            .unwrap();
+        assert!(matches!(record, Loaded::Present(_)), "the record goes last");
+        node.applier(node.effects())
+            .unprepare(&claim_ref(1))
+            .unwrap();
+        assert_eq!(
+            node.traces(),
+            (Vec::new(), Default::default()),
+            "step {step}"
+        );
+    }
+}

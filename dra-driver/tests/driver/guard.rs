@@ -1,0 +1,156 @@
+//! What may not be prepared beside what is: a pure function.
+
+use drava_dra_driver::claim::ClaimRef;
+use drava_dra_driver::prepare::guard::{self, Conflict};
+use drava_dra_driver::prepare::plan;
+use drava_dra_driver::prepare::{Access, Prepared};
+use proptest::prelude::*;
+
+use crate::fixture::Result::{Share, Whole};
+use crate::fixture::{POOL, claim, claim_ref, h100x2};
+
+fn prepared(number: u32, results: &[crate::fixture::Result]) -> (ClaimRef, Vec<Prepared>) {
+    let claim = claim(number, results);
+    (
+        claim_ref(number),
+        plan::plan(&claim_ref(number), Some(&claim), POOL, &h100x2()).unwrap(),
+    )
+}
+
+fn guard(
+    new: &(ClaimRef, Vec<Prepared>),
+    others: &[(ClaimRef, Vec<Prepared>)],
+) -> Result<(), Box<Conflict>> {
+    let others = others
+        .iter()
+        .map(|(claim, devices)| (claim, devices.as_slice()));
+    guard::check(&new.0, &new.1, others, &h100x2())
+}
+
+#[test]
+fn shares_that_fit_pass_and_the_next_one_is_refused_with_the_figures() {
+    let half = prepared(1, &[Share(0, "40Gi", "50")]);
+    assert_eq!(
+        guard(
+            &prepared(2, &[Share(0, "38Gi", "50")]),
+            std::slice::from_ref(&half)
+        ),
+        Ok(())
+    );
+    assert_eq!(
+        guard(
+            &prepared(2, &[Share(1, "78Gi", "100")]),
+            std::slice::from_ref(&half)
+        ),
+        Ok(()),
+        "another card"
+    );
+    let error = guard(
+        &prepared(2, &[Share(0, "39Gi", "0")]),
+        std::slice::from_ref(&half),
+    )
+    .unwrap_err()
+    .to_string();
+    assert_eq!(
+        error,
+        "device gpu-0-vgpu (card GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01): 39936 MiB of memory is allocated to this \
+         claim, but 40960 MiB of 80480 MiB is prepared for other claims: default/claim-1 (uid \
+         00000000-0000-4000-8000-000000000001); delete one of the pods"
+    );
+    let error = guard(&prepared(2, &[Share(0, "1Gi", "51")]), &[half])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("51 % of cores is allocated to this claim, but 50 % of 100 %"),
+        "{error}"
+    );
+}
+
+#[test]
+fn slots_are_counted() {
+    let others: Vec<_> = (1..=10)
+        .map(|number| prepared(number, &[Share(0, "1Gi", "0")]))
+        .collect();
+    assert_eq!(
+        guard(&prepared(11, &[Share(0, "1Gi", "0")]), &others[..9]),
+        Ok(())
+    );
+    let error = guard(&prepared(11, &[Share(0, "1Gi", "0")]), &others)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("1 of slots") && error.contains("10 of 10"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_whole_card_and_shares_exclude_each_other_both_ways() {
+    let (whole, share) = (
+        prepared(1, &[Whole(0)]),
+        prepared(2, &[Share(0, "1Gi", "0")]),
+    );
+    assert!(matches!(
+        guard(&whole, std::slice::from_ref(&share)),
+        Err(conflict) if matches!(*conflict, Conflict::Exclusive { .. })
+    ));
+    assert!(matches!(
+        guard(&prepared(3, &[Whole(0)]), std::slice::from_ref(&whole)),
+        Err(conflict) if matches!(*conflict, Conflict::Exclusive { .. })
+    ));
+    assert_eq!(
+        guard(&whole, &[prepared(2, &[Share(1, "1Gi", "0")])]),
+        Ok(())
+    );
+    let error = guard(&share, &[whole]).unwrap_err().to_string();
+    assert!(
+        error.contains("would be used as shares while claim default/claim-1"),
+        "{error}"
+    );
+    assert!(matches!(
+        guard(&prepared(1, &[Whole(0), Share(0, "1Gi", "0")]), &[]),
+        Err(conflict) if matches!(*conflict, Conflict::Exclusive { .. })
+    ));
+}
+
+#[test]
+fn two_shares_of_one_claim_count_together_and_the_claim_itself_does_not_count_twice() {
+    let both = prepared(1, &[Share(0, "40Gi", "0"), Share(0, "40Gi", "0")]);
+    assert!(matches!(
+        guard(&both, &[]),
+        Err(conflict) if matches!(*conflict, Conflict::Exceeds { what: "memory", .. })
+    ));
+    let one = prepared(1, &[Share(0, "70Gi", "0")]);
+    assert_eq!(guard(&one, std::slice::from_ref(&one)), Ok(()));
+}
+
+#[test]
+fn monitors_hold_nothing() {
+    let mut monitor = prepared(1, &[Whole(0)]);
+    monitor.1[0].access = Access::Admin;
+    assert_eq!(guard(&monitor, &[prepared(2, &[Whole(0)])]), Ok(()));
+    assert_eq!(guard(&prepared(2, &[Whole(0)]), &[monitor]), Ok(()));
+}
+
+proptest! {
+    /// Whatever is asked for in whatever order, what passes never sums to more than the card has.
+    #[test]
+    fn what_passes_never_exceeds_the_card(asked in prop::collection::vec((1u64..60, 0u64..101, any::<bool>()), 1..20)) {
+        let mut held: Vec<(ClaimRef, Vec<Prepared>)> = Vec::new();
+        for (number, (gib, cores, whole)) in asked.into_iter().enumerate() {
+            let number = u32::try_from(number).unwrap();
+            let mut new = prepared(number, &[if whole { Whole(0) } else { Share(0, "1Gi", "0") }]);
+            if let Access::Share(share) = &mut new.1[0].access {
+                (share.memory_bytes, share.cores) = (gib << 30, cores);
+            }
+            if guard(&new, &held).is_ok() {
+                held.push(new);
+            }
+        }
+        let shares: Vec<_> = held.iter().filter_map(|(_, devices)| devices[0].share()).collect();
+        prop_assert!(shares.len() == held.len() || held.len() == 1);
+        prop_assert!(shares.iter().map(|share| share.memory_bytes).sum::<u64>() <= 80_480 << 20);
+        prop_assert!(shares.iter().map(|share| share.cores).sum::<u64>() <= 100);
+        prop_assert!(shares.len() <= 10);
+    }
+}

@@ -1,0 +1,95 @@
+//! What is left on the node for claims that are gone: a pure function.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use drava_dra_driver::prepare::record::Stage;
+use drava_dra_driver::reconcile::{self, Action, Found, Presence, Why};
+
+use crate::fixture::claim_ref;
+
+const GRACE: Duration = Duration::from_secs(600);
+
+fn decide(found: &Found, presence: &[(u32, Presence)]) -> Vec<(u32, Action)> {
+    let presence = presence
+        .iter()
+        .map(|(number, presence)| (claim_ref(*number).uid, presence.clone()))
+        .collect();
+    let actions: BTreeMap<_, _> = reconcile::decide(found, &presence, GRACE);
+    let number = |uid: &str| uid[24..].parse().unwrap();
+    actions
+        .into_iter()
+        .map(|(uid, action)| (number(uid.as_str()), action))
+        .collect()
+}
+
+fn recorded(stages: &[(u32, Stage)]) -> Found {
+    let recorded = stages
+        .iter()
+        .map(|(number, stage)| (claim_ref(*number).uid, (claim_ref(*number), *stage)));
+    Found {
+        recorded: recorded.collect(),
+        ..Found::default()
+    }
+}
+
+#[test]
+fn a_prepared_claim_is_restored_while_it_holds_and_removed_only_after_a_grace() {
+    let found = recorded(&[(1, Stage::Prepared)]);
+    assert_eq!(
+        decide(&found, &[(1, Presence::Holds(claim_ref(1)))]),
+        [(1, Action::Restore)]
+    );
+    assert_eq!(decide(&found, &[(1, Presence::Lost(GRACE / 2))]), []);
+    assert_eq!(
+        decide(&found, &[(1, Presence::Lost(GRACE))]),
+        [(1, Action::Remove(Why::Gone))]
+    );
+    assert_eq!(decide(&found, &[]), [], "the API server did not answer");
+}
+
+#[test]
+fn an_interrupted_preparation_waits_for_kubelet_or_goes_with_its_claim() {
+    let found = recorded(&[(1, Stage::Intent)]);
+    assert_eq!(decide(&found, &[(1, Presence::Holds(claim_ref(1)))]), []);
+    assert_eq!(
+        decide(&found, &[(1, Presence::Lost(Duration::ZERO))]),
+        [(1, Action::Remove(Why::Interrupted))]
+    );
+}
+
+#[test]
+fn a_damaged_record_is_rebuilt_and_what_exists_for_it_is_no_stray() {
+    let uid = claim_ref(1).uid;
+    let found = Found {
+        damaged: BTreeSet::from([uid.clone()]),
+        traces: BTreeSet::from([uid]),
+        ..Found::default()
+    };
+    assert_eq!(decide(&found, &[]), []);
+    assert_eq!(decide(&found, &[(1, Presence::Lost(Duration::ZERO))]), []);
+    assert_eq!(
+        decide(&found, &[(1, Presence::Holds(claim_ref(1)))]),
+        [(1, Action::Rebuild(claim_ref(1)))]
+    );
+}
+
+#[test]
+fn an_interrupted_rebuild_is_no_interrupted_first_preparation() {
+    let mut found = recorded(&[(1, Stage::Intent)]);
+    found.damaged.insert(claim_ref(1).uid);
+    assert_eq!(decide(&found, &[(1, Presence::Lost(Duration::ZERO))]), []);
+    let holds = Presence::Holds(claim_ref(1));
+    assert_eq!(
+        decide(&found, &[(1, holds)]),
+        [(1, Action::Rebuild(claim_ref(1)))]
+    );
+}
+
+#[test]
+fn what_nothing_is_recorded_for_is_removed() {
+    let mut found = recorded(&[(1, Stage::Prepared)]);
+    found.traces = BTreeSet::from([claim_ref(1).uid, claim_ref(2).uid]);
+    let actions = decide(&found, &[(1, Presence::Lost(Duration::ZERO))]);
+    assert_eq!(actions, [(2, Action::Remove(Why::NoRecord))]);
+}

@@ -1,0 +1,153 @@
+//! What keeps the driver from being ready, and who is told.
+
+use std::fs;
+use std::time::Duration;
+
+use drava_dra_driver::conditions::Condition;
+use drava_dra_driver::driver::Config;
+use drava_dra_driver::inventory::Source;
+use serde_json::{Value, json};
+
+use crate::api_server::eventually;
+use crate::fixture::Result::Share;
+use crate::fixture::claim;
+use crate::harness::{World, free_address, get, kubelet_claim};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
+    let world = World::new().await;
+    let root = world.node.root.path().join("driver-root");
+    fs::create_dir(&root).unwrap();
+    let source = Source {
+        rescan: Duration::from_millis(100),
+        ..Source::nvml(root.clone(), root.clone())
+    };
+    let running = world.start_with(world.config(), source);
+    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let reason = running
+        .complains(Condition::Gpus, "libnvidia-ml.so.1")
+        .await;
+    assert!(
+        reason.contains(&*root.to_string_lossy())
+            && reason.contains("usr/lib64")
+            && reason.contains("--driver-root"),
+        "{reason}"
+    );
+    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    let error = plugin
+        .prepare_one(&kubelet_claim(1))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("default/claim-1") && error.contains("libnvidia-ml.so.1"),
+        "{error}"
+    );
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    let event = eventually("event", || {
+        world
+            .api
+            .events()
+            .into_iter()
+            .find(|(reason, _)| reason == "NotReady")
+    });
+    assert!(event.await.1.contains("libnvidia-ml.so.1"));
+    assert!(world.api.slices().is_empty());
+
+    // The simulated machine's own NVML, loaded as on a node.
+    fs::remove_dir(&root).unwrap();
+    std::os::unix::fs::symlink(crate::fixture::machine_root(), &root).unwrap();
+    running.is_ready().await;
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    insta::assert_json_snapshot!(published_devices(&world));
+}
+
+/// Names and some figures of what is published, without what changes from run to run.
+fn published_devices(world: &World) -> Vec<Value> {
+    let slices = world.api.slices();
+    let devices = slices.values().flat_map(|slice| {
+        slice["spec"]["devices"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    });
+    let entry = |device: Value| {
+        json!({
+            "name": device["name"],
+            "uuid": device["attributes"]["uuid"]["string"],
+            "productName": device["attributes"]["productName"]["string"],
+            "driverVersion": device["attributes"]["driverVersion"]["version"],
+            "memory": device["capacity"]["memory"]["value"],
+            "counters": device["consumesCounters"][0]["counters"],
+        })
+    };
+    devices.map(entry).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_node_object_and_an_unusable_directory_are_named() {
+    let world = World::new().await;
+    let running = world.start_with(
+        Config {
+            node: "node-b".to_owned(),
+            ..world.config()
+        },
+        world.source(),
+    );
+    let reason = running
+        .complains(Condition::Published, "no Node object node-b")
+        .await;
+    assert!(reason.contains("--node-name"), "{reason}");
+    running.stop().await;
+
+    let mut broken = world.config();
+    broken.paths.state_dir = world.node.root.path().join("image/libvgpu.so");
+    let running = world.start_with(broken, world.source());
+    let reason = running
+        .complains(Condition::Directories, "cannot write to")
+        .await;
+    assert!(reason.contains("image/libvgpu.so/claims"), "{reason}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readyz_says_what_is_missing_and_the_node_is_told_each_reason() {
+    let world = World::new().await;
+    let mut config = world.config();
+    config.paths.artifacts_dir = world.node.root.path().join("no-image");
+    config.listen = free_address();
+    let running = world.start_with(config.clone(), world.source());
+    running.complains(Condition::Artifacts, "libvgpu.so").await;
+    let get = |path: &'static str| get(config.listen, path);
+    assert!(get("/healthz").await.starts_with("HTTP/1.0 200"));
+    let unready = get("/readyz").await;
+    assert!(unready.starts_with("HTTP/1.0 503"), "{unready}");
+    assert!(
+        unready.contains("artifacts: read") && unready.contains("--artifacts-dir"),
+        "{unready}"
+    );
+    let told = |text: &'static str| {
+        let events = world.api.events();
+        events
+            .into_iter()
+            .find(|(reason, note)| reason == "NotReady" && note.starts_with(text))
+            .map(drop)
+    };
+    eventually("an event about the artifacts", || told("artifacts: read")).await;
+    eventually("an event about kubelet", || {
+        told("registered: kubelet has not registered")
+    })
+    .await;
+
+    fs::create_dir(world.node.root.path().join("no-image")).unwrap();
+    for artifact in ["libvgpu.so", "drava-cdi-hook"] {
+        fs::copy(
+            world.node.paths.artifacts_dir.join(artifact),
+            config.paths.artifacts_dir.join(artifact),
+        )
+        .unwrap();
+    }
+    world.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.is_ready().await;
+    assert!(get("/readyz").await.ends_with("ready\n"));
+}

@@ -1,0 +1,129 @@
+//! Records that a bad disk or another version has left.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+use drava_dra_driver::prepare::apply::Failure;
+use drava_dra_driver::prepare::record::Loaded;
+
+use crate::crash::PowerCut;
+use crate::fixture::Result::Share;
+use crate::fixture::{claim, claim_ref};
+use crate::node::{TestNode, page_of, prepare, region_of, spec_of};
+
+fn damage(node: &TestNode, number: u32) {
+    let path = node
+        .layout()
+        .claims()
+        .join(format!("{}.json", claim_ref(number).uid));
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 2;
+    bytes[last] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_record_is_set_aside_and_rebuilt_around_what_runs() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let page = fs::metadata(page_of(&node, 1)).unwrap().ino();
+    damage(&node, 1);
+
+    // Until then nobody knows what is free.
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "1Gi", "0")]),
+    )
+    .unwrap_err();
+    assert!(matches!(*error.failure, Failure::Unreadable(_)), "{error}");
+
+    // A rebuild that is interrupted takes nothing away from containers that run.
+    let _ = prepare(
+        &node,
+        &node.applier(PowerCut::after(1, node.effects())),
+        1,
+        &found,
+    );
+    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+
+    let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(again, first);
+    assert_eq!(fs::metadata(page_of(&node, 1)).unwrap().ino(), page);
+    assert!(
+        node.applier(node.effects())
+            .store()
+            .list()
+            .unwrap()
+            .quarantined
+            .is_empty()
+    );
+    prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "1Gi", "0")]),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_rebuild_that_fails_takes_nothing_away_from_containers_that_run() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    damage(&node, 1);
+    fs::remove_dir_all(&node.paths.cdi_dir).unwrap();
+    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
+    for _ in 0..2 {
+        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
+        assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+    }
+    // The spec directory is in the way of undoing too; without it only the decision not to undo protects them.
+    fs::remove_file(&node.paths.cdi_dir).unwrap();
+    fs::create_dir(&node.paths.cdi_dir).unwrap();
+    fs::create_dir(
+        spec_of(&node, 1).with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid)),
+    )
+    .unwrap();
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
+    assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+}
+
+#[test]
+fn a_record_of_another_version_cut_short_or_of_another_claim_is_damaged() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    let path = |number| {
+        node.layout()
+            .claims()
+            .join(format!("{}.json", claim_ref(number).uid))
+    };
+    let sound = fs::read(path(1)).unwrap();
+    let damaged = |bytes: &[u8], reason: &str| {
+        fs::write(path(1), bytes).unwrap();
+        match applier.store().load(&claim_ref(1).uid).unwrap() {
+            Loaded::Corrupt(found) => assert!(found.contains(reason), "{found}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    damaged(b"", "header");
+    damaged(&sound[..sound.len() / 2], "cut short");
+    let text = String::from_utf8(sound.clone()).unwrap();
+    damaged(
+        text.replace("\"version\":1", "\"version\":2").as_bytes(),
+        "version 2",
+    );
+    damaged(
+        text.replace("gpu-0-vgpu", "gpu-1-vgpu").as_bytes(),
+        "checksum",
+    );
+    fs::write(path(2), &sound).unwrap();
+    assert!(matches!(
+        applier.store().load(&claim_ref(2).uid).unwrap(),
+        Loaded::Corrupt(_)
+    ));
+}
