@@ -15,6 +15,8 @@ pub(crate) type CUdeviceptr = u64;
 /// Of the ABI before CUDA 3.2.
 pub(crate) type CUdeviceptr_v1 = c_uint;
 pub(crate) type CUcontext = *mut c_void;
+pub(crate) type CUgreenCtx = *mut c_void;
+pub(crate) type CUexternalMemory = *mut c_void;
 pub(crate) type CUstream = *mut c_void;
 pub(crate) type CUevent = *mut c_void;
 pub(crate) type CUfunction = *mut c_void;
@@ -157,7 +159,14 @@ pub(crate) const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 1 << 1;
 pub(crate) const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: c_int = 5;
 pub(crate) const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: c_int = 7;
 
+pub(crate) const CU_MEMPOOL_ATTR_ALLOCATION_TYPE: c_int = 9;
+pub(crate) const CU_MEMPOOL_ATTR_LOCATION_TYPE: c_int = 12;
+
+pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: u64 = 1;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
+pub(crate) const CU_MEM_LOCATION_TYPE_HOST: c_int = 2;
+/// The host, one of its NUMA nodes, or the calling thread's.
+pub(crate) const CU_MEM_LOCATION_TYPES_OF_HOST: core::ops::RangeInclusive<u64> = 2..=4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -174,6 +183,14 @@ pub(crate) struct CUmemAllocationProp {
     pub(crate) location: CUmemLocation,
     pub(crate) win32HandleMetaData: *mut c_void,
     pub(crate) allocFlags: [u8; 8],
+}
+
+/// Beginning of the structure; the hooks only read. The handle is one of several kinds.
+#[repr(C)]
+pub(crate) struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+    pub(crate) r#type: c_int,
+    pub(crate) handle: [u64; 2],
+    pub(crate) size: u64,
 }
 
 /// Beginning of the structure; the hooks only read.
@@ -256,6 +273,7 @@ const _: () = {
     assert!(size_of::<CUmemAllocationProp>() == 32);
     assert!(offset_of!(CUmemAllocationProp, location) == 8);
     assert!(offset_of!(CUmemPoolProps, location) == 8);
+    assert!(offset_of!(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size) == 24);
     assert!(size_of::<CUDA_ARRAY_DESCRIPTOR_v1>() == 16);
     assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR_v1>() == 24);

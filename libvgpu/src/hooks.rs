@@ -2,12 +2,15 @@
 
 pub(crate) mod array;
 pub(crate) mod context;
+pub(crate) mod external;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
+pub(crate) mod green;
 pub(crate) mod ipc;
 pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;
+pub(crate) mod multicast;
 pub(crate) mod nvml;
 pub(crate) mod pool;
 pub(crate) mod transfer;

@@ -66,6 +66,45 @@ pub(crate) struct nvmlProcessInfo_t {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
+pub(crate) struct nvmlProcessDetail_v1_t {
+    pub(crate) pid: c_uint,
+    pub(crate) usedGpuMemory: c_ulonglong,
+    pub(crate) gpuInstanceId: c_uint,
+    pub(crate) computeInstanceId: c_uint,
+    pub(crate) usedGpuCcProtectedMemory: c_ulonglong,
+}
+
+/// Version 1.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct nvmlProcessDetailList_t {
+    pub(crate) version: c_uint,
+    pub(crate) mode: c_uint,
+    pub(crate) numProcArrayEntries: c_uint,
+    pub(crate) procArray: *mut nvmlProcessDetail_v1_t,
+}
+
+#[repr(C)]
+pub(crate) struct nvmlAccountingStats_t {
+    pub(crate) gpuUtilization: c_uint,
+    pub(crate) memoryUtilization: c_uint,
+    pub(crate) maxMemoryUsage: c_ulonglong,
+    pub(crate) time: c_ulonglong,
+    pub(crate) startTime: c_ulonglong,
+    pub(crate) isRunning: c_uint,
+    pub(crate) reserved: [c_uint; 5],
+}
+
+pub(crate) type nvmlGpmSample_t = *mut c_void;
+
+#[repr(C)]
+pub(crate) struct nvmlGpmSupport_t {
+    pub(crate) version: c_uint,
+    pub(crate) isSupportedDevice: c_uint,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct nvmlUtilization_t {
     pub(crate) gpu: c_uint,
     pub(crate) memory: c_uint,
@@ -119,6 +158,9 @@ const _: () = {
     assert!(size_of::<nvmlProcessInfo_v1_t>() == 16);
     assert!(size_of::<nvmlProcessInfo_t>() == 24);
     assert!(offset_of!(nvmlProcessInfo_t, usedGpuMemory) == 8);
+    assert!(size_of::<nvmlProcessDetail_v1_t>() == 32);
+    assert!(size_of::<nvmlProcessDetailList_t>() == 24);
+    assert!(size_of::<nvmlAccountingStats_t>() == 56);
     assert!(size_of::<nvmlUtilization_t>() == 8);
     assert!(size_of::<nvmlProcessUtilizationSample_t>() == 32);
     assert!(offset_of!(nvmlProcessUtilizationSample_t, smUtil) == 16);

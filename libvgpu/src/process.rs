@@ -55,6 +55,10 @@ pub(crate) struct Process {
     pub(crate) physical: HeldMap,
     /// Mappings of it, by address.
     pub(crate) mappings: HeldMap,
+    /// Physical memory that is bound to multicast objects, by object and place.
+    pub(crate) bindings: HeldMap,
+    /// Memory of other APIs and processes that was imported, by the object that holds it.
+    pub(crate) externals: HeldMap,
     /// Contexts that are not primary, by handle.
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.

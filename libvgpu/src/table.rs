@@ -179,6 +179,12 @@ hooks! {
         = c"" 0 => nvml::processes::nobody;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
         = c"" 0 => nvml::processes::nobody;
+    Memory Nvml nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_t) = c"" 0 => nvml::processes::in_detail;
+    Memory Nvml nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) = c"" 0 => nvml::accounting::pids;
+    Memory Nvml nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t) = c"" 0 => nvml::accounting::stats;
+    Any Nvml nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut nvmlGpmSupport_t) = c"" 0 => nvml::performance::support;
+    Any Nvml nvmlGpmSampleGet(device: nvmlDevice_t, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample;
+    Any Nvml nvmlGpmMigSampleGet(device: nvmlDevice_t, gpu_instance: c_uint, sample: nvmlGpmSample_t) = c"" 0 => nvml::performance::sample_of_instance;
     Any Nvml nvmlDeviceGetUtilizationRates(device: nvmlDevice_t, rates: *mut nvmlUtilization_t) = c"" 0 => nvml::utilization::rates;
     Any Nvml nvmlDeviceGetProcessUtilization(device: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, since: u64)
         = c"" 0 => nvml::utilization::by_process;
@@ -201,6 +207,11 @@ hooks! {
     Any Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => context::end_primary;
     Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => context::end_primary;
     Any Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => context::end_primary;
+
+    // Parts of a primary context, which they retain and with their end release.
+    Memory Cuda cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint) = c"cuGreenCtxCreate" 12040 => green::create;
+    Any Cuda cuGreenCtxDestroy(green: CUgreenCtx) = c"cuGreenCtxDestroy" 12040 => green::destroy;
+    Memory Cuda cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) = c"cuCtxFromGreenCtx" 12040 => green::context;
 
     // Linear memory.
     Memory Cuda cuMemAlloc(pointer: *mut CUdeviceptr_v1, bytes: c_uint) = c"cuMemAlloc" 2000 => memory::alloc_v1;
@@ -257,6 +268,23 @@ hooks! {
     Memory Cuda cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64)
         = c"cuMemMap" 10020 => vmm::map;
     Memory Cuda cuMemUnmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap" 10020 => vmm::unmap;
+
+    // Multicast objects, which hold what is bound to them.
+    Memory Cuda cuMulticastCreate(object: *mut CUmemGenericAllocationHandle, properties: *const c_void) = c"cuMulticastCreate" 12010 => multicast::create;
+    Memory Cuda cuMulticastUnbind(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) = c"cuMulticastUnbind" 12010 => multicast::unbind;
+    Memory Cuda cuMulticastBindMem(object: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize, bytes: usize, flags: u64)
+        = c"cuMulticastBindMem" 12010 => multicast::bind;
+    Memory Cuda cuMulticastBindMem_v2(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize, bytes: usize, flags: u64)
+        = c"cuMulticastBindMem" 13010 => multicast::bind_v2;
+    Memory Cuda cuMulticastBindAddr(object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize, flags: u64)
+        = c"cuMulticastBindAddr" 12010 => multicast::bind_address;
+    Memory Cuda cuMulticastBindAddr_v2(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr, bytes: usize, flags: u64)
+        = c"cuMulticastBindAddr" 13010 => multicast::bind_address_v2;
+
+    // Memory that another API or process exported.
+    Memory Cuda cuImportExternalMemory(external: *mut CUexternalMemory, description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC)
+        = c"cuImportExternalMemory" 10000 => external::import;
+    Memory Cuda cuDestroyExternalMemory(external: CUexternalMemory) = c"cuDestroyExternalMemory" 10000 => external::destroy;
 
     // Kernels.
     Compute Cuda cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernel" 4000 => launch::kernel;
@@ -396,12 +424,12 @@ hooks! {
     Compute Cuda cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DPeerAsync" 4000 => transfer::volume_async;
     Compute Cuda cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream)
         = c"cuMemcpy3DPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async_ptsz;
-    Compute Cuda cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream) = c"cuMemcpyWithAttributesAsync" 13000 => transfer::with_attributes;
+    Compute Cuda cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream) = c"cuMemcpyWithAttributesAsync" 13020 => transfer::with_attributes;
     Compute Cuda cuMemcpyWithAttributesAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream)
-        = c"cuMemcpyWithAttributesAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::with_attributes_ptsz;
-    Compute Cuda cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DWithAttributesAsync" 13000 => transfer::volume_with_attributes;
+        = c"cuMemcpyWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::with_attributes_ptsz;
+    Compute Cuda cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DWithAttributesAsync" 13020 => transfer::volume_with_attributes;
     Compute Cuda cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream)
-        = c"cuMemcpy3DWithAttributesAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_with_attributes_ptsz;
+        = c"cuMemcpy3DWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_with_attributes_ptsz;
     Compute Cuda cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) = c"cuMemcpyBatchAsync" 12080 => transfer::batch;
     Compute Cuda cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
         = c"cuMemcpyBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_ptsz;

@@ -89,6 +89,47 @@ fn hooks_and_classes_agree() {
     assert_eq!(hooked(), asked_for);
 }
 
+/// The sources of this crate's tests in C and Rust, but not this file.
+fn test_sources() -> String {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let folders = std::fs::read_dir(tests).unwrap();
+    let folders = folders
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir());
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let texts = files.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap());
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+/// Hooks that no test calls, each with its reason.
+const NOT_CALLED: [(&str, &str); 5] = [
+    (
+        "cuGraphExecKernelNodeSetParams",
+        "changes what a graph is expected to cost, which shows only in time",
+    ),
+    ("cuGraphExecKernelNodeSetParams_v2", "as above"),
+    ("cuGraphExecNodeSetParams", "as above"),
+    ("cuGraphExecUpdate", "as above"),
+    ("cuGraphExecUpdate_v2", "as above"),
+];
+
+#[test]
+fn every_hook_is_called_by_a_test() {
+    let sources = test_sources();
+    let words: BTreeSet<&str> = sources
+        .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .map(|word| word.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
+        .collect();
+    let not_called: BTreeSet<String> = hooked()
+        .into_iter()
+        .filter(|name| !words.contains(name.as_str()))
+        .collect();
+    // Names in a list of exceptions are no calls.
+    let excepted = |name: &str| NOT_CALLED.iter().any(|(other, _)| *other == name);
+    let missing: Vec<&String> = not_called.iter().filter(|name| !excepted(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn what_could_take_memory_or_time_is_hooked_or_has_a_reason_not_to_be() {
     let suspicious = [

@@ -9,8 +9,8 @@ use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::array;
 use crate::hooks::memory::{free_held, give_back_linear, take};
+use crate::hooks::{array, green};
 use crate::meter;
 use crate::process::{Device, Process};
 use crate::table::{
@@ -145,7 +145,6 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
     )
 }
 
-/// The primary context is made when it is first retained and whenever it was released or reset since then.
 pub(crate) unsafe fn retain_primary(
     original: cuDevicePrimaryCtxRetain::Function,
     context: *mut CUcontext,
@@ -156,22 +155,31 @@ pub(crate) unsafe fn retain_primary(
     let Some(state) = device_state(device) else {
         return charged(device, context, call);
     };
-    // Whoever marks it as charged pays for it, the others of this process do not.
-    let is_first = state
-        .charged
-        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
-        .is_ok();
-    let result = if is_first {
-        make_primary(state, device, call)
-    } else {
-        call()
-    };
+    let result = retain(device, call);
     if result == CUDA_SUCCESS {
         // SAFETY: the driver has written the context.
         let context = unsafe { context.read() }.expose_provenance() as u64;
         state.primary.store(context, Ordering::Release);
     }
     result
+}
+
+/// Retains the primary context with `call`. It is made when it is first retained and whenever it was released or reset
+/// since then.
+pub(crate) fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(state) = device_state(device) else {
+        return call();
+    };
+    // Whoever marks it as charged pays for it, the others of this process do not.
+    let is_first = state
+        .charged
+        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok();
+    if is_first {
+        make_primary(state, device, call)
+    } else {
+        call()
+    }
 }
 
 /// Makes the primary context with `make`; `state.charged` is the caller's.
@@ -202,17 +210,26 @@ pub(crate) unsafe fn end_primary(
     meter::forget_all_contexts();
     // SAFETY: the caller's arguments.
     let result = unsafe { original(device) };
-    if result == CUDA_SUCCESS
-        && !is_primary_active(device)
-        && let Some(state) = device_state(device)
-    {
-        release_all_of(state.primary.load(Ordering::Acquire));
-        let charge = state.charged.swap(0, Ordering::AcqRel);
-        if let Target::Limited(card) = target_of_device(device) {
-            pay_back(card, charge.saturating_sub(1));
-        }
+    if result == CUDA_SUCCESS {
+        look_at_primary(device);
     }
     result
+}
+
+/// After a release: returns the charge of the primary context, and of what was allocated in it and in its parts, if it
+/// is not active any more.
+pub(crate) fn look_at_primary(device: CUdevice) {
+    let Some(state) = device_state(device).filter(|_| !is_primary_active(device)) else {
+        return;
+    };
+    release_all_of(state.primary.load(Ordering::Acquire));
+    if let Some(process) = Process::get() {
+        green::end_parts(process, device, release_all_of);
+    }
+    let charge = state.charged.swap(0, Ordering::AcqRel);
+    if let Target::Limited(card) = target_of_device(device) {
+        pay_back(card, charge.saturating_sub(1));
+    }
 }
 
 fn device_state(device: CUdevice) -> Option<&'static Device> {

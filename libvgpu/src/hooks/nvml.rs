@@ -21,6 +21,8 @@ use crate::nvml::{
 use crate::process::Process;
 use crate::table::{nvmlDeviceGetMemoryInfo, nvmlDeviceGetMemoryInfo_v2};
 
+pub(crate) mod accounting;
+pub(crate) mod performance;
 pub(crate) mod processes;
 pub(crate) mod utilization;
 

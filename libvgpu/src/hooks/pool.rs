@@ -13,16 +13,19 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
-use crate::card::{Card, Target, current_device, target_of_device};
+use crate::card::{Card, Target, current_device, target_of_current_context, target_of_device};
 use crate::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice,
-    CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
+    CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_TYPE,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps,
+    CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::graph_memory;
 use crate::hooks::memory::free_linear;
+use crate::process::Process;
 use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
@@ -34,6 +37,10 @@ static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
 static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
 
+static GET_DEFAULT_FOR: Original = Original::new(Library::Cuda, c"cuMemGetDefaultMemPool");
+static GET_FOR: Original = Original::new(Library::Cuda, c"cuMemGetMemPool");
+
+type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
 type GetPool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
 type GetAttribute = unsafe extern "C" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
 type Trim = unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult;
@@ -57,6 +64,50 @@ fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     // SAFETY: the attributes asked for are 64 bits wide.
     let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
     (result == CUDA_SUCCESS).then_some(value)
+}
+
+/// Whether the pool's memory is pinned memory of the host, which takes nothing of a card. Since CUDA 13.2 pools say
+/// so; before, the host's own pool is known by asking for it.
+fn is_hosts(pool: CUmemoryPool) -> bool {
+    let location = attribute(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE);
+    let r#type = attribute(pool, CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
+    if let (Some(location), Some(r#type)) = (location, r#type) {
+        return is_host(location, r#type);
+    }
+    [&GET_DEFAULT_FOR, &GET_FOR]
+        .into_iter()
+        .any(|get| host_pool(get) == Some(pool))
+}
+
+/// Whether a location and a `CUmemAllocationType` mean pinned memory of the host.
+fn is_host(location: u64, r#type: u64) -> bool {
+    r#type == CU_MEM_ALLOCATION_TYPE_PINNED && CU_MEM_LOCATION_TYPES_OF_HOST.contains(&location)
+}
+
+/// The host's pool, as one of two functions knows it.
+fn host_pool(get: &'static Original) -> Option<CUmemoryPool> {
+    let get = get.address()?;
+    // SAFETY: the signature of `cuMemGetMemPool` and `cuMemGetDefaultMemPool`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetPoolFor>(get) };
+    let mut location = CUmemLocation {
+        r#type: CU_MEM_LOCATION_TYPE_HOST,
+        id: 0,
+    };
+    let mut pool = core::ptr::null_mut();
+    let r#type = c_int::try_from(CU_MEM_ALLOCATION_TYPE_PINNED).unwrap_or(0);
+    // SAFETY: reads one location and writes one pool.
+    let result = unsafe { get(&raw mut pool, &raw mut location, r#type) };
+    (result == CUDA_SUCCESS).then_some(pool)
+}
+
+/// Remembers that a pool takes nothing of a card.
+fn know_hosts(process: &Process, pool: CUmemoryPool) {
+    let held = Held {
+        bytes: 0,
+        card: u8::MAX,
+        context: 0,
+    };
+    process.pools.insert(key_of(pool), held);
 }
 
 fn trim(pool: CUmemoryPool) {
@@ -235,10 +286,21 @@ pub(crate) unsafe fn alloc_from_pool_async(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, bytes, pool, stream) };
-    // A pool's own card is known from its making; default pools belong to the card that they are used on.
-    let made_on = crate::process::Process::get()
-        .and_then(|process| Card::at(process, process.pools.get(key_of(pool))?.card));
-    let target = made_on.map_or_else(crate::card::target_of_current_context, Target::Limited);
+    // A pool's own card is known from its making; others belong to the card that they are used on, or the host.
+    let process = Process::get();
+    let known = process.and_then(|process| Some((process, process.pools.get(key_of(pool))?)));
+    let target = match known {
+        Some((process, held)) => {
+            Card::at(process, held.card).map_or(Target::Unlimited, Target::Limited)
+        }
+        None => match target_of_current_context() {
+            Target::Limited(card) if is_hosts(pool) => {
+                know_hosts(card.process(), pool);
+                Target::Unlimited
+            }
+            target => target,
+        },
+    };
     match target {
         Target::Unlimited => call(),
         Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
@@ -267,14 +329,22 @@ pub(crate) unsafe fn create(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(pool, properties) };
     // SAFETY: the driver has accepted the properties.
-    let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
-    if result == CUDA_SUCCESS
-        && let Some(location) = location
-        && location.r#type == CU_MEM_LOCATION_TYPE_DEVICE
-        && let Target::Limited(card) = target_of_device(location.id)
+    let properties = unsafe { properties.as_ref() };
+    let Some(properties) = properties.filter(|_| result == CUDA_SUCCESS) else {
+        return result;
+    };
+    let location = properties.location;
+    // SAFETY: the driver has written the pool.
+    let pool = unsafe { pool.read() };
+    let number = |value: c_int| u64::try_from(value).unwrap_or(0);
+    if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE {
+        if let Target::Limited(card) = target_of_device(location.id) {
+            settle(card, pool, 0);
+        }
+    } else if let Some(process) = Process::get()
+        && is_host(number(location.r#type), number(properties.allocType))
     {
-        // SAFETY: the driver has written the pool.
-        settle(card, unsafe { pool.read() }, 0);
+        know_hosts(process, pool);
     }
     result
 }
@@ -284,7 +354,7 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
     let in_use = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
     // SAFETY: the caller's arguments.
     let result = unsafe { original(pool) };
-    let process = crate::process::Process::get().filter(|_| result == CUDA_SUCCESS);
+    let process = Process::get().filter(|_| result == CUDA_SUCCESS);
     if let Some(process) = process {
         let _guard = process.pool_guard();
         if let Some(held) = process.pools.remove(key_of(pool))

@@ -11,12 +11,13 @@ use core::ptr::NonNull;
 
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
+    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::memory::Request;
+use crate::hooks::multicast;
 use crate::process::Process;
 use crate::table::{
     cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
@@ -40,8 +41,8 @@ static GET_PROPERTIES: Original =
 type GetProperties =
     unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult;
 
-/// The limited card that memory is on.
-fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
+/// The device that memory is on.
+pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice> {
     let get = GET_PROPERTIES.address()?;
     // SAFETY: the signature of `cuMemGetAllocationPropertiesFromHandle`.
     let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetProperties>(get) };
@@ -50,10 +51,13 @@ fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
     let result = unsafe { get(properties.as_mut_ptr(), handle) };
     // SAFETY: all zeroes is a set of properties.
     let location = unsafe { properties.assume_init() }.location;
-    if result != CUDA_SUCCESS || location.r#type != CU_MEM_LOCATION_TYPE_DEVICE {
-        return None;
-    }
-    match target_of_device(location.id) {
+    let is_on_card = result == CUDA_SUCCESS && location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
+    is_on_card.then_some(location.id)
+}
+
+/// The limited card that memory is on.
+fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
+    match target_of_device(device_of(handle)?) {
         Target::Limited(card) => Some(card),
         Target::Unlimited | Target::Refused => None,
     }
@@ -108,7 +112,7 @@ pub(crate) unsafe fn release(
                 count.saturating_add(HANDLE)
             });
         }
-        Some(held) => give_back_if_unreferenced(process, held),
+        Some(held) => give_back_if_unreferenced(process, handle, held),
         None => {}
     }
     result
@@ -165,18 +169,42 @@ pub(crate) unsafe fn import(
         // SAFETY: the driver has written the handle.
         let handle = unsafe { handle.read() };
         let known = change_references(process, handle, None, |count| count.saturating_add(HANDLE));
-        if known.is_none()
-            && let Some(card) = card_of(handle)
-        {
-            let held = Held {
-                bytes: 0,
-                card: card.index(),
-                context: HANDLE | IMPORTED,
-            };
-            process.physical.insert(handle, held);
+        match card_of(handle).filter(|_| known.is_none()) {
+            Some(card) => {
+                let held = Held {
+                    bytes: 0,
+                    card: card.index(),
+                    context: HANDLE | IMPORTED,
+                };
+                process.physical.insert(handle, held);
+            }
+            None if known.is_none() => know_object(process, handle),
+            None => {}
         }
     }
     result
+}
+
+/// Notes a handle of something that is no memory of the share, but can hold some: a multicast object.
+pub(crate) fn know_object(process: &Process, handle: CUmemGenericAllocationHandle) {
+    let held = Held {
+        bytes: 0,
+        card: u8::MAX,
+        context: HANDLE,
+    };
+    process.physical.insert(handle, held);
+}
+
+/// Notes one more use of memory beside its handles; `false` if it is not the share's.
+pub(crate) fn add_mapping(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
+    change_references(process, handle, None, |count| count.saturating_add(MAPPING)).is_some()
+}
+
+/// Takes back what [`add_mapping`] noted.
+pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
+    if let Some(held) = drop_reference(process, handle, MAPPING) {
+        give_back_if_unreferenced(process, handle, held);
+    }
 }
 
 /// Pays for imported memory that turns out to have at least `bytes`, and returns for how much.
@@ -258,9 +286,7 @@ pub(crate) unsafe fn unmap(
         let Some(mapping) = process.mappings.remove(at) else {
             break;
         };
-        if let Some(held) = drop_reference(process, mapping.context, MAPPING) {
-            give_back_if_unreferenced(process, held);
-        }
+        drop_mapping(process, mapping.context);
         at = at.saturating_add(mapping.bytes.max(1));
     }
     result
@@ -320,11 +346,13 @@ fn change(
     Some(changed)
 }
 
-fn give_back_if_unreferenced(process: &'static Process, left: Held) {
+fn give_back_if_unreferenced(process: &'static Process, handle: u64, left: Held) {
     if is_referenced(left) {
         return;
     }
-    if let Some(card) = Card::at(process, left.card) {
+    if left.card == u8::MAX {
+        multicast::forget(process, handle);
+    } else if let Some(card) = Card::at(process, left.card) {
         if left.context & IMPORTED == 0 {
             card.release(left.bytes);
         } else {

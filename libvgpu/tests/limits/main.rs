@@ -24,4 +24,5 @@ mod subject;
 mod view;
 mod view_clients;
 mod view_processes;
+mod view_records;
 mod view_utilization;

@@ -66,6 +66,9 @@ enum Action {
         /// How long to go on; without it, one launch.
         #[arg(long)]
         seconds: Option<u64>,
+        /// How many blocks of 256 threads a launch has; without it, one a multiprocessor.
+        #[arg(long)]
+        blocks: Option<u32>,
     },
 }
 
@@ -138,10 +141,19 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             cuda.use_device(arguments.device)?;
             fill(&cuda, arguments.output, Duration::from_secs(hold))
         }
-        Action::Launch { ms, seconds } => {
+        Action::Launch {
+            ms,
+            seconds,
+            blocks,
+        } => {
             cuda.use_device(arguments.device)?;
+            let blocks = match blocks {
+                Some(blocks) => blocks,
+                None => cuda.multiprocessors(arguments.device)?.unsigned_abs(),
+            };
             let length = Duration::from_millis(ms);
-            launch(&cuda, arguments, length, seconds.map(Duration::from_secs))
+            let total = seconds.map(Duration::from_secs);
+            launch(&cuda, arguments.output, blocks, length, total)
         }
     }?;
     Ok(ExitCode::SUCCESS)
@@ -255,13 +267,13 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
 /// Launches one kernel after the other, each waited for, as a training loop with a loss to read.
 fn launch(
     cuda: &Cuda,
-    arguments: &Arguments,
+    output: Output,
+    blocks: u32,
     length: Duration,
     total: Option<Duration>,
 ) -> anyhow::Result<()> {
     let image = CString::new(include_str!("spin.ptx"))?;
     let kernel = cuda.kernel(&image, c"spin")?;
-    let blocks = cuda.multiprocessors(arguments.device)?.unsigned_abs();
     let nanoseconds = u64::try_from(length.as_nanos()).context("--ms is too long")?;
     let start = Instant::now();
     let mut launches = 0;
@@ -280,7 +292,7 @@ fn launch(
         elapsed_milliseconds: elapsed.as_millis(),
         share: busy / elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
     };
-    print(arguments.output, &launched, |launched| {
+    print(output, &launched, |launched| {
         let Launched {
             launches,
             elapsed_milliseconds,

@@ -9,8 +9,8 @@ use crate::abi::{Answer, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{
-    CUarray, CUarray3DDescriptor, CUarrayDescriptor, CUarrayMemoryRequirements, CUcontext,
-    CUdevice, CUdeviceptr, CUmipmappedArray,
+    CUarray, CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1,
+    CUarrayMemoryRequirements, CUcontext, CUdevice, CUdeviceptr, CUmipmappedArray,
 };
 
 /// `CUDA_ARRAY3D_LAYERED`, `_SURFACE_LDST`, `_CUBEMAP`, `_TEXTURE_GATHER`, `_COLOR_ATTACHMENT`
@@ -111,7 +111,38 @@ impl From<CUarrayDescriptor> for CUarray3DDescriptor {
     }
 }
 
+impl From<CUarrayDescriptorV1> for CUarray3DDescriptor {
+    fn from(flat: CUarrayDescriptorV1) -> Self {
+        Self {
+            width: flat.width as usize,
+            height: flat.height as usize,
+            depth: 0,
+            format: flat.format,
+            channels: flat.channels,
+            flags: 0,
+        }
+    }
+}
+
+impl From<CUarray3DDescriptorV1> for CUarray3DDescriptor {
+    fn from(narrow: CUarray3DDescriptorV1) -> Self {
+        Self {
+            width: narrow.width as usize,
+            height: narrow.height as usize,
+            depth: narrow.depth as usize,
+            format: narrow.format,
+            channels: narrow.channels,
+            flags: narrow.flags,
+        }
+    }
+}
+
 impl Array {
+    /// Bytes of one element.
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.descriptor.element_bytes().unwrap_or(1)
+    }
+
     /// Bytes of one row, rows of one layer, layers.
     pub(crate) fn sides(&self) -> [usize; 3] {
         self.descriptor.sides()
@@ -125,6 +156,11 @@ impl Arrays {
 
     fn mipmap(&self, handle: CUmipmappedArray) -> Answer<&Mipmap> {
         self.mipmaps.get(&handle).ok_or(CudaError::InvalidHandle)
+    }
+
+    /// Refuses what is no mipmapped array.
+    pub(crate) fn require_mipmap(&self, handle: CUmipmappedArray) -> Answer {
+        self.mipmap(handle).map(drop)
     }
 
     /// Forgets the arrays of a context that is destroyed.
@@ -235,11 +271,19 @@ fn requirements(result: Out<CUarrayMemoryRequirements>, bytes: u64, device: CUde
 }
 
 entry_points! {
+    "cuArrayCreate" 2000 fn cuArrayCreate(array: Out<CUarray>, descriptor: In<CUarrayDescriptorV1>) {
+        let driver = driver()?;
+        array.set(driver.state().create_array(driver, descriptor.get()?.into())?)
+    }
     "cuArrayCreate" 3020 fn cuArrayCreate_v2(array: Out<CUarray>, descriptor: In<CUarrayDescriptor>) {
         let driver = driver()?;
         array.set(driver.state().create_array(driver, descriptor.get()?.into())?)
     }
 
+    "cuArray3DCreate" 2000 fn cuArray3DCreate(array: Out<CUarray>, descriptor: In<CUarray3DDescriptorV1>) {
+        let driver = driver()?;
+        array.set(driver.state().create_array(driver, descriptor.get()?.into())?)
+    }
     "cuArray3DCreate" 3020 fn cuArray3DCreate_v2(array: Out<CUarray>, descriptor: In<CUarray3DDescriptor>) {
         let driver = driver()?;
         array.set(driver.state().create_array(driver, descriptor.get()?)?)

@@ -1,6 +1,5 @@
 //! Contexts: created, retained as primary, and current to a thread.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -14,7 +13,11 @@ use crate::heap::Heap;
 use crate::stream::wait_for;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
+mod current;
 mod reserve;
+
+use current::Entered;
+pub(crate) use current::{current_context, current_handle};
 
 use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, Reserves};
 
@@ -32,6 +35,17 @@ pub(crate) struct Context {
     pub(crate) reserves: Reserves,
     /// Small allocations.
     pub(crate) heap: Heap,
+    /// Set where it is a part of another one.
+    pub(crate) green: Option<Green>,
+}
+
+/// What makes a context a green one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Green {
+    /// The context whose memory, modules and events it shares.
+    pub(crate) primary: CUcontext,
+    /// How many multiprocessors its kernels fill at most.
+    pub(crate) multiprocessors: u32,
 }
 
 /// The primary context of one device.
@@ -40,26 +54,6 @@ pub(crate) struct Primary {
     context: Option<CUcontext>,
     retained: u32,
     flags: c_uint,
-}
-
-thread_local! {
-    /// Contexts current to this thread, the top one last.
-    static STACK: RefCell<Vec<CUcontext>> = const { RefCell::new(Vec::new()) };
-}
-
-fn top() -> CUcontext {
-    STACK
-        .with_borrow(|stack| stack.last().copied())
-        .unwrap_or(CUcontext::NULL)
-}
-
-/// The handle of the context current to this thread, whether it still exists or not.
-pub(crate) fn current_handle() -> Answer<CUcontext> {
-    driver()?;
-    match top() {
-        CUcontext::NULL => Err(CudaError::InvalidContext),
-        handle => Ok(handle),
-    }
 }
 
 impl State {
@@ -101,9 +95,48 @@ impl State {
             shared_memory_config: 0,
             reserves: Reserves::default(),
             heap: Heap::new(PAGE_BYTES),
+            green: None,
         };
         self.contexts.insert(handle, context);
         Ok(handle)
+    }
+
+    /// Adds a part of a context.
+    pub(crate) fn add_green(&mut self, primary: CUcontext, green: Green) -> Answer<CUcontext> {
+        let owner = self
+            .contexts
+            .get(&primary)
+            .ok_or(CudaError::InvalidContext)?;
+        let context = Context {
+            id: owner.id,
+            device: owner.device,
+            flags: owner.flags,
+            limits: default_limits(),
+            cache_config: 0,
+            shared_memory_config: 0,
+            reserves: Reserves::default(),
+            heap: Heap::new(PAGE_BYTES),
+            green: Some(green),
+        };
+        let handle = CUcontext(self.handle());
+        self.contexts.insert(handle, context);
+        Ok(handle)
+    }
+
+    /// Removes a part of a context with its streams.
+    pub(crate) fn remove_green(&mut self, handle: CUcontext) {
+        self.contexts.remove(&handle);
+        self.forget_streams(handle);
+        self.greens.forget_context(handle);
+    }
+
+    /// Whose memory, modules and events a context uses.
+    pub(crate) fn owner(&self, context: CUcontext) -> CUcontext {
+        let green = self
+            .contexts
+            .get(&context)
+            .and_then(|context| context.green);
+        green.map_or(context, |green| green.primary)
     }
 
     fn destroy_context(&mut self, driver: &Driver, handle: CUcontext) -> Answer {
@@ -111,6 +144,15 @@ impl State {
             .contexts
             .remove(&handle)
             .ok_or(CudaError::InvalidContext)?;
+        let parts: Vec<CUcontext> = self
+            .contexts
+            .iter()
+            .filter(|(_, part)| part.green.is_some_and(|green| green.primary == handle))
+            .map(|(part, _)| *part)
+            .collect();
+        for part in parts {
+            self.remove_green(part);
+        }
         self.forget_opened(driver, handle)?;
         self.addresses.forget_context(handle);
         self.pools.forget_context(handle);
@@ -136,7 +178,11 @@ impl State {
     }
 
     /// Retains a device's primary context, creating it where needed.
-    fn retain_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
+    pub(crate) fn retain_primary(
+        &mut self,
+        driver: &Driver,
+        device: CUdevice,
+    ) -> Answer<CUcontext> {
         let primary = self.primary(device)?;
         let flags = primary.flags;
         let handle = match primary.context {
@@ -149,7 +195,7 @@ impl State {
         Ok(handle)
     }
 
-    fn release_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+    pub(crate) fn release_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
         let primary = self.primary(device)?;
         primary.retained = primary
             .retained
@@ -213,23 +259,18 @@ entry_points! {
     "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(context: Out<CUcontext>) { pop(context) }
 
     "cuCtxSetCurrent" 4000 fn cuCtxSetCurrent(context: CUcontext) {
-        if context != CUcontext::NULL {
-            require(context)?;
-        } else {
-            driver()?;
-        }
-        STACK.with_borrow_mut(|stack| {
-            stack.pop();
-            if context != CUcontext::NULL {
-                stack.push(context);
-            }
-        });
+        driver()?;
+        let entered = match context {
+            CUcontext::NULL => None,
+            context => Some(Entered::find(context)?),
+        };
+        current::replace(entered);
         Ok(())
     }
 
     "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(context: Out<CUcontext>) {
         driver()?;
-        context.set(top())
+        context.set(current::top().map_or(CUcontext::NULL, |entered| entered.context))
     }
 
     "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: Out<CUdevice>) {
@@ -338,12 +379,12 @@ fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> Answer {
     }
     let driver = driver()?;
     let handle = driver.state().create_context(driver, device, flags)?;
-    STACK.with_borrow_mut(|stack| stack.push(handle));
+    current::push(Entered::created(handle));
     context.set(handle)
 }
 
 /// Waits for what a context still has to do.
-fn finish(driver: &Driver, context: CUcontext) -> Answer {
+pub(crate) fn finish(driver: &Driver, context: CUcontext) -> Answer {
     let points = driver.state().points_of_context(driver, context);
     wait_for(driver, &points)
 }
@@ -352,43 +393,31 @@ fn destroy(context: CUcontext) -> Answer {
     let driver = driver()?;
     finish(driver, context)?;
     let mut state = driver.state();
-    if state.is_primary(context) {
+    let is_green = state.owner(context) != context;
+    if state.is_primary(context) || is_green {
         return Err(CudaError::InvalidContext);
     }
     state.destroy_context(driver, context)?;
-    STACK.with_borrow_mut(|stack| {
-        if stack.last() == Some(&context) {
-            stack.pop();
-        }
-    });
+    if current::top().is_some_and(|entered| entered.context == context) {
+        current::pop();
+    }
     Ok(())
 }
 
 fn push(context: CUcontext) -> Answer {
-    require(context)?;
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    current::push(Entered::find(context)?);
     Ok(())
 }
 
 fn pop(context: Out<CUcontext>) -> Answer {
     driver()?;
-    let popped = STACK
-        .with_borrow_mut(Vec::pop)
-        .ok_or(CudaError::InvalidContext)?;
-    context.set_if_wanted(popped);
+    let popped = current::pop().ok_or(CudaError::InvalidContext)?;
+    context.set_if_wanted(popped.context);
     Ok(())
 }
 
-/// Refuses a handle that no live context has.
-fn require(handle: CUcontext) -> Answer {
-    match driver()?.state().contexts.contains_key(&handle) {
-        true => Ok(()),
-        false => Err(CudaError::InvalidContext),
-    }
-}
-
 /// Runs with a context, where the null handle means the current one.
-fn with(handle: CUcontext, action: impl FnOnce(&Context) -> Answer) -> Answer {
+pub(crate) fn with(handle: CUcontext, action: impl FnOnce(&Context) -> Answer) -> Answer {
     let driver = driver()?;
     let state = driver.state();
     let context = match handle {

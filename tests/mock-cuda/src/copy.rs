@@ -20,8 +20,10 @@ use crate::types::{
     CUarray, CUcontext, CUdeviceptr, CUmemcpy3D, CUmemcpy3DSide, CUstream, MemoryType,
 };
 
+mod batch;
 mod shaped;
 
+pub(crate) use batch::ENTRY_POINTS as BATCH_ENTRY_POINTS;
 pub(crate) use shaped::ENTRY_POINTS as SHAPED_ENTRY_POINTS;
 
 /// Most bytes that one operation really moves.
@@ -184,6 +186,7 @@ impl State {
                     RangeKind::Host { .. }
                         | RangeKind::Registered { .. }
                         | RangeKind::Managed { .. }
+                        | RangeKind::HostPool { .. }
                 )
             })
     }

@@ -28,17 +28,23 @@ use crate::context::{Context, Primary};
 use crate::enumerate::{self, Device};
 use crate::error::CudaError;
 use crate::event::Events;
+use crate::external::Externals;
 use crate::graph::Graphs;
+use crate::green::Greens;
 use crate::host::HostFunctions;
 use crate::ipc::Opened;
 use crate::library::Libraries;
+use crate::link::Linkers;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
+use crate::multicast::Multicast;
 use crate::peer::Peers;
 use crate::pool::Pools;
 use crate::stream::{Point, Streams};
+use crate::texture::Textures;
 use crate::types::{CUcontext, CUdevice};
-use crate::virtual_memory::VirtualMemory;
+use crate::user_object::UserObjects;
+use crate::virtual_memory::{Handle, VirtualMemory};
 
 /// The driver of the process that called `cuInit`; never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
@@ -76,6 +82,12 @@ pub(crate) struct State {
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
     pub(crate) host_functions: HostFunctions,
+    pub(crate) greens: Greens,
+    pub(crate) multicasts: BTreeMap<Handle, Multicast>,
+    pub(crate) externals: Externals,
+    pub(crate) linkers: Linkers,
+    pub(crate) textures: Textures,
+    pub(crate) user_objects: UserObjects,
 }
 
 impl State {
@@ -161,6 +173,12 @@ impl Driver {
             captures: Captures::default(),
             graphs: Graphs::default(),
             host_functions: HostFunctions::default(),
+            greens: Greens::default(),
+            multicasts: BTreeMap::new(),
+            externals: Externals::default(),
+            linkers: Linkers::default(),
+            textures: Textures::default(),
+            user_objects: UserObjects::default(),
         };
         Ok(Self {
             is_own: own_mark()?,

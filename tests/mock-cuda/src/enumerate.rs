@@ -150,7 +150,8 @@ fn part_of(
     gpu: &GpuInstanceState,
     compute: &ComputeInstanceState,
 ) -> Option<CardModel> {
-    let profile = card.mig.as_ref()?.profile(gpu.profile)?;
+    let table = card.mig.as_ref()?;
+    let profile = table.profile(gpu.profile)?;
     let name = match compute.slices == profile.slices {
         true => profile.name.clone(),
         false => format!("{}c.{}", compute.slices, profile.name),
@@ -159,6 +160,9 @@ fn part_of(
     model.name = format!("{} MIG {name}", card.name);
     model.memory.total_bytes = profile.memory_bytes();
     model.memory.reserved_bytes = 0;
+    // Its memory slices are its own, and with them their part of the bandwidth.
+    let (own, all) = (profile.placements.size, table.memory_slices.max(1));
+    model.memory.bytes_per_second = card.memory.bytes_per_second / u64::from(all) * u64::from(own);
     model.compute.cores =
         card.compute.cores / card.compute.multiprocessors * compute.multiprocessors;
     model.compute.multiprocessors = compute.multiprocessors;

@@ -158,7 +158,7 @@ impl State {
             shared,
             ..
         } = self.events.get(handle)?;
-        if context != stream.context {
+        if context != self.owner(stream.context) {
             return Err(CudaError::InvalidHandle);
         }
         let count = self.events.recordings.get_mut(cell as usize);
@@ -200,7 +200,7 @@ impl State {
             .last
             .filter(|last| others.is_none_or(|others| others == last.recording));
         match (own, others) {
-            (Some(last), _) if last.context == stream.context => {
+            (Some(last), _) if self.owner(last.context) == self.owner(stream.context) => {
                 let work = Work::Wait {
                     stream: last.point.cell,
                     ticket: last.point.ticket,

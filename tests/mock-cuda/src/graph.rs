@@ -179,6 +179,7 @@ impl State {
         if let Some(graph) = self.graphs.graphs.get_mut(&clone) {
             graph.nodes = in_order;
         }
+        self.copy_user_objects(original, clone)?;
         Ok(clone)
     }
 
@@ -194,7 +195,7 @@ impl State {
         for node in graph.ok_or(CudaError::InvalidValue)?.nodes {
             self.remove_node(driver, node)?;
         }
-        Ok(())
+        self.forget_user_objects(handle)
     }
 
     fn remove_node(&mut self, driver: &Driver, handle: CUgraphNode) -> Answer {

@@ -15,10 +15,13 @@ use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
 use crate::stream::{Point, Stream};
+use crate::stream_memory::MemoryOperation;
 use crate::types::{CUcontext, CUresult, CUstream};
 
 /// How often the thread looks whether the driver is still there.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How often it looks at a word of memory that a stream waits for.
+const WATCH: Duration = Duration::from_micros(200);
 
 /// `CUhostFn`
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
@@ -36,6 +39,8 @@ pub(crate) enum HostFunction {
         stream: CUstream,
         data: usize,
     },
+    /// Not the program's: a word of memory that is written, or waited for.
+    Memory(MemoryOperation),
 }
 
 impl HostFunction {
@@ -61,6 +66,8 @@ impl HostFunction {
                 // SAFETY: the program asked for this call with this argument.
                 unsafe { function(stream, 0, data) };
             }
+            // Done when it was found to be due.
+            Self::Memory(_) => {}
         }
     }
 }
@@ -70,6 +77,8 @@ impl HostFunction {
 pub(crate) struct HostFunctions {
     /// By the stream's cell, in order.
     waiting: BTreeMap<u32, VecDeque<Waiting>>,
+    /// To be called as soon as possible, on no stream.
+    soon: VecDeque<HostFunction>,
     started: bool,
 }
 
@@ -117,19 +126,56 @@ impl State {
         Ok(())
     }
 
-    /// A host function whose stream has come to it.
-    fn due(&mut self, driver: &Driver) -> Option<(u32, Waiting)> {
-        let waiting = &mut self.host_functions.waiting;
-        let (cell, queue) = waiting.iter_mut().find(|(cell, queue)| {
-            let ready = driver.channel().host_ready(**cell);
-            queue.front().is_some_and(|first| first.ticket <= ready)
-        })?;
-        let (cell, first) = (*cell, queue.pop_front()?);
-        if queue.is_empty() {
-            waiting.remove(&cell);
-        }
-        Some((cell, first))
+    /// Lets the thread call a function that belongs to no stream.
+    pub(crate) fn call_soon(&mut self, function: HostFunction) -> Answer {
+        self.start_host_thread()?;
+        self.host_functions.soon.push_back(function);
+        driver()?.channel().wake_host_thread();
+        Ok(())
     }
+
+    /// What the thread has to do next.
+    fn due(&mut self, driver: &Driver) -> Due {
+        if let Some(function) = self.host_functions.soon.pop_front() {
+            return Due::Call(function);
+        }
+        let mut otherwise = Due::Nothing;
+        let first = |queue: &VecDeque<Waiting>| queue.front().copied();
+        let heads = self.host_functions.waiting.iter();
+        let heads: Vec<(u32, Waiting)> = heads
+            .filter_map(|(cell, queue)| Some((*cell, first(queue)?)))
+            .collect();
+        for (cell, waiting) in heads {
+            if driver.channel().host_ready(cell) < waiting.ticket {
+                continue;
+            }
+            if let HostFunction::Memory(one) = waiting.function
+                && !self.try_memory_operation(one)
+            {
+                otherwise = Due::Watch;
+                continue;
+            }
+            if let Some(queue) = self.host_functions.waiting.get_mut(&cell) {
+                queue.pop_front();
+                if queue.is_empty() {
+                    self.host_functions.waiting.remove(&cell);
+                }
+            }
+            return Due::OnStream(cell, waiting);
+        }
+        otherwise
+    }
+}
+
+/// What the thread has to do next.
+enum Due {
+    /// A function that belongs to no stream.
+    Call(HostFunction),
+    /// A function whose stream has come to it.
+    OnStream(u32, Waiting),
+    /// Look again soon: a word of memory is waited for.
+    Watch,
+    Nothing,
 }
 
 /// The thread: calls what is due, one after the other, until the driver is gone.
@@ -141,7 +187,8 @@ fn run() {
         let seen = driver.channel().host_calls();
         let due = driver.state().due(driver);
         match due {
-            Some((cell, waiting)) => {
+            Due::Call(function) => function.call(),
+            Due::OnStream(cell, waiting) => {
                 waiting.function.call();
                 // Submissions are serialised by the state's lock.
                 let _state = driver.state();
@@ -153,8 +200,9 @@ fn run() {
                     action: Action::HostDone,
                 });
             }
-            None if driver.require_alive().is_err() => return,
-            None => driver.channel().wait_host_calls(seen, PATIENCE),
+            Due::Watch | Due::Nothing if driver.require_alive().is_err() => return,
+            Due::Watch => driver.channel().wait_host_calls(seen, WATCH),
+            Due::Nothing => driver.channel().wait_host_calls(seen, PATIENCE),
         }
     }
 }

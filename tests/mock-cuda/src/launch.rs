@@ -80,7 +80,7 @@ impl State {
         parameters: Parameters,
     ) -> Answer<Launch> {
         shape.check()?;
-        let function = self.function_in(driver, context, function)?;
+        let function = self.function_in(driver, self.owner(context), function)?;
         let (nanos, parameter) = match self.modules.function(function)?.name.to_bytes() {
             name if name == SPIN.to_bytes() => {
                 let nanos = parameters.first()?;
@@ -110,7 +110,7 @@ impl State {
         let local = u64::try_from(local).unwrap_or(0);
         let module = function.module;
         self.make_resident(driver, module)?;
-        self.require_local(driver, stream.context, local)?;
+        self.require_local(driver, self.owner(stream.context), local)?;
         if launch.nanos == 0 && self.idle(driver, stream) {
             // Takes no time after nothing: done.
             return Ok(None);
@@ -120,7 +120,10 @@ impl State {
             .get(&stream.context)
             .ok_or(CudaError::ContextIsDestroyed)?;
         let compute = &driver.model(context.device)?.compute;
-        let multiprocessors = launch.shape.multiprocessors(compute);
+        let most = context
+            .green
+            .map_or(u32::MAX, |green| green.multiprocessors);
+        let multiprocessors = launch.shape.multiprocessors(compute).min(most);
         let work = Work::Kernel {
             nanos: launch.nanos,
             multiprocessors,
@@ -199,11 +202,13 @@ fn launch_cooperative(
             parameters,
         )?;
         let context = state.contexts.get(&stream.context);
-        let device = context.ok_or(CudaError::ContextIsDestroyed)?.device;
-        let compute = &driver.model(device)?.compute;
+        let context = context.ok_or(CudaError::ContextIsDestroyed)?;
+        let compute = &driver.model(context.device)?.compute;
+        let all = compute.multiprocessors;
+        let own = context.green.map_or(all, |green| green.multiprocessors);
         let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
         // All blocks must be resident at once, or they could wait for each other forever.
-        if shape.blocks() > resident.min(32) * u64::from(compute.multiprocessors) {
+        if shape.blocks() > resident.min(32) * u64::from(own) {
             return Err(CudaError::CooperativeLaunchTooLarge);
         }
         Ok(Operation::Kernel(launch))

@@ -7,8 +7,9 @@ use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
-    array, capture, context, copy, device, error, event, fill, graph, host, ipc, launch, library,
-    managed, memory, module, peer, pointer, pool, stream, unlisted, virtual_memory,
+    array, capture, context, copy, device, error, event, external, fill, graph, green, host, ipc,
+    launch, library, link, managed, memory, module, multicast, peer, pointer, pool, stream,
+    stream_memory, tensor_map, texture, unlisted, user_object, virtual_memory,
 };
 
 /// The tables of all modules.
@@ -17,31 +18,41 @@ const TABLES: &[&[EntryPoint]] = &[
     capture::ENTRY_POINTS,
     context::ENTRY_POINTS,
     copy::ENTRY_POINTS,
+    copy::BATCH_ENTRY_POINTS,
     copy::SHAPED_ENTRY_POINTS,
     device::ENTRY_POINTS,
     error::ENTRY_POINTS,
     event::ENTRY_POINTS,
     event::SHARED_ENTRY_POINTS,
+    external::ENTRY_POINTS,
     fill::ENTRY_POINTS,
     graph::ENTRY_POINTS,
     graph::EXEC_ENTRY_POINTS,
     graph::MEMORY_ENTRY_POINTS,
     graph::NODE_ENTRY_POINTS,
+    green::ENTRY_POINTS,
     host::ENTRY_POINTS,
     ipc::ENTRY_POINTS,
     launch::ENTRY_POINTS,
     launch::legacy::ENTRY_POINTS,
     library::ENTRY_POINTS,
+    link::ENTRY_POINTS,
     ENTRY_POINTS,
     managed::ENTRY_POINTS,
     memory::ENTRY_POINTS,
     module::ENTRY_POINTS,
+    multicast::ENTRY_POINTS,
     peer::ENTRY_POINTS,
     pointer::ENTRY_POINTS,
     pool::ENTRY_POINTS,
+    pool::ATTRIBUTE_ENTRY_POINTS,
     pool::SHARE_ENTRY_POINTS,
     stream::ENTRY_POINTS,
+    stream_memory::ENTRY_POINTS,
+    tensor_map::ENTRY_POINTS,
+    texture::ENTRY_POINTS,
     unlisted::ENTRY_POINTS,
+    user_object::ENTRY_POINTS,
     virtual_memory::ENTRY_POINTS,
 ];
 

@@ -62,6 +62,14 @@ pub(crate) enum RangeKind {
         context: CUcontext,
         allocation: AllocationId,
     },
+    /// External memory, whose object holds it.
+    External { context: CUcontext },
+    /// A chunk of a pool of the host's or of managed memory.
+    HostPool {
+        context: CUcontext,
+        pool: CUmemoryPool,
+        is_managed: bool,
+    },
     /// Managed memory, which lives on the host.
     Managed { context: CUcontext },
     /// Pinned host memory that the driver allocated.
@@ -78,6 +86,8 @@ impl RangeKind {
             | Self::Heap { context, .. }
             | Self::Pool { context, .. }
             | Self::Graph { context }
+            | Self::External { context }
+            | Self::HostPool { context, .. }
             | Self::Opened { context, .. }
             | Self::Managed { context }
             | Self::Host { context, .. }
@@ -210,12 +220,15 @@ impl State {
                 }
             }
             // Freed as if on a stream that is done.
-            RangeKind::Pool { .. } => return self.free_to_pool(driver, address),
+            RangeKind::Pool { .. } | RangeKind::HostPool { .. } => {
+                return self.free_to_pool(driver, address);
+            }
             RangeKind::Graph { .. } if base == address => {
                 return self.release_graph_memory(address);
             }
             RangeKind::Opened { .. } => return self.free_opened(driver, address),
-            RangeKind::Managed { .. } if base == address => {
+            // What is behind an external buffer is its object's.
+            RangeKind::Managed { .. } | RangeKind::External { .. } if base == address => {
                 self.addresses.ranges.remove(&base);
                 return Ok(());
             }
@@ -235,7 +248,7 @@ impl State {
             let (start, length) = self.contexts.get(&context)?.heap.containing(address)?;
             return Some((start, length, range.kind));
         }
-        if let RangeKind::Pool { pool, .. } = range.kind {
+        if let RangeKind::Pool { pool, .. } | RangeKind::HostPool { pool, .. } = range.kind {
             let (start, length) = self.pools.containing(pool, address)?;
             return Some((start, length, range.kind));
         }
@@ -274,6 +287,11 @@ entry_points! {
         address.set(state.allocate(driver, bytes as u64)?)
     }
 
+    "cuMemAllocPitch" 2000 fn cuMemAllocPitch(address: Out<c_uint>, pitch: Out<c_uint>, width: c_uint, height: c_uint, element: c_uint) {
+        // As above.
+        let _ = (address, pitch, width, height, element);
+        Err(CudaError::NotSupported)
+    }
     "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(address: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) {
         if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 || address.is_null() {
             return Err(CudaError::InvalidValue);

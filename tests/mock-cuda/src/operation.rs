@@ -9,6 +9,7 @@ use crate::graph::memory::MemoryNode;
 use crate::host::HostFunction;
 use crate::launch::Launch;
 use crate::stream::{Point, Stream, with_room};
+use crate::stream_memory::MemoryOperation;
 use crate::types::{CUdeviceptr, CUevent, CUgraph, CUmemcpy3D, CUmemsetNodeParams, CUstream};
 
 /// One operation of a stream, or one node of a graph.
@@ -34,6 +35,8 @@ pub(crate) enum Operation {
     Allocate(MemoryNode),
     /// Gives it back.
     Free(CUdeviceptr),
+    /// Writes words of memory, or waits for them.
+    Memory(Vec<MemoryOperation>),
 }
 
 impl Operation {
@@ -50,6 +53,7 @@ impl Operation {
             Self::Record(_) => 7,
             Self::Allocate(_) => 10,
             Self::Free(_) => 11,
+            Self::Memory(_) => 12,
         }
     }
 }
@@ -74,10 +78,17 @@ impl State {
                 None => Ok(None),
             },
             Operation::Allocate(memory) => {
-                self.take_graph_memory(driver, stream.context, memory)?;
+                self.take_graph_memory(driver, self.owner(stream.context), memory)?;
                 Ok(None)
             }
             Operation::Free(address) => self.free(driver, *address).map(|()| None),
+            Operation::Memory(operations) => {
+                let mut last = None;
+                for one in operations {
+                    last = Some(self.call_host(driver, stream, HostFunction::Memory(*one))?);
+                }
+                Ok(last)
+            }
             Operation::Empty => self.marker(driver, stream).map(Some),
             // Graphs are taken apart when they are instantiated.
             Operation::Child(_) => Err(CudaError::InvalidValue),

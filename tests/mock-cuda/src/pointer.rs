@@ -60,8 +60,19 @@ impl Known {
     fn is_on_card(&self) -> bool {
         !matches!(
             self.kind,
-            RangeKind::Host { .. } | RangeKind::Registered { .. } | RangeKind::Managed { .. }
+            RangeKind::Host { .. }
+                | RangeKind::Registered { .. }
+                | RangeKind::Managed { .. }
+                | RangeKind::HostPool { .. }
         )
+    }
+
+    fn is_managed(&self) -> bool {
+        match self.kind {
+            RangeKind::Managed { .. } => true,
+            RangeKind::HostPool { is_managed, .. } => is_managed,
+            _ => false,
+        }
     }
 
     fn is_hosts(&self) -> bool {
@@ -73,21 +84,18 @@ impl Known {
         match which {
             attribute::CONTEXT => data.out().set(self.context),
             attribute::MEMORY_TYPE => {
-                let managed = matches!(self.kind, RangeKind::Managed { .. });
-                data.out().set(match self.is_on_card() || managed {
-                    true => MemoryType::DEVICE,
-                    false => MemoryType::HOST,
-                })
+                data.out()
+                    .set(match self.is_on_card() || self.is_managed() {
+                        true => MemoryType::DEVICE,
+                        false => MemoryType::HOST,
+                    })
             }
             attribute::DEVICE_POINTER => data.out().set(address),
             attribute::HOST_POINTER if self.is_hosts() => data.out().set(address),
             attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
             // Addresses of allocations are not the same at the same time.
             attribute::BUFFER_ID => data.out().set(self.start),
-            attribute::IS_MANAGED => {
-                let managed = matches!(self.kind, RangeKind::Managed { .. });
-                data.out::<u8>().set(managed.into())
-            }
+            attribute::IS_MANAGED => data.out::<u8>().set(self.is_managed().into()),
             attribute::DEVICE_ORDINAL => data.out().set(self.device),
             attribute::IS_LEGACY_CUDA_IPC_CAPABLE => {
                 let capable =
@@ -98,7 +106,9 @@ impl Known {
             attribute::RANGE_SIZE => data.out().set(self.bytes),
             attribute::MAPPED => data.out::<u8>().set(1),
             attribute::MEMPOOL_HANDLE => match self.kind {
-                RangeKind::Pool { pool, .. } => data.out().set(pool),
+                RangeKind::Pool { pool, .. } | RangeKind::HostPool { pool, .. } => {
+                    data.out().set(pool)
+                }
                 _ => data.out::<u64>().set(0),
             },
             _ => Err(CudaError::InvalidValue),

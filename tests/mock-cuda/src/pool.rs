@@ -10,12 +10,12 @@ use std::ffi::{c_int, c_uint};
 use drava_mock_machine::kernel::PAGE_BYTES;
 use drava_mock_machine::protocol::{AllocationId, Request};
 
-use crate::abi::{Answer, In, Out, Untyped, entry_points};
+use crate::abi::{Answer, In, Out, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::heap::{Freed, Heap};
-use crate::memory::RangeKind;
+use crate::memory::{Mapping, RangeKind};
 use crate::operation::Operation;
 use crate::stream::with_room;
 use crate::types::{
@@ -24,8 +24,12 @@ use crate::types::{
 };
 use crate::virtual_memory::FILE_DESCRIPTOR;
 
+mod attributes;
+mod home;
 mod share;
 
+pub(crate) use attributes::ENTRY_POINTS as ATTRIBUTE_ENTRY_POINTS;
+use home::Home;
 pub(crate) use share::ENTRY_POINTS as SHARE_ENTRY_POINTS;
 
 /// Size of the chunks that small allocations share.
@@ -35,15 +39,15 @@ const CHUNK_BYTES: u64 = 32 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     pools: BTreeMap<CUmemoryPool, Pool>,
-    /// The pool that each device was made with.
-    defaults: BTreeMap<CUdevice, CUmemoryPool>,
-    /// The pool that `cuMemAllocAsync` takes from, where it is not the default one.
-    current: BTreeMap<CUdevice, CUmemoryPool>,
+    /// The pools that were there from the start.
+    defaults: BTreeMap<Home, CUmemoryPool>,
+    /// The pools that were put in their places; of a card, `cuMemAllocAsync` takes from it.
+    current: BTreeMap<Home, CUmemoryPool>,
 }
 
 #[derive(Debug)]
 struct Pool {
-    device: CUdevice,
+    home: Home,
     max_bytes: Option<u64>,
     threshold: u64,
     /// Small allocations.
@@ -68,15 +72,16 @@ struct Pool {
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     context: CUcontext,
-    allocation: AllocationId,
+    /// None for memory of the host.
+    allocation: Option<AllocationId>,
     bytes: u64,
     idle: bool,
 }
 
 impl Pool {
-    fn new(device: CUdevice, max_bytes: Option<u64>) -> Self {
+    fn new(home: Home, max_bytes: Option<u64>) -> Self {
         Self {
-            device,
+            home,
             max_bytes,
             threshold: 0,
             heap: Heap::new(CHUNK_BYTES),
@@ -136,21 +141,55 @@ impl Pools {
 }
 
 impl State {
-    fn default_pool(&mut self, device: CUdevice) -> CUmemoryPool {
-        if let Some(pool) = self.pools.defaults.get(&device) {
+    fn default_pool(&mut self, home: Home) -> CUmemoryPool {
+        if let Some(pool) = self.pools.defaults.get(&home) {
             return *pool;
         }
         let handle = CUmemoryPool(self.handle());
-        self.pools.pools.insert(handle, Pool::new(device, None));
-        self.pools.defaults.insert(device, handle);
+        self.pools.pools.insert(handle, Pool::new(home, None));
+        self.pools.defaults.insert(home, handle);
         handle
     }
 
-    fn current_pool(&mut self, device: CUdevice) -> CUmemoryPool {
-        match self.pools.current.get(&device) {
+    fn current_pool(&mut self, home: Home) -> CUmemoryPool {
+        match self.pools.current.get(&home) {
             Some(pool) => *pool,
-            None => self.default_pool(device),
+            None => self.default_pool(home),
         }
+    }
+
+    /// Maps memory for a chunk of a pool.
+    fn map_chunk(
+        &mut self,
+        driver: &Driver,
+        handle: CUmemoryPool,
+        bytes: u64,
+    ) -> Answer<(Option<AllocationId>, Mapping, RangeKind)> {
+        let context = current_handle()?;
+        let home = self.pools.get(handle)?.home;
+        if home.card().is_none() {
+            let is_managed = matches!(home, Home::Managed(..));
+            let kind = RangeKind::HostPool {
+                context,
+                pool: handle,
+                is_managed,
+            };
+            return Ok((None, Mapping::anonymous(bytes)?, kind));
+        }
+        let (allocation, mapping) = match self.map_new(driver, bytes) {
+            Err(CudaError::OutOfMemory) => {
+                // What the pool keeps unused is given up before a request is refused.
+                self.trim(driver, handle, 0)?;
+                self.map_new(driver, bytes)?
+            }
+            mapped => mapped?,
+        };
+        let kind = RangeKind::Pool {
+            context,
+            allocation,
+            pool: handle,
+        };
+        Ok((Some(allocation), mapping, kind))
     }
 
     /// Reserves a chunk for a pool: one that is idle and large enough, or a new one.
@@ -166,19 +205,7 @@ impl State {
             return Err(CudaError::OutOfMemory);
         }
         let context = current_handle()?;
-        let (allocation, mapping) = match self.map_new(driver, bytes) {
-            Err(CudaError::OutOfMemory) => {
-                // What the pool keeps unused is given up before a request is refused.
-                self.trim(driver, handle, 0)?;
-                self.map_new(driver, bytes)?
-            }
-            mapped => mapped?,
-        };
-        let kind = RangeKind::Pool {
-            context,
-            allocation,
-            pool: handle,
-        };
+        let (allocation, mapping, kind) = self.map_chunk(driver, handle, bytes)?;
         let base = self.addresses.insert(mapping, bytes, kind);
         let pool = self.pools.get(handle)?;
         pool.chunks.insert(
@@ -229,7 +256,9 @@ impl State {
     /// Gives an allocation back to its pool, which keeps the memory.
     pub(crate) fn free_to_pool(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
         let (start, bytes, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
-        let RangeKind::Pool { pool: handle, .. } = kind else {
+        let (RangeKind::Pool { pool: handle, .. } | RangeKind::HostPool { pool: handle, .. }) =
+            kind
+        else {
             return self.free(driver, address);
         };
         if start != address {
@@ -283,7 +312,9 @@ impl State {
             };
             pool.chunks.remove(&base);
             self.addresses.remove(base);
-            driver.request(&Request::Free { allocation })?;
+            if let Some(allocation) = allocation {
+                driver.request(&Request::Free { allocation })?;
+            }
         }
     }
 
@@ -314,51 +345,35 @@ fn allocate_async(
     }
     address.set(with_room(stream, |driver, state, stream| {
         let context = state.contexts.get(&stream.context);
-        let mut device = context.ok_or(CudaError::ContextIsDestroyed)?.device;
+        let mut home = Home::Card(context.ok_or(CudaError::ContextIsDestroyed)?.device);
         if let Some(pool) = pool {
-            device = state.pools.get(pool)?.device;
+            home = state.pools.get(pool)?.home;
         }
         if state.is_capturing(stream)? {
+            // A graph takes memory of cards.
+            let device = home.card().ok_or(CudaError::NotSupported)?;
             let memory = state.new_memory_node(driver, device, bytes as u64)?;
             state.capture(stream, Operation::Allocate(memory))?;
             return Ok(memory.address);
         }
-        let pool = pool.unwrap_or_else(|| state.current_pool(device));
+        let pool = pool.unwrap_or_else(|| state.current_pool(home));
         state.allocate_from(driver, pool, bytes as u64)
     })?)
 }
 
-/// The device that a location is; pools of the host and of managed memory are not simulated.
-fn device_of(location: In<CUmemLocation>, kind: c_uint) -> Answer<CUdevice> {
-    const PINNED: c_uint = 1;
-    let location = location.get()?;
-    if location.kind != CUmemLocation::DEVICE || kind != PINNED {
-        return Err(CudaError::NotSupported);
-    }
-    driver()?.device(location.id)?;
-    Ok(location.id)
+/// The home that a caller means.
+fn home(location: In<CUmemLocation>, kind: c_uint) -> Answer<Home> {
+    Home::new(driver()?, location.get()?, kind)
 }
 
-fn set_current(device: CUdevice, pool: CUmemoryPool) -> Answer {
+fn set_current(home: Home, pool: CUmemoryPool) -> Answer {
     let driver = driver()?;
     let mut state = driver.state();
-    if state.pools.get(pool)?.device != device {
-        return Err(CudaError::InvalidDevice);
+    if state.pools.get(pool)?.home != home {
+        return Err(CudaError::InvalidValue);
     }
-    state.pools.current.insert(device, pool);
+    state.pools.current.insert(home, pool);
     Ok(())
-}
-
-/// `CU_MEMPOOL_ATTR_*`
-mod attribute {
-    use std::ffi::c_uint;
-
-    pub(super) const REUSE_POLICIES: std::ops::RangeInclusive<c_uint> = 1..=3;
-    pub(super) const RELEASE_THRESHOLD: c_uint = 4;
-    pub(super) const RESERVED_CURRENT: c_uint = 5;
-    pub(super) const RESERVED_HIGH: c_uint = 6;
-    pub(super) const USED_CURRENT: c_uint = 7;
-    pub(super) const USED_HIGH: c_uint = 8;
 }
 
 entry_points! {
@@ -377,45 +392,46 @@ entry_points! {
     "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
         let driver = driver()?;
         driver.device(device)?;
-        pool.set(driver.state().default_pool(device))
+        pool.set(driver.state().default_pool(Home::Card(device)))
     }
 
     "cuDeviceGetMemPool" 11020 fn cuDeviceGetMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
         let driver = driver()?;
         driver.device(device)?;
-        pool.set(driver.state().current_pool(device))
+        pool.set(driver.state().current_pool(Home::Card(device)))
     }
 
     "cuDeviceSetMemPool" 11020 fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
         driver()?.device(device)?;
-        set_current(device, pool)
+        set_current(Home::Card(device), pool)
     }
 
     "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
-        let device = device_of(location, kind)?;
-        pool.set(driver()?.state().default_pool(device))
+        pool.set(driver()?.state().default_pool(home(location, kind)?))
     }
     "cuMemGetMemPool" 13000 fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
-        let device = device_of(location, kind)?;
-        pool.set(driver()?.state().current_pool(device))
+        pool.set(driver()?.state().current_pool(home(location, kind)?))
     }
     "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: In<CUmemLocation>, kind: c_uint, pool: CUmemoryPool) {
-        let device = device_of(location, kind)?;
-        set_current(device, pool)
+        set_current(home(location, kind)?, pool)
     }
 
     "cuMemPoolCreate" 11020 fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) {
         let properties = properties.get()?;
         let driver = driver()?;
-        if properties.location.kind != CUmemLocation::DEVICE || pool.is_null() {
+        if pool.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        driver.device(properties.location.id)?;
+        let home = Home::new(driver, properties.location, properties.alloc_type)?;
+        let exportable = properties.handle_types & FILE_DESCRIPTOR != 0;
+        if exportable && home.card().is_none() {
+            return Err(CudaError::NotSupported);
+        }
         let most = (properties.max_size > 0).then_some(properties.max_size as u64);
         let mut state = driver.state();
         let handle = CUmemoryPool(state.handle());
-        let mut created = Pool::new(properties.location.id, most);
-        created.exportable = properties.handle_types & FILE_DESCRIPTOR != 0;
+        let mut created = Pool::new(home, most);
+        created.exportable = exportable;
         state.pools.pools.insert(handle, created);
         pool.set(handle)
     }
@@ -434,41 +450,6 @@ entry_points! {
     "cuMemPoolTrimTo" 11020 fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let driver = driver()?;
         driver.state().trim(driver, pool, keep as u64)
-    }
-
-    "cuMemPoolGetAttribute" 11020 fn cuMemPoolGetAttribute(pool: CUmemoryPool, which: c_uint, value: Untyped) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let pool = state.pools.get(pool)?;
-        let number = match which {
-            which if attribute::REUSE_POLICIES.contains(&which) => {
-                return value.out::<c_int>().set(pool.policies.get(&which).copied().unwrap_or(1));
-            }
-            attribute::RELEASE_THRESHOLD => pool.threshold,
-            attribute::RESERVED_CURRENT => pool.reserved(),
-            attribute::RESERVED_HIGH => pool.reserved_high,
-            attribute::USED_CURRENT => pool.used,
-            attribute::USED_HIGH => pool.used_high,
-            _ => return Err(CudaError::InvalidValue),
-        };
-        value.out::<u64>().set(number)
-    }
-
-    "cuMemPoolSetAttribute" 11020 fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: c_uint, value: Untyped) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let pool = state.pools.get(pool)?;
-        match which {
-            which if attribute::REUSE_POLICIES.contains(&which) => {
-                pool.policies.insert(which, value.input::<c_int>().get()?);
-            }
-            attribute::RELEASE_THRESHOLD => pool.threshold = value.input::<u64>().get()?,
-            // The high-water marks can only be reset.
-            attribute::RESERVED_HIGH if value.input::<u64>().get()? == 0 => pool.reserved_high = pool.reserved(),
-            attribute::USED_HIGH if value.input::<u64>().get()? == 0 => pool.used_high = pool.used,
-            _ => return Err(CudaError::InvalidValue),
-        }
-        Ok(())
     }
 
     "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(pool: CUmemoryPool, _map: In<CUmemAccessDesc>, _count: usize) {

@@ -14,7 +14,7 @@ use drava_mock_machine::protocol::ContextId;
 use drava_mock_machine::server::now;
 
 use crate::abi::{Answer, Out, entry_points};
-use crate::context::current_handle;
+use crate::context::current_context;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdevice, CUstream};
@@ -152,7 +152,7 @@ impl State {
                     .ok_or(CudaError::InvalidHandle);
             }
         };
-        let context = current_handle()?;
+        let context = current_context()?;
         self.current()?;
         if let Some(stream) = self.streams.defaults.get(&(context, which)) {
             return Ok(*stream);
@@ -261,10 +261,39 @@ impl State {
 
     /// Everything a context has not completed.
     pub(crate) fn points_of_context(&self, driver: &Driver, context: CUcontext) -> Vec<Point> {
-        let streams = self.streams.of_context(context);
+        let streams = self.streams.all();
+        // The parts of a context are done when it is.
         streams
+            .filter(|stream| stream.context == context || self.owner(stream.context) == context)
             .filter_map(|stream| self.unfinished(driver, stream.cell))
             .collect()
+    }
+
+    /// All streams of a context.
+    pub(crate) fn streams_of(&self, context: CUcontext) -> Vec<Stream> {
+        self.streams.of_context(context).copied().collect()
+    }
+
+    /// Makes a stream in a context.
+    pub(crate) fn create_stream(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        flags: c_uint,
+        priority: c_int,
+    ) -> Answer<CUstream> {
+        let cell = self.hidden_cell(driver)?;
+        let handle = CUstream(self.handle());
+        let stream = Stream {
+            context,
+            cell,
+            flags,
+            // Out of the range that cuCtxGetStreamPriorityRange names: clamped, as on hardware.
+            priority: priority.clamp(-5, 0),
+            legacy: false,
+        };
+        self.streams.created.insert(handle, stream);
+        Ok(handle)
     }
 
     /// Forgets the streams of a context that is destroyed.
@@ -378,9 +407,9 @@ entry_points! {
         device.set(context.device)
     }
 
-    "cuCtxSynchronize" 2000 fn cuCtxSynchronize() { synchronize(current_handle()?) }
+    "cuCtxSynchronize" 2000 fn cuCtxSynchronize() { synchronize(current_context()?) }
     "cuCtxSynchronize" 13000 fn cuCtxSynchronize_v2(context: CUcontext) {
-        let context = if context == CUcontext::NULL { current_handle()? } else { context };
+        let context = if context == CUcontext::NULL { current_context()? } else { context };
         synchronize(context)
     }
 }
@@ -390,26 +419,10 @@ fn create(result: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
         return Err(CudaError::InvalidValue);
     }
     let driver = driver()?;
-    let context = current_handle()?;
+    let context = current_context()?;
     let mut state = driver.state();
     state.current()?;
-    let cell = state
-        .streams
-        .cell(|cell| driver.channel().completed(cell))?;
-    let handle = CUstream(state.handle());
-    // Out of the range that cuCtxGetStreamPriorityRange names: clamped, as the real driver does.
-    let priority = priority.clamp(-5, 0);
-    state.streams.created.insert(
-        handle,
-        Stream {
-            context,
-            cell,
-            flags,
-            priority,
-            legacy: false,
-        },
-    );
-    result.set(handle)
+    result.set(state.create_stream(driver, context, flags, priority)?)
 }
 
 /// What is queued is still done; only the handle goes.

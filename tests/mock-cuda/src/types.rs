@@ -7,16 +7,24 @@ use std::ffi::{c_int, c_uint, c_void};
 
 mod copy;
 mod graph;
+mod resource;
 
 pub(crate) use copy::{
-    CUarray3DDescriptor, CUarrayDescriptor, CUarrayMemoryRequirements, CUmemcpy2D, CUmemcpy2DSide,
-    CUmemcpy3D, CUmemcpy3DSide, CUmemsetNodeParams, MemoryType,
+    CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1,
+    CUarrayMemoryRequirements, CUmemcpy2D, CUmemcpy2DSide, CUmemcpy3D, CUmemcpy3DBatchOp,
+    CUmemcpy3DOperand, CUmemcpy3DSide, CUmemcpyAttributes, CUmemsetNodeParams, MemoryType,
 };
 pub(crate) use graph::{
     CUchildGraphNodeParams, CUeventNodeParams, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
     CUgraphInstantiateParams, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
     CUkernelNodeParamsV2, CUmemAllocNodeParams, CUmemFreeNodeParams, CUmemcpyNodeParams,
     CUmemsetNodeParamsV2,
+};
+
+pub(crate) use resource::{
+    CUbatchMemOpNodeParams, CUdevResource, CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc,
+    CUmulticastObjectProp, CUresourceDesc, CUresourceViewDesc, CUstreamMemOp, CUtensorMap,
+    CUtextureDesc,
 };
 
 pub(crate) type CUresult = c_uint;
@@ -59,6 +67,16 @@ handles! {
     CUlibrary;
     /// A kernel of a library.
     CUkernel;
+    /// A part of a context.
+    CUgreenCtx;
+    /// Resources for a green context.
+    CUdevResourceDesc;
+    /// A linker.
+    CUlinkState;
+    /// Memory of another process or API.
+    CUexternalMemory;
+    /// A resource of the program's.
+    CUuserObject;
 }
 
 impl CUcontext {

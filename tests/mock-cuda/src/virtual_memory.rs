@@ -42,6 +42,8 @@ struct Memory {
     handle: Handle,
     handles: u32,
     mappings: u32,
+    /// Multicast objects that it is bound to.
+    bindings: u32,
     card: CardIndex,
     offset: u64,
     bytes: u64,
@@ -106,6 +108,44 @@ impl VirtualMemory {
         Some(self.memory.get(&mapped.allocation)?.properties.location.id)
     }
 
+    /// The memory behind a handle.
+    pub(crate) fn allocation(&self, handle: Handle) -> Answer<AllocationId> {
+        let allocation = self.handles.get(&handle);
+        allocation.copied().ok_or(CudaError::InvalidValue)
+    }
+
+    /// The memory that is mapped from an address on.
+    pub(crate) fn mapped_at(&self, address: u64) -> Answer<AllocationId> {
+        let mapped = self.mapped.get(&address).ok_or(CudaError::InvalidValue)?;
+        Ok(mapped.allocation)
+    }
+
+    /// On which device memory is, and how much it is.
+    pub(crate) fn whereabouts(&self, id: AllocationId) -> Answer<(CUdevice, u64)> {
+        let memory = self.memory.get(&id).ok_or(CudaError::InvalidValue)?;
+        Ok((memory.properties.location.id, memory.bytes))
+    }
+
+    /// A card's memory, and where in it that behind a handle begins.
+    pub(crate) fn file_behind<'a>(
+        &self,
+        driver: &'a Driver,
+        handle: Handle,
+    ) -> Answer<(&'a OwnedFd, u64)> {
+        let memory = self.memory.get(&self.allocation(handle)?);
+        let memory = memory.ok_or(CudaError::InvalidValue)?;
+        let (card, offset) = (memory.card, memory.offset);
+        let device = driver.devices().iter().find(|device| device.card == card);
+        Ok((&device.ok_or(CudaError::InvalidDevice)?.memory, offset))
+    }
+
+    /// Memory is bound to a multicast object.
+    pub(crate) fn hold(&mut self, id: AllocationId) -> Answer {
+        let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;
+        memory.bindings += 1;
+        Ok(())
+    }
+
     /// Whether an address is reserved, mapped or not.
     pub(crate) fn is_reserved(&self, address: u64) -> bool {
         let before = self.reservations.range(..=address).next_back();
@@ -163,6 +203,7 @@ impl State {
             handle,
             handles: 1,
             mappings: 0,
+            bindings: 0,
             card,
             offset,
             bytes,
@@ -182,19 +223,39 @@ impl State {
         if memory.handles == 0 {
             space.handles.remove(&memory.handle);
         }
-        if memory.handles > 0 || memory.mappings > 0 {
+        if memory.handles > 0 || memory.mappings > 0 || memory.bindings > 0 {
             return Ok(());
         }
         space.memory.remove(&allocation);
         driver.request(&Request::Release { allocation }).map(drop)
     }
 
+    /// What was held by [`VirtualMemory::hold`] is not any more.
+    pub(crate) fn let_go(&mut self, driver: &Driver, id: AllocationId) -> Answer {
+        if let Some(memory) = self.virtual_memory.memory.get_mut(&id) {
+            memory.bindings = memory.bindings.saturating_sub(1);
+        }
+        self.bury_memory(driver, id)
+    }
+
+    /// Gives up one handle.
+    pub(crate) fn release(&mut self, driver: &Driver, handle: Handle) -> Answer {
+        let (allocation, memory) = self.virtual_memory.memory(handle)?;
+        memory.handles = memory
+            .handles
+            .checked_sub(1)
+            .ok_or(CudaError::InvalidValue)?;
+        self.bury_memory(driver, allocation)
+    }
+
     fn map(&mut self, driver: &Driver, at: u64, bytes: u64, handle: Handle) -> Answer {
+        if let Some(mapped) = self.map_multicast(at, bytes, handle) {
+            return mapped;
+        }
         let (allocation, memory) = self.virtual_memory.memory(handle)?;
         if bytes == 0 || !(at | bytes).is_multiple_of(PAGE_BYTES) || bytes > memory.bytes {
             return Err(CudaError::InvalidValue);
         }
-        let (card, offset) = (memory.card, memory.offset);
         let space = &self.virtual_memory;
         let reserved = space.reservations.range(..=at).next_back();
         let (_, reservation) = reserved.ok_or(CudaError::InvalidValue)?;
@@ -205,9 +266,7 @@ impl State {
         if before.is_some_and(|(base, mapped)| base + mapped.bytes > at) {
             return Err(CudaError::InvalidValue);
         }
-        let mut devices = driver.devices().iter();
-        let device = devices.find(|device| device.card == card);
-        let file = &device.ok_or(CudaError::InvalidDevice)?.memory;
+        let (file, offset) = space.file_behind(driver, handle)?;
         let mapping = Mapping::place(reservation, at, file, offset, bytes)?;
         self.addresses.insert(mapping, bytes, RangeKind::Virtual);
         let mapped = Mapped {
@@ -221,6 +280,9 @@ impl State {
     }
 
     fn unmap(&mut self, driver: &Driver, at: u64, bytes: u64) -> Answer {
+        if let Some(unmapped) = self.unmap_multicast(driver, at, bytes) {
+            return unmapped;
+        }
         for base in self.virtual_memory.exactly(at, bytes)? {
             self.addresses.remove(base);
             let Some(mapped) = self.virtual_memory.mapped.remove(&base) else {
@@ -235,7 +297,7 @@ impl State {
     }
 
     /// A handle for memory that this process was given.
-    fn import(&mut self, driver: &Driver, descriptor: BorrowedFd<'_>) -> Answer<Handle> {
+    pub(crate) fn import(&mut self, driver: &Driver, descriptor: BorrowedFd<'_>) -> Answer<Handle> {
         let Reply::Opened {
             card,
             allocation,
@@ -332,9 +394,10 @@ entry_points! {
     "cuMemRelease" 10020 fn cuMemRelease(handle: Handle) {
         let driver = driver()?;
         let mut state = driver.state();
-        let (allocation, memory) = state.virtual_memory.memory(handle)?;
-        memory.handles -= 1;
-        state.bury_memory(driver, allocation)
+        if let Some(released) = state.release_multicast(driver, handle) {
+            return released;
+        }
+        state.release(driver, handle)
     }
 
     "cuMemMap" 10020 fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: Handle, flags: c_ulonglong) {

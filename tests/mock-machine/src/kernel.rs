@@ -16,6 +16,7 @@ use crate::protocol::{
     ProcessState, Refusal, Reply, Request,
 };
 
+mod accounting;
 mod card;
 pub mod engine;
 mod faults;
@@ -25,6 +26,7 @@ mod mig;
 mod samples;
 mod status;
 
+pub use accounting::ACCOUNTED_PROCESSES;
 use card::Card;
 use engine::Outcome;
 pub use faults::Faults;
@@ -187,6 +189,11 @@ impl Kernel {
         Ok(())
     }
 
+    /// PIDs of all that have a connection.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.clients.values().map(|client| client.pid)
+    }
+
     /// Which library a client said it is.
     #[must_use]
     pub fn kind(&self, client: ClientId) -> Option<ClientKind> {
@@ -302,6 +309,8 @@ impl Kernel {
             Request::Hello { .. } => Err(Refusal::Invalid),
             Request::CardState { card } => self.card_state(card),
             Request::Samples { card, since } => self.samples(card, since),
+            Request::Counters { card, gpu } => self.counters(card, gpu),
+            Request::Accounting { card, request } => self.accounting(card, request),
             Request::Mig { card, request } => self.mig(client, card, request),
             Request::RegisterEvents { card } => {
                 self.card(card)?;
@@ -358,6 +367,7 @@ impl Kernel {
         let card = self.card_mut(index)?;
         card.ledger.take(card.model.memory.context_bytes)?;
         let context = ContextId(self.id());
+        let pid = self.clients.get(&client).map_or(0, |client| client.pid);
         self.card_mut(index)?.engine.add_context(context);
         self.contexts.insert(
             context,
@@ -366,6 +376,7 @@ impl Kernel {
                 card: index,
             },
         );
+        self.account_start(index, pid);
         Ok(Reply::ContextCreated { context })
     }
 
@@ -373,6 +384,15 @@ impl Kernel {
         let Some(context) = self.contexts.remove(&id) else {
             return;
         };
+        let busy = self
+            .card(context.card)
+            .map_or(0, |card| card.engine.usage(id).1);
+        let pid_of = |client: &ClientId| self.clients.get(client).map(|client| client.pid);
+        let pid = pid_of(&context.client).unwrap_or(0);
+        let others =
+            |other: &Context| other.card == context.card && pid_of(&other.client) == Some(pid);
+        let is_last = !self.contexts.values().any(others);
+        self.account_end(context.card, pid, busy, is_last);
         self.let_go_all(Holder::Context(id));
         if let Ok(card) = self.card_mut(context.card) {
             card.ledger.give_back(card.model.memory.context_bytes);

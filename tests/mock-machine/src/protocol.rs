@@ -7,19 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::description::MachineDescription;
 
+mod accounting;
 mod card;
 mod mig;
 mod samples;
 
+pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
 pub use card::{CardState, Figure, ProcessState, Utilization};
 pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
     MigState,
 };
-pub use samples::{ProcessSample, SampleState};
+pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// Index of a card on its machine; equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -73,6 +75,20 @@ pub enum Request {
         card: CardIndex,
         /// In nanoseconds of the monotonic clock.
         since: u64,
+    },
+    /// What a card, or one GPU instance of it, has done since the start.
+    Counters {
+        /// Which card.
+        card: CardIndex,
+        /// Which GPU instance; all of the card without one.
+        gpu: Option<u32>,
+    },
+    /// Something about what a card keeps of processes.
+    Accounting {
+        /// Which card.
+        card: CardIndex,
+        /// What.
+        request: AccountingRequest,
     },
     /// Something about a card's partitioning.
     Mig {
@@ -169,6 +185,10 @@ pub enum Reply {
     CardState(Box<CardState>),
     /// To [`Request::Samples`].
     Samples(Vec<SampleState>),
+    /// To [`Request::Counters`].
+    Counters(CountersState),
+    /// To [`Request::Accounting`], where it has a result.
+    Accounting(AccountingReply),
     /// To [`Request::Mig`], where it has a result.
     Mig(MigReply),
     /// To [`Request::CreateContext`].

@@ -309,7 +309,9 @@ impl Server {
             self.follow_command(&command);
             return peer.send(&answer, &[]);
         }
-        let (request, fds) = peer.receive::<Request>(&mut self.buffer)?;
+        let (mut request, fds) = peer.receive::<Request>(&mut self.buffer)?;
+        let policy = self.kernel.description().process_ids;
+        view::widen(&mut request, policy, peer.namespace(), self.kernel.pids());
         let client = ClientId(token);
         if let Request::ShareEvent { .. } | Request::OpenEvent { .. } = request {
             return self.share_event(token, &request);
@@ -325,7 +327,6 @@ impl Server {
         if let Reply::Exported { export } = reply {
             return self.send_export(token, export);
         }
-        let policy = self.kernel.description().process_ids;
         view::restrict(&mut reply, policy, peer.namespace());
         self.follow_request(&request, &reply);
         let welcomed = matches!(reply, Reply::Welcome { .. });

@@ -14,10 +14,12 @@
 )]
 
 mod abi;
+mod accounting;
 mod ecc;
 mod error;
 mod events;
 mod fields;
+mod gpm;
 mod handle;
 mod identity;
 mod instances;

@@ -24,16 +24,11 @@ fn refuse() -> Answer {
 }
 
 unsupported! {
-    nvmlDeviceClearAccountingPids
     nvmlDeviceClearCpuAffinity
     nvmlDeviceClearEccErrorCounts
     nvmlDeviceDiscoverGpus
     nvmlDeviceFreezeNvLinkUtilizationCounter
     nvmlDeviceGetAPIRestriction
-    nvmlDeviceGetAccountingBufferSize
-    nvmlDeviceGetAccountingMode
-    nvmlDeviceGetAccountingPids
-    nvmlDeviceGetAccountingStats
     nvmlDeviceGetAccountingStats_v2
     nvmlDeviceGetActiveVgpus
     nvmlDeviceGetAdaptiveClockInfoStatus
@@ -119,7 +114,6 @@ unsupported! {
     nvmlDeviceGetRetiredPagesPendingStatus
     nvmlDeviceGetRetiredPages_v2
     nvmlDeviceGetRowRemapperHistogram
-    nvmlDeviceGetRunningProcessDetailList
     nvmlDeviceGetSramEccErrorStatus
     nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
     nvmlDeviceGetSupportedClocksEventReasons
@@ -163,7 +157,6 @@ unsupported! {
     nvmlDeviceResetNvLinkErrorCounters
     nvmlDeviceResetNvLinkUtilizationCounter
     nvmlDeviceSetAPIRestriction
-    nvmlDeviceSetAccountingMode
     nvmlDeviceSetAdaptiveTgpMode_v1
     nvmlDeviceSetApplicationsClocks
     nvmlDeviceSetAutoBoostedClocksEnabled
@@ -218,14 +211,6 @@ unsupported! {
     nvmlGetVgpuCompatibility
     nvmlGetVgpuDriverCapabilities
     nvmlGetVgpuVersion
-    nvmlGpmMetricsGet
-    nvmlGpmMigSampleGet
-    nvmlGpmQueryDeviceSupport
-    nvmlGpmQueryIfStreamingEnabled
-    nvmlGpmSampleAlloc
-    nvmlGpmSampleFree
-    nvmlGpmSampleGet
-    nvmlGpmSetStreamingEnabled
     nvmlGpuInstanceGetActiveVgpus
     nvmlGpuInstanceGetCreatableVgpus
     nvmlGpuInstanceGetVgpuHeterogeneousMode

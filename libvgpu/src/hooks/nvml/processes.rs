@@ -10,10 +10,14 @@ use crate::card::{Card, Target};
 use crate::hooks::nvml::memory_target;
 use crate::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS,
-    nvmlDevice_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlReturn_t,
+    nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t,
+    nvmlProcessInfo_v1_t, nvmlReturn_t,
 };
 use crate::share::usage::Living;
-use crate::table::{nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2};
+use crate::table::{
+    nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
+    nvmlDeviceGetRunningProcessDetailList,
+};
 
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
@@ -153,6 +157,88 @@ pub(crate) unsafe fn compute(
 ) -> nvmlReturn_t {
     // SAFETY: the caller's arguments.
     unsafe { list(original, device, count, infos, Some(info)) }
+}
+
+/// Values of `mode` in a list in detail.
+const COMPUTE: c_uint = 0;
+const LAST_MODE: c_uint = 2;
+
+/// NVML's check of what a list in detail says of itself, which must not be filled.
+///
+/// # Safety
+/// As for NVML's function.
+unsafe fn check(
+    original: nvmlDeviceGetRunningProcessDetailList::Function,
+    device: nvmlDevice_t,
+    list: *const nvmlProcessDetailList_t,
+) -> nvmlReturn_t {
+    // SAFETY: the caller's list.
+    let asked = unsafe { list.read() };
+    let mut empty = nvmlProcessDetailList_t {
+        numProcArrayEntries: 0,
+        procArray: ptr::null_mut(),
+        ..asked
+    };
+    // SAFETY: no room is promised and none is used.
+    unsafe { original(device, &raw mut empty) }
+}
+
+pub(crate) unsafe fn in_detail(
+    original: nvmlDeviceGetRunningProcessDetailList::Function,
+    device: nvmlDevice_t,
+    list: *mut nvmlProcessDetailList_t,
+) -> nvmlReturn_t {
+    let target = memory_target(device);
+    if list.is_null() || matches!(target, Target::Unlimited) {
+        // SAFETY: the caller's arguments.
+        return unsafe { original(device, list) };
+    }
+    // SAFETY: the caller's arguments; `list` is not null.
+    let result = unsafe { check(original, device, list) };
+    if result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE {
+        return result;
+    }
+    // SAFETY: NVML has accepted it.
+    let asked = unsafe { list.read() };
+    let card = match target {
+        Target::Limited(card) if asked.mode == COMPUTE => Some(card),
+        _ if asked.mode <= LAST_MODE => None,
+        _ => return NVML_ERROR_NOT_SUPPORTED,
+    };
+    if card.is_some_and(|card| !card.shares().all(|share| share.is_countable())) {
+        return NVML_ERROR_NOT_SUPPORTED;
+    }
+    if let Some(card) = card {
+        forget_the_dead(card);
+    }
+    let mut length: c_uint = 0;
+    for process in card.into_iter().flat_map(living) {
+        if length < asked.numProcArrayEntries && !asked.procArray.is_null() {
+            let offset = usize::try_from(length).unwrap_or(usize::MAX);
+            // SAFETY: within the room that the caller promised.
+            let place = unsafe { asked.procArray.add(offset) };
+            let detail = nvmlProcessDetail_v1_t {
+                pid: process.pid,
+                usedGpuMemory: process.used_bytes,
+                gpuInstanceId: NO_INSTANCE,
+                computeInstanceId: NO_INSTANCE,
+                usedGpuCcProtectedMemory: 0,
+            };
+            // SAFETY: as above.
+            unsafe { place.write(detail) };
+        }
+        length = length.saturating_add(1);
+    }
+    let answer = nvmlProcessDetailList_t {
+        numProcArrayEntries: length,
+        ..asked
+    };
+    // SAFETY: NVML has accepted it.
+    unsafe { list.write(answer) };
+    if length > asked.numProcArrayEntries || (length > 0 && asked.procArray.is_null()) {
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    NVML_SUCCESS
 }
 
 pub(crate) unsafe fn nobody_v1(

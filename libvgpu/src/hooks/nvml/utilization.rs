@@ -39,7 +39,7 @@ const RECENT_US: u64 = 1_000_000;
 const SAMPLE_US: u64 = 166_000;
 
 /// A figure for the share's cores out of one for the card.
-fn scale(percent: u32, cores_percent: u32) -> u32 {
+pub(super) fn scale(percent: u32, cores_percent: u32) -> u32 {
     percent
         .saturating_mul(100)
         .checked_div(cores_percent)
@@ -48,7 +48,7 @@ fn scale(percent: u32, cores_percent: u32) -> u32 {
 }
 
 /// The cores of all shares of a card together; 100 if one has no guarantee.
-fn cores_percent(card: Card) -> u32 {
+pub(super) fn cores_percent(card: Card) -> u32 {
     let mut sum = 0u32;
     for share in card.shares() {
         match share.cores_percent() {
@@ -69,7 +69,7 @@ fn original<F: Copy>(original: &Original) -> Option<F> {
 
 /// Whether the PIDs that NVML shows here are those of this container: every one of them exists in it, and all
 /// processes of the share are among them.
-fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
+pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
     let list = original::<nvmlDeviceGetComputeRunningProcesses_v3::Function>(
         &nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL,
     );

@@ -87,6 +87,8 @@ impl State {
             lanes.push(self.hidden_cell(driver)?);
         }
         let handle = CUgraphExec(self.handle());
+        // Handles are unique: it holds its references as a graph does.
+        self.copy_user_objects(graph, CUgraph(handle.0))?;
         let exec = Exec {
             by_node: by_node(&steps),
             steps,
@@ -102,7 +104,7 @@ impl State {
         let exec = self.graphs.execs.0.remove(&handle);
         // What was launched is still done.
         self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
-        Ok(())
+        self.forget_user_objects(CUgraph(handle.0))
     }
 
     /// Puts all steps on streams.

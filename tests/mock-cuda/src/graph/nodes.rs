@@ -11,10 +11,11 @@ use crate::error::CudaError;
 use crate::host::HostFunction;
 use crate::operation::Operation;
 use crate::types::{
-    CUchildGraphNodeParams, CUcontext, CUdeviceptr, CUevent, CUeventNodeParams, CUgraph,
-    CUgraphEdgeData, CUgraphNode, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
-    CUkernelNodeParamsV2, CUmemAllocNodeParams, CUmemFreeNodeParams, CUmemLocation, CUmemPoolProps,
-    CUmemcpy3D, CUmemcpyNodeParams, CUmemsetNodeParams, CUmemsetNodeParamsV2,
+    CUbatchMemOpNodeParams, CUchildGraphNodeParams, CUcontext, CUdeviceptr, CUevent,
+    CUeventNodeParams, CUgraph, CUgraphEdgeData, CUgraphNode, CUgraphNodeParams, CUhostNodeParams,
+    CUkernelNodeParams, CUkernelNodeParamsV2, CUmemAllocNodeParams, CUmemFreeNodeParams,
+    CUmemLocation, CUmemPoolProps, CUmemcpy3D, CUmemcpyNodeParams, CUmemsetNodeParams,
+    CUmemsetNodeParamsV2,
 };
 
 impl CUkernelNodeParamsV2 {
@@ -76,8 +77,19 @@ impl State {
                 Operation::Record(event)
             }
             NodeType::Free => Operation::Free(union.cast::<CUmemFreeNodeParams>().get()?.address),
+            NodeType::Memory => {
+                let batch = union.cast::<CUbatchMemOpNodeParams>().get()?;
+                self.memory_node(&batch)?
+            }
             NodeType::Allocate => return Err(CudaError::NotSupported),
         })
+    }
+}
+
+impl State {
+    fn memory_node(&self, batch: &CUbatchMemOpNodeParams) -> Answer<Operation> {
+        let operations = In::at(batch.operations).list((batch.count as usize).min(257))?;
+        self.memory_operations(&operations)
     }
 }
 
@@ -243,6 +255,11 @@ entry_points! {
 
     "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, address: CUdeviceptr) {
         Place { node, graph, dependencies, count }.add(|_| Ok(Operation::Free(address)))
+    }
+
+    "cuGraphAddBatchMemOpNode" 11070 fn cuGraphAddBatchMemOpNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, batch: In<CUbatchMemOpNodeParams>) {
+        let batch = batch.get()?;
+        Place { node, graph, dependencies, count }.add(|state| state.memory_node(&batch))
     }
 
     "cuGraphAddNode" 12020 fn cuGraphAddNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, params: InOut<CUgraphNodeParams>) {

@@ -109,6 +109,7 @@ pub(super) enum NodeType {
     Record,
     Allocate,
     Free,
+    Memory,
 }
 
 impl NodeType {
@@ -124,8 +125,9 @@ impl NodeType {
             7 => Self::Record,
             10 => Self::Allocate,
             11 => Self::Free,
-            // External semaphores, batches of memory operations, conditions.
-            8 | 9 | 12 | 13 => return Err(CudaError::NotSupported),
+            12 => Self::Memory,
+            // External semaphores, conditions.
+            8 | 9 | 13 => return Err(CudaError::NotSupported),
             _ => return Err(CudaError::InvalidValue),
         })
     }

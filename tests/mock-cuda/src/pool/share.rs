@@ -10,7 +10,7 @@ use drava_mock_machine::protocol::{AllocationId, CardIndex, Request};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::Pool;
+use super::{Home, Pool};
 use crate::abi::{Answer, In, Out, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
@@ -46,7 +46,8 @@ impl State {
     fn import_pool(&mut self, driver: &Driver, card: CardIndex) -> Answer<CUmemoryPool> {
         let position = driver.devices().iter().position(|one| one.card == card);
         let device = position.and_then(|index| CUdevice::try_from(index).ok());
-        let mut pool = Pool::new(device.ok_or(CudaError::InvalidDevice)?, None);
+        let device = device.ok_or(CudaError::InvalidDevice)?;
+        let mut pool = Pool::new(Home::Card(device), None);
         pool.imported = true;
         let handle = CUmemoryPool(self.handle());
         self.pools.pools.insert(handle, pool);
@@ -106,7 +107,8 @@ entry_points! {
         if kind != FILE_DESCRIPTOR || flags != 0 || !pool.exportable {
             return Err(CudaError::InvalidValue);
         }
-        let card = driver.device(pool.device)?.card;
+        let device = pool.home.card().ok_or(CudaError::InvalidValue)?;
+        let card = driver.device(device)?.card;
         let shareable = shareable.out::<c_int>();
         if shareable.is_null() {
             return Err(CudaError::InvalidValue);

@@ -2,7 +2,9 @@
 
 use std::ffi::c_uint;
 
-use super::{CUarray, CUcontext, CUdeviceptr};
+use super::{CUarray, CUcontext, CUdeviceptr, CUmemLocation};
+use crate::abi::Answer;
+use crate::error::CudaError;
 
 /// `CUmemorytype`: what a side of a copy is.
 pub(crate) struct MemoryType;
@@ -113,4 +115,73 @@ pub(crate) struct CUmemsetNodeParams {
     pub(crate) element_size: c_uint,
     pub(crate) width: usize,
     pub(crate) height: usize,
+}
+
+/// `CUmemcpyAttributes`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemcpyAttributes {
+    /// `CUmemcpySrcAccessOrder`
+    pub(crate) access_order: c_uint,
+    pub(crate) from: CUmemLocation,
+    pub(crate) to: CUmemLocation,
+    pub(crate) flags: c_uint,
+}
+
+/// `CUmemcpy3DOperand`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemcpy3DOperand {
+    /// `CUmemcpy3DOperandType`
+    pub(crate) kind: c_uint,
+    /// Address, elements of a row, rows of a layer and a hint; or array and offset.
+    pub(crate) place: [u64; 4],
+}
+
+impl CUmemcpy3DOperand {
+    /// `CU_MEMCPY_OPERAND_TYPE_POINTER`
+    pub(crate) const POINTER: c_uint = 1;
+    /// `CU_MEMCPY_OPERAND_TYPE_ARRAY`
+    pub(crate) const ARRAY: c_uint = 2;
+
+    /// The array of one that is in an array.
+    pub(crate) fn array(&self) -> Answer<CUarray> {
+        let handle = usize::try_from(self.place[0]);
+        handle.map(CUarray).map_err(|_| CudaError::InvalidHandle)
+    }
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmemcpy3DBatchOp {
+    pub(crate) from: CUmemcpy3DOperand,
+    pub(crate) to: CUmemcpy3DOperand,
+    /// Width, height and depth.
+    pub(crate) extent: [usize; 3],
+    /// `CUmemcpySrcAccessOrder`
+    pub(crate) access_order: c_uint,
+    pub(crate) flags: c_uint,
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR_v1`, of before CUDA 3.2
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarrayDescriptorV1 {
+    pub(crate) width: c_uint,
+    pub(crate) height: c_uint,
+    pub(crate) format: c_uint,
+    pub(crate) channels: c_uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`, of before CUDA 3.2
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarray3DDescriptorV1 {
+    pub(crate) width: c_uint,
+    pub(crate) height: c_uint,
+    pub(crate) depth: c_uint,
+    pub(crate) format: c_uint,
+    pub(crate) channels: c_uint,
+    pub(crate) flags: c_uint,
 }

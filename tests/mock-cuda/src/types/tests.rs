@@ -296,3 +296,98 @@ fn graph_structs_have_the_layout_of_the_header() {
         error_from_node = errorFromNode
     );
 }
+
+#[test]
+fn batches_and_resources_have_the_layout_of_the_header() {
+    same_layout!(
+        CUmemcpyAttributes,
+        sys::CUmemcpyAttributes,
+        access_order = srcAccessOrder,
+        from = srcLocHint,
+        to = dstLocHint,
+        flags = flags
+    );
+    same_layout!(
+        CUmemcpy3DOperand,
+        sys::CUmemcpy3DOperand,
+        kind = type_,
+        place = op
+    );
+    same_layout!(
+        CUmemcpy3DBatchOp,
+        sys::CUDA_MEMCPY3D_BATCH_OP,
+        from = src,
+        to = dst,
+        extent = extent,
+        access_order = srcAccessOrder,
+        flags = flags
+    );
+    same_layout!(
+        CUdevResource,
+        sys::CUdevResource,
+        kind = type_,
+        multiprocessors = __bindgen_anon_1
+    );
+    same_layout!(
+        CUmulticastObjectProp,
+        sys::CUmulticastObjectProp,
+        devices = numDevices,
+        bytes = size,
+        handle_types = handleTypes,
+        flags = flags
+    );
+    same_layout!(
+        CUexternalMemoryHandleDesc,
+        sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+        kind = type_,
+        descriptor = handle,
+        bytes = size,
+        flags = flags
+    );
+    same_layout!(
+        CUexternalMemoryBufferDesc,
+        sys::CUDA_EXTERNAL_MEMORY_BUFFER_DESC,
+        offset = offset,
+        bytes = size,
+        flags = flags
+    );
+    same_layout!(
+        CUresourceDesc,
+        sys::CUDA_RESOURCE_DESC,
+        kind = resType,
+        place = res,
+        flags = flags
+    );
+    same_layout!(CUtextureDesc, sys::CUDA_TEXTURE_DESC);
+    same_layout!(
+        CUresourceViewDesc,
+        sys::CUDA_RESOURCE_VIEW_DESC,
+        format = format,
+        extent = width,
+        ranges = firstMipmapLevel
+    );
+    same_layout!(
+        CUstreamMemOp,
+        sys::CUstreamBatchMemOpParams,
+        kind = operation
+    );
+    // One of the forms of the union, which is longer.
+    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait;
+    assert_eq!(
+        offset_of!(CUstreamMemOp, address),
+        offset_of!(Wait, address)
+    );
+    let value = offset_of!(Wait, __bindgen_anon_1);
+    assert_eq!(offset_of!(CUstreamMemOp, value), value);
+    assert_eq!(offset_of!(CUstreamMemOp, flags), offset_of!(Wait, flags));
+    assert_eq!(offset_of!(CUstreamMemOp, alias), offset_of!(Wait, alias));
+    same_layout!(
+        CUbatchMemOpNodeParams,
+        sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
+        context = ctx,
+        count = count,
+        operations = paramArray,
+        flags = flags
+    );
+    same_layout!(CUtensorMap, sys::CUtensorMap);
+}

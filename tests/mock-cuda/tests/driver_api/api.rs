@@ -10,9 +10,12 @@ pub(crate) type Handle = *mut c_void;
 pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const NOT_INITIALIZED: u32 = 3;
+pub(crate) const INVALID_DEVICE: u32 = 101;
 pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const INVALID_HANDLE: u32 = 400;
+pub(crate) const ILLEGAL_STATE: u32 = 401;
 pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const NOT_SUPPORTED: u32 = 801;
 
 pub(crate) struct Api {
     library: *mut c_void,
@@ -59,7 +62,10 @@ mod arguments {
     invoke! { A B C D E F }
     invoke! { A B C D E F G }
     invoke! { A B C D E F G H }
+    invoke! { A B C D E F G H I }
     invoke! { A B C D E F G H I J K }
+    invoke! { A B C D E F G H I J K L }
+    invoke! { A B C D E F G H I J K L M N O }
 }
 
 impl Api {
@@ -149,6 +155,20 @@ impl Api {
         let mut stream: Handle = std::ptr::null_mut();
         assert_eq!(call!(self, "cuStreamCreate", &raw mut stream, flags), 0);
         stream
+    }
+
+    /// Writes bytes to a card.
+    pub(crate) fn write(&self, to: u64, bytes: &[u8]) {
+        let from = bytes.as_ptr().cast::<c_void>();
+        assert_eq!(call!(self, "cuMemcpyHtoD_v2", to, from, bytes.len()), 0);
+    }
+
+    /// Reads bytes from a card.
+    pub(crate) fn read(&self, from: u64, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0u8; count];
+        let to = bytes.as_mut_ptr().cast::<c_void>();
+        assert_eq!(call!(self, "cuMemcpyDtoH_v2", to, from, count), 0);
+        bytes
     }
 
     pub(crate) fn event(&self) -> Handle {

@@ -360,3 +360,27 @@ fn hints_about_managed_memory_are_checked_and_change_nothing() {
     api.synchronize();
     assert_eq!(machine.card(0).unwrap().used_bytes, idle + 2 * MIB);
 }
+
+#[test]
+fn arrays_of_before_version_3_2_are_arrays() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let idle = machine.card(0).unwrap().used_bytes;
+    // Width, height, format, channels.
+    let flat = [1024u32, 1024, 0x20, 1];
+    let mut array: Handle = std::ptr::null_mut();
+    assert_eq!(
+        call!(api, "cuArrayCreate", &raw mut array, flat.as_ptr()),
+        0
+    );
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle + 4 * MIB);
+    assert_eq!(call!(api, "cuArrayDestroy", array), 0);
+    // Width, height, depth, format, channels, flags.
+    let deep = [256u32, 256, 32, 0x20, 1, 0];
+    assert_eq!(
+        call!(api, "cuArray3DCreate", &raw mut array, deep.as_ptr()),
+        0
+    );
+    assert_eq!(machine.card(0).unwrap().used_bytes, idle + 8 * MIB);
+    assert_eq!(call!(api, "cuArrayDestroy", array), 0);
+}

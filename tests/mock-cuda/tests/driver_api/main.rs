@@ -7,15 +7,21 @@
 
 mod api;
 mod arrays;
+mod batches;
 mod captures;
 mod context;
+mod external;
 mod graphs;
+mod green;
 mod launches;
 mod lookup;
 mod memory;
+mod multicast;
+mod objects;
 mod pointers;
 mod pools;
 mod processes;
 mod sharing;
+mod stream_memory;
 mod streams;
 mod virtual_memory;

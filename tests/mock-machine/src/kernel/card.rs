@@ -4,6 +4,7 @@ use crate::description::CardModel;
 use crate::protocol::Utilization;
 
 use super::Nanos;
+use super::accounting::Accounting;
 use super::engine::{Engine, SAMPLE_PERIOD};
 use super::faults::Faults;
 use super::ledger::Ledger;
@@ -15,6 +16,7 @@ pub(super) struct Card {
     pub(super) ledger: Ledger,
     pub(super) engine: Engine,
     pub(super) faults: Faults,
+    pub(super) accounting: Accounting,
     pub(super) partitions: Partitions,
     started: Nanos,
     /// First byte of the card's memory file that was never used. Ranges are not used twice: the
@@ -37,6 +39,7 @@ impl Card {
             ledger: Ledger::new(model.memory.usable_bytes()),
             engine: Engine::new(model.compute.multiprocessors, slice, now),
             faults: Faults::default(),
+            accounting: Accounting::default(),
             partitions: Partitions::new(model.mig.clone(), uuid.to_owned()),
             started: now,
             next_offset: 0,
@@ -57,7 +60,7 @@ impl Card {
             .engine
             .samples()
             .back()
-            .map_or(0, |sample| sample.total() * 100 / SAMPLE_PERIOD);
+            .map_or(0, |sample| sample.total * 100 / SAMPLE_PERIOD);
         let percent = u32::try_from(percent.min(100)).unwrap_or(100);
         let between = |idle: u32, busy: u32| {
             idle + busy.saturating_sub(idle) / 100 * percent
@@ -68,7 +71,7 @@ impl Card {
             &self.model.power_milliwatts,
         );
         let uptime = u128::from(self.engine.now() - self.started);
-        let busy = u128::from(self.engine.busy());
+        let busy = u128::from(self.engine.counters(None).weighted);
         let nanojoules = uptime * u128::from(power.idle)
             + busy * u128::from(power.limit.saturating_sub(power.idle));
         Sensors {

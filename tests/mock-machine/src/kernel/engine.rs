@@ -4,104 +4,30 @@
 //! Pure and deterministic: time only moves in [`Engine::advance`]. The daemon moves it with the
 //! clock; a controller's test can move it as fast as it likes.
 //!
-//! Model. A context holds the card for a time slice, or until it has nothing to run; then the next
-//! one in order of creation does. Within the holder the first work of every stream is a candidate;
-//! kernels start in order of submission as long as multiprocessors are left, run at full speed, and
-//! stop progressing while another context holds the card; events are reached while no other one is
-//! running. Copies between host and card use one engine per direction, whoever holds the card.
-//! Nothing else takes time.
+//! Model. A context holds its part of the card for a time slice, or until it has nothing to run;
+//! then the next one in order of creation does. The part is all of the card, or in MIG mode a
+//! compute instance; parts run side by side, each on multiprocessors of its own. Within the holder
+//! the first work of every stream is a candidate; kernels start in order of submission as long as
+//! multiprocessors are left, run at full speed, and stop progressing while another context holds
+//! the part; events are reached while no other one is running. Copies between host and card use one
+//! engine per direction and GPU instance, whoever holds the part. Nothing else takes time.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::protocol::ContextId;
+use crate::protocol::{ContextId, InstanceId};
 
 use super::Nanos;
 
+mod context;
 mod samples;
+mod turns;
+mod work;
 
-use samples::Samples;
-pub use samples::{SAMPLE_PERIOD, Sample};
-
-/// Which way a copy goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Direction {
-    /// From the host to the card.
-    ToCard,
-    /// From the card to the host.
-    ToHost,
-}
-
-/// One piece of work of a stream. Work of one stream is done in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Occupies multiprocessors for a while.
-    Kernel {
-        /// How long, when it has the card.
-        nanos: Nanos,
-        /// How many it needs; at least 1, and at most what the card has.
-        multiprocessors: u32,
-    },
-    /// Occupies a copy engine for a while.
-    Copy {
-        /// How long.
-        nanos: Nanos,
-        /// Which engine.
-        direction: Direction,
-    },
-    /// Waits until another stream of the context has completed a ticket.
-    Wait {
-        /// The other stream.
-        stream: u32,
-        /// Its ticket.
-        ticket: u64,
-    },
-    /// Notes the time in an event.
-    Record {
-        /// Which event.
-        event: u32,
-        /// How often it was recorded, this time included.
-        recording: u64,
-    },
-    /// Waits until the program has run a host function.
-    Host,
-}
-
-/// What happened while time passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A stream completed everything up to a ticket.
-    Completed {
-        /// Whose.
-        context: ContextId,
-        /// Which stream.
-        stream: u32,
-        /// Up to where.
-        ticket: u64,
-    },
-    /// An event was reached.
-    Recorded {
-        /// Whose.
-        context: ContextId,
-        /// Which event.
-        event: u32,
-        /// Which recording.
-        recording: u64,
-        /// When.
-        at: Nanos,
-    },
-    /// A host function is to be run, then [`Engine::host_done`] called.
-    HostCall {
-        /// Whose.
-        context: ContextId,
-        /// Which stream waits for it.
-        stream: u32,
-        /// The work's ticket.
-        ticket: u64,
-    },
-}
-
-/// End of the slice of a holder that has nothing to do.
-const IDLE: Nanos = 0;
+use context::{Context, Item};
+use samples::{Busy, Samples};
+pub use samples::{Counters, SAMPLE_PERIOD, Sample};
+use turns::{Part, Turns};
+pub use work::{Direction, Outcome, Work};
 
 /// The compute side of one card.
 #[derive(Debug)]
@@ -110,43 +36,12 @@ pub struct Engine {
     slice: Nanos,
     now: Nanos,
     contexts: BTreeMap<ContextId, Context>,
-    /// Who holds the card, and until when others have to wait.
-    holder: Option<(ContextId, Nanos)>,
-    copies: BTreeMap<Direction, Copy>,
+    /// All of the card, and the instances that contexts run in.
+    parts: BTreeMap<Part, Turns>,
+    /// By GPU instance.
+    copies: BTreeMap<(Option<u32>, Direction), Copy>,
     next_order: u64,
     samples: Samples,
-    busy: Nanos,
-}
-
-#[derive(Debug, Default)]
-struct Context {
-    streams: BTreeMap<u32, Stream>,
-    /// Kernels that have started, by stream.
-    running: BTreeMap<u32, Running>,
-    kernels: u64,
-    busy: Nanos,
-}
-
-#[derive(Debug, Default)]
-struct Stream {
-    queue: VecDeque<Item>,
-    completed: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Item {
-    ticket: u64,
-    /// Position among all submissions to this card.
-    order: u64,
-    work: Work,
-    /// Whether a host call for it was announced.
-    announced: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    left: Nanos,
-    multiprocessors: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -160,30 +55,46 @@ impl Engine {
     /// An idle card.
     #[must_use]
     pub fn new(multiprocessors: u32, slice: Nanos, now: Nanos) -> Self {
+        let multiprocessors = multiprocessors.max(1);
         Self {
-            multiprocessors: multiprocessors.max(1),
-            slice: slice.max(1),
+            multiprocessors,
+            slice,
             now,
             contexts: BTreeMap::new(),
-            holder: None,
+            parts: BTreeMap::from([(None, Turns::new(multiprocessors, slice))]),
             copies: BTreeMap::new(),
             next_order: 0,
             samples: Samples::new(now),
-            busy: 0,
         }
     }
 
-    /// Adds a context.
+    /// Adds a context, which runs on all of the card.
     pub fn add_context(&mut self, context: ContextId) {
         self.contexts.entry(context).or_default();
     }
 
+    /// Lets a context that has nothing to run yet run in an instance with so many multiprocessors.
+    pub fn enter(&mut self, context: ContextId, instance: InstanceId, multiprocessors: u32) {
+        if let Some(entering) = self.contexts.get_mut(&context) {
+            entering.part = Some(instance);
+            let turns = Turns::new(multiprocessors.min(self.multiprocessors), self.slice);
+            self.parts.entry(Some(instance)).or_insert(turns);
+        }
+    }
+
     /// Removes a context with everything it had to do.
     pub fn remove_context(&mut self, context: ContextId) {
-        self.contexts.remove(&context);
+        let removed = self.contexts.remove(&context);
         self.copies.retain(|_, copy| copy.context != context);
-        if self.holder.is_some_and(|(holder, _)| holder == context) {
-            self.holder = None;
+        for turns in self.parts.values_mut() {
+            turns.forget(context);
+        }
+        if let Some(Context {
+            part: Some(left), ..
+        }) = removed
+            && !self.contexts.values().any(|other| other.part == Some(left))
+        {
+            self.parts.remove(&Some(left));
         }
     }
 
@@ -196,10 +107,16 @@ impl Engine {
     /// For how long any kernel was running so far.
     #[must_use]
     pub fn busy(&self) -> Nanos {
-        self.busy
+        self.samples.of(None).busy
     }
 
-    /// How many kernels a context completed, and for how long it held the card with one running.
+    /// What all of the card, or one GPU instance, has done so far.
+    #[must_use]
+    pub fn counters(&self, gpu: Option<u32>) -> Counters {
+        self.samples.of(gpu)
+    }
+
+    /// How many kernels a context completed, and for how long it held its part with one running.
     #[must_use]
     pub fn usage(&self, context: ContextId) -> (u64, Nanos) {
         self.contexts
@@ -238,26 +155,8 @@ impl Engine {
 
     /// The host function at the head of a stream has run.
     pub fn host_done(&mut self, context: ContextId, stream: u32, ticket: u64) {
-        let streams = self
-            .contexts
-            .get_mut(&context)
-            .map(|context| &mut context.streams);
-        let Some(stream) = streams.and_then(|streams| streams.get_mut(&stream)) else {
-            return;
-        };
-        if let Some(Item {
-            ticket: head,
-            work: work @ Work::Host,
-            announced: true,
-            ..
-        }) = stream.queue.front_mut()
-            && *head == ticket
-        {
-            // Becomes a wait that is over.
-            *work = Work::Wait {
-                stream: 0,
-                ticket: 0,
-            };
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.host_done(stream, ticket);
         }
     }
 
@@ -277,44 +176,55 @@ impl Engine {
     #[must_use]
     pub fn next_change(&self) -> Option<Nanos> {
         let copies = self.copies.values().map(|copy| copy.end);
-        let held = self.holder.and_then(|(holder, slice_end)| {
-            let shortest = self
-                .contexts
-                .get(&holder)?
-                .running
-                .values()
-                .map(|running| running.left)
-                .min()?;
+        let parts = self.parts.iter();
+        let held = parts.filter_map(|(part, turns)| {
+            let holder = turns.holder()?;
+            let running = self.contexts.get(&holder)?.running.values();
+            let shortest = running.map(|running| running.left).min()?;
             let end = self.now.saturating_add(shortest);
-            Some(if self.others_wait(holder) {
-                end.min(slice_end.max(self.now))
-            } else {
-                end
+            Some(match self.wanting(*part).any(|other| other != holder) {
+                true => end.min(turns.slice_end().max(self.now)),
+                false => end,
             })
         });
         copies.chain(held).min()
     }
 
+    /// Contexts of a part that have something to run, in order of creation.
+    fn wanting(&self, part: Part) -> impl Iterator<Item = ContextId> {
+        let contexts = self.contexts.iter();
+        let wanting = contexts.filter(move |(_, context)| context.part == part && context.wants());
+        wanting.map(|(id, _)| *id)
+    }
+
     /// Lets time pass in which nothing changes but what is left of running work.
     fn pass(&mut self, to: Nanos) {
         let length = to - self.now;
-        let mut busy = None;
-        if let Some((holder, _)) = self.holder
-            && let Some(context) = self.contexts.get_mut(&holder)
-            && !context.running.is_empty()
-        {
-            for running in context.running.values_mut() {
-                running.left = running.left.saturating_sub(length);
+        let mut busy = Vec::new();
+        for (part, turns) in &self.parts {
+            if let Some(holder) = turns.holder()
+                && let Some(context) = self.contexts.get_mut(&holder)
+                && !context.running.is_empty()
+            {
+                for running in context.running.values_mut() {
+                    running.left = running.left.saturating_sub(length);
+                }
+                context.busy += length;
+                busy.push(Busy {
+                    context: holder,
+                    gpu: part.map(|instance| instance.gpu),
+                    occupied: context.occupied(),
+                    // A whole card with anything to run counts as busy, an instance for its part.
+                    share: part.map_or(self.multiprocessors, |_| turns.multiprocessors),
+                });
             }
-            context.busy += length;
-            self.busy += length;
-            busy = Some(holder);
         }
-        self.samples.account(self.now, to, busy);
+        self.samples
+            .account(self.now, to, self.multiprocessors, &busy);
         self.now = to;
     }
 
-    /// Completes what is done, starts what can start and hands the card over, until nothing more
+    /// Completes what is done, starts what can start and hands the parts over, until nothing more
     /// changes at this time.
     fn settle(&mut self, outcomes: &mut Vec<Outcome>) {
         let mut rounds: u32 = 0;
@@ -324,12 +234,17 @@ impl Engine {
                 // Each completes something, of which there is an end.
                 debug_assert!(rounds < 1 << 24, "the engine does not settle");
             }
-            self.hand_over();
+            let parts: Vec<Part> = self.parts.keys().copied().collect();
+            for part in parts {
+                let wanting: Vec<ContextId> = self.wanting(part).collect();
+                if let Some(turns) = self.parts.get_mut(&part) {
+                    turns.hand_over(self.now, &wanting);
+                }
+            }
             // A new holder may have come to an event first.
-            let holder = self
-                .holder
-                .and_then(|(holder, _)| self.contexts.get(&holder));
-            if !holder.is_some_and(Context::records) {
+            let holders = self.parts.values().filter_map(Turns::holder);
+            let mut holders = holders.filter_map(|holder| self.contexts.get(&holder));
+            if !holders.any(Context::records) {
                 return;
             }
         }
@@ -352,25 +267,15 @@ impl Engine {
             !done
         });
         // The time of an event is written by what runs kernels, so in the turn of its context.
-        let runner = self
-            .holder
-            .map(|(holder, _)| holder)
-            .filter(|holder| self.contexts.get(holder).is_some_and(Context::runs));
+        let holders = self.parts.iter();
+        let holders = holders.filter_map(|(part, turns)| Some((*part, turns.holder()?)));
+        let runs = |holder: &ContextId| self.contexts.get(holder).is_some_and(Context::runs);
+        let runners: BTreeMap<Part, ContextId> =
+            holders.filter(|(_, holder)| runs(holder)).collect();
         for (&id, context) in &mut self.contexts {
-            let running = &mut context.running;
-            let kernels = &mut context.kernels;
-            running.retain(|stream, running| {
-                if running.left > 0 {
-                    return true;
-                }
-                if let Some(queue) = context.streams.get_mut(stream) {
-                    queue.finish_head(id, *stream, outcomes);
-                    *kernels += 1;
-                    any = true;
-                }
-                false
-            });
-            let has_turn = runner.is_none_or(|runner| runner == id);
+            any |= context.complete_kernels(id, outcomes);
+            let runner = runners.get(&context.part);
+            let has_turn = runner.is_none_or(|runner| *runner == id);
             any |= context.complete_timeless(id, now, has_turn, outcomes);
         }
         any
@@ -380,7 +285,9 @@ impl Engine {
     fn start(&mut self) -> bool {
         let mut timeless = false;
         for (id, context) in &mut self.contexts {
-            timeless |= context.start_kernels(self.multiprocessors);
+            let turns = self.parts.get(&context.part);
+            timeless |= context.start_kernels(turns.map_or(0, |turns| turns.multiprocessors));
+            let gpu = context.part.map(|instance| instance.gpu);
             for (&slot, stream) in &context.streams {
                 if let Some(Item {
                     work: Work::Copy { nanos, direction },
@@ -391,217 +298,19 @@ impl Engine {
                         .copies
                         .values()
                         .any(|copy| (copy.context, copy.stream) == (*id, slot));
-                    if !busy && !self.copies.contains_key(direction) {
-                        let end = self.now.saturating_add(*nanos);
-                        self.copies.insert(
-                            *direction,
-                            Copy {
-                                context: *id,
-                                stream: slot,
-                                end,
-                            },
-                        );
+                    if !busy && !self.copies.contains_key(&(gpu, *direction)) {
+                        let copy = Copy {
+                            context: *id,
+                            stream: slot,
+                            end: self.now.saturating_add(*nanos),
+                        };
+                        self.copies.insert((gpu, *direction), copy);
                         timeless |= *nanos == 0;
                     }
                 }
             }
         }
         timeless
-    }
-
-    /// Gives the card to whoever should have it now.
-    fn hand_over(&mut self) {
-        if let Some((holder, slice_end)) = self.holder
-            && slice_end != IDLE
-            && self.contexts.get(&holder).is_some_and(Context::wants)
-        {
-            if self.now < slice_end {
-                return;
-            }
-            // Had anybody waited at the end of the slice, time would have stopped there.
-            if self.now > slice_end || !self.others_wait(holder) {
-                let slices = (self.now - slice_end) / self.slice + 1;
-                let next_end = slice_end.saturating_add(slices.saturating_mul(self.slice));
-                self.holder = Some((holder, next_end));
-                return;
-            }
-        }
-        let after = self.holder.map(|(holder, _)| holder);
-        let runnable = || {
-            self.contexts
-                .iter()
-                .filter(|(_, context)| context.wants())
-                .map(|(id, _)| *id)
-        };
-        let next = runnable()
-            .find(|id| after.is_none_or(|after| *id > after))
-            .or_else(|| runnable().next());
-        self.holder = match next {
-            Some(context) => Some((context, self.now.saturating_add(self.slice))),
-            // Nobody: whoever comes after the last holder is first again.
-            None => self.holder.map(|(holder, _)| (holder, IDLE)),
-        };
-    }
-
-    fn others_wait(&self, holder: ContextId) -> bool {
-        self.contexts
-            .iter()
-            .any(|(id, context)| *id != holder && context.wants())
-    }
-}
-
-impl Context {
-    /// Whether it waits for its turn, or has it.
-    fn wants(&self) -> bool {
-        self.runs() || self.records()
-    }
-
-    /// Whether a stream has come to an event.
-    fn records(&self) -> bool {
-        self.streams.values().any(|stream| {
-            matches!(
-                stream.queue.front(),
-                Some(Item {
-                    work: Work::Record { .. },
-                    ..
-                })
-            )
-        })
-    }
-
-    fn runs(&self) -> bool {
-        !self.running.is_empty()
-    }
-
-    /// Starts kernels at the heads of streams, oldest first, while multiprocessors are left.
-    fn start_kernels(&mut self, available: u32) -> bool {
-        let mut left = available.saturating_sub(
-            self.running
-                .values()
-                .map(|running| running.multiprocessors)
-                .sum(),
-        );
-        let mut candidates: Vec<(u64, u32, Nanos, u32)> = Vec::new();
-        for (&slot, stream) in &self.streams {
-            if let Some(Item {
-                order,
-                work:
-                    Work::Kernel {
-                        nanos,
-                        multiprocessors,
-                    },
-                ..
-            }) = stream.queue.front()
-                && !self.running.contains_key(&slot)
-            {
-                candidates.push((*order, slot, *nanos, (*multiprocessors).clamp(1, available)));
-            }
-        }
-        candidates.sort_unstable();
-        let mut timeless = false;
-        for (_, slot, nanos, multiprocessors) in candidates {
-            if nanos == 0 {
-                self.running.insert(
-                    slot,
-                    Running {
-                        left: 0,
-                        multiprocessors: 0,
-                    },
-                );
-                timeless = true;
-            } else if multiprocessors <= left {
-                left -= multiprocessors;
-                self.running.insert(
-                    slot,
-                    Running {
-                        left: nanos,
-                        multiprocessors,
-                    },
-                );
-            } else {
-                // The card places blocks in order: a later kernel does not overtake.
-                left = 0;
-            }
-        }
-        timeless
-    }
-
-    /// Waits that are over, events, and host calls to announce.
-    fn complete_timeless(
-        &mut self,
-        id: ContextId,
-        now: Nanos,
-        has_turn: bool,
-        outcomes: &mut Vec<Outcome>,
-    ) -> bool {
-        let mut any = false;
-        let slots: Vec<u32> = self.streams.keys().copied().collect();
-        for slot in slots {
-            while let Some(Item { work, .. }) = self.head(slot) {
-                match work {
-                    Work::Wait {
-                        stream,
-                        ticket: awaited,
-                    } if self.completed(stream) >= awaited => {}
-                    Work::Record { event, recording } if has_turn => {
-                        outcomes.push(Outcome::Recorded {
-                            context: id,
-                            event,
-                            recording,
-                            at: now,
-                        })
-                    }
-                    Work::Host => {
-                        self.announce(id, slot, outcomes);
-                        break;
-                    }
-                    _ => break,
-                }
-                if let Some(stream) = self.streams.get_mut(&slot) {
-                    stream.finish_head(id, slot, outcomes);
-                }
-                any = true;
-            }
-        }
-        any
-    }
-
-    fn head(&self, slot: u32) -> Option<Item> {
-        self.streams.get(&slot)?.queue.front().copied()
-    }
-
-    fn completed(&self, slot: u32) -> u64 {
-        self.streams.get(&slot).map_or(0, |stream| stream.completed)
-    }
-
-    fn announce(&mut self, context: ContextId, slot: u32, outcomes: &mut Vec<Outcome>) {
-        let head = self
-            .streams
-            .get_mut(&slot)
-            .and_then(|stream| stream.queue.front_mut());
-        if let Some(item) = head
-            && !item.announced
-        {
-            item.announced = true;
-            outcomes.push(Outcome::HostCall {
-                context,
-                stream: slot,
-                ticket: item.ticket,
-            });
-        }
-    }
-}
-
-impl Stream {
-    fn finish_head(&mut self, context: ContextId, stream: u32, outcomes: &mut Vec<Outcome>) {
-        if let Some(item) = self.queue.pop_front() {
-            self.completed = item.ticket;
-            outcomes.push(Outcome::Completed {
-                context,
-                stream,
-                ticket: item.ticket,
-            });
-        }
     }
 }
 

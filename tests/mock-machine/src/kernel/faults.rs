@@ -69,6 +69,8 @@ impl Kernel {
         match request {
             Request::CardState { card }
             | Request::Samples { card, .. }
+            | Request::Counters { card, .. }
+            | Request::Accounting { card, .. }
             | Request::Mig { card, .. }
             | Request::RegisterEvents { card }
             | Request::CreateContext { card }

@@ -115,6 +115,7 @@ impl Kernel {
             shared: false,
         };
         self.allocations.insert(allocation, record);
+        self.account_memory(index);
         Ok(Reply::Allocated {
             allocation,
             offset,

@@ -33,7 +33,8 @@ impl Kernel {
         if let MigRequest::Enter { context, .. } = request {
             self.own_context(client, context)?;
         }
-        let partitions = &mut self.card_mut(index)?.partitions;
+        let card = self.card_mut(index)?;
+        let partitions = &mut card.partitions;
         let reply = match request {
             MigRequest::State => MigReply::State(partitions.state(used_bytes)),
             MigRequest::SetMode { .. } => return Err(Refusal::Invalid),
@@ -61,6 +62,8 @@ impl Kernel {
             }
             MigRequest::Enter { context, instance } => {
                 partitions.enter(context, instance, used_bytes(context), used_bytes)?;
+                let multiprocessors = partitions.multiprocessors(instance)?;
+                card.engine.enter(context, instance, multiprocessors);
                 return Ok(Reply::Done);
             }
         };

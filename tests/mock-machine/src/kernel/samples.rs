@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::protocol::{CardIndex, ProcessSample, Refusal, Reply, SampleState};
+use crate::protocol::{CardIndex, CountersState, ProcessSample, Refusal, Reply, SampleState};
 
 use super::engine::{SAMPLE_PERIOD, Sample};
 use super::{Kernel, Nanos};
@@ -24,6 +24,22 @@ impl Kernel {
         ))
     }
 
+    /// What all of a card, or one GPU instance, has done so far.
+    pub(super) fn counters(&self, index: CardIndex, gpu: Option<u32>) -> Result<Reply, Refusal> {
+        let card = self.card(index)?;
+        let multiprocessors = match gpu {
+            None => card.model.compute.multiprocessors,
+            Some(gpu) => card.partitions.multiprocessors_of(gpu)?,
+        };
+        let counters = card.engine.counters(gpu);
+        Ok(Reply::Counters(CountersState {
+            at: card.engine.now(),
+            busy_nanos: counters.busy,
+            multiprocessor_nanos: counters.occupied,
+            multiprocessors,
+        }))
+    }
+
     fn sample(&self, sample: &Sample) -> SampleState {
         let mut by_pid: BTreeMap<u32, Nanos> = BTreeMap::new();
         for (context, busy) in &sample.busy {
@@ -40,8 +56,8 @@ impl Kernel {
         });
         SampleState {
             end: sample.end,
-            gpu_percent: percent(sample.total()),
-            memory_percent: percent(sample.total()) / MEMORY_SHARE,
+            gpu_percent: percent(sample.total),
+            memory_percent: percent(sample.total) / MEMORY_SHARE,
             processes: processes.collect(),
         }
     }

@@ -96,7 +96,7 @@ impl Kernel {
     }
 
     /// Kernels and busy time of a process on a card.
-    fn usage(&self, card: CardIndex, pid: u32) -> (u64, u64) {
+    pub(super) fn usage(&self, card: CardIndex, pid: u32) -> (u64, u64) {
         let of_process = self.contexts.iter().filter(|(_, context)| {
             let client = self.clients.get(&context.client);
             context.card == card && client.is_some_and(|client| client.pid == pid)

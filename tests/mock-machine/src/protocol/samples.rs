@@ -25,3 +25,16 @@ pub struct ProcessSample {
     /// Percentage of the period in which it read or wrote memory.
     pub memory_percent: u32,
 }
+
+/// What all of a card, or one GPU instance, has done since the start of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountersState {
+    /// When this was, in nanoseconds of the monotonic clock.
+    pub at: u64,
+    /// For how long any kernel was running.
+    pub busy_nanos: u64,
+    /// For how long multiprocessors were occupied, all of them together.
+    pub multiprocessor_nanos: u128,
+    /// How many there are.
+    pub multiprocessors: u32,
+}

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::description::ProcessIds;
-use crate::protocol::Reply;
+use crate::protocol::{AccountingReply, AccountingRequest, Reply, Request};
 
 /// The PID namespace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,10 @@ pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespa
             process.pid = pid.unwrap_or(0);
             pid.is_some()
         }),
+        // Who is gone is in no namespace any more.
+        Reply::Accounting(AccountingReply::State { pids, .. }) => {
+            *pids = pids.iter().filter_map(|pid| seen(*pid)).collect();
+        }
         Reply::Samples(samples) => {
             for sample in samples {
                 sample.processes.retain_mut(|process| {
@@ -106,6 +110,27 @@ pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespa
             }
         }
         _ => {}
+    }
+}
+
+/// Changes the PID that a client asks about to the daemon's; `pids` are those that it could mean.
+pub(super) fn widen(
+    request: &mut Request,
+    policy: ProcessIds,
+    namespace: Namespace,
+    pids: impl IntoIterator<Item = u32>,
+) {
+    if namespace == Namespace::Own || policy != ProcessIds::Translated {
+        return;
+    }
+    if let Request::Accounting {
+        request: AccountingRequest::Stats { pid },
+        ..
+    } = request
+    {
+        let meant = |candidate: &u32| translate(*candidate, namespace) == Some(*pid);
+        // No process has this one.
+        *pid = pids.into_iter().find(meant).unwrap_or(u32::MAX);
     }
 }
 

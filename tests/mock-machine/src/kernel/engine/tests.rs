@@ -256,10 +256,10 @@ fn samples_close_late_and_count_the_time_with_a_kernel() {
     engine.advance(SAMPLE_PERIOD - 1, &mut outcomes);
     assert!(engine.samples().is_empty());
     engine.advance(SAMPLE_PERIOD, &mut outcomes);
-    assert_eq!(engine.samples()[0].total(), SAMPLE_PERIOD / 2);
+    assert_eq!(engine.samples()[0].total, SAMPLE_PERIOD / 2);
     engine.advance(SAMPLE_PERIOD * 10_000, &mut outcomes);
     assert_eq!(engine.samples().len(), 120);
-    assert!(engine.samples().iter().all(|sample| sample.total() == 0));
+    assert!(engine.samples().iter().all(|sample| sample.total == 0));
     assert_eq!(engine.samples().back().unwrap().end, SAMPLE_PERIOD * 10_000);
 }
 
@@ -314,4 +314,98 @@ proptest! {
         prop_assert!(a.abs_diff(b) <= SLICE, "{} {}", a, b);
         prop_assert_eq!(a + b, 150 * MS);
     }
+}
+
+const LEFT: InstanceId = InstanceId { gpu: 1, compute: 0 };
+const RIGHT: InstanceId = InstanceId { gpu: 2, compute: 0 };
+
+#[test]
+fn instances_run_at_the_same_time() {
+    let mut engine = engine();
+    engine.enter(A, LEFT, ALL / 2);
+    engine.enter(B, RIGHT, ALL / 4);
+    submit(&mut engine, A, 0, 1, kernel(10 * MS));
+    submit(&mut engine, B, 0, 1, kernel(7 * MS));
+    assert_eq!(run(&mut engine), [(B, 0, 1, 7 * MS), (A, 0, 1, 10 * MS)]);
+    assert_eq!((engine.usage(A).1, engine.usage(B).1), (10 * MS, 7 * MS));
+    assert_eq!(engine.busy(), 10 * MS);
+    let counters = |gpu| engine.counters(gpu);
+    assert_eq!(counters(Some(LEFT.gpu)).busy, 10 * MS);
+    assert_eq!(counters(Some(RIGHT.gpu)).busy, 7 * MS);
+    // Half of the card for ten, a quarter of it for seven.
+    assert_eq!(counters(None).weighted, 5 * MS + 7 * MS / 4);
+    let occupied = u128::from(10 * MS * u64::from(ALL / 2));
+    assert_eq!(counters(Some(LEFT.gpu)).occupied, occupied);
+}
+
+#[test]
+fn compute_instances_of_one_gpu_instance_run_at_the_same_time_and_share_its_copy_engines() {
+    let mut engine = engine();
+    let other = InstanceId { gpu: 1, compute: 1 };
+    engine.enter(A, LEFT, ALL / 2);
+    engine.enter(B, other, ALL / 2);
+    let copy = Work::Copy {
+        nanos: 5 * MS,
+        direction: Direction::ToCard,
+    };
+    submit(&mut engine, A, 0, 1, kernel(4 * MS));
+    submit(&mut engine, B, 0, 1, kernel(4 * MS));
+    submit(&mut engine, A, 1, 1, copy);
+    submit(&mut engine, B, 1, 1, copy);
+    assert_eq!(
+        run(&mut engine),
+        [
+            (A, 0, 1, 4 * MS),
+            (B, 0, 1, 4 * MS),
+            (A, 1, 1, 5 * MS),
+            (B, 1, 1, 10 * MS)
+        ]
+    );
+    assert_eq!(engine.counters(Some(1)).busy, 4 * MS);
+}
+
+#[test]
+fn contexts_of_one_instance_take_turns_in_it() {
+    let mut engine = engine();
+    let other = ContextId(3);
+    engine.add_context(other);
+    engine.enter(A, LEFT, ALL / 2);
+    engine.enter(B, LEFT, ALL / 2);
+    engine.enter(other, RIGHT, ALL / 2);
+    submit(&mut engine, A, 0, 1, kernel(5 * MS));
+    submit(&mut engine, B, 0, 1, kernel(3 * MS));
+    submit(&mut engine, other, 0, 1, kernel(6 * MS));
+    // Left: A 0-2, B 2-4, A 4-6, B 6-7, A 7-8.
+    assert_eq!(
+        run(&mut engine),
+        [(other, 0, 1, 6 * MS), (B, 0, 1, 7 * MS), (A, 0, 1, 8 * MS)]
+    );
+}
+
+#[test]
+fn a_kernel_fills_its_instance_and_no_more() {
+    let mut engine = engine();
+    engine.enter(A, LEFT, ALL / 2);
+    // Two kernels that would fit on the card together do not in half of it.
+    let most = Work::Kernel {
+        nanos: MS,
+        multiprocessors: ALL * 2 / 5,
+    };
+    submit(&mut engine, A, 0, 1, most);
+    submit(&mut engine, A, 1, 1, most);
+    submit(&mut engine, A, 2, 1, kernel(MS));
+    assert_eq!(
+        run(&mut engine),
+        [(A, 0, 1, MS), (A, 1, 1, 2 * MS), (A, 2, 1, 3 * MS)]
+    );
+    // Who comes later to an instance that was empty finds it as large as it is made then.
+    engine.remove_context(A);
+    engine.enter(B, LEFT, ALL);
+    submit(&mut engine, B, 0, 1, most);
+    submit(&mut engine, B, 1, 1, most);
+    let start = engine.now();
+    assert_eq!(
+        run(&mut engine),
+        [(B, 0, 1, start + MS), (B, 1, 1, start + MS)]
+    );
 }

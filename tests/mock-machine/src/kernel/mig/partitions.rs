@@ -376,6 +376,19 @@ impl Partitions {
         Ok(())
     }
 
+    /// How many multiprocessors a GPU instance has.
+    pub(in crate::kernel) fn multiprocessors_of(&self, gpu: u32) -> Result<u32, Refusal> {
+        Ok(self.gpu(gpu)?.profile.multiprocessors)
+    }
+
+    /// How many multiprocessors a compute instance has.
+    pub(in crate::kernel) fn multiprocessors(&self, instance: InstanceId) -> Result<u32, Refusal> {
+        let gpu = self.check(instance)?;
+        let compute = gpu.compute_instances.get(&instance.compute);
+        let compute = compute.ok_or(Refusal::NotFound)?;
+        Ok(compute.profile.multiprocessors)
+    }
+
     /// Refuses memory that a GPU instance does not have.
     pub(in crate::kernel) fn check_room(
         &self,

@@ -1,0 +1,64 @@
+//! External memory: what a graphics API or another process exported, which an object of this process holds.
+//!
+//! Whoever imports it pays for it unless it is of the same share; see [`crate::imports`].
+
+use crate::blocks::BLOCK;
+use crate::card::{Card, Target, target_of_current_context};
+use crate::cuda::{
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUexternalMemory,
+    CUresult,
+};
+use crate::held::Held;
+use crate::hooks::memory::free_held;
+use crate::table::{cuDestroyExternalMemory, cuImportExternalMemory};
+
+pub(crate) unsafe fn import(
+    original: cuImportExternalMemory::Function,
+    external: *mut CUexternalMemory,
+    description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(external, description) };
+    let card = match target_of_current_context() {
+        Target::Unlimited => return call(),
+        Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Limited(card) => card,
+    };
+    // SAFETY: null, which the driver refuses, or the caller's description.
+    let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
+    let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
+    if card.import(bytes).is_err() {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    let result = call();
+    if result == CUDA_SUCCESS {
+        let held = Held {
+            bytes,
+            card: card.index(),
+            context: 0,
+        };
+        // SAFETY: the driver has written the object.
+        let key = unsafe { external.read() }.expose_provenance() as u64;
+        card.process().externals.insert(key, held);
+    } else {
+        card.end_import(bytes);
+    }
+    result
+}
+
+pub(crate) unsafe fn destroy(
+    original: cuDestroyExternalMemory::Function,
+    external: CUexternalMemory,
+) -> CUresult {
+    free_held(
+        |process| &process.externals,
+        external.expose_provenance() as u64,
+        // SAFETY: the caller's arguments.
+        || unsafe { original(external) },
+        |process, _, held| {
+            if let Some(card) = Card::at(process, held.card) {
+                card.end_import(held.bytes);
+            }
+        },
+    )
+}

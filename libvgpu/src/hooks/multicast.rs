@@ -1,0 +1,186 @@
+//! Multicast objects. Physical memory that is bound to one lives until it is unbound or the object is gone, so a
+//! binding counts as a mapping does; objects themselves take no memory of the share.
+//!
+//! An object is known by its handle as physical memory is, of which it has nothing; see [`crate::hooks::vmm`].
+
+use core::ffi::c_void;
+use core::ptr::NonNull;
+
+use crate::cuda::{CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
+use crate::held::Held;
+use crate::hooks::vmm;
+use crate::process::Process;
+use crate::table::{
+    cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
+    cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
+};
+
+/// What is bound where, as a key.
+fn place(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {
+    let device = u64::from(device.unsigned_abs());
+    let within = (offset as u64).rotate_left(8) ^ device;
+    object.rotate_left(32) ^ within.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// As much of an object's handle as a charge has room for.
+fn short(object: CUmemGenericAllocationHandle) -> u64 {
+    object & 0xffff_ffff_ffff
+}
+
+fn bound(
+    object: CUmemGenericAllocationHandle,
+    device: Option<CUdevice>,
+    offset: usize,
+    memory: CUmemGenericAllocationHandle,
+) {
+    let Some(process) = Process::get() else {
+        return;
+    };
+    let device = device.or_else(|| vmm::device_of(memory));
+    let Some(device) = device.filter(|_| vmm::add_mapping(process, memory)) else {
+        return;
+    };
+    let binding = Held {
+        bytes: short(object),
+        card: u8::MAX,
+        context: memory,
+    };
+    process
+        .bindings
+        .insert(place(object, device, offset), binding);
+}
+
+/// The object is gone, and with it what was bound.
+pub(crate) fn forget(process: &'static Process, object: CUmemGenericAllocationHandle) {
+    let ends = |held: &Held| held.bytes == short(object);
+    process.bindings.remove_all(ends, |_, binding| {
+        vmm::drop_mapping(process, binding.context);
+    });
+}
+
+pub(crate) unsafe fn create(
+    original: cuMulticastCreate::Function,
+    object: *mut CUmemGenericAllocationHandle,
+    properties: *const c_void,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, properties) };
+    if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
+        // SAFETY: the driver has written the handle.
+        vmm::know_object(process, unsafe { object.read() });
+    }
+    result
+}
+
+pub(crate) unsafe fn bind(
+    original: cuMulticastBindMem::Function,
+    object: CUmemGenericAllocationHandle,
+    offset: usize,
+    memory: CUmemGenericAllocationHandle,
+    memory_offset: usize,
+    bytes: usize,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, offset, memory, memory_offset, bytes, flags) };
+    if result == CUDA_SUCCESS {
+        bound(object, None, offset, memory);
+    }
+    result
+}
+
+#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+pub(crate) unsafe fn bind_v2(
+    original: cuMulticastBindMem_v2::Function,
+    object: CUmemGenericAllocationHandle,
+    device: CUdevice,
+    offset: usize,
+    memory: CUmemGenericAllocationHandle,
+    memory_offset: usize,
+    bytes: usize,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, device, offset, memory, memory_offset, bytes, flags) };
+    if result == CUDA_SUCCESS {
+        bound(object, Some(device), offset, memory);
+    }
+    result
+}
+
+/// Runs with a handle of the memory that is mapped at an address, if that is physical memory.
+fn with_memory_at(address: CUdeviceptr, run: impl FnOnce(CUmemGenericAllocationHandle)) {
+    let retain = cuMemRetainAllocationHandle::ORIGINAL.address();
+    let release = cuMemRelease::ORIGINAL.address();
+    let (Some(retain), Some(release)) = (retain, release) else {
+        return;
+    };
+    // SAFETY: the driver's function of that name has this signature.
+    let retain = unsafe {
+        core::mem::transmute::<NonNull<c_void>, cuMemRetainAllocationHandle::Function>(retain)
+    };
+    // SAFETY: the driver's function of that name has this signature.
+    let release =
+        unsafe { core::mem::transmute::<NonNull<c_void>, cuMemRelease::Function>(release) };
+    let address = usize::try_from(address).unwrap_or(0);
+    let pointer = core::ptr::with_exposed_provenance_mut(address);
+    let mut memory = 0;
+    // SAFETY: writes one handle; the driver knows nothing of other addresses and says so.
+    if unsafe { retain(&raw mut memory, pointer) } == CUDA_SUCCESS {
+        run(memory);
+        // SAFETY: the handle that was retained just now.
+        unsafe { release(memory) };
+    }
+}
+
+pub(crate) unsafe fn bind_address(
+    original: cuMulticastBindAddr::Function,
+    object: CUmemGenericAllocationHandle,
+    offset: usize,
+    address: CUdeviceptr,
+    bytes: usize,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, offset, address, bytes, flags) };
+    if result == CUDA_SUCCESS {
+        with_memory_at(address, |memory| bound(object, None, offset, memory));
+    }
+    result
+}
+
+pub(crate) unsafe fn bind_address_v2(
+    original: cuMulticastBindAddr_v2::Function,
+    object: CUmemGenericAllocationHandle,
+    device: CUdevice,
+    offset: usize,
+    address: CUdeviceptr,
+    bytes: usize,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, device, offset, address, bytes, flags) };
+    if result == CUDA_SUCCESS {
+        with_memory_at(address, |memory| {
+            bound(object, Some(device), offset, memory)
+        });
+    }
+    result
+}
+
+pub(crate) unsafe fn unbind(
+    original: cuMulticastUnbind::Function,
+    object: CUmemGenericAllocationHandle,
+    device: CUdevice,
+    offset: usize,
+    bytes: usize,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { original(object, device, offset, bytes) };
+    if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
+        && let Some(binding) = process.bindings.remove(place(object, device, offset))
+    {
+        vmm::drop_mapping(process, binding.context);
+    }
+    result
+}

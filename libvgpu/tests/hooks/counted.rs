@@ -1,0 +1,231 @@
+//! Hooks that count memory: what is taken through each of them is taken from the share, and comes back.
+
+use crate::start;
+use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, OUT_OF_MEMORY, Subject};
+
+/// What is left of the share.
+fn free(process: &mut Subject) -> u64 {
+    process.memory_info().0
+}
+
+#[test]
+fn arrays_by_every_function() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    for create in ["cuArrayCreate", "cuArrayCreate_v2", "cuArray3DCreate"] {
+        process.ok(&format!("array 4096 4096 {create}"));
+        assert_eq!(free(&mut process), GIB - 64 * MIB, "{create}");
+        process.ok("destroyarray");
+        assert_eq!(free(&mut process), GIB, "{create}");
+        process.refused(&format!("array 32768 16384 {create}"));
+        assert_eq!(container.taken(), CONTEXT_BYTES, "{create}");
+    }
+}
+
+#[test]
+fn contexts_by_every_function_free_what_was_allocated_in_them() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    for create in ["context3", "context4"] {
+        process.ok(create);
+        process.ok(&format!("alloc {}", 100 * MIB));
+        assert_eq!(free(&mut process), GIB - 100 * MIB, "{create}");
+        process.ok("destroycontext");
+        assert_eq!(free(&mut process), GIB, "{create}");
+    }
+}
+
+#[test]
+fn the_end_of_the_primary_context_by_every_function() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    for end in [
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxRelease_v2",
+        "cuDevicePrimaryCtxReset",
+        "cuDevicePrimaryCtxReset_v2",
+    ] {
+        process.ok(&format!("alloc {}", 600 * MIB));
+        assert_eq!(free(&mut process), GIB - 600 * MIB, "{end}");
+        process.ok(&format!("primary {end}"));
+        assert_eq!(free(&mut process), GIB, "{end}");
+        assert_eq!(container.taken(), CONTEXT_BYTES, "{end}");
+    }
+}
+
+#[test]
+fn the_last_green_context_gives_back_what_was_allocated_in_it() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    for _ in 0..3 {
+        // Makes the primary context, and ends it.
+        process.ok("green");
+        assert_eq!(process.memory_info(), (GIB, GIB));
+        process.refused(&format!("alloc {}", GIB + MIB));
+        process.ok(&format!("alloc {}", 700 * MIB));
+        assert_eq!(free(&mut process), GIB - 700 * MIB);
+        process.refused(&format!("alloc {}", 700 * MIB));
+        process.ok("destroygreen");
+        assert_eq!(container.taken(), 0);
+    }
+    process.ok("init");
+    assert_eq!(free(&mut process), GIB);
+}
+
+#[test]
+fn a_green_context_beside_the_primary_one_leaves_its_memory() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    process.ok("green");
+    process.ok(&format!("alloc {}", 300 * MIB));
+    process.ok("destroygreen");
+    assert_eq!(container.taken(), CONTEXT_BYTES + 300 * MIB);
+    // Also ends what was allocated in the part.
+    process.ok("primary cuDevicePrimaryCtxRelease_v2");
+    assert_eq!(free(&mut process), GIB);
+    assert_eq!(container.taken(), CONTEXT_BYTES);
+}
+
+#[test]
+fn memory_that_is_bound_to_a_multicast_object_stays_charged() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    const BYTES: u64 = 4 * MIB;
+    for bind in [
+        "cuMulticastBindMem",
+        "cuMulticastBindMem_v2",
+        "cuMulticastBindAddr",
+        "cuMulticastBindAddr_v2",
+    ] {
+        for end in ["unbind", "releaseobject"] {
+            process.ok(&format!("object {BYTES}"));
+            process.ok(&format!("create {BYTES}"));
+            process.ok(&format!("map {BYTES}"));
+            process.ok(&format!("bind {bind}"));
+            process.ok(&format!("unmap {BYTES}"));
+            process.ok("release");
+            assert_eq!(container.taken(), CONTEXT_BYTES + BYTES, "{bind}");
+            assert_eq!(free(&mut process), GIB - BYTES, "{bind}");
+            process.ok(end);
+            assert_eq!(container.taken(), CONTEXT_BYTES, "{bind} {end}");
+            assert_eq!(free(&mut process), GIB, "{bind} {end}");
+            if end == "unbind" {
+                process.ok("releaseobject");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_retained_handle_is_a_reference() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    const BYTES: u64 = 64 * MIB;
+    process.ok(&format!("create {BYTES}"));
+    process.ok(&format!("map {BYTES}"));
+    process.ok("release");
+    process.ok("retain");
+    process.ok(&format!("unmap {BYTES}"));
+    assert_eq!(container.taken(), CONTEXT_BYTES + BYTES);
+    assert_eq!(free(&mut process), GIB - BYTES);
+    process.ok("release");
+    assert_eq!(free(&mut process), GIB);
+}
+
+#[test]
+fn external_memory_of_a_neighbour_is_paid_for() {
+    const BYTES: u64 = 64 * MIB;
+    let container = Container::with_memory(GIB);
+    // Nobody limits the neighbour.
+    let mut neighbour = container.neighbour();
+    let memory = neighbour.ok(&format!("create {BYTES} 0 1"))[0];
+    let exported = neighbour.ok(&format!("export {memory}"))[0];
+    let mut process = start(&container);
+    process.ok("init");
+    let import = format!("external {} {exported}", neighbour.pid());
+    process.ok(&import);
+    assert_eq!(free(&mut process), GIB - BYTES);
+    process.ok("destroyexternal");
+    assert_eq!(free(&mut process), GIB);
+    process.ok(&format!("alloc {}", GIB - BYTES + 2 * MIB));
+    process.refused(&import);
+}
+
+#[test]
+fn external_memory_of_the_own_share_is_not_paid_for_twice() {
+    const BYTES: u64 = 64 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut first = start(&container);
+    first.ok("init");
+    first.ok(&format!("create {BYTES}"));
+    let exported = first.ok("export")[0];
+    let mut second = start(&container);
+    second.ok("init");
+    second.ok(&format!("external {} {exported}", first.pid()));
+    assert_eq!(free(&mut second), GIB - BYTES);
+}
+
+#[test]
+fn pools_of_the_host_are_free_and_those_of_managed_memory_are_not() {
+    const HOST: [u32; 2] = [1, 2];
+    const MANAGED: [[u32; 2]; 3] = [[2, 1], [2, 0], [2, 2]];
+    let container = Container::with_memory(64 * MIB);
+    let mut process = start(&container);
+    process.ok("init");
+    let all = || container.machine.card(0).unwrap().used_bytes;
+    process.ok(&format!("pool {} {}", HOST[0], HOST[1]));
+    process.ok(&format!("frompool {GIB}"));
+    process.ok("hostpool");
+    process.ok(&format!("frompool {GIB}"));
+    assert_eq!(free(&mut process), 64 * MIB);
+    for [kind, location] in MANAGED {
+        process.ok(&format!("pool {kind} {location}"));
+        assert_eq!(
+            process.ask(&format!("frompool {GIB}"))[0],
+            OUT_OF_MEMORY,
+            "{location}"
+        );
+    }
+    assert_eq!(all(), CONTEXT_BYTES);
+}
+
+#[test]
+fn graph_memory_by_every_way_to_make_and_to_use_a_graph() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("prepare");
+    for instantiate in [
+        "cuGraphInstantiate",
+        "cuGraphInstantiate_v2",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphInstantiateWithParams",
+        "cuGraphInstantiateWithParams_ptsz",
+    ] {
+        for (use_it, bytes) in [
+            ("cuGraphLaunch", 2 * GIB),
+            ("cuGraphLaunch_ptsz", 2 * GIB),
+            ("cuGraphUpload", 2 * GIB),
+            ("cuGraphUpload_ptsz", 2 * GIB),
+        ] {
+            process.refused(&format!("graph {instantiate} {use_it} {bytes}"));
+        }
+    }
+    process.ok(&format!(
+        "graph cuGraphInstantiate_v2 cuGraphLaunch {}",
+        100 * MIB
+    ));
+}
+
+#[test]
+fn the_total_by_the_oldest_function() {
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    assert_eq!(process.ok("total1")[0].cast_unsigned(), GIB);
+}

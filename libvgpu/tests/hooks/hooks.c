@@ -1,0 +1,362 @@
+// Calls the driver's functions one by one, for libvgpu's tests of each hook: does what it reads on standard input, one
+// command a line, and answers each with one line that begins with the driver's result.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef unsigned long long Pointer;
+typedef void *Handle;
+
+static void *cuda;
+
+static void *function(const char *name) { return dlsym(cuda, name); }
+
+#define CALL(name, types, ...)                                  \
+    ({                                                          \
+        Result(*call) types = (Result(*) types)function(#name); \
+        call ? call(__VA_ARGS__) : -1;                          \
+    })
+
+static struct Row {
+    const char *name;
+    Result (*call)(void);
+} rows[256];
+static int row_count;
+
+// A function that launches something, with its arguments.
+#define ROW(name, types, ...)                                                              \
+    static Result name##_row(void) { return CALL(name, types, __VA_ARGS__); }              \
+    __attribute__((constructor)) static void name##_register(void) {                       \
+        rows[row_count++] = (struct Row){#name, name##_row};                               \
+    }
+// And its form for default streams per thread.
+#define ROWS(name, suffix, types, ...) ROW(name, types, __VA_ARGS__) ROW(name##suffix, types, __VA_ARGS__)
+
+enum { BYTES = 1 << 16, PITCH = 512 };
+static Handle context, kernel, stream, graph, exec, array, array2;
+static Pointer from, to;
+
+struct Config { unsigned grid[3], block[3], shared; Handle stream; void *attributes; unsigned count; };
+static struct Config config = {{4, 1, 1}, {64, 1, 1}, 0, NULL, NULL, 0};
+struct Launch { Handle function; unsigned grid[3], block[3], shared; Handle stream; void **parameters; };
+static struct Launch launches[1] = {{NULL, {4, 1, 1}, {64, 1, 1}, 0, NULL, NULL}};
+
+struct Side2 { size_t x, y; unsigned type; const void *host; Pointer device; Handle array; size_t pitch; };
+struct Copy2 { struct Side2 from, to; size_t width, height; };
+struct Side3 { size_t x, y, z, lod; unsigned type; const void *host; Pointer device; Handle array, context; size_t pitch, height; };
+struct Copy3 { struct Side3 from, to; size_t width, height, depth; };
+static struct Copy2 rows2;
+static struct Copy3 volume;
+struct Attributes { unsigned order; int from[2], to[2]; unsigned flags; };
+static struct Attributes attributes = {1, {0}, {0}, 0};
+struct Operand { unsigned type; Pointer pointer; size_t row, layer; int hint[2]; };
+struct Operation { struct Operand from, to; size_t extent[3]; unsigned order, flags; };
+static struct Operation operation;
+static size_t sizes[1] = {BYTES}, starts[1] = {0}, failed;
+
+#define LAUNCH_TYPES (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **)
+ROWS(cuLaunchKernel, _ptsz, LAUNCH_TYPES, kernel, 4, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL)
+ROWS(cuLaunchKernelEx, _ptsz, (struct Config *, Handle, void **, void **), &config, kernel, NULL, NULL)
+ROWS(cuLaunchCooperativeKernel, _ptsz, (Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **),
+     kernel, 4, 1, 1, 64, 1, 1, 0, NULL, NULL)
+ROW(cuLaunchCooperativeKernelMultiDevice, (struct Launch *, unsigned, unsigned), launches, 1, 0)
+ROW(cuLaunch, (Handle), kernel)
+ROW(cuLaunchGrid, (Handle, int, int), kernel, 4, 1)
+ROW(cuLaunchGridAsync, (Handle, int, int, Handle), kernel, 4, 1, stream)
+ROWS(cuGraphLaunch, _ptsz, (Handle, Handle), exec, stream)
+
+ROWS(cuMemsetD8_v2, _ptds, (Pointer, unsigned char, size_t), to, 1, BYTES)
+ROWS(cuMemsetD16_v2, _ptds, (Pointer, unsigned short, size_t), to, 1, BYTES / 2)
+ROWS(cuMemsetD32_v2, _ptds, (Pointer, unsigned, size_t), to, 1, BYTES / 4)
+ROWS(cuMemsetD8Async, _ptsz, (Pointer, unsigned char, size_t, Handle), to, 1, BYTES, stream)
+ROWS(cuMemsetD16Async, _ptsz, (Pointer, unsigned short, size_t, Handle), to, 1, BYTES / 2, stream)
+ROWS(cuMemsetD32Async, _ptsz, (Pointer, unsigned, size_t, Handle), to, 1, BYTES / 4, stream)
+ROWS(cuMemsetD2D8_v2, _ptds, (Pointer, size_t, unsigned char, size_t, size_t), to, PITCH, 1, 256, 16)
+ROWS(cuMemsetD2D16_v2, _ptds, (Pointer, size_t, unsigned short, size_t, size_t), to, PITCH, 1, 128, 16)
+ROWS(cuMemsetD2D32_v2, _ptds, (Pointer, size_t, unsigned, size_t, size_t), to, PITCH, 1, 64, 16)
+ROWS(cuMemsetD2D8Async, _ptsz, (Pointer, size_t, unsigned char, size_t, size_t, Handle), to, PITCH, 1, 256, 16, stream)
+ROWS(cuMemsetD2D16Async, _ptsz, (Pointer, size_t, unsigned short, size_t, size_t, Handle), to, PITCH, 1, 128, 16, stream)
+ROWS(cuMemsetD2D32Async, _ptsz, (Pointer, size_t, unsigned, size_t, size_t, Handle), to, PITCH, 1, 64, 16, stream)
+
+ROWS(cuMemcpy, _ptds, (Pointer, Pointer, size_t), to, from, BYTES)
+ROWS(cuMemcpyAsync, _ptsz, (Pointer, Pointer, size_t, Handle), to, from, BYTES, stream)
+ROWS(cuMemcpyDtoD_v2, _ptds, (Pointer, Pointer, size_t), to, from, BYTES)
+ROWS(cuMemcpyDtoDAsync_v2, _ptsz, (Pointer, Pointer, size_t, Handle), to, from, BYTES, stream)
+ROWS(cuMemcpyPeer, _ptds, (Pointer, Handle, Pointer, Handle, size_t), to, context, from, context, BYTES)
+ROWS(cuMemcpyPeerAsync, _ptsz, (Pointer, Handle, Pointer, Handle, size_t, Handle), to, context, from, context, BYTES, stream)
+ROWS(cuMemcpyDtoA_v2, _ptds, (Handle, size_t, Pointer, size_t), array, 0, from, 256)
+ROWS(cuMemcpyAtoD_v2, _ptds, (Pointer, Handle, size_t, size_t), to, array, 0, 256)
+ROWS(cuMemcpyAtoA_v2, _ptds, (Handle, size_t, Handle, size_t, size_t), array2, 0, array, 0, 256)
+ROWS(cuMemcpy2D_v2, _ptds, (struct Copy2 *), &rows2)
+ROWS(cuMemcpy2DUnaligned_v2, _ptds, (struct Copy2 *), &rows2)
+ROWS(cuMemcpy2DAsync_v2, _ptsz, (struct Copy2 *, Handle), &rows2, stream)
+ROWS(cuMemcpy3D_v2, _ptds, (struct Copy3 *), &volume)
+ROWS(cuMemcpy3DAsync_v2, _ptsz, (struct Copy3 *, Handle), &volume, stream)
+ROWS(cuMemcpy3DPeer, _ptds, (struct Copy3 *), &volume)
+ROWS(cuMemcpy3DPeerAsync, _ptsz, (struct Copy3 *, Handle), &volume, stream)
+ROWS(cuMemcpyWithAttributesAsync, _ptsz, (Pointer, Pointer, size_t, struct Attributes *, Handle), to, from, BYTES, &attributes, stream)
+ROWS(cuMemcpy3DWithAttributesAsync, _ptsz, (struct Operation *, unsigned long long, Handle), &operation, 0, stream)
+ROWS(cuMemcpyBatchAsync, _ptsz, (Pointer *, Pointer *, size_t *, size_t, struct Attributes *, size_t *, size_t, size_t *, Handle),
+     &to, &from, sizes, 1, &attributes, starts, 1, &failed, stream)
+ROWS(cuMemcpyBatchAsync_v2, _ptsz, (Pointer *, Pointer *, size_t *, size_t, struct Attributes *, size_t *, size_t, Handle),
+     &to, &from, sizes, 1, &attributes, starts, 1, stream)
+ROWS(cuMemcpy3DBatchAsync, _ptsz, (size_t, struct Operation *, size_t *, unsigned long long, Handle), 1, &operation, &failed, 0, stream)
+ROWS(cuMemcpy3DBatchAsync_v2, _ptsz, (size_t, struct Operation *, unsigned long long, Handle), 1, &operation, 0, stream)
+
+#define TRY(call)                                \
+    do {                                         \
+        Result tried = (call);                   \
+        if (tried) return tried;                 \
+    } while (0)
+
+// One launch after another is of a kind that was never seen, so that it has to ask for its time, and with it says how
+// many launches there were before.
+static Result flush(void) {
+    static unsigned blocks = 100;
+    TRY(CALL(cuLaunchKernel, LAUNCH_TYPES, kernel, ++blocks, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    return CALL(cuCtxSynchronize, (void));
+}
+
+static Result make_graph(void) {
+    Handle node = NULL;
+    struct { Handle function; unsigned grid[3], block[3], shared; void **parameters, **extra; } one =
+        {kernel, {4, 1, 1}, {64, 1, 1}, 0, NULL, NULL};
+    TRY(CALL(cuGraphCreate, (Handle *, unsigned), &graph, 0));
+    TRY(CALL(cuGraphAddKernelNode, (Handle *, Handle, Handle *, size_t, void *), &node, graph, NULL, 0, &one));
+    return CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &exec, graph, 0);
+}
+
+static Result prepare(void) {
+    Handle module = NULL;
+    TRY(CALL(cuInit, (unsigned), 0));
+    TRY(CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0));
+    TRY(CALL(cuCtxSetCurrent, (Handle), context));
+    TRY(CALL(cuModuleLoadData, (Handle *, const void *), &module, "any image"));
+    TRY(CALL(cuModuleGetFunction, (Handle *, Handle, const char *), &kernel, module, "plain"));
+    TRY(CALL(cuStreamCreate, (Handle *, unsigned), &stream, 1));
+    TRY(CALL(cuMemAlloc_v2, (Pointer *, size_t), &from, BYTES));
+    TRY(CALL(cuMemAlloc_v2, (Pointer *, size_t), &to, BYTES));
+    struct { size_t width, height; unsigned format, channels; } flat = {256, 0, 1, 1};
+    TRY(CALL(cuArrayCreate_v2, (Handle *, void *), &array, &flat));
+    TRY(CALL(cuArrayCreate_v2, (Handle *, void *), &array2, &flat));
+    TRY(CALL(cuFuncSetBlockShape, (Handle, int, int, int), kernel, 64, 1, 1));
+    launches[0].function = kernel;
+    launches[0].stream = stream;
+    rows2 = (struct Copy2){.from = {.type = 2, .device = from, .pitch = PITCH}, .to = {.type = 2, .device = to, .pitch = PITCH}, .width = 256, .height = 16};
+    volume = (struct Copy3){.from = {.type = 2, .device = from, .pitch = PITCH, .height = 4}, .to = {.type = 2, .device = to, .pitch = PITCH, .height = 4}, .width = 256, .height = 4, .depth = 4};
+    operation = (struct Operation){.from = {.type = 1, .pointer = from}, .to = {.type = 1, .pointer = to}, .extent = {BYTES, 1, 1}, .order = 1};
+    return make_graph();
+}
+
+// Begins a capture in the way that is named, launches in it, and ends it.
+static Result capture(const char *begin, const char *end) {
+    Handle captured = NULL;
+    Result (*start)(Handle, ...) = (Result(*)(Handle, ...))function(begin);
+    Result (*stop)(Handle, Handle *) = (Result(*)(Handle, Handle *))function(end);
+    Handle into = NULL;
+    if (!start || !stop) return -1;
+    if (strstr(begin, "ToGraph")) {
+        TRY(CALL(cuGraphCreate, (Handle *, unsigned), &into, 0));
+        TRY(((Result(*)(Handle, Handle, Handle *, void *, size_t, int))start)(stream, into, NULL, NULL, 0, 0));
+    } else if (strstr(begin, "_v2")) {
+        TRY(((Result(*)(Handle, int))start)(stream, 0));
+    } else {
+        TRY(((Result(*)(Handle))start)(stream));
+    }
+    for (int i = 0; i < 5; i++)
+        TRY(CALL(cuLaunchKernel, LAUNCH_TYPES, kernel, 4, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));
+    return stop(stream, &captured);
+}
+
+// Makes an executable graph that takes `bytes` in the way that is named, and launches or uploads it.
+static Result graph_memory(const char *how, const char *use, size_t bytes) {
+    Handle made = NULL, node = NULL, ready = NULL;
+    struct { int type, handles, location_type, location; char rest[72]; void *access; size_t count, bytes; Pointer pointer; } allocation;
+    _Static_assert(sizeof allocation == 120, "as in cuda.h");
+    memset(&allocation, 0, sizeof allocation);
+    allocation.type = allocation.location_type = 1;
+    allocation.bytes = bytes;
+    TRY(CALL(cuGraphCreate, (Handle *, unsigned), &made, 0));
+    TRY(CALL(cuGraphAddMemAllocNode, (Handle *, Handle, Handle *, size_t, void *), &node, made, NULL, 0, &allocation));
+    struct { uint64_t flags; Handle stream, error; unsigned result; } parameters = {0};
+    void *instantiate = function(how);
+    if (!instantiate) return -1;
+    if (strstr(how, "WithParams")) TRY(((Result(*)(Handle *, Handle, void *))instantiate)(&ready, made, &parameters));
+    else if (strstr(how, "WithFlags")) TRY(((Result(*)(Handle *, Handle, unsigned long long))instantiate)(&ready, made, 0));
+    else TRY(((Result(*)(Handle *, Handle, Handle *, char *, size_t))instantiate)(&ready, made, NULL, NULL, 0));
+    Result (*run)(Handle, Handle) = (Result(*)(Handle, Handle))function(use);
+    Result result = run ? run(ready, stream) : -1;
+    CALL(cuGraphExecDestroy, (Handle), ready);
+    return result;
+}
+
+static Handle green, green_context, array_made, made_context, external;
+static Pointer object, memory, mapped, pool;
+
+static Result make_green(void) {
+    unsigned resource[36] = {0};
+    Handle description = NULL;
+    TRY(CALL(cuInit, (unsigned), 0));
+    TRY(CALL(cuDeviceGetDevResource, (int, void *, int), 0, resource, 1));
+    TRY(CALL(cuDevResourceGenerateDesc, (Handle *, void *, unsigned), &description, resource, 1));
+    TRY(CALL(cuGreenCtxCreate, (Handle *, Handle, int, unsigned), &green, description, 0, 1));
+    TRY(CALL(cuCtxFromGreenCtx, (Handle *, Handle), &green_context, green));
+    return CALL(cuCtxSetCurrent, (Handle), green_context);
+}
+
+struct Properties { int type, handles, location_type, location; void *win32; unsigned char flags[8]; };
+
+static Result make_memory(size_t bytes) {
+    struct Properties properties = {1, 1, 1, 0, NULL, {0}};
+    return CALL(cuMemCreate, (Pointer *, size_t, void *, unsigned long long), &memory, bytes, &properties, 0);
+}
+
+static Result map_memory(size_t bytes) {
+    TRY(CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, unsigned long long), &mapped, bytes, 0, 0, 0));
+    return CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, unsigned long long), mapped, bytes, 0, memory, 0);
+}
+
+static Result make_object(size_t bytes) {
+    struct { unsigned devices; size_t bytes; unsigned long long handles, flags; } properties = {2, bytes, 0, 0};
+    TRY(CALL(cuMulticastCreate, (Pointer *, void *), &object, &properties));
+    TRY(CALL(cuMulticastAddDevice, (Pointer, int), object, 0));
+    return CALL(cuMulticastAddDevice, (Pointer, int), object, 1);
+}
+
+static Result import_external(int descriptor, size_t bytes) {
+    struct { int type; union { int fd; uint64_t rest[2]; } handle; uint64_t size; unsigned flags, reserved[16]; } description;
+    memset(&description, 0, sizeof description);
+    description.type = 1;
+    description.handle.fd = descriptor;
+    description.size = bytes;
+    return CALL(cuImportExternalMemory, (Handle *, void *), &external, &description);
+}
+
+static Result make_pool(int type, int location) {
+    int properties[22] = {type, 0, location, 0};
+    return CALL(cuMemPoolCreate, (Pointer *, void *), &pool, properties);
+}
+
+static void run(char *line) {
+    char word[64] = "", first[64] = "", second[64] = "";
+    unsigned long long a = 0, b = 0;
+    sscanf(line, "%63s %63s %63s", word, first, second);
+    sscanf(line, "%*s %llu %llu", &a, &b);
+    Result result = -1;
+    Pointer pointer = 0;
+    if (!strcmp(word, "rows")) {
+        printf("0");
+        for (int i = 0; i < row_count; i++) printf(" %s", rows[i].name);
+        printf("\n");
+        return;
+    }
+    if (!strcmp(word, "prepare")) result = prepare();
+    else if (!strcmp(word, "flush")) result = flush();
+    else if (!strcmp(word, "row")) {
+        for (int i = 0; i < row_count; i++)
+            if (!strcmp(rows[i].name, first)) result = rows[i].call();
+        if (!result) result = CALL(cuCtxSynchronize, (void));
+    } else if (!strcmp(word, "capture")) result = capture(first, second);
+    else if (!strcmp(word, "destroystream")) {
+        Result (*destroy)(Handle) = (Result(*)(Handle))function(first);
+        Handle doomed = NULL;
+        result = CALL(cuStreamCreate, (Handle *, unsigned), &doomed, 1);
+        if (!result) result = CALL(cuStreamBeginCapture_v2, (Handle, int), doomed, 0);
+        if (!result) result = destroy(doomed);
+    } else if (!strcmp(word, "graph")) {
+        sscanf(line, "%*s %*s %*s %llu", &a);
+        result = graph_memory(first, second, a);
+    } else if (!strcmp(word, "init")) {
+        result = CALL(cuInit, (unsigned), 0);
+        if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0);
+        if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
+    } else if (!strcmp(word, "primary")) {
+        // Ends the primary context in the way that is named.
+        result = ((Result(*)(int))function(first))(0);
+        if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0);
+        if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
+    } else if (!strcmp(word, "alloc")) result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, a);
+    else if (!strcmp(word, "meminfo")) {
+        size_t available = 0, total = 0;
+        result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);
+        printf("%d %zu %zu\n", result, available, total);
+        return;
+    } else if (!strcmp(word, "total1")) {
+        unsigned total = 0;
+        result = CALL(cuDeviceTotalMem, (unsigned *, int), &total, 0);
+        printf("%d %u\n", result, total);
+        return;
+    } else if (!strcmp(word, "array")) {
+        unsigned narrow[6] = {(unsigned)a, (unsigned)b, 1, 0x20, 1, 0}, flat[4] = {(unsigned)a, (unsigned)b, 0x20, 1};
+        struct { size_t width, height; unsigned format, channels; } wide = {a, b, 0x20, 1};
+        sscanf(line, "%*s %*s %*s %63s", first);
+        void *create = function(first);
+        void *descriptor = !strcmp(first, "cuArray3DCreate") ? (void *)narrow : !strcmp(first, "cuArrayCreate") ? (void *)flat : (void *)&wide;
+        result = create ? ((Result(*)(Handle *, void *))create)(&array_made, descriptor) : -1;
+    } else if (!strcmp(word, "destroyarray")) result = CALL(cuArrayDestroy, (Handle), array_made);
+    else if (!strcmp(word, "context3")) result = CALL(cuCtxCreate_v3, (Handle *, void *, int, unsigned, int), &made_context, NULL, 0, 0, 0);
+    else if (!strcmp(word, "context4")) result = CALL(cuCtxCreate_v4, (Handle *, void *, unsigned, int), &made_context, NULL, 0, 0);
+    else if (!strcmp(word, "destroycontext")) {
+        result = CALL(cuCtxDestroy_v2, (Handle), made_context);
+        if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
+    } else if (!strcmp(word, "green")) result = make_green();
+    else if (!strcmp(word, "destroygreen")) result = CALL(cuGreenCtxDestroy, (Handle), green);
+    else if (!strcmp(word, "create")) result = make_memory(a);
+    else if (!strcmp(word, "map")) result = map_memory(a);
+    else if (!strcmp(word, "unmap")) result = CALL(cuMemUnmap, (Pointer, size_t), mapped, a);
+    else if (!strcmp(word, "retain")) result = CALL(cuMemRetainAllocationHandle, (Pointer *, Pointer), &memory, mapped);
+    else if (!strcmp(word, "release")) result = CALL(cuMemRelease, (Pointer), memory);
+    else if (!strcmp(word, "object")) result = make_object(a);
+    else if (!strcmp(word, "bind")) {
+        if (!strcmp(first, "cuMulticastBindMem"))
+            result = CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), object, 0, memory, 0, 4 << 20, 0);
+        else if (!strcmp(first, "cuMulticastBindMem_v2"))
+            result = CALL(cuMulticastBindMem_v2, (Pointer, int, size_t, Pointer, size_t, size_t, uint64_t), object, 0, 0, memory, 0, 4 << 20, 0);
+        else if (!strcmp(first, "cuMulticastBindAddr"))
+            result = CALL(cuMulticastBindAddr, (Pointer, size_t, Pointer, size_t, uint64_t), object, 0, mapped, 4 << 20, 0);
+        else
+            result = CALL(cuMulticastBindAddr_v2, (Pointer, int, size_t, Pointer, size_t, uint64_t), object, 0, 0, mapped, 4 << 20, 0);
+    } else if (!strcmp(word, "unbind")) result = CALL(cuMulticastUnbind, (Pointer, int, size_t, size_t), object, 0, 0, 4 << 20);
+    else if (!strcmp(word, "releaseobject")) result = CALL(cuMemRelease, (Pointer), object);
+    else if (!strcmp(word, "export")) {
+        int exported = -1;
+        result = CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, memory, 1, 0);
+        printf("%d %d\n", result, exported);
+        return;
+    } else if (!strcmp(word, "external")) {
+        // Descriptor `b` of process `a`, of 64 MiB, as if it had been sent over a socket.
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
+        FILE *opened = fopen(path, "w");
+        result = opened ? import_external(dup(fileno(opened)), 64 << 20) : -1;
+        if (opened) fclose(opened);
+    } else if (!strcmp(word, "destroyexternal")) result = CALL(cuDestroyExternalMemory, (Handle), external);
+    else if (!strcmp(word, "pool")) result = make_pool((int)a, (int)b);
+    else if (!strcmp(word, "hostpool")) {
+        int location[2] = {2, 0};
+        result = CALL(cuMemGetDefaultMemPool, (Pointer *, void *, int), &pool, location, 1);
+    } else if (!strcmp(word, "frompool")) result = CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, Handle), &pointer, a, pool, NULL);
+    printf("%d %llu\n", result, pointer);
+}
+
+int main(void) {
+    // Nothing is left behind when the test ends in whatever way.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!cuda) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    char line[256];
+    while (fgets(line, sizeof line, stdin)) run(line);
+    return 0;
+}

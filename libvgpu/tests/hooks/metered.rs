@@ -1,0 +1,149 @@
+//! Hooks that meter: a launch through each of them is counted as one.
+
+use std::collections::BTreeSet;
+
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+
+use crate::subject::{CARDS, Container, Subject};
+use crate::{base, classes, hooks, start};
+
+/// Functions that are metered without launching anything themselves: their tests are here by name.
+const NOT_LAUNCHING: [&str; 18] = [
+    "cuGraphInstantiate",
+    "cuGraphInstantiate_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphInstantiateWithParams",
+    "cuGraphExecDestroy",
+    // What is known of a graph's cost ends with these; `compute` tests what it costs.
+    "cuGraphExecKernelNodeSetParams",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphExecNodeSetParams",
+    "cuGraphExecUpdate",
+    "cuGraphExecUpdate_v2",
+    "cuStreamBeginCapture",
+    "cuStreamBeginCapture_v2",
+    "cuStreamBeginCaptureToGraph",
+    "cuStreamEndCapture",
+    "cuStreamDestroy",
+    "cuStreamDestroy_v2",
+    // Refused by the driver in 64-bit processes, which is where they would be counted.
+    "cuMemcpyDtoD",
+    "cuMemcpyDtoDAsync",
+];
+
+/// A container that is metered, with time to spare, and a process that is ready to launch.
+fn metered() -> (Container, Subject) {
+    let container = Container::new();
+    let limits = Limits {
+        memory_limit_bytes: None,
+        cores: Cores::new(90).unwrap(),
+        compute_policy: ComputePolicy::Fixed,
+        ..Limits::memory(0)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = start(&container);
+    process.ok("prepare");
+    (container, process)
+}
+
+/// A process whose launches are counted.
+///
+/// A thread says how many launches it made when it asks for more time, which is seldom. So launches of ever new kinds
+/// follow, until one of them has to ask: that one is counted the next time, and so is the one that asked last.
+struct Counter {
+    container: Container,
+    process: Subject,
+    counted: u64,
+}
+
+impl Counter {
+    fn new() -> Self {
+        let (container, process) = metered();
+        let mut counter = Self {
+            container,
+            process,
+            counted: 0,
+        };
+        counter.of(&[]);
+        counter
+    }
+
+    fn in_region(&self) -> u64 {
+        self.container.processes_of("share")[0].launches
+    }
+
+    /// How many launches commands, which must succeed, are counted as.
+    fn of(&mut self, commands: &[&str]) -> u64 {
+        for command in commands {
+            assert_eq!(self.process.ask(command)[0], 0, "{command}");
+        }
+        let before = self.in_region();
+        let mut launches = 0;
+        while self.in_region() == before {
+            assert!(launches < 10_000, "it never asks for more time");
+            self.process.ok("flush");
+            launches += 1;
+        }
+        let counted = self.in_region();
+        let sum = counted - self.counted;
+        self.counted = counted;
+        // The one that asked last stands for the one that asked now.
+        sum.saturating_sub(launches)
+    }
+}
+
+#[test]
+fn every_launching_function_has_a_row() {
+    let (_container, mut process) = metered();
+    let answer = process.say("rows");
+    let rows: BTreeSet<&str> = answer.split(' ').skip(1).collect();
+    let classes = classes();
+    let hooks = hooks();
+    let expected: BTreeSet<&str> = hooks
+        .iter()
+        .map(String::as_str)
+        .filter(|name| {
+            classes
+                .get(base(name))
+                .is_some_and(|class| class == "metered")
+        })
+        .filter(|name| !NOT_LAUNCHING.contains(&base(name)))
+        .collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn each_launch_is_counted_once_whatever_function_makes_it() {
+    let mut counter = Counter::new();
+    let rows = counter.process.say("rows");
+    for name in rows.split(' ').skip(1) {
+        assert_eq!(counter.of(&[&format!("row {name}")]), 1, "{name}");
+    }
+    assert_eq!(counter.of(&[]), 0);
+}
+
+#[test]
+fn what_is_captured_is_not_launched_however_the_capture_begins_and_ends() {
+    let mut counter = Counter::new();
+    for suffix in ["", "_ptsz"] {
+        for begin in [
+            "cuStreamBeginCapture",
+            "cuStreamBeginCapture_v2",
+            "cuStreamBeginCaptureToGraph",
+        ] {
+            let capture = format!("capture {begin}{suffix} cuStreamEndCapture{suffix}");
+            assert_eq!(counter.of(&[&capture]), 0, "{begin}{suffix}");
+            // And behind it launches count again.
+            assert_eq!(counter.of(&["row cuLaunchKernel"]), 1, "{begin}{suffix}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_is_destroyed_in_a_capture_ends_it() {
+    let mut counter = Counter::new();
+    for destroy in ["cuStreamDestroy", "cuStreamDestroy_v2"] {
+        counter.of(&[&format!("destroystream {destroy}")]);
+        assert_eq!(counter.of(&["row cuLaunchKernel"]), 1, "{destroy}");
+    }
+}

@@ -1,0 +1,100 @@
+//! What NVML keeps and counts beside its lists: processes in detail, accounting, performance monitoring.
+
+use drava_mock_machine::testing::python;
+
+use crate::subject::{Container, GIB};
+use crate::view_processes::script;
+
+/// What scripts begin with: the functions that the lists have not.
+const RECORDS: &str = r#"
+class Detail(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint), ("protected", ctypes.c_ulonglong)]
+class Details(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("mode", ctypes.c_uint), ("count", ctypes.c_uint), ("array", ctypes.POINTER(Detail))]
+class Stats(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint), ("most", ctypes.c_ulonglong), ("time", ctypes.c_ulonglong), ("start", ctypes.c_ulonglong), ("running", ctypes.c_uint), ("reserved", ctypes.c_uint * 5)]
+class Support(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint), ("supported", ctypes.c_uint)]
+def call(name, *arguments):
+    return n._nvmlGetFunctionPointer(name)(*arguments)
+def details(mode, room, version=None):
+    array = (Detail * 8)()
+    asked = Details(version or (ctypes.sizeof(Details) | 1 << 24), mode, room, array)
+    result = call("nvmlDeviceGetRunningProcessDetailList", card, ctypes.byref(asked))
+    return result, asked.count, sorted((one.pid, one.used >> 20) for one in array if one.pid)
+def accounted():
+    count, array = ctypes.c_uint(64), (ctypes.c_uint * 64)()
+    result = call("nvmlDeviceGetAccountingPids", card, ctypes.byref(count), array)
+    return result, sorted(array[:count.value])
+def stats(pid):
+    found = Stats()
+    return call("nvmlDeviceGetAccountingStats", card, ctypes.c_uint(pid), ctypes.byref(found)), found.running, found.most >> 30
+"#;
+
+fn run(container: &Container, text: &str) -> String {
+    let python = container.command(python::clients().unwrap().join("python"));
+    script(python, &format!("{RECORDS}{text}"))
+}
+
+/// As [`run`], beside the container.
+fn run_outside(container: &Container, text: &str) -> String {
+    let python = container
+        .machine
+        .command(python::clients().unwrap().join("python"));
+    script(python, &format!("{RECORDS}{text}"))
+}
+
+#[test]
+fn details_are_of_the_shares_processes_alone() {
+    let container = Container::with_memory(8 * GIB);
+    let mut first = container.process();
+    first.alloc(3 * GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(5 * GIB);
+    let text = "
+assert details(0, 0) == (7, 1, []), details(0, 0)
+assert details(0, 8, 1)[0] == 25
+assert details(1, 8) == details(2, 8) == (0, 0, [])
+assert details(3, 8)[0] == 2
+print(details(0, 8))";
+    let expected = format!("(0, 1, [({}, 3072)])", first.pid());
+    assert_eq!(run(&container, text), expected);
+    assert!(run_outside(&container, "print(details(0, 8))").starts_with("(0, 2, "));
+}
+
+#[test]
+fn accounting_keeps_the_shares_processes_alone() {
+    let container = Container::with_memory(8 * GIB);
+    let on = "assert call('nvmlDeviceSetAccountingMode', card, ctypes.c_uint(1)) == 0; print('on')";
+    assert_eq!(run_outside(&container, on), "on");
+    let mut first = container.process();
+    first.alloc(3 * GIB);
+    let mut neighbour = container.neighbour();
+    neighbour.alloc(5 * GIB);
+    let (own, other) = (first.pid(), neighbour.pid());
+    let text = format!("print(accounted(), stats({own}), stats({other}))");
+    assert_eq!(
+        run(&container, &text),
+        format!("(0, [{own}]) (0, 1, 3) (6, 0, 0)")
+    );
+    let mut both = [own, other];
+    both.sort_unstable();
+    assert_eq!(
+        run_outside(&container, &text),
+        format!("(0, {both:?}) (0, 1, 3) (0, 1, 5)")
+    );
+}
+
+#[test]
+fn a_share_has_no_performance_monitoring_of_the_card() {
+    let container = Container::with_memory(GIB);
+    let text = "
+support, sample = Support(1, 9), ctypes.c_void_p()
+assert call('nvmlGpmQueryDeviceSupport', card, ctypes.byref(support)) == 0
+assert call('nvmlGpmSampleAlloc', ctypes.byref(sample)) == 0
+of_instance = call('nvmlGpmMigSampleGet', card, ctypes.c_uint(0), sample)
+print(support.supported, call('nvmlGpmSampleGet', card, sample), of_instance)";
+    assert_eq!(run(&container, text), "0 3 3");
+    // No instance has that number.
+    assert_eq!(run_outside(&container, text), "1 0 2");
+}

@@ -1,0 +1,227 @@
+//! Batches of copies, and copies with attributes.
+//!
+//! The copies of a batch are in no order among themselves; here they follow each other. Attributes
+//! say where operands are and when a source may be read, which is all the same here: they are
+//! checked, and change nothing.
+
+use std::ffi::c_ulonglong;
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::array::Array;
+use crate::driver::driver;
+use crate::error::CudaError;
+use crate::operation::{Operation, enqueue};
+use crate::types::{
+    CUdeviceptr, CUmemcpy3D, CUmemcpy3DBatchOp, CUmemcpy3DOperand, CUmemcpy3DSide,
+    CUmemcpyAttributes, CUstream, MemoryType,
+};
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM` to `_ANY`
+const ACCESS_ORDERS: std::ops::RangeInclusive<std::ffi::c_uint> = 1..=3;
+
+impl CUmemcpyAttributes {
+    fn check(&self) -> Answer {
+        match ACCESS_ORDERS.contains(&self.access_order) {
+            true => Ok(()),
+            false => Err(CudaError::InvalidValue),
+        }
+    }
+}
+
+impl CUmemcpy3DOperand {
+    /// As a side of a copy; `element` is how many bytes one element has.
+    fn side(&self, element: usize) -> Answer<CUmemcpy3DSide> {
+        let bytes = |elements: u64| {
+            let elements = usize::try_from(elements).ok();
+            let bytes = elements.and_then(|elements| elements.checked_mul(element));
+            bytes.ok_or(CudaError::InvalidValue)
+        };
+        let size = |number: u64| usize::try_from(number).map_err(|_| CudaError::InvalidValue);
+        match self.kind {
+            Self::POINTER => Ok(CUmemcpy3DSide {
+                pitch: bytes(self.place[1])?,
+                height: size(self.place[2])?,
+                ..CUmemcpy3DSide::linear(MemoryType::UNIFIED, self.place[0])
+            }),
+            Self::ARRAY => Ok(CUmemcpy3DSide {
+                x: bytes(self.place[1])?,
+                y: size(self.place[2])?,
+                z: size(self.place[3])?,
+                array: self.array()?,
+                ..CUmemcpy3DSide::linear(MemoryType::ARRAY, 0)
+            }),
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+}
+
+impl CUmemcpy3DBatchOp {
+    /// The copy; extents and offsets are in elements where an array takes part.
+    fn copy(&self) -> Answer<CUmemcpy3D> {
+        if !ACCESS_ORDERS.contains(&self.access_order) || self.flags & !1 != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        let state = driver.state();
+        let mut element = None;
+        for operand in [&self.from, &self.to] {
+            if operand.kind == CUmemcpy3DOperand::ARRAY {
+                let bytes = state
+                    .arrays
+                    .get(operand.array()?)
+                    .map(Array::element_bytes)?;
+                if element.replace(bytes).is_some_and(|other| other != bytes) {
+                    return Err(CudaError::InvalidValue);
+                }
+            }
+        }
+        let element = element.unwrap_or(1);
+        let [width, height, depth] = self.extent;
+        Ok(CUmemcpy3D {
+            from: self.from.side(element)?,
+            to: self.to.side(element)?,
+            width: width.checked_mul(element).ok_or(CudaError::InvalidValue)?,
+            height,
+            depth,
+        })
+    }
+}
+
+/// Why a batch was refused, and the copy that is to blame if one is.
+struct Refused {
+    error: CudaError,
+    index: Option<usize>,
+}
+
+impl From<CudaError> for Refused {
+    fn from(error: CudaError) -> Self {
+        Self { error, index: None }
+    }
+}
+
+/// Puts copies on a stream one after the other.
+fn run(
+    count: usize,
+    stream: CUstream,
+    copy: impl Fn(usize) -> Answer<CUmemcpy3D>,
+) -> Result<(), Refused> {
+    // Not the default stream that waits for all others.
+    if matches!(stream, CUstream::NULL | CUstream::LEGACY) || count == 0 {
+        return Err(CudaError::InvalidValue.into());
+    }
+    let blame = |index| {
+        move |error| Refused {
+            error,
+            index: Some(index),
+        }
+    };
+    let copies: Vec<CUmemcpy3D> = (0..count)
+        .map(|index| copy(index).map_err(blame(index)))
+        .collect::<Result<_, Refused>>()?;
+    for (index, copy) in copies.into_iter().enumerate() {
+        enqueue(stream, |_, _, _| Ok(Operation::Copy(copy))).map_err(blame(index))?;
+    }
+    Ok(())
+}
+
+/// Says which copy was refused, where the function has a place for it.
+fn report(result: Result<(), Refused>, failed: Out<usize>) -> Answer {
+    result.map_err(|refused| {
+        failed.set_if_wanted(refused.index.unwrap_or(usize::MAX));
+        refused.error
+    })
+}
+
+/// Arrays of equal length: where to, where from and how much.
+#[derive(Clone, Copy)]
+struct Lists {
+    to: In<CUdeviceptr>,
+    from: In<CUdeviceptr>,
+    sizes: In<usize>,
+    count: usize,
+}
+
+/// Attributes, and the first copy that each is for.
+#[derive(Clone, Copy)]
+struct Attributes {
+    values: In<CUmemcpyAttributes>,
+    starts: In<usize>,
+    count: usize,
+}
+
+impl Attributes {
+    /// They have to cover all copies of a batch, in order.
+    fn check(self, copies: usize) -> Answer {
+        if self.count == 0 || self.count > copies {
+            return Err(CudaError::InvalidValue);
+        }
+        let starts = self.starts.list(self.count)?;
+        let rises = starts.is_sorted_by(|before, after| before < after);
+        if starts.first() != Some(&0) || !rises || starts.last().is_none_or(|at| *at >= copies) {
+            return Err(CudaError::InvalidValue);
+        }
+        let values = self.values.list(self.count)?;
+        values.iter().try_for_each(CUmemcpyAttributes::check)
+    }
+}
+
+fn linear(lists: Lists, attributes: Attributes, stream: CUstream) -> Result<(), Refused> {
+    attributes.check(lists.count)?;
+    run(lists.count, stream, |index| {
+        let to = CUmemcpy3DSide::linear(MemoryType::UNIFIED, lists.to.element(index)?);
+        let from = CUmemcpy3DSide::linear(MemoryType::UNIFIED, lists.from.element(index)?);
+        match lists.sizes.element(index)? {
+            0 => Err(CudaError::InvalidValue),
+            bytes => Ok(CUmemcpy3D::linear(to, from, bytes)),
+        }
+    })
+}
+
+fn shaped(
+    count: usize,
+    copies: In<CUmemcpy3DBatchOp>,
+    flags: c_ulonglong,
+    stream: CUstream,
+) -> Result<(), Refused> {
+    if flags != 0 {
+        return Err(CudaError::InvalidValue.into());
+    }
+    run(count, stream, |index| copies.element(index)?.copy())
+}
+
+entry_points! {
+    "cuMemcpyBatchAsync" 12080 fn cuMemcpyBatchAsync(
+        to: In<CUdeviceptr>, from: In<CUdeviceptr>, sizes: In<usize>, count: usize,
+        values: In<CUmemcpyAttributes>, starts: In<usize>, attributes: usize, failed: Out<usize>, stream: CUstream,
+    ) ptsz(stream) cuMemcpyBatchAsync_ptsz {
+        let attributes = Attributes { values, starts, count: attributes };
+        report(linear(Lists { to, from, sizes, count }, attributes, stream), failed)
+    }
+    "cuMemcpyBatchAsync" 13000 fn cuMemcpyBatchAsync_v2(
+        to: In<CUdeviceptr>, from: In<CUdeviceptr>, sizes: In<usize>, count: usize,
+        values: In<CUmemcpyAttributes>, starts: In<usize>, attributes: usize, stream: CUstream,
+    ) ptsz(stream) cuMemcpyBatchAsync_v2_ptsz {
+        let attributes = Attributes { values, starts, count: attributes };
+        report(linear(Lists { to, from, sizes, count }, attributes, stream), Out::NULL)
+    }
+
+    "cuMemcpy3DBatchAsync" 12080 fn cuMemcpy3DBatchAsync(count: usize, copies: In<CUmemcpy3DBatchOp>, failed: Out<usize>, flags: c_ulonglong, stream: CUstream) ptsz(stream) cuMemcpy3DBatchAsync_ptsz {
+        report(shaped(count, copies, flags, stream), failed)
+    }
+    "cuMemcpy3DBatchAsync" 13000 fn cuMemcpy3DBatchAsync_v2(count: usize, copies: In<CUmemcpy3DBatchOp>, flags: c_ulonglong, stream: CUstream) ptsz(stream) cuMemcpy3DBatchAsync_v2_ptsz {
+        report(shaped(count, copies, flags, stream), Out::NULL)
+    }
+
+    "cuMemcpyWithAttributesAsync" 13020 fn cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: In<CUmemcpyAttributes>, stream: CUstream) ptsz(stream) cuMemcpyWithAttributesAsync_ptsz {
+        attributes.get()?.check()?;
+        let to = CUmemcpy3DSide::linear(MemoryType::UNIFIED, to);
+        let from = CUmemcpy3DSide::linear(MemoryType::UNIFIED, from);
+        super::copy(CUmemcpy3D::linear(to, from, bytes), stream, super::Completion::Queued)
+    }
+    "cuMemcpy3DWithAttributesAsync" 13020 fn cuMemcpy3DWithAttributesAsync(copy: In<CUmemcpy3DBatchOp>, flags: c_ulonglong, stream: CUstream) ptsz(stream) cuMemcpy3DWithAttributesAsync_ptsz {
+        if flags != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        super::copy(copy.get()?.copy()?, stream, super::Completion::Queued)
+    }
+}

@@ -1,0 +1,128 @@
+//! Resources of a device, of textures and of other processes.
+
+use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong};
+
+use super::CUdevice;
+
+/// `CUdevResource`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUdevResource {
+    /// `CUdevResourceType`
+    pub(crate) kind: c_uint,
+    /// In the driver's own part: whose it is.
+    pub(crate) device: CUdevice,
+    internal: [c_uchar; 88],
+    /// `smCount`
+    pub(crate) multiprocessors: c_uint,
+    least: c_uint,
+    alignment: c_uint,
+    rest: [c_uint; 9],
+}
+
+impl CUdevResource {
+    /// `CU_DEV_RESOURCE_TYPE_SM`
+    pub(crate) const SM: c_uint = 1;
+
+    /// Multiprocessors of a device, of which parts are multiples of `granule`.
+    pub(crate) fn multiprocessors(device: CUdevice, count: c_uint, granule: c_uint) -> Self {
+        Self {
+            kind: Self::SM,
+            device,
+            internal: [0; 88],
+            multiprocessors: count,
+            least: granule,
+            alignment: granule,
+            rest: [0; 9],
+        }
+    }
+}
+
+/// `CUmulticastObjectProp`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUmulticastObjectProp {
+    pub(crate) devices: c_uint,
+    pub(crate) bytes: usize,
+    pub(crate) handle_types: c_ulonglong,
+    pub(crate) flags: c_ulonglong,
+}
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUexternalMemoryHandleDesc {
+    /// `CUexternalMemoryHandleType`
+    pub(crate) kind: c_uint,
+    padding: c_uint,
+    /// In the place of all kinds of handles.
+    pub(crate) descriptor: c_int,
+    others: [c_int; 3],
+    pub(crate) bytes: c_ulonglong,
+    pub(crate) flags: c_uint,
+    reserved: [c_uint; 16],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUexternalMemoryBufferDesc {
+    pub(crate) offset: c_ulonglong,
+    pub(crate) bytes: c_ulonglong,
+    pub(crate) flags: c_uint,
+    reserved: [c_uint; 16],
+}
+
+/// `CUDA_RESOURCE_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUresourceDesc {
+    /// `CUresourcetype`
+    pub(crate) kind: c_uint,
+    /// An array, a mipmapped array or an address; then what its kind has.
+    pub(crate) place: [u64; 16],
+    pub(crate) flags: c_uint,
+}
+
+/// `CUDA_TEXTURE_DESC`, which is kept and changes nothing here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUtextureDesc(pub(crate) [c_uint; 26]);
+
+/// `CUDA_RESOURCE_VIEW_DESC`, which is kept and changes nothing here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUresourceViewDesc {
+    pub(crate) format: c_uint,
+    pub(crate) extent: [usize; 3],
+    pub(crate) ranges: [c_uint; 4],
+    pub(crate) reserved: [c_uint; 16],
+}
+
+/// `CUstreamBatchMemOpParams`, all of whose forms begin alike.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUstreamMemOp {
+    /// `CUstreamBatchMemOpType`
+    pub(crate) kind: c_uint,
+    pub(crate) address: u64,
+    pub(crate) value: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) alias: u64,
+    pub(crate) padding: u64,
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUbatchMemOpNodeParams {
+    pub(crate) context: super::CUcontext,
+    pub(crate) count: c_uint,
+    pub(crate) operations: *const CUstreamMemOp,
+    pub(crate) flags: c_uint,
+}
+
+/// `CUtensorMap`: 128 bytes that mean something to this library only.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUtensorMap(pub(crate) [u64; 16]);

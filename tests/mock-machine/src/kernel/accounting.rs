@@ -1,0 +1,155 @@
+//! Accounting: what a card keeps of processes that started while it was switched on.
+
+use std::collections::VecDeque;
+
+use crate::protocol::{
+    AccountingReply, AccountingRequest, AccountingStats, CardIndex, Refusal, Reply,
+};
+
+use super::{Kernel, Nanos};
+
+/// How many processes a card keeps; the oldest that is gone makes room.
+pub const ACCOUNTED_PROCESSES: u32 = 4000;
+/// How much of the time with a kernel running the memory is in use.
+const MEMORY_SHARE: u32 = 2;
+
+/// The accounting of one card.
+#[derive(Debug, Default)]
+pub(super) struct Accounting {
+    enabled: bool,
+    records: VecDeque<Record>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    pid: u32,
+    started: Nanos,
+    ended: Option<Nanos>,
+    /// Of contexts that are gone.
+    busy: Nanos,
+    max_bytes: u64,
+}
+
+impl Accounting {
+    /// A process uses the card.
+    fn start(&mut self, pid: u32, now: Nanos) {
+        let running = |record: &Record| record.pid == pid && record.ended.is_none();
+        if !self.enabled || self.records.iter().any(running) {
+            return;
+        }
+        if self.records.len() >= ACCOUNTED_PROCESSES as usize
+            && let Some(gone) = self.records.iter().position(|one| one.ended.is_some())
+        {
+            self.records.remove(gone);
+        }
+        self.records.push_back(Record {
+            pid,
+            started: now,
+            ended: None,
+            busy: 0,
+            max_bytes: 0,
+        });
+    }
+
+    fn running(&mut self, pid: u32) -> Option<&mut Record> {
+        let mut records = self.records.iter_mut();
+        records.find(|record| record.pid == pid && record.ended.is_none())
+    }
+
+    /// The newest of a process: PIDs come again.
+    fn newest(&self, pid: u32) -> Option<&Record> {
+        self.records.iter().rev().find(|record| record.pid == pid)
+    }
+}
+
+impl Kernel {
+    /// Answers a request about a card's accounting. Cards in MIG mode have none.
+    pub(super) fn accounting(
+        &mut self,
+        index: CardIndex,
+        request: AccountingRequest,
+    ) -> Result<Reply, Refusal> {
+        let card = self.card_mut(index)?;
+        if card.partitions.is_enabled() {
+            return Err(Refusal::NotSupported);
+        }
+        let accounting = &mut card.accounting;
+        let reply = match request {
+            AccountingRequest::State => AccountingReply::State {
+                enabled: accounting.enabled,
+                pids: accounting.records.iter().map(|record| record.pid).collect(),
+            },
+            AccountingRequest::SetMode { enabled } => {
+                if accounting.enabled != enabled {
+                    accounting.enabled = enabled;
+                    accounting.records.clear();
+                }
+                return Ok(Reply::Done);
+            }
+            AccountingRequest::Clear => {
+                accounting.records.retain(|record| record.ended.is_none());
+                return Ok(Reply::Done);
+            }
+            AccountingRequest::Stats { pid } => {
+                AccountingReply::Stats(self.accounting_stats(index, pid)?)
+            }
+        };
+        Ok(Reply::Accounting(reply))
+    }
+
+    fn accounting_stats(&self, index: CardIndex, pid: u32) -> Result<AccountingStats, Refusal> {
+        let card = self.card(index)?;
+        let record = card.accounting.newest(pid).ok_or(Refusal::NotFound)?;
+        let running = record.ended.is_none();
+        let busy = match running {
+            true => record.busy + self.usage(index, pid).1,
+            false => record.busy,
+        };
+        let end = record.ended.unwrap_or(card.engine.now());
+        let life = end.saturating_sub(record.started).max(1);
+        let percent = u32::try_from((busy * 100 / life).min(100)).unwrap_or(100);
+        Ok(AccountingStats {
+            gpu_percent: percent,
+            memory_percent: percent / MEMORY_SHARE,
+            max_bytes: record.max_bytes,
+            started: record.started,
+            nanos: if running { 0 } else { life },
+            running,
+        })
+    }
+
+    /// A process has made a context on a card.
+    pub(super) fn account_start(&mut self, index: CardIndex, pid: u32) {
+        if let Ok(card) = self.card_mut(index) {
+            let now = card.engine.now();
+            card.accounting.start(pid, now);
+        }
+        self.account_memory(index);
+    }
+
+    /// A context of a process on a card, which was busy for so long, is about to go.
+    pub(super) fn account_end(&mut self, index: CardIndex, pid: u32, busy: Nanos, is_last: bool) {
+        let Ok(card) = self.card_mut(index) else {
+            return;
+        };
+        let now = card.engine.now();
+        if let Some(record) = card.accounting.running(pid) {
+            record.busy += busy;
+            record.ended = is_last.then_some(now);
+        }
+    }
+
+    /// Memory of a card was taken.
+    pub(super) fn account_memory(&mut self, index: CardIndex) {
+        if !self.card(index).is_ok_and(|card| card.accounting.enabled) {
+            return;
+        }
+        for process in self.processes(index) {
+            if let Ok(card) = self.card_mut(index)
+                && let Some(record) = card.accounting.running(process.pid)
+            {
+                record.max_bytes = record.max_bytes.max(process.used_bytes);
+            }
+        }
+    }
+}
