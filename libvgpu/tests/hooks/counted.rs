@@ -172,6 +172,24 @@ fn external_memory_of_the_own_share_is_not_paid_for_twice() {
 }
 
 #[test]
+fn memory_opened_by_handle_is_paid_for_by_every_function() {
+    const BYTES: u64 = 64 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut neighbour = container.neighbour();
+    let memory = neighbour.alloc(BYTES);
+    let answer = neighbour.say(&format!("ipcget {memory}"));
+    let handle = answer.strip_prefix("0 ").unwrap();
+    let mut process = start(&container);
+    process.ok("init");
+    for open in ["cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"] {
+        process.ok(&format!("ipcopen {open} {handle}"));
+        assert_eq!(free(&mut process), GIB - BYTES, "{open}");
+        process.ok("ipcclose");
+        assert_eq!(free(&mut process), GIB, "{open}");
+    }
+}
+
+#[test]
 fn pools_of_the_host_are_free_and_those_of_managed_memory_are_not() {
     const HOST: [u32; 2] = [1, 2];
     const MANAGED: [[u32; 2]; 3] = [[2, 1], [2, 0], [2, 2]];

@@ -245,6 +245,16 @@ static Result make_pool(int type, int location) {
     return CALL(cuMemPoolCreate, (Pointer *, void *), &pool, properties);
 }
 
+struct IpcHandle { unsigned char bytes[64]; };
+
+// Opens linear memory of another process by its handle, with the function that is named.
+static Result open_ipc(const char *how, const char *hex, Pointer *pointer) {
+    struct IpcHandle handle;
+    Result (*open)(Pointer *, struct IpcHandle, unsigned) = (Result(*)(Pointer *, struct IpcHandle, unsigned))function(how);
+    for (size_t i = 0; i < sizeof handle.bytes; i++) sscanf(hex + 2 * i, "%2hhx", &handle.bytes[i]);
+    return open ? open(pointer, handle, 1) : -1;
+}
+
 static void run(char *line) {
     char word[64] = "", first[64] = "", second[64] = "";
     unsigned long long a = 0, b = 0;
@@ -338,7 +348,13 @@ static void run(char *line) {
         FILE *opened = fopen(path, "w");
         result = opened ? import_external(dup(fileno(opened)), 64 << 20) : -1;
         if (opened) fclose(opened);
-    } else if (!strcmp(word, "destroyexternal")) result = CALL(cuDestroyExternalMemory, (Handle), external);
+    } else if (!strcmp(word, "ipcopen")) {
+        char hex[160] = "";
+        sscanf(line, "%*s %*s %159s", hex);
+        result = open_ipc(first, hex, &pointer);
+        mapped = pointer;
+    } else if (!strcmp(word, "ipcclose")) result = CALL(cuIpcCloseMemHandle, (Pointer), mapped);
+    else if (!strcmp(word, "destroyexternal")) result = CALL(cuDestroyExternalMemory, (Handle), external);
     else if (!strcmp(word, "pool")) result = make_pool((int)a, (int)b);
     else if (!strcmp(word, "hostpool")) {
         int location[2] = {2, 0};
@@ -356,7 +372,7 @@ int main(void) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
-    char line[256];
+    char line[512];
     while (fgets(line, sizeof line, stdin)) run(line);
     return 0;
 }
