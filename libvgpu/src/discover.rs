@@ -59,10 +59,21 @@ pub(crate) fn find_shares(process: &Process) -> Option<Source> {
 }
 
 fn find_shares_in(process: &Process, run_directory: &CStr) -> Option<Source> {
-    let directory = sys::open(None, run_directory, libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    let Ok(directory) = sys::open_directory(None, run_directory) else {
+        return Some(unreadable(run_directory));
+    };
+    let directory = directory?;
     let mut source = None;
     let mut buffer = EntryBuffer::new();
-    while let Some(length) = sys::directory_entries(directory, &mut buffer.0).filter(|&n| n > 0) {
+    loop {
+        let length = match sys::directory_entries(directory, &mut buffer.0) {
+            Some(0) => break,
+            Some(length) => length,
+            None => {
+                source = Some(unreadable(run_directory));
+                break;
+            }
+        };
         for name in names(buffer.0.get(..length).unwrap_or_default()) {
             match attach(process, directory, run_directory, name) {
                 Attached::Share if source.is_none() => source = Some(Source::Pages),
@@ -73,6 +84,15 @@ fn find_shares_in(process: &Process, run_directory: &CStr) -> Option<Source> {
     }
     sys::close(directory);
     source
+}
+
+/// Shares that cannot be looked for are not "no shares".
+fn unreadable(run_directory: &CStr) -> Source {
+    log::line(format_args!(
+        "{} cannot be read: GPU memory is refused",
+        run_directory.to_str().unwrap_or("?")
+    ));
+    Source::BrokenPages
 }
 
 enum Attached {
@@ -92,11 +112,16 @@ fn attach(process: &Process, directory: Fd, run_directory: &CStr, name: &str) ->
     let (Some(page_path), Some(limits_path)) = (page_path, limits_path) else {
         return Attached::NoShare;
     };
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY;
-    let Some(limits) = sys::open(Some(directory), limits_path.as_c_str(), flags, 0) else {
-        return Attached::NoShare;
-    };
-    sys::close(limits);
+    match sys::open_directory(Some(directory), limits_path.as_c_str()) {
+        Ok(Some(limits)) => sys::close(limits),
+        Ok(None) => return Attached::NoShare,
+        Err(sys::Unknown) => {
+            log::line(format_args!(
+                "share {run_directory}/{name} cannot be opened: GPU memory is refused"
+            ));
+            return Attached::Broken;
+        }
+    }
     let page = sys::open(Some(directory), page_path.as_c_str(), libc::O_RDONLY, 0);
     let share = process.next_share();
     let (Some(page), Some(share)) = (page, share) else {

@@ -1,12 +1,17 @@
 //! A region whose user dies by `SIGKILL` after a chosen step: in a build for tests, never in the product.
 //!
 //! `DRAVA_KILL_AFTER=n` lets the process live through `n` steps that change the region and kills it right after
-//! the last of them, as `kill -9` at that moment would.
+//! the last of them, as `kill -9` at that moment would. `DRAVA_KILL_TRACE=file` adds a line for each step to the file:
+//! where in the source it is taken.
 
-use core::ffi::c_char;
+use core::ffi::{CStr, c_char};
+use core::panic::Location;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
+
+use crate::discover::PathBuffer;
+use crate::sys;
 
 unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
@@ -20,7 +25,9 @@ pub(crate) struct RegionWord(AtomicU64);
 /// Steps taken so far.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
+#[track_caller]
 fn step() {
+    trace(Location::caller());
     // SAFETY: the name is terminated.
     let limit = unsafe { secure_getenv(c"DRAVA_KILL_AFTER".as_ptr()) };
     if limit.is_null() {
@@ -37,16 +44,39 @@ fn step() {
     }
 }
 
+/// Notes the step where the environment says.
+fn trace(step: &Location<'_>) {
+    // SAFETY: the name is terminated.
+    let file = unsafe { secure_getenv(c"DRAVA_KILL_TRACE".as_ptr()) };
+    if file.is_null() {
+        return;
+    }
+    // SAFETY: not null and terminated.
+    let file = unsafe { CStr::from_ptr(file) };
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT;
+    let Some(file) = sys::open(None, file, flags, 0o600) else {
+        return;
+    };
+    if let Some(line) = PathBuffer::new(format_args!("{}:{}\n", step.file(), step.line())) {
+        let line = line.as_c_str();
+        // SAFETY: the kernel reads as many bytes of the line.
+        unsafe { libc::write(file.0, line.as_ptr().cast(), line.count_bytes()) };
+    }
+    sys::close(file);
+}
+
 impl Word for RegionWord {
     fn load(&self) -> u64 {
         Word::load(&self.0)
     }
 
+    #[track_caller]
     fn store(&self, value: u64) {
         Word::store(&self.0, value);
         step();
     }
 
+    #[track_caller]
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64> {
         let result = Word::compare_exchange(&self.0, current, new);
         if result.is_ok() {
@@ -55,12 +85,14 @@ impl Word for RegionWord {
         result
     }
 
+    #[track_caller]
     fn fetch_add(&self, value: u64) -> u64 {
         let found = Word::fetch_add(&self.0, value);
         step();
         found
     }
 
+    #[track_caller]
     fn fetch_sub(&self, value: u64) -> u64 {
         let found = Word::fetch_sub(&self.0, value);
         step();

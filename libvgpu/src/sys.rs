@@ -45,6 +45,18 @@ pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) 
     c_int::try_from(result).ok().filter(|&fd| fd >= 0).map(Fd)
 }
 
+/// A directory that may be missing. `Err` if it is there, or may be, and cannot be opened.
+pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Option<Fd>, Unknown> {
+    match open(directory, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+        Some(fd) => Ok(Some(fd)),
+        None if matches!(errno(), libc::ENOENT | libc::ENOTDIR) => Ok(None),
+        None => Err(Unknown),
+    }
+}
+
+/// What could not be found out.
+pub(crate) struct Unknown;
+
 /// The same file under a number that the program's standard streams do not have, should it have closed those.
 pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
     const LOWEST: c_int = libc::STDERR_FILENO + 1;
@@ -73,7 +85,7 @@ pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
     positive(unsafe { libc::syscall(libc::SYS_read, fd.0, buffer.as_mut_ptr(), buffer.len()) })
 }
 
-/// One `getdents64`; how many bytes of directory entries came, 0 at the end.
+/// One `getdents64`; how many bytes of directory entries came, 0 at the end, `None` if they cannot be read.
 pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe {
@@ -268,11 +280,15 @@ pub(crate) fn process_exists(pid: u32) -> bool {
     if unsafe { libc::syscall(libc::SYS_kill, pid, 0) } == 0 {
         return true;
     }
+    errno() == libc::EPERM
+}
+
+/// What the last system call of this thread that failed failed with.
+fn errno() -> c_int {
     // SAFETY: always valid for this thread.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
-    let errno = unsafe { errno.read() };
-    errno == libc::EPERM
+    unsafe { errno.read() }
 }
 
 /// Waits, or less if a signal comes.
@@ -312,10 +328,7 @@ pub(crate) struct KeepErrno(c_int);
 
 impl KeepErrno {
     pub(crate) fn new() -> Self {
-        // SAFETY: always valid for this thread.
-        let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above.
-        Self(unsafe { errno.read() })
+        Self(errno())
     }
 }
 

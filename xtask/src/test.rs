@@ -4,6 +4,7 @@
 //! log file and is printed when the stage fails.
 
 mod binaries;
+mod miri;
 pub(crate) mod stage;
 
 use std::process::Command;
@@ -53,10 +54,12 @@ enum Stage {
     Cluster,
     /// drava on the real cluster.
     E2e,
+    /// The pure parts of libvgpu under Miri; only where it is asked for by name.
+    Miri,
 }
 
 impl Stage {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Format,
         Self::Lint,
         Self::Generated,
@@ -65,7 +68,13 @@ impl Stage {
         Self::Chart,
         Self::Cluster,
         Self::E2e,
+        Self::Miri,
     ];
+
+    /// Whether it is run where no stage is named.
+    const fn is_usual(self) -> bool {
+        !matches!(self, Self::Miri)
+    }
 
     const fn name(self) -> &'static str {
         match self {
@@ -77,6 +86,7 @@ impl Stage {
             Self::Chart => "chart",
             Self::Cluster => "cluster",
             Self::E2e => "e2e",
+            Self::Miri => "miri",
         }
     }
 
@@ -101,6 +111,7 @@ impl Stage {
             Self::Chart => crate::chart::check(log),
             Self::Cluster => binaries::run(Suite::Cluster, filter, &[], log),
             Self::E2e => e2e(args, log),
+            Self::Miri => miri::run(filter, log),
         }
     }
 }
@@ -109,7 +120,10 @@ impl Stage {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let chosen: Vec<Stage> = Stage::ALL
         .into_iter()
-        .filter(|stage| args.only.is_empty() || args.only.contains(stage))
+        .filter(|stage| match args.only[..] {
+            [] => stage.is_usual(),
+            _ => args.only.contains(stage),
+        })
         .filter(|stage| !args.skip.contains(stage))
         .collect();
     let started = Instant::now();

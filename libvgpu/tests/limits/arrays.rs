@@ -10,6 +10,8 @@ fn arrays_of_every_kind_are_charged_until_they_are_destroyed() {
         // Four bytes an element.
         ("array 4096 4096 0 1", "destroyarray", 64 * MIB),
         ("array 256 256 64 1", "destroyarray", 16 * MIB),
+        // Of four channels.
+        ("array 1024 1024 0 4", "destroyarray", 16 * MIB),
         // 64 MiB and a third of it, in whole blocks.
         ("mipmapped 4096 4096 13", "destroymipmapped", 86 * MIB),
         ("array 100 100 0 1", "destroyarray", 2 * MIB),

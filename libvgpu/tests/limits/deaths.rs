@@ -1,40 +1,62 @@
 //! Deaths after every single step: what the dead held is there for the living. Deaths at any moment: `storm.rs`.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, MIB};
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, MIB, Place, Subject};
 
 /// What a mortal process does, one step on the region after the other.
-const LIFE: [&str; 9] = [
+const LIFE: [&str; 11] = [
     "init 0",
     "alloc 67108864",
     "alloc 33554432",
     "free 1",
     "meminfo",
     "alloc 134217728",
+    "ipcget 3",
+    "alloc 1073741824",
     "pitch 100000 100",
-    "free 2",
+    "free 3",
     "releaseprimary 0",
 ];
 
-#[test]
-fn a_death_after_any_single_step_costs_nobody_anything() {
-    let limit = 256 * MIB;
+const LIMIT: u64 = 256 * MIB;
+
+/// What processes hand to each other.
+const SHARED: u64 = 32 * MIB;
+
+/// A container whose share has a survivor with 100 MiB.
+fn container() -> (Container, Subject) {
     let container = Container::new();
     let limits = Limits {
         driver_reserve_bytes: MIB,
-        ..Limits::memory(limit)
+        ..Limits::memory(LIMIT)
     };
     container.add_share("share", CARDS[0], &limits);
     let mut survivor = container.process();
     survivor.alloc(100 * MIB);
-    let left = limit - 101 * MIB;
+    (container, survivor)
+}
+
+fn start_mortal(container: &Container, change: impl FnOnce(&mut Command)) -> Subject {
+    container.start_with("dlsym", |command| {
+        command.env("LD_PRELOAD", interposer::library_with_kill_points());
+        change(command);
+    })
+}
+
+#[test]
+fn a_death_after_any_single_step_costs_nobody_anything() {
+    let (container, mut survivor) = container();
+    let left = LIMIT - 101 * MIB;
     for steps in 1.. {
-        let mut mortal = container.start_with("dlsym", |command| {
-            command
-                .env("LD_PRELOAD", interposer::library_with_kill_points())
-                .env("DRAVA_KILL_AFTER", steps.to_string());
+        let mut mortal = start_mortal(&container, |command| {
+            command.env("DRAVA_KILL_AFTER", steps.to_string());
         });
         let has_survived = LIFE.iter().all(|command| mortal.try_say(command).is_some());
         mortal.kill();
@@ -48,4 +70,157 @@ fn a_death_after_any_single_step_costs_nobody_anything() {
             break;
         }
     }
+}
+
+/// Two processes that die, one of them with memory that the survivor has open, and the survivor's way to that.
+fn die_with_shared_memory(container: &Container, survivor: &mut Subject) -> (Place, Place) {
+    let mut victim = container.process();
+    let mut other = container.process();
+    other.alloc(16 * MIB);
+    other.kill();
+    victim.alloc(16 * MIB);
+    let handle = victim.ok(&format!("create {SHARED} 0 1"))[0];
+    let descriptor = victim.ok(&format!("export {handle}"))[0];
+    let imported = survivor.ok(&format!("import {} {descriptor}", victim.pid()))[0];
+    let address = survivor.ok(&format!("reserve {SHARED}"))[0];
+    survivor.ok(&format!("map {address} {SHARED} {imported} 0"));
+    victim.kill();
+    container
+        .machine
+        .wait_for_card(0, |card| card.processes.len() == 1)
+        .unwrap();
+    (imported, address)
+}
+
+/// What a mortal process does that finds a dead one, and opens memory of the survivor's.
+fn finding_life(survivor: &Subject, descriptor: Place) -> [String; 7] {
+    [
+        "init 0".into(),
+        format!("import {} {descriptor}", survivor.pid()),
+        format!("reserve {SHARED}"),
+        format!("map 2 {SHARED} 1 0"),
+        "meminfo".into(),
+        format!("unmap 2 {SHARED}"),
+        "release 1".into(),
+    ]
+}
+
+/// Makes memory that others may open.
+fn export(survivor: &mut Subject) -> Place {
+    let handle = survivor.ok(&format!("create {SHARED} 0 1"))[0];
+    survivor.ok(&format!("export {handle}"))[0]
+}
+
+#[test]
+fn a_death_of_one_that_takes_stock_of_a_death_costs_nobody_anything() {
+    let (container, mut survivor) = container();
+    let descriptor = export(&mut survivor);
+    let life = finding_life(&survivor, descriptor);
+    let left = LIMIT - 101 * MIB - SHARED;
+    for steps in 1.. {
+        let (imported, address) = die_with_shared_memory(&container, &mut survivor);
+        let mut mortal = start_mortal(&container, |command| {
+            command.env("DRAVA_KILL_AFTER", steps.to_string());
+        });
+        let has_survived = life.iter().all(|command| mortal.try_say(command).is_some());
+        mortal.kill();
+        container.wait_until_taken(100 * MIB + 2 * SHARED + CONTEXT_BYTES);
+        assert_eq!(
+            survivor.memory_info().0,
+            left - SHARED,
+            "open, after step {steps}"
+        );
+        survivor.ok(&format!("unmap {address} {SHARED}"));
+        survivor.ok(&format!("release {imported}"));
+        assert_eq!(survivor.memory_info().0, left, "closed, after step {steps}");
+        if has_survived {
+            assert!(steps > 30, "only {steps} steps were taken");
+            break;
+        }
+    }
+}
+
+/// The first process of a share makes the region what it is.
+#[test]
+fn a_death_in_the_first_steps_on_a_region_leaves_one_that_can_be_used() {
+    let container = Container::new();
+    for steps in 1..16 {
+        let tenant = container.tenant(LIMIT);
+        let mut mortal = start_mortal(&container, |command| {
+            command
+                .env("DRAVA_RUN_DIR", tenant.path())
+                .env("DRAVA_KILL_AFTER", steps.to_string());
+        });
+        mortal.try_say("init 0");
+        mortal.kill();
+        container.wait_until_taken(0);
+        let mut next = container.process_of(&tenant);
+        assert_eq!(next.memory_info(), (LIMIT, LIMIT), "after step {steps}");
+    }
+}
+
+/// Lines of the library that change words of a region, but for those that only count GPU time: what a death there
+/// leaves is the business of `libvgpu/abi/tests/bucket.rs`.
+fn steps_in_the_source() -> BTreeSet<String> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut steps = BTreeSet::new();
+    for file in [
+        "libvgpu/abi/src/ledger.rs",
+        "libvgpu/src/share.rs",
+        "libvgpu/src/share/mapping.rs",
+        "libvgpu/src/share/usage.rs",
+    ] {
+        let source = fs::read_to_string(workspace.join(file)).unwrap();
+        for (index, line) in source.lines().enumerate() {
+            let operations = ["store(", "fetch_add(", "fetch_sub(", "compare_exchange("];
+            let is_step = operations.iter().any(|operation| {
+                // Only the process's own words are changed with an ordering.
+                let of_region = format!("Word::{operation}");
+                line.contains(&of_region)
+                    || (file.ends_with("ledger.rs") && line.contains(&format!(".{operation}")))
+            });
+            if is_step {
+                steps.insert(format!("{file}:{}", index + 1));
+            }
+        }
+    }
+    steps
+}
+
+/// The deaths of the tests above are after each step that there is: every line that changes a region is one of them.
+#[test]
+fn no_step_on_a_region_is_left_out() {
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    let traced = |container: &Container, life: &[String]| {
+        let mut process = start_mortal(container, |command| {
+            command.env("DRAVA_KILL_TRACE", trace.path());
+        });
+        for command in life {
+            process.say(command);
+        }
+        process.kill();
+    };
+    // The first process of its share.
+    let fresh = Container::with_memory(LIMIT);
+    traced(&fresh, &LIFE.map(String::from));
+    let (container, mut survivor) = container();
+    let descriptor = export(&mut survivor);
+    die_with_shared_memory(&container, &mut survivor);
+    traced(&container, &finding_life(&survivor, descriptor));
+    let taken: BTreeSet<String> = fs::read_to_string(trace.path())
+        .unwrap()
+        .lines()
+        .map(String::from)
+        .collect();
+    let missing: Vec<String> = steps_in_the_source().difference(&taken).cloned().collect();
+    let source =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/src/ledger.rs"))
+            .unwrap();
+    // Taken only in a race, which `libvgpu/abi/tests/loom.rs` has.
+    let race = source
+        .lines()
+        .position(|line| line.contains("if since > left {"))
+        .unwrap();
+    let race = format!("libvgpu/abi/src/ledger.rs:{}", race + 3);
+    assert_eq!(missing, [race]);
 }

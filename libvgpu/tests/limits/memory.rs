@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::{Limits, MemoryPolicy};
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB};
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY};
 
 #[test]
 fn the_limit_is_exact_to_the_byte() {
@@ -90,6 +90,49 @@ fn every_kind_of_linear_memory_counts_and_is_freed() {
         process.ok(&format!("free {place}"));
         assert_eq!(process.memory_info().0, GIB, "{command}");
     }
+}
+
+/// The 32-bit functions of before CUDA 3.2: no memory of a 64-bit process has such an address, but a request beyond
+/// the limit is refused before the driver says so.
+#[test]
+fn requests_by_the_oldest_functions_are_counted_too() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.refused(&format!("alloc1 {}", 2 * GIB));
+    let answer = process.ask(&format!("alloc1 {}", 4 * MIB))[0];
+    assert!(!matches!(answer, 0 | OUT_OF_MEMORY), "{answer}");
+    assert_eq!(process.memory_info(), (GIB, GIB));
+}
+
+/// Rows are padded, and what they take is what the driver made of them.
+#[test]
+fn padded_rows_are_counted_as_they_lie() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    for (width, height) in [(100, 100_000), (513, 4096), (511, 3)] {
+        let place = process.ok(&format!("pitch {width} {height}"))[0];
+        let taken = container.taken() - CONTEXT_BYTES;
+        assert_eq!(process.memory_info().0, GIB - taken, "{width}");
+        process.ok(&format!("free {place}"));
+        assert_eq!(process.memory_info().0, GIB, "{width}");
+    }
+    // 100 bytes a row would fit.
+    process.refused(&format!("pitch 100 {}", GIB / 256));
+}
+
+#[test]
+fn what_the_driver_does_not_free_stays_counted() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let place = process.alloc(GIB);
+    let first = process.ok("capture")[0];
+    // While a stream is captured in the global mode, the driver refuses to free.
+    let refused = process.ask(&format!("free {place}"))[0];
+    process.ask(&format!("endcapture {first}"));
+    assert_ne!(refused, 0, "freed during a capture");
+    process.refused("alloc 1");
+    process.ok(&format!("free {place}"));
+    assert_eq!(process.memory_info().0, GIB);
 }
 
 #[test]

@@ -27,18 +27,155 @@ fn a_driver_in_a_namespace_of_its_own_is_limited() {
     assert_eq!(process.memory_info(), (0, GIB));
 }
 
+/// A process that may not make some of the library's system calls, and what it says on standard error.
+fn in_a_sandbox(container: &Container, forbidden: &str) -> (Subject, PathBuf) {
+    let errors = container.run_dir().join(format!("stderr-{forbidden}"));
+    let process = container.start_with("dlsym", |command| {
+        command
+            .env("SUBJECT_FORBIDS", forbidden)
+            .stderr(fs::File::create(&errors).unwrap());
+    });
+    (process, errors)
+}
+
 #[test]
 fn a_sandbox_that_forbids_what_is_not_essential_changes_nothing() {
     let container = Container::with_memory(GIB);
     // As the driver leaves it.
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
-    let mut process = by_route(&container, "restricted");
+    let (mut process, errors) = in_a_sandbox(&container, "inessential");
+    process.init(0);
     process.alloc(GIB);
-    let mut other = by_route(&container, "restricted");
+    let (mut other, _) = in_a_sandbox(&container, "inessential");
+    other.init(0);
     other.refused("alloc 1");
     process.kill();
     container.wait_until_taken(crate::subject::CONTEXT_BYTES);
     other.alloc(GIB);
+    assert_eq!(fs::read_to_string(errors).unwrap(), "");
+}
+
+/// What the account needs, a sandbox may forbid: then nothing is counted, so nothing is granted, and the program is
+/// told. It is never ended, and never without a limit.
+#[test]
+fn a_sandbox_that_forbids_what_is_essential_refuses_memory() {
+    for (forbidden, says) in [
+        ("status", "limits page of share"),
+        ("open", "cannot be opened"),
+        ("map", "cannot be mapped"),
+        ("lock", "has no free slot"),
+    ] {
+        let container = Container::with_memory(GIB);
+        let (mut process, errors) = in_a_sandbox(&container, forbidden);
+        let has_context = process.ask("init 0")[0] == 0;
+        if has_context {
+            process.refused("alloc 1");
+            process.refused(&format!("create {} 0 1", 2 * MIB));
+        }
+        assert!(process.end().success(), "{forbidden}");
+        let errors = fs::read_to_string(errors).unwrap();
+        assert!(errors.contains(says), "{forbidden}: {errors}");
+        assert!(
+            errors.contains("GPU memory is refused"),
+            "{forbidden}: {errors}"
+        );
+    }
+}
+
+/// Shares that cannot be looked for are not "no shares".
+#[test]
+fn shares_that_cannot_be_looked_for_refuse_memory() {
+    for obstacle in ["directory", "rundir", "no descriptors"] {
+        let container = Container::with_memory(GIB);
+        let errors = container.run_dir().join("stderr");
+        let mut process = container.start_with("dlsym", |command| {
+            match obstacle {
+                "no descriptors" => command.env("SUBJECT_STARVES", "yes"),
+                forbidden => command.env("SUBJECT_FORBIDS", forbidden),
+            };
+            command.stderr(fs::File::create(&errors).unwrap());
+        });
+        process.refused("init 0");
+        assert!(process.end().success(), "{obstacle}");
+        let errors = fs::read_to_string(errors).unwrap();
+        assert!(errors.contains("GPU memory is refused"), "{errors}");
+    }
+}
+
+#[test]
+fn a_child_of_vfork_may_be_the_first_to_ask_for_a_function() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.start("dlsym");
+    process.ok("vforklookup");
+    process.init(0);
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    let mut other = container.process();
+    other.refused("alloc 1");
+    process.kill();
+    container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+    other.alloc(GIB);
+}
+
+#[test]
+fn a_region_that_grows_in_use_changes_nothing() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.alloc(GIB / 2);
+    let region = fs::File::options()
+        .write(true)
+        .open(container.region("share"))
+        .unwrap();
+    region.set_len(4 * REGION_SIZE as u64).unwrap();
+    process.refused(&format!("alloc {GIB}"));
+    let mut other = container.process();
+    assert_eq!(other.memory_info(), (GIB / 2, GIB));
+    other.alloc(GIB / 2);
+    process.refused("alloc 1");
+    other.kill();
+    process.alloc(GIB / 2);
+}
+
+/// Preloaded twice, by two names, as where a user's `LD_PRELOAD` comes to the container's `/etc/ld.so.preload`: the
+/// first one counts, once.
+#[test]
+fn two_of_the_library_count_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("libvgpu.so");
+    fs::copy(interposer::library(), &copy).unwrap();
+    let own = interposer::library().display();
+    for preload in [format!("{own} {}", copy.display()), format!("{own}:{own}")] {
+        let container = Container::with_memory(GIB);
+        for route in ["dlsym", "procaddress", "next"] {
+            let mut process = container.start_with(route, |command| {
+                command.env("LD_PRELOAD", &preload);
+            });
+            process.init(0);
+            assert_eq!(process.memory_info(), (GIB, GIB));
+            let place = process.alloc(GIB / 2);
+            assert_eq!(process.memory_info(), (GIB / 2, GIB), "{preload} {route}");
+            process.refused(&format!("alloc {GIB}"));
+            process.ok(&format!("free {place}"));
+            assert_eq!(process.memory_info(), (GIB, GIB), "{preload} {route}");
+            assert!(process.end().success());
+        }
+    }
+}
+
+/// What a program takes by addresses that it found by itself is not counted, as `docs/security.md` says. What it
+/// takes in any other way still is, and so is what others of its share take.
+#[test]
+fn calls_by_address_are_not_counted() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let address = process.ok("addressof cuMemAlloc_v2")[0];
+    assert_ne!(address, 0);
+    process.ok(&format!("allocat {address} {}", 2 * GIB));
+    assert!(container.taken() > 2 * GIB);
+    assert_eq!(process.memory_info(), (GIB, GIB));
+    process.alloc(GIB);
+    process.refused("alloc 1");
+    container.process().refused("alloc 1");
 }
 
 #[test]

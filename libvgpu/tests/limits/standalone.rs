@@ -29,6 +29,22 @@ fn variables_limit_each_card() {
 }
 
 #[test]
+fn one_variable_wins_over_another() {
+    let container = Container::new();
+    let all = ("CUDA_DEVICE_MEMORY_LIMIT", "3g");
+    for (variables, limit) in [
+        // Ours over HAMi's, a card's own over all cards'.
+        (&[all, ("DRAVA_MEMORY_LIMIT", "2Gi")][..], 2 * GIB),
+        (&[("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), all], GIB),
+        (&[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g"), all], 3 * GIB),
+    ] {
+        let mut process = start(&container, variables);
+        process.init(0);
+        assert_eq!(process.memory_info().1, limit, "{variables:?}");
+    }
+}
+
+#[test]
 fn a_variable_for_one_card_leaves_the_others_alone() {
     let container = Container::new();
     let mut process = start(&container, &[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g")]);

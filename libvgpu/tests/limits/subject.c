@@ -9,6 +9,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
+
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -19,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -112,6 +115,22 @@ static void nvml_memory(int device, int version) {
         result = ((int (*)(void *, struct Memory2 *))nvml_function("nvmlDeviceGetMemoryInfo_v2"))(handle, &memory);
         printf("%d %llu %llu %llu %llu\n", result, memory.total, memory.free, memory.used, memory.reserved);
     }
+}
+
+// The address of a symbol of libcuda.so.1, without asking the loader for it.
+static void *symbol_of(const char *name) {
+    struct link_map *map = NULL;
+    if (dlinfo(cuda, RTLD_DI_LINKMAP, &map)) return NULL;
+    ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    for (ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB) symbols = (ElfW(Sym) *)entry->d_un.d_ptr;
+        if (entry->d_tag == DT_STRTAB) names = (const char *)entry->d_un.d_ptr;
+    }
+    // The names come after the symbols.
+    for (ElfW(Sym) *symbol = symbols; (const char *)symbol < names; symbol++)
+        if (symbol->st_value && !strcmp(names + symbol->st_name, name)) return (void *)(map->l_addr + symbol->st_value);
+    return NULL;
 }
 
 static void object_of(void *address) {
@@ -340,6 +359,14 @@ static void run(char *line) {
         }
         if (!result) result = CALL(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long), &exec, graph, 0);
         answer_slot(result, (Pointer)(uintptr_t)exec);
+    } else if (!strcmp(word, "capture")) {
+        // Begins to capture a stream of its own in the global mode; says which.
+        Result result = CALL(cuStreamCreate, (Pointer *, unsigned), &pointer, 1);
+        if (!result) result = CALL(cuStreamBeginCapture_v2, (Pointer, int), pointer, 0);
+        answer_slot(result, pointer);
+    } else if (!strcmp(word, "endcapture")) {
+        void *graph = NULL;
+        printf("%d\n", CALL(cuStreamEndCapture, (Pointer, void **), slots[a], &graph));
     } else if (!strcmp(word, "launch")) {
         printf("%d\n", CALL(cuGraphLaunch, (void *, void *), (void *)(uintptr_t)slots[a], NULL));
     } else if (!strcmp(word, "destroyexec")) {
@@ -353,6 +380,21 @@ static void run(char *line) {
         int status = 1;
         waitpid(child, &status, 0);
         printf("%d\n", status);
+    } else if (!strcmp(word, "vforklookup")) {
+        // The child, which has its parent's memory, asks for a function of the driver.
+        pid_t child = vfork();
+        if (child == 0) _exit(function("cuMemAlloc_v2") ? 0 : 111);
+        int status = 1;
+        waitpid(child, &status, 0);
+        printf("%d\n", status);
+    } else if (!strcmp(word, "allocat")) {
+        // By an address that the program found by itself: from the library's own table of symbols.
+        Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))(uintptr_t)a;
+        ANSWER(allocate(&pointer, b));
+    } else if (!strcmp(word, "addressof")) {
+        // Where libcuda.so.1 has a function, by the loader's own list and the library's symbols.
+        sscanf(line, "%63s %127s", word, name);
+        printf("0 %llu\n", (Pointer)(uintptr_t)symbol_of(name));
     } else if (!strcmp(word, "closeregion")) {
         // Closes the region's descriptors, and lets another file have their numbers.
         int closed = 0;
@@ -397,15 +439,40 @@ static void run(char *line) {
     }
 }
 
-// The program is forbidden system calls that a strict sandbox may forbid: they fail with EPERM.
-static void restrict_calls(void) {
-    static const int forbidden[] = {SYS_fallocate, SYS_fchmod, SYS_getdents, SYS_sched_yield, SYS_unlinkat};
-    struct sock_filter filter[2 * 5 + 2];
+// System calls that a sandbox forbids: they fail with EPERM. A name stands for those that libvgpu makes of it, by an
+// argument that tells them from the driver's.
+static const struct Forbidden { const char *name; int call, argument; unsigned value; } forbidden[] = {
+    {"inessential", SYS_fallocate, -1, 0},
+    {"inessential", SYS_fchmod, -1, 0},
+    {"inessential", SYS_sched_yield, -1, 0},
+    {"inessential", SYS_unlinkat, -1, 0},
+    {"directory", SYS_getdents64, -1, 0},
+    {"status", SYS_fstat, -1, 0},
+    {"open", SYS_openat, 2, O_RDWR | O_NOFOLLOW | O_CLOEXEC},
+    {"open", SYS_openat, 2, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_CREAT},
+    {"map", SYS_mmap, 1, 266240},
+    {"lock", SYS_fcntl, 1, F_OFD_SETLK},
+    {"rundir", SYS_openat, 2, O_RDONLY | O_DIRECTORY | O_CLOEXEC},
+};
+
+static void forbid(const char *name) {
+    struct sock_filter filter[64];
     int at = 0;
-    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (int i = 0; i < 5; i++) {
-        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)forbidden[i], 0, 1);
+    for (size_t i = 0; i < sizeof forbidden / sizeof *forbidden; i++) {
+        const struct Forbidden *one = &forbidden[i];
+        if (strcmp(one->name, name)) continue;
+        filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)one->call, 0, one->argument < 0 ? 1 : 3);
+        if (one->argument >= 0) {
+            size_t place = offsetof(struct seccomp_data, args) + 8 * (size_t)one->argument;
+            filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)place);
+            filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, one->value, 0, 1);
+        }
         filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+    }
+    if (!at) {
+        fprintf(stderr, "nothing to forbid by the name %s\n", name);
+        exit(1);
     }
     filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {(unsigned short)at, filter};
@@ -422,7 +489,7 @@ int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     // Nothing is read ahead, so that what follows `exec` is there for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
-    if (!strcmp(route, "restricted")) restrict_calls();
+if (getenv("SUBJECT_FORBIDS")) forbid(getenv("SUBJECT_FORBIDS"));
     const char *library = strncmp(route, "open=", 5) ? "libcuda.so.1" : route + 5;
     if (!strcmp(route, "dlmopen")) cuda = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
     else cuda = dlopen(library, RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
@@ -438,7 +505,14 @@ int main(int count, char **arguments) {
             return 1;
         }
     }
+    struct rlimit files, none;
+    getrlimit(RLIMIT_NOFILE, &files);
+    none = files;
+    none.rlim_cur = 3;
+    // The first function is asked for while the process may open no more files.
+    if (getenv("SUBJECT_STARVES")) setrlimit(RLIMIT_NOFILE, &none);
     *(void **)&get_proc_address = dlsym(cuda, "cuGetProcAddress_v2");
+    setrlimit(RLIMIT_NOFILE, &files);
     char line[256];
     while (fgets(line, sizeof line, stdin)) run(line);
     return 0;

@@ -71,4 +71,15 @@ fn contexts_are_charged_what_the_page_says() {
     other.refused("init 0");
     process.ok("releaseprimary 0");
     other.init(0);
+    assert_eq!(other.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+    // Retained again, it is the same context.
+    other.init(0);
+    assert_eq!(other.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+    // The agent is told what of it is for the driver.
+    let driver_bytes: Vec<u64> = container
+        .processes_of("share")
+        .iter()
+        .map(|process| process.driver_bytes)
+        .collect();
+    assert_eq!(driver_bytes, [0, CONTEXT_BYTES]);
 }
