@@ -489,7 +489,8 @@ int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     // Nothing is read ahead, so that what follows `exec` is there for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
-if (getenv("SUBJECT_FORBIDS")) forbid(getenv("SUBJECT_FORBIDS"));
+    if (!strcmp(route, "restricted")) forbid("inessential");
+    if (getenv("SUBJECT_FORBIDS")) forbid(getenv("SUBJECT_FORBIDS"));
     const char *library = strncmp(route, "open=", 5) ? "libcuda.so.1" : route + 5;
     if (!strcmp(route, "dlmopen")) cuda = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
     else cuda = dlopen(library, RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
