@@ -1,0 +1,136 @@
+//! The chart's `driver.delivery`: stubs in the place of the driver's libraries instead of a preloaded one.
+
+use anyhow::{Context, Result, ensure};
+use drava_e2e::manifest::pod_with_share;
+use drava_e2e::{Namespace, World, wait};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
+const MIB: u64 = 1 << 20;
+
+/// Upgrades the release and waits until only instances with that option serve the node.
+fn set_delivery(world: &World, delivery: &str) -> Result<()> {
+    let value = format!("driver.delivery={delivery}");
+    let upgrade = ["-n", "drava-system", "upgrade", "drava", CHART];
+    world.helm(
+        upgrade
+            .into_iter()
+            .chain(["--reuse-values", "--set", &value]),
+    )?;
+    world.drava_ready()?;
+    let argument = format!("--delivery={delivery}");
+    wait(&format!("all drivers run with {argument}"), || {
+        let of_driver = ["-l", "app.kubernetes.io/component=driver"];
+        let pods = [&["pods", "-n", "drava-system"][..], &of_driver].concat();
+        let pods = world.get(&pods)?;
+        let pods = pods["items"].as_array().context("pods")?.clone();
+        let has_it = |pod: &serde_json::Value| {
+            let arguments = pod["spec"]["containers"][0]["args"].as_array();
+            arguments.is_some_and(|all| all.iter().any(|one| *one == *argument))
+        };
+        Ok((!pods.is_empty() && pods.iter().all(has_it)).then_some(()))
+    })
+}
+
+/// Bytes that the devices of a pod have, as a program without any environment sees them.
+fn totals(tenant: &Namespace<'_>, pod: &str) -> Result<Vec<u64>> {
+    let probe = ["env", "-i", "/usr/bin/cuda-probe", "info", "-o", "json"];
+    let info = tenant.exec(pod, "app", &probe)?.json()?;
+    let devices = info["devices"].as_array().context("devices")?;
+    let total = |device: &serde_json::Value| device["totalBytes"].as_u64().context("totalBytes");
+    devices.iter().map(total).collect()
+}
+
+/// The pod has exactly that much of its device, whatever it does.
+fn is_limited(tenant: &Namespace<'_>, pod: &str, device: usize, mib: u64) -> Result<()> {
+    ensure!(totals(tenant, pod)?.get(device) == Some(&(mib * MIB)));
+    let device = device.to_string();
+    let allocate = |mib: u64| {
+        let mib = mib.to_string();
+        let probe = ["cuda-probe", "alloc", "--device", &device, "--mib", &mib];
+        tenant.exec(pod, "app", &[&["env", "-i"][..], &probe].concat())
+    };
+    let refused = allocate(mib)?;
+    ensure!(refused.code == 2, "{pod}, {mib} MiB: {refused:?}");
+    let filled = ["cuda-probe", "fill", "--device", &device, "-o", "json"];
+    let filled = tenant.exec(pod, "app", &filled)?.json()?;
+    let free_mib = filled["before"]["freeBytes"]
+        .as_u64()
+        .context("freeBytes")?
+        / MIB;
+    ensure!(filled["allocatedBytes"] == free_mib * MIB, "{filled}");
+    // All but what a context takes.
+    ensure!(free_mib * 100 >= (mib - 1024) * 99, "{filled}");
+    Ok(())
+}
+
+#[test]
+fn with_stubs_shares_are_limited_and_nothing_is_preloaded() -> Result<()> {
+    let world = World::attach()?;
+    let tenant = world.namespace("shim")?;
+    tenant.apply(&pod_with_share("before", "vgpu.drava.dev", "{memory: 2Gi}"))?;
+    tenant.running("before")?;
+
+    let with_stubs = set_delivery(&world, "shim").and_then(|()| check(&tenant));
+    set_delivery(&world, "preload")?;
+    with_stubs
+}
+
+fn check(tenant: &Namespace<'_>) -> Result<()> {
+    tenant.apply(&pod_with_share("left", "vgpu.drava.dev", "{memory: 30Gi}"))?;
+    tenant.apply(&pod_with_share("right", "vgpu.drava.dev", "{memory: 40Gi}"))?;
+    tenant.running("left")?;
+    tenant.running("right")?;
+    ensure!(
+        tenant.devices_of("left")? == tenant.devices_of("right")?,
+        "on two cards"
+    );
+    for (pod, mib) in [("left", 30 << 10), ("right", 40 << 10)] {
+        let preload = tenant.exec(pod, "app", &["cat", "/etc/ld.so.preload"])?;
+        ensure!(preload.code != 0, "preloaded: {}", preload.stdout);
+        is_limited(tenant, pod, 0, mib)?;
+        let table = tenant.exec(pod, "app", &["nvidia-smi"])?.success()?;
+        ensure!(table.contains(&format!(" {mib}MiB |")), "{table}");
+    }
+
+    // What was prepared before stays as it was.
+    let preload = tenant.exec("before", "app", &["cat", "/etc/ld.so.preload"])?;
+    ensure!(preload.success()?.contains("libvgpu.so"));
+    is_limited(tenant, "before", 0, 2048)?;
+
+    // A container with a whole card, too, has one file in one place; the share's limit holds whichever it is.
+    tenant.apply(MIXED)?;
+    tenant.running("mixed")?;
+    let totals = totals(tenant, "mixed")?;
+    let share = totals.iter().position(|bytes| *bytes == 4096 * MIB);
+    let share = share.with_context(|| format!("no share among {totals:?}"))?;
+    let whole = totals.iter().filter(|bytes| **bytes > 80_000 * MIB);
+    ensure!(totals.len() == 2 && whole.count() == 1, "{totals:?}");
+    is_limited(tenant, "mixed", share, 4096)
+}
+
+const MIXED: &str = "
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: mixed-share}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 4Gi}}}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: mixed-whole}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.drava.dev}}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: mixed}
+spec:
+  terminationGracePeriodSeconds: 1
+  resourceClaims:
+  - {name: share, resourceClaimTemplateName: mixed-share}
+  - {name: whole, resourceClaimTemplateName: mixed-whole}
+  containers:
+  - name: app
+    image: localhost/drava-demo:dev
+    imagePullPolicy: IfNotPresent
+    command: [sleep, infinity]
+    resources: {claims: [{name: share}, {name: whole}]}
+";
