@@ -204,10 +204,12 @@ impl<Id: Ord + Copy> Controller<Id> {
                 } else {
                     rate
                 };
+                let guarantee = i64::from(tenant.cores.percent()) * CARD / 100;
                 let decision = Decision {
                     rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
                     own_parts: u32::try_from(own).unwrap_or(u32::MAX),
-                    is_lent: is_lent && measured.used_us == 0,
+                    // One that has its guarantee kept for it need not be watched.
+                    is_lent: is_lent && measured.used_us == 0 && allotted.part < guarantee,
                 };
                 (*id, decision)
             })

@@ -84,9 +84,9 @@ fn cost(node: &Node, last: u32) -> (f64, f64) {
     eventually("a rate for the last claim", || {
         node.page(last).rate_us_per_s
     });
-    std::thread::sleep(Duration::from_secs(3));
+    let (settle, seconds) = std::env::var("DRAVA_FIGURES").map_or((3, 2), |_| (10, 30));
+    std::thread::sleep(Duration::from_secs(settle));
     let before = Spent::by(&agent);
-    let seconds = std::env::var("DRAVA_FIGURES").map_or(2, |_| 30);
     std::thread::sleep(Duration::from_secs(seconds));
     Spent::by(&agent).since(before)
 }

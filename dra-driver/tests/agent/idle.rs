@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
@@ -47,6 +48,11 @@ impl Clockwork {
             };
             node.prepare_on(&card.uuid, number, &limits);
         }
+        Self::on(node)
+    }
+
+    fn on(node: Node) -> Self {
+        let machine = node.ground.machine().status().unwrap();
         let mut config = node.config();
         config.open = Arc::new(|| Err("NVML is played by the test".to_owned()));
         Self {
@@ -94,10 +100,11 @@ struct Forged {
 
 impl Forged {
     fn new(node: &Node, number: u32) -> Self {
-        let region = OpenOptions::new()
-            .write(true)
-            .open(node.region(number))
-            .unwrap();
+        Self::at(&node.region(number))
+    }
+
+    fn at(region: &Path) -> Self {
+        let region = OpenOptions::new().write(true).open(region).unwrap();
         let forged = Self { region, pid: 7 };
         for (offset, value) in [
             (offset_of!(Header, magic), REGION_MAGIC),
@@ -185,6 +192,117 @@ fn one_that_comes_to_a_busy_card_is_governed_in_the_next_step() {
         clockwork.run(STEP_US);
     }
     assert!(rates(&clockwork)[0] <= 210_000, "{:?}", rates(&clockwork));
+}
+
+#[test]
+fn busy_claims_are_looked_at_in_each_step_and_no_more() {
+    let mut clockwork = Clockwork::new(&[12; 8]);
+    let card = clockwork.cards[0].clone();
+    let busy: Vec<Forged> = (0..8)
+        .map(|number| {
+            let forged = Forged::new(&clockwork.node, number);
+            clockwork.listed.push((card.clone(), forged.listed(number)));
+            forged
+        })
+        .collect();
+    let mut reads = 0;
+    for step in 0..150 {
+        // Kernels are longer than a step: in some nobody has used anything.
+        for forged in busy.iter().filter(|_| step % 2 == 0) {
+            forged.works(clockwork.now_us, step * STEP_US / 8);
+        }
+        let read = clockwork.run(STEP_US);
+        reads += if step < 50 { 0 } else { read };
+    }
+    // Header and slots, ten times a second and once for the look; the other 56 are away.
+    assert!(reads <= 8 * 2 * 11 * 10 + 100, "{reads}");
+}
+
+#[test]
+fn what_others_write_into_a_page_is_kept_and_obeyed() {
+    let mut clockwork = Clockwork::new(&[20, 80]);
+    let card = clockwork.cards[0].clone();
+    let both = [0, 1].map(|number| {
+        let forged = Forged::new(&clockwork.node, number);
+        clockwork.listed.push((card.clone(), forged.listed(number)));
+        forged
+    });
+    let mut step = 0;
+    let mut work = |clockwork: &mut Clockwork, seconds: u64| {
+        for _ in 0..seconds * SECOND_US / STEP_US {
+            step += 1;
+            for forged in &both {
+                forged.works(clockwork.now_us, step * STEP_US / 2);
+            }
+            clockwork.run(STEP_US);
+        }
+        clockwork.node.page(0).rate_us_per_s.unwrap()
+    };
+    assert!(work(&mut clockwork, 3) < 300_000);
+    // In place.
+    let cores = |percent| Cores::new(percent).unwrap();
+    clockwork.node.change_page(0, |limits| {
+        (limits.cores, limits.memory_limit_bytes) = (cores(60), Some(3 * GIB));
+    });
+    clockwork
+        .node
+        .change_page(1, |limits| limits.cores = cores(40));
+    assert!(work(&mut clockwork, 3) > 500_000);
+    let page = clockwork.node.page(0);
+    assert_eq!(
+        (page.cores, page.memory_limit_bytes),
+        (cores(60), Some(3 * GIB))
+    );
+    // By another page: the agent turns to that one.
+    for (number, percent) in [(0, 10), (1, 90)] {
+        let limits = Limits {
+            cores: cores(percent),
+            compute_policy: ComputePolicy::Balance,
+            ..Limits::memory(GIB)
+        };
+        clockwork.node.replace_page(card.as_str(), number, &limits);
+    }
+    assert!(work(&mut clockwork, 3) < 200_000);
+    assert_eq!(clockwork.node.page(0).cores, cores(10));
+}
+
+/// Two claims with a card's share each on both cards, in token mode: were turns taken, a kernel that waits for the one on
+/// the other card would wait for both turns.
+#[test]
+fn a_claim_with_two_cards_takes_no_turns_and_one_that_is_not_metered_nothing() {
+    let node = Node::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+    let machine = node.ground.machine().status().unwrap();
+    let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
+    let token = Limits {
+        cores: Cores::new(40).unwrap(),
+        compute_policy: ComputePolicy::Token,
+        ..Limits::memory(GIB)
+    };
+    for number in [1, 2] {
+        let shares = [(first.as_str(), number), (second.as_str(), 10 + number)];
+        node.prepare_shares(number, &shares, &token);
+    }
+    node.prepare_on(&first, 3, &token);
+    node.prepare_on(&first, 4, &Limits::memory(GIB));
+    let regions = [1, 2].map(|number| node.region(number));
+    let mut clockwork = Clockwork::on(node);
+    let card = clockwork.cards[0].clone();
+    let alone = [3, 4].map(|number| Forged::new(&clockwork.node, number));
+    let paired = regions.map(|region| Forged::at(&region));
+    for (number, forged) in (1..).zip(paired.iter().chain(&alone)) {
+        clockwork.listed.push((card.clone(), forged.listed(number)));
+    }
+    for step in 0..20 {
+        for forged in paired.iter().chain(&alone) {
+            forged.works(clockwork.now_us, step * STEP_US / 2);
+        }
+        clockwork.run(STEP_US);
+    }
+    let [one, two, alone, free] = [1, 2, 3, 4].map(|number| clockwork.node.words(number)[0]);
+    assert_eq!((one, two, free), (0, 0, 0));
+    assert!(alone > 0, "one with a single device does take turns");
+    assert!(clockwork.node.page(1).rate_us_per_s.is_some());
+    assert_eq!(clockwork.node.page(4), Limits::memory(GIB));
 }
 
 #[test]

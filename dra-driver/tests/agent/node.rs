@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,7 +18,11 @@ use drava_dra_driver::layout::Layout;
 use drava_dra_driver::prepare::record::{Record, Stage, Store};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share, ShareId};
 use drava_nvml::{GpuLibrary, Library, find};
-use drava_vgpu_abi::{IdText, Limits, LimitsSpec, REGION_SIZE, decode, encode, paths};
+use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET};
+use drava_vgpu_abi::{
+    IdText, Limits, LimitsSpec, PageError, PageWrite, REGION_SIZE, decode, encode, paths, retire,
+    update,
+};
 use tokio_util::sync::CancellationToken;
 
 use gpu_tenants::{Ground, Tenant, library};
@@ -90,32 +94,93 @@ impl Node {
 
     /// The same with the card of that UUID.
     pub(crate) fn prepare_on(&self, card: &str, number: u32, limits: &Limits) {
-        let (uid, share) = (Self::uid(number), Self::share_id(number));
+        self.prepare_shares(number, &[(card, number)], limits);
+    }
+
+    /// Does what preparing a claim with shares of several cards does: UUIDs and the numbers of the shares.
+    pub(crate) fn prepare_shares(&self, number: u32, shares: &[(&str, u32)], limits: &Limits) {
+        let uid = Self::uid(number);
+        for (card, share) in shares {
+            let share = Self::share_id(*share);
+            let limits_dir = self.layout.limits(&uid, &share);
+            let usage_dir = self.layout.usage(&uid, &share);
+            fs::create_dir_all(&limits_dir).unwrap();
+            fs::create_dir_all(&usage_dir).unwrap();
+            let page = Self::fresh_page(&uid, &share, card, limits);
+            fs::write(limits_dir.join(paths::PAGE_FILE), page).unwrap();
+            fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE]).unwrap();
+            // What the container sees as /run/drava.
+            let inside = self.container(number).join(share.as_str());
+            fs::create_dir_all(&inside).unwrap();
+            symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
+            symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
+        }
+        Store::new(self.layout.claims())
+            .save(&self.record(number, shares))
+            .unwrap();
+    }
+
+    fn fresh_page(uid: &ClaimUid, share: &ShareId, card: &str, limits: &Limits) -> Vec<u8> {
         let spec = LimitsSpec {
             claim_uid: IdText::new(uid.as_str()).unwrap(),
             share_id: IdText::new(share.as_str()).unwrap(),
             device_uuid: card.parse().unwrap(),
             limits: *limits,
         };
-        let (limits_dir, usage_dir) = (
-            self.layout.limits(&uid, &share),
-            self.layout.usage(&uid, &share),
-        );
-        fs::create_dir_all(&limits_dir).unwrap();
-        fs::create_dir_all(&usage_dir).unwrap();
-        fs::write(limits_dir.join(paths::PAGE_FILE), encode(&spec)).unwrap();
-        fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE]).unwrap();
-        // What the container sees as /run/drava.
-        let inside = self.container(number).join(share.as_str());
-        fs::create_dir_all(&inside).unwrap();
-        symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
-        symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
-        Store::new(self.layout.claims())
-            .save(&self.record(card, number))
-            .unwrap();
+        encode(&spec).to_vec()
     }
 
-    fn record(&self, card: &str, number: u32) -> Record {
+    /// Puts another page into the place of the first card's share's, as the driver does: the old one is retired first.
+    pub(crate) fn replace_page(&self, card: &str, number: u32, limits: &Limits) {
+        let path = self.page_file(number);
+        self.write_page(number, retire);
+        let page = Self::fresh_page(&Self::uid(number), &Self::share_id(number), card, limits);
+        let new = path.with_extension("new");
+        fs::write(&new, page).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    /// Changes a page in place, as somebody else than the agent would.
+    pub(crate) fn change_page(&self, number: u32, change: impl FnOnce(&mut Limits)) {
+        let mut limits = self.page(number);
+        change(&mut limits);
+        self.write_page(number, |content| update(content, &limits));
+    }
+
+    fn write_page(
+        &self,
+        number: u32,
+        writes: impl FnOnce(&[u8]) -> Result<[PageWrite; 2], PageError>,
+    ) {
+        let path = self.page_file(number);
+        let page = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        for write in writes(&fs::read(path).unwrap()).unwrap() {
+            page.write_all_at(write.bytes(), write.offset()).unwrap();
+        }
+    }
+
+    fn record(&self, number: u32, shares: &[(&str, u32)]) -> Record {
+        let device = |(card, share): &(&str, u32)| Prepared {
+            request: "gpu".to_owned(),
+            pool: "node".to_owned(),
+            device: "gpu-0-vgpu".to_owned(),
+            card: CardRef {
+                uuid: (*card).to_owned(),
+                minor: 0,
+                pci_bus_id: "0000:17:00.0".to_owned(),
+            },
+            access: Access::Share(Share {
+                id: Self::share_id(*share),
+                memory_bytes: GIB,
+                cores: 0,
+                slots: 1,
+                compute_policy: ComputePolicy::Balance,
+                priority: Priority::default(),
+                memory_policy: MemoryPolicy::Hard,
+                enforcement: self.enforcement,
+                unmetered: false,
+            }),
+        };
         Record {
             claim: ClaimRef {
                 namespace: "default".to_owned(),
@@ -123,30 +188,10 @@ impl Node {
                 uid: Self::uid(number),
             },
             stage: Stage::Prepared,
-            devices: vec![Prepared {
-                request: "gpu".to_owned(),
-                pool: "node".to_owned(),
-                device: "gpu-0-vgpu".to_owned(),
-                card: CardRef {
-                    uuid: card.to_owned(),
-                    minor: 0,
-                    pci_bus_id: "0000:17:00.0".to_owned(),
-                },
-                access: Access::Share(Share {
-                    id: Self::share_id(number),
-                    memory_bytes: GIB,
-                    cores: 0,
-                    slots: 1,
-                    compute_policy: ComputePolicy::Balance,
-                    priority: Priority::default(),
-                    memory_policy: MemoryPolicy::Hard,
-                    enforcement: self.enforcement,
-                    unmetered: false,
-                }),
-            }],
+            devices: shares.iter().map(device).collect(),
+            delivery: Delivery::Preload,
             library: "library".to_owned(),
             hook: "hook".to_owned(),
-            delivery: Delivery::Preload,
         }
     }
 
@@ -162,12 +207,22 @@ impl Node {
         self.root.path().join(format!("container-{number}"))
     }
 
-    pub(crate) fn page(&self, number: u32) -> Limits {
-        let path = self
-            .layout
+    fn page_file(&self, number: u32) -> PathBuf {
+        self.layout
             .limits(&Self::uid(number), &Self::share_id(number))
-            .join(paths::PAGE_FILE);
-        decode(&fs::read(path).unwrap()).unwrap().spec.limits
+            .join(paths::PAGE_FILE)
+    }
+
+    pub(crate) fn page(&self, number: u32) -> Limits {
+        let page = fs::read(self.page_file(number)).unwrap();
+        decode(&page).unwrap().spec.limits
+    }
+
+    /// The words of a page that are not in its records: until when it has the token, and how much is its own.
+    pub(crate) fn words(&self, number: u32) -> [u64; 2] {
+        let page = fs::read(self.page_file(number)).unwrap();
+        [TOKEN_OFFSET, OWN_TIME_OFFSET]
+            .map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()))
     }
 
     pub(crate) fn region(&self, number: u32) -> PathBuf {

@@ -173,7 +173,9 @@ fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
         ring.look(*now_us, &both);
         ring.holder() == Some(1)
     });
-    assert!(back.count() > 20);
+    let back = back.count();
+    // A tenth of 400 looks, less what it may owe.
+    assert!((30..=42).contains(&back), "{back}");
 }
 
 proptest! {
