@@ -43,7 +43,12 @@ impl Write for PathBuffer {
         let end = self.len.saturating_add(text.len());
         // One byte is left for the NUL.
         match self.bytes.get_mut(self.len..end) {
-            Some(place) if end < PATH_CAPACITY => place.copy_from_slice(text.as_bytes()),
+            Some(place) if end < PATH_CAPACITY => {
+                // Not `copy_from_slice`, which would panic if the lengths differed.
+                for (place, byte) in place.iter_mut().zip(text.bytes()) {
+                    *place = byte;
+                }
+            }
             _ => return Err(fmt::Error),
         }
         self.len = end;

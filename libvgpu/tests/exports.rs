@@ -153,3 +153,43 @@ fn it_does_not_unwind() {
     assert!(!symbols.contains("_Unwind"), "{symbols}");
     assert!(!symbols.contains("malloc"), "{symbols}");
 }
+
+/// All that the library asks of the C library: nothing that ends the program, takes signals, starts threads, allocates
+/// or writes to streams. What is new here has to be thought about.
+#[test]
+fn nothing_is_asked_of_the_c_library_but_this() {
+    let allowed = [
+        "__errno_location",
+        "bcmp",
+        "clock_gettime",
+        "dlvsym",
+        "memcmp",
+        "memcpy",
+        "memmove",
+        "memset",
+        "secure_getenv",
+        "strlen",
+        "syscall",
+        // Weak ones, of the linker's own.
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+        "__cxa_finalize",
+        "__gmon_start__",
+    ];
+    for symbol in dynamic_symbols("--undefined-only") {
+        let name = symbol.split('@').next().unwrap();
+        assert!(allowed.contains(&name), "{symbol}");
+    }
+}
+
+/// Nothing panics: neither what would nor what would follow is in the library.
+#[test]
+fn there_is_no_way_to_panic() {
+    let symbols = tool("nm", &[]);
+    assert!(symbols.lines().count() > 300, "{symbols}");
+    let panics: Vec<&str> = symbols
+        .lines()
+        .filter(|line| line.contains("panic") || line.contains("unwrap_failed"))
+        .collect();
+    assert!(panics.is_empty(), "{panics:?}");
+}

@@ -92,6 +92,26 @@ fn every_kind_of_linear_memory_counts_and_is_freed() {
     }
 }
 
+/// There is room enough in the blocks of the process, but nowhere in one piece. The driver opens another block, which
+/// the share does not have: so the allocation is undone, and nothing of it is left with the program.
+#[test]
+fn room_in_pieces_is_no_room() {
+    let container = Container::with_memory(64 * MIB);
+    let mut process = container.process();
+    let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
+    for place in places.iter().step_by(2) {
+        process.ok(&format!("free {place}"));
+    }
+    assert_eq!(process.ask(&format!("alloc {}", 512 * KIB)), [2, -1, 0]);
+    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    // What fits into a hole is granted.
+    process.alloc(256 * KIB);
+    for place in places.iter().skip(1).step_by(2) {
+        process.ok(&format!("free {place}"));
+    }
+    assert_eq!(process.memory_info().0, 62 * MIB);
+}
+
 /// The 32-bit functions of before CUDA 3.2: no memory of a 64-bit process has such an address, but a request beyond
 /// the limit is refused before the driver says so.
 #[test]

@@ -1,6 +1,8 @@
 //! Stream-ordered memory: what pools have reserved counts.
 
-use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, Subject};
+use drava_vgpu_abi::Limits;
+
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
 
 fn used(process: &mut Subject) -> u64 {
     let (free, total) = process.memory_info();
@@ -74,4 +76,45 @@ fn a_pool_of_its_own_counts_on_its_card_until_it_is_destroyed() {
     process.ok(&format!("destroypool {pool}"));
     assert_eq!(used(&mut process), 0);
     assert_eq!(used_bytes(&container), 0);
+}
+
+/// What a pool has and does not use is the program's, though nothing more could be reserved.
+#[test]
+fn a_full_share_lives_on_within_its_pool() {
+    let container = Container::with_memory(32 * MIB);
+    let mut process = container.process();
+    process.ok(&format!("async {MIB}"));
+    let other = process.ok(&format!("async {}", 8 * MIB))[0];
+    process.ok(&format!("freeasync {other}"));
+    process.ok("sync");
+    assert_eq!(process.memory_info().0, 0, "the pool has all of it");
+    process.ok(&format!("async {}", 8 * MIB));
+    assert_eq!(used_bytes(&container), 32 * MIB);
+}
+
+#[test]
+fn a_pool_that_is_destroyed_before_its_memory_is_freed_stays_charged() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let pool = process.ok("pool 0")[0];
+    process.ok(&format!("frompool {} {pool}", 100 * MIB));
+    process.ok(&format!("destroypool {pool}"));
+    let taken = used_bytes(&container);
+    assert!(taken >= 100 * MIB, "{taken}");
+    assert!(used(&mut process) >= 100 * MIB);
+    process.refused(&format!("alloc {}", GIB - 96 * MIB));
+}
+
+#[test]
+fn a_pool_counts_on_its_own_card_whatever_context_asks() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    let mut process = container.process();
+    process.init(1);
+    let pool = process.ok("pool 1")[0];
+    process.init(0);
+    process.ok(&format!("frompool {} {pool}", 512 * MIB));
+    assert_eq!(used(&mut process), 0);
+    process.init(1);
+    assert!(used(&mut process) >= 512 * MIB);
 }

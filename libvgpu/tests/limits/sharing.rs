@@ -236,6 +236,10 @@ fn memory_imported_from_another_share_is_paid_for_by_both() {
     let address = map(&mut other, imported, BYTES);
     assert_eq!(other.memory_info().0, GIB - BYTES);
     assert_eq!(one.memory_info().0, GIB - BYTES);
+    // What the driver does not map is not paid for.
+    let wrong = other.ask(&format!("map {address} {BYTES} {imported} 0"));
+    assert_ne!(wrong[0], 0, "mapped already");
+    assert_eq!(other.memory_info().0, GIB - BYTES);
     let mut poor = container.process_of(&small);
     let imported_too = send(&mut one, handle, &mut poor);
     let place = poor.ok(&format!("reserve {BYTES}"))[0];
@@ -272,6 +276,11 @@ fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
     let mut other = container.process_of(&large);
     let elsewhere = place_of(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
+    // Opened again, it is the same memory until it is closed as often.
+    let again = place_of(&open(&mut one, pointer, &mut other));
+    assert_eq!(other.memory_info().0, GIB - BYTES);
+    other.ok(&format!("ipcclose {again}"));
+    assert_eq!(other.memory_info().0, GIB - BYTES);
     let mut poor = container.process_of(&small);
     let answer = open(&mut one, pointer, &mut poor);
     assert!(answer.starts_with("2 "), "{answer}");
@@ -285,4 +294,35 @@ fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
     same.ok(&format!("ipcclose {opened}"));
     assert_eq!(same.memory_info().0, GIB);
     assert_eq!(taken(&container), 0);
+}
+
+/// What is opened of a small allocation is its block, which is paid for already.
+#[test]
+fn a_small_allocation_is_opened_with_its_block() {
+    let container = Container::with_memory(GIB);
+    let large = container.tenant(GIB);
+    let mut one = container.process();
+    let pointer = one.alloc(256 << 10);
+    let mut same = container.process();
+    open(&mut one, pointer, &mut same);
+    assert_eq!(same.memory_info().0, GIB - 2 * MIB);
+    let mut other = container.process_of(&large);
+    open(&mut one, pointer, &mut other);
+    assert_eq!(other.memory_info().0, GIB - 2 * MIB);
+}
+
+/// A mapping that the driver refuses costs nothing.
+#[test]
+fn an_import_that_is_not_mapped_is_not_paid_for() {
+    let container = Container::with_memory(GIB);
+    let large = container.tenant(GIB);
+    let mut one = container.process();
+    let handle = create(&mut one, BYTES);
+    let mut other = container.process_of(&large);
+    let imported = send(&mut one, handle, &mut other);
+    assert_eq!(other.memory_info().0, GIB);
+    let small = other.ok(&format!("reserve {}", 2 * MIB))[0];
+    let answer = other.ask(&format!("map {small} {BYTES} {imported} 0"));
+    assert_ne!(answer[0], 0, "a range that is too small");
+    assert_eq!(other.memory_info().0, GIB);
 }

@@ -66,7 +66,7 @@ static int used;
 
 static void answer_slot(Result result, Pointer pointer) {
     if (result == 0) slots[used] = pointer;
-    printf("%d %d %llu\n", result, result == 0 ? used++ : -1, result == 0 ? pointer : 0);
+    printf("%d %d %llu\n", result, result == 0 ? used++ : -1, pointer);
 }
 
 // In two steps: the order in which arguments are evaluated is not defined.
@@ -239,7 +239,8 @@ static void run(char *line) {
         nvml_memory((int)a, (int)b);
     } else if (!strcmp(word, "context")) {
         void *context = NULL;
-        Result result = CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
+        Result result = b == 4 ? CALL(cuCtxCreate_v4, (void **, void *, unsigned, int), &context, NULL, 0, (int)a)
+                               : CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
         answer_slot(result, (Pointer)(uintptr_t)context);
     } else if (!strcmp(word, "destroy")) {
         printf("%d\n", CALL(cuCtxDestroy_v2, (void *), (void *)(uintptr_t)slots[a]));

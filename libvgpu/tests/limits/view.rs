@@ -65,6 +65,10 @@ fn contexts_are_charged_what_the_page_says() {
     assert_eq!(process.memory_info().0, 2 * GIB - 2 * CONTEXT_BYTES);
     assert_eq!(container.taken(), 2 * CONTEXT_BYTES);
     process.ok(&format!("destroy {second}"));
+    assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
+    let third = process.ok("context 0 4")[0];
+    assert_eq!(process.memory_info().0, 2 * GIB - 2 * CONTEXT_BYTES);
+    process.ok(&format!("destroy {third}"));
     let rest = process.memory_info().0 / (2 * MIB) * (2 * MIB);
     process.alloc(rest);
     let mut other = container.start("dlsym");

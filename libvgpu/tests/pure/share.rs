@@ -26,10 +26,12 @@ fn region() -> Fd {
     Fd(File::of_zeroes(REGION_SIZE))
 }
 
-/// The first `size` bytes of the file.
-fn read(fd: Fd, size: usize) -> Vec<u8> {
-    let start = sys::map_file(fd, size, true).unwrap().cast::<AtomicU64>();
-    (0..size / 8)
+/// The `size` bytes of the file that begin at `at`.
+fn read(fd: Fd, at: usize, size: usize) -> Vec<u8> {
+    let start = sys::map_file(fd, at + size, true)
+        .unwrap()
+        .cast::<AtomicU64>();
+    (at / 8..(at + size) / 8)
         .flat_map(|index| {
             // SAFETY: within the file.
             let word = unsafe { start.add(index) };
@@ -50,12 +52,11 @@ fn a_view_is_the_whole_region_and_no_more() {
     for (index, slot) in view.slots().iter().enumerate() {
         slot.used_bytes.store(index as u64 + 1, Ordering::SeqCst);
     }
-    let bytes = read(fd, REGION_SIZE);
-    assert_eq!(&bytes[..8], b"DRAVAUSE");
-    for index in 0..SLOT_COUNT {
+    assert_eq!(read(fd, 0, 8), b"DRAVAUSE");
+    // Miri needs not look at each.
+    for index in (0..SLOT_COUNT).step_by(if cfg!(miri) { 93 } else { 1 }) {
         let at = SLOTS_OFFSET + index * SLOT_SIZE + 32;
-        let used = u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
-        assert_eq!(used, index as u64 + 1);
+        assert_eq!(read(fd, at, 8), (index as u64 + 1).to_ne_bytes());
     }
 }
 
@@ -112,9 +113,14 @@ fn a_full_region_has_no_slot_and_a_dead_ones_is_taken() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     let (first, generation) = mapping::take_slot(&view, fd).unwrap();
-    for index in (1..SLOT_COUNT).filter_map(SlotIndex::new) {
-        assert!(sys::lock(fd, index.offset(), SLOT_SIZE));
-        view.claim(index, crate::identity::own()).unwrap();
+    // The others live: their slots are locked, and say that they are somebody's.
+    view.header()
+        .slots_in_use
+        .store(SLOT_COUNT as u64, Ordering::SeqCst);
+    for (index, slot) in view.slots().iter().enumerate().skip(1) {
+        let offset = SlotIndex::new(index).unwrap().offset();
+        assert!(sys::lock(fd, offset, SLOT_SIZE));
+        slot.state.store(1, Ordering::SeqCst);
     }
     assert_eq!(
         mapping::take_slot(&view, fd).unwrap_err(),
@@ -171,7 +177,7 @@ fn a_page_read_while_it_changes_is_one_that_was_written() {
         scope.spawn(|| {
             for limit in 2..=last {
                 let writes: [PageWrite; 2] =
-                    update(&read(fd, PAGE_SIZE), &Limits::memory(limit)).unwrap();
+                    update(&read(fd, 0, PAGE_SIZE), &Limits::memory(limit)).unwrap();
                 for one in writes {
                     write(fd, usize::try_from(one.offset()).unwrap(), one.bytes());
                 }
