@@ -241,6 +241,34 @@ fn graph_memory_by_every_way_to_make_and_to_use_a_graph() {
 }
 
 #[test]
+fn a_checkpointed_process_keeps_its_reservation() {
+    const BYTES: u64 = 600 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut first = start(&container);
+    first.ok("init");
+    first.ok(&format!("alloc {BYTES}"));
+    let mut second = start(&container);
+    second.ok("init");
+    let pid = first.pid();
+    let mut change = |what: &str| {
+        second.ok(&format!("checkpoint cuCheckpointProcess{what} {pid}"));
+    };
+    change("Lock");
+    change("Checkpoint");
+    assert_eq!(container.taken(), CONTEXT_BYTES);
+    second.refused(&format!("alloc {BYTES}"));
+    assert_eq!(free(&mut second), GIB - BYTES);
+    let mut change = |what: &str| {
+        second.ok(&format!("checkpoint cuCheckpointProcess{what} {pid}"));
+    };
+    change("Restore");
+    change("Unlock");
+    assert_eq!(container.taken(), 2 * CONTEXT_BYTES + BYTES);
+    first.ok(&format!("alloc {}", 100 * MIB));
+    assert_eq!(free(&mut second), GIB - BYTES - 100 * MIB);
+}
+
+#[test]
 fn the_total_by_the_oldest_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);

@@ -355,7 +355,11 @@ static void run(char *line) {
         mapped = pointer;
     } else if (!strcmp(word, "ipcclose")) result = CALL(cuIpcCloseMemHandle, (Pointer), mapped);
     else if (!strcmp(word, "destroyexternal")) result = CALL(cuDestroyExternalMemory, (Handle), external);
-    else if (!strcmp(word, "pool")) result = make_pool((int)a, (int)b);
+    else if (!strcmp(word, "checkpoint")) {
+        // The function that is named, for process `a`.
+        sscanf(line, "%*s %*s %llu", &a);
+        result = ((Result(*)(int, void *))function(first))((int)a, NULL);
+    } else if (!strcmp(word, "pool")) result = make_pool((int)a, (int)b);
     else if (!strcmp(word, "hostpool")) {
         int location[2] = {2, 0};
         result = CALL(cuMemGetDefaultMemPool, (Pointer *, void *, int), &pool, location, 1);

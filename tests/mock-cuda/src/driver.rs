@@ -13,9 +13,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use drava_mock_machine::channel::Channel;
-use drava_mock_machine::client::Connection;
+use drava_mock_machine::client::{ClientError, Connection};
 use drava_mock_machine::description::{CardDescription, CardModel, MachineDescription};
 use drava_mock_machine::protocol::{ClientKind, Reply, Request};
 use drava_mock_machine::root::DriverRoot;
@@ -129,8 +130,20 @@ fn own_mark() -> Answer<&'static AtomicU32> {
     Ok(mark)
 }
 
-/// The initialised driver.
+/// The initialised driver, once the process may use it: not while it is locked for a checkpoint.
 pub(crate) fn driver() -> Answer<&'static Driver> {
+    /// How often a waiting call looks whether the driver is still there.
+    const PATIENCE: Duration = Duration::from_millis(200);
+    let driver = driver_at_once()?;
+    while driver.channel.is_locked() {
+        driver.channel.wait_while_locked(PATIENCE);
+        driver.require_alive()?;
+    }
+    Ok(driver)
+}
+
+/// The initialised driver, locked or not.
+pub(crate) fn driver_at_once() -> Answer<&'static Driver> {
     let current = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or a leaked box that nobody has a mutable reference to.
     let driver = unsafe { current.as_ref() }.ok_or(CudaError::NotInitialized)?;
@@ -256,6 +269,11 @@ impl Driver {
     /// Asks the daemon.
     pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
         Ok(self.connection().request(request)?)
+    }
+
+    /// As [`Self::request`], with the daemon's own reason for a refusal.
+    pub(crate) fn try_request(&self, request: &Request) -> Result<Reply, ClientError> {
+        self.connection().request(request)
     }
 
     /// Asks the daemon for something that comes with descriptors.

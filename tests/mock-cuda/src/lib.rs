@@ -22,6 +22,7 @@ mod abi;
 mod array;
 mod attributes;
 mod capture;
+mod checkpoint;
 mod context;
 mod copy;
 mod device;

@@ -7,15 +7,16 @@ use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::types::CUuuid;
 use crate::{
-    array, capture, context, copy, device, error, event, external, fill, graph, green, host, ipc,
-    launch, library, link, managed, memory, module, multicast, peer, pointer, pool, stream,
-    stream_memory, tensor_map, texture, unlisted, user_object, virtual_memory,
+    array, capture, checkpoint, context, copy, device, error, event, external, fill, graph, green,
+    host, ipc, launch, library, link, managed, memory, module, multicast, peer, pointer, pool,
+    stream, stream_memory, tensor_map, texture, unlisted, user_object, virtual_memory,
 };
 
 /// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
     array::ENTRY_POINTS,
     capture::ENTRY_POINTS,
+    checkpoint::ENTRY_POINTS,
     context::ENTRY_POINTS,
     copy::ENTRY_POINTS,
     copy::BATCH_ENTRY_POINTS,

@@ -13,11 +13,12 @@ use crate::channel::{Action, Command};
 use crate::description::MachineDescription;
 use crate::protocol::{
     AllocationId, CardEvent, CardIndex, CardState, ClientKind, ContextId, InstanceId, PROTOCOL,
-    ProcessState, Refusal, Reply, Request,
+    ProcessPhase, ProcessState, Refusal, Reply, Request,
 };
 
 mod accounting;
 mod card;
+mod checkpoint;
 pub mod engine;
 mod faults;
 mod ledger;
@@ -82,6 +83,13 @@ pub enum Effect {
         /// Its ticket.
         ticket: u64,
     },
+    /// Let a process's calls wait, or go on.
+    Lock {
+        /// Whose channel.
+        client: ClientId,
+        /// Whether they wait.
+        locked: bool,
+    },
     /// Send a message that answers no request.
     Push {
         /// To whom.
@@ -107,6 +115,7 @@ pub struct Kernel {
 struct Client {
     pid: u32,
     kind: Option<ClientKind>,
+    phase: ProcessPhase,
     /// Cards whose events the client wants.
     watched: BTreeSet<CardIndex>,
 }
@@ -146,8 +155,13 @@ impl Kernel {
     /// A process opened a connection, for which the server chose a number.
     pub fn connect(&mut self, client: ClientId, pid: u32) {
         let watched = BTreeSet::new();
-        let kind = None;
-        self.clients.insert(client, Client { pid, kind, watched });
+        let known = Client {
+            pid,
+            kind: None,
+            phase: ProcessPhase::default(),
+            watched,
+        };
+        self.clients.insert(client, known);
     }
 
     /// The last holder closed a connection: everything it held is freed.
@@ -309,6 +323,7 @@ impl Kernel {
             Request::Hello { .. } => Err(Refusal::Invalid),
             Request::CardState { card } => self.card_state(card),
             Request::Samples { card, since } => self.samples(card, since),
+            Request::Checkpoint { pid, action } => self.checkpoint(pid, action),
             Request::Counters { card, gpu } => self.counters(card, gpu),
             Request::Accounting { card, request } => self.accounting(card, request),
             Request::Mig { card, request } => self.mig(client, card, request),
@@ -394,8 +409,11 @@ impl Kernel {
         let is_last = !self.contexts.values().any(others);
         self.account_end(context.card, pid, busy, is_last);
         self.let_go_all(Holder::Context(id));
+        let away = self.is_away(context.client);
         if let Ok(card) = self.card_mut(context.card) {
-            card.ledger.give_back(card.model.memory.context_bytes);
+            if !away {
+                card.ledger.give_back(card.model.memory.context_bytes);
+            }
             card.engine.remove_context(id);
             card.partitions.leave(id);
         }
@@ -421,7 +439,7 @@ impl Kernel {
     fn processes(&self, index: CardIndex) -> Vec<ProcessState> {
         let mut used: BTreeMap<(u32, Option<InstanceId>), u64> = BTreeMap::new();
         for (id, context) in &self.contexts {
-            if context.card != index {
+            if context.card != index || self.is_away(context.client) {
                 continue;
             }
             let Some(client) = self.clients.get(&context.client) else {

@@ -9,11 +9,13 @@ use crate::description::MachineDescription;
 
 mod accounting;
 mod card;
+mod checkpoint;
 mod mig;
 mod samples;
 
 pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
 pub use card::{CardState, Figure, ProcessState, Utilization};
+pub use checkpoint::{CheckpointAction, ProcessPhase};
 pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
     MigState,
@@ -21,7 +23,7 @@ pub use mig::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// Index of a card on its machine; equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -89,6 +91,13 @@ pub enum Request {
         card: CardIndex,
         /// What.
         request: AccountingRequest,
+    },
+    /// Takes a process off its cards, or brings it back.
+    Checkpoint {
+        /// Which process.
+        pid: u32,
+        /// What becomes of it.
+        action: CheckpointAction,
     },
     /// Something about a card's partitioning.
     Mig {
@@ -189,6 +198,8 @@ pub enum Reply {
     Counters(CountersState),
     /// To [`Request::Accounting`], where it has a result.
     Accounting(AccountingReply),
+    /// To [`Request::Checkpoint`]: how the process is now.
+    Phase(ProcessPhase),
     /// To [`Request::Mig`], where it has a result.
     Mig(MigReply),
     /// To [`Request::CreateContext`].

@@ -13,14 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{
-    FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, ftruncate, memfd_create,
-};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
+use rustix::net::{SocketFlags, accept_with};
 use rustix::thread::set_current_timer_slack;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -33,6 +29,7 @@ use crate::root::{DriverRoot, LayOutError, Layout};
 use crate::wire::WireError;
 
 mod exports;
+mod files;
 mod instances;
 mod peers;
 pub mod shared_events;
@@ -40,12 +37,10 @@ mod stop_signal;
 mod view;
 
 use exports::Exports;
+use files::{listener, lock, memory_file, watch};
 use peers::{Peer, Peers};
 use shared_events::SharedEvents;
 use view::Namespace;
-
-/// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
-const MEMORY_FILE_BYTES: u64 = 1 << 60;
 
 /// Why a daemon could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -392,6 +387,10 @@ impl Server {
                         let _ = fallocate(file, hole, offset, bytes);
                     }
                 }
+                Effect::Lock { client, locked } => {
+                    self.peers
+                        .with_channel(client, |channel| channel.set_locked(locked));
+                }
                 Effect::Push { client, message } => {
                     if let Some(peer) = self.peers.get(client.0) {
                         // A client that does not read its events loses them, as on hardware.
@@ -460,75 +459,4 @@ fn done(result: Result<(), Refusal>) -> Answer {
         Ok(()) => Answer::Done,
         Err(refusal) => Answer::Refused(refusal),
     }
-}
-
-fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> Result<(), ServeError> {
-    epoll::add(
-        epoll,
-        fd,
-        epoll::EventData::new_u64(token),
-        epoll::EventFlags::IN,
-    )
-    .map_err(system("watch a descriptor"))
-}
-
-fn memory_file() -> Result<OwnedFd, ServeError> {
-    let file = memfd_create("mock-gpu-memory", MemfdFlags::CLOEXEC)
-        .map_err(system("create a card's memory"))?;
-    ftruncate(&file, MEMORY_FILE_BYTES).map_err(system("size a card's memory"))?;
-    Ok(file)
-}
-
-/// Makes sure that this process alone serves the root; the kernel releases the lock when we die.
-fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
-    let path = root.lock_file();
-    let file_error = |action, path: &Path, source| ServeError::File {
-        action,
-        path: path.to_owned(),
-        source,
-    };
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|source| file_error("create", parent, source))?;
-    }
-    let file = fs::File::create(&path).map_err(|source| file_error("create", &path, source))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file.into()),
-        Err(Errno::WOULDBLOCK) => Err(ServeError::AlreadyServed {
-            root: root.path().to_owned(),
-        }),
-        Err(errno) => Err(file_error("lock", &path, errno.into())),
-    }
-}
-
-/// A listening socket at a path. The lock is held, so what lies there is of a daemon that died.
-/// It appears under its name only when it accepts connections.
-fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
-    let error = |action: &'static str| {
-        move |source: Errno| ServeError::File {
-            action,
-            path: path.to_owned(),
-            source: source.into(),
-        }
-    };
-    let temporary = path.with_extension("new");
-    let _ = fs::remove_file(&temporary);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(error("create socket"))?;
-    let address = SocketAddrUnix::new(&temporary).map_err(error("name socket"))?;
-    bind(&socket, &address).map_err(error("bind socket"))?;
-    listen(&socket, 1024).map_err(error("listen on socket"))?;
-    let renamed = open_to_all(&temporary).and_then(|()| fs::rename(&temporary, path));
-    renamed.map_err(|source| ServeError::File {
-        action: "publish socket",
-        path: path.to_owned(),
-        source,
-    })?;
-    Ok(socket)
-}
-
-/// As the driver's device files, the socket is for every user.
-fn open_to_all(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
 }

@@ -213,7 +213,8 @@ fn what_a_green_context_allocates_is_the_primary_ones() {
     );
     assert_eq!(multiprocessors(&resource), 16);
     let address = api.allocate(64 * MIB).unwrap();
-    assert_eq!(used(), context_bytes + 64 * MIB);
+    let small = api.allocate(100).unwrap();
+    assert_eq!(used(), context_bytes + 66 * MIB);
     assert_eq!(call!(api, "cuCtxDestroy_v2", context), INVALID_CONTEXT);
 
     let mut primary = NONE;
@@ -222,8 +223,10 @@ fn what_a_green_context_allocates_is_the_primary_ones() {
         0
     );
     assert_eq!(call!(api, "cuGreenCtxDestroy", green), 0);
-    assert_eq!(used(), context_bytes + 64 * MIB);
+    assert_eq!(used(), context_bytes + 66 * MIB);
     assert_eq!(call!(api, "cuCtxSetCurrent", primary), 0);
+    api.free(small);
+    assert_eq!(used(), context_bytes + 64 * MIB);
     assert_eq!(call!(api, "cuMemsetD8_v2", address, 1u8, 16usize), 0);
     assert_eq!(call!(api, "cuDevicePrimaryCtxRelease_v2", 0), 0);
     assert_eq!(used(), 0);

@@ -9,6 +9,7 @@ mod api;
 mod arrays;
 mod batches;
 mod captures;
+mod checkpoints;
 mod context;
 mod external;
 mod graph_changes;

@@ -356,8 +356,10 @@ fn a_user_object_is_destroyed_with_its_last_reference() {
         call!(api, "cuGraphReleaseUserObject", copy, second, 1u32),
         0
     );
-    assert_eq!(DESTROYED.load(Ordering::SeqCst), 1);
+    // Objects are destroyed one after the other: with this one nothing else is due.
+    assert_eq!(release(create(100, 1), 1), 0);
+    await_destroyed(101);
     assert_eq!(call!(api, "cuGraphExecDestroy", exec), 0);
-    await_destroyed(11);
+    await_destroyed(111);
     assert_eq!(call!(api, "cuGraphDestroy", copy), 0);
 }

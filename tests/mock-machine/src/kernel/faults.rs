@@ -78,6 +78,7 @@ impl Kernel {
             | Request::MemoryInfo { card } => Some(*card),
             Request::Allocate { context, .. } => Some(self.contexts.get(context)?.card),
             Request::Hello { .. }
+            | Request::Checkpoint { .. }
             | Request::DestroyContext { .. }
             | Request::Free { .. }
             | Request::Release { .. }

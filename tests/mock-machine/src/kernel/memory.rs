@@ -14,17 +14,19 @@ use super::{ClientId, Context, Effect, Kernel, ledger};
 /// Memory that is taken.
 #[derive(Debug)]
 pub(super) struct Allocation {
-    card: CardIndex,
+    pub(super) card: CardIndex,
     offset: u64,
-    bytes: u64,
+    pub(super) bytes: u64,
     /// Never empty; how often each holds it.
-    holders: BTreeMap<Holder, u32>,
+    pub(super) holders: BTreeMap<Holder, u32>,
     /// Who took it.
     payer: Holder,
     /// Where a process took it: a context, and with it a GPU instance, on whose account it is.
     taken_in: Option<ContextId>,
     /// Whether other processes may open it by its number.
     shared: bool,
+    /// Whether it is on the host for now: see [`super::checkpoint`].
+    pub(super) away: bool,
 }
 
 /// Who keeps memory alive.
@@ -113,6 +115,7 @@ impl Kernel {
             payer: holder,
             taken_in,
             shared: false,
+            away: false,
         };
         self.allocations.insert(allocation, record);
         self.account_memory(index);
@@ -172,12 +175,13 @@ impl Kernel {
             card: index,
             offset,
             bytes,
+            away,
             ..
         }) = self.allocations.remove(&id)
         else {
             return;
         };
-        if let Ok(card) = self.card_mut(index) {
+        if !away && let Ok(card) = self.card_mut(index) {
             card.ledger.give_back(bytes);
         }
         self.effects.push(Effect::Forget {
@@ -261,7 +265,7 @@ impl Kernel {
     fn bytes_of(&self, card: CardIndex, holder: Holder) -> u64 {
         self.allocations
             .values()
-            .filter(|one| one.card == card && one.account() == Some(holder))
+            .filter(|one| one.card == card && !one.away && one.account() == Some(holder))
             .map(|allocation| allocation.bytes)
             .sum()
     }
@@ -269,7 +273,11 @@ impl Kernel {
     /// Memory of a card on the account of processes rather than of their contexts.
     pub(super) fn bytes_by_client(&self, card: CardIndex) -> BTreeMap<ClientId, u64> {
         let mut bytes = BTreeMap::new();
-        for allocation in self.allocations.values().filter(|one| one.card == card) {
+        for allocation in self
+            .allocations
+            .values()
+            .filter(|one| one.card == card && !one.away)
+        {
             if let Some(Holder::Client(client)) = allocation.account() {
                 *bytes.entry(client).or_default() += allocation.bytes;
             }

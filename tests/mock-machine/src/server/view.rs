@@ -123,7 +123,8 @@ pub(super) fn widen(
     if namespace == Namespace::Own || policy != ProcessIds::Translated {
         return;
     }
-    if let Request::Accounting {
+    if let Request::Checkpoint { pid, .. }
+    | Request::Accounting {
         request: AccountingRequest::Stats { pid },
         ..
     } = request
