@@ -269,6 +269,82 @@ fn a_static_program_runs_as_if_nothing_were_preloaded() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
+/// The dynamic loader of musl, which is its C library: the system's, or the one of Debian's package, fetched on the
+/// first call. `None`, which it says, where there is neither.
+fn musl() -> Option<PathBuf> {
+    let architecture = std::env::consts::ARCH;
+    let of_system = PathBuf::from(format!("/lib/ld-musl-{architecture}.so.1"));
+    if of_system.exists() {
+        return Some(of_system);
+    }
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("musl");
+    let fetched = directory.join(format!("lib/{architecture}-linux-musl/libc.so"));
+    if !fetched.exists() {
+        fs::create_dir_all(&directory).unwrap();
+        let script = "apt-get -qq download musl && dpkg-deb -x musl_*.deb .";
+        let outcome = Command::new("sh")
+            .args(["-c", script])
+            .current_dir(&directory)
+            .output()
+            .unwrap();
+        if !fetched.exists() {
+            let error = String::from_utf8_lossy(&outcome.stderr);
+            println!(
+                "no {} and no Debian package of it: {error}",
+                of_system.display()
+            );
+            return None;
+        }
+    }
+    Some(fetched)
+}
+
+/// As in an image of Alpine: musl's loader does not read `/etc/ld.so.preload`, and with `LD_PRELOAD` it says what it
+/// misses and does not start the program. `libvgpu/README.md` says so.
+#[test]
+fn a_program_for_musl_runs_with_the_preload_file_and_not_with_the_variable() {
+    let Some(musl) = musl() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("program");
+    let source = directory.path().join("program.c");
+    let code = "void _exit(int); void _start(void) { _exit(7); }";
+    fs::write(&source, code).unwrap();
+    let built = Command::new("cc")
+        .args(["-nostdlib", "-nostartfiles", "-fno-builtin", "-o"])
+        .args([&program, &source, &musl])
+        .arg(format!("-Wl,--dynamic-linker={}", musl.display()))
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let output = Command::new(&program)
+        .env("LD_PRELOAD", interposer::library())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(127), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("dlvsym: symbol not found"), "{error}");
+    if !is_root() {
+        return;
+    }
+    let script = format!(
+        "set -e
+        mount --make-rprivate /
+        mount -t tmpfs none /mnt
+        cp -a /etc/. /mnt/
+        echo {} > /mnt/ld.so.preload
+        mount --bind /mnt /etc
+        exec {}",
+        interposer::library().display(),
+        program.display(),
+    );
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &script])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
 /// Another preloaded library that has a `dlsym` of its own, which asks the next one.
 const OTHER_PRELOADED: &str = r#"
     #define _GNU_SOURCE
