@@ -24,6 +24,8 @@ struct ShimContainer {
     container: Container,
     /// What is mounted, and the place of the root.
     files: tempfile::TempDir,
+    /// Where the driver's own libraries come from.
+    driver: PathBuf,
 }
 
 impl ShimContainer {
@@ -42,7 +44,12 @@ impl ShimContainer {
         }
         fs::create_dir(files.path().join("root")).unwrap();
         fs::write(files.path().join("ld.so.cache"), cache()).unwrap();
-        Some(Self { container, files })
+        let driver = container.machine.lib_dir();
+        Some(Self {
+            container,
+            files,
+            driver,
+        })
     }
 
     /// A program in the container, with an empty environment.
@@ -101,7 +108,7 @@ impl ShimContainer {
                 .display(),
             libvgpu = interposer::library().display(),
             library = paths::LIBRARY,
-            real = self.container.machine.lib_dir().display(),
+            real = self.driver.display(),
         );
         let mut command = Command::new("unshare");
         command
@@ -409,4 +416,32 @@ fn the_drivers_own_file_is_behind_the_stub() {
     let mut process = Subject::spawn(command);
     process.init(0);
     is_limited(&mut process, GIB, "preloaded");
+}
+
+/// Behind the stub, `dlsym` finds hooks of functions that an old driver does not have.
+#[test]
+fn a_function_that_an_old_driver_lacks_is_not_supported() {
+    let Some(mut shim) = ShimContainer::with_memory(GIB) else {
+        return;
+    };
+    let old = tempfile::tempdir().unwrap();
+    for (name, function, soname) in [
+        ("libcuda", "cuInit", "libcuda.so.1"),
+        ("libnvidia-ml", "nvmlInit_v2", "libnvidia-ml.so.1"),
+    ] {
+        let source = format!("int {function}(void) {{ return 0; }}");
+        let soname_argument = format!("-Wl,-soname,{soname}");
+        let library = build_library(old.path(), name, &source, &[&soname_argument]);
+        fs::rename(library, old.path().join(soname)).unwrap();
+    }
+    old.path().clone_into(&mut shim.driver);
+    let mut process = Subject::spawn(shim.command(interposer::subject(), &["dlsym"]));
+    assert_eq!(process.ok("initonly"), [0; 0]);
+    assert_eq!(process.ask("alloc 1")[0], 801);
+    assert_eq!(process.say("lookup cuDeviceGetName"), "0 none");
+    let program = "import ctypes
+nvml = ctypes.CDLL('libnvidia-ml.so.1')
+print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetMemoryInfo(None, None))";
+    let python = python::clients().unwrap().join("python3");
+    assert_eq!(shim.output(python, &["-c", program]).trim(), "0 13");
 }
