@@ -1,8 +1,9 @@
-//! What drava's parts say to each other and to users: names, quantities, opaque config, validation.
+//! What drava's parts say to each other and to users: names, quantities, opaque config, validation, errors as text.
 //!
 //! No I/O, no client, no clock.
 
 pub mod config;
+pub mod error;
 pub mod names;
 pub mod quantity;
 pub mod request;

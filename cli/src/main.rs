@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use drava_allocator::placement::Policies;
 use drava_api::config::PlacementPolicy;
+use drava_api::error::describe;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
@@ -104,8 +105,7 @@ async fn main() -> ExitCode {
     match run(Cli::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-            eprintln!("error: {}", causes.join("\n  caused by: "));
+            eprintln!("error: {}", describe(error.as_ref()));
             ExitCode::FAILURE
         }
     }

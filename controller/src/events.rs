@@ -1,6 +1,7 @@
 //! Posts notices as core/v1 Events, which `kubectl describe` shows. Best effort: an event that cannot be posted is
 //! logged, and never holds anything up.
 
+use drava_api::error::describe;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -54,7 +55,13 @@ async fn post(client: &Client, notice: Notice) {
     let event = event(notice, &namespace, Timestamp::now());
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
     if let Err(error) = api.create(&PostParams::default(), &event).await {
-        tracing::warn!(%error, namespace, object, reason = event.reason, "cannot post an event");
+        tracing::warn!(
+            error = describe(&error),
+            namespace,
+            object,
+            reason = event.reason,
+            "cannot post an event"
+        );
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use drava_api::error::describe;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -94,7 +95,11 @@ impl Candidate {
                 }
                 Ok(Ok(false)) => renewed = None,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, lease = LEASE_NAME, "cannot renew or take the lease")
+                    tracing::warn!(
+                        error = describe(&error),
+                        lease = LEASE_NAME,
+                        "cannot renew or take the lease"
+                    )
                 }
                 Err(_) => {
                     tracing::warn!(lease = LEASE_NAME, "no answer to the request for the lease")
@@ -113,7 +118,11 @@ impl Candidate {
         if leading.send_replace(false)
             && let Err(error) = self.release().await
         {
-            tracing::warn!(%error, lease = LEASE_NAME, "cannot release the lease; it runs out by itself");
+            tracing::warn!(
+                error = describe(&error),
+                lease = LEASE_NAME,
+                "cannot release the lease; it runs out by itself"
+            );
         }
     }
 

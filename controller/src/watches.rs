@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use drava_api::error::describe;
 use drava_api::names;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
@@ -93,7 +94,7 @@ where
         .flat_map(move |event| {
             let observations = match event {
                 Ok(event) => tracker.take(event, kind, wrap),
-                Err(error) => vec![Observation::Broken(kind, error.to_string())],
+                Err(error) => vec![Observation::Broken(kind, describe(&error))],
             };
             futures::stream::iter(observations)
         })

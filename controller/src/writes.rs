@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use drava_allocator::cluster::object_key;
+use drava_api::error::describe;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::{Patch, PatchParams};
@@ -263,7 +264,11 @@ impl Writer {
                 }
                 Ok(Ok(_)) => return Err(WriteError::Gone(name_of(claim))),
                 Ok(Err(error)) => {
-                    tracing::warn!(claim = name_of(claim), %error, "cannot read a claim back")
+                    tracing::warn!(
+                        claim = name_of(claim),
+                        error = describe(&error),
+                        "cannot read a claim back"
+                    )
                 }
                 Err(_) => tracing::warn!(
                     claim = name_of(claim),
@@ -299,7 +304,7 @@ impl Writer {
         match tokio::time::timeout(self.timing.request_timeout, request).await {
             Ok(Ok(claim)) => Answer::Done(Box::new(claim)),
             Ok(Err(kube::Error::Api(status))) => Answer::of_refusal(status.code, &status.message),
-            Ok(Err(error)) => Answer::Unknown(error.to_string()),
+            Ok(Err(error)) => Answer::Unknown(describe(&error)),
             Err(_) => Answer::Unknown("no answer in time".to_owned()),
         }
     }

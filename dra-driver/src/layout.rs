@@ -7,7 +7,9 @@ use drava_vgpu_abi::paths;
 use crate::args::Paths;
 use crate::claim::ClaimUid;
 use crate::prepare::ShareId;
-use crate::prepare::spec::MARK;
+
+/// File that the CDI hook leaves in the usage directory of a share: the container runtime has applied the CDI spec.
+pub const MARK: &str = "injected";
 
 /// Begins the file names of the CDI specs that the driver writes; the claim UID and `.json` follow.
 pub const SPEC_PREFIX: &str = "gpu.drava.dev-claim-";

@@ -3,7 +3,6 @@
 //! Each chore lives in the module that carries its name; this file only reads the command line.
 
 mod bench;
-mod chart;
 mod cluster;
 mod codegen;
 mod demo;

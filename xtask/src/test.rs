@@ -4,6 +4,7 @@
 //! log file and is printed when the stage fails.
 
 mod binaries;
+mod chart;
 mod miri;
 pub(crate) mod stage;
 
@@ -108,7 +109,7 @@ impl Stage {
                 }
                 Ok(count)
             }
-            Self::Chart => crate::chart::check(log),
+            Self::Chart => chart::check(log),
             Self::Cluster => binaries::run(Suite::Cluster, filter, &[], log),
             Self::E2e => e2e(args, log),
             Self::Miri => miri::run(filter, log),

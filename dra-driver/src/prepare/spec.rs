@@ -14,10 +14,7 @@ use super::record::Record;
 use super::{Access, Delivery, Prepared, Share};
 use crate::artifacts::Artifact;
 use crate::claim::ClaimUid;
-use crate::layout::Layout;
-
-/// File that the CDI hook leaves in the usage directory of a share: the container runtime has applied the CDI spec.
-pub const MARK: &str = "injected";
+use crate::layout::{Layout, MARK};
 
 /// The containers' view could not be put together.
 #[derive(Debug, thiserror::Error)]

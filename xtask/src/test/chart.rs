@@ -6,9 +6,9 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-
-use crate::test::stage::{Count, Log};
 use drava_cluster::workspace_root;
+
+use super::stage::{Count, Log};
 
 /// Name of a rendering and the values that it is made with.
 const RENDERS: [(&str, &[&str]); 3] = [

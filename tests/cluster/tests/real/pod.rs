@@ -1,0 +1,133 @@
+//! A pod runs to its end, and the cluster leaves nothing behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use drava_cluster::oci::{Image, Layer};
+use drava_cluster::{Cluster, Kubernetes, down};
+
+use crate::traces::{devices, namespaces, traces};
+use crate::trial::{Trial, in_node, kubectl};
+
+/// A pod that asks the API server for its version with nothing but what every pod is given.
+const POD: &str = r#"{
+    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asks"},
+    "spec": {"restartPolicy": "Never", "containers": [{"name": "asks", "image": "localhost/kubectl:test", "imagePullPolicy": "Never"}]}
+}"#;
+
+/// An image with this cluster's kubectl in it.
+fn load_kubectl(cluster: &Cluster, dir: &Path) {
+    let mut layer = Layer::with_merged_usr();
+    layer
+        .copy(
+            "/usr/bin/kubectl",
+            Path::new(cluster.kubectl().get_program()),
+            0o755,
+        )
+        .unwrap();
+    let image = Image {
+        name: "localhost/kubectl:test".into(),
+        entrypoint: vec![
+            "/usr/bin/kubectl".into(),
+            "get".into(),
+            "--raw=/version".into(),
+        ],
+        command: vec![],
+        user: "65532:65532".into(),
+        layer,
+    };
+    let archive = dir.join("kubectl.tar");
+    image.write(&archive).unwrap();
+    cluster.load_image(&archive).unwrap();
+}
+
+fn apply(cluster: &Cluster, manifest: &str) {
+    let mut child = cluster
+        .kubectl()
+        .args(["apply", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), manifest.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// Waits until [`POD`] has ended well.
+fn await_success(cluster: &Cluster) {
+    let ended = "--for=jsonpath={.status.phase}=Succeeded";
+    kubectl(cluster, &["wait", "pod/asks", ended, "--timeout=60s"]);
+}
+
+#[test]
+fn a_pod_runs_to_completion_and_nothing_is_left() {
+    let trial = Trial::new("pod");
+    let (devices_before, settings_before) = (
+        devices(),
+        fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap(),
+    );
+    let cluster = trial.up();
+    assert!(cluster.status().unwrap().ready);
+    assert!(kubectl(&cluster, &["version"]).contains("Server Version: v1.37.1"));
+
+    // A second start finds the first.
+    let init = cluster.node_path(Path::new("/")).unwrap();
+    assert_eq!(trial.up().node_path(Path::new("/")).unwrap(), init);
+
+    let dir = tempfile::tempdir().unwrap();
+    load_kubectl(&cluster, dir.path());
+    apply(&cluster, POD);
+    await_success(&cluster);
+    assert!(kubectl(&cluster, &["logs", "asks"]).contains("\"gitVersion\": \"v1.37.1\""));
+    let label = kubectl(
+        &cluster,
+        &[
+            "get",
+            "node",
+            "node-0",
+            "-o",
+            r"jsonpath={.metadata.labels.gpu\.drava\.dev/enabled}",
+        ],
+    );
+    assert_eq!(label, "true");
+
+    // The host sees nothing of it while it runs, either.
+    assert_eq!(devices(), devices_before);
+    assert_eq!(
+        fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap(),
+        settings_before
+    );
+    assert_eq!(in_node(&cluster, "hostname").trim(), "node-0");
+    assert!(!in_node(&cluster, "cat /proc/mounts").contains("/root/home-of-the-host"));
+
+    let theirs = namespaces(init.parent().unwrap());
+    assert_eq!(theirs.len(), 6);
+    assert!(down(trial.state()).unwrap());
+    assert_eq!(traces(trial.state()), [""; 0]);
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        assert!(
+            namespaces(&process.path()).is_disjoint(&theirs),
+            "{} is in a namespace of the node",
+            process.path().display()
+        );
+    }
+    assert_eq!(devices(), devices_before);
+    assert!(
+        !down(trial.state()).unwrap(),
+        "there is nothing left to end"
+    );
+}
+
+#[test]
+#[ignore = "builds a second Kubernetes first, which takes minutes"]
+fn the_oldest_supported_release_runs_a_pod() {
+    let mut trial = Trial::new("oldest");
+    trial.options.kubernetes = Kubernetes::V1_36;
+    let cluster = trial.up();
+    let dir = tempfile::tempdir().unwrap();
+    load_kubectl(&cluster, dir.path());
+    apply(&cluster, POD);
+    await_success(&cluster);
+    assert!(kubectl(&cluster, &["logs", "asks"]).contains("\"gitVersion\": \"v1.36.3\""));
+}

@@ -1,0 +1,122 @@
+//! What a cluster refuses: strangers, other clusters' options, directories that are not its own.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use drava_cluster::{Kubernetes, Machine, Options, down, target_dir, up};
+
+use crate::trial::{Trial, in_node, kubectl};
+
+#[test]
+fn another_release_or_machine_needs_another_cluster() {
+    let trial = Trial::new("other");
+    trial.up();
+    let other = Options {
+        kubernetes: Kubernetes::V1_36,
+        ..trial.options.clone()
+    };
+    let message = up(&other).unwrap_err().to_string();
+    assert!(
+        message.contains("runs Kubernetes v1.37.1, not v1.36.3")
+            && message.contains("cluster down"),
+        "{message}"
+    );
+    let other = Options {
+        machine: Machine::default(),
+        ..trial.options.clone()
+    };
+    let message = up(&other).unwrap_err().to_string();
+    assert!(
+        message.contains("runs with the machine none, not") && message.contains("cluster down"),
+        "{message}"
+    );
+}
+
+#[test]
+fn nobody_reads_the_cluster_without_credentials() {
+    let trial = Trial::new("strangers");
+    let cluster = trial.up();
+    let server = kubectl(
+        &cluster,
+        &[
+            "config",
+            "view",
+            "-o",
+            "jsonpath={.clusters[0].cluster.server}",
+        ],
+    );
+    let mut stranger = cluster.kubectl();
+    stranger.env("KUBECONFIG", "/dev/null").args([
+        "--server",
+        &server,
+        "--insecure-skip-tls-verify",
+        "--token=guessed",
+    ]);
+    let output = stranger.args(["get", "namespaces"]).output().unwrap();
+    assert!(
+        !output.status.success()
+            && String::from_utf8_lossy(&output.stderr).contains("Unauthorized"),
+        "{output:?}"
+    );
+
+    // Without TLS there is not even an answer to misread.
+    let mut plain = TcpStream::connect(server.trim_start_matches("https://")).unwrap();
+    plain
+        .write_all(b"GET /api HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    plain.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("400"), "{answer}");
+
+    // Nor does kubelet or etcd, from inside the node.
+    for (server, refusals) in [
+        ("https://127.0.0.1:10250", ["must be logged in"].as_slice()),
+        // etcd closes the connection at the handshake; the client may see that before it reads the alert, and on
+        // either side of its own write. An answer in HTTP would read differently from all three.
+        (
+            "https://127.0.0.1:2379",
+            &[
+                "certificate required",
+                "could not be established",
+                "Unable to connect to the server",
+            ],
+        ),
+    ] {
+        let asked = in_node(
+            &cluster,
+            &format!(
+                "kubectl --server {server} --insecure-skip-tls-verify --token=guessed get --raw /pods 2>&1 || true"
+            ),
+        );
+        assert!(
+            refusals.iter().any(|refusal| asked.contains(refusal))
+                && !asked.contains("connection refused"),
+            "{server}: {asked}"
+        );
+    }
+}
+
+#[test]
+fn a_foreign_directory_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+    let options = Options {
+        state: dir.path().to_owned(),
+        ..Options::named("unused")
+    };
+    assert!(
+        up(&options)
+            .unwrap_err()
+            .to_string()
+            .contains("not a cluster's state directory")
+    );
+    assert!(
+        down(dir.path())
+            .unwrap_err()
+            .to_string()
+            .contains("not a cluster's state directory")
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert!(target_dir().is_absolute());
+}
