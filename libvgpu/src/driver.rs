@@ -127,10 +127,16 @@ impl Original {
     }
 
     /// Where it is, if the program has loaded the library and the library has it.
+    #[inline]
     pub(crate) fn address(&self) -> Option<NonNull<c_void>> {
-        if let Some(address) = NonNull::new(self.address.load(Ordering::Acquire)) {
-            return Some(address);
+        match NonNull::new(self.address.load(Ordering::Acquire)) {
+            Some(address) => Some(address),
+            None => self.find(),
         }
+    }
+
+    #[cold]
+    fn find(&self) -> Option<NonNull<c_void>> {
         let handle = self.library.handle()?;
         let address = symbol(handle.as_ptr(), self.name)?;
         self.address.store(address.as_ptr(), Ordering::Release);

@@ -122,16 +122,23 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 impl Process {
     /// This process, with its limits found. `None` if there is no memory for its state.
     pub(crate) fn get() -> Option<&'static Self> {
-        let pointer = match NonNull::new(PROCESS.load(Ordering::Acquire)) {
-            Some(pointer) => pointer,
-            None => install()?,
+        let process = match Self::mapped() {
+            Some(process) => process,
+            // SAFETY: as in `mapped`.
+            None => unsafe { install()?.as_ref() },
         };
-        // SAFETY: mapped, zeroed, and never unmapped; all zeroes is a `Process`, which consists of atomics and numbers.
-        let process = unsafe { pointer.as_ref() };
         if process.phase.load(Ordering::Acquire) != READY {
             process.start();
         }
         Some(process)
+    }
+
+    /// This process if it has state at all, which may be all zeroes: not looked yet.
+    #[inline]
+    pub(crate) fn mapped() -> Option<&'static Self> {
+        let pointer = NonNull::new(PROCESS.load(Ordering::Acquire))?;
+        // SAFETY: mapped, zeroed, and never unmapped; all zeroes is a `Process`, which consists of atomics and numbers.
+        Some(unsafe { pointer.as_ref() })
     }
 
     #[cold]

@@ -78,7 +78,7 @@ pub(crate) fn by_base(base: &CStr) -> impl Iterator<Item = &'static Hook> {
 macro_rules! hooks {
     ($(
         $purpose:ident $library:ident $name:ident($($argument:ident: $type:ty),* $(,)?)
-            = $base:literal $since:literal $(+ $flags:ident)? => $($body:ident)::+;
+            = $base:literal $since:literal $(+ $flags:ident)? => $body:path;
     )*) => {
         $(
             #[expect(non_snake_case, reason = "names are those of cuda.h and nvml.h")]
@@ -106,7 +106,7 @@ macro_rules! hooks {
                         core::mem::transmute::<core::ptr::NonNull<c_void>, Function>(original)
                     };
                     // SAFETY: the caller keeps the driver's contract, which is also the body's.
-                    unsafe { $($body)::+(original, $($argument),*) }
+                    unsafe { $body(original, $($argument),*) }
                 }
             }
         )*
@@ -141,6 +141,7 @@ mod types {
     pub(crate) use crate::cuda::*;
     pub(crate) use crate::driver::{Library, Original};
     pub(crate) use crate::hooks::*;
+    pub(crate) use crate::meter::{Legacy, PerThread};
     pub(crate) use crate::nvml::*;
 }
 
@@ -287,24 +288,24 @@ hooks! {
     Memory Cuda cuDestroyExternalMemory(external: CUexternalMemory) = c"cuDestroyExternalMemory" 10000 => external::destroy;
 
     // Kernels.
-    Compute Cuda cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernel" 4000 => launch::kernel;
+    Compute Cuda cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernel" 4000 => launch::kernel::<Legacy>;
     Compute Cuda cuLaunchKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void)
-        = c"cuLaunchKernel" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel_ptsz;
-    Compute Cuda cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernelEx" 11060 => launch::kernel_ex;
+        = c"cuLaunchKernel" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel::<PerThread>;
+    Compute Cuda cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernelEx" 11060 => launch::kernel_ex::<Legacy>;
     Compute Cuda cuLaunchKernelEx_ptsz(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
-        = c"cuLaunchKernelEx" 11060 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel_ex_ptsz;
-    Compute Cuda cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void) = c"cuLaunchCooperativeKernel" 9000 => launch::cooperative;
+        = c"cuLaunchKernelEx" 11060 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::kernel_ex::<PerThread>;
+    Compute Cuda cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void) = c"cuLaunchCooperativeKernel" 9000 => launch::cooperative::<Legacy>;
     Compute Cuda cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
-        = c"cuLaunchCooperativeKernel" 9000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::cooperative_ptsz;
+        = c"cuLaunchCooperativeKernel" 9000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => launch::cooperative::<PerThread>;
     Compute Cuda cuLaunchCooperativeKernelMultiDevice(launches: *mut CUDA_LAUNCH_PARAMS, count: c_uint, flags: c_uint) = c"cuLaunchCooperativeKernelMultiDevice" 9000 => launch::cooperative_multi_device;
     Compute Cuda cuLaunch(function: CUfunction) = c"cuLaunch" 2000 => launch::legacy;
     Compute Cuda cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) = c"cuLaunchGrid" 2000 => launch::legacy_grid;
     Compute Cuda cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) = c"cuLaunchGridAsync" 2000 => launch::legacy_grid_async;
 
     // Graphs.
-    Any Cuda cuGraphLaunch(exec: CUgraphExec, stream: CUstream) = c"cuGraphLaunch" 10000 => graph::launch;
+    Any Cuda cuGraphLaunch(exec: CUgraphExec, stream: CUstream) = c"cuGraphLaunch" 10000 => graph::launch::<Legacy>;
     Any Cuda cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream)
-        = c"cuGraphLaunch" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::launch_ptsz;
+        = c"cuGraphLaunch" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::launch::<PerThread>;
     Any Cuda cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 10000 => graph::instantiate;
     Any Cuda cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, size: usize) = c"cuGraphInstantiate" 11000 => graph::instantiate;
     Any Cuda cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = c"cuGraphInstantiateWithFlags" 11040 => graph::instantiate_with_flags;
@@ -322,124 +323,124 @@ hooks! {
     Any Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
 
     // Captures, during which no event may be used.
-    Compute Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture;
+    Compute Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture::<Legacy>;
     Compute Cuda cuStreamBeginCapture_ptsz(stream: CUstream)
-        = c"cuStreamBeginCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_ptsz;
-    Compute Cuda cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) = c"cuStreamBeginCapture" 10010 => graph::begin_capture_v2;
+        = c"cuStreamBeginCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture::<PerThread>;
+    Compute Cuda cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) = c"cuStreamBeginCapture" 10010 => graph::begin_capture_v2::<Legacy>;
     Compute Cuda cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: c_int)
-        = c"cuStreamBeginCapture" 10010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_v2_ptsz;
-    Compute Cuda cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int) = c"cuStreamBeginCaptureToGraph" 12030 => graph::begin_capture_to_graph;
+        = c"cuStreamBeginCapture" 10010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_v2::<PerThread>;
+    Compute Cuda cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int) = c"cuStreamBeginCaptureToGraph" 12030 => graph::begin_capture_to_graph::<Legacy>;
     Compute Cuda cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int)
-        = c"cuStreamBeginCaptureToGraph" 12030 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_to_graph_ptsz;
-    Compute Cuda cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) = c"cuStreamEndCapture" 10000 => graph::end_capture;
+        = c"cuStreamBeginCaptureToGraph" 12030 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_to_graph::<PerThread>;
+    Compute Cuda cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) = c"cuStreamEndCapture" 10000 => graph::end_capture::<Legacy>;
     Compute Cuda cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph)
-        = c"cuStreamEndCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::end_capture_ptsz;
+        = c"cuStreamEndCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::end_capture::<PerThread>;
     Compute Cuda cuStreamDestroy(stream: CUstream) = c"cuStreamDestroy" 2000 => graph::destroy_stream;
     Compute Cuda cuStreamDestroy_v2(stream: CUstream) = c"cuStreamDestroy" 4000 => graph::destroy_stream;
 
     // Fills.
-    Compute Cuda cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize) = c"cuMemsetD8" 3020 => transfer::fill;
+    Compute Cuda cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize) = c"cuMemsetD8" 3020 => transfer::fill::<Legacy, _>;
     Compute Cuda cuMemsetD8_v2_ptds(to: CUdeviceptr, value: c_uchar, count: usize)
-        = c"cuMemsetD8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
-    Compute Cuda cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) = c"cuMemsetD8Async" 3020 => transfer::fill_async;
+        = c"cuMemsetD8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill::<PerThread, _>;
+    Compute Cuda cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) = c"cuMemsetD8Async" 3020 => transfer::fill_async::<Legacy, _>;
     Compute Cuda cuMemsetD8Async_ptsz(to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream)
-        = c"cuMemsetD8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
-    Compute Cuda cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) = c"cuMemsetD2D8" 3020 => transfer::fill_rows;
+        = c"cuMemsetD8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async::<PerThread, _>;
+    Compute Cuda cuMemsetD2D8_v2(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize) = c"cuMemsetD2D8" 3020 => transfer::fill_rows::<Legacy, _>;
     Compute Cuda cuMemsetD2D8_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize)
-        = c"cuMemsetD2D8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
-    Compute Cuda cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D8Async" 3020 => transfer::fill_rows_async;
+        = c"cuMemsetD2D8" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows::<PerThread, _>;
+    Compute Cuda cuMemsetD2D8Async(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D8Async" 3020 => transfer::fill_rows_async::<Legacy, _>;
     Compute Cuda cuMemsetD2D8Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize, stream: CUstream)
-        = c"cuMemsetD2D8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
-    Compute Cuda cuMemsetD16_v2(to: CUdeviceptr, value: c_ushort, count: usize) = c"cuMemsetD16" 3020 => transfer::fill;
+        = c"cuMemsetD2D8Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async::<PerThread, _>;
+    Compute Cuda cuMemsetD16_v2(to: CUdeviceptr, value: c_ushort, count: usize) = c"cuMemsetD16" 3020 => transfer::fill::<Legacy, _>;
     Compute Cuda cuMemsetD16_v2_ptds(to: CUdeviceptr, value: c_ushort, count: usize)
-        = c"cuMemsetD16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
-    Compute Cuda cuMemsetD16Async(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream) = c"cuMemsetD16Async" 3020 => transfer::fill_async;
+        = c"cuMemsetD16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill::<PerThread, _>;
+    Compute Cuda cuMemsetD16Async(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream) = c"cuMemsetD16Async" 3020 => transfer::fill_async::<Legacy, _>;
     Compute Cuda cuMemsetD16Async_ptsz(to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream)
-        = c"cuMemsetD16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
-    Compute Cuda cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) = c"cuMemsetD2D16" 3020 => transfer::fill_rows;
+        = c"cuMemsetD16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async::<PerThread, _>;
+    Compute Cuda cuMemsetD2D16_v2(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize) = c"cuMemsetD2D16" 3020 => transfer::fill_rows::<Legacy, _>;
     Compute Cuda cuMemsetD2D16_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize)
-        = c"cuMemsetD2D16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
-    Compute Cuda cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D16Async" 3020 => transfer::fill_rows_async;
+        = c"cuMemsetD2D16" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows::<PerThread, _>;
+    Compute Cuda cuMemsetD2D16Async(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D16Async" 3020 => transfer::fill_rows_async::<Legacy, _>;
     Compute Cuda cuMemsetD2D16Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize, stream: CUstream)
-        = c"cuMemsetD2D16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
-    Compute Cuda cuMemsetD32_v2(to: CUdeviceptr, value: c_uint, count: usize) = c"cuMemsetD32" 3020 => transfer::fill;
+        = c"cuMemsetD2D16Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async::<PerThread, _>;
+    Compute Cuda cuMemsetD32_v2(to: CUdeviceptr, value: c_uint, count: usize) = c"cuMemsetD32" 3020 => transfer::fill::<Legacy, _>;
     Compute Cuda cuMemsetD32_v2_ptds(to: CUdeviceptr, value: c_uint, count: usize)
-        = c"cuMemsetD32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_ptds;
-    Compute Cuda cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) = c"cuMemsetD32Async" 3020 => transfer::fill_async;
+        = c"cuMemsetD32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill::<PerThread, _>;
+    Compute Cuda cuMemsetD32Async(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) = c"cuMemsetD32Async" 3020 => transfer::fill_async::<Legacy, _>;
     Compute Cuda cuMemsetD32Async_ptsz(to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream)
-        = c"cuMemsetD32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async_ptsz;
-    Compute Cuda cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) = c"cuMemsetD2D32" 3020 => transfer::fill_rows;
+        = c"cuMemsetD32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_async::<PerThread, _>;
+    Compute Cuda cuMemsetD2D32_v2(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) = c"cuMemsetD2D32" 3020 => transfer::fill_rows::<Legacy, _>;
     Compute Cuda cuMemsetD2D32_v2_ptds(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize)
-        = c"cuMemsetD2D32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_ptds;
-    Compute Cuda cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D32Async" 3020 => transfer::fill_rows_async;
+        = c"cuMemsetD2D32" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows::<PerThread, _>;
+    Compute Cuda cuMemsetD2D32Async(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream) = c"cuMemsetD2D32Async" 3020 => transfer::fill_rows_async::<Legacy, _>;
     Compute Cuda cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
-        = c"cuMemsetD2D32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async_ptsz;
+        = c"cuMemsetD2D32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async::<PerThread, _>;
 
     // Copies within a card.
-    Compute Cuda cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpy" 4000 => transfer::unified;
+    Compute Cuda cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpy" 4000 => transfer::unified::<Legacy>;
     Compute Cuda cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
-        = c"cuMemcpy" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified_ptds;
-    Compute Cuda cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyAsync" 4000 => transfer::unified_async;
+        = c"cuMemcpy" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified::<PerThread>;
+    Compute Cuda cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyAsync" 4000 => transfer::unified_async::<Legacy>;
     Compute Cuda cuMemcpyAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream)
-        = c"cuMemcpyAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified_async_ptsz;
-    Compute Cuda cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoD" 3020 => transfer::device;
+        = c"cuMemcpyAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified_async::<PerThread>;
+    Compute Cuda cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoD" 3020 => transfer::device::<Legacy>;
     Compute Cuda cuMemcpyDtoD_v2_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
-        = c"cuMemcpyDtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device_ptds;
-    Compute Cuda cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyDtoDAsync" 3020 => transfer::device_async;
+        = c"cuMemcpyDtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device::<PerThread>;
+    Compute Cuda cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyDtoDAsync" 3020 => transfer::device_async::<Legacy>;
     Compute Cuda cuMemcpyDtoDAsync_v2_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream)
-        = c"cuMemcpyDtoDAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device_async_ptsz;
-    Compute Cuda cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize) = c"cuMemcpyPeer" 4000 => transfer::peer;
+        = c"cuMemcpyDtoDAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::device_async::<PerThread>;
+    Compute Cuda cuMemcpyPeer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize) = c"cuMemcpyPeer" 4000 => transfer::peer::<Legacy>;
     Compute Cuda cuMemcpyPeer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
-        = c"cuMemcpyPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer_ptds;
-    Compute Cuda cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream) = c"cuMemcpyPeerAsync" 4000 => transfer::peer_async;
+        = c"cuMemcpyPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer::<PerThread>;
+    Compute Cuda cuMemcpyPeerAsync(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream) = c"cuMemcpyPeerAsync" 4000 => transfer::peer_async::<Legacy>;
     Compute Cuda cuMemcpyPeerAsync_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream)
-        = c"cuMemcpyPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer_async_ptsz;
-    Compute Cuda cuMemcpyDtoA_v2(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoA" 3020 => transfer::to_array;
+        = c"cuMemcpyPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::peer_async::<PerThread>;
+    Compute Cuda cuMemcpyDtoA_v2(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoA" 3020 => transfer::to_array::<Legacy>;
     Compute Cuda cuMemcpyDtoA_v2_ptds(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize)
-        = c"cuMemcpyDtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::to_array_ptds;
-    Compute Cuda cuMemcpyAtoD_v2(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize) = c"cuMemcpyAtoD" 3020 => transfer::from_array;
+        = c"cuMemcpyDtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::to_array::<PerThread>;
+    Compute Cuda cuMemcpyAtoD_v2(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize) = c"cuMemcpyAtoD" 3020 => transfer::from_array::<Legacy>;
     Compute Cuda cuMemcpyAtoD_v2_ptds(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize)
-        = c"cuMemcpyAtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::from_array_ptds;
-    Compute Cuda cuMemcpyAtoA_v2(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize) = c"cuMemcpyAtoA" 3020 => transfer::arrays;
+        = c"cuMemcpyAtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::from_array::<PerThread>;
+    Compute Cuda cuMemcpyAtoA_v2(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize) = c"cuMemcpyAtoA" 3020 => transfer::arrays::<Legacy>;
     Compute Cuda cuMemcpyAtoA_v2_ptds(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize)
-        = c"cuMemcpyAtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::arrays_ptds;
-    Compute Cuda cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2D" 3020 => transfer::rows;
+        = c"cuMemcpyAtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::arrays::<PerThread>;
+    Compute Cuda cuMemcpy2D_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2D" 3020 => transfer::rows::<Legacy>;
     Compute Cuda cuMemcpy2D_v2_ptds(copy: *const CUDA_MEMCPY2D)
-        = c"cuMemcpy2D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_ptds;
-    Compute Cuda cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2DUnaligned" 3020 => transfer::rows;
+        = c"cuMemcpy2D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows::<PerThread>;
+    Compute Cuda cuMemcpy2DUnaligned_v2(copy: *const CUDA_MEMCPY2D) = c"cuMemcpy2DUnaligned" 3020 => transfer::rows::<Legacy>;
     Compute Cuda cuMemcpy2DUnaligned_v2_ptds(copy: *const CUDA_MEMCPY2D)
-        = c"cuMemcpy2DUnaligned" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_ptds;
-    Compute Cuda cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) = c"cuMemcpy2DAsync" 3020 => transfer::rows_async;
+        = c"cuMemcpy2DUnaligned" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows::<PerThread>;
+    Compute Cuda cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) = c"cuMemcpy2DAsync" 3020 => transfer::rows_async::<Legacy>;
     Compute Cuda cuMemcpy2DAsync_v2_ptsz(copy: *const CUDA_MEMCPY2D, stream: CUstream)
-        = c"cuMemcpy2DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_async_ptsz;
-    Compute Cuda cuMemcpy3D_v2(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3D" 3020 => transfer::volume;
+        = c"cuMemcpy2DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::rows_async::<PerThread>;
+    Compute Cuda cuMemcpy3D_v2(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3D" 3020 => transfer::volume::<Legacy>;
     Compute Cuda cuMemcpy3D_v2_ptds(copy: *const CUDA_MEMCPY3D)
-        = c"cuMemcpy3D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_ptds;
-    Compute Cuda cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DAsync" 3020 => transfer::volume_async;
+        = c"cuMemcpy3D" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume::<PerThread>;
+    Compute Cuda cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DAsync" 3020 => transfer::volume_async::<Legacy>;
     Compute Cuda cuMemcpy3DAsync_v2_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream)
-        = c"cuMemcpy3DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async_ptsz;
-    Compute Cuda cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3DPeer" 4000 => transfer::volume;
+        = c"cuMemcpy3DAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async::<PerThread>;
+    Compute Cuda cuMemcpy3DPeer(copy: *const CUDA_MEMCPY3D) = c"cuMemcpy3DPeer" 4000 => transfer::volume::<Legacy>;
     Compute Cuda cuMemcpy3DPeer_ptds(copy: *const CUDA_MEMCPY3D)
-        = c"cuMemcpy3DPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_ptds;
-    Compute Cuda cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DPeerAsync" 4000 => transfer::volume_async;
+        = c"cuMemcpy3DPeer" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume::<PerThread>;
+    Compute Cuda cuMemcpy3DPeerAsync(copy: *const CUDA_MEMCPY3D, stream: CUstream) = c"cuMemcpy3DPeerAsync" 4000 => transfer::volume_async::<Legacy>;
     Compute Cuda cuMemcpy3DPeerAsync_ptsz(copy: *const CUDA_MEMCPY3D, stream: CUstream)
-        = c"cuMemcpy3DPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async_ptsz;
-    Compute Cuda cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream) = c"cuMemcpyWithAttributesAsync" 13020 => transfer::with_attributes;
+        = c"cuMemcpy3DPeerAsync" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_async::<PerThread>;
+    Compute Cuda cuMemcpyWithAttributesAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream) = c"cuMemcpyWithAttributesAsync" 13020 => transfer::with_attributes::<Legacy>;
     Compute Cuda cuMemcpyWithAttributesAsync_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void, stream: CUstream)
-        = c"cuMemcpyWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::with_attributes_ptsz;
-    Compute Cuda cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DWithAttributesAsync" 13020 => transfer::volume_with_attributes;
+        = c"cuMemcpyWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::with_attributes::<PerThread>;
+    Compute Cuda cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DWithAttributesAsync" 13020 => transfer::volume_with_attributes::<Legacy>;
     Compute Cuda cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream)
-        = c"cuMemcpy3DWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_with_attributes_ptsz;
-    Compute Cuda cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) = c"cuMemcpyBatchAsync" 12080 => transfer::batch;
+        = c"cuMemcpy3DWithAttributesAsync" 13020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volume_with_attributes::<PerThread>;
+    Compute Cuda cuMemcpyBatchAsync(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream) = c"cuMemcpyBatchAsync" 12080 => transfer::batch::<Legacy>;
     Compute Cuda cuMemcpyBatchAsync_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-        = c"cuMemcpyBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_ptsz;
-    Compute Cuda cuMemcpyBatchAsync_v2(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream) = c"cuMemcpyBatchAsync" 13000 => transfer::batch_v2;
+        = c"cuMemcpyBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch::<PerThread>;
+    Compute Cuda cuMemcpyBatchAsync_v2(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream) = c"cuMemcpyBatchAsync" 13000 => transfer::batch_v2::<Legacy>;
     Compute Cuda cuMemcpyBatchAsync_v2_ptsz(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-        = c"cuMemcpyBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_v2_ptsz;
-    Compute Cuda cuMemcpy3DBatchAsync(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 12080 => transfer::volumes;
+        = c"cuMemcpyBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::batch_v2::<PerThread>;
+    Compute Cuda cuMemcpy3DBatchAsync(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 12080 => transfer::volumes::<Legacy>;
     Compute Cuda cuMemcpy3DBatchAsync_ptsz(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
-        = c"cuMemcpy3DBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_ptsz;
-    Compute Cuda cuMemcpy3DBatchAsync_v2(count: usize, copies: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 13000 => transfer::volumes_v2;
+        = c"cuMemcpy3DBatchAsync" 12080 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes::<PerThread>;
+    Compute Cuda cuMemcpy3DBatchAsync_v2(count: usize, copies: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 13000 => transfer::volumes_v2::<Legacy>;
     Compute Cuda cuMemcpy3DBatchAsync_v2_ptsz(count: usize, copies: *mut c_void, flags: u64, stream: CUstream)
-        = c"cuMemcpy3DBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_v2_ptsz;
+        = c"cuMemcpy3DBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_v2::<PerThread>;
 }

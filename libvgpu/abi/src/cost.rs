@@ -205,10 +205,7 @@ fn size_class(size: u64) -> u64 {
         return 0;
     };
     // The two bits after the leading one.
-    let quarter = match octave.checked_sub(2) {
-        Some(shift) => size >> shift,
-        None => size << (2 - octave),
-    };
+    let quarter = (size << size.leading_zeros()) >> (u64::BITS - 3);
     u64::from(octave) * 4 + 4 + (quarter & 3)
 }
 

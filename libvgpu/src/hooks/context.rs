@@ -132,6 +132,7 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
         || {
             // SAFETY: the caller's arguments.
             let result = unsafe { original(context) };
+            meter::forget_card_of(|context| context == key);
             if result == CUDA_SUCCESS {
                 release_all_of(key);
             }
@@ -210,6 +211,7 @@ pub(crate) unsafe fn end_primary(
     meter::forget_all_contexts();
     // SAFETY: the caller's arguments.
     let result = unsafe { original(device) };
+    meter::forget_card_of(|_| true);
     if result == CUDA_SUCCESS {
         look_at_primary(device);
     }

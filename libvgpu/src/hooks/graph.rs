@@ -14,7 +14,7 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::hooks::graph_memory;
-use crate::meter::{self, metered, per_thread};
+use crate::meter::{self, NullStream, metered};
 use crate::table::{
     cuGraphExecDestroy, cuGraphExecKernelNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2,
     cuGraphInstantiate, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
@@ -195,61 +195,37 @@ pub(crate) unsafe fn destroy(
     unsafe { original(exec) }
 }
 
-pub(crate) unsafe fn launch(
+pub(crate) unsafe fn launch<S: NullStream>(
     original: cuGraphLaunch::Function,
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(exec, stream) };
-    graph_memory::charged(exec, || metered(|| kind_of(exec), stream, call))
+    graph_memory::charged(exec, || {
+        // SAFETY: the caller's arguments.
+        metered!(kind_of(exec), S::meant_by(stream), unsafe {
+            original(exec, stream)
+        })
+    })
 }
 
-pub(crate) unsafe fn launch_ptsz(
-    original: cuGraphLaunch::Function,
-    exec: CUgraphExec,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(exec, stream) };
-    graph_memory::charged(exec, || metered(|| kind_of(exec), per_thread(stream), call))
-}
-
-pub(crate) unsafe fn begin_capture(
+pub(crate) unsafe fn begin_capture<S: NullStream>(
     original: cuStreamBeginCapture::Function,
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::begin_capture(stream, || unsafe { original(stream) })
+    meter::begin_capture(S::meant_by(stream), || unsafe { original(stream) })
 }
 
-pub(crate) unsafe fn begin_capture_ptsz(
-    original: cuStreamBeginCapture::Function,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    meter::begin_capture(per_thread(stream), || unsafe { original(stream) })
-}
-
-pub(crate) unsafe fn begin_capture_v2(
+pub(crate) unsafe fn begin_capture_v2<S: NullStream>(
     original: cuStreamBeginCapture_v2::Function,
     stream: CUstream,
     mode: c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::begin_capture(stream, || unsafe { original(stream, mode) })
+    meter::begin_capture(S::meant_by(stream), || unsafe { original(stream, mode) })
 }
 
-pub(crate) unsafe fn begin_capture_v2_ptsz(
-    original: cuStreamBeginCapture_v2::Function,
-    stream: CUstream,
-    mode: c_int,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    meter::begin_capture(per_thread(stream), || unsafe { original(stream, mode) })
-}
-
-pub(crate) unsafe fn begin_capture_to_graph(
+pub(crate) unsafe fn begin_capture_to_graph<S: NullStream>(
     original: cuStreamBeginCaptureToGraph::Function,
     stream: CUstream,
     graph: CUgraph,
@@ -258,43 +234,19 @@ pub(crate) unsafe fn begin_capture_to_graph(
     count: usize,
     mode: c_int,
 ) -> CUresult {
-    meter::begin_capture(stream, || {
+    meter::begin_capture(S::meant_by(stream), || {
         // SAFETY: the caller's arguments.
         unsafe { original(stream, graph, dependencies, edges, count, mode) }
     })
 }
 
-pub(crate) unsafe fn begin_capture_to_graph_ptsz(
-    original: cuStreamBeginCaptureToGraph::Function,
-    stream: CUstream,
-    graph: CUgraph,
-    dependencies: *const CUgraphNode,
-    edges: *const c_void,
-    count: usize,
-    mode: c_int,
-) -> CUresult {
-    meter::begin_capture(per_thread(stream), || {
-        // SAFETY: the caller's arguments.
-        unsafe { original(stream, graph, dependencies, edges, count, mode) }
-    })
-}
-
-pub(crate) unsafe fn end_capture(
+pub(crate) unsafe fn end_capture<S: NullStream>(
     original: cuStreamEndCapture::Function,
     stream: CUstream,
     graph: *mut CUgraph,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    meter::end_capture(stream, || unsafe { original(stream, graph) })
-}
-
-pub(crate) unsafe fn end_capture_ptsz(
-    original: cuStreamEndCapture::Function,
-    stream: CUstream,
-    graph: *mut CUgraph,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    meter::end_capture(per_thread(stream), || unsafe { original(stream, graph) })
+    meter::end_capture(S::meant_by(stream), || unsafe { original(stream, graph) })
 }
 
 /// A stream that is destroyed is not being captured any more.

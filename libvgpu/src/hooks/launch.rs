@@ -7,19 +7,20 @@ use drava_vgpu_abi::cost::Kind;
 use crate::cuda::{
     CU_STREAM_LEGACY, CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream,
 };
-use crate::meter::{metered, per_thread};
+use crate::meter::{NullStream, metered};
 use crate::table::{
     cuLaunch, cuLaunchCooperativeKernel, cuLaunchCooperativeKernelMultiDevice, cuLaunchGrid,
     cuLaunchGridAsync, cuLaunchKernel, cuLaunchKernelEx,
 };
 
-fn key(function: CUfunction) -> u64 {
-    function.expose_provenance() as u64
+#[inline]
+fn kind_of(function: CUfunction, grid: [c_uint; 3], block: [c_uint; 3]) -> Kind {
+    Kind::kernel(function.expose_provenance() as u64, grid, block)
 }
 
 #[inline]
 #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-pub(crate) unsafe fn kernel(
+pub(crate) unsafe fn kernel<S: NullStream>(
     original: cuLaunchKernel::Function,
     function: CUfunction,
     grid_x: c_uint,
@@ -33,55 +34,17 @@ pub(crate) unsafe fn kernel(
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CUresult {
-    let kind = || {
-        Kind::kernel(
-            key(function),
-            [grid_x, grid_y, grid_z],
-            [block_x, block_y, block_z],
+    let kind = kind_of(
+        function,
+        [grid_x, grid_y, grid_z],
+        [block_x, block_y, block_z],
+    );
+    // SAFETY: the caller's arguments.
+    metered!(kind, S::meant_by(stream), unsafe {
+        original(
+            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
+            parameters, extra,
         )
-    };
-    metered(kind, stream, || {
-        // SAFETY: the caller's arguments.
-        unsafe {
-            original(
-                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
-                parameters, extra,
-            )
-        }
-    })
-}
-
-#[inline]
-#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-pub(crate) unsafe fn kernel_ptsz(
-    original: cuLaunchKernel::Function,
-    function: CUfunction,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
-    shared: c_uint,
-    stream: CUstream,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> CUresult {
-    let kind = || {
-        Kind::kernel(
-            key(function),
-            [grid_x, grid_y, grid_z],
-            [block_x, block_y, block_z],
-        )
-    };
-    metered(kind, per_thread(stream), || {
-        // SAFETY: the caller's arguments.
-        unsafe {
-            original(
-                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
-                parameters, extra,
-            )
-        }
     })
 }
 
@@ -93,17 +56,15 @@ unsafe fn of_config(config: *const CUlaunchConfig, function: CUfunction) -> (Kin
     // SAFETY: the caller's promise.
     match unsafe { config.as_ref() } {
         Some(config) => (
-            Kind::kernel(key(function), config.gridDim, config.blockDim),
+            kind_of(function, config.gridDim, config.blockDim),
             config.hStream,
         ),
-        None => (
-            Kind::kernel(key(function), [0; 3], [0; 3]),
-            CU_STREAM_LEGACY,
-        ),
+        None => (kind_of(function, [0; 3], [0; 3]), CU_STREAM_LEGACY),
     }
 }
 
-pub(crate) unsafe fn kernel_ex(
+#[inline]
+pub(crate) unsafe fn kernel_ex<S: NullStream>(
     original: cuLaunchKernelEx::Function,
     config: *const CUlaunchConfig,
     function: CUfunction,
@@ -112,65 +73,15 @@ pub(crate) unsafe fn kernel_ex(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let (kind, stream) = unsafe { of_config(config, function) };
-    metered(
-        || kind,
-        stream,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(config, function, parameters, extra) },
-    )
-}
-
-pub(crate) unsafe fn kernel_ex_ptsz(
-    original: cuLaunchKernelEx::Function,
-    config: *const CUlaunchConfig,
-    function: CUfunction,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> CUresult {
     // SAFETY: the caller's arguments.
-    let (kind, stream) = unsafe { of_config(config, function) };
-    metered(
-        || kind,
-        per_thread(stream),
-        // SAFETY: the caller's arguments.
-        || unsafe { original(config, function, parameters, extra) },
-    )
-}
-
-#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-pub(crate) unsafe fn cooperative(
-    original: cuLaunchCooperativeKernel::Function,
-    function: CUfunction,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
-    shared: c_uint,
-    stream: CUstream,
-    parameters: *mut *mut c_void,
-) -> CUresult {
-    let kind = || {
-        Kind::kernel(
-            key(function),
-            [grid_x, grid_y, grid_z],
-            [block_x, block_y, block_z],
-        )
-    };
-    metered(kind, stream, || {
-        // SAFETY: the caller's arguments.
-        unsafe {
-            original(
-                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
-                parameters,
-            )
-        }
+    metered!(kind, S::meant_by(stream), unsafe {
+        original(config, function, parameters, extra)
     })
 }
 
+#[inline]
 #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-pub(crate) unsafe fn cooperative_ptsz(
+pub(crate) unsafe fn cooperative<S: NullStream>(
     original: cuLaunchCooperativeKernel::Function,
     function: CUfunction,
     grid_x: c_uint,
@@ -183,21 +94,16 @@ pub(crate) unsafe fn cooperative_ptsz(
     stream: CUstream,
     parameters: *mut *mut c_void,
 ) -> CUresult {
-    let kind = || {
-        Kind::kernel(
-            key(function),
-            [grid_x, grid_y, grid_z],
-            [block_x, block_y, block_z],
+    let kind = kind_of(
+        function,
+        [grid_x, grid_y, grid_z],
+        [block_x, block_y, block_z],
+    );
+    // SAFETY: the caller's arguments.
+    metered!(kind, S::meant_by(stream), unsafe {
+        original(
+            function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters,
         )
-    };
-    metered(kind, per_thread(stream), || {
-        // SAFETY: the caller's arguments.
-        unsafe {
-            original(
-                function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream,
-                parameters,
-            )
-        }
     })
 }
 
@@ -209,34 +115,31 @@ pub(crate) unsafe fn cooperative_multi_device(
     count: c_uint,
     flags: c_uint,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(launches, count, flags) };
     if launches.is_null() || count == 0 {
-        return call();
+        // SAFETY: the caller's arguments.
+        return unsafe { original(launches, count, flags) };
     }
     // SAFETY: the caller passes at least one launch.
     let first = unsafe { launches.read() };
-    let kind = || {
-        Kind::kernel(
-            key(first.function),
-            [first.gridDimX, first.gridDimY, first.gridDimZ],
-            [first.blockDimX, first.blockDimY, first.blockDimZ],
-        )
-    };
-    metered(kind, first.hStream, call)
+    let kind = kind_of(
+        first.function,
+        [first.gridDimX, first.gridDimY, first.gridDimZ],
+        [first.blockDimX, first.blockDimY, first.blockDimZ],
+    );
+    // SAFETY: the caller's arguments.
+    metered!(kind, first.hStream, unsafe {
+        original(launches, count, flags)
+    })
 }
 
 pub(crate) unsafe fn legacy(original: cuLaunch::Function, function: CUfunction) -> CUresult {
-    metered(
-        || Kind::kernel(key(function), [1; 3], [0; 3]),
-        CU_STREAM_LEGACY,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(function) },
-    )
+    let kind = kind_of(function, [1; 3], [0; 3]);
+    // SAFETY: the caller's arguments.
+    metered!(kind, CU_STREAM_LEGACY, unsafe { original(function) })
 }
 
 /// Sides of a legacy grid, which are signed.
-fn grid(width: c_int, height: c_int) -> [u32; 3] {
+fn grid(width: c_int, height: c_int) -> [c_uint; 3] {
     [width.unsigned_abs(), height.unsigned_abs(), 1]
 }
 
@@ -246,12 +149,11 @@ pub(crate) unsafe fn legacy_grid(
     width: c_int,
     height: c_int,
 ) -> CUresult {
-    metered(
-        || Kind::kernel(key(function), grid(width, height), [0; 3]),
-        CU_STREAM_LEGACY,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(function, width, height) },
-    )
+    let kind = kind_of(function, grid(width, height), [0; 3]);
+    // SAFETY: the caller's arguments.
+    metered!(kind, CU_STREAM_LEGACY, unsafe {
+        original(function, width, height)
+    })
 }
 
 pub(crate) unsafe fn legacy_grid_async(
@@ -261,10 +163,9 @@ pub(crate) unsafe fn legacy_grid_async(
     height: c_int,
     stream: CUstream,
 ) -> CUresult {
-    metered(
-        || Kind::kernel(key(function), grid(width, height), [0; 3]),
-        stream,
-        // SAFETY: the caller's arguments.
-        || unsafe { original(function, width, height, stream) },
-    )
+    let kind = kind_of(function, grid(width, height), [0; 3]);
+    // SAFETY: the caller's arguments.
+    metered!(kind, stream, unsafe {
+        original(function, width, height, stream)
+    })
 }

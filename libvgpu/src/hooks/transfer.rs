@@ -9,12 +9,11 @@ use core::ptr::NonNull;
 use drava_vgpu_abi::cost::Kind;
 
 use crate::cuda::{
-    CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD,
-    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_SUCCESS, CUarray, CUcontext, CUdeviceptr, CUresult,
-    CUstream,
+    CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
+    CUDA_SUCCESS, CUarray, CUcontext, CUdeviceptr, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::meter::{metered, per_thread};
+use crate::meter::{NullStream, metered};
 
 static POINTER_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuPointerGetAttribute");
 
@@ -44,35 +43,21 @@ type FillRows<T> = unsafe extern "C" fn(CUdeviceptr, usize, T, usize, usize) -> 
 type FillRowsAsync<T> =
     unsafe extern "C" fn(CUdeviceptr, usize, T, usize, usize, CUstream) -> c_int;
 
-fn fill_on<T>(count: usize, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
-    metered(|| fill_kind(size_of::<T>(), count), stream, call)
+fn fill_on<T>(count: usize, stream: CUstream, call: impl Fn() -> CUresult) -> CUresult {
+    metered!(fill_kind(size_of::<T>(), count), stream, call())
 }
 
-pub(crate) unsafe fn fill<T: Copy>(
+pub(crate) unsafe fn fill<S: NullStream, T: Copy>(
     original: Fill<T>,
     to: CUdeviceptr,
     value: T,
     count: usize,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    fill_on::<T>(count, CU_STREAM_LEGACY, || unsafe {
-        original(to, value, count)
-    })
+    fill_on::<T>(count, S::STREAM, || unsafe { original(to, value, count) })
 }
 
-pub(crate) unsafe fn fill_ptds<T: Copy>(
-    original: Fill<T>,
-    to: CUdeviceptr,
-    value: T,
-    count: usize,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    fill_on::<T>(count, CU_STREAM_PER_THREAD, || unsafe {
-        original(to, value, count)
-    })
-}
-
-pub(crate) unsafe fn fill_async<T: Copy>(
+pub(crate) unsafe fn fill_async<S: NullStream, T: Copy>(
     original: FillAsync<T>,
     to: CUdeviceptr,
     value: T,
@@ -80,25 +65,12 @@ pub(crate) unsafe fn fill_async<T: Copy>(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    fill_on::<T>(count, stream, || unsafe {
+    fill_on::<T>(count, S::meant_by(stream), || unsafe {
         original(to, value, count, stream)
     })
 }
 
-pub(crate) unsafe fn fill_async_ptsz<T: Copy>(
-    original: FillAsync<T>,
-    to: CUdeviceptr,
-    value: T,
-    count: usize,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    fill_on::<T>(count, per_thread(stream), || unsafe {
-        original(to, value, count, stream)
-    })
-}
-
-pub(crate) unsafe fn fill_rows<T: Copy>(
+pub(crate) unsafe fn fill_rows<S: NullStream, T: Copy>(
     original: FillRows<T>,
     to: CUdeviceptr,
     pitch: usize,
@@ -107,42 +79,12 @@ pub(crate) unsafe fn fill_rows<T: Copy>(
     height: usize,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    fill_on::<T>(width.saturating_mul(height), CU_STREAM_LEGACY, || unsafe {
+    fill_on::<T>(width.saturating_mul(height), S::STREAM, || unsafe {
         original(to, pitch, value, width, height)
     })
 }
 
-pub(crate) unsafe fn fill_rows_ptds<T: Copy>(
-    original: FillRows<T>,
-    to: CUdeviceptr,
-    pitch: usize,
-    value: T,
-    width: usize,
-    height: usize,
-) -> CUresult {
-    let count = width.saturating_mul(height);
-    // SAFETY: the caller's arguments.
-    fill_on::<T>(count, CU_STREAM_PER_THREAD, || unsafe {
-        original(to, pitch, value, width, height)
-    })
-}
-
-pub(crate) unsafe fn fill_rows_async<T: Copy>(
-    original: FillRowsAsync<T>,
-    to: CUdeviceptr,
-    pitch: usize,
-    value: T,
-    width: usize,
-    height: usize,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the caller's arguments.
-    fill_on::<T>(width.saturating_mul(height), stream, || unsafe {
-        original(to, pitch, value, width, height, stream)
-    })
-}
-
-pub(crate) unsafe fn fill_rows_async_ptsz<T: Copy>(
+pub(crate) unsafe fn fill_rows_async<S: NullStream, T: Copy>(
     original: FillRowsAsync<T>,
     to: CUdeviceptr,
     pitch: usize,
@@ -153,7 +95,7 @@ pub(crate) unsafe fn fill_rows_async_ptsz<T: Copy>(
 ) -> CUresult {
     let count = width.saturating_mul(height);
     // SAFETY: the caller's arguments.
-    fill_on::<T>(count, per_thread(stream), || unsafe {
+    fill_on::<T>(count, S::meant_by(stream), || unsafe {
         original(to, pitch, value, width, height, stream)
     })
 }
@@ -162,114 +104,79 @@ fn copy_on(
     bytes: usize,
     is_within_card: bool,
     stream: CUstream,
-    call: impl FnOnce() -> CUresult,
+    call: impl Fn() -> CUresult,
 ) -> CUresult {
     if is_within_card {
-        metered(|| Kind::copy(bytes as u64), stream, call)
+        metered!(Kind::copy(bytes as u64), stream, call())
     } else {
         call()
     }
 }
 
+/// Copies: what a call copies, whether that is within a card, and where it is put, by an argument or without one.
 macro_rules! copies {
     ($(
         $(#[$attribute:meta])*
-        $name:ident, $name_ptds:ident($($argument:ident: $type:ty),*) of $bytes:expr, within $within:expr;
+        $name:ident($($argument:ident: $type:ty),* $(; $stream:ident)?) of $bytes:expr, within $within:expr;
     )*) => {
         $(
             $(#[$attribute])*
-            pub(crate) unsafe fn $name(
-                original: unsafe extern "C" fn($($type),*) -> c_int,
-                $($argument: $type),*
+            pub(crate) unsafe fn $name<S: NullStream>(
+                original: unsafe extern "C" fn($($type,)* $(copies!(@type $stream))?) -> c_int,
+                $($argument: $type,)*
+                $($stream: CUstream,)?
             ) -> CUresult {
+                let into = copies!(@into $($stream)?);
                 // SAFETY: the caller's arguments.
-                copy_on($bytes, $within, CU_STREAM_LEGACY, || unsafe { original($($argument),*) })
-            }
-
-            $(#[$attribute])*
-            pub(crate) unsafe fn $name_ptds(
-                original: unsafe extern "C" fn($($type),*) -> c_int,
-                $($argument: $type),*
-            ) -> CUresult {
-                // SAFETY: the caller's arguments.
-                copy_on($bytes, $within, CU_STREAM_PER_THREAD, || unsafe { original($($argument),*) })
+                copy_on($bytes, $within, into, || unsafe { original($($argument,)* $($stream)?) })
             }
         )*
     };
-}
-
-macro_rules! copies_async {
-    ($(
-        $(#[$attribute:meta])*
-        $name:ident, $name_ptsz:ident($($argument:ident: $type:ty),*) of $bytes:expr, within $within:expr;
-    )*) => {
-        $(
-            $(#[$attribute])*
-            pub(crate) unsafe fn $name(
-                original: unsafe extern "C" fn($($type,)* CUstream) -> c_int,
-                $($argument: $type,)*
-                stream: CUstream,
-            ) -> CUresult {
-                // SAFETY: the caller's arguments.
-                copy_on($bytes, $within, stream, || unsafe { original($($argument,)* stream) })
-            }
-
-            $(#[$attribute])*
-            pub(crate) unsafe fn $name_ptsz(
-                original: unsafe extern "C" fn($($type,)* CUstream) -> c_int,
-                $($argument: $type,)*
-                stream: CUstream,
-            ) -> CUresult {
-                // SAFETY: the caller's arguments.
-                copy_on($bytes, $within, per_thread(stream), || unsafe { original($($argument,)* stream) })
-            }
-        )*
-    };
+    (@type $stream:ident) => { CUstream };
+    (@into $stream:ident) => { S::meant_by($stream) };
+    (@into) => { S::STREAM };
 }
 
 copies! {
-    unified, unified_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+    unified(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
         of bytes, within is_on_card(to) && is_on_card(from);
-    device, device_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+    device(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
         of bytes, within true;
-    peer, peer_ptds(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
+    peer(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
         of bytes, within true;
-    to_array, to_array_ptds(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize)
+    to_array(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize)
         of bytes, within true;
-    from_array, from_array_ptds(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize)
+    from_array(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize)
         of bytes, within true;
-    arrays, arrays_ptds(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize)
+    arrays(to: CUarray, to_offset: usize, from: CUarray, from_offset: usize, bytes: usize)
         of bytes, within true;
-    rows, rows_ptds(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
-    volume, volume_ptds(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
-}
-
-copies_async! {
-    unified_async, unified_async_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+    rows(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
+    volume(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
+    unified_async(to: CUdeviceptr, from: CUdeviceptr, bytes: usize; stream)
         of bytes, within is_on_card(to) && is_on_card(from);
-    device_async, device_async_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
+    device_async(to: CUdeviceptr, from: CUdeviceptr, bytes: usize; stream)
         of bytes, within true;
-    peer_async, peer_async_ptsz(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize)
+    peer_async(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize; stream)
         of bytes, within true;
-    rows_async, rows_async_ptsz(copy: *const CUDA_MEMCPY2D) of rows_bytes(copy), within is_rows_within(copy);
-    volume_async, volume_async_ptsz(copy: *const CUDA_MEMCPY3D) of volume_bytes(copy), within is_volume_within(copy);
-    with_attributes, with_attributes_ptsz(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void)
+    rows_async(copy: *const CUDA_MEMCPY2D; stream) of rows_bytes(copy), within is_rows_within(copy);
+    volume_async(copy: *const CUDA_MEMCPY3D; stream) of volume_bytes(copy), within is_volume_within(copy);
+    with_attributes(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void; stream)
         of bytes, within is_on_card(to) && is_on_card(from);
     /// What the descriptions of these say differs between toolkits, so it is not read: they are charged what such
     /// calls took on average, whatever they copied.
-    volume_with_attributes, volume_with_attributes_ptsz(copy: *mut c_void, flags: u64)
+    volume_with_attributes(copy: *mut c_void, flags: u64; stream)
         of 0, within !copy.is_null();
     #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-    batch, batch_ptsz(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize)
+    batch(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize; stream)
         of batch_bytes(sizes, count), within is_batch_within(to, from, count);
     #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
-    batch_v2, batch_v2_ptsz(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize)
+    batch_v2(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize; stream)
         of batch_bytes(sizes, count), within is_batch_within(to, from, count);
     /// As [`volume_with_attributes`].
-    volumes, volumes_ptsz(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64)
+    volumes(count: usize, copies: *mut c_void, failed: *mut usize, flags: u64; stream)
         of count, within !copies.is_null();
     /// As [`volume_with_attributes`].
-    volumes_v2, volumes_v2_ptsz(count: usize, copies: *mut c_void, flags: u64)
+    volumes_v2(count: usize, copies: *mut c_void, flags: u64; stream)
         of count, within !copies.is_null();
 }
 

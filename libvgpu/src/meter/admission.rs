@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::bucket::{Grant, LEASE_US, LONGEST_SLEEP_US, PATIENCE_US};
-use drava_vgpu_abi::cost::{Cost, Kind};
+use drava_vgpu_abi::cost::Kind;
 
 use super::Meter;
 use super::lease::Lease;
@@ -26,7 +26,8 @@ impl Meter {
     /// nanoseconds.
     pub(super) fn admit(&self, card: Card, kind: Kind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
-        if lease.left_ns() >= cost.ns() && !self.is_guess(cost) {
+        // What is hardly known is sampled at each launch, and better known by what has been sampled.
+        if lease.left_ns() >= cost.ns() && cost.weight().is_some() {
             lease.spend_admitted(cost.ns());
             return cost.ns();
         }
@@ -68,11 +69,6 @@ impl Meter {
             count_wait(card, waited_us);
             return ns;
         }
-    }
-
-    /// Whether a launch of that cost is better not made on credit before more is known.
-    fn is_guess(&self, cost: Cost) -> bool {
-        cost.samples() == 0
     }
 
     fn take(&self, card: Card, need_us: u64, has_waited: bool, now: u64) -> Outcome {

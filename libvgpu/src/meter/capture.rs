@@ -33,12 +33,14 @@ type IsCapturing = unsafe extern "C" fn(CUstream, *mut c_int) -> CUresult;
 type ExchangeMode = unsafe extern "C" fn(*mut c_int) -> CUresult;
 
 /// All zeroes is none.
+#[repr(C)]
 pub(crate) struct Captures {
-    active: AtomicU32,
+    /// Far from the last two, which each launch reads.
     own_calls: AtomicU32,
+    streams: [AtomicU64; STREAMS],
+    active: AtomicU32,
     /// Launches that all are to be sampled, see [`super::samples`].
     stretch: AtomicU32,
-    streams: [AtomicU64; STREAMS],
 }
 
 impl Captures {
@@ -135,8 +137,10 @@ impl Captures {
     /// How many launches of a row are left, this one included; 0 if there is no row.
     pub(crate) fn step_stretch(&self) -> u32 {
         let left = self.stretch.load(Ordering::Relaxed);
-        self.stretch
-            .store(left.saturating_sub(1), Ordering::Relaxed);
+        if left != 0 {
+            self.stretch
+                .store(left.saturating_sub(1), Ordering::Relaxed);
+        }
         left
     }
 }

@@ -25,6 +25,17 @@ impl Costs {
     /// What a launch of that kind costs.
     #[inline]
     pub(crate) fn get(&self, kind: Kind) -> Cost {
+        match self.places.get(start_of(kind)) {
+            Some(place) if place.kind.load(Ordering::Relaxed) == kind.number() => {
+                Cost::from_word(place.cost.load(Ordering::Relaxed))
+            }
+            _ => self.search(kind),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn search(&self, kind: Kind) -> Cost {
         self.probe(kind)
             .find(|place| place.kind.load(Ordering::Relaxed) == kind.number())
             .map_or(Cost::UNKNOWN, |place| {
@@ -67,10 +78,14 @@ impl Costs {
         Some(place)
     }
 
-    #[inline]
     fn probe(&self, kind: Kind) -> impl Iterator<Item = &Place> {
-        let start = usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(0);
-        let (before, after) = self.places.split_at(start.min(PLACES));
+        let (before, after) = self.places.split_at(start_of(kind).min(PLACES));
         after.iter().chain(before).take(PROBES)
     }
+}
+
+/// Where a kind's place is if no other one was there before.
+#[inline]
+fn start_of(kind: Kind) -> usize {
+    usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(PLACES)
 }

@@ -14,6 +14,14 @@ use gpu_tenants::{Ground, Share, Tenant, share};
 const PROCESSES: usize = 4;
 const LAUNCHES: usize = 25_000;
 
+/// One way to launch.
+struct Variant<'a> {
+    name: &'static str,
+    share: Option<&'a Share>,
+    /// Devices that the process sees.
+    devices: &'static str,
+}
+
 /// Runs the bench.
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let ground = Ground::new(&drava_cluster::build_preload()?)?;
@@ -25,24 +33,42 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
         ..share(ComputePolicy::Balance, 50)?
     };
     let metered = ground.share("metered", &all)?;
-    let variants: [(&str, Option<&Share>); 3] = [
-        ("without libvgpu", None),
-        ("not metered", Some(&unmetered)),
-        ("metered, not blocked", Some(&metered)),
+    let variant = |name, share, devices| Variant {
+        name,
+        share,
+        devices,
+    };
+    // Each is compared with the last one before it that is without libvgpu.
+    let variants = [
+        variant("without libvgpu", None, "0"),
+        variant("not metered", Some(&unmetered), "0"),
+        variant("metered, not blocked", Some(&metered), "0"),
+        variant("two cards visible, without libvgpu", None, "0,1"),
+        variant(
+            "two cards visible, metered, not blocked",
+            Some(&metered),
+            "0,1",
+        ),
     ];
     report.part(
         "A launch",
         format!(
             "Nanoseconds of a launch of an empty kernel, {PROCESSES} processes with {LAUNCHES} launches each, {} rounds in turn. \
-             Medians over rounds and processes; spread is the middle half. \"more\" is the difference of medians to the launch without libvgpu.",
+             Medians over rounds and processes; spread is the middle half. \"more\" is the difference of medians to the launch without \
+             libvgpu that sees as many cards.",
             args.rounds
         ),
     );
-    let mut figures: [Vec<[f64; 3]>; 3] = Default::default();
+    let mut figures: [Vec<[f64; 3]>; 5] = Default::default();
     for _ in 0..args.rounds {
-        for ((_, share), figures) in variants.iter().zip(&mut figures) {
+        for (variant, figures) in variants.iter().zip(&mut figures) {
+            let tenant = || {
+                ground.tenant_with(variant.share, "dlsym", |command| {
+                    command.env("CUDA_VISIBLE_DEVICES", variant.devices);
+                })
+            };
             let mut tenants = (0..PROCESSES)
-                .map(|_| ground.tenant(*share, "dlsym"))
+                .map(|_| tenant())
                 .collect::<Result<Vec<Tenant>>>()?;
             for tenant in &mut tenants {
                 tenant.send(&format!("time {LAUNCHES}"))?;
@@ -52,22 +78,24 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
             }
         }
     }
-    let mut base = None;
-    for ((name, _), figures) in variants.iter().zip(&figures) {
+    let mut base = (0.0, 0.0);
+    for (variant, figures) in variants.iter().zip(&figures) {
         let of = |index: usize| {
             let figures = figures.iter().filter_map(|row| row.get(index).copied());
             median_and_spread(figures.collect())
         };
         let ((p50, spread), (mean, _), (p999, _)) = (of(0), of(1), of(2));
-        let (base_p50, base_mean) = *base.get_or_insert((p50, mean));
+        if variant.share.is_none() {
+            base = (p50, mean);
+        }
         report.row(vec![
-            ("variant", json!(name)),
+            ("variant", json!(variant.name)),
             ("p50_ns", json!(p50)),
             ("spread_ns", json!(spread)),
             ("mean_ns", json!(mean)),
             ("p999_ns", json!(p999)),
-            ("p50_more_ns", json!(p50 - base_p50)),
-            ("mean_more_ns", json!(mean - base_mean)),
+            ("p50_more_ns", json!(p50 - base.0)),
+            ("mean_more_ns", json!(mean - base.1)),
         ]);
     }
     Ok(())
