@@ -26,8 +26,13 @@ impl Meter {
     /// nanoseconds.
     pub(super) fn admit(&self, card: Card, kind: Kind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
+        let is_covered = lease.left_ns() >= cost.ns();
+        if is_covered && cost.weight().is_some() {
+            lease.spend_admitted(cost.ns());
+            return cost.ns();
+        }
         // What is hardly known is sampled at each launch, and better known by what has been sampled.
-        if lease.left_ns() >= cost.ns() && cost.weight().is_some() {
+        if is_covered && cost.samples() != 0 && !self.samples.is_poll_due(sys::now_us()) {
             lease.spend_admitted(cost.ns());
             return cost.ns();
         }

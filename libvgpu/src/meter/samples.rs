@@ -34,6 +34,8 @@ const PAIRS: usize = 128;
 const RING: u64 = PAIRS as u64;
 /// Samples asked about in one look.
 const LOOKS: usize = 8;
+/// Time between two looks of launches that could do without one.
+const LOOK_PAUSE_US: u64 = 200;
 /// Launches in a row that are sampled together.
 const STRETCH: u32 = 48;
 /// The first of them overlap with what was not sampled.
@@ -86,6 +88,8 @@ pub(crate) struct Samples {
     /// The next pair to be used, and the oldest that may be under way; both only rise.
     head: AtomicU64,
     tail: AtomicU64,
+    /// When somebody looked last.
+    polled_us: AtomicU64,
     last_stream: AtomicU64,
     /// More than 0 if several streams are in use.
     mixed: AtomicU32,
@@ -180,6 +184,7 @@ impl Meter {
     }
 
     fn poll_locked(&self, now: u64) {
+        self.samples.polled_us.store(now, Ordering::Relaxed);
         let head = self.samples.head.load(Ordering::Acquire);
         let oldest = self
             .samples
@@ -317,6 +322,11 @@ struct Launch {
 }
 
 impl Samples {
+    /// Whether nobody has looked for a while.
+    pub(super) fn is_poll_due(&self, now_us: u64) -> bool {
+        now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= LOOK_PAUSE_US
+    }
+
     fn is_mixed(&self) -> bool {
         self.mixed.load(Ordering::Relaxed) != 0
     }
