@@ -36,9 +36,12 @@ pub(crate) struct Args {
     /// Rounds of each comparison.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     rounds: usize,
-    /// Measure only what has this in its name.
+    /// Measure only what has this in its name, which is that of its part and what its first column says.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Leave out what is measured only for comparison.
+    #[arg(long)]
+    without_yardstick: bool,
 }
 
 impl Args {

@@ -23,6 +23,12 @@ const ALWAYS_NS: u64 = 300_000;
 /// launches of a kernel that turns out to take seconds are under way before the first is measured.
 pub const FIRST_GUESS_NS: u64 = 2_000_000;
 
+/// Launches of a kind are alike whose deviation is at most this, in 1/32 of the mean.
+const ALIKE: u8 = 8;
+
+/// A host that takes so long between two calls was interrupted, nanoseconds.
+const INTERRUPTED_NS: u64 = 500_000;
+
 const NS_BITS: u32 = 40;
 const MOST_NS: u64 = (1 << NS_BITS) - 1;
 
@@ -125,6 +131,26 @@ impl Cost {
         Self::of(self.0 & MOST_NS, 1, self.deviation())
     }
 
+    /// What a launch of this kind took by its events, in nanoseconds; `None` if that is anybody's guess. A host that is
+    /// busy lets a card wait that is not.
+    #[must_use]
+    pub fn likely_ns(self, sample: Sample) -> Option<u64> {
+        let most = sample.measured_ns.saturating_sub(sample.gap_ns);
+        if sample.late_ns <= most / 4 {
+            return Some(most);
+        }
+        // It was over before the second event was queued, and so says only that it did not take longer than that.
+        match (self.samples(), sample.late_ns >= INTERRUPTED_NS) {
+            (0, false) => Some(most),
+            (0, true) => None,
+            // Of launches that differ it was a short one: a long one would not have been over.
+            (_, true) if self.deviation() > ALIKE && most < self.ns().saturating_mul(2) => {
+                Some(most.saturating_sub(sample.late_ns))
+            }
+            (_, _) => Some(self.ns().min(most)),
+        }
+    }
+
     fn of(ns: u64, samples: u8, deviation: u8) -> Self {
         let seldom = u64::from(SELDOM);
         let weight = if samples <= UNKNOWN {
@@ -136,6 +162,18 @@ impl Cost {
         };
         Self(ns.min(MOST_NS) | u64::from(samples) << 40 | u64::from(deviation) << 48 | weight << 56)
     }
+}
+
+/// What two events round a launch say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// From the first to the second, nanoseconds.
+    pub measured_ns: u64,
+    /// For how long the card waited for the launch after the first, nanoseconds.
+    pub gap_ns: u64,
+    /// For how long it waited at most for the second after the launch, nanoseconds; 0 if it still ran when that was
+    /// queued.
+    pub late_ns: u64,
 }
 
 /// Which launches cost the same. Not zero.

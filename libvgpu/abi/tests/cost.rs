@@ -1,6 +1,6 @@
 //! What launches cost: averages, kinds, and time that several streams share.
 
-use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, Kind, SELDOM, Timeline};
+use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, Kind, SELDOM, Sample, Timeline};
 use proptest::prelude::*;
 
 fn learned(samples: impl IntoIterator<Item = u64>) -> Cost {
@@ -47,6 +47,86 @@ fn a_changed_cost_is_followed() {
     let doubted = cost.doubted();
     assert_eq!((doubted.ns(), doubted.weight()), (cost.ns(), None));
     assert_eq!(Cost::UNKNOWN.doubted(), Cost::UNKNOWN);
+}
+
+#[test]
+fn what_events_say_of_a_launch() {
+    const US: u64 = 1_000;
+    const MS: u64 = 1_000 * US;
+    let unknown = Cost::UNKNOWN;
+    let even = learned([100 * US; 20]);
+    let uneven = learned((0..64).map(|i| if i % 2 == 0 { 100 * US } else { 10 * MS }));
+    let table = [
+        (
+            "behind other work, and still running",
+            unknown,
+            (100 * US, 0, 0),
+            Some(100 * US),
+        ),
+        (
+            "the card waited for the launch",
+            even,
+            (4_100 * US, 4_000 * US, 0),
+            Some(100 * US),
+        ),
+        ("hardly late", even, (130 * US, 0, 30 * US), Some(130 * US)),
+        (
+            "late: as it mostly is",
+            even,
+            (150 * US, 0, 140 * US),
+            Some(100 * US),
+        ),
+        (
+            "late, but it cannot have taken longer than that",
+            even,
+            (60 * US, 0, 50 * US),
+            Some(60 * US),
+        ),
+        (
+            "unknown, and late as calls are",
+            unknown,
+            (20 * US, 2 * US, 15 * US),
+            Some(18 * US),
+        ),
+        (
+            "unknown, and the host was interrupted",
+            unknown,
+            (4 * MS, 0, 4 * MS),
+            None,
+        ),
+        (
+            "known, and the host was interrupted",
+            even,
+            (4 * MS, 0, 4 * MS),
+            Some(100 * US),
+        ),
+        (
+            "the short one of two",
+            uneven,
+            (4_050 * US, 0, 4 * MS),
+            Some(50 * US),
+        ),
+        (
+            "either of two",
+            uneven,
+            (30 * MS, 0, 29 * MS),
+            Some(uneven.ns()),
+        ),
+        (
+            "gaps that are longer than the whole",
+            even,
+            (50 * US, 80 * US, 0),
+            Some(0),
+        ),
+    ];
+    for (what, cost, (measured_ns, gap_ns, late_ns), expected) in table {
+        let sample = Sample {
+            measured_ns,
+            gap_ns,
+            late_ns,
+        };
+        assert_eq!(cost.likely_ns(sample), expected, "{what}");
+    }
 }
 
 #[test]

@@ -7,8 +7,9 @@
 //! of [`STRETCH`], and each counts with the time that no other one of the row covered.
 //!
 //! Events measure what the card did only if the card had it all before it began; otherwise they also measure how long
-//! the host took from one call to the next. So each sample has two bounds, and what is learned is what within them is
-//! nearest to what was known.
+//! the host took from one call to the next. So each event is asked about when it has been queued: one that is not
+//! reached yet has work before it, and is exact. For the first one the wait for the launch is known. A launch that was
+//! over before the second one came did not take longer than they say, and is taken for what is known of its kind.
 //!
 //! Pairs lie in a ring, are used over and over, and belong to a context. Nobody waits for anybody here: who cannot
 //! have the ring's lock does not look, and a launch that finds no pair is not sampled.
@@ -18,16 +19,22 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::cost::{Cost, Kind, SELDOM, Timeline};
+use drava_vgpu_abi::cost::{Cost, Kind, SELDOM, Sample};
 
 use super::Meter;
 use super::admission::first;
-use super::events::{create, destroy, elapsed_ns, query, record};
+use super::events::{elapsed_ns, query, record};
 use super::lease::Lease;
 use crate::card::{Card, current_context};
 use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
 use crate::process::Process;
 use crate::sys;
+
+mod clocks;
+mod pair;
+
+use clocks::Clocks;
+use pair::{BUSY, EMPTY, IDLE, PENDING, Pair};
 
 /// Samples under way at the same time.
 const PAIRS: usize = 128;
@@ -42,46 +49,6 @@ const STRETCH: u32 = 48;
 const EDGE: u32 = 8;
 /// After so many samples that saw one stream only, there is one stream only.
 const STREAM_MEMORY: u32 = 64;
-/// Contexts whose streams are compared.
-const CLOCKS: usize = 8;
-/// A context's clock is set anew after this time, or its figures lose precision.
-const CLOCK_LIFE_US: u64 = 8_000_000;
-/// Events may be reached before the event that set the clock.
-const CLOCK_START_NS: i64 = 1 << 40;
-
-const EMPTY: u32 = 0;
-const IDLE: u32 = 1;
-const BUSY: u32 = 2;
-const PENDING: u32 = 3;
-
-/// All zeroes has no events.
-struct Pair {
-    state: AtomicU32,
-    /// Index of the card's first share, and whether its kind learns from it.
-    card: AtomicU32,
-    learns: AtomicU32,
-    context: AtomicU64,
-    start: AtomicU64,
-    end: AtomicU64,
-    kind: AtomicU64,
-    charged_ns: AtomicU64,
-    launched_ns: AtomicU64,
-    /// When the last of its calls so far had returned.
-    recorded_ns: AtomicU64,
-    /// How much of what the events measure may be the host's own time between the calls, at most and probably.
-    slack_ns: AtomicU64,
-    gap_ns: AtomicU64,
-    /// When the start was first seen to be reached, 0 before.
-    started_us: AtomicU64,
-}
-
-/// The time of a context's streams. All zeroes is none.
-struct Clock {
-    context: u64,
-    event: u64,
-    set_us: u64,
-    timeline: Timeline,
-}
 
 pub(crate) struct Samples {
     pairs: [Pair; PAIRS],
@@ -95,7 +62,7 @@ pub(crate) struct Samples {
     mixed: AtomicU32,
     /// Held by who looks.
     lock: AtomicU32,
-    clocks: UnsafeCell<[Clock; CLOCKS]>,
+    clocks: UnsafeCell<Clocks>,
 }
 
 // SAFETY: the clocks are only touched under the lock; the rest are atomics.
@@ -147,22 +114,17 @@ impl Meter {
         let Some(pair) = self.samples.pairs.get(sample.0) else {
             return;
         };
+        let called = pair.recorded_ns.load(Ordering::Relaxed);
         let returned = sys::now_ns();
-        let gap = returned.saturating_sub(pair.recorded_ns.load(Ordering::Relaxed));
         let is_recorded = is_launched
             && self.captures.without(|| {
                 let is_recorded = record(pair.end.load(Ordering::Relaxed), stream);
-                // If the start was not reached before everything else was queued, the card went through all of it
-                // without waiting for the host, and the measure is exact.
-                let (slack, gap) = match query(pair.start.load(Ordering::Relaxed)) {
-                    CUDA_ERROR_NOT_READY => (0, 0),
-                    _ => {
-                        let launched = pair.launched_ns.load(Ordering::Relaxed);
-                        (sys::now_ns().saturating_sub(launched), gap)
-                    }
+                // If it is not reached yet, the launch was still running when it was queued.
+                let late = match query(pair.end.load(Ordering::Relaxed)) {
+                    CUDA_ERROR_NOT_READY => 0,
+                    _ => sys::now_ns().saturating_sub(called),
                 };
-                pair.slack_ns.store(slack, Ordering::Relaxed);
-                pair.gap_ns.store(gap, Ordering::Relaxed);
+                pair.late_ns.store(late, Ordering::Relaxed);
                 pair.recorded_ns.store(returned, Ordering::Relaxed);
                 is_recorded
             }) == Some(true);
@@ -276,12 +238,13 @@ impl Meter {
     fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
         let kind = Kind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
-        let ns = likely_ns(
-            cost,
+        let Some(ns) = cost.likely_ns(Sample {
             measured_ns,
-            pair.gap_ns.load(Ordering::Relaxed),
-            pair.slack_ns.load(Ordering::Relaxed),
-        );
+            gap_ns: pair.gap_ns.load(Ordering::Relaxed),
+            late_ns: pair.late_ns.load(Ordering::Relaxed),
+        }) else {
+            return;
+        };
         let own_ns = own_part(card, self.samples.new_part(pair, ns));
         self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own_ns);
         if let Some(kind) = kind
@@ -365,8 +328,12 @@ impl Samples {
         }
         let is_ready = (state == IDLE && pair.context.load(Ordering::Relaxed) == context)
             || pair.create(context);
-        if is_ready && self.is_mixed() {
-            self.set_clock(context, stream);
+        if is_ready
+            && self.is_mixed()
+            && let Some(_lock) = self.try_lock()
+        {
+            // SAFETY: under the lock.
+            unsafe { &mut *self.clocks.get() }.set(context, stream);
         }
         let now_ns = sys::now_ns();
         if !is_ready || !record(pair.start.load(Ordering::Relaxed), stream) {
@@ -381,7 +348,17 @@ impl Samples {
         pair.charged_ns.store(launch.charged_ns, Ordering::Relaxed);
         pair.launched_ns.store(now_ns, Ordering::Relaxed);
         pair.started_us.store(0, Ordering::Relaxed);
-        pair.recorded_ns.store(sys::now_ns(), Ordering::Relaxed);
+        // If it is not reached yet, the card is busy with what was queued before.
+        let is_idle = query(pair.start.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY;
+        let called_ns = sys::now_ns();
+        // Both calls hand their work over soon after they begin, however long they take to return.
+        let gap_ns = if is_idle {
+            called_ns.saturating_sub(now_ns)
+        } else {
+            0
+        };
+        pair.gap_ns.store(gap_ns, Ordering::Relaxed);
+        pair.recorded_ns.store(called_ns, Ordering::Relaxed);
         Some(Started(usize::try_from(number % RING).ok()?))
     }
 
@@ -392,48 +369,15 @@ impl Samples {
             .map(|_| Lock(&self.lock))
     }
 
-    /// Gives the context a clock, or a new one.
-    fn set_clock(&self, context: u64, stream: CUstream) {
-        let Some(_lock) = self.try_lock() else { return };
-        // SAFETY: under the lock.
-        let clocks = unsafe { &mut *self.clocks.get() };
-        let now = sys::now_us();
-        let known = clocks
-            .iter()
-            .position(|clock| clock.context == context)
-            .or_else(|| clocks.iter().position(|clock| clock.context == 0));
-        let Some(clock) = known.and_then(|index| clocks.get_mut(index)) else {
-            return;
-        };
-        if clock.context == context && now.saturating_sub(clock.set_us) < CLOCK_LIFE_US {
-            return;
-        }
-        if clock.context == 0 {
-            clock.event = create().unwrap_or(0);
-        }
-        if clock.event != 0 && record(clock.event, stream) {
-            clock.context = context;
-            clock.set_us = now;
-            clock.timeline = Timeline::new();
-        }
-    }
-
     /// How much of a sample of that length no other sample covers. The caller holds the lock.
     fn new_part(&self, pair: &Pair, ns: u64) -> u64 {
         if !self.is_mixed() {
             return ns;
         }
         let context = pair.context.load(Ordering::Relaxed);
+        let start = pair.start.load(Ordering::Relaxed);
         // SAFETY: under the lock.
-        let clocks = unsafe { &mut *self.clocks.get() };
-        let Some(clock) = clocks.iter_mut().find(|clock| clock.context == context) else {
-            return ns;
-        };
-        let Some(since) = elapsed_ns(clock.event, pair.start.load(Ordering::Relaxed)) else {
-            return ns;
-        };
-        let start = CLOCK_START_NS.saturating_add(since).max(0).unsigned_abs();
-        clock.timeline.add(start, start.saturating_add(ns))
+        unsafe { &mut *self.clocks.get() }.new_part(context, start, ns)
     }
 
     /// Destroys the events of the contexts that `ends` says yes to, while these are still there.
@@ -458,14 +402,7 @@ impl Samples {
             }
         }
         // SAFETY: under the lock.
-        let clocks = unsafe { &mut *self.clocks.get() };
-        for clock in clocks.iter_mut().filter(|clock| clock.context != 0) {
-            if ends(clock.context) {
-                destroy(clock.event);
-                clock.context = 0;
-                clock.event = 0;
-            }
-        }
+        unsafe { &mut *self.clocks.get() }.forget(ends);
     }
 }
 
@@ -475,36 +412,6 @@ impl Drop for Lock<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }
-}
-
-impl Pair {
-    fn create(&self, context: u64) -> bool {
-        let (Some(start), Some(end)) = (create(), create()) else {
-            return false;
-        };
-        self.start.store(start, Ordering::Relaxed);
-        self.end.store(end, Ordering::Relaxed);
-        self.context.store(context, Ordering::Relaxed);
-        true
-    }
-
-    fn destroy(&self) {
-        destroy(self.start.load(Ordering::Relaxed));
-        destroy(self.end.load(Ordering::Relaxed));
-    }
-}
-
-/// What a launch took whose events are `measured_ns` apart, of which `gap_ns` are probably and `slack_ns` at most the
-/// host's own time. Where that is a large part, what is known counts as far as the bounds allow: a thread that was
-/// interrupted between two calls says nothing about the card.
-fn likely_ns(cost: Cost, measured_ns: u64, gap_ns: u64, slack_ns: u64) -> u64 {
-    let probable = measured_ns.saturating_sub(gap_ns);
-    if cost.samples() == 0 || slack_ns <= measured_ns / 4 {
-        return probable;
-    }
-    cost.ns()
-        .max(measured_ns.saturating_sub(slack_ns))
-        .min(measured_ns)
 }
 
 /// The share's own part of time that events measured.

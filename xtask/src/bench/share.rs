@@ -49,33 +49,27 @@ const PAIRS: [(&str, &str); 4] = [
 /// Runs the bench.
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let bench = Bench {
+        args,
         library: drava_cluster::build_preload()?,
         measure: Duration::from_secs_f64(args.seconds),
     };
-    if args.includes("alone") {
-        bench.alone(report)?;
-    }
-    if args.includes("mixes") {
-        bench.mixes(report)?;
-    }
-    if args.includes("two") {
-        bench.two(report)?;
-    }
-    if args.includes("many") {
-        bench.many(report)?;
-    }
+    bench.alone(report)?;
+    bench.mixes(report)?;
+    bench.two(report)?;
+    bench.many(report)?;
     if args.includes("settle") {
         bench.settle(report)?;
     }
     Ok(())
 }
 
-struct Bench {
+struct Bench<'a> {
+    args: &'a Args,
     library: std::path::PathBuf,
     measure: Duration,
 }
 
-impl Bench {
+impl Bench<'_> {
     fn ground(&self) -> Result<Ground> {
         Ground::new(&self.library)
     }
@@ -99,7 +93,12 @@ impl Bench {
     fn ours(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
         let ground = self.ground()?;
         let (started, _shares) = Self::tenants(&ground, tenants)?;
-        ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
+        // So long that what was launched before anything was known is repaid.
+        ground.percents(
+            &started.iter().collect::<Vec<_>>(),
+            3 * SETTLE,
+            self.measure,
+        )
     }
 
     /// The same while each share is told every 100 ms how much of what it measures is its own.
@@ -137,6 +136,11 @@ impl Bench {
     }
 
     fn alone(&self, report: &mut Report) -> Result<()> {
+        let shares: Vec<u32> = (10..=90).step_by(10).collect();
+        let shares = self.included("alone", &shares, u32::to_string);
+        if shares.is_empty() {
+            return Ok(());
+        }
         report.part(
             "Alone",
             format!(
@@ -144,28 +148,36 @@ impl Bench {
                 self.measure.as_secs_f64()
             ),
         );
-        for percent in (10..=90).step_by(10) {
-            let tenants = [(percent, "ns=2000000 depth=16")];
-            let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
-            report.row(compared(&tenants, "2 ms", &ours, &theirs));
+        for percent in shares {
+            let tenants = [(*percent, "ns=2000000 depth=16")];
+            let ours = self.ours(&tenants)?;
+            report.row(self.compared(&tenants, "2 ms", &ours)?);
         }
         Ok(())
     }
 
     fn mixes(&self, report: &mut Report) -> Result<()> {
+        let mixes = self.included("mixes", &MIXES, |mix| (*mix).to_owned());
+        if mixes.is_empty() {
+            return Ok(());
+        }
         report.part(
             "Kernel lengths",
             "One tenant with 30 % and kernels of one length or of several, in nanoseconds.",
         );
-        for mix in MIXES {
-            let tenants = [(30, mix)];
-            let (ours, theirs) = (self.ours(&tenants)?, self.theirs(&tenants)?);
-            report.row(compared(&tenants, mix, &ours, &theirs));
+        for mix in mixes {
+            let tenants = [(30, *mix)];
+            let ours = self.ours(&tenants)?;
+            report.row(self.compared(&tenants, mix, &ours)?);
         }
         Ok(())
     }
 
     fn two(&self, report: &mut Report) -> Result<()> {
+        let pairs = self.included("two", &PAIRS, |(one, other)| format!("{one} / {other}"));
+        if pairs.is_empty() {
+            return Ok(());
+        }
         report.part(
             "Two tenants",
             "Both want all of the card. \"got\": while each share is told every 100 ms how much of what its events measure is its own, from what the \
@@ -173,11 +185,11 @@ impl Bench {
              what they get together without limits.",
         );
         for (first, second) in [(30, 70), (10, 90), (50, 50)] {
-            for (one, other) in PAIRS {
-                let tenants = [(first, one), (second, other)];
-                let (ours, theirs) = (self.corrected(&tenants)?, self.theirs(&tenants)?);
+            for (one, other) in &pairs {
+                let tenants = [(first, *one), (second, *other)];
+                let ours = self.corrected(&tenants)?;
                 let (unaided, uncapped) = (self.ours(&tenants)?, self.uncapped(&tenants)?);
-                let mut row = compared(&tenants, &format!("{one} / {other}"), &ours, &theirs);
+                let mut row = self.compared(&tenants, &format!("{one} / {other}"), &ours)?;
                 row.push(("unaided", json!(unaided)));
                 row.push(("sum", json!(100.0 * ours.iter().sum::<f64>() / uncapped)));
                 report.row(row);
@@ -187,16 +199,53 @@ impl Bench {
     }
 
     fn many(&self, report: &mut Report) -> Result<()> {
+        let counts: Vec<u32> = (1..=8).collect();
+        let counts = self.included("many", &counts, u32::to_string);
+        if counts.is_empty() {
+            return Ok(());
+        }
         report.part(
             "One to eight tenants",
             "Equal shares of 96 % together, kernels of 1 ms, told what is their own as above.",
         );
-        for count in 1..=8u32 {
-            let tenants = vec![(96 / count, "ns=1000000 depth=8"); count as usize];
-            let (ours, theirs) = (self.corrected(&tenants)?, self.theirs(&tenants)?);
-            report.row(compared(&tenants, "1 ms", &ours, &theirs));
+        for count in counts {
+            let tenants = vec![(96 / count, "ns=1000000 depth=8"); *count as usize];
+            let ours = self.corrected(&tenants)?;
+            report.row(self.compared(&tenants, "1 ms", &ours)?);
         }
         Ok(())
+    }
+
+    /// Those that are to be measured.
+    fn included<'b, T>(&self, part: &str, all: &'b [T], name: impl Fn(&T) -> String) -> Vec<&'b T> {
+        let is_included = |what: &&T| self.args.includes(&format!("{part} {}", name(what)));
+        all.iter().filter(is_included).collect()
+    }
+
+    /// What tenants got, beside what they get by HAMi-core's algorithm.
+    fn compared(&self, tenants: &[(u32, &str)], load: &str, ours: &[f64]) -> Result<Row> {
+        let given: Vec<f64> = tenants
+            .iter()
+            .map(|(percent, _)| f64::from(*percent))
+            .collect();
+        let error = |got: &[f64]| {
+            got.iter()
+                .zip(&given)
+                .map(|(got, given)| (got - given).abs())
+                .fold(0.0, f64::max)
+        };
+        let mut row = vec![
+            ("load", json!(load)),
+            ("share", json!(given)),
+            ("got", json!(ours)),
+            ("error_points", json!(error(ours))),
+        ];
+        if !self.args.without_yardstick {
+            let theirs = self.theirs(tenants)?;
+            row.push(("hami_got", json!(theirs)));
+            row.push(("hami_error_points", json!(error(&theirs))));
+        }
+        Ok(row)
     }
 
     /// A share that is changed, and an idle one that wakes.
@@ -256,26 +305,4 @@ fn settled_after(ground: &Ground, tenant: &Tenant, percent: f64) -> Result<Optio
     Ok(settled
         .and_then(|index| points.get(index + WINDOW))
         .map(|(at, _)| at.as_secs_f64() * 1e3))
-}
-
-/// Ours and theirs in a row.
-fn compared(tenants: &[(u32, &str)], load: &str, ours: &[f64], theirs: &[f64]) -> Row {
-    let given: Vec<f64> = tenants
-        .iter()
-        .map(|(percent, _)| f64::from(*percent))
-        .collect();
-    let error = |got: &[f64]| {
-        got.iter()
-            .zip(&given)
-            .map(|(got, given)| (got - given).abs())
-            .fold(0.0, f64::max)
-    };
-    vec![
-        ("load", json!(load)),
-        ("share", json!(given)),
-        ("got", json!(ours)),
-        ("error_points", json!(error(ours))),
-        ("hami_got", json!(theirs)),
-        ("hami_error_points", json!(error(theirs))),
-    ]
 }
