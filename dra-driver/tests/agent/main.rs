@@ -11,5 +11,6 @@ mod idle;
 mod machine;
 mod node;
 mod reserve;
+mod shares;
 mod tenants;
 mod token;

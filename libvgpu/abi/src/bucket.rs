@@ -206,8 +206,10 @@ impl<'a, A: Word> Bucket<'a, A> {
             // Left to add up: at a low rate every look is too early for a whole microsecond.
             return;
         }
-        // What does not make a whole microsecond of GPU time is left for the next refill.
-        let rest = match (passed * rate % SECOND_US).checked_div(rate) {
+        // What does not make a whole microsecond of GPU time is left for the next refill, in whole microseconds of the
+        // clock: up or down by chance, so that looks at a regular pace lose nothing.
+        let unpaid = passed * rate % SECOND_US;
+        let rest = match (unpaid + by_chance(now_us, rate)).checked_div(rate) {
             Some(rest) if now_us > since => rest.min(passed),
             _ => 0,
         };
@@ -294,6 +296,14 @@ impl<'a, A: Word> Bucket<'a, A> {
             .credit_us
             .fetch_add(us.min(DEEPEST_DEBT_US.cast_unsigned()));
     }
+}
+
+/// A number below `bound`, or 0, that has nothing to do with how regular the clock is looked at.
+fn by_chance(now_us: u64, bound: u64) -> u64 {
+    let mixed = now_us.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
+    // 32 bits times less than 2^20.
+    (mixed * bound) >> 32
 }
 
 fn charged(credit: i64, taken: u64) -> i64 {

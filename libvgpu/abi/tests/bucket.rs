@@ -257,6 +257,28 @@ fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
     }
 }
 
+#[test]
+fn looks_at_a_regular_pace_lose_nothing() {
+    for (rate, look) in [(372_164, 151), (300_000, 7), (900_001, 3), (10_007, 4_999)] {
+        let header = header();
+        let bucket = Bucket::new(&header);
+        let grant = Grant::Rate(rate);
+        bucket.refill(grant, 1_000_000);
+        bucket.charge(1_000_000_000);
+        let before = bucket.credit_us();
+        let looks = 20_000_000 / look;
+        for number in 1..=looks {
+            bucket.refill(grant, 1_000_000 + number * look);
+        }
+        let earned = u64::from(rate) * looks * look / 1_000_000;
+        let got = (bucket.credit_us() - before).unsigned_abs();
+        assert!(
+            got.abs_diff(earned) <= earned / 5_000 + 2,
+            "{got} of {earned}"
+        );
+    }
+}
+
 proptest! {
     #[test]
     fn over_time_nobody_gets_more_than_the_rate_and_who_wants_it_gets_that(

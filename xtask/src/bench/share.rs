@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
+use super::figures::{Suite, measure, named, value};
 use super::report::{Report, Row};
 use super::{Args, rival};
 use gpu_tenants::{Ground, Share, Tenant, share};
@@ -59,6 +60,9 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     bench.many(report)?;
     if args.includes("settle") {
         bench.settle(report)?;
+    }
+    if args.includes("agent") {
+        with_agent(args, report)?;
     }
     Ok(())
 }
@@ -272,6 +276,56 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+/// What the node agent itself makes of it: measured by its tests, with the agent in a process of its own.
+fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
+    let seconds = [("DRAVA_SECONDS", args.seconds.to_string())];
+    let figures = measure(Suite::Agent, "shares::", &seconds)?;
+    let parts: [(&str, &str, &str, &[&'static str]); 3] = [
+        (
+            "two",
+            "With the node agent",
+            "Both want all of the card, and the agent itself tells them what they may have.",
+            &["policy", "load", "share", "got"],
+        ),
+        (
+            "giving back",
+            "Giving back",
+            "A share of 70 % is idle and its time lent to another one; it wakes. Milliseconds until the other one is told to use less, and for how long \
+             it had nothing of its share in the first half second, altogether.",
+            &["told_ms", "lacks_ms"],
+        ),
+        (
+            "latency",
+            "Priority",
+            "A tenant with 50 % and priority 100 makes requests, one kernel each, with four times as long a pause after each; alone, and beside a tenant \
+             without a guarantee that keeps the card busy with kernels of 1 ms. Milliseconds of a request, and percent of the card that the other one got.",
+            &[
+                "policy",
+                "kernel_ms",
+                "requests",
+                "p50_ms",
+                "p50_beside_ms",
+                "p99_ms",
+                "p99_beside_ms",
+                "p99_more_percent",
+                "best_effort_got",
+            ],
+        ),
+    ];
+    for (figure, title, note, columns) in parts {
+        report.part(title, note);
+        for row in named(&figures, figure) {
+            report.row(
+                columns
+                    .iter()
+                    .map(|name| (*name, value(row, name)))
+                    .collect(),
+            );
+        }
+    }
+    Ok(())
 }
 
 fn fixed(percent: u32) -> Result<Limits> {

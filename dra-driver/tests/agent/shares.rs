@@ -1,0 +1,181 @@
+//! What shares get from the agent and libvgpu together, and how soon: the figures of `cargo xtask bench share`, which
+//! runs this for as long as `DRAVA_SECONDS` says.
+
+use std::time::{Duration, Instant};
+
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
+use gpu_tenants::Tenant;
+use serde_json::json;
+
+use crate::figures::report;
+use crate::node::{GIB, Node};
+
+const SETTLE: Duration = Duration::from_secs(4);
+
+fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
+    Limits {
+        cores: Cores::new(percent).unwrap(),
+        compute_policy: policy,
+        priority: Priority::new(priority).unwrap(),
+        ..Limits::memory(GIB)
+    }
+}
+
+fn measure() -> Duration {
+    let seconds = std::env::var("DRAVA_SECONDS").map_or(10.0, |seconds| seconds.parse().unwrap());
+    Duration::from_secs_f64(seconds)
+}
+
+fn name(policy: ComputePolicy) -> &'static str {
+    match policy {
+        ComputePolicy::None => "none",
+        ComputePolicy::Balance => "balance",
+        ComputePolicy::Fixed => "fixed",
+        ComputePolicy::Token => "token",
+    }
+}
+
+/// Percentages of two tenants that both want all of the card.
+fn two(policy: ComputePolicy, loads: [&str; 2]) {
+    for shares in [[30, 70], [10, 90], [50, 50]] {
+        let node = Node::new();
+        for (number, percent) in (1..).zip(shares) {
+            node.prepare(number, &limits(policy, percent, 0));
+        }
+        let _agent = node.agent_process();
+        let tenants: Vec<Tenant> = (1..)
+            .zip(loads)
+            .map(|(number, load)| {
+                let mut tenant = node.tenant(number);
+                tenant.ok(&format!("start kernel {load}")).unwrap();
+                tenant
+            })
+            .collect();
+        let tenants: Vec<&Tenant> = tenants.iter().collect();
+        let got = node.percents(&tenants, SETTLE, measure());
+        report(&json!({
+            "figure": "two", "policy": name(policy), "load": loads.join(" / "), "share": shares, "got": got,
+        }));
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn two_with_balance() {
+    two(
+        ComputePolicy::Balance,
+        ["ns=1000000 depth=16", "ns=1000000 depth=16"],
+    );
+    two(
+        ComputePolicy::Balance,
+        ["ns=20000000 depth=4", "ns=1000000 depth=16"],
+    );
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn two_with_tokens() {
+    two(
+        ComputePolicy::Token,
+        ["ns=1000000 depth=16", "ns=1000000 depth=16"],
+    );
+    two(
+        ComputePolicy::Token,
+        ["ns=5000000 depth=8", "ns=1000000 depth=16"],
+    );
+}
+
+/// One has 70 percent, is idle, and the other one uses all of the card. It wakes: how long until the other one is told
+/// to use less, and how much of what is its own it lacks in the first half second.
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn giving_back() {
+    const WATCHED: Duration = Duration::from_millis(500);
+    let node = Node::new();
+    node.prepare(1, &limits(ComputePolicy::Balance, 30, 0));
+    node.prepare(2, &limits(ComputePolicy::Balance, 70, 0));
+    let _agent = node.agent_process();
+    let mut borrower = node.tenant(1);
+    borrower.ok("start kernel ns=1000000 depth=16").unwrap();
+    let mut owner = node.tenant(2);
+    let pids = [owner.pid()];
+    for _ in 0..20 {
+        crate::node::eventually("all of the card for the other one", || {
+            let rate = node.page(1).rate_us_per_s?;
+            (rate > 900_000).then_some(())
+        });
+        let (before, begun) = node.ground.used(&pids).unwrap();
+        owner.ok("start kernel ns=1000000 depth=16").unwrap();
+        crate::node::eventually("less for the other one", || {
+            let rate = node.page(1).rate_us_per_s?;
+            (rate < 500_000).then_some(())
+        });
+        let told = begun.elapsed();
+        std::thread::sleep(WATCHED.saturating_sub(begun.elapsed()));
+        let (after, ended) = node.ground.used(&pids).unwrap();
+        let due = 0.7 * (ended - begun).as_secs_f64();
+        let lacks = due - (after[0] - before[0]).as_secs_f64();
+        report(&json!({
+            "figure": "giving back", "told_ms": told.as_secs_f64() * 1e3, "lacks_ms": lacks / 0.7 * 1e3,
+        }));
+        owner.ok("stop").unwrap();
+    }
+}
+
+/// Milliseconds that requests take, one kernel of that length each, with a pause after each.
+fn requests(tenant: &mut Tenant, ns: u64, count: usize) -> Vec<f64> {
+    (0..count)
+        .map(|_| {
+            std::thread::sleep(Duration::from_nanos(4 * ns));
+            let answer = tenant.ok(&format!("once {ns}")).unwrap();
+            answer[0] as f64 / 1e3
+        })
+        .collect()
+}
+
+fn percentile(values: &mut [f64], percent: usize) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[(values.len() * percent / 100).min(values.len() - 1)]
+}
+
+/// Requests of a tenant of high priority, alone and beside one that takes whatever is left.
+fn latency(policy: ComputePolicy, ns: u64) {
+    let node = Node::new();
+    node.prepare(1, &limits(policy, 50, 100));
+    node.prepare(2, &limits(policy, 0, 0));
+    let _agent = node.agent_process();
+    let mut urgent = node.tenant(1);
+    let count = usize::try_from(measure().as_nanos() / u128::from(5 * ns)).unwrap();
+    let count = count.clamp(20, 1000);
+    let _ = requests(&mut urgent, ns, 20);
+    let mut alone = requests(&mut urgent, ns, count);
+    let mut other = node.tenant(2);
+    other.ok("start kernel ns=1000000 depth=8").unwrap();
+    std::thread::sleep(SETTLE);
+    let pids = [other.pid()];
+    let (before, begun) = node.ground.used(&pids).unwrap();
+    let mut beside = requests(&mut urgent, ns, count);
+    let (after, ended): (_, Instant) = node.ground.used(&pids).unwrap();
+    let rest = (after[0] - before[0]).as_secs_f64() / (ended - begun).as_secs_f64();
+    let figures = [50, 99].map(|percent| {
+        (
+            percentile(&mut alone, percent),
+            percentile(&mut beside, percent),
+        )
+    });
+    let [(p50, p50_beside), (p99, p99_beside)] = figures;
+    report(&json!({
+        "figure": "latency", "policy": name(policy), "kernel_ms": ns as f64 / 1e6, "requests": count,
+        "p50_ms": p50, "p50_beside_ms": p50_beside, "p99_ms": p99, "p99_beside_ms": p99_beside,
+        "p99_more_percent": 100.0 * (p99_beside / p99 - 1.0), "best_effort_got": 100.0 * rest,
+    }));
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn urgent_requests() {
+    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
+        latency(policy, 5_000_000);
+        latency(policy, 50_000_000);
+    }
+}
