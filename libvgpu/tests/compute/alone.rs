@@ -13,10 +13,16 @@ fn tenant(ground: &Ground, percent: u32) -> (Tenant, Share) {
     (tenant, share)
 }
 
+/// What fills and copies touch, bytes: so much that they take card time.
+const BLOCK: u64 = 32 << 30;
+
 /// The tenant gets its percentage while it does that.
 fn gets(percent: u32, load: &str) {
     let ground = crate::ground();
     let (mut tenant, share) = tenant(&ground, percent);
+    if load.starts_with("fill") || load.starts_with("copy") {
+        tenant.ok(&format!("memory {BLOCK}")).unwrap();
+    }
     tenant.ok(&format!("start {load}")).unwrap();
     crate::await_percents(&ground, &[&tenant], &[percent.into()]);
     let counted = share.counted().unwrap().as_secs_f64();
@@ -64,6 +70,16 @@ fn synchronised_loops() {
 fn streams_that_overlap_count_once() {
     // Four kernels fit on the card at once.
     gets(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
+}
+
+#[test]
+fn fills() {
+    gets(10, &format!("fill ns={BLOCK} depth=2"));
+}
+
+#[test]
+fn copies() {
+    gets(10, &format!("copy ns={BLOCK} depth=2"));
 }
 
 #[test]
