@@ -137,7 +137,7 @@ impl Cost {
     pub fn likely_ns(self, sample: Sample) -> Option<u64> {
         let most = sample.measured_ns.saturating_sub(sample.gap_ns);
         if sample.late_ns <= most / 4 {
-            return Some(most);
+            return Some(self.without_call(most, sample.call_ns));
         }
         // It was over before the second event was queued, and so says only that it did not take longer than that.
         match (self.samples(), sample.late_ns >= INTERRUPTED_NS) {
@@ -148,6 +148,21 @@ impl Cost {
                 Some(most.saturating_sub(sample.late_ns))
             }
             (_, _) => Some(self.ns().min(most)),
+        }
+    }
+
+    /// The same of a launch that was not late, whose call took so long. If that is longer than a call takes, either the
+    /// driver had something else to do before it, and the card waited, or the host was interrupted after it.
+    fn without_call(self, most: u64, call_ns: u64) -> u64 {
+        let least = most.saturating_sub(call_ns);
+        if call_ns < INTERRUPTED_NS {
+            most
+        } else if self.samples() == 0 {
+            least
+        } else if self.deviation() <= ALIKE {
+            self.ns().max(least).min(most)
+        } else {
+            most
         }
     }
 
@@ -171,6 +186,8 @@ pub struct Sample {
     pub measured_ns: u64,
     /// For how long the card waited for the launch after the first, nanoseconds.
     pub gap_ns: u64,
+    /// How long the call that launched it took, nanoseconds.
+    pub call_ns: u64,
     /// For how long it waited at most for the second after the launch, nanoseconds; 0 if it still ran when that was
     /// queued.
     pub late_ns: u64,

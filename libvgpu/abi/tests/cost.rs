@@ -123,10 +123,35 @@ fn what_events_say_of_a_launch() {
         let sample = Sample {
             measured_ns,
             gap_ns,
+            call_ns: 2 * US,
             late_ns,
         };
         assert_eq!(cost.likely_ns(sample), expected, "{what}");
     }
+    let long_call = |cost: Cost, call_ns| {
+        cost.likely_ns(Sample {
+            measured_ns: 10 * MS,
+            gap_ns: 0,
+            call_ns,
+            late_ns: 0,
+        })
+    };
+    assert_eq!(
+        long_call(unknown, 9 * MS),
+        Some(MS),
+        "loaded first, then launched"
+    );
+    assert_eq!(
+        long_call(even, 9 * MS),
+        Some(MS),
+        "as near to what is known as can be"
+    );
+    assert_eq!(long_call(uneven, 9 * MS), Some(10 * MS), "either");
+    assert_eq!(
+        long_call(unknown, 100 * US),
+        Some(10 * MS),
+        "no longer than calls take"
+    );
 }
 
 #[test]

@@ -125,6 +125,8 @@ impl Meter {
                     _ => sys::now_ns().saturating_sub(called),
                 };
                 pair.late_ns.store(late, Ordering::Relaxed);
+                let call = returned.saturating_sub(called);
+                pair.call_ns.store(call, Ordering::Relaxed);
                 pair.recorded_ns.store(returned, Ordering::Relaxed);
                 is_recorded
             }) == Some(true);
@@ -241,6 +243,7 @@ impl Meter {
         let Some(ns) = cost.likely_ns(Sample {
             measured_ns,
             gap_ns: pair.gap_ns.load(Ordering::Relaxed),
+            call_ns: pair.call_ns.load(Ordering::Relaxed),
             late_ns: pair.late_ns.load(Ordering::Relaxed),
         }) else {
             return;
