@@ -14,6 +14,9 @@ fn shares_of_one_card_are_summed() {
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
+    // What was taken of each before it turned out to be too much is returned.
+    process.refused(&format!("alloc {}", 3 * GIB + 1));
+    assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     let large = process.alloc(3 * GIB);
     process.refused("alloc 1");
     process.ok(&format!("free {large}"));
