@@ -82,6 +82,33 @@ fn per_thread_default_streams() {
 }
 
 #[test]
+fn of_two_cards_that_a_process_sees_one_is_metered() {
+    let ground = crate::ground();
+    let limits = share(ComputePolicy::Fixed, 30).unwrap();
+    let share = ground.share("share", &limits).unwrap();
+    let mut tenant = ground
+        .tenant_with(Some(&share), "dlsym", |command| {
+            command.env("CUDA_VISIBLE_DEVICES", "0,1");
+        })
+        .unwrap();
+    tenant.ok("start kernel ns=4000000 depth=8").unwrap();
+    crate::await_percents(&ground, &[&tenant], &[30.0]);
+    tenant.ok("stop").unwrap();
+    // The same process, thread and function, on the other card.
+    tenant.ok("init 1").unwrap();
+    let counted = share.counted().unwrap();
+    for _ in 0..20 {
+        tenant.ok("once 5000000").unwrap();
+    }
+    assert_eq!(share.counted().unwrap(), counted);
+    // And back.
+    tenant.ok("init 0").unwrap();
+    tenant.ok("once 50000000").unwrap();
+    tenant.ok("once 1000").unwrap();
+    assert!(share.counted().unwrap() > counted);
+}
+
+#[test]
 fn bursts_use_what_was_saved_and_no_more() {
     // Wants half of the card, in bursts of 50 ms.
     let ground = crate::ground();
