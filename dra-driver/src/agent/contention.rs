@@ -18,8 +18,8 @@ pub const ALL: u64 = 1_000_000;
 /// From so many active shares on their average is used instead of their distribution.
 const CROWD: usize = 16;
 
-/// Steps of the iteration, in a new company and in one that is known.
-const STEPS: (usize, usize) = (40, 8);
+/// Steps of the iteration. It goes on with the next step of the agent.
+const STEPS: usize = 16;
 
 /// Less than this in one observation means nothing: NVML gives whole percents of a second. µs.
 const MEANS_FROM_US: u64 = 20_000;
@@ -87,9 +87,8 @@ impl<Id: Ord + Copy> Contention<Id> {
 
     /// Says which part of what they measure is the active shares' own, parts per million, in their order.
     pub fn step(&mut self, active: &[Active<Id>]) -> Vec<u64> {
-        let is_new = self.arrive(active);
-        let steps = if is_new { STEPS.0 } else { STEPS.1 };
-        for _ in 0..steps {
+        self.arrive(active);
+        for _ in 0..STEPS {
             for share in active {
                 let predicted = self.meeting(active, share.id);
                 if let Some(state) = self.shares.get_mut(&share.id) {
@@ -113,8 +112,8 @@ impl<Id: Ord + Copy> Contention<Id> {
             .collect()
     }
 
-    /// Notes who is active and what they measured under what they were told before. Returns whether that is news.
-    fn arrive(&mut self, active: &[Active<Id>]) -> bool {
+    /// Notes who is active and what they measured under what they were told before.
+    fn arrive(&mut self, active: &[Active<Id>]) {
         let mut is_new = false;
         for (id, state) in &mut self.shares {
             let is_active = active.iter().any(|share| share.id == *id);
@@ -147,7 +146,6 @@ impl<Id: Ord + Copy> Contention<Id> {
                 state.factor = u64::midpoint(state.factor, ALL);
             }
         }
-        is_new
     }
 
     /// The mean of one over the number of shares that are under way when this one is.

@@ -220,3 +220,23 @@ impl Busy {
         (samples >= SAMPLES).then(|| percents.into_iter().map(mean).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_busy_processes_were_is_the_mean_of_enough_samples() {
+        let seen = |samples| Busy {
+            since_us: 0,
+            samples,
+            percents: BTreeMap::from([(1, 100), (2, 5)]),
+        };
+        for few in 0..SAMPLES {
+            assert_eq!(seen(few).take(), None, "{few} samples");
+        }
+        let mut busy = seen(4);
+        assert_eq!(busy.take(), Some(BTreeMap::from([(1, 25), (2, 1)])));
+        assert_eq!(busy.take(), None, "each sample counts once");
+    }
+}

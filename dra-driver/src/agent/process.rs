@@ -193,5 +193,32 @@ mod tests {
         .unwrap();
         let mut processes = Processes::new(root.path().to_owned());
         assert!(processes.describe(11).unwrap().shares.is_empty());
+        // Outside of pods a cgroup says nothing.
+        for pid in ["10", "11"] {
+            fs::write(root.path().join(pid).join("cgroup"), "0::/system.slice\n").unwrap();
+        }
+        let mut processes = Processes::new(root.path().to_owned());
+        assert!(processes.describe(11).unwrap().shares.is_empty());
+    }
+
+    #[test]
+    fn a_pid_that_is_used_again_is_another_process() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("10");
+        fs::create_dir_all(dir.join("ns")).unwrap();
+        let stat = |start: &str| format!("10 (x) {} {start} 0", "1 ".repeat(19).trim());
+        fs::write(dir.join("stat"), stat("500")).unwrap();
+        fs::write(dir.join("status"), "NSpid:\t10\t2\n").unwrap();
+        fs::write(dir.join("ns/pid"), "").unwrap();
+        fs::write(dir.join("mountinfo"), "1 1 8:1 /x /run/drava/s1/limits ro").unwrap();
+        let mut processes = Processes::new(root.path().to_owned());
+        assert_eq!(processes.describe(10).unwrap().shares, ["s1"]);
+        fs::write(dir.join("stat"), stat("600")).unwrap();
+        fs::write(dir.join("mountinfo"), "1 1 8:1 /x /run/drava/s2/limits ro").unwrap();
+        let other = processes.describe(10).unwrap();
+        assert_eq!(
+            (other.owner.start_time, other.shares),
+            (600, vec!["s2".to_owned()])
+        );
     }
 }

@@ -206,6 +206,25 @@ fn a_breach_is_confirmed_told_once_and_over_when_it_stays_away() {
 }
 
 #[test]
+fn a_breach_that_was_told_is_not_confirmed_by_one_more_look() {
+    let mut judge = Judge::default();
+    let suspicion = || vec![(1, Suspicion::Region(RegionProblem::Slots(9999)))];
+    for _ in 0..CONFIRMATIONS {
+        judge.hear(&[1], suspicion());
+    }
+    assert!(judge.is_confirmed(1, Kind::Region));
+    judge.hear(&[1], Vec::new());
+    judge.hear(&[1], suspicion());
+    // Nobody is killed for a single look.
+    assert!(!judge.is_confirmed(1, Kind::Region));
+    // A share that is gone leaves nothing behind for the next one with its key.
+    judge.hear(&[], Vec::new());
+    judge.hear(&[1], suspicion());
+    assert!(!judge.is_confirmed(1, Kind::Region));
+    assert_eq!(judge.hear(&[1], suspicion()).len(), 1);
+}
+
+#[test]
 fn one_bad_look_is_no_breach() {
     let mut judge = Judge::default();
     for _ in 0..10 {

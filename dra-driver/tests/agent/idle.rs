@@ -93,7 +93,7 @@ impl Clockwork {
 }
 
 /// What libvgpu writes in a region for one process.
-struct Forged {
+pub(crate) struct Forged {
     region: File,
     pid: u32,
 }
@@ -103,7 +103,7 @@ impl Forged {
         Self::at(&node.region(number))
     }
 
-    fn at(region: &Path) -> Self {
+    pub(crate) fn at(region: &Path) -> Self {
         let region = OpenOptions::new().write(true).open(region).unwrap();
         let forged = Self { region, pid: 7 };
         for (offset, value) in [
@@ -120,10 +120,15 @@ impl Forged {
         forged
     }
 
-    fn write(&self, offset: usize, value: u64) {
+    pub(crate) fn write(&self, offset: usize, value: u64) {
         self.region
             .write_all_at(&value.to_ne_bytes(), offset as u64)
             .unwrap();
+    }
+
+    /// Its process ends as one does that is killed: the slot stays, here as free.
+    pub(crate) fn ends(&self) {
+        self.write(SLOTS_OFFSET + offset_of!(Slot, state), 0x100);
     }
 
     /// Its process has used so much of the card until now, and wants more.
@@ -157,6 +162,14 @@ fn claims_without_processes_are_hardly_ever_looked_at() {
     clockwork.run(10 * SECOND_US);
     // One look in ten seconds at each of 64.
     assert!((64..=2 * 64).contains(&clockwork.run(10 * SECOND_US)));
+    // Those that are unprepared never again.
+    let mut unprepared = Clockwork::new(&[12; 8]);
+    unprepared.run(10 * SECOND_US);
+    for number in 0..64 {
+        unprepared.node.unprepare(number);
+    }
+    unprepared.run(SECOND_US);
+    assert_eq!(unprepared.run(20 * SECOND_US), 0);
     // Somebody comes to one: it is looked at in each step from the next one on, and the others are not.
     let forged = Forged::new(&clockwork.node, 5);
     assert!(clockwork.run(STEP_US) > 0, "not seen");
@@ -253,6 +266,20 @@ fn what_others_write_into_a_page_is_kept_and_obeyed() {
         (page.cores, page.memory_limit_bytes),
         (cores(60), Some(3 * GIB))
     );
+    // Also what the agent has not seen yet when it writes itself, between two looks: the other one rests, and this one's
+    // rate changes.
+    let rate = clockwork.node.page(1).rate_us_per_s;
+    clockwork.run(STEP_US);
+    clockwork
+        .node
+        .change_page(1, |limits| limits.memory_limit_bytes = Some(2 * GIB));
+    for _ in 0..8 {
+        both[1].works(clockwork.now_us, clockwork.now_us);
+        clockwork.run(STEP_US);
+    }
+    let page = clockwork.node.page(1);
+    assert!(page.rate_us_per_s > rate, "{rate:?} {page:?}");
+    assert_eq!(page.memory_limit_bytes, Some(2 * GIB));
     // By another page: the agent turns to that one.
     for (number, percent) in [(0, 10), (1, 90)] {
         let limits = Limits {
@@ -260,7 +287,9 @@ fn what_others_write_into_a_page_is_kept_and_obeyed() {
             compute_policy: ComputePolicy::Balance,
             ..Limits::memory(GIB)
         };
-        clockwork.node.replace_page(card.as_str(), number, &limits);
+        clockwork
+            .node
+            .replace_page(card.as_str(), number, number == 0, &limits);
     }
     assert!(work(&mut clockwork, 3) < 200_000);
     assert_eq!(clockwork.node.page(0).cores, cores(10));
@@ -303,6 +332,40 @@ fn a_claim_with_two_cards_takes_no_turns_and_one_that_is_not_metered_nothing() {
     assert!(alone > 0, "one with a single device does take turns");
     assert!(clockwork.node.page(1).rate_us_per_s.is_some());
     assert_eq!(clockwork.node.page(4), Limits::memory(GIB));
+}
+
+#[test]
+fn a_process_that_avoids_its_region_is_found_by_nvml_where_nobody_was() {
+    let mut clockwork = Clockwork::new(&[100]);
+    clockwork.run(5 * SECOND_US);
+    let number = 3;
+    let escapes = Listed {
+        pid: 100_000,
+        used_bytes: Some(GIB),
+        described: Described {
+            owner: Owner {
+                pid: 9,
+                start_time: 9,
+                pid_namespace: 9,
+            },
+            name: "static".to_owned(),
+            shares: vec![Node::share_id(number).as_str().to_owned()],
+        },
+    };
+    let observation = Observation {
+        card: clockwork.cards[number as usize].clone(),
+        busy: None,
+        processes: Some(vec![escapes]),
+    };
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        clockwork.now_us += SECOND_US;
+        found.extend(clockwork.agent.observed(clockwork.now_us, &observation));
+    }
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].share, Node::share_id(number));
+    // And it is there: its share is looked at in each step again.
+    assert!(clockwork.run(STEP_US * 3) > 0);
 }
 
 #[test]

@@ -125,21 +125,24 @@ fn who_was_there_before_the_agent_is_governed_and_a_killed_agent_is_followed_by_
     node.prepare(2, &cores(70, ComputePolicy::Balance));
     let (first, second) = (busy(&node, 1, 2_000_000), busy(&node, 2, 2_000_000));
     assert_eq!(node.rates(&[1, 2]).into_values().flatten().count(), 0);
-    let governed = || await_percents(&node, &[&first, &second], &[30.0, 70.0], 4.0);
+    let both = [&first, &second];
     let agent = node.agent_process();
-    eventually("rates", || {
-        node.page(1).rate_us_per_s.and(node.page(2).rate_us_per_s)
-    });
+    await_percents(&node, &both, &[30.0, 70.0], 4.0);
     // Killed like this it can clean nothing up; the last rates hold.
     drop(agent);
     let rates = node.rates(&[1, 2]);
-    governed();
+    assert_eq!(rates.values().flatten().count(), 2);
+    await_percents(&node, &both, &[30.0, 70.0], 8.0);
     assert_eq!(node.rates(&[1, 2]), rates);
     let since = Instant::now();
     let _agent = node.agent();
-    // Also after the time for which a new agent kills nobody.
+    await_percents(&node, &both, &[30.0, 70.0], 4.0);
+    // A new agent kills nobody for a while; what it would do then it would have found by now.
     while since.elapsed() < Duration::from_secs(12) {
-        governed();
+        node.percents(&both, Duration::ZERO, Duration::from_secs(1));
+    }
+    for tenant in both {
+        assert!(std::path::Path::new(&format!("/proc/{}/task", tenant.pid())).exists());
     }
     assert_eq!(node.findings.lock().unwrap().as_slice(), []);
 }

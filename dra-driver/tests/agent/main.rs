@@ -5,11 +5,13 @@
 
 mod allot;
 mod balance;
+mod control;
 mod detect;
 mod figures;
 mod idle;
 mod machine;
 mod node;
+mod regions;
 mod reserve;
 mod shares;
 mod tenants;

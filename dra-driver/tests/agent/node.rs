@@ -130,10 +130,13 @@ impl Node {
         encode(&spec).to_vec()
     }
 
-    /// Puts another page into the place of the first card's share's, as the driver does: the old one is retired first.
-    pub(crate) fn replace_page(&self, card: &str, number: u32, limits: &Limits) {
+    /// Puts another page into the place of a share's, as the driver does: the old one is retired first, unless it is
+    /// damaged.
+    pub(crate) fn replace_page(&self, card: &str, number: u32, retires: bool, limits: &Limits) {
         let path = self.page_file(number);
-        self.write_page(number, retire);
+        if retires {
+            self.write_page(number, retire);
+        }
         let page = Self::fresh_page(&Self::uid(number), &Self::share_id(number), card, limits);
         let new = path.with_extension("new");
         fs::write(&new, page).unwrap();

@@ -140,6 +140,28 @@ fn one_that_dies_loses_the_token_with_the_next_look() {
 }
 
 #[test]
+fn who_wanted_nothing_for_a_while_owes_nothing() {
+    let contenders = |wants: [bool; 2]| {
+        [(1, wants[0]), (2, wants[1])].map(|(id, wants)| Contender {
+            id,
+            cores: 50,
+            wants,
+        })
+    };
+    let mut ring = Ring::default();
+    ring.look(0, &contenders([true, true]));
+    // Its slice lasted four times as long as it should have.
+    let both = contenders([true, true]);
+    assert!(
+        ring.look(4 * LONGEST_US, &both)
+            .contains(&Change::Revoke(1))
+    );
+    ring.look(4 * LONGEST_US + LOOK_US, &contenders([false, true]));
+    ring.look(6 * LONGEST_US, &both);
+    assert_eq!(ring.holder(), Some(1), "its debt is forgotten");
+}
+
+#[test]
 fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
     let mut ring = Ring::default();
     let alone = [Contender {
