@@ -244,22 +244,23 @@ impl Card {
             self.reminded_us = 0;
             return;
         }
-        let mut words: Vec<(Key, u64)> = Vec::new();
+        for change in self.ring.look(now_us, &contenders) {
+            let (Change::Grant(key, _) | Change::Revoke(key)) = change;
+            let Some(tenant) = tenants.get_mut(&key) else {
+                continue;
+            };
+            let written = match change {
+                Change::Grant(_, turn) => tenant.set_turn(turn),
+                Change::Revoke(_) => tenant.end_turn(now_us),
+            };
+            complain(written, tenant);
+        }
         if now_us.saturating_sub(self.reminded_us) >= REMIND_US {
             self.reminded_us = now_us;
-            words.extend(taking.iter().map(|key| (*key, now_us)));
-        }
-        let before = self.ring.holder();
-        let changes = self.ring.look(now_us, &contenders);
-        // The holder needs no reminder.
-        words.retain(|(key, _)| Some(*key) != before || self.ring.holder() != before);
-        words.extend(changes.into_iter().map(|change| match change {
-            Change::Grant(key, until_us) => (key, until_us),
-            Change::Revoke(key) => (key, now_us),
-        }));
-        for (key, until_us) in words {
-            if let Some(tenant) = tenants.get_mut(&key) {
-                complain(tenant.set_token(until_us), tenant);
+            for key in taking.into_iter().filter(|key| !self.ring.has_turn(*key)) {
+                if let Some(tenant) = tenants.get_mut(&key) {
+                    complain(tenant.end_turn(now_us), tenant);
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
+use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
 use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
@@ -134,11 +135,21 @@ impl Page {
         Ok(())
     }
 
-    /// Gives the share the token until `until_us`, or says that somebody else has it.
+    /// Gives the share its next turn with the token, or a longer one.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn set_token(&mut self, until_us: u64) -> io::Result<()> {
+    pub fn set_turn(&mut self, turn: Turn) -> io::Result<()> {
+        page::turn(turn)
+            .iter()
+            .try_for_each(|write| self.write(write))
+    }
+
+    /// Ends the share's turn at `until_us`; a moment that has passed says that somebody else has the token.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn end_turn(&mut self, until_us: u64) -> io::Result<()> {
         self.write(&page::token(until_us))
     }
 

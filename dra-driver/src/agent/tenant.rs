@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
+use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::contention::ALL;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -379,12 +380,20 @@ impl Tenant {
         })
     }
 
-    /// Gives it the token until `until_us`; a moment that has passed says that somebody else has it.
+    /// Gives it its next turn with the token, or a longer one.
     ///
     /// # Errors
     /// When the page cannot be written.
-    pub fn set_token(&mut self, until_us: u64) -> io::Result<()> {
-        self.page.set_token(until_us)
+    pub fn set_turn(&mut self, turn: Turn) -> io::Result<()> {
+        self.page.set_turn(turn)
+    }
+
+    /// Ends its turn at `until_us`; a moment that has passed says that somebody else has the token.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn end_turn(&mut self, until_us: u64) -> io::Result<()> {
+        self.page.end_turn(until_us)
     }
 
     /// Says which part of what its events measure is its own, unless it is about the same.

@@ -5,16 +5,24 @@
 //! it has used it. Work conserving: one that does not want its slice hands it on, and what is credited to a tenant that
 //! wants nothing is forgotten. A tenant that dies loses the token with the next look.
 //!
+//! What comes after a slice is decided and told [`AHEAD_US`] before its end: the clock hands the token on, and the card
+//! is not idle until somebody looks.
+//!
 //! Nothing here can stop the card: a token that nobody takes back ends by itself, and libvgpu lets every launch go after
 //! a while.
 
 use std::collections::BTreeMap;
+
+use drava_vgpu_abi::bucket::Turn;
 
 /// The shortest slice that is handed out, microseconds.
 pub const SHORTEST_US: u64 = 10_000;
 
 /// The longest.
 pub const LONGEST_US: u64 = 50_000;
+
+/// So long before the end of a slice it is decided who is next, microseconds; more than the time between two looks.
+pub const AHEAD_US: u64 = 10_000;
 
 /// What all tenants that want time are credited with together when it is their turn again.
 const ROUND_US: u64 = 100_000;
@@ -33,33 +41,30 @@ pub struct Contender<Id> {
 /// What is to be written into limits pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<Id> {
-    /// This one may launch until then, microseconds of the clock that is given to [`Ring::look`].
-    Grant(Id, u64),
-    /// This one may not any more.
+    /// This one has that turn, of the clock that is given to [`Ring::look`].
+    Grant(Id, Turn),
+    /// This one may not launch any more.
     Revoke(Id),
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Holder<Id> {
-    id: Id,
-    since_us: u64,
-    until_us: u64,
 }
 
 /// The tenants of one card that are in token mode.
 #[derive(Debug, Clone)]
 pub struct Ring<Id> {
-    holder: Option<Holder<Id>>,
-    /// Who had its turn last; the next one is behind it.
+    /// Who has the token.
+    present: Option<(Id, Turn)>,
+    /// Who has been told that it is next. Its turn begins when the present one ends.
+    next: Option<(Id, Turn)>,
+    /// Who was chosen last; the next one is behind it.
     last: Option<Id>,
-    /// Time credited and not used, µs; below zero after a slice that lasted too long.
-    credit_us: BTreeMap<Id, i64>,
+    /// Time credited and not handed out, µs.
+    credit_us: BTreeMap<Id, u64>,
 }
 
 impl<Id> Default for Ring<Id> {
     fn default() -> Self {
         Self {
-            holder: None,
+            present: None,
+            next: None,
             last: None,
             credit_us: BTreeMap::new(),
         }
@@ -70,62 +75,118 @@ impl<Id: Ord + Copy> Ring<Id> {
     /// Who may launch now.
     #[must_use]
     pub fn holder(&self) -> Option<Id> {
-        self.holder.as_ref().map(|holder| holder.id)
+        self.present.map(|(id, _)| id)
+    }
+
+    /// Whether that one has the token or knows when it will have it.
+    #[must_use]
+    pub fn has_turn(&self, id: Id) -> bool {
+        [self.present, self.next]
+            .iter()
+            .flatten()
+            .any(|(of, _)| *of == id)
     }
 
     /// Looks at who wants time at `now_us`. Tenants that are gone are not among `contenders`.
     pub fn look(&mut self, now_us: u64, contenders: &[Contender<Id>]) -> Vec<Change<Id>> {
-        let wants = |id: Id| {
-            contenders
-                .iter()
-                .any(|contender| contender.id == id && contender.wants)
-        };
+        let waiting: Vec<&Contender<Id>> = contenders.iter().filter(|c| c.wants).collect();
+        let wants = |id: Id| waiting.iter().any(|contender| contender.id == id);
         self.credit_us.retain(|id, _| wants(*id));
         let mut changes = Vec::new();
-        let others = |id: Id| {
-            contenders
-                .iter()
-                .any(|contender| contender.wants && contender.id != id)
-        };
-        if let Some(holder) = self.holder {
-            let is_over = now_us >= holder.until_us;
-            if wants(holder.id) && !is_over {
-                // Alone on the card: renewed in time, so that its launches never stop.
-                if !others(holder.id) && holder.until_us - now_us <= LONGEST_US / 2 {
-                    let until_us = now_us + LONGEST_US;
-                    self.holder = Some(Holder { until_us, ..holder });
-                    changes.push(Change::Grant(holder.id, until_us));
-                }
-                return changes;
-            }
-            let used = i64::try_from(now_us.saturating_sub(holder.since_us)).unwrap_or(i64::MAX);
-            if let Some(credit) = self.credit_us.get_mut(&holder.id) {
-                // Debt is bounded: alone on the card it used time that nobody else wanted.
-                *credit = credit.saturating_sub(used).max(-signed(LONGEST_US));
-            }
-            self.holder = None;
-            changes.push(Change::Revoke(holder.id));
+        if let Some((id, _)) = self.next.filter(|(id, _)| !wants(*id)) {
+            self.next = None;
+            changes.push(Change::Revoke(id));
         }
-        if let Some((id, slice_us)) = self.next(contenders) {
-            let until_us = now_us + slice_us;
-            self.holder = Some(Holder {
-                id,
-                since_us: now_us,
-                until_us,
-            });
-            self.last = Some(id);
-            changes.retain(|change| *change != Change::Revoke(id));
-            changes.push(Change::Grant(id, until_us));
+        if let Some((id, turn)) = self.present
+            && (!wants(id) || now_us >= turn.until_us)
+        {
+            self.present = None;
+            if now_us < turn.until_us {
+                changes.push(Change::Revoke(id));
+            }
+        }
+        if self.present.is_none() {
+            self.present = self.begin(now_us, &waiting, &mut changes);
+        }
+        if self.next.is_none()
+            && let Some((id, turn)) = self.present
+        {
+            let left_us = turn.until_us.saturating_sub(now_us);
+            let is_alone = waiting.iter().all(|contender| contender.id == id);
+            if is_alone && left_us <= LONGEST_US / 2 {
+                // Renewed in time, so that its launches never stop. For what nobody else wants it owes nothing later,
+                // and it saves nothing meanwhile.
+                self.credit_us.clear();
+                let until_us = now_us + LONGEST_US;
+                self.extend((id, Turn { until_us, ..turn }), &mut changes);
+            } else if !is_alone && left_us <= AHEAD_US {
+                self.decide((id, turn), &waiting, &mut changes);
+            }
         }
         changes
     }
 
-    /// Whose turn it is, and for how long.
-    fn next(&mut self, contenders: &[Contender<Id>]) -> Option<(Id, u64)> {
-        let mut waiting: Vec<&Contender<Id>> = contenders
-            .iter()
-            .filter(|contender| contender.wants)
-            .collect();
+    /// The turn that begins now, as nobody has the token: of who was told to be next, if that has come, else of who is
+    /// chosen.
+    fn begin(
+        &mut self,
+        now_us: u64,
+        waiting: &[&Contender<Id>],
+        changes: &mut Vec<Change<Id>>,
+    ) -> Option<(Id, Turn)> {
+        if let Some((id, told)) = self.next.take()
+            && now_us < told.until_us
+        {
+            if told.from_us <= now_us {
+                return Some((id, told));
+            }
+            // The one before has ended early.
+            let turn = Turn {
+                from_us: now_us,
+                until_us: now_us + (told.until_us - told.from_us),
+            };
+            changes.push(Change::Grant(id, turn));
+            return Some((id, turn));
+        }
+        let (id, slice_us) = self.choose(waiting)?;
+        let turn = Turn {
+            from_us: now_us,
+            until_us: now_us + slice_us,
+        };
+        changes.push(Change::Grant(id, turn));
+        Some((id, turn))
+    }
+
+    /// What follows the present turn: more of it, or another one's.
+    fn decide(
+        &mut self,
+        present: (Id, Turn),
+        waiting: &[&Contender<Id>],
+        changes: &mut Vec<Change<Id>>,
+    ) {
+        let (holder, turn) = present;
+        let Some((id, slice_us)) = self.choose(waiting) else {
+            return;
+        };
+        let until_us = turn.until_us + slice_us;
+        if id == holder {
+            self.extend((id, Turn { until_us, ..turn }), changes);
+            return;
+        }
+        let from_us = turn.until_us;
+        let turn = Turn { from_us, until_us };
+        self.next = Some((id, turn));
+        changes.push(Change::Grant(id, turn));
+    }
+
+    fn extend(&mut self, present: (Id, Turn), changes: &mut Vec<Change<Id>>) {
+        self.present = Some(present);
+        changes.push(Change::Grant(present.0, present.1));
+    }
+
+    /// Whose slice comes next, and how long it is, which is taken off what it is credited with.
+    fn choose(&mut self, waiting: &[&Contender<Id>]) -> Option<(Id, u64)> {
+        let mut waiting = waiting.to_vec();
         waiting.sort_unstable_by_key(|contender| contender.id);
         let weights: u64 = waiting.iter().map(|contender| weight(contender)).sum();
         if waiting.is_empty() {
@@ -135,7 +196,7 @@ impl<Id: Ord + Copy> Ring<Id> {
         if let Some(last) = self.last
             && let Some(slice_us) = waiting
                 .iter()
-                .find(|c| c.id == last)
+                .find(|contender| contender.id == last)
                 .and_then(|_| self.slice(last))
         {
             return Some((last, slice_us));
@@ -149,29 +210,29 @@ impl<Id: Ord + Copy> Ring<Id> {
         loop {
             for contender in &waiting {
                 let credit = self.credit_us.entry(contender.id).or_default();
-                *credit += signed((ROUND_US * weight(contender) / weights).max(1));
+                *credit += (ROUND_US * weight(contender) / weights).max(1);
                 if let Some(slice_us) = self.slice(contender.id) {
+                    self.last = Some(contender.id);
                     return Some((contender.id, slice_us));
                 }
             }
         }
     }
 
-    fn slice(&self, id: Id) -> Option<u64> {
-        let credit = u64::try_from(*self.credit_us.get(&id)?).ok()?;
+    fn slice(&mut self, id: Id) -> Option<u64> {
+        let credit = self.credit_us.get_mut(&id)?;
         // What would leave less than a slice is not cut off.
-        (credit >= SHORTEST_US).then_some(match credit {
-            credit if credit <= LONGEST_US => credit,
+        let slice_us = match *credit {
+            ..SHORTEST_US => return None,
+            credit @ SHORTEST_US..=LONGEST_US => credit,
             credit if credit < LONGEST_US + SHORTEST_US => credit / 2,
             _ => LONGEST_US,
-        })
+        };
+        *credit -= slice_us;
+        Some(slice_us)
     }
 }
 
 fn weight<Id>(contender: &Contender<Id>) -> u64 {
     u64::from(contender.cores.clamp(1, 100))
-}
-
-fn signed(us: u64) -> i64 {
-    i64::try_from(us).unwrap_or(i64::MAX)
 }

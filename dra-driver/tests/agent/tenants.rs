@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use drava_dra_driver::agent::control::{Controller, Measured, Terms};
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US};
+use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, Turn};
 use drava_vgpu_abi::contention::ALL;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
@@ -287,7 +287,7 @@ impl Tenant {
         }
         let bucket = Bucket::new(&self.header);
         while self.queue.len() < self.load.depth {
-            let grant = Grant::of(&self.limits, 0, now_us);
+            let grant = Grant::of(&self.limits, Turn::default(), now_us);
             self.wanted_us = now_us;
             if grant != Grant::Free {
                 bucket.refill(grant, now_us);

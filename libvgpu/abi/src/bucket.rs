@@ -78,7 +78,21 @@ pub enum Grant {
         until_us: u64,
     },
     /// Another share has the token.
-    NoToken,
+    NoToken {
+        /// When this one's next turn begins, microseconds of `CLOCK_MONOTONIC`; a moment that has passed where that is
+        /// not known yet.
+        from_us: u64,
+    },
+}
+
+/// A turn with the token, in microseconds of `CLOCK_MONOTONIC`. Told before it begins, so that the card is not idle
+/// between two of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// Its first moment.
+    pub from_us: u64,
+    /// The first moment after it; 0 if there never was a turn.
+    pub until_us: u64,
 }
 
 impl Grant {
@@ -92,21 +106,20 @@ impl Grant {
     /// | token | gives tokens | the token, or none |
     /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
     #[must_use]
-    pub fn of(limits: &Limits, token_until_us: u64, now_us: u64) -> Self {
+    pub fn of(limits: &Limits, turn: Turn, now_us: u64) -> Self {
+        let Turn { from_us, until_us } = turn;
         match limits.compute_policy {
             ComputePolicy::None => Self::Free,
             ComputePolicy::Balance | ComputePolicy::Fixed => Self::by_rate(limits),
             ComputePolicy::Token => {
-                let is_damaged = token_until_us > now_us.saturating_add(LONGEST_TOKEN_US);
-                let is_abandoned = token_until_us.saturating_add(TOKEN_ABANDONED_US) < now_us;
+                let is_damaged = until_us > now_us.saturating_add(LONGEST_TOKEN_US);
+                let is_abandoned = until_us.saturating_add(TOKEN_ABANDONED_US) < now_us;
                 if is_damaged || is_abandoned {
                     Self::by_rate(limits)
-                } else if now_us < token_until_us {
-                    Self::Token {
-                        until_us: token_until_us,
-                    }
+                } else if (from_us..until_us).contains(&now_us) {
+                    Self::Token { until_us }
                 } else {
-                    Self::NoToken
+                    Self::NoToken { from_us }
                 }
             }
         }
@@ -133,6 +146,15 @@ impl Grant {
         (rate * LONGEST_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
     }
 
+    /// For how long waiting is all that a launch can do, microseconds: until the share's turn, if that is known.
+    #[must_use]
+    pub fn begins_after_us(self, now_us: u64) -> Option<u64> {
+        match self {
+            Self::NoToken { from_us } => from_us.checked_sub(now_us),
+            Self::Free | Self::Rate(_) | Self::Token { .. } => None,
+        }
+    }
+
     /// Microseconds of GPU time that it fills the bucket with per second, and the most that the bucket holds.
     fn rate_and_cap(self) -> (u64, u64) {
         match self {
@@ -143,7 +165,7 @@ impl Grant {
             }
             Self::Free => (SECOND_US, BURST_US),
             Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
-            Self::NoToken => (0, 0),
+            Self::NoToken { .. } => (0, 0),
         }
     }
 }

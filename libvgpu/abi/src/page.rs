@@ -5,6 +5,7 @@
 //!   16  current: generation of the newest record, a hint that readers compare with what they have
 //!   24  token: until when a share in token mode may launch
 //!   32  own time: how much of what events measure is this share's own
+//!   40  turn: since when a share in token mode may launch
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
@@ -15,7 +16,7 @@
 //! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
 //!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
 //!   repair is needed.
-//! - The words at 24 and 32 are outside of the records: the node agent changes each with one aligned write of
+//! - The words at 24, 32 and 40 are outside of the records: the node agent changes each with one aligned write of
 //!   eight bytes, as often as it likes, and readers look at them without reading anything else. A value that makes
 //!   no sense, and so a torn one, means nothing rather than something else.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
@@ -25,6 +26,7 @@
 
 use core::fmt;
 
+use crate::bucket::Turn;
 use crate::id::{DeviceUuid, ID_TEXT_SIZE, IdText};
 use crate::limits::{
     BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority,
@@ -42,7 +44,7 @@ pub const CURRENT_OFFSET: usize = 16;
 /// Offset of the word that [`token`] writes, an aligned little-endian `u64`.
 ///
 /// A share whose policy is [`ComputePolicy::Token`] launches only while `CLOCK_MONOTONIC`, in microseconds, is
-/// below it. 0 is no token. See [`crate::bucket::Grant`] for what happens when no agent writes it.
+/// below it, and not below the word at [`TURN_OFFSET`]. 0 is no token. See [`crate::bucket::Grant`] for what happens when no agent writes it.
 pub const TOKEN_OFFSET: usize = 24;
 
 /// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
@@ -50,6 +52,10 @@ pub const TOKEN_OFFSET: usize = 24;
 /// Parts per million of the time measured by events that is the share's own; the rest is time slices of
 /// neighbours, which events cannot tell apart. 0, and anything above a million, is a million.
 pub const OWN_TIME_OFFSET: usize = 32;
+
+/// Offset of the word that says when a turn begins, an aligned little-endian `u64`. It is written before the word at
+/// [`TOKEN_OFFSET`] and read after it, so that no turn begins with the end of another one.
+pub const TURN_OFFSET: usize = 40;
 
 const MAGIC: [u8; 8] = *b"DRAVALIM";
 const IDENTITY_OFFSET: usize = 64;
@@ -72,7 +78,8 @@ const _: () = {
     assert!(CURRENT_OFFSET.is_multiple_of(8));
     assert!(TOKEN_OFFSET.is_multiple_of(8));
     assert!(OWN_TIME_OFFSET.is_multiple_of(8));
-    assert!(OWN_TIME_OFFSET + 8 <= IDENTITY_OFFSET);
+    assert!(TURN_OFFSET.is_multiple_of(8));
+    assert!(TURN_OFFSET + 8 <= IDENTITY_OFFSET);
 };
 
 /// A decoded page.
@@ -221,7 +228,13 @@ pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
     Ok(writes(present.generation, &present.spec.limits, true))
 }
 
-/// The write that lets a share in token mode launch until `until_us` of `CLOCK_MONOTONIC`; 0 takes the token back.
+/// The writes, to be done in this order, that give a share in token mode its next turn, or a longer one.
+#[must_use]
+pub fn turn(turn: Turn) -> [PageWrite; 2] {
+    [single(TURN_OFFSET, turn.from_us), token(turn.until_us)]
+}
+
+/// The write that ends the turn of a share in token mode at `until_us` of `CLOCK_MONOTONIC`; 0 takes the token back.
 #[must_use]
 pub fn token(until_us: u64) -> PageWrite {
     single(TOKEN_OFFSET, until_us)

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
-    BURST_US, Bucket, Grant, InDebt, LEASE_US, LONGEST_SLEEP_US, TOKEN_ABANDONED_US, TOKEN_BURST_US,
+    BURST_US, Bucket, Grant, InDebt, LEASE_US, LONGEST_SLEEP_US, TOKEN_ABANDONED_US,
+    TOKEN_BURST_US, Turn,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -20,6 +21,30 @@ fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
         rate_us_per_s: rate,
         ..Limits::memory(0)
     }
+}
+
+const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
+
+#[test]
+fn a_turn_is_told_before_it_begins() {
+    let token = limits(ComputePolicy::Token, 30, None);
+    let turn = Turn {
+        from_us: 10_000_000,
+        until_us: 10_030_000,
+    };
+    let at = |now_us| Grant::of(&token, turn, now_us);
+    let waiting = Grant::NoToken {
+        from_us: turn.from_us,
+    };
+    assert_eq!(at(9_997_000), waiting);
+    assert_eq!(at(9_997_000).begins_after_us(9_997_000), Some(3_000));
+    for now_us in [turn.from_us, turn.until_us - 1] {
+        let until_us = turn.until_us;
+        assert_eq!(at(now_us), Grant::Token { until_us });
+        assert_eq!(at(now_us).begins_after_us(now_us), None);
+    }
+    assert_eq!(at(turn.until_us), waiting);
+    assert_eq!(waiting.begins_after_us(turn.until_us), None, "not known");
 }
 
 #[test]
@@ -39,11 +64,11 @@ fn what_a_page_grants() {
         (Fixed, 99, None, 0, Grant::Rate(990_000)),
         (Fixed, 30, None, soon, Grant::Rate(300_000)),
         (Token, 30, None, soon, Grant::Token { until_us: soon }),
-        (Token, 30, None, now, Grant::NoToken),
-        (Token, 30, Some(1_000_000), now, Grant::NoToken),
+        (Token, 30, None, now, NO_TOKEN),
+        (Token, 30, Some(1_000_000), now, NO_TOKEN),
         (Token, 30, None, 0, Grant::Rate(300_000)),
         (Token, 0, None, 0, Grant::Free),
-        (Token, 30, None, now - TOKEN_ABANDONED_US, Grant::NoToken),
+        (Token, 30, None, now - TOKEN_ABANDONED_US, NO_TOKEN),
         (
             Token,
             30,
@@ -56,7 +81,11 @@ fn what_a_page_grants() {
         (Token, 30, None, u64::MAX, Grant::Rate(300_000)),
     ];
     for (policy, cores, rate, token, expected) in table {
-        let found = Grant::of(&limits(policy, cores, rate), token, now);
+        let turn = Turn {
+            from_us: 0,
+            until_us: token,
+        };
+        let found = Grant::of(&limits(policy, cores, rate), turn, now);
         assert_eq!(found, expected, "{policy:?} {cores} {rate:?} {token}");
     }
 }
@@ -181,9 +210,9 @@ fn without_a_token_nothing_is_kept_and_with_it_little() {
     };
     bucket.refill(token, 1_000_000);
     assert_eq!(bucket.credit_us(), i64::try_from(TOKEN_BURST_US).unwrap());
-    bucket.refill(Grant::NoToken, 1_000_001);
+    bucket.refill(NO_TOKEN, 1_000_001);
     assert_eq!(bucket.credit_us(), 0);
-    assert!(bucket.take(Grant::NoToken, 1, 1, 1).is_err());
+    assert!(bucket.take(NO_TOKEN, 1, 1, 1).is_err());
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.
@@ -314,7 +343,7 @@ proptest! {
         Word::store(&header.credit_us, credit);
         Word::store(&header.refilled_us, refilled);
         let bucket = Bucket::new(&header);
-        for grant in [Grant::Rate(rate), Grant::Free, Grant::NoToken, Grant::Token { until_us: now }] {
+        for grant in [Grant::Rate(rate), Grant::Free, NO_TOKEN, Grant::Token { until_us: now }] {
             bucket.refill(grant, now);
             let _ = bucket.take(grant, need, 1, LEASE_US);
             bucket.charge(need);

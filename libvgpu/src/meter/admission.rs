@@ -96,7 +96,10 @@ impl Meter {
             };
             match bucket.take(grant, need_us, least_us, LEASE_US) {
                 Ok(taken) => return Outcome::Taken(taken),
-                Err(debt) => later = later.min(debt.look_again_us),
+                Err(debt) => {
+                    let turn_us = grant.begins_after_us(now).unwrap_or(debt.look_again_us);
+                    later = later.min(debt.look_again_us).min(turn_us);
+                }
             }
         }
         Outcome::Later(later)
@@ -152,8 +155,12 @@ pub(super) fn first(card: Card) -> Option<&'static Share> {
 
 /// Whether waiting alone might never end: hardly any rate, or another share's token.
 fn is_stuck(card: Card, now: u64) -> bool {
-    card.shares()
-        .all(|share| matches!(share.grant(now), Grant::NoToken | Grant::Rate(..1_000)))
+    card.shares().all(|share| {
+        matches!(
+            share.grant(now),
+            Grant::NoToken { .. } | Grant::Rate(..1_000)
+        )
+    })
 }
 
 /// Takes time that is not there.

@@ -4,9 +4,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant};
+use drava_vgpu_abi::bucket::{Bucket, Grant, Turn};
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET};
+use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET};
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 
@@ -24,7 +24,10 @@ impl Share {
     pub(crate) fn grant(&self, now_us: u64) -> Grant {
         self.refresh();
         let limits = unpack(self.compute.load(Ordering::Relaxed));
-        Grant::of(&limits, self.page_word(TOKEN_OFFSET), now_us)
+        // In this order, see `TURN_OFFSET`.
+        let until_us = self.page_word(TOKEN_OFFSET);
+        let from_us = self.page_word(TURN_OFFSET);
+        Grant::of(&limits, Turn { from_us, until_us }, now_us)
     }
 
     /// How much of what events measure is the share's own, in parts per million.
@@ -38,7 +41,7 @@ impl Share {
     fn page_word(&self, offset: usize) -> u64 {
         NonNull::new(self.page.load(Ordering::Acquire))
             .and_then(|page| page_words(page).get(offset / 8))
-            .map_or(0, |word| word.load(Ordering::Relaxed))
+            .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Where the share's GPU time is counted; `None` if it cannot be.
