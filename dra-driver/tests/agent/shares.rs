@@ -104,6 +104,8 @@ fn giving_back() {
             let rate = node.page(1).rate_us_per_s?;
             (rate > 900_000).then_some(())
         });
+        // For some steps of the agent, so that it is idle and not only slow.
+        std::thread::sleep(Duration::from_millis(500));
         let (before, begun) = node.ground.used(&pids).unwrap();
         owner.ok("start kernel ns=1000000 depth=16").unwrap();
         crate::node::eventually("less for the other one", || {
