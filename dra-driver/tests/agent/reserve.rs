@@ -271,10 +271,11 @@ fn what_the_driver_takes_beyond_the_estimate_is_repaid_by_denying_and_forgotten_
     let node = Node::new();
     node.prepare(1, &prepared);
     let taken = || node.ground.machine().card(0).unwrap().used_bytes;
-    let _agent = node.agent();
 
-    // Contexts that take more are known before the share is full: it never is too full.
+    // Contexts that take more are known before the share is full: it never is too full. Both are there before the agent:
+    // one that came later would be charged what the agent has learned from the other.
     let mut processes = [(); 2].map(|()| node.escape(1, "cuMemAlloc_v2", MIB, true));
+    let _agent = node.agent();
     eventually("two contexts' excess", || {
         (node.page(1).driver_excess_bytes >= 2 * error - 4 * MIB).then_some(())
     });
