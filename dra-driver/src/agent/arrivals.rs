@@ -13,8 +13,6 @@ use std::path::Path;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
-use super::tenant::Key;
-
 /// Bytes for events that are read at once.
 const EVENTS: usize = 4096;
 
@@ -26,14 +24,14 @@ const SIGNS: WatchFlags = WatchFlags::OPEN
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE);
 
-/// The deserted shares of a node.
+/// The deserted shares of a node, which `K` names.
 #[derive(Debug)]
-pub struct Arrivals {
+pub struct Arrivals<K> {
     inotify: Option<OwnedFd>,
-    awaited: BTreeMap<i32, Key>,
+    awaited: BTreeMap<i32, K>,
 }
 
-impl Default for Arrivals {
+impl<K> Default for Arrivals<K> {
     fn default() -> Self {
         Self {
             inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok(),
@@ -42,9 +40,9 @@ impl Default for Arrivals {
     }
 }
 
-impl Arrivals {
+impl<K> Arrivals<K> {
     /// Waits for whoever comes next to a share, whose region lies in that directory. Returns whether that is possible.
-    pub fn wait_for(&mut self, key: Key, usage_dir: &Path) -> bool {
+    pub fn wait_for(&mut self, key: K, usage_dir: &Path) -> bool {
         let Some(inotify) = &self.inotify else {
             return false;
         };
@@ -59,7 +57,7 @@ impl Arrivals {
     }
 
     /// Shares to which somebody has come since the last call.
-    pub fn take(&mut self) -> Vec<Key> {
+    pub fn take(&mut self) -> Vec<K> {
         let Some(inotify) = self.inotify.as_ref().filter(|_| !self.awaited.is_empty()) else {
             return Vec::new();
         };

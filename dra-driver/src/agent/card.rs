@@ -77,7 +77,7 @@ pub struct Shares {
     /// For reading their regions.
     pub scratch: Scratch,
     /// Tells of processes that come to those that have none.
-    pub arrivals: Arrivals,
+    pub arrivals: Arrivals<Key>,
 }
 
 impl Card {

@@ -194,7 +194,7 @@ impl Tenant {
         now_us: u64,
         view: &ShareView<Key>,
         listed: Option<&[GpuProcess<Key>]>,
-        arrivals: &mut Arrivals,
+        arrivals: &mut Arrivals<Key>,
     ) {
         // One that was damaged is looked at until it is mended.
         let is_inhabited = view.region.as_ref().map_or(true, |region| {
