@@ -1,7 +1,7 @@
 //! One share: its limits page, its usage region, and this process's slot there.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -10,19 +10,18 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::ledger::{Rebuild, Region};
 use drava_vgpu_abi::page::CURRENT_OFFSET;
 use drava_vgpu_abi::region::{SLOT_SIZE, SlotIndex};
-use drava_vgpu_abi::{
-    BrokenRegion, DeviceUuid, Limits, LimitsPage, MemoryPolicy, PAGE_SIZE, REGION_SIZE, paths,
-};
+use drava_vgpu_abi::{BrokenRegion, DeviceUuid, Limits, MemoryPolicy, PAGE_SIZE};
 
 use crate::discover::PathBuffer;
-use crate::log;
 use crate::sys::{self, Fd};
 
+mod attach;
 mod compute;
 mod mapping;
 pub(crate) mod usage;
 
-use mapping::{check, map_page, page_words, read_page, take_slot, view};
+pub(crate) use attach::Unusable;
+use mapping::{map_page, page_words, read_page, view};
 
 /// The words of the region as the protocol steps on them.
 #[cfg(not(feature = "kill-points"))]
@@ -79,32 +78,6 @@ pub(crate) struct Share {
 
 // SAFETY: `uuid` and the paths are written by one thread before the others can see the share; the rest are atomics.
 unsafe impl Sync for Share {}
-
-/// Why a share's files cannot be used.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Unusable {
-    Open,
-    Owner,
-    Size,
-    Map,
-    Content,
-    Full,
-    Removed,
-}
-
-impl Unusable {
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::Open => "cannot be opened",
-            Self::Owner => "belongs to another user",
-            Self::Size => "cannot be given its size",
-            Self::Map => "cannot be mapped",
-            Self::Content => "is not a usage region of this version",
-            Self::Full => "has no free slot",
-            Self::Removed => "is removed again and again",
-        }
-    }
-}
 
 impl Share {
     /// The card.
@@ -412,104 +385,5 @@ impl Share {
         self.compute.store(compute::pack(limits), Ordering::Relaxed);
         let open = limits.broken_region == BrokenRegion::Open;
         self.fails_open.store(u32::from(open), Ordering::Relaxed);
-    }
-
-    /// Takes the limits from the page at `path`, which is open as `fd`. The share is not published yet.
-    pub(crate) fn attach_page(&self, fd: Fd, path: PathBuffer) -> Option<LimitsPage> {
-        let (mapping, page) = map_page(fd)?;
-        // SAFETY: the share is not published yet, so only this thread knows it.
-        unsafe { self.page_path.get().write(path) };
-        self.set_identity(page.spec.device_uuid);
-        self.set_limits(&page.spec.limits);
-        self.seen.store(page.generation, Ordering::Relaxed);
-        self.page.store(mapping.as_ptr(), Ordering::Release);
-        Some(page)
-    }
-
-    /// Takes limits that come from elsewhere. The share is not published yet.
-    pub(crate) fn attach_limits(&self, uuid: DeviceUuid, limits: &Limits) {
-        self.set_identity(uuid);
-        self.set_limits(limits);
-    }
-
-    fn set_identity(&self, uuid: DeviceUuid) {
-        // SAFETY: the share is not published yet, so only this thread knows it.
-        unsafe { self.uuid.get().write(uuid) };
-    }
-
-    /// Maps the region at `path` and takes a slot there. The share is not published yet.
-    pub(crate) fn attach_region(
-        &self,
-        path: PathBuffer,
-        must_be_own: bool,
-    ) -> Result<(), Unusable> {
-        let mode = if must_be_own {
-            0o600
-        } else {
-            paths::REGION_FILE_MODE
-        };
-        // Made only if it is missing: with `fs.protected_regular` the kernel refuses O_CREAT for another user's
-        // file in a directory that all may write to.
-        let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
-            .or_else(|| sys::open(None, path.as_c_str(), REGION_FLAGS | libc::O_CREAT, mode))
-            .and_then(sys::above_standard_streams)
-            .ok_or(Unusable::Open)?;
-        // SAFETY: the share is not published yet, so only this thread knows it.
-        unsafe { self.region_path.get().write(path) };
-        let attached = self.attach_region_file(fd, must_be_own);
-        if attached.is_err() {
-            sys::close(fd);
-        }
-        attached
-    }
-
-    fn attach_region_file(&self, fd: Fd, must_be_own: bool) -> Result<(), Unusable> {
-        let status = sys::status(fd).ok_or(Unusable::Open)?;
-        let is_own = status.owner == sys::user_id();
-        if must_be_own && !is_own {
-            return Err(Unusable::Owner);
-        }
-        if is_own && !must_be_own {
-            sys::set_mode(fd, paths::REGION_FILE_MODE);
-        }
-        // A sandbox may forbid to allocate, which the driver has done already.
-        if !sys::allocate(fd, REGION_SIZE) && status.size < REGION_SIZE as u64 {
-            return Err(Unusable::Size);
-        }
-        let mapping = sys::map_file(fd, REGION_SIZE, true).ok_or(Unusable::Map)?;
-        let region = view(mapping);
-        let slot = check(&region)
-            .and_then(|()| take_slot(&region, fd))
-            .and_then(|taken| match sys::status(fd) {
-                Some(status) if status.links == 0 => Err(Unusable::Removed),
-                _ => Ok(taken),
-            });
-        let (slot, generation) = match slot {
-            Ok(taken) => taken,
-            Err(error) => {
-                sys::unmap(mapping, REGION_SIZE);
-                return Err(error);
-            }
-        };
-        let number = u32::try_from(slot.get()).map_err(|_| Unusable::Full)?;
-        self.slot.store(number, Ordering::Relaxed);
-        self.generation.store(generation, Ordering::Relaxed);
-        self.region_device.store(status.device, Ordering::Relaxed);
-        self.region_inode.store(status.inode, Ordering::Relaxed);
-        self.region_fd.store(!fd.0, Ordering::Relaxed);
-        self.region.store(mapping.as_ptr(), Ordering::Release);
-        self.reclaim();
-        Ok(())
-    }
-
-    /// Says once that the region cannot be used and what follows from that.
-    pub(crate) fn report_unusable(&self, path: &CStr, why: Unusable) {
-        let what = if self.fails_open() {
-            "GPU memory is not counted"
-        } else {
-            "GPU memory is refused"
-        };
-        let path = path.to_str().unwrap_or("?");
-        log::line(format_args!("usage region {path} {}: {what}", why.text()));
     }
 }
