@@ -7,6 +7,7 @@ mod allot;
 mod balance;
 mod control;
 mod detect;
+mod escape;
 mod figures;
 mod idle;
 mod machine;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ use drava_vgpu_abi::{
 use tokio_util::sync::CancellationToken;
 
 use gpu_tenants::{Ground, Tenant, library};
+
+use crate::escape::{self, Escape};
 
 /// The first card of the machine.
 pub(crate) const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
@@ -261,7 +263,7 @@ impl Node {
         bytes: u64,
         preloaded: bool,
     ) -> Escape {
-        let mut command = self.ground.machine().command(escape());
+        let mut command = self.ground.machine().command(escape::program());
         command
             .arg(function)
             .arg(bytes.to_string())
@@ -271,20 +273,8 @@ impl Node {
                 .env("LD_PRELOAD", library::shipped().unwrap())
                 .env("DRAVA_RUN_DIR", self.container(number));
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        self.mount(child.id(), number);
-        // Held apart: waiting for a child closes its input, at which it would end.
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut escape = Escape {
-            child,
-            input,
-            output,
-        };
+        let mut escape = Escape::start(&mut command);
+        self.mount(escape.pid(), number);
         assert_eq!(escape.hear(), 0, "{function} of {bytes} bytes");
         escape
     }
@@ -429,47 +419,6 @@ fn config(root: &Path, driver: &Path) -> Config {
     }
 }
 
-/// A process that is ended with this.
-pub(crate) struct Escape {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Escape {
-    /// The driver's result of a line of `escape.c`.
-    pub(crate) fn say(&mut self, line: &str) -> i32 {
-        writeln!(self.input, "{line}").unwrap();
-        self.hear()
-    }
-
-    fn hear(&mut self) -> i32 {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim().parse().unwrap()
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-
-    /// Waits until it was killed, and says by which signal.
-    pub(crate) fn signal(&mut self) -> Option<i32> {
-        std::os::unix::process::ExitStatusExt::signal(&self.child.wait().unwrap())
-    }
-}
-
-impl Drop for Escape {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Waits for a condition that others bring about; the deadline is only a fuse.
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -480,22 +429,4 @@ pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn escape() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("escape");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent/escape.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]);
-        assert!(
-            cc.args([&program, &source])
-                .arg("-ldl")
-                .status()
-                .unwrap()
-                .success()
-        );
-        program
-    })
 }

@@ -14,8 +14,9 @@ use drava_vgpu_abi::snapshot::ProcessUsage;
 use serde_json::json;
 
 use crate::balance::numbers;
+use crate::escape::Escape;
 use crate::figures::report;
-use crate::node::{Escape, GIB, MIB, Node, eventually};
+use crate::node::{GIB, MIB, Node, eventually};
 
 const ESTIMATE: u64 = 528 * MIB;
 
