@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
 use crate::{ABOVE, BELOW, MEASURE, SETTLE};
@@ -206,6 +207,22 @@ fn with_tokens_one_runs_at_a_time_and_nobody_waits_for_ever() {
     );
     // An agent that is gone leaves the guarantee.
     crate::await_percents(&ground, &[&second], &[50.0]);
+}
+
+#[test]
+fn a_turn_that_is_told_ahead_begins_when_it_says() {
+    let ground = crate::ground();
+    let token = share(ComputePolicy::Token, 50).unwrap();
+    let share = ground.share("share", &token).unwrap();
+    share.give_token(now_us()).unwrap();
+    let mut tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    // Sooner than a launch loses its patience.
+    let from_us = now_us() + 400_000;
+    let until_us = from_us + 500_000;
+    share.give_turn(Turn { from_us, until_us }).unwrap();
+    tenant.ok("once 1000").unwrap();
+    let launched_us = now_us();
+    assert!(launched_us >= from_us, "{} us early", from_us - launched_us);
 }
 
 #[test]

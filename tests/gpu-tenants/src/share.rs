@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::snapshot::{ProcessUsage, ShareUsage, Snapshot};
-use drava_vgpu_abi::{ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, update};
+use drava_vgpu_abi::{
+    ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, turn, update,
+};
 
 /// The limits of a share of that many percent.
 pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
@@ -54,6 +57,11 @@ impl Share {
     /// Gives it the token until then, microseconds of `CLOCK_MONOTONIC`.
     pub fn give_token(&self, until_us: u64) -> anyhow::Result<()> {
         self.write(&[token(until_us)])
+    }
+
+    /// Gives it that turn, which may begin later.
+    pub fn give_turn(&self, next: Turn) -> anyhow::Result<()> {
+        self.write(&turn(next))
     }
 
     /// Tells it how much of what it measures is its own.
