@@ -11,6 +11,7 @@ mod figures;
 mod graphs;
 mod hostile;
 mod interposer;
+mod loaders;
 mod memory;
 mod pools;
 mod processes;

@@ -9,22 +9,14 @@ use std::process::Command;
 use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::interposer;
+use crate::loaders::build_library;
 use crate::subject::{CARDS, Container, GIB, MIB, Subject};
 
 /// A process with a context on the first card whose functions come by `route`.
-fn by_route(container: &Container, route: &str) -> Subject {
+pub(crate) fn by_route(container: &Container, route: &str) -> Subject {
     let mut process = container.start(route);
     process.init(0);
     process
-}
-
-#[test]
-fn a_driver_in_a_namespace_of_its_own_is_limited() {
-    let container = Container::with_memory(GIB);
-    let mut process = by_route(&container, "dlmopen");
-    process.alloc(GIB);
-    process.refused("alloc 1");
-    assert_eq!(process.memory_info(), (0, GIB));
 }
 
 /// A process that may not make some of the library's system calls, and what it says on standard error.
@@ -243,181 +235,6 @@ fn a_region_truncated_in_use_costs_only_its_own_share() {
     drop(victim);
     container.wait_until_taken(0);
     container.process().alloc(GIB);
-}
-
-/// Programs that are linked statically have no dynamic loader, which alone could preload anything.
-#[test]
-fn a_static_program_runs_as_if_nothing_were_preloaded() {
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("static");
-    let source = directory.path().join("static.c");
-    fs::write(&source, "int main(void) { return 7; }").unwrap();
-    let built = Command::new("cc")
-        .args(["-static", "-o"])
-        .args([&program, &source])
-        .status()
-        .unwrap();
-    if !built.success() {
-        println!("no static C library to link with");
-        return;
-    }
-    let output = Command::new(&program)
-        .env("LD_PRELOAD", interposer::library())
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(7));
-    assert!(output.stderr.is_empty(), "{output:?}");
-}
-
-/// The dynamic loader of musl, which is its C library: the system's, or the one of Debian's package, fetched on the
-/// first call. `None`, which it says, where there is neither.
-fn musl() -> Option<PathBuf> {
-    let architecture = std::env::consts::ARCH;
-    let of_system = PathBuf::from(format!("/lib/ld-musl-{architecture}.so.1"));
-    if of_system.exists() {
-        return Some(of_system);
-    }
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("musl");
-    let fetched = directory.join(format!("lib/{architecture}-linux-musl/libc.so"));
-    if !fetched.exists() {
-        fs::create_dir_all(&directory).unwrap();
-        let script = "apt-get -qq download musl && dpkg-deb -x musl_*.deb .";
-        let outcome = Command::new("sh")
-            .args(["-c", script])
-            .current_dir(&directory)
-            .output()
-            .unwrap();
-        if !fetched.exists() {
-            let error = String::from_utf8_lossy(&outcome.stderr);
-            println!(
-                "no {} and no Debian package of it: {error}",
-                of_system.display()
-            );
-            return None;
-        }
-    }
-    Some(fetched)
-}
-
-/// As in an image of Alpine: musl's loader does not read `/etc/ld.so.preload`, and with `LD_PRELOAD` it says what it
-/// misses and does not start the program. `libvgpu/README.md` says so.
-#[test]
-fn a_program_for_musl_runs_with_the_preload_file_and_not_with_the_variable() {
-    let Some(musl) = musl() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("program");
-    let source = directory.path().join("program.c");
-    let code = "void _exit(int); void _start(void) { _exit(7); }";
-    fs::write(&source, code).unwrap();
-    let built = Command::new("cc")
-        .args(["-nostdlib", "-nostartfiles", "-fno-builtin", "-o"])
-        .args([&program, &source, &musl])
-        .arg(format!("-Wl,--dynamic-linker={}", musl.display()))
-        .status()
-        .unwrap();
-    assert!(built.success());
-    let output = Command::new(&program)
-        .env("LD_PRELOAD", interposer::library())
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(127), "{output:?}");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("dlvsym: symbol not found"), "{error}");
-    if !is_root() {
-        return;
-    }
-    let script = format!(
-        "set -e
-        mount --make-rprivate /
-        mount -t tmpfs none /mnt
-        cp -a /etc/. /mnt/
-        echo {} > /mnt/ld.so.preload
-        mount --bind /mnt /etc
-        exec {}",
-        interposer::library().display(),
-        program.display(),
-    );
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", &script])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(7), "{output:?}");
-    assert!(output.stderr.is_empty(), "{output:?}");
-}
-
-/// Another preloaded library that has a `dlsym` of its own, which asks the next one.
-const OTHER_PRELOADED: &str = r#"
-    #define _GNU_SOURCE
-    #include <dlfcn.h>
-    void *dlsym(void *handle, const char *name) {
-        static void *(*next)(void *, const char *);
-        if (!next) next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-        if (!next) next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-        return next(handle, name);
-    }
-"#;
-
-pub(crate) fn build_library(
-    directory: &Path,
-    name: &str,
-    source: &str,
-    arguments: &[&str],
-) -> PathBuf {
-    let file = directory.join(name).with_extension("c");
-    let library = directory.join(name).with_extension("so");
-    fs::write(&file, source).unwrap();
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&library, &file])
-        .args(arguments)
-        .arg("-ldl")
-        .status()
-        .unwrap();
-    assert!(built.success(), "cc could not build {name}");
-    library
-}
-
-#[test]
-fn other_preloaded_libraries_are_borne() {
-    let directory = tempfile::tempdir().unwrap();
-    let other = build_library(directory.path(), "other", OTHER_PRELOADED, &[]);
-    let own = interposer::library().display().to_string();
-    let preloads = [
-        format!("{own}:{}", other.display()),
-        format!("{own}:/nonexistent/libother.so"),
-        format!("/nonexistent/libother.so {own}"),
-    ];
-    for preload in preloads {
-        let container = Container::with_memory(GIB);
-        let mut process = container.start_with("dlsym", |command| {
-            command.env("LD_PRELOAD", &preload);
-        });
-        process.init(0);
-        process.alloc(GIB);
-        process.refused("alloc 1");
-        assert!(process.end().success(), "{preload}");
-    }
-}
-
-/// `RTLD_DEEPBIND` binds a library to what it names itself before what was preloaded: such calls do not come here.
-/// That is what `docs/security.md` says; the program lives, and its other calls are limited.
-#[test]
-fn deep_binding_is_borne() {
-    let container = Container::with_memory(GIB);
-    let directory = tempfile::tempdir().unwrap();
-    let libraries = container.machine.lib_dir().display().to_string();
-    let source = include_str!("plugin.c");
-    let arguments = [&format!("-L{libraries}"), "-l:libcuda.so.1"];
-    let plugin = build_library(directory.path(), "plugin", source, &arguments);
-    let mut process = container.start_with("dlsym", |command| {
-        command.arg(&plugin);
-    });
-    process.init(0);
-    process.alloc(GIB);
-    process.refused("alloc 1");
-    process.ok(&format!("plugin {}", 4 * MIB));
-    process.refused("alloc 1");
-    assert!(process.end().success());
 }
 
 /// Whether this process may change to other users and mount namespaces; says so if not.

@@ -11,7 +11,8 @@ use drava_mock_machine::testing::python;
 use drava_vgpu_abi::paths;
 
 use crate::interposer;
-use crate::robustness::{build_library, is_root};
+use crate::loaders::build_library;
+use crate::robustness::is_root;
 use crate::subject::{Container, GIB, MIB, Subject};
 
 /// Where the container has the driver's libraries, as its `ld.so.cache` says.
