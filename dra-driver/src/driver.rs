@@ -68,8 +68,8 @@ pub struct Config {
     pub orphan_grace: Duration,
     /// How long a claim waits for the devices of a claim that is leaving.
     pub leaving_patience: Duration,
-    /// How long the taint of a card that is gone stands before the card is withdrawn.
-    pub gone_grace: Duration,
+    /// How long the taint of what is not offered any more stands before that is withdrawn.
+    pub retained_grace: Duration,
 }
 
 /// The driver cannot run.
@@ -117,7 +117,7 @@ pub async fn run(
         listen,
         orphan_grace,
         leaving_patience,
-        gone_grace,
+        retained_grace,
     } = config;
     let mut tasks = JoinSet::new();
     let listener = listen_on(listen).await?;
@@ -208,7 +208,7 @@ pub async fn run(
         health,
         conditions,
         reporter,
-        gone_grace,
+        retained_grace,
     };
     let stopped = stop.clone();
     tasks.spawn(async move {

@@ -74,7 +74,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
         leaving_patience: claims::LEAVING_PATIENCE,
-        gone_grace: publish::gone::GRACE,
+        retained_grace: publish::retained::GRACE,
     };
     driver::run(
         config,

@@ -7,6 +7,7 @@
 //! | what the containers get | [`spec`] |
 //! | what changes on the node | [`effects`] |
 //! | what must survive a crash | [`record`] |
+//! | what a damaged record said | [`recover`] |
 //! | the order of it all | [`apply`] |
 //!
 //! Invariants:
@@ -30,6 +31,7 @@ pub mod effects;
 pub mod guard;
 pub mod plan;
 pub mod record;
+pub mod recover;
 pub mod spec;
 
 /// ID of a share of a device: the allocation result's `shareID`, a lowercase UUID. It names directories.

@@ -16,12 +16,12 @@ use crate::inventory::NodeInventory;
 pub mod amounts;
 pub mod device;
 pub mod diff;
-pub mod gone;
+pub mod retained;
 mod version;
 pub mod writer;
 
-use amounts::Offer;
-use gone::PublishedCard;
+use amounts::{Offer, Withheld};
+use retained::{PublishedCard, Retained};
 
 /// Counter sets that one slice takes (`ResourceSliceMaxCounterSets`).
 const MAX_COUNTER_SETS: usize = 8;
@@ -82,7 +82,7 @@ pub struct Pool {
     /// Its slices by object name. Never empty: an empty pool is one slice without devices.
     pub slices: BTreeMap<String, SliceContent>,
     /// Cards that are not offered, or not fully, with the reason: by UUID.
-    pub withheld: BTreeMap<String, &'static str>,
+    pub withheld: BTreeMap<String, Withheld>,
 }
 
 impl Pool {
@@ -95,12 +95,12 @@ impl Pool {
     }
 }
 
-/// Decides what `node` publishes for `inventory`. Cards that are `gone` from it stay as they were published, with a taint.
+/// Decides what `node` publishes for `inventory`. Devices that are `retained` stay as they were published, with a taint.
 #[must_use]
 pub fn desired(
     node: &str,
     inventory: &NodeInventory,
-    gone: &BTreeMap<GpuUuid, PublishedCard>,
+    retained: &BTreeMap<GpuUuid, Retained>,
     scheduling: Scheduling,
     features: Features,
 ) -> Pool {
@@ -113,8 +113,9 @@ pub fn desired(
     // By minor number, which no two of them share.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
     let mut withheld = BTreeMap::new();
-    for card in gone.values() {
-        let card = still_published(card, taints(Some("lost")).as_ref(), features);
+    for left in retained.values() {
+        let unhealthy = taints(Some(left.reason.as_str()));
+        let card = still_published(&left.card, unhealthy.as_ref(), features);
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
@@ -138,7 +139,7 @@ pub fn desired(
             devices: [whole].into_iter().chain(shares).collect(),
             counters: features.counters.then(|| device::counter_set(card)),
         };
-        cards.insert(card.minor, card);
+        offer_beside(&mut cards, card);
     }
     let counter_sets: Vec<_> = cards
         .values()
@@ -152,7 +153,19 @@ pub fn desired(
     }
 }
 
-/// A card that is gone, without what the API server does not keep.
+/// Puts what a card offers in front of those of its devices that are retained. They compete for the same counters.
+fn offer_beside(cards: &mut BTreeMap<u32, PublishedCard>, mut offered: PublishedCard) {
+    let counters = offered.devices.first();
+    let counters = counters.and_then(|device| device.consumes_counters.clone());
+    let retained = cards.remove(&offered.minor);
+    for mut device in retained.into_iter().flat_map(|card| card.devices) {
+        device.consumes_counters.clone_from(&counters);
+        offered.devices.push(device);
+    }
+    cards.insert(offered.minor, offered);
+}
+
+/// What is retained of a card, without what the API server does not keep.
 fn still_published(
     card: &PublishedCard,
     taints: Option<&Vec<DeviceTaint>>,

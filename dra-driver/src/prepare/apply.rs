@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use drava_cdi::Driver;
+use drava_cdi::{Driver, SpecDir};
 use drava_vgpu_abi as abi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
@@ -12,13 +12,14 @@ use super::effects::{EffectError, Effects, Ensured};
 use super::guard::{self, Conflict};
 use super::plan::{self, Problem};
 use super::record::{Loaded, Record, Stage, Store, StoreError};
+use super::recover::Used;
 use super::spec::{self, SpecError};
 use super::{Delivery, Prepared, Share};
 use crate::args;
 use crate::artifacts::{Artifact, Installed, Stubs};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::NodeInventory;
-use crate::layout::Layout;
+use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{LockError, Locks};
 use crate::publish::amounts;
 
@@ -153,6 +154,9 @@ impl<E: Effects> Applier<E> {
                 self.undo(&wanted.uid)?;
                 self.intend(wanted, devices, environment)?
             }
+            None if self.store.is_quarantined(&wanted.uid) => {
+                self.rebuild(wanted, devices, environment, repairs)?
+            }
             None => self.intend(wanted, devices, environment)?,
         };
         // A claim whose record was damaged may have containers that run: what they use is not taken back.
@@ -205,47 +209,96 @@ impl<E: Effects> Applier<E> {
     }
 
     /// Checks that the devices fit beside what is prepared and records that they are taken.
-    ///
-    /// The locks of the cards make the two one step: of two claims at once, the second sees the first.
     fn intend(
         &self,
         claim: &ClaimRef,
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
     ) -> Result<Record, Failure> {
+        let used = Used::now(environment.delivery, environment.installed);
+        self.take(claim, devices, used, |devices| {
+            let others = self.others(&claim.uid)?;
+            if let Some(uid) = others.damaged.into_iter().next() {
+                return Err(Failure::Unreadable(uid));
+            }
+            guard::check(claim, devices, held(&others.sound), environment.inventory)?;
+            Ok(())
+        })
+    }
+
+    /// As [`intend`](Self::intend) for a claim whose record was damaged. Its containers may run with what its CDI spec
+    /// names.
+    fn rebuild(
+        &self,
+        claim: &ClaimRef,
+        devices: Vec<Prepared>,
+        environment: &Environment<'_>,
+        repairs: &mut Repairs,
+    ) -> Result<Record, Failure> {
+        let (delivery, installed) = (environment.delivery, environment.installed);
+        let state_dir = self.layout.state_dir();
+        let spec = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX).read(claim.uid.as_str());
+        let used = spec.ok().flatten().and_then(|spec| {
+            Used::of_spec(&spec, &claim.uid, &devices, state_dir, delivery, installed)
+        });
+        // It was let in when it was prepared. What it holds is held, whatever has become of the cards since.
+        if let Some(used) = used {
+            return self.take(claim, devices, used, |_| Ok(()));
+        }
+        repairs.0.push(
+            "its CDI spec does not say with which libvgpu and way of delivery it was prepared, so these are as for a new \
+             claim"
+                .to_owned(),
+        );
+        let used = Used::now(delivery, installed);
+        self.take(claim, devices, used, |devices| {
+            // Those that are damaged too are held against this one when their turn comes.
+            let others = self.others(&claim.uid)?;
+            guard::check(claim, devices, held(&others.sound), environment.inventory)?;
+            Ok(())
+        })
+    }
+
+    /// Records that a claim holds the devices, if `check` lets them pass.
+    ///
+    /// The locks of the cards make the two one step: of two claims at once, the second sees the first.
+    fn take(
+        &self,
+        claim: &ClaimRef,
+        devices: Vec<Prepared>,
+        used: Used,
+        check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
+    ) -> Result<Record, Failure> {
         let _cards = self
             .locks
             .cards(devices.iter().map(|device| device.card.uuid.as_str()))?;
-        let others = self.others(&claim.uid)?;
-        let held = others
-            .iter()
-            .map(|record| (&record.claim, record.devices.as_slice()));
-        guard::check(claim, &devices, held, environment.inventory)?;
+        check(&devices)?;
         let record = Record {
             claim: claim.clone(),
             stage: Stage::Intent,
             devices,
-            library: environment.installed.library.clone(),
-            hook: environment.installed.hook.clone(),
-            delivery: Delivery::of(environment.delivery, environment.installed),
+            library: used.library,
+            hook: used.hook,
+            delivery: used.delivery,
         };
         self.effects.save_record(&record)?;
         Ok(record)
     }
 
-    /// Records of all other claims.
-    fn others(&self, claim: &ClaimUid) -> Result<Vec<Record>, Failure> {
+    /// All other claims of which something is recorded.
+    fn others(&self, claim: &ClaimUid) -> Result<Others, StoreError> {
         let listing = self.store.list()?;
-        if let Some(uid) = listing.quarantined.iter().find(|uid| *uid != claim) {
-            return Err(Failure::Unreadable(uid.clone()));
-        }
-        let mut others = Vec::new();
-        for uid in listing.recorded.iter().filter(|uid| *uid != claim) {
+        let mut others = Others::default();
+        let is_other = |uid: &&ClaimUid| *uid != claim;
+        others
+            .damaged
+            .extend(listing.quarantined.iter().filter(is_other).cloned());
+        for uid in listing.recorded.iter().filter(is_other) {
             match self.store.load(uid)? {
-                Loaded::Present(record) => others.push(*record),
+                Loaded::Present(record) => others.sound.push(*record),
                 // Unprepared since it was listed.
                 Loaded::Absent => {}
-                Loaded::Corrupt(_) => return Err(Failure::Unreadable(uid.clone())),
+                Loaded::Corrupt(_) => others.damaged.push(uid.clone()),
             }
         }
         Ok(others)
@@ -352,6 +405,20 @@ impl<E: Effects> Applier<E> {
         }
         Ok(Some(hashes))
     }
+}
+
+/// What is recorded of the claims that a claim meets.
+#[derive(Default)]
+struct Others {
+    sound: Vec<Record>,
+    /// Claims of which it is not known what they hold.
+    damaged: Vec<ClaimUid>,
+}
+
+fn held(records: &[Record]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {
+    records
+        .iter()
+        .map(|record| (&record.claim, record.devices.as_slice()))
 }
 
 fn same_pieces(present: &[Prepared], wanted: &[Prepared]) -> bool {

@@ -9,7 +9,7 @@ use std::fmt;
 use super::{Access, Prepared};
 use crate::claim::ClaimRef;
 use crate::inventory::NodeInventory;
-use crate::publish::amounts::{self, Offer, ShareTotals};
+use crate::publish::amounts::{self, Offer, ShareTotals, Withheld};
 
 /// Why a claim would over-commit a card.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,8 +60,26 @@ pub enum Conflict {
         /// UUID of the card.
         card: String,
         /// Why.
-        reason: &'static str,
+        reason: Unshared,
     },
+}
+
+/// Why shares of a card cannot be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unshared {
+    /// It is not on the node any more.
+    Gone,
+    /// Its mode does not allow it.
+    Withheld(Withheld),
+}
+
+impl fmt::Display for Unshared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the card is gone from this node"),
+            Self::Withheld(reason) => reason.fmt(f),
+        }
+    }
 }
 
 impl Conflict {
@@ -249,14 +267,14 @@ fn check_sums(
             return Err(Box::new(Conflict::NotShared {
                 device,
                 card,
-                reason,
+                reason: Unshared::Withheld(reason),
             }));
         }
         None => {
             return Err(Box::new(Conflict::NotShared {
                 device,
                 card,
-                reason: "the card is gone from this node",
+                reason: Unshared::Gone,
             }));
         }
     };

@@ -3,6 +3,8 @@
 //! The publisher, the prepare guard and the limits page take these from here, so that what is offered, what is
 //! checked and what is enforced are the same figures.
 
+use std::fmt;
+
 use drava_nvml::{AddressingMode, Card, ComputeMode, Memory, Mig};
 
 /// 1 MiB, the step of every memory amount.
@@ -31,43 +33,84 @@ pub enum Offer {
     /// The whole card, and shares of it.
     WholeAndShares(ShareTotals),
     /// The whole card only, and why it is not shared.
-    WholeOnly(&'static str),
+    WholeOnly(Withheld),
     /// Nothing, and why.
-    Nothing(&'static str),
+    Nothing(Withheld),
+}
+
+/// Why a card is not offered, or not fully. Its text says what a person can do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Withheld {
+    /// MIG mode is on.
+    Mig,
+    /// Compute mode Prohibited.
+    Prohibited,
+    /// Compute mode Exclusive_Process.
+    ExclusiveProcess,
+    /// Confidential computing.
+    ConfidentialComputing,
+    /// NVML has no figure for the card's memory.
+    NoMemoryFigure,
+    /// The driver's own use leaves nothing.
+    NoMemory,
+}
+
+impl Withheld {
+    /// In one word, as the value of a taint.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mig => "mig-mode",
+            Self::Prohibited => "compute-mode-prohibited",
+            Self::ExclusiveProcess => "compute-mode-exclusive-process",
+            Self::ConfidentialComputing => "confidential-computing",
+            Self::NoMemoryFigure => "no-memory-figure",
+            Self::NoMemory => "no-memory",
+        }
+    }
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mig => {
+                "MIG mode is on; partitions are not served yet, turn MIG mode off to use the card"
+            }
+            Self::Prohibited => {
+                "compute mode is Prohibited; `nvidia-smi -c DEFAULT` makes the card usable"
+            }
+            Self::ExclusiveProcess => {
+                "compute mode is Exclusive_Process; `nvidia-smi -c DEFAULT` allows shares"
+            }
+            Self::ConfidentialComputing => {
+                "the node runs in confidential computing mode, in which memory is not shared"
+            }
+            Self::NoMemoryFigure => "the card gives no figure for its memory",
+            Self::NoMemory => "the card has no memory to share",
+        })
+    }
 }
 
 /// Decides what `card` is published as.
 #[must_use]
 pub fn offer(card: &Card, confidential_computing: bool) -> Offer {
     if matches!(card.mig, Mig::Capable { enabled: true, .. }) {
-        return Offer::Nothing(
-            "MIG mode is on; partitions are not served yet, turn MIG mode off to use the card",
-        );
+        return Offer::Nothing(Withheld::Mig);
     }
     match card.compute_mode {
-        ComputeMode::Prohibited => {
-            return Offer::Nothing(
-                "compute mode is Prohibited; `nvidia-smi -c DEFAULT` makes the card usable",
-            );
-        }
-        ComputeMode::ExclusiveProcess => {
-            return Offer::WholeOnly(
-                "compute mode is Exclusive_Process; `nvidia-smi -c DEFAULT` allows shares",
-            );
-        }
+        ComputeMode::Prohibited => return Offer::Nothing(Withheld::Prohibited),
+        ComputeMode::ExclusiveProcess => return Offer::WholeOnly(Withheld::ExclusiveProcess),
         ComputeMode::Default | ComputeMode::Unknown => {}
     }
     if confidential_computing {
-        return Offer::WholeOnly(
-            "the node runs in confidential computing mode, in which memory is not shared",
-        );
+        return Offer::WholeOnly(Withheld::ConfidentialComputing);
     }
     let Some(usable) = usable_memory_bytes(card) else {
-        return Offer::WholeOnly("the card gives no figure for its memory");
+        return Offer::WholeOnly(Withheld::NoMemoryFigure);
     };
     let memory_bytes = usable.saturating_sub(floor_mib(driver_reserve_bytes(card) + MIB - 1));
     if memory_bytes == 0 {
-        return Offer::WholeOnly("the card has no memory to share");
+        return Offer::WholeOnly(Withheld::NoMemory);
     }
     Offer::WholeAndShares(ShareTotals {
         memory_bytes,

@@ -16,8 +16,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::amounts::Withheld;
 use super::diff::{self, Change, Owner};
-use super::gone::{self, PublishedCard, PublishedCards};
+use super::retained::{self, PublishedCards, Retained};
 use super::{Features, Pool};
 use crate::args::Scheduling;
 use crate::conditions::{Condition, Conditions};
@@ -51,8 +52,8 @@ pub struct Publisher {
     pub conditions: Conditions,
     /// Where it reports.
     pub reporter: Reporter,
-    /// How long the taint of a card that is gone stands before the card is withdrawn, see [`gone::GRACE`].
-    pub gone_grace: Duration,
+    /// How long the taint of what is not offered any more stands before that is withdrawn, see [`retained::GRACE`].
+    pub retained_grace: Duration,
 }
 
 /// The slices could not be brought up to date.
@@ -79,7 +80,7 @@ struct Memory {
     /// Fields that the API server was found to drop.
     features: Option<Features>,
     /// Cards whose limitation was reported.
-    reported: BTreeMap<String, &'static str>,
+    reported: BTreeMap<String, Withheld>,
     /// The state of each slice, by name, that is our own work: its watch events say nothing new.
     own: BTreeMap<String, String>,
 }
@@ -122,8 +123,8 @@ impl Publisher {
                         () = stop.cancelled() => return,
                         synced = self.sync(&slices, &state, &mut memory) => synced,
                     };
-                    let gone = memory.published.as_ref();
-                    due = gone.and_then(|published| published.next_look(Instant::now(), self.gone_grace));
+                    let published = memory.published.as_ref();
+                    due = published.and_then(|published| published.next_look(Instant::now(), self.retained_grace));
                     match synced {
                         Ok(0) => {}
                         Ok(_) => {
@@ -166,7 +167,7 @@ impl Publisher {
                 return Ok(0);
             }
         };
-        let gone = self.gone(slices, &node.inventory, memory).await?;
+        let retained = self.retained(slices, &node.inventory, memory).await?;
         let owner = self.owner().await?;
         let mut writes = 0;
         loop {
@@ -174,7 +175,7 @@ impl Publisher {
             let pool = super::desired(
                 &self.node,
                 &node.inventory,
-                &gone,
+                &retained,
                 self.scheduling,
                 features,
             );
@@ -188,9 +189,9 @@ impl Publisher {
             }
             if kept == features {
                 if let Some(published) = &mut memory.published {
-                    published.published(&pool, &gone, Instant::now());
+                    published.published(&pool, &retained, Instant::now());
                 }
-                self.health.send_replace(health(&pool, &gone));
+                self.health.send_replace(health(&pool, &retained));
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
@@ -200,13 +201,13 @@ impl Publisher {
         }
     }
 
-    /// The cards that are gone from the node and stay published.
-    async fn gone(
+    /// The devices that are not offered any more and stay published.
+    async fn retained(
         &self,
         slices: &Api<ResourceSlice>,
         inventory: &NodeInventory,
         memory: &mut Memory,
-    ) -> Result<BTreeMap<GpuUuid, PublishedCard>, SyncError> {
+    ) -> Result<BTreeMap<GpuUuid, Retained>, SyncError> {
         let pool = names::pool(&self.node);
         let published = match &mut memory.published {
             Some(published) => published,
@@ -215,26 +216,23 @@ impl Publisher {
                 unknown.insert(PublishedCards::of_slices(&existing, &pool))
             }
         };
-        let mut gone = published.gone(&inventory.gpus);
+        let mut retained = published.retained(&inventory.gpus);
         let now = Instant::now();
-        if gone
-            .keys()
-            .any(|uuid| published.may_go(uuid, now, self.gone_grace))
-        {
-            let allocated = gone::allocated(&self.claims().await?, &pool);
-            gone.retain(|uuid, card| {
-                let is_held = card
-                    .devices
-                    .iter()
-                    .any(|device| allocated.contains(&device.name));
-                let stays = is_held || !published.may_go(uuid, now, self.gone_grace);
+        let may_go = |left: &Retained| published.may_go(left, now, self.retained_grace);
+        if retained.values().any(may_go) {
+            let allocated = retained::allocated(&self.claims().await?, &pool);
+            retained.retain(|uuid, left| {
+                let mut devices = left.card.devices.iter();
+                let is_held = devices.any(|device| allocated.contains(&device.name));
+                let stays = is_held || !may_go(left);
                 if !stays {
-                    tracing::info!(gpu.uuid = %uuid, "withdrawing a card that is gone and that no claim holds");
+                    let reason = left.reason;
+                    tracing::info!(gpu.uuid = %uuid, %reason, "withdrawing devices that no claim holds");
                 }
                 stays
             });
         }
-        Ok(gone)
+        Ok(retained)
     }
 
     async fn claims(&self) -> Result<Vec<ResourceClaim>, SyncError> {
@@ -312,7 +310,7 @@ impl Publisher {
 
     fn report_withheld(&self, pool: &Pool, memory: &mut Memory) {
         for (card, reason) in &pool.withheld {
-            if memory.reported.insert(card.clone(), reason) != Some(*reason) {
+            if memory.reported.insert(card.clone(), *reason) != Some(*reason) {
                 self.reporter.event(
                     Subject::Node,
                     Reason::CardWithheld,
@@ -420,16 +418,12 @@ async fn at(due: Option<Instant>) {
 }
 
 /// Health of everything that is published.
-fn health(pool: &Pool, gone: &BTreeMap<GpuUuid, PublishedCard>) -> Devices {
-    let is_gone = |name: &str| {
-        let mut devices = gone.values().flat_map(|card| &card.devices);
-        devices.any(|device| device.name == name)
-    };
-    let of = |device: &str| {
-        if is_gone(device) {
-            Health::Unhealthy("the card is gone from the node".to_owned())
-        } else {
-            Health::Healthy
+fn health(pool: &Pool, retained: &BTreeMap<GpuUuid, Retained>) -> Devices {
+    let of = |name: &str| {
+        let is_of = |left: &&Retained| left.card.devices.iter().any(|device| device.name == name);
+        match retained.values().find(is_of) {
+            Some(left) => Health::Unhealthy(left.reason.to_string()),
+            None => Health::Healthy,
         }
     };
     pool.devices()

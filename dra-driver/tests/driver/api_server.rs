@@ -124,6 +124,15 @@ impl ApiServer {
         slices.collect()
     }
 
+    /// The devices of all slices, in the slices' order.
+    pub(crate) fn devices(&self) -> Vec<Value> {
+        let slices = self.slices();
+        let devices = slices
+            .values()
+            .filter_map(|slice| slice["spec"]["devices"].as_array());
+        devices.flatten().cloned().collect()
+    }
+
     /// Deletes all slices, as kubelet does.
     pub(crate) fn wipe_slices(&self) {
         for name in self.slices().into_keys() {

@@ -9,6 +9,7 @@ use drava_dra_driver::artifacts::Artifact;
 use drava_dra_driver::prepare::Delivery;
 use drava_dra_driver::prepare::apply::Environment;
 use drava_dra_driver::prepare::record::{Loaded, Record};
+use drava_nvml::ComputeMode;
 use drava_vgpu_abi::paths;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
@@ -140,6 +141,136 @@ fn a_claim_keeps_the_mode_that_it_was_prepared_with() {
         // The next claim has the new one.
         let (next, _) = prepare(&node, then, 2, &claim(2, &[Share(0, "8Gi", "30")]));
         assert_ne!(next.delivery, record.delivery);
+    }
+}
+
+/// Cuts the record of a claim short.
+fn damage(node: &TestNode, number: u32) {
+    let uid = claim_ref(number).uid;
+    let path = node.layout().claims().join(format!("{uid}.json"));
+    let bytes = fs::read(&path).unwrap();
+    fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+}
+
+/// Puts another version of libvgpu and of the hook into the image.
+fn upgrade(node: &TestNode) {
+    for artifact in ["libvgpu.so", "drava-cdi-hook"] {
+        fs::write(
+            node.paths.artifacts_dir.join(artifact),
+            "of the new version",
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_rebuilt_record_says_with_what_the_containers_of_the_claim_run() {
+    let shares: &[fn() -> ResourceClaim] = &[
+        || claim(1, &[Share(0, "8Gi", "30")]),
+        || claim(1, &[Share(0, "8Gi", "30"), Whole(1)]),
+    ];
+    for (first, then) in [(Mode::Preload, Mode::Shim), (Mode::Shim, Mode::Preload)] {
+        for found in shares {
+            let (node, found) = (TestNode::started(), found());
+            let (record, _) = prepare(&node, first, 1, &found);
+            let before = fs::read_to_string(spec_path(&node, 1)).unwrap();
+            upgrade(&node);
+            damage(&node, 1);
+
+            let (rebuilt, repairs) = prepare(&node, then, 1, &found);
+            assert_eq!(rebuilt, record);
+            assert_eq!(repairs.len(), 1, "{repairs:?}");
+            assert!(
+                repairs[0].contains("rebuilt the claim's record"),
+                "{repairs:?}"
+            );
+            assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
+        }
+    }
+}
+
+#[test]
+fn a_record_that_nothing_is_left_of_is_rebuilt_as_for_a_new_claim_and_that_is_told() {
+    let damages: [fn(&TestNode); 3] = [
+        |node| fs::remove_file(spec_path(node, 1)).unwrap(),
+        |node| fs::write(spec_path(node, 1), "noise").unwrap(),
+        // Of an allocation that was taken back.
+        |node| {
+            let path = spec_path(node, 1);
+            let spec = fs::read_to_string(&path).unwrap();
+            fs::write(&path, spec.replace("5a5a5a5a", "a5a5a5a5")).unwrap();
+        },
+    ];
+    for lose in damages {
+        let node = TestNode::started();
+        let found = claim(1, &[Share(0, "8Gi", "30")]);
+        prepare(&node, Mode::Preload, 1, &found);
+        upgrade(&node);
+        damage(&node, 1);
+        lose(&node);
+
+        let (rebuilt, repairs) = prepare(&node, Mode::Shim, 1, &found);
+        let now = node.installed();
+        assert_eq!(rebuilt.delivery, Delivery::Shim(now.stubs));
+        assert_eq!((rebuilt.library, rebuilt.hook), (now.library, now.hook));
+        assert!(
+            repairs
+                .iter()
+                .any(|repair| repair.contains("as for a new claim")),
+            "{repairs:?}"
+        );
+    }
+}
+
+#[test]
+fn what_a_damaged_record_held_is_held_whatever_has_become_of_the_card() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (record, _) = prepare(&node, Mode::Preload, 1, &found);
+    damage(&node, 1);
+    let (mut inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+    inventory.gpus.cards[0].compute_mode = ComputeMode::Prohibited;
+    let environment = environment(&inventory, &driver, &installed);
+    let applier = node.applier(node.effects());
+    let prepared = applier.prepare(&claim_ref(1), Some(&found), &environment);
+    assert_eq!(prepared.unwrap().0, record);
+}
+
+#[test]
+fn two_damaged_records_do_not_wait_for_each_other() {
+    for is_spec_left in [true, false] {
+        let node = TestNode::started();
+        let shares = [1, 2].map(|number| claim(number, &[Share(0, "30Gi", "0")]));
+        for (number, found) in (1..).zip(&shares) {
+            prepare(&node, Mode::Preload, number, found);
+        }
+        for number in [1, 2] {
+            damage(&node, number);
+            if !is_spec_left {
+                fs::remove_file(spec_path(&node, number)).unwrap();
+            }
+        }
+        let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
+        let environment = environment(&inventory, &driver, &installed);
+        let applier = node.applier(node.effects());
+        let try_prepare = |number, found: &ResourceClaim| {
+            let prepared = applier.prepare(&claim_ref(number), Some(found), &environment);
+            prepared
+                .map(drop)
+                .map_err(|error| error.failure.to_string())
+        };
+        // A new claim waits until it is known again what is free.
+        let third = claim(3, &[Share(0, "30Gi", "0")]);
+        let refusal = try_prepare(3, &third).unwrap_err();
+        assert!(refusal.contains("is damaged"), "{refusal}");
+        for (number, found) in (1..).zip(&shares) {
+            try_prepare(number, found).unwrap();
+        }
+        let refusal = try_prepare(3, &third).unwrap_err();
+        assert!(
+            refusal.contains("is prepared for other claims"),
+            "{refusal}"
+        );
     }
 }
 

@@ -131,7 +131,7 @@ impl World {
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
             leaving_patience: Duration::ZERO,
-            gone_grace: Duration::from_secs(3600),
+            retained_grace: Duration::from_secs(3600),
         }
     }
 

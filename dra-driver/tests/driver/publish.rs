@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_dra_driver::args::Scheduling;
 use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::publish::amounts::Withheld;
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent};
 use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
@@ -140,7 +141,7 @@ fn a_card_that_cannot_be_shared_is_whole_only_and_says_why() {
         exclusive
             .withheld
             .values()
-            .all(|reason| reason.contains("Exclusive_Process"))
+            .all(|reason| *reason == Withheld::ExclusiveProcess)
     );
     let no_figure = with(|card| card.memory = Memory::NotSupported);
     assert_eq!(names(&no_figure), ["gpu-0"]);
@@ -156,7 +157,7 @@ fn a_card_that_cannot_be_shared_is_whole_only_and_says_why() {
         partitioned
             .withheld
             .values()
-            .all(|reason| reason.contains("MIG mode"))
+            .all(|reason| *reason == Withheld::Mig)
     );
     assert_eq!(partitioned.slices.len(), 1, "an empty pool is one slice");
     let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);

@@ -64,14 +64,7 @@ async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
 
 /// Names and some figures of what is published, without what changes from run to run.
 fn published_devices(world: &World) -> Vec<Value> {
-    let slices = world.api.slices();
-    let devices = slices.values().flat_map(|slice| {
-        slice["spec"]["devices"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default()
-    });
-    let entry = |device: Value| {
+    let entry = |device: &Value| {
         json!({
             "name": device["name"],
             "uuid": device["attributes"]["uuid"]["string"],
@@ -81,7 +74,7 @@ fn published_devices(world: &World) -> Vec<Value> {
             "counters": device["consumesCounters"][0]["counters"],
         })
     };
-    devices.map(entry).collect()
+    world.api.devices().iter().map(entry).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

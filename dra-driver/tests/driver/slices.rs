@@ -3,7 +3,13 @@
 use std::time::Duration;
 
 use drava_dra_driver::driver::Config;
+use drava_dra_driver::inventory::Source;
 use drava_fake_kubelet::HealthStatus;
+use drava_mock_machine::client::Connection;
+use drava_mock_machine::description;
+use drava_mock_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use drava_mock_machine::root::DriverRoot;
+use drava_mock_machine::testing::Machine;
 use futures::StreamExt as _;
 use serde_json::Value;
 
@@ -66,11 +72,8 @@ async fn a_server_that_drops_counters_gets_whole_cards_and_an_event_with_the_gat
         .drop_fields(&["sharedCounters", "consumesCounters"]);
     let (_running, _plugin) = world.ready().await;
     let slices = world.api.slices();
-    let names: Vec<Value> = slices
-        .values()
-        .flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone())
-        .map(|d| d["name"].clone())
-        .collect();
+    let devices = world.api.devices();
+    let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
     assert_eq!(names, ["gpu-0", "gpu-1"]);
     let event = eventually("event", || {
         world
@@ -116,12 +119,7 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
     world
         .gpus
         .change(|inventory| taken = Some(inventory.cards.remove(1)));
-    let unhealthy = |slices: &std::collections::BTreeMap<String, Value>| {
-        slices
-            .values()
-            .any(|slice| slice.to_string().contains("gpu.drava.dev/unhealthy"))
-    };
-    eventually("taint", || unhealthy(&world.api.slices()).then_some(())).await;
+    eventually("taint", || (!unhealthy(&world).is_empty()).then_some(())).await;
     let next = stream.next().await.unwrap().unwrap();
     assert_eq!(health(&next, "gpu-1-vgpu"), HealthStatus::Unhealthy);
     assert_eq!(health(&next, "gpu-0-vgpu"), HealthStatus::Healthy);
@@ -139,10 +137,7 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
     );
 
     world.gpus.change(|inventory| inventory.cards.extend(taken));
-    eventually("recovery", || {
-        (!unhealthy(&world.api.slices())).then_some(())
-    })
-    .await;
+    eventually("recovery", || unhealthy(&world).is_empty().then_some(())).await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }
 
@@ -157,41 +152,106 @@ async fn a_lost_card_outlives_the_driver_while_a_claim_holds_it_and_is_withdrawn
         .change(|inventory| drop(inventory.cards.remove(1)));
 
     let impatient = Config {
-        gone_grace: Duration::ZERO,
+        retained_grace: Duration::ZERO,
         ..world.config()
     };
     let running = world.start_with(impatient, world.source());
     world.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
-    let tainted = || {
-        let slices = world.api.slices();
-        let devices = slices.values().flat_map(|slice| {
-            slice["spec"]["devices"]
-                .as_array()
-                .cloned()
-                .unwrap_or_default()
-        });
-        let is_unhealthy = |device: &Value| {
-            device["taints"]
-                .to_string()
-                .contains("gpu.drava.dev/unhealthy")
-        };
-        devices
-            .filter(is_unhealthy)
-            .map(|device| device["name"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
-    };
     // It could have been withdrawn each time that the claims were listed.
     eventually("two looks at the claims", || {
         (world.api.lists(CLAIMS) >= 2).then_some(())
     })
     .await;
-    assert_eq!(tainted(), ["gpu-1", "gpu-1-vgpu"]);
+    let lost = ["gpu-1: lost", "gpu-1-vgpu: lost"];
+    assert_eq!(unhealthy(&world), lost);
     // Kubelet deletes all slices of its node when it restarts.
     world.api.wipe_slices();
-    eventually("publication anew", || (tainted().len() == 2).then_some(())).await;
+    eventually("publication anew", || {
+        (unhealthy(&world) == lost).then_some(())
+    })
+    .await;
 
     world.api.delete_claim(&claim(1, &[]));
-    eventually("withdrawal", || tainted().is_empty().then_some(())).await;
+    eventually("withdrawal", || unhealthy(&world).is_empty().then_some(())).await;
     assert_eq!(world.api.slices().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_card_switched_to_mig_stays_published_while_a_claim_holds_it_and_is_withdrawn_then() {
+    let world = World::new().await;
+    let machine = Machine::start(description::H100X2).unwrap();
+    let mut impatient = Config {
+        retained_grace: Duration::ZERO,
+        ..world.config()
+    };
+    impatient.paths.driver_root_mount = machine.root().to_owned();
+    let source = Source {
+        rescan: Duration::from_millis(100),
+        ..Source::nvml(
+            impatient.paths.driver_root.clone(),
+            machine.root().to_owned(),
+        )
+    };
+    let running = world.start_with(impatient, source);
+    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.is_ready().await;
+    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let offered = world.api.devices();
+
+    let lists = world.api.lists(CLAIMS);
+    set_mig_mode(&machine, true);
+    let partitioned = ["gpu-0: mig-mode", "gpu-0-vgpu: mig-mode"];
+    eventually("taint", || (unhealthy(&world) == partitioned).then_some(())).await;
+    eventually("two looks at the claims", || {
+        (world.api.lists(CLAIMS) >= lists + 2).then_some(())
+    })
+    .await;
+    assert_eq!(unhealthy(&world), partitioned);
+    assert_eq!(world.api.devices().len(), offered.len());
+    world.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
+    let error = plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
+    assert!(error.to_string().contains("MIG mode is on"), "{error}");
+
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    world.api.delete_claim(&claim(1, &[]));
+    world.api.delete_claim(&claim(2, &[]));
+    let names = || -> Vec<Value> {
+        let devices = world.api.devices().into_iter();
+        devices.map(|device| device["name"].clone()).collect()
+    };
+    eventually("withdrawal", || {
+        (names() == ["gpu-1", "gpu-1-vgpu"]).then_some(())
+    })
+    .await;
+    set_mig_mode(&machine, false);
+    eventually("recovery", || {
+        (world.api.devices() == offered).then_some(())
+    })
+    .await;
+}
+
+/// The devices that must not be used, with the reason.
+fn unhealthy(world: &World) -> Vec<String> {
+    let reason = |device: &Value| {
+        let taints = device["taints"].as_array()?;
+        let taint = taints
+            .iter()
+            .find(|taint| taint["key"] == "gpu.drava.dev/unhealthy")?;
+        let (name, reason) = (device["name"].as_str()?, taint["value"].as_str()?);
+        Some(format!("{name}: {reason}"))
+    };
+    world.api.devices().iter().filter_map(reason).collect()
+}
+
+/// Switches the first card, as `nvidia-smi -mig` does.
+fn set_mig_mode(machine: &Machine, enabled: bool) {
+    let root = DriverRoot::new(machine.root());
+    let (mut connection, _welcome) = Connection::open(&root, ClientKind::Nvml).unwrap();
+    let request = Request::Mig {
+        card: CardIndex(0),
+        request: MigRequest::SetMode { enabled },
+    };
+    connection.request(&request).unwrap();
 }

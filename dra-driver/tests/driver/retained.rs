@@ -1,0 +1,307 @@
+//! What the node does not offer any more: it stays published while a claim may count on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use drava_dra_driver::args::Scheduling;
+use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::publish::diff::{Change, changes};
+use drava_dra_driver::publish::retained::PublishedCards;
+use drava_dra_driver::publish::{self, Features, Pool};
+use drava_nvml::{Card, ComputeMode, GpuUuid, Mig};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use tokio::time::Instant;
+
+use crate::fixture::Result::{Share, Whole};
+use crate::fixture::{NODE, POOL, claim, h100x2, inventory};
+use crate::publish::{check_limits, desired, devices, first_publication, owner, stored};
+
+fn without_the_first_card() -> NodeInventory {
+    let mut inventory = h100x2();
+    inventory.gpus.cards.remove(0);
+    inventory
+}
+
+/// What is published after `slices` once the node has this `inventory`.
+fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
+    let published = PublishedCards::of_slices(slices, POOL);
+    let retained = published.retained(&inventory.gpus);
+    publish::desired(NODE, inventory, &retained, Scheduling::Managed, features)
+}
+
+/// The devices that must not be used, and why.
+fn unhealthy(pool: &Pool) -> Vec<(&str, &str)> {
+    let mut unhealthy = Vec::new();
+    for device in pool.devices() {
+        let mut taints = device.taints.iter().flatten();
+        if let Some(taint) = taints.find(|taint| taint.key == "gpu.drava.dev/unhealthy") {
+            unhealthy.push((device.name.as_str(), taint.value.as_deref().unwrap()));
+        }
+    }
+    unhealthy
+}
+
+fn untainted(pool: &Pool) -> Vec<Device> {
+    let devices = pool.devices().cloned();
+    devices
+        .map(|device| Device {
+            taints: None,
+            ..device
+        })
+        .collect()
+}
+
+/// The first card after such a change.
+fn with_the_first_card(change: impl FnOnce(&mut Card)) -> NodeInventory {
+    let mut inventory = h100x2();
+    change(&mut inventory.gpus.cards[0]);
+    inventory
+}
+
+fn partitioned(card: &mut Card) {
+    if let Mig::Capable {
+        enabled, pending, ..
+    } = &mut card.mig
+    {
+        (*enabled, *pending) = (true, true);
+    }
+}
+
+#[test]
+fn a_card_that_is_gone_stays_published_as_it_was_with_a_taint() {
+    let before = desired(&h100x2());
+    let slices = first_publication(&before);
+    let inventory = without_the_first_card();
+    let pool = after(&slices, &inventory, Features::ALL);
+    assert_eq!(
+        unhealthy(&pool),
+        [("gpu-0", "lost"), ("gpu-0-vgpu", "lost")]
+    );
+    assert_eq!(untainted(&pool), untainted(&before));
+    let changes = changes(&slices, &pool, &owner());
+    assert!(
+        matches!(changes.as_slice(), [Change::Update(_)]),
+        "counters stay: {changes:?}"
+    );
+
+    // The same again from what is stored then, taints and all.
+    let slices = stored(&slices, &changes);
+    let again = after(&slices, &inventory, Features::ALL);
+    assert_eq!(publish::diff::changes(&slices, &again, &owner()), []);
+}
+
+#[test]
+fn another_card_on_the_same_device_file_takes_the_place_of_the_one_that_is_gone() {
+    let slices = first_publication(&desired(&h100x2()));
+    let mut inventory = h100x2();
+    inventory.gpus.cards[0].uuid = GpuUuid::new("GPU-11111111-0000-4000-8000-000000000000");
+    let pool = after(&slices, &inventory, Features::ALL);
+    assert!(unhealthy(&pool).is_empty());
+    assert_eq!(pool, desired(&inventory));
+}
+
+#[test]
+fn of_a_card_that_is_gone_no_more_is_offered_than_the_server_keeps() {
+    let slices = first_publication(&desired(&h100x2()));
+    let features = Features {
+        counters: false,
+        ..Features::ALL
+    };
+    let pool = after(&slices, &without_the_first_card(), features);
+    assert_eq!(unhealthy(&pool), [("gpu-0", "lost")]);
+    assert!(
+        devices(&pool)
+            .iter()
+            .all(|device| device.consumes_counters.is_none())
+    );
+    check_limits(&pool);
+}
+
+#[test]
+fn of_two_generations_the_newer_counts() {
+    let older = first_publication(&desired(&h100x2()));
+    let mut slices = first_publication(&desired(&without_the_first_card()));
+    for slice in &mut slices {
+        slice.spec.pool.generation = 2;
+        for device in slice.spec.devices.iter_mut().flatten() {
+            device.consumes_counters = None;
+        }
+    }
+    slices.extend(older);
+    let nothing_left = inventory(Vec::new());
+    let published = PublishedCards::of_slices(&slices, POOL).retained(&nothing_left.gpus);
+    let counting: Vec<_> = published
+        .values()
+        .flat_map(|left| &left.card.devices)
+        .filter(|device| device.consumes_counters.is_some())
+        .map(|device| device.name.as_str())
+        .collect();
+    assert_eq!(counting, ["gpu-0", "gpu-0-vgpu"]);
+}
+
+#[test]
+fn a_card_that_is_gone_may_go_once_its_taint_has_stood_for_a_while() {
+    let slices = first_publication(&desired(&h100x2()));
+    let inventory = without_the_first_card();
+    let mut published = PublishedCards::of_slices(&slices, POOL);
+    let retained = published.retained(&inventory.gpus);
+    let card = retained.values().next().unwrap();
+    let (now, grace) = (Instant::now(), Duration::from_secs(300));
+    assert!(
+        !published.may_go(card, now + grace, grace),
+        "not tainted yet"
+    );
+    let pool = |retained| {
+        publish::desired(
+            NODE,
+            &inventory,
+            retained,
+            Scheduling::Managed,
+            Features::ALL,
+        )
+    };
+    published.published(&pool(&retained), &retained, now);
+    assert!(!published.may_go(card, now + grace / 2, grace));
+    assert_eq!(published.next_look(now, grace), Some(now + grace));
+    // Published once more meanwhile: the time goes on counting.
+    published.published(&pool(&retained), &retained, now + grace / 2);
+    assert!(published.may_go(card, now + grace, grace));
+    let later = published.next_look(now + grace, grace).unwrap();
+    assert!(
+        later > now + grace && later <= now + grace * 2,
+        "not at once again"
+    );
+
+    // It comes back, and goes again: the time starts anew.
+    published.published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
+    assert!(published.retained(&h100x2().gpus).is_empty());
+    assert_eq!(published.next_look(now, grace), None);
+    assert!(!published.may_go(card, now + grace * 2, grace));
+}
+
+#[test]
+fn a_card_in_another_mode_stays_published_as_it_was_with_the_reason() {
+    let before = desired(&h100x2());
+    let slices = first_publication(&before);
+    let prohibited = |card: &mut Card| card.compute_mode = ComputeMode::Prohibited;
+    let modes = [
+        (with_the_first_card(partitioned), "mig-mode"),
+        (with_the_first_card(prohibited), "compute-mode-prohibited"),
+    ];
+    for (inventory, reason) in modes {
+        let pool = after(&slices, &inventory, Features::ALL);
+        assert_eq!(
+            unhealthy(&pool),
+            [("gpu-0", reason), ("gpu-0-vgpu", reason)]
+        );
+        assert_eq!(untainted(&pool), untainted(&before));
+        check_limits(&pool);
+        let changes = changes(&slices, &pool, &owner());
+        assert!(
+            matches!(changes.as_slice(), [Change::Update(_)]),
+            "counters stay: {changes:?}"
+        );
+        // A driver that has just started finds the same; in the old mode nothing is left of it.
+        let stored = stored(&slices, &changes);
+        let again = after(&stored, &inventory, Features::ALL);
+        assert_eq!(publish::diff::changes(&stored, &again, &owner()), []);
+        assert_eq!(after(&stored, &h100x2(), Features::ALL), before);
+    }
+}
+
+#[test]
+fn only_what_the_new_mode_excludes_is_tainted() {
+    let before = desired(&h100x2());
+    let slices = first_publication(&before);
+    let exclusive = with_the_first_card(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
+    let pool = after(&slices, &exclusive, Features::ALL);
+    let reason = "compute-mode-exclusive-process";
+    assert_eq!(unhealthy(&pool), [("gpu-0-vgpu", reason)]);
+    assert_eq!(untainted(&pool), untainted(&before));
+    check_limits(&pool);
+
+    // And of two modes in turn each device has its own time.
+    let mut published = PublishedCards::of_slices(&slices, POOL);
+    let (now, grace) = (Instant::now(), Duration::from_secs(300));
+    let mut publish_at = |inventory: &NodeInventory, now| {
+        let retained = published.retained(&inventory.gpus);
+        let pool = publish::desired(
+            NODE,
+            inventory,
+            &retained,
+            Scheduling::Managed,
+            Features::ALL,
+        );
+        published.published(&pool, &retained, now);
+        let card = retained.values().next().unwrap();
+        published.may_go(card, now, grace)
+    };
+    assert!(!publish_at(&exclusive, now));
+    assert!(publish_at(&exclusive, now + grace));
+    let partitioned = with_the_first_card(partitioned);
+    assert!(
+        !publish_at(&partitioned, now + grace),
+        "the whole card has just gone"
+    );
+    assert!(publish_at(&partitioned, now + grace * 2));
+}
+
+#[test]
+fn what_is_retained_competes_for_the_counters_that_the_card_has_now() {
+    let slices = first_publication(&desired(&h100x2()));
+    let inventory = with_the_first_card(|card| {
+        card.compute_mode = ComputeMode::ExclusiveProcess;
+        // A driver that knows no profile of the card: one counter is left.
+        card.mig = Mig::NotCapable;
+    });
+    let pool = after(&slices, &inventory, Features::ALL);
+    let consumed: BTreeSet<_> = pool
+        .devices()
+        .filter(|device| device.name.starts_with("gpu-0"))
+        .map(|device| {
+            let consumed = device.consumes_counters.as_ref().unwrap();
+            let names: Vec<_> = consumed[0].counters.keys().cloned().collect();
+            (consumed[0].counter_set.clone(), names)
+        })
+        .collect();
+    let counters = ("gpu-0".to_owned(), vec!["card".to_owned()]);
+    assert_eq!(consumed, BTreeSet::from([counters]));
+}
+
+#[test]
+fn a_card_with_another_device_file_is_published_anew() {
+    let slices = first_publication(&desired(&h100x2()));
+    let moved = with_the_first_card(|card| {
+        card.minor = 7;
+        partitioned(card);
+    });
+    let pool = after(&slices, &moved, Features::ALL);
+    assert_eq!(pool, desired(&moved));
+}
+
+#[test]
+fn a_claim_holds_the_devices_of_this_driver_and_pool_only() {
+    let allocated = |claims: &[ResourceClaim]| publish::retained::allocated(claims, POOL);
+    let mut elsewhere = claim(2, &[Whole(1)]);
+    let results = elsewhere
+        .status
+        .as_mut()
+        .unwrap()
+        .allocation
+        .as_mut()
+        .unwrap();
+    let results = results.devices.as_mut().unwrap().results.as_mut().unwrap();
+    results[0].pool = "another/gpus".to_owned();
+    let mut others = claim(3, &[Whole(1)]);
+    let of_others = others.status.as_mut().unwrap().allocation.as_mut().unwrap();
+    let of_others = of_others
+        .devices
+        .as_mut()
+        .unwrap()
+        .results
+        .as_mut()
+        .unwrap();
+    of_others[0].driver = "gpu.example.com".to_owned();
+    let held = allocated(&[claim(1, &[Share(0, "1Gi", "0")]), elsewhere, others]);
+    assert_eq!(held, BTreeSet::from(["gpu-0-vgpu".to_owned()]));
+}
