@@ -81,94 +81,116 @@ pub(crate) fn pod(
         .with_context(|| {
             format!("there is no pod {name} in namespace {namespace}; use -n for another namespace")
         })?;
-    let report = |state, summary: String| Report {
+    let mut report = Report {
         pod: format!("{namespace}/{name}"),
-        state,
-        summary,
+        state: State::NotConcerned,
+        summary: String::new(),
         reasons: BTreeMap::new(),
         obstacles: Vec::new(),
     };
-    let claims = match claims_of(snapshot, pod)? {
-        Claims::Found(claims) => claims,
-        Claims::Missing(name) => {
-            return Ok(report(
-                State::WaitingForClaim,
-                format!(
-                    "its claim {name} does not exist yet: kube-controller-manager makes it from the template, or somebody has to create it"
-                ),
-            ));
-        }
-    };
-    let named: Vec<(&str, &ResourceClaim)> = claims
-        .iter()
-        .map(|(name, claim)| (name.as_str(), *claim))
-        .collect();
-    let held: Vec<String> = named
-        .iter()
-        .flat_map(|(_, claim)| Holding::of_claim(claim))
-        .map(|holding| format!("{} of pool {}", holding.device, holding.pool))
-        .collect();
-    let node = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .filter(|node| !node.is_empty());
-    let ask = match PodAsk::new(
-        pod,
-        &named,
-        &snapshot.cluster.classes,
-        &snapshot.cluster.selectors,
-    ) {
-        Ok(ask) => ask,
-        Err(error) => return Ok(report(State::Refused, Explanation::from(error).summary())),
-    };
-    if ask.claims.is_empty() {
-        let state = match (held.is_empty(), node) {
-            (true, _) => report(
-                State::NotConcerned,
-                format!("it asks for no devices of {}", names::DRIVER),
+    (report.state, report.summary) = match stage(snapshot, pod)? {
+        Stage::WithoutClaim(name) => (
+            State::WaitingForClaim,
+            format!(
+                "its claim {name} does not exist yet: kube-controller-manager makes it from the template, or somebody has to create it"
             ),
-            (false, Some(node)) => report(
-                State::Placed,
-                format!("it is on node {node} with {}", held.join(", ")),
-            ),
-            (false, None) => report(
-                State::Allocated,
-                format!(
-                    "it has {}; kube-scheduler is to bind it, see the events of the pod",
-                    held.join(", ")
-                ),
-            ),
-        };
-        return Ok(state);
-    }
-    let gates = gates(pod);
-    if !gates.is_empty() {
-        return Ok(report(
+        ),
+        Stage::Refused(explanation) => (State::Refused, explanation.summary()),
+        Stage::Served(held) => served(&held, node(pod)),
+        Stage::Gated(gates) => (
             State::Gated,
             format!(
                 "it is held by the scheduling gates {}; nobody plans it before they are removed",
                 gates.join(", ")
             ),
-        ));
-    }
-    Ok(match snapshot.cluster.decide(&ask, policies) {
-        Ok(placement) => report(
-            State::Fits,
-            format!(
-                "it fits on node {}, and the controller should allocate it within seconds; if not, look at the log of \
-                 drava-controller",
-                placement.node
-            ),
         ),
-        Err(explanation) => {
-            let state = match explanation {
-                Explanation::Refused { .. } => State::Refused,
-                Explanation::Nodes(_) => State::DoesNotFit,
-            };
-            with_obstacles(report(state, explanation.summary()), &explanation)
-        }
-    })
+        Stage::Asking(ask) => match snapshot.cluster.decide(&ask, policies) {
+            Ok(placement) => (
+                State::Fits,
+                format!(
+                    "it fits on node {}, and the controller should allocate it within seconds; if not, look at the log \
+                     of drava-controller",
+                    placement.node
+                ),
+            ),
+            Err(explanation) => {
+                report.add_obstacles(&explanation);
+                let state = match explanation {
+                    Explanation::Refused { .. } => State::Refused,
+                    Explanation::Nodes(_) => State::DoesNotFit,
+                };
+                (state, explanation.summary())
+            }
+        },
+    };
+    Ok(report)
+}
+
+/// How far a pod has come.
+enum Stage<'a> {
+    /// This claim of it does not exist.
+    WithoutClaim(String),
+    /// What it asks for is wrong in itself.
+    Refused(Explanation),
+    /// It asks for nothing beyond what it holds: these devices.
+    Served(Vec<String>),
+    /// These scheduling gates hold it.
+    Gated(Vec<&'a str>),
+    /// It asks for devices.
+    Asking(Box<PodAsk>),
+}
+
+fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
+    let claims = match claims_of(snapshot, pod)? {
+        Claims::Found(claims) => claims,
+        Claims::Missing(name) => return Ok(Stage::WithoutClaim(name)),
+    };
+    let named: Vec<(&str, &ResourceClaim)> = claims
+        .iter()
+        .map(|(name, claim)| (name.as_str(), *claim))
+        .collect();
+    let cluster = &snapshot.cluster;
+    let ask = match PodAsk::new(pod, &named, &cluster.classes, &cluster.selectors) {
+        Ok(ask) => ask,
+        Err(error) => return Ok(Stage::Refused(Explanation::from(error))),
+    };
+    if ask.claims.is_empty() {
+        let held = named
+            .iter()
+            .flat_map(|(_, claim)| Holding::of_claim(claim))
+            .map(|holding| format!("{} of pool {}", holding.device, holding.pool));
+        return Ok(Stage::Served(held.collect()));
+    }
+    let gates = gates(pod);
+    if !gates.is_empty() {
+        return Ok(Stage::Gated(gates));
+    }
+    Ok(Stage::Asking(Box::new(ask)))
+}
+
+/// A pod that asks for nothing beyond what it holds.
+fn served(held: &[String], node: Option<&str>) -> (State, String) {
+    let devices = held.join(", ");
+    match (held.is_empty(), node) {
+        (true, _) => (
+            State::NotConcerned,
+            format!("it asks for no devices of {}", names::DRIVER),
+        ),
+        (false, Some(node)) => (
+            State::Placed,
+            format!("it is on node {node} with {devices}"),
+        ),
+        (false, None) => (
+            State::Allocated,
+            format!("it has {devices}; kube-scheduler is to bind it, see the events of the pod"),
+        ),
+    }
+}
+
+/// The node that the pod is bound to.
+fn node(pod: &Pod) -> Option<&str> {
+    let node = pod.spec.as_ref()?.node_name.as_deref()?;
+    (!node.is_empty()).then_some(node)
 }
 
 fn is(pod: &Pod, namespace: &str, name: &str) -> bool {
@@ -229,20 +251,6 @@ fn claims_of<'a>(snapshot: &'a Snapshot, pod: &Pod) -> anyhow::Result<Claims<'a>
     Ok(Claims::Found(found))
 }
 
-fn with_obstacles(mut report: Report, explanation: &Explanation) -> Report {
-    let Explanation::Nodes(verdicts) = explanation else {
-        return report;
-    };
-    for verdict in verdicts {
-        *report
-            .reasons
-            .entry(verdict.reason.to_string())
-            .or_default() += 1;
-        report.obstacles.extend(obstacles(verdict));
-    }
-    report
-}
-
 fn obstacles(verdict: &NodeVerdict) -> Vec<Obstacle> {
     if verdict.devices.is_empty() {
         return vec![Obstacle {
@@ -262,6 +270,16 @@ fn obstacles(verdict: &NodeVerdict) -> Vec<Obstacle> {
 }
 
 impl Report {
+    fn add_obstacles(&mut self, explanation: &Explanation) {
+        let Explanation::Nodes(verdicts) = explanation else {
+            return;
+        };
+        for verdict in verdicts {
+            *self.reasons.entry(verdict.reason.to_string()).or_default() += 1;
+            self.obstacles.extend(obstacles(verdict));
+        }
+    }
+
     /// A device of another type says nothing where the node has devices of the right one.
     fn is_noise(&self, obstacle: &Obstacle) -> bool {
         let other_type = Reason::TypeMismatch.as_str();

@@ -9,30 +9,33 @@ use std::time::Duration;
 use drava_api::names;
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::{self, Agent};
+use crate::agent;
+use crate::agent::observe::Open;
 use crate::args::{Delivery, Paths, Scheduling};
-use crate::artifacts::{self, Installed, Stubs};
+use crate::artifacts::{self, Installed};
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
 use crate::error::describe;
 use crate::health;
-use crate::injection;
 use crate::inventory::{InventoryThread, Source, State};
 use crate::layout::Layout;
-use crate::lock::{Lock, Locks};
+use crate::lock::Locks;
+use crate::plugin::health::Devices;
 use crate::plugin::takeover::Standing;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
-use crate::publish::amounts;
 use crate::publish::writer::Publisher;
-use crate::reconcile;
 use crate::report::{Reason, Reporter, Subject};
+
+mod active;
+
+use active::Active;
 
 /// Time between two attempts at something that a person has to put right.
 const RETRY: Duration = Duration::from_secs(5);
@@ -45,9 +48,6 @@ const LASTING: Duration = Duration::from_secs(5);
 
 /// How long a call waits for a lock that another call or instance holds; below kubelet's time-out of 45 s.
 const LOCK_PATIENCE: Duration = Duration::from_secs(20);
-
-/// Findings of the agent that wait to be told.
-const FINDINGS: usize = 256;
 
 /// What the driver needs to know.
 #[derive(Debug, Clone)]
@@ -96,6 +96,9 @@ pub enum RunError {
     Ended(&'static str),
 }
 
+/// Parts of the driver that run; each says which it was when it ends.
+type Tasks = JoinSet<Result<&'static str, RunError>>;
+
 /// Runs the driver until `stop`.
 ///
 /// # Errors
@@ -108,125 +111,38 @@ pub async fn run(
     conditions: Conditions,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
-    let Config {
-        node,
-        pod_uid,
-        scheduling,
-        delivery,
-        paths,
-        listen,
-        orphan_grace,
-        leaving_patience,
-        retained_grace,
-    } = config;
-    let mut tasks = JoinSet::new();
-    let listener = listen_on(listen).await?;
-    let endpoints = axum::serve(listener, health::router(conditions.clone()))
-        .with_graceful_shutdown(stop.clone().cancelled_owned());
-    tasks.spawn(async move {
-        let _ = endpoints.await;
-        Ok("the health endpoint")
-    });
-
-    let layout = Layout::new(&paths);
+    let mut tasks = Tasks::new();
+    serve_endpoints(&mut tasks, config.listen, &conditions, &stop).await?;
+    let layout = Layout::new(&config.paths);
     if !until(&stop, directories::make(&layout, &conditions)).await {
         return Ok(());
     }
     let observe = Arc::clone(&source.observe);
     let thread = InventoryThread::start(source).map_err(RunError::Thread)?;
-    let agent = agent::Config {
-        layout: layout.clone(),
-        proc_root: PathBuf::from("/proc"),
-        open: observe,
-        estimate: estimate(thread.state()),
-    };
-    let (reporter, reports) = Reporter::start(client.clone(), node.clone());
+    let (reporter, reports) = Reporter::start(client.clone(), config.node.clone());
     tasks.spawn(async move {
         reports.await;
         Ok("the reporter")
     });
-    let untidy = Arc::new(Notify::new());
-    tasks.spawn(report_conditions(
-        conditions.clone(),
-        reporter.clone(),
-        stop.clone(),
-    ));
-    tasks.spawn(follow_gpus(
-        thread.state(),
-        conditions.clone(),
-        Arc::clone(&untidy),
-        stop.clone(),
-    ));
-    let (install, installed) = watch::channel(None);
-    tasks.spawn(install_artifacts(
-        paths.clone(),
-        install,
-        conditions.clone(),
-        stop.clone(),
-    ));
-
-    let locks = Locks::new(layout.locks(), LOCK_PATIENCE);
-    let claims = Arc::new(ClaimService {
-        pool: names::pool(&node),
-        applier: Arc::new(Applier::new(
-            layout.clone(),
-            locks.clone(),
-            NodeEffects::new(layout.clone(), tmpfs),
-        )),
-        client: client.clone(),
-        gpus: thread.state(),
-        installed,
-        delivery,
-        reporter: reporter.clone(),
-        untidy: Arc::clone(&untidy),
-        leaving_patience,
-    });
-    let (health, devices) = watch::channel(Vec::new());
-    let (stand, standing) = watch::channel(Standing::Unknown);
-    let plugin = Plugin {
-        kubelet_dir: paths.kubelet_dir.clone(),
-        pod_uid,
-        claims: Arc::clone(&claims),
-        health: devices,
-        conditions: conditions.clone(),
-        standing,
-    };
-    tasks.spawn({
-        let stop = stop.clone();
-        async move {
-            Box::pin(plugin::serve(plugin, stop))
-                .await
-                .map(|()| "the kubelet plugin")
-                .map_err(RunError::from)
-        }
-    });
-    let publisher = Publisher {
+    let shared = Shared {
+        locks: Locks::new(layout.locks(), LOCK_PATIENCE),
+        layout,
         client,
-        node,
-        scheduling,
         gpus: thread.state(),
-        health,
         conditions,
         reporter,
-        retained_grace,
+        untidy: Arc::new(Notify::new()),
+        stop: stop.clone(),
+        config,
     };
-    let stopped = stop.clone();
-    tasks.spawn(async move {
-        let lock = become_active(&locks, &stand, &publisher.conditions, &stopped).await;
-        if lock.is_some() {
-            Box::pin(active(
-                publisher,
-                claims,
-                layout,
-                agent,
-                orphan_grace,
-                untidy,
-                stopped,
-            ))
-            .await;
-        }
-        Ok("the publisher")
-    });
+    shared.follow(&mut tasks);
+    let installed = shared.install(&mut tasks);
+    let claims = shared.claims(tmpfs, installed);
+    let (health, devices) = watch::channel(Vec::new());
+    let (stand, standing) = watch::channel(Standing::Unknown);
+    shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, standing);
+    shared.publish(&mut tasks, claims, observe, health, stand);
+    drop(shared);
 
     let ended = supervise(&mut tasks, &stop).await;
     // The thread ends with its handle; the reporter with its last clone.
@@ -234,11 +150,152 @@ pub async fn run(
     ended
 }
 
-/// Waits until the driver is told to stop, or a part of it ends; then gives the parts a while to finish.
-async fn supervise(
-    tasks: &mut JoinSet<Result<&'static str, RunError>>,
+async fn serve_endpoints(
+    tasks: &mut Tasks,
+    listen: SocketAddr,
+    conditions: &Conditions,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
+    let listener = listen_on(listen).await?;
+    let endpoints = axum::serve(listener, health::router(conditions.clone()))
+        .with_graceful_shutdown(stop.clone().cancelled_owned());
+    tasks.spawn(async move {
+        let _ = endpoints.await;
+        Ok("the health endpoint")
+    });
+    Ok(())
+}
+
+/// What the parts of the driver have in common.
+struct Shared {
+    config: Config,
+    client: Client,
+    layout: Layout,
+    locks: Locks,
+    gpus: watch::Receiver<State>,
+    conditions: Conditions,
+    reporter: Reporter,
+    untidy: Arc<Notify>,
+    stop: CancellationToken,
+}
+
+impl Shared {
+    /// Tells how the driver and the GPUs are.
+    fn follow(&self, tasks: &mut Tasks) {
+        let (conditions, stop) = (&self.conditions, &self.stop);
+        tasks.spawn(report_conditions(
+            conditions.clone(),
+            self.reporter.clone(),
+            stop.clone(),
+        ));
+        tasks.spawn(follow_gpus(
+            self.gpus.clone(),
+            conditions.clone(),
+            Arc::clone(&self.untidy),
+            stop.clone(),
+        ));
+    }
+
+    /// Installs what containers use.
+    fn install(&self, tasks: &mut Tasks) -> watch::Receiver<Option<Result<Installed, String>>> {
+        let (install, installed) = watch::channel(None);
+        tasks.spawn(install_artifacts(
+            self.config.paths.clone(),
+            install,
+            self.conditions.clone(),
+            self.stop.clone(),
+        ));
+        installed
+    }
+
+    fn claims(
+        &self,
+        tmpfs: Box<dyn Tmpfs>,
+        installed: watch::Receiver<Option<Result<Installed, String>>>,
+    ) -> Arc<ClaimService<NodeEffects>> {
+        let effects = NodeEffects::new(self.layout.clone(), tmpfs);
+        let applier = Applier::new(self.layout.clone(), self.locks.clone(), effects);
+        Arc::new(ClaimService {
+            pool: names::pool(&self.config.node),
+            applier: Arc::new(applier),
+            client: self.client.clone(),
+            gpus: self.gpus.clone(),
+            installed,
+            delivery: self.config.delivery,
+            reporter: self.reporter.clone(),
+            untidy: Arc::clone(&self.untidy),
+            leaving_patience: self.config.leaving_patience,
+        })
+    }
+
+    fn serve_kubelet(
+        &self,
+        tasks: &mut Tasks,
+        claims: Arc<ClaimService<NodeEffects>>,
+        devices: watch::Receiver<Devices>,
+        standing: watch::Receiver<Standing>,
+    ) {
+        let plugin = Plugin {
+            kubelet_dir: self.config.paths.kubelet_dir.clone(),
+            pod_uid: self.config.pod_uid.clone(),
+            claims,
+            health: devices,
+            conditions: self.conditions.clone(),
+            standing,
+        };
+        let stop = self.stop.clone();
+        tasks.spawn(async move {
+            let served = Box::pin(plugin::serve(plugin, stop)).await;
+            served
+                .map(|()| "the kubelet plugin")
+                .map_err(RunError::from)
+        });
+    }
+
+    /// Publishes the cards, and does what else only one instance on the node may do, as soon as this is that one.
+    fn publish(
+        &self,
+        tasks: &mut Tasks,
+        claims: Arc<ClaimService<NodeEffects>>,
+        observe: Open,
+        health: watch::Sender<Devices>,
+        stand: watch::Sender<Standing>,
+    ) {
+        let publisher = Publisher {
+            client: self.client.clone(),
+            node: self.config.node.clone(),
+            scheduling: self.config.scheduling,
+            gpus: self.gpus.clone(),
+            health,
+            conditions: self.conditions.clone(),
+            reporter: self.reporter.clone(),
+            retained_grace: self.config.retained_grace,
+        };
+        let agent = agent::Config {
+            layout: self.layout.clone(),
+            proc_root: PathBuf::from("/proc"),
+            open: observe,
+            estimate: active::estimate(self.gpus.clone()),
+        };
+        let active = Active {
+            publisher,
+            claims,
+            layout: self.layout.clone(),
+            agent,
+            orphan_grace: self.config.orphan_grace,
+            untidy: Arc::clone(&self.untidy),
+            stop: self.stop.clone(),
+        };
+        let locks = self.locks.clone();
+        tasks.spawn(async move {
+            active.run_when_alone(&locks, &stand).await;
+            Ok("the publisher")
+        });
+    }
+}
+
+/// Waits until the driver is told to stop, or a part of it ends; then gives the parts a while to finish.
+async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), RunError> {
     let outcome = tokio::select! {
         // First: parts that end because they were told to have not ended unexpectedly.
         biased;
@@ -254,135 +311,6 @@ async fn supervise(
         tracing::warn!("parts of the driver did not finish in time");
     }
     outcome
-}
-
-/// Waits until no other instance on the node is active; nothing when the driver is told to stop first.
-async fn become_active(
-    locks: &Locks,
-    stand: &watch::Sender<Standing>,
-    conditions: &Conditions,
-    stop: &CancellationToken,
-) -> Option<Lock> {
-    loop {
-        match locks.try_active() {
-            Ok(Some(lock)) => {
-                stand.send_replace(Standing::Active);
-                return Some(lock);
-            }
-            Ok(None) if stand.send_replace(Standing::Beside) != Standing::Beside => {
-                tracing::info!(
-                    "another instance publishes this node's devices; taking over when it stops"
-                );
-                // What it publishes is what this one would: a rolling update goes on.
-                conditions.set(Condition::Published, Ok(()));
-            }
-            Ok(None) => {}
-            Err(error) => conditions.set(Condition::Published, Err(describe(&error))),
-        }
-        if !until(stop, tokio::time::sleep(Duration::from_millis(500))).await {
-            return None;
-        }
-    }
-}
-
-/// Does what only one instance on the node may do.
-async fn active(
-    publisher: Publisher,
-    claims: Arc<ClaimService<NodeEffects>>,
-    layout: Layout,
-    agent: agent::Config,
-    grace: Duration,
-    untidy: Arc<Notify>,
-    stop: CancellationToken,
-) {
-    let state_dir = layout.state_dir().to_owned();
-    let injected = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
-    let tidy = reconcile::run(Arc::clone(&claims), layout, grace, untidy, stop.clone());
-    let agent = run_agent(agent, Arc::clone(&claims), stop.clone());
-    tokio::join!(
-        publisher.run(stop.clone()),
-        agent,
-        tidy,
-        injected,
-        remove_old_artifacts(claims, state_dir, stop)
-    );
-}
-
-/// What the driver takes in a context of the node's cards, as claims are prepared with.
-fn estimate(gpus: watch::Receiver<State>) -> agent::Estimate {
-    Arc::new(move |card| match &*gpus.borrow() {
-        State::Known(node) => {
-            let card = node.inventory.card(card.as_str())?;
-            Some(amounts::driver_reserve_bytes(card))
-        }
-        State::Pending | State::Unknown(_) => None,
-    })
-}
-
-/// Runs the node agent until `stop`.
-async fn run_agent(
-    config: agent::Config,
-    claims: Arc<ClaimService<NodeEffects>>,
-    stop: CancellationToken,
-) {
-    let (findings, told) = mpsc::channel(FINDINGS);
-    let stopped = stop.clone();
-    let thread = std::thread::Builder::new().name("agent".to_owned());
-    let started = thread.spawn(move || {
-        Agent::new(config).run(&stopped, |finding| {
-            if let Err(error) = findings.try_send(finding) {
-                tracing::warn!(%error, "nobody tells what the agent found");
-            }
-        });
-    });
-    match started {
-        Ok(_) => agent::tell::run(claims, told, stop).await,
-        Err(error) => {
-            tracing::error!(%error, "no thread for the node agent: shares keep what they were prepared with");
-        }
-    }
-}
-
-/// Removes libraries and hooks that no claim uses any more, once.
-async fn remove_old_artifacts(
-    claims: Arc<ClaimService<NodeEffects>>,
-    state_dir: PathBuf,
-    stop: CancellationToken,
-) {
-    let mut installed = claims.installed.clone();
-    let current = tokio::select! {
-        () = stop.cancelled() => return,
-        installed = installed.wait_for(|outcome| matches!(outcome, Some(Ok(_)))) => match installed.as_deref() {
-            Ok(Some(Ok(installed))) => installed.clone(),
-            Ok(Some(Err(_)) | None) | Err(_) => return,
-        },
-    };
-    let removed = blocking(move || {
-        // A damaged record may refer to any of them.
-        let Some(mut in_use) = claims
-            .applier
-            .artifacts_in_use()
-            .map_err(|error| describe(&error))?
-        else {
-            return Ok(Vec::new());
-        };
-        let Installed {
-            library,
-            hook,
-            stubs: Stubs { cuda, nvml },
-        } = current;
-        in_use.extend([library, hook, cuda, nvml]);
-        artifacts::remove_unused(&state_dir, &in_use).map_err(|error| error.to_string())
-    });
-    match removed.await.and_then(|removed| removed) {
-        Ok(removed) => removed
-            .iter()
-            .for_each(|path| tracing::info!(path = %path.display(), "removed an unused version")),
-        Err(error) => tracing::warn!(
-            error,
-            "cannot remove unused versions of libvgpu and the CDI hook"
-        ),
-    }
 }
 
 /// Raises an event on the node for whatever keeps the driver from being ready for longer than starting takes.

@@ -25,7 +25,8 @@ use crate::claims::{ClaimService, blocking};
 use crate::error::describe;
 use crate::files;
 use crate::layout::{Layout, SPEC_PREFIX};
-use crate::prepare::apply::Environment;
+use crate::lock::Lock;
+use crate::prepare::apply::{Environment, Repairs};
 use crate::prepare::effects::Effects;
 use crate::prepare::plan::claim_ref;
 use crate::prepare::record::{Loaded, Stage, Store};
@@ -208,6 +209,7 @@ impl<E: Effects> Reconciler<E> {
         }
     }
 
+    /// Does it, unless somebody is working on the claim, which is then not left over.
     async fn act(
         &self,
         uid: &ClaimUid,
@@ -215,93 +217,89 @@ impl<E: Effects> Reconciler<E> {
         action: Action,
     ) -> Result<(), String> {
         let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
-        let lock = blocking(move || applier.locks().try_claim(&wanted))
-            .await?
-            .map_err(|error| describe(&error))?;
-        // Somebody is working on it, so it is not left over.
-        let Some(lock) = lock else { return Ok(()) };
-        match action {
-            Action::Remove(why) => {
-                let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
-                let removed = blocking(move || {
-                    // It may have been prepared since it was looked at.
-                    let expected = applier
-                        .store()
-                        .load(&wanted)
-                        .map_err(|error| describe(&error))?;
-                    let still = match (why, &expected) {
-                        (Why::NoRecord, Loaded::Absent) | (Why::Gone, _) => true,
-                        (Why::Interrupted, Loaded::Present(record)) => {
-                            record.stage == Stage::Intent
-                        }
-                        (Why::NoRecord | Why::Interrupted, _) => false,
-                    };
-                    if still {
-                        applier.undo(&wanted).map_err(|error| describe(&error))?;
-                        lock.remove();
-                    }
-                    Ok::<_, String>(still)
-                })
-                .await??;
-                if removed {
-                    let note = format!("removed what was left on the node of claim {uid}: {why}");
-                    let subject = claim.map_or(Subject::Node, Subject::Claim);
-                    self.claims
-                        .reporter
-                        .event(subject, Reason::OrphanRemoved, note);
-                }
-                Ok(())
-            }
-            Action::Restore => {
-                let Some(claim) = claim else {
-                    return Ok(());
-                };
-                // Without GPUs there is nothing to restore from; their own condition says so.
-                let Ok((node, installed)) = self.claims.environment(&claim).await else {
-                    return Ok(());
-                };
-                let (applier, pool, wanted) = (
-                    Arc::clone(&self.claims.applier),
-                    self.claims.pool.clone(),
-                    uid.clone(),
-                );
-                let delivery = self.claims.delivery;
-                let restored = blocking(move || {
-                    let Loaded::Present(record) = applier
-                        .store()
-                        .load(&wanted)
-                        .map_err(|error| describe(&error))?
-                    else {
-                        return Ok(None);
-                    };
-                    let environment = Environment {
-                        pool: &pool,
-                        inventory: &node.inventory,
-                        driver: &node.driver,
-                        installed: &installed,
-                        delivery,
-                    };
-                    let (record, repairs) = applier
-                        .complete(*record, &environment)
-                        .map_err(|error| describe(&error))?;
-                    drop(lock);
-                    Ok::<_, String>(Some((record.claim, repairs)))
-                })
-                .await??;
-                if let Some((claim, repairs)) = restored {
-                    self.claims.report_repairs(&claim, repairs);
-                }
-                Ok(())
-            }
-            Action::Rebuild(claim) => {
-                let found = self.claims.fetch(&claim).await?;
-                self.claims
-                    .prepare_locked(&claim, found, lock)
-                    .await
-                    .map(drop)
-                    .map_err(|refusal| refusal.text)
-            }
+        let lock = blocking(move || applier.locks().try_claim(&wanted)).await?;
+        let Some(lock) = lock.map_err(|error| describe(&error))? else {
+            return Ok(());
+        };
+        match (action, claim) {
+            (Action::Remove(why), claim) => self.remove(uid, claim, why, lock).await,
+            (Action::Restore, Some(claim)) => self.restore(&claim, lock).await,
+            (Action::Restore, None) => Ok(()),
+            (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await,
         }
+    }
+
+    /// Removes what is left of a claim. It may have been prepared since it was looked at.
+    async fn remove(
+        &self,
+        uid: &ClaimUid,
+        claim: Option<ClaimRef>,
+        why: Why,
+        lock: Lock,
+    ) -> Result<(), String> {
+        let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
+        let removed = blocking(move || {
+            let loaded = applier.store().load(&wanted);
+            let is_left = is_left(why, &loaded.map_err(|error| describe(&error))?);
+            if is_left {
+                applier.undo(&wanted).map_err(|error| describe(&error))?;
+                lock.remove();
+            }
+            Ok::<_, String>(is_left)
+        });
+        if removed.await?? {
+            let note = format!("removed what was left on the node of claim {uid}: {why}");
+            let subject = claim.map_or(Subject::Node, Subject::Claim);
+            let reporter = &self.claims.reporter;
+            reporter.event(subject, Reason::OrphanRemoved, note);
+        }
+        Ok(())
+    }
+
+    /// Makes what is missing of a prepared claim. Without GPUs there is nothing to restore from; their own condition says
+    /// so.
+    async fn restore(&self, claim: &ClaimRef, lock: Lock) -> Result<(), String> {
+        let Ok((node, installed)) = self.claims.environment(claim).await else {
+            return Ok(());
+        };
+        let (applier, pool) = (Arc::clone(&self.claims.applier), self.claims.pool.clone());
+        let (wanted, delivery) = (claim.uid.clone(), self.claims.delivery);
+        let repairs = blocking(move || {
+            let loaded = applier.store().load(&wanted);
+            let Loaded::Present(record) = loaded.map_err(|error| describe(&error))? else {
+                return Ok(Repairs::default());
+            };
+            let environment = Environment {
+                pool: &pool,
+                inventory: &node.inventory,
+                driver: &node.driver,
+                installed: &installed,
+                delivery,
+            };
+            let completed = applier.complete(*record, &environment);
+            drop(lock);
+            completed
+                .map(|(_, repairs)| repairs)
+                .map_err(|error| describe(&error))
+        });
+        self.claims.report_repairs(claim, repairs.await??);
+        Ok(())
+    }
+
+    /// Writes the record of a claim anew whose record is damaged.
+    async fn rebuild(&self, claim: &ClaimRef, lock: Lock) -> Result<(), String> {
+        let found = self.claims.fetch(claim).await?;
+        let prepared = self.claims.prepare_locked(claim, found, lock).await;
+        prepared.map(drop).map_err(|refusal| refusal.text)
+    }
+}
+
+/// Whether what was found to be left over still is.
+fn is_left(why: Why, loaded: &Loaded) -> bool {
+    match (why, loaded) {
+        (Why::NoRecord, Loaded::Absent) | (Why::Gone, _) => true,
+        (Why::Interrupted, Loaded::Present(record)) => record.stage == Stage::Intent,
+        (Why::NoRecord | Why::Interrupted, _) => false,
     }
 }
 

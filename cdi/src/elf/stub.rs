@@ -66,104 +66,25 @@ impl Stub<'_> {
     /// The file. The same stub gives the same bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut strings = Strings::default();
-        let soname = strings.add(self.soname);
-        let needed: Vec<u64> = self.needed.iter().map(|name| strings.add(name)).collect();
-        let symbols = self.symbols(&mut strings);
-        let hash = self.hash();
-
-        let hash_at = HEADER + 3 * PROGRAM_HEADER;
-        let symbols_at = aligned(hash_at + length(&hash));
-        let strings_at = symbols_at + length(&symbols);
-        let dynamic_at = aligned(strings_at + length(&strings.bytes));
-        let mut dynamic: Vec<(u64, u64)> = needed.iter().map(|name| (DT_NEEDED, *name)).collect();
-        dynamic.extend([
-            (DT_SONAME, soname),
-            (DT_HASH, hash_at),
-            (DT_SYMTAB, symbols_at),
-            (DT_SYMENT, SYMBOL),
-            (DT_STRTAB, strings_at),
-            (DT_STRSZ, length(&strings.bytes)),
-            (DT_FLAGS_1, DF_1_NODELETE),
-            (DT_NULL, 0),
-        ]);
-        let dynamic: Vec<u8> = dynamic
-            .into_iter()
-            .flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()])
-            .flatten()
-            .collect();
-        let loaded = dynamic_at + length(&dynamic);
-
-        let mut names = Strings::default();
-        let mut section = |name: &str, kind, flags, at, size, link, entry| {
-            Section {
-                name: names.add(name),
-                kind,
-                flags,
-                at,
-                size,
-                link,
-                entry,
-            }
-            .to_bytes()
-        };
-        let alloc = SHF_ALLOC;
-        let strings_size = length(&strings.bytes);
-        let mut sections = vec![
-            vec![0; 64],
-            section(".hash", SHT_HASH, alloc, hash_at, length(&hash), 2, 4),
-            section(
-                ".dynsym",
-                SHT_DYNSYM,
-                alloc,
-                symbols_at,
-                length(&symbols),
-                3,
-                SYMBOL,
-            ),
-            section(".dynstr", SHT_STRTAB, alloc, strings_at, strings_size, 0, 0),
-            section(
-                ".dynamic",
-                SHT_DYNAMIC,
-                alloc | SHF_WRITE,
-                dynamic_at,
-                length(&dynamic),
-                3,
-                DYNAMIC,
-            ),
-        ];
-        let names_size = length(&names.bytes) + ".shstrtab".len() as u64 + 1;
-        let names_at = loaded;
-        sections.push(
-            Section {
-                name: names.add(".shstrtab"),
-                kind: SHT_STRTAB,
-                flags: 0,
-                at: names_at,
-                size: names_size,
-                link: 0,
-                entry: 0,
-            }
-            .to_bytes(),
-        );
-        let sections_at = aligned(names_at + names_size);
-
-        let mut file = self.header(sections_at, sections.len());
-        file.extend(segment(PT_LOAD, 0, loaded, PAGE));
-        file.extend(segment(PT_DYNAMIC, dynamic_at, length(&dynamic), 8));
+        let loaded = Loaded::of(self);
+        let sections = Sections::of(&loaded);
+        let mut file = self.header(sections.headers.at, sections.count);
+        file.extend(segment(PT_LOAD, 0, loaded.dynamic.end(), PAGE));
+        let dynamic = &loaded.dynamic;
+        file.extend(segment(PT_DYNAMIC, dynamic.at, dynamic.size(), 8));
         // Without it loaders make the stacks of all threads executable.
         file.extend(segment(PT_GNU_STACK, 0, 0, 16));
-        for (at, bytes) in [
-            (hash_at, &hash),
-            (symbols_at, &symbols),
-            (strings_at, &strings.bytes),
-            (dynamic_at, &dynamic),
-            (names_at, &names.bytes),
-            (sections_at, &sections.concat()),
+        for part in [
+            &loaded.hash,
+            &loaded.symbols,
+            &loaded.strings,
+            &loaded.dynamic,
+            &sections.names,
+            &sections.headers,
         ] {
             // A file of some KiB.
-            file.resize(usize::try_from(at).unwrap_or(usize::MAX), 0);
-            file.extend_from_slice(bytes);
+            file.resize(usize::try_from(part.at).unwrap_or(usize::MAX), 0);
+            file.extend_from_slice(&part.bytes);
         }
         file
     }
@@ -210,6 +131,152 @@ impl Stub<'_> {
         }
         hash.resize(hash.len() + 4 * chain, 0);
         hash
+    }
+}
+
+/// A stretch of the file.
+struct Part {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn size(&self) -> u64 {
+        length(&self.bytes)
+    }
+
+    fn end(&self) -> u64 {
+        self.at + self.size()
+    }
+}
+
+/// What loaders read.
+struct Loaded {
+    hash: Part,
+    symbols: Part,
+    strings: Part,
+    dynamic: Part,
+}
+
+impl Loaded {
+    fn of(stub: &Stub<'_>) -> Self {
+        let mut strings = Strings::default();
+        let soname = strings.add(stub.soname);
+        let needed: Vec<u64> = stub.needed.iter().map(|name| strings.add(name)).collect();
+        let symbols = stub.symbols(&mut strings);
+        let hash = Part {
+            at: HEADER + 3 * PROGRAM_HEADER,
+            bytes: stub.hash(),
+        };
+        let symbols = Part {
+            at: aligned(hash.end()),
+            bytes: symbols,
+        };
+        let strings = Part {
+            at: symbols.end(),
+            bytes: strings.bytes,
+        };
+        let needed = needed.into_iter().map(|name| (DT_NEEDED, name));
+        let others = [
+            (DT_SONAME, soname),
+            (DT_HASH, hash.at),
+            (DT_SYMTAB, symbols.at),
+            (DT_SYMENT, SYMBOL),
+            (DT_STRTAB, strings.at),
+            (DT_STRSZ, strings.size()),
+            (DT_FLAGS_1, DF_1_NODELETE),
+            (DT_NULL, 0),
+        ];
+        let dynamic = needed.chain(others);
+        let dynamic = dynamic.flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()]);
+        let dynamic = Part {
+            at: aligned(strings.end()),
+            bytes: dynamic.flatten().collect(),
+        };
+        Self {
+            hash,
+            symbols,
+            strings,
+            dynamic,
+        }
+    }
+}
+
+/// What `ld` reads besides: the same parts as sections, behind the one that is nothing.
+struct Sections {
+    names: Part,
+    headers: Part,
+    count: usize,
+}
+
+impl Sections {
+    fn of(loaded: &Loaded) -> Self {
+        const SYMBOLS_SECTION: u32 = 2;
+        const STRINGS_SECTION: u32 = 3;
+        let Loaded {
+            hash,
+            symbols,
+            strings,
+            dynamic,
+        } = loaded;
+        let (alloc, write) = (SHF_ALLOC, SHF_WRITE);
+        let mut names = Strings::default();
+        let mut section = |name, kind, flags, part: &Part, link, entry| Section {
+            name: names.add(name),
+            kind,
+            flags,
+            at: part.at,
+            size: part.size(),
+            link,
+            entry,
+        };
+        let of_parts = [
+            section(".hash", SHT_HASH, alloc, hash, SYMBOLS_SECTION, 4),
+            section(
+                ".dynsym",
+                SHT_DYNSYM,
+                alloc,
+                symbols,
+                STRINGS_SECTION,
+                SYMBOL,
+            ),
+            section(".dynstr", SHT_STRTAB, alloc, strings, 0, 0),
+            section(
+                ".dynamic",
+                SHT_DYNAMIC,
+                alloc | write,
+                dynamic,
+                STRINGS_SECTION,
+                DYNAMIC,
+            ),
+        ];
+        let name = names.add(".shstrtab");
+        let names = Part {
+            at: dynamic.end(),
+            bytes: names.bytes,
+        };
+        let of_names = Section {
+            name,
+            kind: SHT_STRTAB,
+            flags: 0,
+            at: names.at,
+            size: names.size(),
+            link: 0,
+            entry: 0,
+        };
+        let mut headers = vec![0; 64];
+        for section in of_parts.iter().chain([&of_names]) {
+            headers.extend(section.to_bytes());
+        }
+        let headers = Part {
+            at: aligned(names.end()),
+            bytes: headers,
+        };
+        Self {
+            names,
+            headers,
+            count: 1 + of_parts.len() + 1,
+        }
     }
 }
 
