@@ -4,6 +4,9 @@
 //! memory of the card, so a block is known by its address; whether an allocation opens a new one is known only
 //! when it is made.
 //!
+//! Each context has blocks of its own, and managed memory others than plain memory: a [`Sort`]. What is free in a block
+//! is what nothing that is held lies in, if all of that is known: while something is being freed, it is not.
+//!
 //! Invariant: a block is charged from its first allocation to its last, and as a whole.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +21,29 @@ pub(crate) const LARGEST_SMALL: u64 = BLOCK / 2;
 /// Small requests take multiples of this.
 const STEP: u64 = 512;
 
+/// Blocks that are looked through for a hole, those with most room first.
+const CANDIDATES: usize = 8;
+const STEPS: usize = 4096;
+const _: () = assert!(STEPS as u64 * STEP == BLOCK);
+
+/// Which blocks an allocation may lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sort {
+    pub(crate) card: u8,
+    pub(crate) context: u64,
+    pub(crate) is_managed: bool,
+}
+
+impl Sort {
+    /// As [`Held::context`] of a block.
+    fn key(self) -> u64 {
+        (self.context << 1) | u64::from(self.is_managed)
+    }
+}
+
 /// The blocks that this process has something in. All zeroes is none.
 pub(crate) struct Blocks {
-    /// By number; `bytes` is what is in use of it.
+    /// By number; `bytes` is what is in use of it, `context` its [`Sort`].
     blocks: HeldMap,
     /// Bytes that are not in use, of all blocks of a card, by the card's index.
     room: [AtomicU64; MAX_SHARES],
@@ -45,24 +68,97 @@ impl Blocks {
             .is_some_and(|room| room.load(Ordering::Relaxed) >= bytes)
     }
 
+    /// Finds a hole for so many bytes, and notes them as allocated in its block, whose number is returned: so the block
+    /// stays charged whatever is freed meanwhile. `held` is all linear memory of the process.
+    ///
+    /// The caller is alone in a [`crate::guard::Gate`], so nothing is being allocated; but something may be being freed.
+    pub(crate) fn claim(
+        &self,
+        process: &Process,
+        held: &HeldMap,
+        sort: Sort,
+        bytes: u64,
+    ) -> Option<u64> {
+        let mut maps = self.candidates(sort, bytes);
+        held.for_each(|address, held| {
+            if let Some(map) = maps.iter_mut().find(|map| map.number == number(address))
+                && is_small(held.bytes)
+            {
+                map.mark(address, held.bytes);
+            }
+        });
+        let _guard = process.guard();
+        maps.iter()
+            .filter(|map| map.is_complete() && map.has_hole(bytes))
+            .find_map(|map| {
+                let before = self.blocks.get(map.number)?;
+                self.put(map.number, before, bytes);
+                Some(map.number)
+            })
+    }
+
+    /// The blocks of that sort which have most room, as they are before their holes are known.
+    fn candidates(&self, sort: Sort, bytes: u64) -> [Map; CANDIDATES] {
+        let mut maps = [Map::NOTHING; CANDIDATES];
+        self.blocks.for_each(|number, block| {
+            let is_likely = (block.card, block.context) == (sort.card, sort.key())
+                && BLOCK.saturating_sub(block.bytes) >= bytes;
+            if is_likely
+                && let Some(fullest) = maps.iter_mut().max_by_key(|map| map.used_bytes)
+                && fullest.used_bytes > block.bytes
+            {
+                fullest.number = number;
+                fullest.used_bytes = block.bytes;
+            }
+        });
+        maps
+    }
+
+    /// Notes where an allocation lies for which a hole of the block `claimed` was. Says whether it opened another block,
+    /// which is to be charged, and whether the claimed one is closed, whose charge is to be returned.
+    pub(crate) fn settle(
+        &self,
+        process: &Process,
+        sort: Sort,
+        claimed: u64,
+        address: u64,
+        bytes: u64,
+    ) -> (bool, bool) {
+        if claimed == number(address) {
+            return (false, false);
+        }
+        let is_opened = self.add(process, sort, address, bytes);
+        let is_closed = self.remove(process, sort.card, claimed.saturating_mul(BLOCK), bytes);
+        (is_opened, is_closed)
+    }
+
     /// Notes a small allocation. `true` if it opened a block, which is to be charged.
-    pub(crate) fn add(&self, process: &Process, card: u8, address: u64, bytes: u64) -> bool {
+    pub(crate) fn add(&self, process: &Process, sort: Sort, address: u64, bytes: u64) -> bool {
         let _guard = process.guard();
         let number = number(address);
-        let before = self.blocks.remove(number);
-        let used = before.map_or(0, |block| block.bytes);
+        if let Some(before) = self.blocks.get(number) {
+            self.put(number, before, bytes);
+            return false;
+        }
         let block = Held {
-            bytes: used.saturating_add(bytes),
-            card,
-            context: 0,
+            bytes,
+            card: sort.card,
+            context: sort.key(),
         };
         self.blocks.insert(number, block);
-        if before.is_none() {
-            self.change_room(card, BLOCK, bytes);
-        } else {
-            self.change_room(card, 0, bytes);
-        }
-        before.is_none()
+        self.change_room(sort.card, BLOCK, bytes);
+        true
+    }
+
+    /// Puts more into a block. The caller holds the process's guard.
+    fn put(&self, number: u64, before: Held, bytes: u64) {
+        self.blocks.remove(number);
+        let block = Held {
+            bytes: before.bytes.saturating_add(bytes),
+            ..before
+        };
+        self.blocks.insert(number, block);
+        self.change_room(before.card, 0, bytes);
     }
 
     /// Forgets a small allocation. `true` if its block is closed, whose charge is to be returned.
@@ -92,6 +188,61 @@ impl Blocks {
     }
 }
 
+/// What lies where in a block.
+#[derive(Clone, Copy)]
+struct Map {
+    number: u64,
+    /// As counted when the map was begun.
+    used_bytes: u64,
+    marked_bytes: u64,
+    /// One bit per step.
+    steps: [u64; STEPS / 64],
+}
+
+impl Map {
+    const NOTHING: Self = Self {
+        number: u64::MAX,
+        used_bytes: u64::MAX,
+        marked_bytes: 0,
+        steps: [0; STEPS / 64],
+    };
+
+    fn mark(&mut self, address: u64, bytes: u64) {
+        self.marked_bytes = self.marked_bytes.saturating_add(bytes);
+        let first = address % BLOCK / STEP;
+        for step in first..first.saturating_add(bytes.div_ceil(STEP)) {
+            let (word, bit) = (step / 64, step % 64);
+            if let Some(word) = usize::try_from(word)
+                .ok()
+                .and_then(|word| self.steps.get_mut(word))
+            {
+                *word |= 1 << bit;
+            }
+        }
+    }
+
+    /// Whether all that is counted is marked. What is being freed is still counted, but not held any more.
+    fn is_complete(&self) -> bool {
+        self.marked_bytes == self.used_bytes
+    }
+
+    fn has_hole(&self, bytes: u64) -> bool {
+        let needed = bytes.div_ceil(STEP);
+        let mut free = 0u64;
+        let bits = self
+            .steps
+            .iter()
+            .flat_map(|word| (0..64).map(move |bit| word >> bit & 1));
+        for bit in bits {
+            free = if bit == 0 { free.saturating_add(1) } else { 0 };
+            if free >= needed {
+                return true;
+            }
+        }
+        false
+    }
+}
+
 fn number(address: u64) -> u64 {
     address.checked_div(BLOCK).unwrap_or(0)
 }
@@ -107,6 +258,11 @@ pub(crate) struct SmallArrays {
 }
 
 impl SmallArrays {
+    /// Whether there are any.
+    pub(crate) fn is_any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
     /// Adds one and returns how much more is to be charged. The caller holds the process's guard.
     pub(crate) fn add(&self, bytes: u64) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
 //! | What may this process use? | [`process`], [`discover`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`] and [`imports`] (its own) |
+//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`], [`room`] and [`imports`] (its own) |
 //! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
@@ -41,6 +41,7 @@ mod discover;
 mod driver;
 mod entry;
 mod environment;
+mod guard;
 mod held;
 mod hooks;
 mod identity;
@@ -51,6 +52,7 @@ mod log;
 mod meter;
 mod nvml;
 mod process;
+mod room;
 mod share;
 mod sys;
 mod table;

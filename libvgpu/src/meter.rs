@@ -36,7 +36,10 @@ mod samples;
 mod stream;
 
 use capture::Captures;
-pub(crate) use capture::{begin as begin_capture, end as end_capture, forget as forget_stream};
+pub(crate) use capture::{
+    begin as begin_capture, end as end_capture, forget as forget_stream, is_capturing,
+    while_nothing_is_captured,
+};
 use cards::{Cards, Known};
 use costs::Costs;
 use lease::Leases;

@@ -16,9 +16,11 @@ use crate::blocks::{Blocks, SmallArrays};
 use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
+use crate::guard::{Gate, Guard};
 use crate::held::HeldMap;
 use crate::imports::Imports;
 use crate::meter::Meter;
+use crate::room::Room;
 use crate::share::Share;
 use crate::sys;
 
@@ -36,6 +38,8 @@ pub(crate) struct Process {
     phase: AtomicU32,
     guard: AtomicU32,
     pool_guard: AtomicU32,
+    /// Calls that may take memory which the process has paid for already, see [`Gate`].
+    pub(crate) within: Gate,
     source: AtomicU32,
     /// What the environment says, if it counts.
     pub(crate) environment: Environment,
@@ -63,6 +67,8 @@ pub(crate) struct Process {
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
+    /// What is free in them.
+    pub(crate) room: Room,
     /// Linear memory whose IPC handle was asked for, by pointer.
     pub(crate) shared: HeldMap,
     /// Memory of others that was opened by IPC handle, by pointer.
@@ -240,27 +246,6 @@ impl Process {
     /// Lets one thread at a time ask the driver what a pool has reserved and note the answer.
     pub(crate) fn pool_guard(&self) -> Guard<'_> {
         Guard::take(&self.pool_guard)
-    }
-}
-
-/// Mutual exclusion of this process's threads. A forked child finds it free.
-pub(crate) struct Guard<'a>(&'a AtomicU32);
-
-impl<'a> Guard<'a> {
-    fn take(word: &'a AtomicU32) -> Self {
-        while word
-            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            sys::yield_now();
-        }
-        Self(word)
-    }
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
     }
 }
 

@@ -313,6 +313,11 @@ pub(crate) fn process_id() -> u32 {
     u32::try_from(unsafe { libc::syscall(libc::SYS_getpid) }).unwrap_or(0)
 }
 
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: no arguments.
+    u32::try_from(unsafe { libc::syscall(libc::SYS_gettid) }).unwrap_or(0)
+}
+
 pub(crate) fn process_group() -> u32 {
     // SAFETY: takes a number.
     u32::try_from(unsafe { libc::syscall(libc::SYS_getpgid, 0) }).unwrap_or(0)

@@ -236,16 +236,16 @@ hooks! {
     Memory Cuda cuMipmappedArrayDestroy(array: CUmipmappedArray) = c"cuMipmappedArrayDestroy" 5000 => array::destroy;
 
     // Stream-ordered memory.
-    Memory Cuda cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemAllocAsync" 11020 => pool::alloc_async;
+    Memory Cuda cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemAllocAsync" 11020 => pool::alloc_async::<Legacy>;
     Memory Cuda cuMemAllocAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream)
-        = c"cuMemAllocAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::alloc_async;
+        = c"cuMemAllocAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::alloc_async::<PerThread>;
     Memory Cuda cuMemAllocFromPoolAsync(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
-        = c"cuMemAllocFromPoolAsync" 11020 => pool::alloc_from_pool_async;
+        = c"cuMemAllocFromPoolAsync" 11020 => pool::alloc_from_pool_async::<Legacy>;
     Memory Cuda cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
-        = c"cuMemAllocFromPoolAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::alloc_from_pool_async;
-    Memory Cuda cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) = c"cuMemFreeAsync" 11020 => pool::free_async;
+        = c"cuMemAllocFromPoolAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::alloc_from_pool_async::<PerThread>;
+    Memory Cuda cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) = c"cuMemFreeAsync" 11020 => pool::free_async::<Legacy>;
     Memory Cuda cuMemFreeAsync_ptsz(pointer: CUdeviceptr, stream: CUstream)
-        = c"cuMemFreeAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::free_async;
+        = c"cuMemFreeAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::free_async::<PerThread>;
 
     Memory Cuda cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) = c"cuMemPoolCreate" 11020 => pool::create;
     Memory Cuda cuMemPoolDestroy(pool: CUmemoryPool) = c"cuMemPoolDestroy" 11020 => pool::destroy;
@@ -323,20 +323,20 @@ hooks! {
     Any Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
 
     // Captures, during which no event may be used.
-    Compute Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture::<Legacy>;
-    Compute Cuda cuStreamBeginCapture_ptsz(stream: CUstream)
+    Any Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture::<Legacy>;
+    Any Cuda cuStreamBeginCapture_ptsz(stream: CUstream)
         = c"cuStreamBeginCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture::<PerThread>;
-    Compute Cuda cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) = c"cuStreamBeginCapture" 10010 => graph::begin_capture_v2::<Legacy>;
-    Compute Cuda cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: c_int)
+    Any Cuda cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) = c"cuStreamBeginCapture" 10010 => graph::begin_capture_v2::<Legacy>;
+    Any Cuda cuStreamBeginCapture_v2_ptsz(stream: CUstream, mode: c_int)
         = c"cuStreamBeginCapture" 10010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_v2::<PerThread>;
-    Compute Cuda cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int) = c"cuStreamBeginCaptureToGraph" 12030 => graph::begin_capture_to_graph::<Legacy>;
-    Compute Cuda cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int)
+    Any Cuda cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int) = c"cuStreamBeginCaptureToGraph" 12030 => graph::begin_capture_to_graph::<Legacy>;
+    Any Cuda cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const c_void, count: usize, mode: c_int)
         = c"cuStreamBeginCaptureToGraph" 12030 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture_to_graph::<PerThread>;
-    Compute Cuda cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) = c"cuStreamEndCapture" 10000 => graph::end_capture::<Legacy>;
-    Compute Cuda cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph)
+    Any Cuda cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) = c"cuStreamEndCapture" 10000 => graph::end_capture::<Legacy>;
+    Any Cuda cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph)
         = c"cuStreamEndCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::end_capture::<PerThread>;
-    Compute Cuda cuStreamDestroy(stream: CUstream) = c"cuStreamDestroy" 2000 => graph::destroy_stream;
-    Compute Cuda cuStreamDestroy_v2(stream: CUstream) = c"cuStreamDestroy" 4000 => graph::destroy_stream;
+    Any Cuda cuStreamDestroy(stream: CUstream) = c"cuStreamDestroy" 2000 => graph::destroy_stream;
+    Any Cuda cuStreamDestroy_v2(stream: CUstream) = c"cuStreamDestroy" 4000 => graph::destroy_stream;
 
     // Fills.
     Compute Cuda cuMemsetD8_v2(to: CUdeviceptr, value: c_uchar, count: usize) = c"cuMemsetD8" 3020 => transfer::fill::<Legacy, _>;

@@ -247,6 +247,7 @@ fn release_all_of(context: u64) {
     process.pointers.remove_all(ends, |pointer, held| {
         give_back_linear(process, pointer, held);
     });
+    process.room.forget_all();
     process
         .arrays
         .remove_all(ends, |_, held| array::give_back(process, held));

@@ -13,7 +13,7 @@ use crate::cuda::{
     CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::hooks::graph_memory;
+use crate::hooks::{graph_memory, pool};
 use crate::meter::{self, NullStream, metered};
 use crate::table::{
     cuGraphExecDestroy, cuGraphExecKernelNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2,
@@ -249,11 +249,12 @@ pub(crate) unsafe fn end_capture<S: NullStream>(
     meter::end_capture(S::meant_by(stream), || unsafe { original(stream, graph) })
 }
 
-/// A stream that is destroyed is not being captured any more.
+/// A stream that is destroyed is not being captured any more, and its handle may become another one's.
 pub(crate) unsafe fn destroy_stream(
     original: crate::table::cuStreamDestroy::Function,
     stream: CUstream,
 ) -> CUresult {
+    pool::forget_stream(stream);
     // SAFETY: the caller's arguments.
     let result = unsafe { original(stream) };
     if result == CUDA_SUCCESS {

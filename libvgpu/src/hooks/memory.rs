@@ -6,7 +6,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
-use crate::blocks::{self, BLOCK};
+use crate::blocks::{self, BLOCK, SmallArrays, Sort};
 use crate::card::{
     Card, Target, current_context, current_device, target_of_current_context, target_of_device,
 };
@@ -78,38 +78,51 @@ impl Request {
 
     /// As [`Request::make`], for linear memory, which shares a block of the card if it is small.
     ///
-    /// Where no block can be reserved, the room in those that are there is asked for all the same, or a program
-    /// would be refused what it has paid for. If the driver opens another block nevertheless, because the room is
-    /// in pieces, the allocation is undone, and `erase` takes the pointer back from the program: the share is
-    /// exceeded by one block for the time of two calls. `actual` is the size as the driver made it.
-    fn make_linear(
-        self,
-        call: impl FnOnce() -> CUresult,
-        pointer: impl FnOnce() -> u64,
-        actual: impl FnOnce() -> u64,
-        erase: impl FnOnce(),
-    ) -> CUresult {
+    /// Where no block can be reserved, a small allocation is made all the same if one that is there certainly has a
+    /// hole for it, and alone, so that nobody else gets that hole meanwhile: a program is not refused what it has paid
+    /// for.
+    fn make_linear(self, linear: &Linear<'_>) -> CUresult {
         let (card, process) = match self.limited() {
             Ok(Some(limited)) => limited,
-            Ok(None) => return call(),
+            Ok(None) => return (linear.call)(),
             Err(result) => return result,
         };
-        let Some(reserved) = self.reserve_linear(card, process) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
-        let result = call();
+        if !blocks::is_small(self.bytes) {
+            if !take(card, self.bytes) {
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+            return self.make_reserved(linear, card, self.bytes);
+        }
+        if !card.try_reserve(BLOCK) {
+            if let Some(result) = self.make_within(linear, card) {
+                return result;
+            }
+            if !take(card, BLOCK) {
+                return CUDA_ERROR_OUT_OF_MEMORY;
+            }
+        }
+        let _passage = process.within.pass();
+        self.make_reserved(linear, card, BLOCK)
+    }
+
+    /// Makes an allocation for which `reserved` bytes are charged. It may turn out to be larger than it seemed: then it is
+    /// undone if the rest does not fit.
+    fn make_reserved(self, linear: &Linear<'_>, card: Card, reserved: u64) -> CUresult {
+        let process = card.process();
+        let result = (linear.call)();
         if result != CUDA_SUCCESS {
             card.release(reserved);
             return result;
         }
-        let address = pointer();
+        let address = (linear.pointer)();
         let held = Held {
-            bytes: actual(),
+            bytes: (linear.actual)(),
             ..self.held(card)
         };
+        let sort = linear.sort(held.card, held.context);
         let needed = if !blocks::is_small(held.bytes) {
             held.bytes
-        } else if process.blocks.add(process, held.card, address, held.bytes) {
+        } else if process.blocks.add(process, sort, address, held.bytes) {
             BLOCK
         } else {
             0
@@ -121,9 +134,7 @@ impl Request {
                     .blocks
                     .remove(process, held.card, address, held.bytes);
             }
-            // SAFETY: allocated just now, and unknown to the program.
-            unsafe { free_again(address) };
-            erase();
+            linear.undo(address);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         card.release(reserved.saturating_sub(needed));
@@ -131,18 +142,48 @@ impl Request {
         CUDA_SUCCESS
     }
 
-    /// Takes what the request may need at most and says how much, or `None` if it is not there.
-    fn reserve_linear(self, card: Card, process: &Process) -> Option<u64> {
-        if !blocks::is_small(self.bytes) {
-            return take(card, self.bytes).then_some(self.bytes);
+    /// Makes a small allocation in a hole of a block that is charged already. `None` if there is none for certain.
+    ///
+    /// Should the driver open another block nevertheless, which the share does not have, the allocation is undone.
+    fn make_within(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
+        let process = card.process();
+        let index = card.index();
+        let has_arrays = process
+            .small_arrays
+            .get(usize::from(index))
+            .is_none_or(SmallArrays::is_any);
+        // Nobody knows where small arrays lie, or how rows will be padded. And nobody needs to be kept waiting where there is no room anyway.
+        let is_exact = linear.kind != Kind::Pitched;
+        if has_arrays || !is_exact || !process.blocks.may_have_room(index, self.bytes) {
+            return None;
         }
-        if card.try_reserve(BLOCK) {
-            return Some(BLOCK);
+        let _alone = process.within.pass_alone()?;
+        let sort = linear.sort(index, current_context()?);
+        let claimed = process
+            .blocks
+            .claim(process, &process.pointers, sort, self.bytes)?;
+        let result = (linear.call)();
+        if result != CUDA_SUCCESS {
+            let block = claimed.saturating_mul(BLOCK);
+            if process.blocks.remove(process, index, block, self.bytes) {
+                card.release(BLOCK);
+            }
+            return Some(result);
         }
-        if process.blocks.may_have_room(card.index(), self.bytes) {
-            return Some(0);
+        let address = (linear.pointer)();
+        let (is_opened, is_closed) = process
+            .blocks
+            .settle(process, sort, claimed, address, self.bytes);
+        if is_opened && !is_closed && !take(card, BLOCK) {
+            process.blocks.remove(process, index, address, self.bytes);
+            linear.undo(address);
+            return Some(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        take(card, BLOCK).then_some(BLOCK)
+        if is_closed && !is_opened {
+            card.release(BLOCK);
+        }
+        process.pointers.insert(address, self.held(card));
+        Some(CUDA_SUCCESS)
     }
 
     /// The card whose limit applies, `None` if none does, or what to refuse with.
@@ -160,6 +201,45 @@ impl Request {
             card: card.index(),
             context: (self.context)(),
         }
+    }
+}
+
+/// Which function linear memory is allocated with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// Its size is known only when the driver has padded the rows.
+    Pitched,
+    Managed,
+}
+
+/// How linear memory is allocated.
+struct Linear<'a> {
+    kind: Kind,
+    /// Asks the driver.
+    call: &'a dyn Fn() -> CUresult,
+    /// What the driver has written.
+    pointer: &'a dyn Fn() -> u64,
+    /// The size as the driver has made it.
+    actual: &'a dyn Fn() -> u64,
+    /// Takes the pointer back from the program.
+    erase: &'a dyn Fn(),
+}
+
+impl Linear<'_> {
+    fn sort(&self, card: u8, context: u64) -> Sort {
+        Sort {
+            card,
+            context,
+            is_managed: self.kind == Kind::Managed,
+        }
+    }
+
+    /// Frees what the program shall not see.
+    fn undo(&self, address: u64) {
+        // SAFETY: allocated just now, and unknown to the program.
+        unsafe { free_again(address) };
+        (self.erase)();
     }
 }
 
@@ -270,15 +350,16 @@ pub(crate) unsafe fn alloc(
     bytes: usize,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
-    let result = Request::in_current_context(bytes_taken).make_linear(
+    let result = Request::in_current_context(bytes_taken).make_linear(&Linear {
+        kind: Kind::Plain,
         // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, bytes) },
+        call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.read() },
-        || bytes_taken,
+        pointer: &|| unsafe { pointer.read() },
+        actual: &|| bytes_taken,
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.write(0) },
-    );
+        erase: &|| unsafe { pointer.write(0) },
+    });
     if result == CUDA_ERROR_OUT_OF_MEMORY
         && let Some(device) = current_device().filter(|&device| spills(device))
     {
@@ -294,15 +375,16 @@ pub(crate) unsafe fn alloc_v1(
     bytes: c_uint,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(u64::from(bytes));
-    Request::in_current_context(bytes_taken).make_linear(
+    Request::in_current_context(bytes_taken).make_linear(&Linear {
+        kind: Kind::Plain,
         // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, bytes) },
+        call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
-        || u64::from(unsafe { pointer.read() }),
-        || bytes_taken,
+        pointer: &|| u64::from(unsafe { pointer.read() }),
+        actual: &|| bytes_taken,
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.write(0) },
-    )
+        erase: &|| unsafe { pointer.write(0) },
+    })
 }
 
 pub(crate) unsafe fn alloc_managed(
@@ -312,15 +394,16 @@ pub(crate) unsafe fn alloc_managed(
     flags: c_uint,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
-    Request::in_current_context(bytes_taken).make_linear(
+    Request::in_current_context(bytes_taken).make_linear(&Linear {
+        kind: Kind::Managed,
         // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, bytes, flags) },
+        call: &|| unsafe { original(pointer, bytes, flags) },
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.read() },
-        || bytes_taken,
+        pointer: &|| unsafe { pointer.read() },
+        actual: &|| bytes_taken,
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.write(0) },
-    )
+        erase: &|| unsafe { pointer.write(0) },
+    })
 }
 
 /// What rows of that pitch take together.
@@ -343,16 +426,17 @@ pub(crate) unsafe fn alloc_pitch(
     height: usize,
     element: c_uint,
 ) -> CUresult {
-    Request::in_current_context(pitched(width as u64, height as u64)).make_linear(
+    Request::in_current_context(pitched(width as u64, height as u64)).make_linear(&Linear {
+        kind: Kind::Pitched,
         // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, pitch, width, height, element) },
+        call: &|| unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.read() },
+        pointer: &|| unsafe { pointer.read() },
         // SAFETY: the driver has written the pitch.
-        || rows(unsafe { pitch.read() } as u64, height as u64),
+        actual: &|| rows(unsafe { pitch.read() } as u64, height as u64),
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.write(0) },
-    )
+        erase: &|| unsafe { pointer.write(0) },
+    })
 }
 
 pub(crate) unsafe fn alloc_pitch_v1(
@@ -363,16 +447,17 @@ pub(crate) unsafe fn alloc_pitch_v1(
     height: c_uint,
     element: c_uint,
 ) -> CUresult {
-    Request::in_current_context(pitched(u64::from(width), u64::from(height))).make_linear(
+    Request::in_current_context(pitched(u64::from(width), u64::from(height))).make_linear(&Linear {
+        kind: Kind::Pitched,
         // SAFETY: the caller's arguments.
-        || unsafe { original(pointer, pitch, width, height, element) },
+        call: &|| unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: the driver has written the pointer.
-        || u64::from(unsafe { pointer.read() }),
+        pointer: &|| u64::from(unsafe { pointer.read() }),
         // SAFETY: the driver has written the pitch.
-        || rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
+        actual: &|| rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
         // SAFETY: the driver has written the pointer.
-        || unsafe { pointer.write(0) },
-    )
+        erase: &|| unsafe { pointer.write(0) },
+    })
 }
 
 pub(crate) unsafe fn free(original: cuMemFree_v2::Function, pointer: CUdeviceptr) -> CUresult {

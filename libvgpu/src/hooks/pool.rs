@@ -5,7 +5,9 @@
 //! and that is what the pool itself says.
 //!
 //! Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
-//! pool says. Before a refusal the process's pools are trimmed.
+//! pool says. Where so much cannot be reserved, a pool is asked all the same if it certainly has room, see
+//! [`crate::room`], and alone, so that nobody else gets that room meanwhile. Else the process's pools are trimmed
+//! before it is refused.
 //!
 //! Invariant: a pool's charge is what it said last. It says so after each allocation; between, it can only have
 //! shrunk.
@@ -17,21 +19,22 @@ use crate::card::{Card, Target, current_device, target_of_current_context, targe
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_TYPE,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps,
-    CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice,
+    CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::graph_memory;
-use crate::hooks::memory::free_linear;
+use crate::hooks::memory::{free_linear, take};
+use crate::meter::{self, NullStream};
 use crate::process::Process;
+use crate::room::{CHUNK, Change};
 use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
 
-/// Chunks in which pools grow.
-const CHUNK: u64 = 32 << 20;
+mod streams;
 
 static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
@@ -56,12 +59,17 @@ fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
     (result == CUDA_SUCCESS).then_some(pool)
 }
 
+/// What the pool has taken from the card.
+fn reserved_of(pool: CUmemoryPool) -> Option<u64> {
+    attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+}
+
 fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     let get = GET_ATTRIBUTE.address()?;
     // SAFETY: the signature of `cuMemPoolGetAttribute`.
     let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
     let mut value = 0u64;
-    // SAFETY: the attributes asked for are 64 bits wide.
+    // SAFETY: the attributes asked for are at most 64 bits wide.
     let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
     (result == CUDA_SUCCESS).then_some(value)
 }
@@ -124,22 +132,30 @@ fn key_of(pool: CUmemoryPool) -> u64 {
 }
 
 /// Makes the pool's charge what the pool says, `ahead` bytes of which were reserved for its growth.
-fn settle(card: Card, pool: CUmemoryPool, ahead: u64) {
+fn settle(card: Card, pool: CUmemoryPool, ahead: u64) -> Change {
     let process = card.process();
-    let _guard = process.pool_guard();
-    let charged = process
-        .pools
-        .remove(key_of(pool))
-        .map_or(0, |held| held.bytes);
-    let bytes = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-        .unwrap_or(charged.saturating_add(ahead));
-    card.correct(charged.saturating_add(ahead), bytes);
-    let held = Held {
-        bytes,
-        card: card.index(),
-        context: 0,
+    let key = key_of(pool);
+    let change = {
+        let _guard = process.pool_guard();
+        let before_bytes = process.pools.remove(key).map_or(0, |held| held.bytes);
+        let expected = before_bytes.saturating_add(ahead);
+        let after_bytes = reserved_of(pool).unwrap_or(expected);
+        card.correct(expected, after_bytes);
+        let held = Held {
+            bytes: after_bytes,
+            card: card.index(),
+            context: 0,
+        };
+        process.pools.insert(key, held);
+        Change {
+            before_bytes,
+            after_bytes,
+        }
     };
-    process.pools.insert(key_of(pool), held);
+    if change.after_bytes < change.before_bytes {
+        process.room.doubt(key);
+    }
+    change
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
@@ -154,7 +170,9 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 /// Notes what the card's pools have given back to it meanwhile.
 pub(crate) fn refresh(card: Card) {
     graph_memory::refresh(card);
-    for_each_pool(card, |pool| settle(card, pool, 0));
+    for_each_pool(card, |pool| {
+        settle(card, pool, 0);
+    });
 }
 
 /// Makes the process's pools give back what they do not use, and tries once more.
@@ -179,52 +197,111 @@ pub(crate) fn reserve_after_trim(card: Card, bytes: u64) -> bool {
     (has_pools || has_graphs) && card.reserve(bytes).is_ok()
 }
 
-/// Allocates with `call` from `pool`, which belongs to a card that is limited. `undo` frees what `call` allocated.
-///
-/// Where nothing can be reserved ahead, a pool with enough unused memory is asked all the same, or a program that
-/// lives within a full pool would be refused for no reason. If the pool grows nevertheless, because its unused
-/// memory is in pieces, the allocation is undone; this is the one place where a share can be exceeded, by one
-/// request and for the time of two calls.
-fn allocate(
+/// An allocation that is about to be made from a pool of a card that is limited.
+#[derive(Clone, Copy)]
+struct Order {
     card: Card,
     pool: CUmemoryPool,
-    bytes: usize,
-    call: impl FnOnce() -> CUresult,
-    undo: impl FnOnce(),
-) -> CUresult {
-    let growth = (bytes as u64)
-        .checked_next_multiple_of(CHUNK)
-        .unwrap_or(u64::MAX);
-    let has_reserved = card.reserve(growth).is_ok()
-        || (!has_room(pool, bytes as u64) && {
-            if !reserve_after_trim(card, growth) {
+    bytes: u64,
+    stream: CUstream,
+}
+
+impl Order {
+    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it.
+    ///
+    /// # Safety
+    /// `call` asks the driver for it, which writes to `pointer` if it succeeds.
+    unsafe fn make(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
+        let growth = self
+            .bytes
+            .checked_next_multiple_of(CHUNK)
+            .unwrap_or(u64::MAX);
+        if !self.card.try_reserve(growth) {
+            // SAFETY: the caller's.
+            if let Some(result) = unsafe { self.make_within(pointer, &call) } {
+                return result;
+            }
+            if !take(self.card, growth) {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            true
-        });
-    if has_reserved {
+        }
+        let _passage = self.card.process().within.pass();
         let result = call();
-        settle(card, pool, growth);
-        return result;
-    }
-    let before = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).unwrap_or(0);
-    let result = call();
-    let after = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).unwrap_or(0);
-    let grown = after.saturating_sub(before);
-    if result != CUDA_SUCCESS || grown == 0 {
-        return result;
-    }
-    let fits = card.reserve(grown).is_ok();
-    if !fits {
-        undo();
-        trim(pool);
-    }
-    settle(card, pool, if fits { grown } else { 0 });
-    if fits {
+        let change = settle(self.card, self.pool, growth);
+        if result == CUDA_SUCCESS {
+            // SAFETY: written by the driver.
+            self.note(unsafe { pointer.read() }, change);
+        }
         result
-    } else {
-        CUDA_ERROR_OUT_OF_MEMORY
     }
+
+    /// Makes the allocation with `call` in what the pool has reserved already. `None` if there is no room in it for
+    /// certain.
+    ///
+    /// Should the pool grow nevertheless, beyond what is paid for, the allocation is undone.
+    ///
+    /// # Safety
+    /// As for [`Order::make`].
+    unsafe fn make_within(
+        self,
+        pointer: *mut CUdeviceptr,
+        call: impl Fn() -> CUresult,
+    ) -> Option<CUresult> {
+        let process = self.card.process();
+        // Nobody needs to be kept waiting where there is no room anyway.
+        self.has_room().then_some(())?;
+        let _alone = process.within.pass_alone()?;
+        self.has_room().then_some(())?;
+        let result = call();
+        if result != CUDA_SUCCESS {
+            return Some(result);
+        }
+        let paid = process
+            .pools
+            .get(key_of(self.pool))
+            .map_or(0, |held| held.bytes);
+        let grown = reserved_of(self.pool).unwrap_or(0).saturating_sub(paid);
+        if grown == 0 || self.card.reserve(grown).is_ok() {
+            let change = settle(self.card, self.pool, grown);
+            // SAFETY: written by the driver.
+            self.note(unsafe { pointer.read() }, change);
+            return Some(result);
+        }
+        // SAFETY: written by the driver just now.
+        unsafe { free_again(pointer, self.stream) };
+        trim(self.pool);
+        process.room.forget_pool(key_of(self.pool));
+        settle(self.card, self.pool, 0);
+        Some(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    fn has_room(self) -> bool {
+        !meter::is_capturing(self.stream)
+            && streams::key_of(self.stream).is_some_and(|stream| {
+                self.card
+                    .process()
+                    .room
+                    .has(key_of(self.pool), stream, self.bytes, |other| {
+                        may_reuse(self.pool) && streams::has_passed(other)
+                    })
+            })
+    }
+
+    /// Notes an allocation that was made. One that is captured belongs to a graph.
+    fn note(self, start: CUdeviceptr, change: Change) {
+        if !meter::is_capturing(self.stream) {
+            let (pool, card) = (key_of(self.pool), self.card.index());
+            self.card
+                .process()
+                .room
+                .allocate(pool, card, start, self.bytes, change);
+        }
+    }
+}
+
+/// Whether the pool may use again what was freed in another stream, once that has come so far.
+fn may_reuse(pool: CUmemoryPool) -> bool {
+    attribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC).is_some_and(|allows| allows != 0)
 }
 
 /// Frees an allocation that does not fit after all.
@@ -245,14 +322,7 @@ unsafe fn free_again(pointer: *mut CUdeviceptr, stream: CUstream) {
     unsafe { pointer.write(0) };
 }
 
-/// Whether the pool has reserved so much more than is in use.
-fn has_room(pool: CUmemoryPool, bytes: u64) -> bool {
-    let reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-    let used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-    matches!((reserved, used), (Some(reserved), Some(used)) if reserved.saturating_sub(used) >= bytes)
-}
-
-pub(crate) unsafe fn alloc_async(
+pub(crate) unsafe fn alloc_async<S: NullStream>(
     original: cuMemAllocAsync::Function,
     pointer: *mut CUdeviceptr,
     bytes: usize,
@@ -268,16 +338,22 @@ pub(crate) unsafe fn alloc_async(
         Target::Unlimited => call(),
         Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
         Target::Limited(card) => match current_pool(device) {
-            // SAFETY: called only after the allocation succeeded.
-            Some(pool) => allocate(card, pool, bytes, call, || unsafe {
-                free_again(pointer, stream);
-            }),
+            Some(pool) => {
+                let order = Order {
+                    card,
+                    pool,
+                    bytes: bytes as u64,
+                    stream: S::meant_by(stream),
+                };
+                // SAFETY: the call writes to `pointer`.
+                unsafe { order.make(pointer, call) }
+            }
             None => call(),
         },
     }
 }
 
-pub(crate) unsafe fn alloc_from_pool_async(
+pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
     original: cuMemAllocFromPoolAsync::Function,
     pointer: *mut CUdeviceptr,
     bytes: usize,
@@ -304,21 +380,44 @@ pub(crate) unsafe fn alloc_from_pool_async(
     match target {
         Target::Unlimited => call(),
         Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
-        // SAFETY: called only after the allocation succeeded.
-        Target::Limited(card) => allocate(card, pool, bytes, call, || unsafe {
-            free_again(pointer, stream);
-        }),
+        Target::Limited(card) => {
+            let order = Order {
+                card,
+                pool,
+                bytes: bytes as u64,
+                stream: S::meant_by(stream),
+            };
+            // SAFETY: the call writes to `pointer`.
+            unsafe { order.make(pointer, call) }
+        }
     }
 }
 
 /// What is freed stays in its pool; a plain allocation may be freed this way too.
-pub(crate) unsafe fn free_async(
+pub(crate) unsafe fn free_async<S: NullStream>(
     original: cuMemFreeAsync::Function,
     pointer: CUdeviceptr,
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    free_linear(pointer, || unsafe { original(pointer, stream) })
+    let call = || unsafe { original(pointer, stream) };
+    let is_from_pool = |process: &&Process| {
+        process.pointers.get(pointer).is_none() && process.room.is_from_pool(pointer)
+    };
+    let Some(process) = Process::get().filter(is_from_pool) else {
+        return free_linear(pointer, call);
+    };
+    let stream = S::meant_by(stream);
+    // What is captured is freed when the graph is launched.
+    let is_captured = meter::is_capturing(stream);
+    let key = streams::key_of(stream).filter(|_| !is_captured);
+    let _passage = process.within.pass();
+    let held = process.room.free(pointer, key);
+    let result = call();
+    if let Some(held) = held.filter(|_| result != CUDA_SUCCESS) {
+        process.room.keep(pointer, held);
+    }
+    result
 }
 
 pub(crate) unsafe fn create(
@@ -349,19 +448,32 @@ pub(crate) unsafe fn create(
     result
 }
 
-/// The memory of a destroyed pool lives on as long as something allocated from it does; that much stays charged.
+/// A destroyed pool keeps the chunks in which something is allocated as long as that is; so much stays charged.
 pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemoryPool) -> CUresult {
-    let in_use = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).unwrap_or(0);
+    trim(pool);
+    let is_in_use =
+        attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).is_none_or(|bytes| bytes != 0);
+    let kept = reserved_of(pool).filter(|_| is_in_use).unwrap_or(0);
     // SAFETY: the caller's arguments.
     let result = unsafe { original(pool) };
     let process = Process::get().filter(|_| result == CUDA_SUCCESS);
     if let Some(process) = process {
+        process.room.forget_pool(key_of(pool));
         let _guard = process.pool_guard();
         if let Some(held) = process.pools.remove(key_of(pool))
             && let Some(card) = Card::at(process, held.card)
         {
-            card.release(held.bytes.saturating_sub(in_use));
+            card.release(held.bytes.saturating_sub(kept));
         }
     }
     result
+}
+
+/// A stream is destroyed: nothing can be freed in it or allocated any more.
+pub(crate) fn forget_stream(stream: CUstream) {
+    if let Some(process) = Process::get()
+        && let Some(key) = streams::key_of(stream)
+    {
+        process.room.forget_stream(key);
+    }
 }

@@ -185,3 +185,13 @@ pub(crate) fn end(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
     }
     result
 }
+
+/// Whether that stream is being captured.
+pub(crate) fn is_capturing(stream: CUstream) -> bool {
+    Process::get().is_some_and(|process| process.meter.captures.is_capturing(stream))
+}
+
+/// Makes calls of our own to the driver if nothing is being captured.
+pub(crate) fn while_nothing_is_captured<T>(calls: impl FnOnce() -> T) -> Option<T> {
+    Process::get()?.meter.captures.without(calls)
+}

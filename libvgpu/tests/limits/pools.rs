@@ -1,8 +1,10 @@
 //! Stream-ordered memory: what pools have reserved counts.
 
+use std::time::{Duration, Instant};
+
 use drava_vgpu_abi::Limits;
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
+use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
 
 fn used(process: &mut Subject) -> u64 {
     let (free, total) = process.memory_info();
@@ -117,4 +119,134 @@ fn a_pool_counts_on_its_own_card_whatever_context_asks() {
     assert_eq!(used(&mut process), 0);
     process.init(1);
     assert!(used(&mut process) >= 512 * MIB);
+}
+
+/// Memory that is freed in a stream can be allocated again in that stream, whatever has been done until then. So a
+/// program that does no more than that is never refused, though the share is full.
+#[test]
+fn a_program_lives_within_a_full_pool_whether_or_not_it_synchronises() {
+    for synchronises in [false, true] {
+        let container = Container::with_memory(64 * MIB);
+        let mut process = container.process();
+        // Each chunk has something that stays.
+        let sizes = [3, 5, 1, 7, 2, 4, 6];
+        let mut held: Vec<(Place, u64)> = Vec::new();
+        for size in sizes.into_iter().cycle() {
+            let answer = process.ask(&format!("async {}", size * MIB));
+            if answer[0] != 0 {
+                break;
+            }
+            held.push((answer[1], size));
+        }
+        assert_eq!(used_bytes(&container), 64 * MIB);
+        for round in 0..200 {
+            let (place, size) = held.remove((round * 5) % held.len());
+            process.ok(&format!("freeasync {place}"));
+            if synchronises {
+                process.ok("sync");
+                assert_eq!(process.memory_info().0, 0);
+            }
+            // The whole hole, or the better part of it in two pieces.
+            let sizes = [size / 2, size - size / 2];
+            for size in sizes.into_iter().filter(|size| *size != 0) {
+                let place = process.ok(&format!("async {}", size * MIB))[0];
+                held.push((place, size));
+            }
+            assert_eq!(used_bytes(&container), 64 * MIB);
+        }
+    }
+}
+
+/// A card that is full but for what was freed in one stream.
+struct Full {
+    container: Container,
+    process: Subject,
+    /// A stream that waits for `word`, with 8 MiB freed behind that.
+    stream: Place,
+    word: Place,
+}
+
+impl Full {
+    fn new() -> Self {
+        let container = Container::with_memory(34 * MIB);
+        let mut process = container.process();
+        let word = process.alloc(2 * MIB);
+        let stream = process.ok("stream")[0];
+        for _ in 0..3 {
+            process.ok(&format!("async {}", 8 * MIB));
+        }
+        let freed = process.ok(&format!("asyncin {} {stream}", 8 * MIB))[0];
+        process.refused(&format!("async {MIB}"));
+        assert_eq!(process.memory_info().0, 0);
+        process.ok(&format!("stall {stream} {word}"));
+        process.ok(&format!("freein {freed} {stream}"));
+        Self {
+            container,
+            process,
+            stream,
+            word,
+        }
+    }
+
+    /// Lets the stream go on, and waits until 8 MiB were allocated in another.
+    fn go_on(&mut self) {
+        self.process.ok(&format!("tell {}", self.word));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.process.ask(&format!("async {}", 8 * MIB))[0] != 0 {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(used_bytes(&self.container), 34 * MIB);
+    }
+}
+
+#[test]
+fn what_was_freed_in_a_stream_serves_others_when_it_has_come_so_far() {
+    let mut full = Full::new();
+    let process = &mut full.process;
+    process.refused(&format!("async {}", 8 * MIB));
+    let (stream, bytes) = (full.stream, 8 * MIB);
+    let again = process.ok(&format!("asyncin {bytes} {stream}"))[0];
+    process.ok(&format!("freein {again} {stream}"));
+    process.refused(&format!("async {bytes}"));
+    full.go_on();
+}
+
+/// Another stream's handle may be the same, and it does not wait for what the first one did.
+#[test]
+fn what_was_freed_in_a_stream_that_is_gone_serves_nobody() {
+    let mut full = Full::new();
+    let process = &mut full.process;
+    process.ok(&format!("tell {}", full.word));
+    process.ok(&format!("destroystream {}", full.stream));
+    process.refused(&format!("async {}", 8 * MIB));
+}
+
+/// A stream must not be asked during a capture, which the question would spoil; and what is captured frees nothing yet.
+#[test]
+fn captures_are_not_disturbed_by_what_is_free_in_a_pool() {
+    let mut full = Full::new();
+    let process = &mut full.process;
+    process.ok(&format!("tell {}", full.word));
+    process.ok("sync");
+    let captured = process.ok("capture")[0];
+    process.refused(&format!("async {}", 8 * MIB));
+    process.ok(&format!("endcapture {captured}"));
+    full.go_on();
+}
+
+/// A chunk that something lies in stays taken, however little that is.
+#[test]
+fn what_a_destroyed_pool_keeps_is_charged() {
+    let container = Container::with_memory(256 * MIB);
+    let mut process = container.process();
+    for count in 1..=8 {
+        let pool = process.ok("pool 0")[0];
+        process.ok(&format!("frompool 512 {pool}"));
+        process.ok(&format!("destroypool {pool}"));
+        assert_eq!(used_bytes(&container), count * 32 * MIB);
+        assert_eq!(used(&mut process), count * 32 * MIB);
+    }
+    process.refused("async 512");
+    process.refused("alloc 512");
 }

@@ -9,6 +9,7 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,9 +25,12 @@ typedef unsigned long long Pointer;
 #define GRANULE (2 * MIB)
 
 static void *cuda;
-static uint64_t state;
-static Pointer most, granted, refused, wrong, limit, exported_bytes, operations_done;
+static Pointer most, limit;
+static _Atomic Pointer granted, refused, wrong, exported_bytes, operations_done;
 static void *primary;
+
+// Which of the operations there are: all, only those with pools, or all others.
+static enum { ALL, POOLS, OTHERS } kinds;
 
 // Looked up each time through `dlsym`, which is what is under test too.
 #define CALL(name, types, ...)                                                     \
@@ -35,9 +39,30 @@ static void *primary;
         call ? call(__VA_ARGS__) : -1;                                             \
     })
 
+enum Kind { NOTHING, PLAIN, STREAM_ORDERED, ARRAY, MIPMAPPED, POOL, MAPPED };
+
+struct Thing {
+    enum Kind kind;
+    Pointer handle, parts[4];
+    Pointer bytes;
+};
+
+// What each thread works on. One has as many things as several together.
+#define THREADS 2
+#define THINGS 96
+
+static struct Worker {
+    pthread_t thread;
+    uint64_t state;
+    Pointer operations;
+    struct Thing things[THINGS];
+} workers[THREADS];
+static int threads = 1;
+static __thread struct Worker *worker;
+
 static uint64_t below(uint64_t bound) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (state >> 33) % bound;
+    worker->state = worker->state * 6364136223846793005ull + 1442695040888963407ull;
+    return (worker->state >> 33) % bound;
 }
 
 // Half of all requests are small, a few are hopeless.
@@ -66,14 +91,6 @@ static void must(const char *what, Result result) {
         fprintf(stderr, "%s returned %d\n", what, result);
     }
 }
-
-enum Kind { NOTHING, PLAIN, STREAM_ORDERED, ARRAY, MIPMAPPED, POOL, MAPPED };
-
-static struct Thing {
-    enum Kind kind;
-    Pointer handle, parts[4];
-    Pointer bytes;
-} things[96];
 
 struct ArrayDescriptor { size_t width, height, depth; unsigned format, channels, flags; };
 struct Properties { int type, handles, location_type, location; void *win32; unsigned char flags[8]; };
@@ -222,9 +239,14 @@ static void unmake(struct Thing *thing) {
 }
 
 static void operate(void) {
-    struct Thing *thing = &things[below(sizeof things / sizeof *things)];
+    struct Thing *thing = &worker->things[below(THINGS / threads)];
     if (thing->kind != NOTHING) return unmake(thing);
-    switch (below(64)) {
+    uint64_t number = below(64);
+    int has_pools = number >= 6 && number < 10, is_ordered = number >= 26 && number < 36;
+    // Contexts, children, synchronisations and looks are in all of them.
+    if (kinds == POOLS && number >= 6 && !has_pools && !is_ordered) number = 26;
+    if (kinds == OTHERS && (has_pools || is_ordered)) number = 63;
+    switch (number) {
     case 0: live_in_a_context(); break;
     case 1: leave_a_child(); break;
     case 2: case 3: must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void))); break;
@@ -240,13 +262,24 @@ static void operate(void) {
     }
 }
 
+static void *work(void *argument) {
+    worker = argument;
+    must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
+    for (; worker->operations; worker->operations--, operations_done++) operate();
+    return NULL;
+}
+
 int main(int count, char **arguments) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGCHLD, SIG_IGN);
-    if (count != 4) return 2;
-    state = strtoull(arguments[1], NULL, 10);
+    if (count != 5) return 2;
     most = strtoull(arguments[2], NULL, 10);
     limit = strtoull(arguments[3], NULL, 10);
+    kinds = !strcmp(arguments[4], "pools") ? POOLS : !strcmp(arguments[4], "others") ? OTHERS : ALL;
+    // Threads get in each other's way in pools.
+    if (kinds == POOLS) threads = THREADS;
+    for (int i = 0; i < threads; i++) workers[i].state = strtoull(arguments[1], NULL, 10) + (uint64_t)i * 7919;
+    worker = workers;
     setvbuf(stdout, NULL, _IOLBF, 0);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda) return fprintf(stderr, "%s\n", dlerror()), 1;
@@ -260,9 +293,13 @@ int main(int count, char **arguments) {
         if (sscanf(line, "go %llu", &operations) == 1) {
             if (!primary && !note("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &primary, 0)))
                 must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
-            for (; primary && operations; operations--, operations_done++) operate();
+            for (int i = 0; primary && i < threads; i++) workers[i].operations = operations / (unsigned)threads;
+            for (int i = 1; primary && i < threads; i++) pthread_create(&workers[i].thread, NULL, work, &workers[i]);
+            if (primary) work(workers);
+            for (int i = 1; primary && i < threads; i++) pthread_join(workers[i].thread, NULL);
         } else if (!strncmp(line, "drain", 5)) {
-            for (struct Thing *thing = things; thing < things + sizeof things / sizeof *things; thing++) unmake(thing);
+            for (int i = 0; i < threads; i++)
+                for (int j = 0; j < THINGS; j++) unmake(&workers[i].things[j]);
             if (primary) must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
             if (primary) must("cuDeviceGraphMemTrim", CALL(cuDeviceGraphMemTrim, (int), 0));
         } else if (!strncmp(line, "free", 4)) {

@@ -180,6 +180,21 @@ static void run(char *line) {
         ANSWER(CALL(cuMemAllocAsync, (Pointer *, size_t, void *), &pointer, a, NULL));
     } else if (!strcmp(word, "async_ptsz")) {
         ANSWER(CALL(cuMemAllocAsync_ptsz, (Pointer *, size_t, void *), &pointer, a, NULL));
+    } else if (!strcmp(word, "asyncin")) {
+        ANSWER(CALL(cuMemAllocAsync, (Pointer *, size_t, Pointer), &pointer, a, slots[b]));
+    } else if (!strcmp(word, "freein")) {
+        printf("%d\n", CALL(cuMemFreeAsync, (Pointer, Pointer), slots[a], slots[b]));
+    } else if (!strcmp(word, "stream")) {
+        ANSWER(CALL(cuStreamCreate, (Pointer *, unsigned), &pointer, 1));
+    } else if (!strcmp(word, "destroystream")) {
+        printf("%d\n", CALL(cuStreamDestroy_v2, (Pointer), slots[a]));
+    } else if (!strcmp(word, "stall")) {
+        // Stream `a` waits until the word at `b` is told to be 1.
+        printf("%d\n", CALL(cuStreamWaitValue32_v2, (Pointer, Pointer, unsigned, unsigned), slots[a], slots[b], 1, 1));
+    } else if (!strcmp(word, "tell")) {
+        // The simulated card's memory is the process's own.
+        *(volatile unsigned *)(uintptr_t)slots[a] = 1;
+        printf("0\n");
     } else if (!strcmp(word, "freeasync")) {
         printf("%d\n", CALL(cuMemFreeAsync, (Pointer, void *), slots[a], NULL));
     } else if (!strcmp(word, "pool")) {

@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays};
+use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
+use crate::held::{Held, HeldMap};
 use crate::imports::Imports;
 use crate::process::Process;
 
@@ -47,16 +48,26 @@ fn small_requests_take_steps_and_large_ones_blocks() {
     assert!(blocks::is_small(LARGEST_SMALL) && !blocks::is_small(BLOCK));
 }
 
+/// Plain memory of one context of the first card.
+const SORT: Sort = Sort {
+    card: 0,
+    context: 0x5000,
+    is_managed: false,
+};
+
 #[test]
 fn a_block_is_paid_for_from_its_first_allocation_to_its_last() {
     let (blocks, process) = (no_blocks(), Process::default());
     let base = 0x7f00_0000_0000;
     assert!(!blocks.may_have_room(0, 1));
-    assert!(blocks.add(&process, 0, base, 512 * KIB));
+    assert!(blocks.add(&process, SORT, base, 512 * KIB));
     assert!(blocks.may_have_room(0, 1536 * KIB) && !blocks.may_have_room(0, 1537 * KIB));
     assert!(!blocks.may_have_room(1, 1), "another card's");
-    assert!(!blocks.add(&process, 0, base + 512 * KIB, 512 * KIB));
-    assert!(blocks.add(&process, 0, base + BLOCK, KIB), "another block");
+    assert!(!blocks.add(&process, SORT, base + 512 * KIB, 512 * KIB));
+    assert!(
+        blocks.add(&process, SORT, base + BLOCK, KIB),
+        "another block"
+    );
     assert!(!blocks.remove(&process, 0, base, 512 * KIB));
     assert!(blocks.remove(&process, 0, base + 512 * KIB, 512 * KIB));
     assert!(!blocks.remove(&process, 0, base, 512 * KIB), "twice");
@@ -64,9 +75,141 @@ fn a_block_is_paid_for_from_its_first_allocation_to_its_last() {
     assert!(!blocks.may_have_room(0, 1));
 }
 
+/// The linear memory of a process and its blocks.
+struct Linear {
+    process: Process,
+    blocks: Blocks,
+    held: HeldMap,
+}
+
+impl Linear {
+    const BASE: u64 = 0x7f00_0000_0000;
+
+    fn new() -> Self {
+        Self {
+            process: Process::default(),
+            blocks: no_blocks(),
+            // SAFETY: all zeroes is an empty one.
+            held: unsafe { zeroes() },
+        }
+    }
+
+    /// Allocations of a block, by offset and size in KiB.
+    fn with(allocations: &[(u64, u64)]) -> Self {
+        let linear = Self::new();
+        for (offset, size) in allocations {
+            linear.allocate(*offset, *size);
+        }
+        linear
+    }
+
+    fn allocate(&self, offset_kib: u64, size_kib: u64) {
+        let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
+        self.blocks.add(&self.process, SORT, address, bytes);
+        let held = Held {
+            bytes,
+            card: SORT.card,
+            context: SORT.context,
+        };
+        self.held.insert(address, held);
+    }
+
+    /// What happens before the driver is asked.
+    fn begin_to_free(&self, offset_kib: u64) {
+        self.held.remove(Self::BASE + offset_kib * KIB).unwrap();
+    }
+
+    /// What happens when the driver has freed it.
+    fn free(&self, offset_kib: u64, size_kib: u64) -> bool {
+        let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
+        self.blocks.remove(&self.process, 0, address, bytes)
+    }
+
+    fn claim(&self, sort: Sort, kib: u64) -> Option<u64> {
+        self.blocks
+            .claim(&self.process, &self.held, sort, kib * KIB)
+    }
+}
+
+#[test]
+fn a_hole_is_what_nothing_lies_in() {
+    let linear = Linear::with(&[(0, 512), (768, 512), (1792, 256)]);
+    assert_eq!(linear.claim(SORT, 513), None, "room in pieces");
+    assert_eq!(linear.claim(SORT, 512), Some(Linear::BASE / BLOCK));
+    assert_eq!(
+        linear.claim(SORT, 1),
+        None,
+        "the claim's place is not known"
+    );
+    for kib in [1, 256, 768] {
+        let linear = Linear::with(&[(0, 512), (1280, 256), (1536, 512)]);
+        assert!(linear.claim(SORT, kib).is_some(), "{kib}");
+        assert!(linear.claim(SORT, 769 - kib).is_none());
+    }
+}
+
+#[test]
+fn a_hole_is_of_its_sort_only() {
+    let others = [
+        Sort { card: 1, ..SORT },
+        Sort {
+            context: SORT.context + 1,
+            ..SORT
+        },
+        Sort {
+            is_managed: true,
+            ..SORT
+        },
+    ];
+    for other in others {
+        assert_eq!(Linear::with(&[(0, 512)]).claim(other, 1), None, "{other:?}");
+    }
+    assert!(Linear::with(&[(0, 512)]).claim(SORT, 1).is_some());
+}
+
+/// The driver may not have freed it yet.
+#[test]
+fn what_is_being_freed_is_no_hole() {
+    let linear = Linear::with(&[(0, 1024), (1024, 1024)]);
+    linear.begin_to_free(1024);
+    assert_eq!(linear.claim(SORT, 1024), None);
+    assert!(!linear.free(1024, 1024));
+    assert!(linear.claim(SORT, 1024).is_some());
+}
+
+#[test]
+fn a_claimed_block_stays_paid_for() {
+    let linear = Linear::with(&[(0, 1024)]);
+    let claimed = linear.claim(SORT, 512).unwrap();
+    linear.begin_to_free(0);
+    assert!(!linear.free(0, 1024), "closed under the claim");
+    let settle = |address, bytes| {
+        linear
+            .blocks
+            .settle(&linear.process, SORT, claimed, address, bytes)
+    };
+    // The driver has given the block back and opened another one: one charge for the other.
+    assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
+    assert!(linear.blocks.may_have_room(0, 1536 * KIB));
+    assert!(!linear.blocks.may_have_room(0, 1537 * KIB));
+}
+
+#[test]
+fn of_many_blocks_the_emptiest_are_looked_at() {
+    let linear = Linear::new();
+    for block in 0..40 {
+        let offset = block * 2048;
+        linear.allocate(offset, 1024);
+        // All but one are full at the end of what is free.
+        linear.allocate(offset + 1024, if block == 33 { 256 } else { 1000 });
+    }
+    assert_eq!(linear.claim(SORT, 700), Some(Linear::BASE / BLOCK + 33));
+}
+
 #[test]
 fn small_arrays_are_paid_for_until_the_last_is_gone() {
     let arrays = no_arrays();
+    assert!(!arrays.is_any());
     assert_eq!(arrays.add(600 * KIB), BLOCK);
     assert_eq!(arrays.add(600 * KIB), 0);
     assert_eq!(arrays.add(KIB), BLOCK, "1 MiB each fill a block");
@@ -74,7 +217,9 @@ fn small_arrays_are_paid_for_until_the_last_is_gone() {
     assert_eq!(arrays.remove(600 * KIB), 0, "its place may be a hole");
     assert_eq!(arrays.add(600 * KIB), 0);
     assert_eq!(arrays.remove(600 * KIB), 0);
+    assert!(arrays.is_any());
     assert_eq!(arrays.remove(600 * KIB), BLOCK);
+    assert!(!arrays.is_any());
 }
 
 #[test]

@@ -7,14 +7,20 @@
 
 #[path = "../../src/blocks.rs"]
 mod blocks;
+#[path = "../../src/guard.rs"]
+mod guard;
 #[path = "../../src/held.rs"]
 mod held;
 #[path = "../../src/imports.rs"]
 mod imports;
+#[path = "../../src/room.rs"]
+mod room;
 
 mod counts;
+mod gates;
 mod maps;
 mod process;
+mod rooms;
 mod share;
 mod sys;
 

@@ -46,6 +46,14 @@ impl File {
     }
 }
 
+pub(crate) fn yield_now() {
+    std::thread::yield_now();
+}
+
+pub(crate) fn sleep_us(us: u64) {
+    std::thread::sleep(std::time::Duration::from_micros(us));
+}
+
 /// An open file.
 #[derive(Clone, Copy)]
 pub(crate) struct Fd(pub(crate) &'static File);

@@ -142,6 +142,16 @@ impl State {
         driver: &Driver,
         bytes: u64,
     ) -> Answer<(AllocationId, Mapping)> {
+        self.map_aligned(driver, bytes, PAGE_BYTES)
+    }
+
+    /// Takes memory of the current context's card and maps it at a multiple of `alignment`.
+    pub(crate) fn map_aligned(
+        &mut self,
+        driver: &Driver,
+        bytes: u64,
+        alignment: u64,
+    ) -> Answer<(AllocationId, Mapping)> {
         let context = self.current()?;
         let (id, device) = (context.id, driver.device(context.device)?);
         let request = Request::Allocate { context: id, bytes };
@@ -153,7 +163,7 @@ impl State {
         else {
             return Err(CudaError::Unknown);
         };
-        match Mapping::of_memory(&device.memory, offset, bytes) {
+        match Mapping::aligned(&device.memory, offset, bytes, alignment) {
             Ok(mapping) => Ok((allocation, mapping)),
             Err(errno) => {
                 driver.request(&Request::Free { allocation })?;

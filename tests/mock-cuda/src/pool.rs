@@ -32,7 +32,7 @@ pub(crate) use attributes::ENTRY_POINTS as ATTRIBUTE_ENTRY_POINTS;
 use home::Home;
 pub(crate) use share::ENTRY_POINTS as SHARE_ENTRY_POINTS;
 
-/// Size of the chunks that small allocations share.
+/// Size of the chunks that small allocations share, and what all chunks are aligned to in the address space.
 const CHUNK_BYTES: u64 = 32 << 20;
 
 /// All pools of this process.
@@ -176,11 +176,11 @@ impl State {
             };
             return Ok((None, Mapping::anonymous(bytes)?, kind));
         }
-        let (allocation, mapping) = match self.map_new(driver, bytes) {
+        let (allocation, mapping) = match self.map_aligned(driver, bytes, CHUNK_BYTES) {
             Err(CudaError::OutOfMemory) => {
                 // What the pool keeps unused is given up before a request is refused.
                 self.trim(driver, handle, 0)?;
-                self.map_new(driver, bytes)?
+                self.map_aligned(driver, bytes, CHUNK_BYTES)?
             }
             mapped => mapped?,
         };

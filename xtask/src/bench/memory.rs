@@ -20,12 +20,13 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
              SIGKILL after random steps of the accounting. After each round, with nobody at work, no byte of the \
              card's ledger is missing in the account and the account is within the limit; after each fourth, with \
              everything freed, they are equal; at the end all memory is back. The overshoot is the most that living \
-             processes held beyond the limit in samples while all were at work: one request to a pool, or one block, \
-             whose room turned out to be in pieces, between being granted by the driver and given back.",
+             processes held beyond the limit in samples while all were at work. The second row is a storm of requests \
+             to pools alone, by two threads of each process.",
         );
         for figure in named(&figures, "storm") {
             report.row(
                 [
+                    "kinds",
                     "seed",
                     "operations",
                     "granted",

@@ -38,7 +38,17 @@ fn length(bytes: u64) -> Result<usize, Errno> {
 impl Mapping {
     /// Maps a range of a card's memory, at a multiple of the granularity as all device memory.
     pub(crate) fn of_memory(memory: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, Errno> {
-        let Reservation(range) = Reservation::new(bytes, PAGE_BYTES)?;
+        Self::aligned(memory, offset, bytes, PAGE_BYTES)
+    }
+
+    /// Maps a range of a card's memory at a multiple of `alignment`, a power of two.
+    pub(crate) fn aligned(
+        memory: &OwnedFd,
+        offset: u64,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<Self, Errno> {
+        let Reservation(range) = Reservation::new(bytes, alignment)?;
         range.back(memory, offset)?;
         Ok(range)
     }

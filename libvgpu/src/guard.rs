@@ -1,0 +1,105 @@
+//! How the threads of this process keep out of each other's way. All zeroes is free, so a forked child finds everything
+//! free.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::sys;
+
+/// Mutual exclusion of this process's threads.
+pub(crate) struct Guard<'a>(&'a AtomicU32);
+
+impl<'a> Guard<'a> {
+    /// Waits until `word` is 0.
+    pub(crate) fn take(word: &'a AtomicU32) -> Self {
+        while word
+            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            sys::yield_now();
+        }
+        Self(word)
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Lets through any number of calls at a time, or one that must be alone.
+///
+/// The driver is called in between, which may take long or wait for another thread of the program. So nobody waits here
+/// for ever: whoever has waited for long goes on, or does without.
+pub(crate) struct Gate(AtomicU32);
+
+/// Somebody is alone, or waits until the others are through.
+const ALONE: u32 = 1 << 31;
+/// Looks before a waiting thread sleeps between two.
+const EAGER_LOOKS: u32 = 64;
+const SLEEP_US: u64 = 50;
+/// Looks before a waiting thread gives up: about a second.
+const LOOKS: u32 = 10_000;
+
+/// A call that is on its way through a [`Gate`].
+pub(crate) struct Passage<'a> {
+    gate: &'a Gate,
+    is_alone: bool,
+}
+
+impl Gate {
+    /// Goes through with others, while nobody is alone.
+    pub(crate) fn pass(&self) -> Passage<'_> {
+        if !wait(|| self.enter()) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        Passage {
+            gate: self,
+            is_alone: false,
+        }
+    }
+
+    /// Goes through as the only one. `None` if others take too long.
+    pub(crate) fn pass_alone(&self) -> Option<Passage<'_>> {
+        if !wait(|| self.0.fetch_or(ALONE, Ordering::SeqCst) & ALONE == 0) {
+            return None;
+        }
+        let passage = Passage {
+            gate: self,
+            is_alone: true,
+        };
+        wait(|| self.0.load(Ordering::SeqCst) == ALONE).then_some(passage)
+    }
+
+    fn enter(&self) -> bool {
+        let one_more = |state: u32| (state & ALONE == 0).then_some(state.saturating_add(1));
+        self.0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more)
+            .is_ok()
+    }
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        if self.is_alone {
+            self.gate.0.fetch_and(!ALONE, Ordering::SeqCst);
+        } else {
+            self.gate.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Looks until `is_over`; `false` if that takes too long.
+fn wait(is_over: impl Fn() -> bool) -> bool {
+    for look in 0..LOOKS {
+        if is_over() {
+            return true;
+        }
+        if look < EAGER_LOOKS {
+            sys::yield_now();
+        } else {
+            sys::sleep_us(SLEEP_US);
+        }
+    }
+    false
+}

@@ -1,0 +1,76 @@
+//! Calls that go through together, and those that are alone.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use crate::guard::Gate;
+
+fn open_gate() -> Gate {
+    // SAFETY: all zeroes is free.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+#[test]
+fn whoever_is_alone_is_alone() {
+    let (gate, inside) = (open_gate(), AtomicU32::new(0));
+    let rounds = if cfg!(miri) { 5 } else { 300 };
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..rounds {
+                    let _passage = gate.pass();
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    thread::yield_now();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..rounds {
+                    // Others are let through if they take long, so nothing is promised then.
+                    let Some(_passage) = gate.pass_alone() else {
+                        continue;
+                    };
+                    assert_eq!(inside.fetch_add(1 << 16, Ordering::SeqCst), 0);
+                    thread::yield_now();
+                    assert_eq!(inside.fetch_sub(1 << 16, Ordering::SeqCst), 1 << 16);
+                }
+            });
+        }
+    });
+    assert!(gate.pass_alone().is_some(), "all have left");
+}
+
+#[test]
+fn several_go_through_together() {
+    let gate = open_gate();
+    let (first, second) = (gate.pass(), gate.pass());
+    drop((first, second));
+    assert!(gate.pass_alone().is_some());
+}
+
+/// Whoever is inside may be waiting for the one outside.
+#[test]
+#[cfg_attr(miri, ignore = "thousands of looks take Miri minutes")]
+fn nobody_waits_for_ever() {
+    let gate = open_gate();
+    let (entered, hear) = mpsc::channel();
+    thread::scope(|scope| {
+        let (alone, gate) = (gate.pass_alone().unwrap(), &gate);
+        scope.spawn(move || {
+            let passage = gate.pass();
+            entered.send(()).unwrap();
+            drop(passage);
+        });
+        hear.recv().unwrap();
+        assert!(gate.pass_alone().is_none(), "another one is alone");
+        drop(alone);
+    });
+    let passage = gate.pass();
+    assert!(gate.pass_alone().is_none(), "another one is inside");
+    drop(passage);
+    assert!(gate.pass_alone().is_some());
+}

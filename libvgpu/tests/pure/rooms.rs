@@ -1,0 +1,233 @@
+//! What is free in memory pools for certain.
+
+use std::mem::MaybeUninit;
+
+use crate::room::{CHUNK, Change, Room};
+
+const MIB: u64 = 1 << 20;
+const BASE: u64 = 0x3_0200_0000;
+const POOL: u64 = 0x10;
+const STREAM: u64 = 0x100;
+const OTHER_STREAM: u64 = 0x200;
+
+/// The pools of a process that allocates in the middle of nowhere.
+struct Pools {
+    room: Room,
+    bytes: u64,
+}
+
+impl Pools {
+    fn new() -> Self {
+        // SAFETY: all zeroes is nothing.
+        let room = unsafe { MaybeUninit::zeroed().assume_init() };
+        Self { room, bytes: 0 }
+    }
+
+    /// An allocation of which the pool says that it has so much then.
+    fn allocate(&mut self, offset: u64, bytes: u64, has_bytes: u64) {
+        let change = Change {
+            before_bytes: self.bytes,
+            after_bytes: has_bytes,
+        };
+        self.bytes = has_bytes;
+        self.room.allocate(POOL, 0, BASE + offset, bytes, change);
+    }
+
+    fn free(&self, offset: u64, stream: u64) {
+        assert!(self.room.free(BASE + offset, Some(stream)).is_some());
+    }
+
+    fn has(&self, bytes: u64) -> bool {
+        self.has_in(STREAM, bytes)
+    }
+
+    fn has_in(&self, stream: u64, bytes: u64) -> bool {
+        self.room.has(POOL, stream, bytes, |_| false)
+    }
+
+    /// A pool of one full chunk: eight allocations of 4 MiB.
+    fn full() -> Self {
+        let mut pools = Self::new();
+        for index in 0..8 {
+            pools.allocate(index * 4 * MIB, 4 * MIB, CHUNK);
+        }
+        assert!(!pools.has(1));
+        pools
+    }
+}
+
+#[test]
+fn nothing_is_known_of_a_new_process() {
+    assert!(!Pools::new().has(1));
+    assert!(!Pools::new().room.is_from_pool(BASE));
+    assert!(Pools::new().room.free(BASE, Some(STREAM)).is_none());
+}
+
+#[test]
+fn what_is_freed_in_a_stream_has_room_in_that_stream() {
+    let pools = Pools::full();
+    pools.free(8 * MIB, STREAM);
+    assert!(pools.has(1) && pools.has(4 * MIB) && !pools.has(4 * MIB + 1));
+    assert!(!pools.has_in(OTHER_STREAM, 1));
+    assert!(
+        pools
+            .room
+            .has(POOL, OTHER_STREAM, 1, |stream| stream == STREAM)
+    );
+    assert!(
+        !pools.room.has(POOL + 1, STREAM, 1, |_| true),
+        "another pool's"
+    );
+}
+
+#[test]
+fn what_is_freed_side_by_side_is_one_piece() {
+    let pools = Pools::full();
+    pools.free(0, STREAM);
+    pools.free(8 * MIB, STREAM);
+    assert!(!pools.has(8 * MIB), "in pieces");
+    pools.free(4 * MIB, STREAM);
+    assert!(pools.has(12 * MIB) && !pools.has(13 * MIB));
+    let pools = Pools::full();
+    pools.free(0, STREAM);
+    pools.free(4 * MIB, OTHER_STREAM);
+    assert!(!pools.has(8 * MIB), "in pieces for each stream");
+}
+
+#[test]
+fn chunks_are_not_joined() {
+    let mut pools = Pools::full();
+    pools.allocate(32 * MIB, 4 * MIB, 2 * CHUNK);
+    pools.free(28 * MIB, STREAM);
+    pools.free(32 * MIB, STREAM);
+    assert!(pools.has(4 * MIB));
+    assert!(!pools.room.has(POOL, STREAM, 32 * MIB, |_| true));
+    let mut pools = Pools::full();
+    pools.allocate(32 * MIB, 4 * MIB, 2 * CHUNK);
+    for index in 1..8 {
+        pools.allocate((32 + index * 4) * MIB, 4 * MIB, 2 * CHUNK);
+    }
+    pools.free(28 * MIB, STREAM);
+    pools.free(32 * MIB, STREAM);
+    assert!(!pools.has(8 * MIB), "across the border of two chunks");
+}
+
+#[test]
+fn what_is_allocated_again_is_not_free() {
+    let mut pools = Pools::full();
+    pools.free(8 * MIB, STREAM);
+    pools.allocate(9 * MIB, MIB, CHUNK);
+    assert!(pools.has(2 * MIB) && !pools.has(2 * MIB + 512));
+    pools.allocate(10 * MIB, 2 * MIB, CHUNK);
+    assert!(pools.has(MIB) && !pools.has(MIB + 1));
+    // One that the driver has not freed after all.
+    let held = pools.room.free(BASE, Some(STREAM)).unwrap();
+    assert!(pools.has(4 * MIB));
+    pools.room.keep(BASE, held);
+    assert!(!pools.has(2 * MIB) && pools.room.is_from_pool(BASE));
+}
+
+#[test]
+fn the_rest_of_a_new_chunk_is_free_in_every_stream() {
+    let mut pools = Pools::new();
+    pools.allocate(0, MIB, CHUNK);
+    assert!(pools.has_in(OTHER_STREAM, 16 * MIB) && pools.has(16 * MIB));
+    pools.allocate(MIB, 16 * MIB, CHUNK);
+    assert!(pools.has(15 * MIB) && !pools.has(15 * MIB + 512));
+    // Not if it is not the beginning of one.
+    let mut pools = Pools::new();
+    pools.allocate(MIB, MIB, CHUNK);
+    assert!(!pools.has(1));
+}
+
+#[test]
+fn what_is_captured_says_nothing() {
+    let pools = Pools::full();
+    assert!(pools.room.free(BASE, None).is_some());
+    assert!(!pools.has(1));
+}
+
+#[test]
+fn large_allocations_have_room_for_one_of_the_same_size() {
+    let mut pools = Pools::new();
+    pools.allocate(0, 40 * MIB - 5, 40 * MIB);
+    assert!(!pools.has(1));
+    pools.free(0, STREAM);
+    assert!(pools.has(40 * MIB) && pools.has(39 * MIB) && pools.has(38 * MIB + 1));
+    assert!(!pools.has(38 * MIB) && !pools.has(41 * MIB) && !pools.has(MIB));
+    // Part of it is used.
+    pools.allocate(MIB, MIB, 40 * MIB);
+    assert!(!pools.has(40 * MIB));
+}
+
+#[test]
+fn of_a_pool_that_has_given_back_only_chunks_in_use_count() {
+    let mut pools = Pools::full();
+    pools.allocate(64 * MIB, 4 * MIB, 2 * CHUNK);
+    pools.allocate(128 * MIB, 40 * MIB, 2 * CHUNK + 40 * MIB);
+    for offset in [0, 64 * MIB, 128 * MIB] {
+        pools.free(offset, STREAM);
+    }
+    assert!(pools.has(32 * MIB - 8 * MIB - 8 * MIB) && pools.has(40 * MIB));
+    pools.room.doubt(POOL);
+    assert!(!pools.has(40 * MIB), "its chunk may be gone");
+    assert!(pools.has(4 * MIB), "others lie in the chunk");
+    for index in 1..8 {
+        pools.free(index * 4 * MIB, STREAM);
+        pools.room.doubt(POOL);
+    }
+    assert!(!pools.has(4 * MIB), "none lies in it any more");
+}
+
+/// A chunk may go and another one come between two looks: then the pool has as much as before.
+#[test]
+fn a_pool_that_has_not_grown_for_what_lies_elsewhere_has_given_back() {
+    for has_bytes in [32 * MIB, 64 * MIB] {
+        let mut pools = Pools::new();
+        pools.allocate(0, 32 * MIB, 32 * MIB);
+        pools.free(0, STREAM);
+        assert!(pools.has(32 * MIB));
+        pools.allocate(64 * MIB, 32 * MIB, has_bytes);
+        assert_eq!(pools.has(32 * MIB), has_bytes == 64 * MIB, "{has_bytes}");
+    }
+}
+
+#[test]
+fn what_is_gone_has_no_room() {
+    let gone: [fn(&Room); 3] = [
+        |room| room.forget_pool(POOL),
+        |room| room.forget_stream(STREAM),
+        Room::forget_all,
+    ];
+    for gone in gone {
+        let pools = Pools::full();
+        pools.free(0, STREAM);
+        assert!(pools.has(1));
+        gone(&pools.room);
+        assert!(!pools.room.has(POOL, STREAM, 1, |_| true));
+    }
+    let pools = Pools::full();
+    pools.free(0, STREAM);
+    pools.room.forget_pool(POOL + 1);
+    pools.room.forget_stream(OTHER_STREAM);
+    assert!(pools.has(4 * MIB) && pools.room.is_from_pool(BASE + 4 * MIB));
+    pools.room.forget_pool(POOL);
+    assert!(!pools.room.is_from_pool(BASE + 4 * MIB));
+}
+
+/// Where there is no place left, small pieces are forgotten, and none is made up.
+#[test]
+fn of_too_many_pieces_the_largest_are_known() {
+    let mut pools = Pools::new();
+    for index in 0..1000 {
+        pools.allocate(index * 8192, 4096, CHUNK);
+    }
+    pools.allocate(9 * MIB, MIB, CHUNK);
+    for index in 0..1000 {
+        pools.free(index * 8192, STREAM);
+    }
+    pools.free(9 * MIB, STREAM);
+    // The never used rest of the chunk, cut by the allocations.
+    assert!(pools.has(MIB));
+    assert!(!pools.room.has(POOL, STREAM, 32 * MIB, |_| true));
+}
