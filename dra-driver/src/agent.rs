@@ -9,7 +9,7 @@
 //! | Which container does a process belong to? | [`process`] |
 //! | What does NVML say? | [`observe`] |
 //! | What does the driver take by itself? | [`reserve`] (pure) |
-//! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`] |
+//! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`], [`progress`] |
 //! | Has a process come to a share that had none? | [`arrivals`] |
 //! | Who does all this when? | [`card`], and the thread here |
 //! | Who is told? | [`tell`] |
@@ -45,6 +45,7 @@ pub mod control;
 pub mod detect;
 pub mod observe;
 pub mod process;
+pub mod progress;
 pub mod reserve;
 pub mod share;
 pub mod tell;
@@ -52,7 +53,7 @@ pub mod tenant;
 pub mod token;
 
 use card::{Card, Shares, What};
-use observe::{Attention, Observation, Observer, Open};
+use observe::{Attention, Busy, Observation, Observer, Open, Seen};
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.
@@ -109,7 +110,7 @@ pub struct Agent {
     /// Of every card that ever had a share.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
-    observations: (Sender<Observation>, Receiver<Observation>),
+    observations: (Sender<Seen>, Receiver<Seen>),
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
     step_us: u64,
@@ -142,10 +143,11 @@ impl Agent {
             let now_us = now_us();
             let wait = Duration::from_micros(self.next_us(now_us).saturating_sub(now_us));
             match self.observations.1.recv_timeout(wait) {
-                Ok(observation) => {
+                Ok(Seen::Processes(observation)) => {
                     let found = self.observed(self::now_us(), &observation);
                     found.into_iter().for_each(&mut tell);
                 }
+                Ok(Seen::Busy(busy)) => self.busy(self::now_us(), &busy),
                 // The agent holds a sender itself.
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
@@ -227,7 +229,14 @@ impl Agent {
         }
     }
 
-    /// Takes what NVML says of a card.
+    /// Takes how busy NVML says that a card was.
+    pub fn busy(&mut self, now_us: u64, busy: &Busy) {
+        if let Some(card) = self.cards.get_mut(&busy.card) {
+            card.see(now_us, &busy.per_mille);
+        }
+    }
+
+    /// Takes what NVML says of the processes of a card.
     pub fn observed(&mut self, now_us: u64, observation: &Observation) -> Vec<Finding> {
         let Some(card) = self.cards.get_mut(&observation.card) else {
             return Vec::new();

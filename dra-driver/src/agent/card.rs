@@ -23,6 +23,9 @@ const TURNS_FOR_US: u64 = 4_000_000;
 /// gone.
 const REMIND_US: u64 = 1_000_000;
 
+/// NVML's longest sample period, µs. What is older, nobody asked for.
+const LONGEST_SAMPLE_US: u64 = 1_000_000;
+
 /// Steps without any activity after which a card is quiet; more than the controller needs to see it.
 const QUIET: u32 = 10;
 
@@ -64,6 +67,10 @@ pub struct Card {
     /// Whether some of them are idle while others use their time, and may want it back at any moment.
     is_lent: bool,
     looked_us: u64,
+    /// When NVML last said how busy it was.
+    seen_us: u64,
+    /// The shares of its processes, by PID on the host.
+    owners: BTreeMap<u32, Key>,
     /// When a share with turns last wanted time.
     turns_wanted_us: Option<u64>,
     reminded_us: u64,
@@ -96,6 +103,8 @@ impl Card {
             is_inhabited: true,
             is_lent: false,
             looked_us: now_us,
+            seen_us: now_us,
+            owners: BTreeMap::new(),
             turns_wanted_us: None,
             reminded_us: 0,
         }
@@ -274,7 +283,6 @@ impl Card {
         estimate_bytes: Option<u64>,
         shares: &mut Shares,
     ) -> Vec<(Key, What)> {
-        let elapsed_us = now_us.saturating_sub(self.looked_us);
         self.looked_us = now_us;
         let keys = self.keys.clone();
         let Shares {
@@ -327,30 +335,29 @@ impl Card {
         }
         let is_here = |key: &Key| shares.tenants.get(key).is_some_and(Tenant::is_here);
         self.is_inhabited = keys.iter().any(is_here);
-        if let (Some(processes), Some(busy)) = (
-            &processes,
-            observation.and_then(|observation| observation.busy.as_ref()),
-        ) {
-            self.see(elapsed_us, processes, busy);
+        if let Some(processes) = &processes {
+            let owner = |process: &GpuProcess<Key>| Some((process.pid, *process.shares.first()?));
+            self.owners = processes.iter().filter_map(owner).collect();
         }
         told
     }
 
-    /// Takes how busy each process was, percent by PID.
-    fn see(&mut self, elapsed_us: u64, processes: &[GpuProcess<Key>], busy: &BTreeMap<u32, u32>) {
+    /// Takes how busy each process was, per mille by PID.
+    pub fn see(&mut self, now_us: u64, per_mille: &BTreeMap<u32, u32>) {
+        let elapsed_us = now_us.saturating_sub(self.seen_us).min(LONGEST_SAMPLE_US);
+        self.seen_us = now_us;
         let seen = |key: &Key| {
-            let own = processes
-                .iter()
-                .filter(|process| process.shares.first() == Some(key));
-            let percent: u64 = own
-                .filter_map(|process| busy.get(&process.pid))
-                .map(|percent| u64::from(*percent))
+            let own = self.owners.iter().filter(|(_, owner)| *owner == key);
+            let busy: u64 = own
+                .filter_map(|(pid, _)| per_mille.get(pid))
+                .map(|busy| u64::from(*busy))
                 .sum();
-            (*key, elapsed_us * percent.min(100) / 100)
+            (*key, elapsed_us * busy.min(1000) / 1000)
         };
         let seen: Vec<(Key, u64)> = self.keys.iter().map(seen).collect();
-        let busy_us = elapsed_us * u64::from(busy.values().sum::<u32>().min(100)) / 100;
-        self.controller.observe(elapsed_us, busy_us, &seen);
+        let busy: u64 = per_mille.values().map(|busy| u64::from(*busy)).sum();
+        self.controller
+            .observe(elapsed_us, elapsed_us * busy.min(1000) / 1000, &seen);
     }
 
     fn enforce(

@@ -15,10 +15,13 @@ use std::collections::BTreeMap;
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
 use super::allot::{self, Allotment, CARD, Demand, Spare, Tenant};
-use super::contention::{ALL, Active, Contention};
+use super::contention::{ALL, Active, Contention, Work};
 
 /// Time in which a lag is repaid, seconds.
 const REPAY_S: i64 = 4;
+
+/// Time between two looks at what is owed, µs: less than NVML's whole percents mean something in.
+const OWED_US: i64 = 900_000;
 
 /// Bounds of what a lag makes of a rate, in tenths.
 const TRIM: (i64, i64) = (7, 13);
@@ -65,6 +68,8 @@ pub struct Measured {
     pub used_us: u64,
     /// Whether it waited for time, or waits, or is in debt for kernels that may still run.
     pub waited: bool,
+    /// Mean length of its last launches, µs.
+    pub launch_us: u64,
 }
 
 /// A metered share in one step: which, its terms, and what it did.
@@ -75,8 +80,10 @@ pub type Step<Id> = (Id, Terms, Measured);
 struct Loop {
     /// Owed to it, µs.
     lag_us: i64,
-    /// Its part since the last observation, µs.
+    /// Its part since the last look at what is owed, µs.
     due_us: i64,
+    /// What NVML has seen of it since then, µs.
+    seen_us: i64,
     /// Wanted more than it got in all steps since then.
     wanted_throughout: bool,
     /// Wanted more than it got in the last step.
@@ -92,6 +99,9 @@ struct Loop {
 pub struct Controller<Id> {
     loops: BTreeMap<Id, Loop>,
     contention: Contention<Id>,
+    /// Since the last look at what is owed, µs, and for how long the card was busy then.
+    observed_us: i64,
+    busy_us: i64,
 }
 
 impl<Id> Default for Controller<Id> {
@@ -99,6 +109,8 @@ impl<Id> Default for Controller<Id> {
         Self {
             loops: BTreeMap::new(),
             contention: Contention::default(),
+            observed_us: 0,
+            busy_us: 0,
         }
     }
 }
@@ -139,7 +151,7 @@ impl<Id: Ord + Copy> Controller<Id> {
                 }
             }
         }
-        self.decide(shares, &tenants, &allotted)
+        self.decide(to_u64(elapsed_us), shares, &tenants, &allotted)
     }
 
     /// Who wants how much, and whether others than before want anything.
@@ -175,18 +187,20 @@ impl<Id: Ord + Copy> Controller<Id> {
 
     fn decide(
         &mut self,
+        elapsed_us: u64,
         shares: &[Step<Id>],
         tenants: &[Tenant],
         allotted: &[Allotment],
     ) -> Vec<(Id, Decision)> {
-        let own = self.own_parts(shares, tenants, allotted);
         let given: i64 = allotted.iter().map(|allotted| allotted.part).sum();
-        let is_full = given * 100 >= CARD * 99;
-        let largest = allotted
-            .iter()
-            .map(|allotted| allotted.part)
-            .max()
-            .unwrap_or(0);
+        let largest = allotted.iter().map(|allotted| allotted.part).max();
+        // On a full card the largest ones fill what the others leave.
+        let may_be_free = |tenant: &Tenant, allotted: &Allotment| {
+            given * 100 >= CARD * 99
+                && tenant.spare == Spare::Taken
+                && Some(allotted.part) == largest
+        };
+        let own = self.own_parts(elapsed_us, shares, tenants, allotted, may_be_free);
         let is_lent = allotted.iter().zip(tenants).any(|(allotted, tenant)| {
             allotted.part > i64::from(tenant.cores.percent()) * CARD / 100
         });
@@ -197,13 +211,9 @@ impl<Id: Ord + Copy> Controller<Id> {
                 let own = own.get(id).copied().unwrap_or(ALL);
                 let state = self.loops.get(id).filter(|state| state.wanted);
                 let rate = rate(allotted.rate, state.map_or(0, |state| state.lag_us));
-                let may_be_free =
-                    is_full && tenant.spare == Spare::Taken && allotted.part == largest;
-                let rate = if may_be_free && allotted.rate * 100 >= to_i64(own) * FREE_FROM {
-                    HIGHEST
-                } else {
-                    rate
-                };
+                let is_free =
+                    may_be_free(tenant, allotted) && allotted.rate * 100 >= to_i64(own) * FREE_FROM;
+                let rate = if is_free { HIGHEST } else { rate };
                 let guarantee = i64::from(tenant.cores.percent()) * CARD / 100;
                 let decision = Decision {
                     rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
@@ -219,41 +229,61 @@ impl<Id: Ord + Copy> Controller<Id> {
     /// Parts per million of what each active share measures that are its own.
     fn own_parts(
         &mut self,
+        elapsed_us: u64,
         shares: &[Step<Id>],
         tenants: &[Tenant],
         allotted: &[Allotment],
+        may_be_free: impl Fn(&Tenant, &Allotment) -> bool,
     ) -> BTreeMap<Id, u64> {
         let active: Vec<Active<Id>> = shares
             .iter()
             .zip(tenants.iter().zip(allotted))
             .filter(|(_, (tenant, _))| tenant.demand != Demand::Idle)
-            .map(|((id, _, measured), (_, allotted))| Active {
+            .map(|((id, terms, measured), (tenant, allotted))| Active {
                 id: *id,
                 // Microseconds a second are parts per million.
-                part: u64::try_from(allotted.part).unwrap_or(0).max(1),
+                part: to_u64(allotted.part).max(1),
+                work: match terms.policy {
+                    ComputePolicy::Token => Work::Turns(measured.launch_us),
+                    _ if may_be_free(tenant, allotted) => Work::Always,
+                    _ => Work::Launches(measured.launch_us),
+                },
                 charged_us: measured.used_us,
             })
             .collect();
-        let own = self.contention.step(&active);
+        let own = self.contention.step(elapsed_us, &active);
         active.iter().map(|share| share.id).zip(own).collect()
     }
 
     /// Takes what NVML has seen of each share, µs, in the `elapsed_us` since the last observation, and of everybody on
     /// the card.
     pub fn observe(&mut self, elapsed_us: u64, busy_us: u64, seen: &[(Id, u64)]) {
-        let seen_of = |id: &Id| {
-            let seen = seen.iter().find(|(seen, _)| seen == id);
-            seen.map_or(0, |(_, us)| to_i64(*us))
-        };
+        self.contention.observe(elapsed_us, seen);
+        for (id, us) in seen {
+            if let Some(state) = self.loops.get_mut(id) {
+                state.seen_us = state.seen_us.saturating_add(to_i64(*us));
+            }
+        }
+        self.observed_us = self.observed_us.saturating_add(to_i64(elapsed_us));
+        self.busy_us = self.busy_us.saturating_add(to_i64(busy_us));
+        if self.observed_us >= OWED_US {
+            self.owe();
+        }
+    }
+
+    /// Says what is owed to each share, by what NVML has seen.
+    fn owe(&mut self) {
         let counted = || {
-            let counted = |(_, state): &(&Id, &Loop)| state.wanted_throughout && state.due_us > 0;
-            self.loops.iter().filter(counted)
+            let counted = |state: &&Loop| state.wanted_throughout && state.due_us > 0;
+            self.loops.values().filter(counted)
         };
-        let due_us: i64 = counted().map(|(_, state)| state.due_us).sum();
-        let got_us: i64 = counted().map(|(id, _)| seen_of(id)).sum();
-        let is_full = to_i64(busy_us) * 100 >= to_i64(elapsed_us) * FULL;
-        for (id, state) in &mut self.loops {
+        let due_us: i64 = counted().map(|state| state.due_us).sum();
+        let got_us: i64 = counted().map(|state| state.seen_us).sum();
+        let is_full = self.busy_us * 100 >= self.observed_us * FULL;
+        (self.observed_us, self.busy_us) = (0, 0);
+        for state in self.loops.values_mut() {
             let part_us = std::mem::take(&mut state.due_us);
+            let seen_us = std::mem::take(&mut state.seen_us);
             if state.wanted_throughout && part_us > 0 {
                 // A full card has no more to give: each is owed its part of what all of them got.
                 let fair_us = if is_full {
@@ -263,11 +293,10 @@ impl<Id: Ord + Copy> Controller<Id> {
                 };
                 // Over one second the part in µs is also the rate.
                 let bound = part_us.saturating_mul(REPAY_S * (TRIM.1 - 10)) / 10;
-                state.lag_us = (state.lag_us + fair_us - seen_of(id)).clamp(-bound, bound);
+                state.lag_us = (state.lag_us + fair_us - seen_us).clamp(-bound, bound);
             }
             state.wanted_throughout = state.wanted;
         }
-        self.contention.observe(seen);
     }
 }
 
@@ -291,4 +320,8 @@ fn tenant(terms: &Terms, demand: Demand) -> Tenant {
 
 fn to_i64(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX / CARD)
+}
+
+fn to_u64(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
 }

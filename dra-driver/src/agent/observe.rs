@@ -19,8 +19,8 @@ pub const INTERVAL: Duration = Duration::from_millis(950);
 /// Time between two looks at how busy processes are: NVML's shortest sample period. It gives the newest sample only.
 const SAMPLE: Duration = Duration::from_millis(160);
 
-/// Fewer samples than this say nothing about a second.
-const SAMPLES: u32 = 3;
+/// What is behind NVML's whole percents on average, per mille: it cuts off what does not make one.
+const CUT_OFF: u32 = 5;
 
 /// Time between two attempts to open a library that is not there.
 const RETRY: Duration = Duration::from_secs(5);
@@ -39,16 +39,32 @@ pub struct Listed {
     pub described: Described,
 }
 
-/// One look.
+/// What there was to see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// The processes of a card, once a second.
+    Processes(Observation),
+    /// How busy they were, as often as NVML says.
+    Busy(Busy),
+}
+
+/// The processes of a card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
     /// The card.
     pub card: GpuUuid,
-    /// Percent of the last second in which it ran a kernel of a process, by PID on the host; `None` where nobody asked,
-    /// or NVML does not say.
-    pub busy: Option<BTreeMap<u32, u32>>,
     /// Processes with a context; `None` where NVML does not say.
     pub processes: Option<Vec<Listed>>,
+}
+
+/// How busy a card was in NVML's last sample period.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Busy {
+    /// The card.
+    pub card: GpuUuid,
+    /// For which part of the time it ran a kernel of a process, per mille, by PID on the host. A process that is not here
+    /// did nothing.
+    pub per_mille: BTreeMap<u32, u32>,
 }
 
 /// How closely a card is watched.
@@ -78,7 +94,7 @@ impl Observer {
         card: GpuUuid,
         open: Open,
         proc_root: PathBuf,
-        observations: Sender<Observation>,
+        observations: Sender<Seen>,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let attention = Arc::new(AtomicU8::new(Attention::Memory as u8));
@@ -88,14 +104,15 @@ impl Observer {
             library: None,
             processes: Processes::new(proc_root),
             looked: None,
-            busy: Busy::default(),
+            sampled_us: 0,
         };
         let asked = Arc::clone(&attention);
         let observe = move || {
             loop {
-                let (observation, wait) = watch.pass(asked.load(Ordering::Relaxed));
-                if let Some(observation) = observation
-                    && observations.send(observation).is_err()
+                let (seen, wait) = watch.pass(asked.load(Ordering::Relaxed));
+                if seen
+                    .into_iter()
+                    .any(|seen| observations.send(seen).is_err())
                 {
                     return;
                 }
@@ -125,22 +142,24 @@ struct Watch {
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
     looked: Option<Instant>,
-    busy: Busy,
+    /// When the newest sample was taken that NVML has told, by its clock, µs.
+    sampled_us: u64,
 }
 
 impl Watch {
     /// Does what is due; says what was seen and how long to wait.
-    fn pass(&mut self, attention: u8) -> (Option<Observation>, Duration) {
+    fn pass(&mut self, attention: u8) -> (Vec<Seen>, Duration) {
         if attention == Attention::None as u8 {
-            return (None, INTERVAL);
+            return (Vec::new(), INTERVAL);
         }
         let Some(library) = self.library.take().or_else(|| (self.open)().ok()) else {
             // The driver's own condition tells why.
-            return (None, RETRY);
+            return (Vec::new(), RETRY);
         };
+        let mut seen = Vec::new();
         let is_busy_asked = attention == Attention::Busy as u8;
         if is_busy_asked {
-            self.busy.sample(library.as_ref(), &self.card);
+            seen.extend(self.sample(library.as_ref()).map(Seen::Busy));
         }
         let wait = if is_busy_asked { SAMPLE } else { INTERVAL };
         if self
@@ -148,7 +167,7 @@ impl Watch {
             .is_some_and(|looked| looked.elapsed() + wait / 2 < INTERVAL)
         {
             self.library = Some(library);
-            return (None, wait);
+            return (seen, wait);
         }
         self.looked = Some(Instant::now());
         let listed = library.processes(&self.card);
@@ -157,12 +176,23 @@ impl Watch {
             .as_ref()
             .map_or_else(|error| error.status.is_absent(), |_| true);
         self.library = is_usable.then_some(library);
-        let observation = Observation {
+        seen.push(Seen::Processes(Observation {
             card: self.card.clone(),
-            busy: self.busy.take(),
             processes: listed.ok().map(|listed| self.describe(&listed)),
-        };
-        (Some(observation), wait)
+        }));
+        (seen, wait)
+    }
+
+    /// How busy processes were, if that was not told before.
+    fn sample(&mut self, library: &dyn GpuLibrary) -> Option<Busy> {
+        let samples = library.process_utilization(&self.card, self.sampled_us);
+        let samples = samples.ok().filter(|samples| !samples.is_empty())?;
+        let newest_us = samples.iter().map(|sample| sample.timestamp_us).max();
+        self.sampled_us = newest_us.unwrap_or(0).max(self.sampled_us);
+        Some(Busy {
+            card: self.card.clone(),
+            per_mille: per_mille(&samples),
+        })
     }
 
     fn describe(&mut self, listed: &[drava_nvml::Process]) -> Vec<Listed> {
@@ -182,43 +212,17 @@ impl Watch {
     }
 }
 
-/// How busy processes were, from several samples.
-#[derive(Debug, Default)]
-struct Busy {
-    since_us: u64,
-    samples: u32,
-    percents: BTreeMap<u32, u32>,
-}
-
-impl Busy {
-    fn sample(&mut self, library: &dyn GpuLibrary, card: &GpuUuid) {
-        let Ok(samples) = library.process_utilization(card, self.since_us) else {
-            return;
-        };
-        if samples.is_empty() {
-            return;
-        }
-        self.samples += 1;
-        for ProcessUtilization {
-            pid,
-            timestamp_us,
-            sm_percent,
-            ..
-        } in samples
-        {
-            self.since_us = self.since_us.max(timestamp_us);
-            let percent = self.percents.entry(pid).or_default();
-            *percent = percent.saturating_add(sm_percent);
-        }
-    }
-
-    /// Means, in whole percents. A process that is in no sample did nothing then.
-    fn take(&mut self) -> Option<BTreeMap<u32, u32>> {
-        let (samples, percents) = (self.samples, std::mem::take(&mut self.percents));
-        self.samples = 0;
-        let mean = |(pid, sum): (u32, u32)| (pid, (sum + samples / 2) / samples.max(1));
-        (samples >= SAMPLES).then(|| percents.into_iter().map(mean).collect())
-    }
+/// What whole percents mean.
+fn per_mille(samples: &[ProcessUtilization]) -> BTreeMap<u32, u32> {
+    let busy = |sample: &ProcessUtilization| match sample.sm_percent {
+        0 => 0,
+        percent @ 1..100 => percent * 10 + CUT_OFF,
+        100.. => 1000,
+    };
+    samples
+        .iter()
+        .map(|sample| (sample.pid, busy(sample)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -226,17 +230,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_busy_processes_were_is_the_mean_of_enough_samples() {
-        let seen = |samples| Busy {
-            since_us: 0,
-            samples,
-            percents: BTreeMap::from([(1, 100), (2, 5)]),
+    fn whole_percents_stand_for_what_was_cut_off_too() {
+        let sample = |(pid, sm_percent)| ProcessUtilization {
+            pid,
+            timestamp_us: 1,
+            sm_percent,
+            memory_percent: 0,
+            encoder_percent: 0,
+            decoder_percent: 0,
         };
-        for few in 0..SAMPLES {
-            assert_eq!(seen(few).take(), None, "{few} samples");
-        }
-        let mut busy = seen(4);
-        assert_eq!(busy.take(), Some(BTreeMap::from([(1, 25), (2, 1)])));
-        assert_eq!(busy.take(), None, "each sample counts once");
+        let samples = [(1, 0), (2, 1), (3, 50), (4, 99), (5, 100), (6, u32::MAX)].map(sample);
+        let expected = [(1, 0), (2, 15), (3, 505), (4, 995), (5, 1000), (6, 1000)];
+        assert_eq!(per_mille(&samples), BTreeMap::from(expected));
     }
 }

@@ -1,6 +1,5 @@
 //! A share as the agent follows it: its files, and what it did since the last look.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -9,13 +8,13 @@ use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::contention::ALL;
-use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::arrivals::Arrivals;
 use super::control::{Measured, Terms};
 use super::detect::{GpuProcess, RegionProblem, ShareView};
+use super::progress::{Done, Progress};
 use super::reserve::{Reserve, Shown};
 use super::share::{Glance, Page, Scratch, Usage};
 use super::token::Contender;
@@ -64,11 +63,13 @@ pub struct Tenant {
     reserve: Reserve,
     /// What the page said when it was opened.
     opened_reserve_bytes: u64,
-    slots: BTreeMap<SlotIndex, Slot>,
+    progress: Progress,
     /// The region's sign of demand at the last look.
     wanted_us: u64,
     was_idle: bool,
     own_parts: u32,
+    /// Mean length of the launches of the last step that had some, µs.
+    launch_us: u64,
     /// The longest kernel that was told, µs.
     longest_told_us: u64,
     /// Ends of its processes.
@@ -90,14 +91,6 @@ enum Presence {
         /// Looks for which it was left alone.
         unseen: u32,
     },
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    generation: u64,
-    gpu_time_us: u64,
-    throttled_us: u64,
-    long_kernels: u64,
 }
 
 /// What a share did since the last look.
@@ -137,10 +130,11 @@ impl Tenant {
             is_alone: record.devices.len() == 1,
             page,
             usage,
-            slots: BTreeMap::new(),
+            progress: Progress::default(),
             wanted_us: 0,
             was_idle: true,
             own_parts: ALL,
+            launch_us: 0,
             longest_told_us: 0,
             pidfds: Vec::new(),
         })
@@ -151,9 +145,13 @@ impl Tenant {
     pub fn terms(&self) -> Option<Terms> {
         let limits = self.page.limits();
         let metered = limits.compute_policy != ComputePolicy::None;
+        let policy = match limits.compute_policy {
+            ComputePolicy::Token if !self.takes_turns() => ComputePolicy::Balance,
+            policy => policy,
+        };
         metered.then_some(Terms {
             cores: limits.cores,
-            policy: limits.compute_policy,
+            policy,
             priority: limits.priority,
         })
     }
@@ -247,6 +245,7 @@ impl Tenant {
             measured: Measured {
                 used_us: 0,
                 waited: false,
+                launch_us: self.launch_us,
             },
             long_kernel_us: None,
         };
@@ -263,40 +262,35 @@ impl Tenant {
         if !has_acted {
             self.was_idle = !is_in_debt;
             let measured = Measured {
-                used_us: 0,
                 waited: is_in_debt,
+                ..idle.measured
             };
             return Activity { measured, ..idle };
         }
         let Ok(region) = self.usage.view(scratch) else {
             return idle;
         };
-        let (mut used_us, mut throttled_us) = (0u64, 0u64);
-        let mut long_kernel_us = None;
-        self.slots.retain(|index, _| {
-            region
-                .processes
-                .iter()
-                .any(|process| process.slot == *index)
-        });
-        for process in &region.processes {
-            let Progress {
-                used,
-                throttled,
-                is_long,
-            } = self.progress(process);
-            used_us = used_us.saturating_add(used);
-            throttled_us = throttled_us.saturating_add(throttled);
-            if is_long && process.longest_kernel_us / 2 >= self.longest_told_us {
-                self.longest_told_us = process.longest_kernel_us;
-                long_kernel_us = Some(process.longest_kernel_us);
-            }
-        }
+        let Done {
+            used_us,
+            throttled_us,
+            launches,
+            long_kernel_us,
+        } = self.progress.since(&region.processes);
+        let long_kernel_us = long_kernel_us.filter(|us| us / 2 >= self.longest_told_us);
+        self.longest_told_us = long_kernel_us.unwrap_or(self.longest_told_us);
         // One that wakes may want all it can get; what it used so far says nothing.
         let waited = throttled_us > 0 || is_in_debt || self.was_idle;
         self.was_idle = false;
+        if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
+            self.launch_us = mean_us;
+        }
+        let measured = Measured {
+            used_us,
+            waited,
+            launch_us: self.launch_us,
+        };
         Activity {
-            measured: Measured { used_us, waited },
+            measured,
             long_kernel_us,
         }
     }
@@ -315,35 +309,6 @@ impl Tenant {
             .unsigned_abs()
             .min(DEBT_BELIEVED_US);
         glance.share.wanted_us > 0 && debt > gained
-    }
-
-    fn progress(&mut self, process: &ProcessUsage) -> Progress {
-        let present = Slot {
-            generation: process.generation,
-            gpu_time_us: process.gpu_time_us,
-            throttled_us: process.throttled_us,
-            long_kernels: process.long_kernels,
-        };
-        let before = self.slots.insert(process.slot, present);
-        // A slot that is new to the agent has a past that is not of this step.
-        let before = match before {
-            Some(before) if before.generation == present.generation => before,
-            Some(_) => Slot {
-                gpu_time_us: 0,
-                throttled_us: 0,
-                long_kernels: 0,
-                ..present
-            },
-            None => Slot {
-                long_kernels: 0,
-                ..present
-            },
-        };
-        Progress {
-            used: present.gpu_time_us.saturating_sub(before.gpu_time_us),
-            throttled: present.throttled_us.saturating_sub(before.throttled_us),
-            is_long: present.long_kernels > before.long_kernels,
-        }
     }
 
     /// Sets the rate, unless it is about the same.
@@ -470,10 +435,4 @@ impl Tenant {
     pub fn glance(&self, scratch: &mut Scratch) -> Result<Glance, RegionProblem> {
         self.usage.glance(scratch)
     }
-}
-
-struct Progress {
-    used: u64,
-    throttled: u64,
-    is_long: bool,
 }

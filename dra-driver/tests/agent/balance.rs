@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::tenants::{Card, Load};
+use crate::tenants::{Card, Load, OTHER, USUAL};
 
 /// Shares may be off by so many points over ten seconds.
 const POINTS: f64 = 2.0;
@@ -73,12 +73,14 @@ fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
                 .iter()
                 .map(|cores| f64::from(*cores) * 100.0 / f64::from(sum))
                 .collect();
-            let mut card = Card::new(&loads);
-            card.run(3.0);
-            let used = card.run(10.0);
-            let what = format!("{split:?} with kernels of {kernels:?} µs");
-            assert_near(&used, &due, POINTS, &what);
-            assert!(used.iter().sum::<f64>() >= SUM, "{what}: {used:.1?}");
+            for hardware in [USUAL, OTHER] {
+                let mut card = Card::of(hardware, &loads);
+                card.run(3.0);
+                let used = card.run(10.0);
+                let what = format!("{split:?} with kernels of {kernels:?} µs, {hardware:?}");
+                assert_near(&used, &due, POINTS, &what);
+                assert!(used.iter().sum::<f64>() >= SUM, "{what}: {used:.1?}");
+            }
         }
     }
 }
@@ -86,29 +88,47 @@ fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
 #[test]
 fn a_newcomer_has_its_share_within_300_ms_and_a_leaver_leaves_it() {
     let from_2_to_4 = |us: u64| (2_000_000..4_000_000).contains(&us);
-    let mut card = Card::new(&[
-        Load::balance(70, 500),
-        Load::balance(30, 500).works(from_2_to_4),
-    ]);
+    let mut card = Card::of(
+        USUAL,
+        &[
+            Load::balance(70, 500),
+            Load::balance(30, 500).works(from_2_to_4),
+        ],
+    );
     card.run(2.3);
     assert_near(&card.run(0.5), &[70.0, 30.0], 4.0, "after 300 ms");
     card.run(4.3 - card.now_s());
     assert!(card.run(0.5)[0] >= SUM, "after it has left");
 }
 
+/// One that has most of the card wakes while the other one uses all of it: as soon as that is told, it has its part.
 #[test]
 fn idle_time_is_given_back_within_50_ms() {
+    const WATCHED_S: f64 = 0.5;
     let wakes = |us: u64| us >= 2_000_000;
-    let mut card = Card::new(&[Load::balance(20, 500), Load::balance(80, 500).works(wakes)]);
-    card.run(2.0);
-    assert!(
-        card.rates()[0].unwrap() >= 1_000_000,
-        "it has the card: {:?}",
-        card.rates()
-    );
-    card.run(0.05);
-    assert!(card.rates()[0].unwrap() <= 300_000, "{:?}", card.rates());
-    assert_near(&card.run(0.2), &[20.0, 80.0], 8.0, "at once");
+    for kernel_us in [200, 500, 1_000, 3_000, 10_000] {
+        for borrowers in [20, 30, 45] {
+            let what = format!("{borrowers} % with kernels of {kernel_us} µs lent more");
+            let owner = f64::from(100 - borrowers);
+            let mut card = Card::of(
+                USUAL,
+                &[
+                    Load::balance(borrowers, kernel_us),
+                    Load::balance(100 - borrowers, kernel_us).works(wakes),
+                ],
+            );
+            card.run(2.0);
+            let lent = card.rates()[0].unwrap();
+            assert!(lent >= 1_000_000, "{what}: it has the card: {lent}");
+            let early = card.run(0.05);
+            let rate = card.rates()[0].unwrap();
+            assert!(rate <= 500_000, "{what}: {rate}");
+            let later = card.run(WATCHED_S - 0.05);
+            let got_s = (early[1] * 0.05 + later[1] * (WATCHED_S - 0.05)) / 100.0;
+            let lacks_ms = 1e3 * (WATCHED_S - got_s * 100.0 / owner);
+            assert!(lacks_ms <= 50.0, "{what}: the owner lacks {lacks_ms:.0} ms");
+        }
+    }
 }
 
 #[test]
@@ -246,7 +266,7 @@ pub(crate) fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
 
 #[test]
 fn any_company_gets_its_guarantees_and_wastes_nothing() {
-    for seed in 0..40 {
+    for (seed, hardware) in (0..40).flat_map(|seed| [(seed, USUAL), (seed, OTHER)]) {
         let mut number = numbers(seed);
         let mut left = 100;
         let loads: Vec<_> = (0..=number(5))
@@ -261,7 +281,7 @@ fn any_company_gets_its_guarantees_and_wastes_nothing() {
             })
             .filter(|load| load.terms.cores.percent() > 0)
             .collect();
-        let mut card = Card::new(&loads);
+        let mut card = Card::of(hardware, &loads);
         card.run(3.0);
         let used = card.run(10.0);
         let company: Vec<_> = loads
@@ -278,12 +298,12 @@ fn any_company_gets_its_guarantees_and_wastes_nothing() {
             let guarantee = f64::from(load.terms.cores.percent());
             assert!(
                 *used_percent >= guarantee - ANY,
-                "{seed}: {used:.1?} of {company:?}"
+                "{seed}: {used:.1?} of {company:?}, {hardware:?}"
             );
             if load.terms.policy == ComputePolicy::Fixed {
                 assert!(
                     *used_percent <= guarantee + ANY,
-                    "{seed}: {used:.1?} of {company:?}"
+                    "{seed}: {used:.1?} of {company:?}, {hardware:?}"
                 );
             }
         }
@@ -293,7 +313,7 @@ fn any_company_gets_its_guarantees_and_wastes_nothing() {
         {
             assert!(
                 used.iter().sum::<f64>() >= SUM,
-                "{seed}: {used:.1?} of {company:?}"
+                "{seed}: {used:.1?} of {company:?}, {hardware:?}"
             );
         }
     }

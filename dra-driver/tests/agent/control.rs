@@ -1,6 +1,6 @@
 //! What the controller and the prediction of contention remember, by single steps.
 
-use drava_dra_driver::agent::contention::{ALL, Active, Contention};
+use drava_dra_driver::agent::contention::{ALL, Active, Contention, Work};
 use drava_dra_driver::agent::control::{Controller, Measured, Step, Terms};
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
@@ -16,6 +16,7 @@ fn wants_all(id: u32, cores: u32) -> Step<u32> {
     let measured = Measured {
         used_us: STEP_US * u64::from(cores) / 100,
         waited: true,
+        launch_us: 1_000,
     };
     (id, terms, measured)
 }
@@ -48,6 +49,7 @@ fn active(id: u32, part: u64, charged_us: u64) -> Active<u32> {
     Active {
         id,
         part,
+        work: Work::Launches(10_000),
         charged_us,
     }
 }
@@ -57,24 +59,142 @@ fn what_was_learned_beside_others_is_half_forgotten() {
     let mut contention = Contention::default();
     let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
     for _ in 0..10 {
-        contention.step(&two);
+        contention.step(STEP_US, &two);
     }
-    let predicted = contention.step(&two)[0];
+    let predicted = contention.step(STEP_US, &two)[0];
     for _ in 0..5 {
         for _ in 0..10 {
-            contention.step(&two);
+            contention.step(STEP_US, &two);
         }
         // NVML saw a quarter less of the first than it was charged.
         let charged = 10 * 20_000;
-        contention.observe(&[(1, charged * 3 / 4), (2, charged)]);
+        contention.observe(SECOND_US, &[(1, charged * 3 / 4), (2, charged)]);
     }
-    let learned = contention.step(&two)[0];
+    let learned = contention.step(STEP_US, &two)[0];
     assert!(learned < predicted * 95 / 100, "{learned} of {predicted}");
     let three = [two[0], two[1], active(3, 1, 0)];
-    let half = contention.step(&three)[0];
+    let half = contention.step(STEP_US, &three)[0];
     let middle = u64::midpoint(learned, predicted);
     assert!(
         half.abs_diff(middle) < (predicted - learned) / 4,
         "{learned} {half} {predicted}"
     );
+}
+
+/// Learns for some seconds that the first one has a quarter less than it was charged.
+fn learn(contention: &mut Contention<u32>, shares: &[Active<u32>]) {
+    for _ in 0..5 {
+        for _ in 0..10 {
+            contention.step(STEP_US, shares);
+        }
+        let charged = |share: &Active<u32>| 10 * share.charged_us;
+        let seen: Vec<_> = shares.iter().map(|s| (s.id, charged(s))).collect();
+        let less = (seen[0].0, seen[0].1 * 3 / 4);
+        contention.observe(SECOND_US, &[&[less], &seen[1..]].concat());
+    }
+}
+
+#[test]
+fn what_was_learned_is_kept_while_one_of_two_pauses() {
+    let mut contention = Contention::default();
+    let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
+    learn(&mut contention, &two);
+    let learned = contention.step(STEP_US, &two);
+    for _ in 0..20 {
+        let alone = contention.step(STEP_US, &two[..1]);
+        assert_eq!(alone, [ALL], "all that it measures is its own");
+        contention.observe(SECOND_US, &[(1, 200_000)]);
+    }
+    let again = contention.step(STEP_US, &two);
+    assert!(
+        again[0].abs_diff(learned[0]) < ALL / 50,
+        "{learned:?} {again:?}"
+    );
+}
+
+#[test]
+fn samples_that_are_older_than_the_company_teach_nothing() {
+    let mut contention = Contention::default();
+    let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
+    contention.step(STEP_US, &two[..1]);
+    let told = contention.step(STEP_US, &two);
+    // One sixth of a second each, as the first one had it when it was alone.
+    for _ in 0..2 {
+        contention.observe(SECOND_US / 6, &[(1, SECOND_US / 6)]);
+        assert_eq!(contention.step(STEP_US, &two), told);
+    }
+    contention.observe(SECOND_US / 6, &[(1, SECOND_US / 6), (2, 1)]);
+    assert_ne!(contention.step(STEP_US, &two), told);
+}
+
+/// What is said to be their own of a share with a third of the card and of one that fills the rest.
+fn beside_a_full_queue(work: Work) -> [u64; 2] {
+    let mut contention = Contention::default();
+    let (part, rest) = (ALL / 3, ALL - ALL / 3);
+    let filled = match work {
+        Work::Turns(us) => Work::Turns(us),
+        Work::Always | Work::Launches(_) => Work::Always,
+    };
+    let shares = [(1, part, work), (2, rest, filled)].map(|(id, part, work)| Active {
+        id,
+        part,
+        work,
+        charged_us: 0,
+    });
+    let own = contention.step(STEP_US, &shares);
+    [own[0], own[1]]
+}
+
+#[test]
+fn what_fits_into_a_time_slice_is_interrupted_by_nobody() {
+    let near = |found: u64, due: u64| found.abs_diff(due) < ALL / 20;
+    let [own, rest] = beside_a_full_queue(Work::Launches(500));
+    assert!(near(own, ALL) && near(rest, 2 * ALL / 3), "{own} {rest}");
+    // Half of the time that a long one is under way is the other one's.
+    let [own, rest] = beside_a_full_queue(Work::Launches(100_000));
+    assert!(
+        near(own, ALL / 2) && near(rest, 2 * ALL / 3),
+        "{own} {rest}"
+    );
+    let [own, _] = beside_a_full_queue(Work::Launches(4_000));
+    assert!((ALL / 2..ALL * 3 / 4).contains(&own), "{own}");
+}
+
+#[test]
+fn who_takes_turns_is_not_interrupted_by_others_who_do() {
+    assert_eq!(beside_a_full_queue(Work::Turns(20_000)), [ALL, ALL]);
+}
+
+#[test]
+fn what_is_learned_of_long_kernels_is_no_matter_of_a_second() {
+    // A kernel of half a second each five seconds, beside one that fills the rest.
+    let mut contention = Contention::default();
+    let share = |id, part, work, charged_us| Active {
+        id,
+        part,
+        work,
+        charged_us,
+    };
+    let mut told = Vec::new();
+    for step in 0..600_u64 {
+        // Both run in the first second of five, each for half of it.
+        let is_met = step % 50 < 10;
+        let charged = if step % 50 == 0 { 500_000 } else { 0 };
+        let long = share(1, ALL / 10, Work::Launches(500_000), charged);
+        let filled = share(2, ALL * 9 / 10, Work::Always, STEP_US * 9 / 10);
+        told = contention.step(STEP_US, &[long, filled]);
+        if step % 2 == 1 {
+            let seen = if is_met {
+                [STEP_US; 2]
+            } else {
+                [0, 2 * STEP_US]
+            };
+            contention.observe(2 * STEP_US, &[(1, seen[0]), (2, seen[1])]);
+        }
+        if step > 300 {
+            let off = told[1].abs_diff(ALL * 9 / 10);
+            assert!(off < ALL / 20, "step {step}: {told:?}");
+        }
+    }
+    assert!(!told.is_empty());
 }

@@ -79,7 +79,6 @@ impl Clockwork {
                     let on_card = self.listed.iter().filter(|(on, _)| on == card);
                     let observation = Observation {
                         card: card.clone(),
-                        busy: None,
                         processes: Some(on_card.map(|(_, listed)| listed.clone()).collect()),
                     };
                     assert_eq!(self.agent.observed(self.now_us, &observation), []);
@@ -354,7 +353,6 @@ fn a_process_that_avoids_its_region_is_found_by_nvml_where_nobody_was() {
     };
     let observation = Observation {
         card: clockwork.cards[number as usize].clone(),
-        busy: None,
         processes: Some(vec![escapes]),
     };
     let mut found = Vec::new();
@@ -380,7 +378,6 @@ fn a_region_that_is_damaged_while_nobody_is_there_is_looked_at_again() {
         let mut found = clockwork.agent.pass(clockwork.now_us);
         let observation = Observation {
             card: clockwork.cards[3].clone(),
-            busy: None,
             processes: Some(Vec::new()),
         };
         found.extend(clockwork.agent.observed(clockwork.now_us, &observation));

@@ -1,9 +1,12 @@
 //! Simulated tenants of one card in virtual time, behind libvgpu's own bucket.
 //!
-//! The card runs one context at a time, for [`SLICE_US`], by turns, as hardware does: a kernel measured by events seems as
+//! The card runs one context at a time, for a slice, by turns, as hardware does: a kernel measured by events seems as
 //! long as the wall time from its start to its end, neighbours' slices included. Tenants launch as their bucket lets
 //! them, sleep as libvgpu sleeps, and correct what they were charged when a kernel has ended. The controller sees what
-//! the agent would read in the regions, and once a second each tenant's busy time in whole percents.
+//! the agent would read in the regions, and six times a second each tenant's busy time in whole percents.
+//!
+//! Cards differ in how long a slice is and in when an event is reached before a kernel that has to wait for its turn
+//! ([`Hardware`]).
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -17,12 +20,33 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 
 /// One step of the simulation.
 const STEP_US: u64 = 100;
-/// Time slice of the hardware.
-const SLICE_US: u64 = 1_000;
+/// NVML's sample period.
+const SAMPLE_US: u64 = 166_600;
 /// The agent's step, and its look at sleepers.
 const AGENT_US: u64 = 100_000;
 const WAKE_US: u64 = 20_000;
 const SECOND_US: u64 = 1_000_000;
+
+/// A kind of card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hardware {
+    /// Time slice.
+    pub(crate) slice_us: u64,
+    /// Whether an event into an idle stream is reached in its context's slice only.
+    pub(crate) records_in_turn: bool,
+}
+
+/// Slices that are shorter than those the agent expects, and events that measure the wait for the first of them.
+pub(crate) const OTHER: Hardware = Hardware {
+    slice_us: 1_000,
+    records_in_turn: false,
+};
+
+/// What the simulated machine has.
+pub(crate) const USUAL: Hardware = Hardware {
+    slice_us: 2_000,
+    records_in_turn: true,
+};
 
 struct VirtualWord(Cell<u64>);
 
@@ -112,8 +136,8 @@ struct Tenant {
     own_parts: u32,
     queue: VecDeque<Kernel>,
     launched: usize,
-    /// When the kernel that runs began, as an event sees it.
-    began_us: u64,
+    /// When the kernel that runs began, as an event sees it; `None` if that is not reached.
+    began_us: Option<u64>,
     not_before_us: u64,
     /// Taken from the bucket and not spent.
     lease_us: u64,
@@ -124,6 +148,8 @@ struct Tenant {
     throttled_us: u64,
     wanted_us: u64,
     seen: (u64, u64, u64),
+    seen_launched: usize,
+    launch_us: u64,
     was_idle: bool,
     is_lent: bool,
     seen_busy_us: u64,
@@ -132,6 +158,7 @@ struct Tenant {
 
 /// A card with tenants and the agent's controller.
 pub(crate) struct Card {
+    hardware: Hardware,
     tenants: Vec<Tenant>,
     controller: Controller<usize>,
     now_us: u64,
@@ -144,6 +171,10 @@ pub(crate) struct Card {
 
 impl Card {
     pub(crate) fn new(loads: &[Load]) -> Self {
+        Self::of(OTHER, loads)
+    }
+
+    pub(crate) fn of(hardware: Hardware, loads: &[Load]) -> Self {
         let tenant = |load: &Load| Tenant {
             load: load.clone(),
             header: Header::from_words(|| VirtualWord(Cell::new(0))),
@@ -156,7 +187,7 @@ impl Card {
             own_parts: ALL,
             queue: VecDeque::new(),
             launched: 0,
-            began_us: 0,
+            began_us: None,
             not_before_us: 0,
             lease_us: 0,
             waits: false,
@@ -165,12 +196,15 @@ impl Card {
             throttled_us: 0,
             wanted_us: 0,
             seen: (0, 0, 0),
+            seen_launched: 0,
+            launch_us: 0,
             was_idle: true,
             is_lent: false,
             seen_busy_us: 0,
             used_us: 0,
         };
         Self {
+            hardware,
             tenants: loads.iter().map(tenant).collect(),
             controller: Controller::default(),
             // The clock of a machine that has been up for a while.
@@ -209,7 +243,7 @@ impl Card {
 
     fn step(&mut self) {
         for tenant in &mut self.tenants {
-            tenant.launch(self.now_us);
+            tenant.launch(self.now_us, self.hardware);
         }
         self.execute();
         self.now_us += STEP_US;
@@ -224,7 +258,7 @@ impl Card {
         if self.now_us.is_multiple_of(AGENT_US) || woken {
             self.control();
         }
-        if self.now_us.is_multiple_of(SECOND_US) {
+        if self.now_us.is_multiple_of(SAMPLE_US) {
             self.observe();
         }
     }
@@ -241,7 +275,7 @@ impl Card {
                 return;
             };
             self.running = next;
-            self.slice_us = SLICE_US;
+            self.slice_us = self.hardware.slice_us;
         }
         self.slice_us -= STEP_US;
         self.tenants[self.running].execute(self.now_us);
@@ -265,10 +299,14 @@ impl Card {
     }
 
     fn observe(&mut self) {
-        let seen = |tenant: &mut Tenant| std::mem::take(&mut tenant.seen_busy_us) / 10_000 * 10_000;
+        let seen = |tenant: &mut Tenant| {
+            let percent = std::mem::take(&mut tenant.seen_busy_us) * 100 / SAMPLE_US;
+            let cut_off = u64::from((1..100).contains(&percent));
+            (percent * 10 + cut_off * 5) * SAMPLE_US / 1000
+        };
         let seen: Vec<_> = self.tenants.iter_mut().map(seen).enumerate().collect();
-        let busy_us = seen.iter().map(|(_, us)| us).sum();
-        self.controller.observe(SECOND_US, busy_us, &seen);
+        let busy_us = seen.iter().map(|(_, us)| us).sum::<u64>().min(SAMPLE_US);
+        self.controller.observe(SAMPLE_US, busy_us, &seen);
     }
 
     /// The rates that the pages say.
@@ -281,7 +319,7 @@ impl Card {
 }
 
 impl Tenant {
-    fn launch(&mut self, now_us: u64) {
+    fn launch(&mut self, now_us: u64, hardware: Hardware) {
         if !(self.load.works)(now_us - SECOND_US) || now_us < self.not_before_us {
             return;
         }
@@ -313,7 +351,7 @@ impl Tenant {
                 self.lease_us -= self.cost_us;
             }
             if self.queue.is_empty() {
-                self.began_us = now_us;
+                self.began_us = (!hardware.records_in_turn).then_some(now_us);
             }
             let length = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
             self.launched += 1;
@@ -331,13 +369,14 @@ impl Tenant {
         let Some(kernel) = self.queue.front_mut() else {
             return;
         };
+        let began_us = *self.began_us.get_or_insert(now_us);
         kernel.left_us = kernel.left_us.saturating_sub(STEP_US);
         if kernel.left_us > 0 {
             return;
         }
         let end_us = now_us + STEP_US;
-        let raw_us = end_us - self.began_us;
-        self.began_us = end_us;
+        let raw_us = end_us - began_us;
+        self.began_us = Some(end_us);
         let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL);
         let charged_us = kernel.charged_us;
         self.queue.pop_front();
@@ -370,13 +409,21 @@ impl Tenant {
             return Measured {
                 used_us: 0,
                 waited: in_debt,
+                launch_us: self.launch_us,
             };
         }
         let waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
         self.was_idle = false;
+        let used_us = self.gpu_time_us.saturating_sub(gpu_time_us);
+        let launches = (self.launched - self.seen_launched) as u64;
+        self.seen_launched = self.launched;
+        if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
+            self.launch_us = mean_us;
+        }
         Measured {
-            used_us: self.gpu_time_us.saturating_sub(gpu_time_us),
+            used_us,
             waited,
+            launch_us: self.launch_us,
         }
     }
 }
