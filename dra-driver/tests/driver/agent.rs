@@ -2,11 +2,9 @@
 
 use std::fs::OpenOptions;
 
-use serde_json::Value;
-
 use crate::api_server::eventually;
 use crate::fixture::Result::Share;
-use crate::fixture::{claim, claim_ref};
+use crate::fixture::claim;
 use crate::harness::{World, kubelet_claim};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -20,14 +18,10 @@ async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
     }
     let region_of = |number: u32| {
-        let mounted = world.node.tmpfs.mounted();
-        let uid = claim_ref(number).uid;
-        let usage = mounted
-            .iter()
-            .find(|path| path.to_string_lossy().contains(uid.as_str()))
-            .unwrap();
         let mut file = OpenOptions::new();
-        file.write(true).open(usage.join("region")).unwrap()
+        file.write(true)
+            .open(world.usage(number).join("region"))
+            .unwrap()
     };
     let region = region_of(1);
     let size = region.metadata().unwrap().len();
@@ -47,15 +41,7 @@ async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_
         "{note}"
     );
     assert!(note.contains("restart the pod"), "{note}");
-    let enforced = |name: &str| -> Option<Value> {
-        let claim = world.api.claim(name);
-        let conditions = claim["status"]["devices"][0]["conditions"]
-            .as_array()?
-            .clone();
-        conditions
-            .into_iter()
-            .find(|condition| condition["type"] == "Enforced")
-    };
+    let enforced = |claim: &str| world.api.condition(claim, "Enforced");
     let damaged = || enforced("claim-1").filter(|condition| condition["status"] == "False");
     assert_eq!(
         eventually("a condition", damaged).await["reason"],

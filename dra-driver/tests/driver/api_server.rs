@@ -124,6 +124,16 @@ impl ApiServer {
         slices.collect()
     }
 
+    /// A condition of the first device in a claim's status, if it is there.
+    pub(crate) fn condition(&self, claim: &str, kind: &str) -> Option<Value> {
+        let claim = self.claim(claim);
+        let conditions = claim["status"]["devices"][0]["conditions"].as_array()?;
+        let mut conditions = conditions.iter();
+        conditions
+            .find(|condition| condition["type"] == kind)
+            .cloned()
+    }
+
     /// The devices of all slices, in the slices' order.
     pub(crate) fn devices(&self) -> Vec<Value> {
         let slices = self.slices();

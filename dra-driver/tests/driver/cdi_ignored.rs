@@ -75,12 +75,7 @@ async fn a_container_runtime_that_ignores_cdi_is_noticed() {
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
     }
     // Claim 1 was injected: the hook has left its mark.
-    let mounted = world.node.tmpfs.mounted();
-    let usage = mounted
-        .iter()
-        .find(|path| path.to_string_lossy().contains(claim_ref(1).uid.as_str()))
-        .unwrap();
-    fs::write(usage.join("injected"), "").unwrap();
+    fs::write(world.usage(1).join("injected"), "").unwrap();
     let mut both = pod(1, &json!({"running": {}}));
     both["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "claim-1"}, {"name": "gpu", "resourceClaimName": "claim-2"}]);
     world.api.put_pod(&both);
@@ -107,13 +102,8 @@ async fn a_container_runtime_that_ignores_cdi_is_noticed() {
             .all(|(reason, note)| reason != "CdiIgnored" || !note.contains("claim-1"))
     );
     let enforced = || {
-        let claim = world.api.claim("claim-2");
-        let conditions = claim["status"]["devices"][0]["conditions"]
-            .as_array()?
-            .clone();
-        conditions
-            .into_iter()
-            .find(|condition| condition["type"] == "Enforced" && condition["status"] == "False")
+        let condition = world.api.condition("claim-2", "Enforced");
+        condition.filter(|condition| condition["status"] == "False")
     };
     assert_eq!(
         eventually("condition", enforced).await["reason"],

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::api_server::eventually;
 use crate::fixture::Result::{Share, Whole};
 use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
-use crate::harness::{World, kubelet_claim};
+use crate::harness::{World, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_trace() {
@@ -130,11 +130,7 @@ async fn errors_are_per_claim_and_name_claim_field_and_remedy() {
     assert!(plugin.unprepare_one(&hostile).await.is_err());
 
     world.api.set_down(true);
-    let error = plugin
-        .prepare_one(&kubelet_claim(7))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 7).await;
     assert!(error.contains("get it from the API server"), "{error}");
     // Unprepare needs no API server.
     plugin.unprepare_one(&claims[0]).await.unwrap();
@@ -182,11 +178,7 @@ async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
     }
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     // The first is there to stay: no waiting.
-    let error = plugin
-        .prepare_one(&kubelet_claim(2))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 2).await;
     assert!(error.contains("holds it as a whole card"), "{error}");
 
     // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers.

@@ -12,7 +12,7 @@ use drava_nvml::{
     AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid, Inventory,
     Memory, Mig, MigProfile, MigVariant, Placement,
 };
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use serde_json::{Value, json};
 
 /// Name of the node.
@@ -273,6 +273,18 @@ pub(crate) fn claim_with(number: u32, results: &[Result], config: &Value) -> Res
         },
     }))
     .unwrap()
+}
+
+/// What is allocated to a claim.
+pub(crate) fn results_of(claim: &mut ResourceClaim) -> &mut Vec<DeviceRequestAllocationResult> {
+    let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
+    allocation
+        .devices
+        .as_mut()
+        .unwrap()
+        .results
+        .as_mut()
+        .unwrap()
 }
 
 /// One entry of an allocation's config.

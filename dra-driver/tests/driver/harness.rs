@@ -178,6 +178,14 @@ impl World {
         (running, plugin)
     }
 
+    /// What is mounted for the usage region of a claim with one share.
+    pub(crate) fn usage(&self, number: u32) -> PathBuf {
+        let uid = claim_ref(number).uid;
+        let mut mounted = self.node.tmpfs.mounted().into_iter();
+        let is_of_claim = |path: &PathBuf| path.to_string_lossy().contains(uid.as_str());
+        mounted.find(is_of_claim).unwrap()
+    }
+
     /// Path of a claim's CDI spec.
     pub(crate) fn spec(&self, number: u32) -> PathBuf {
         self.node.paths.cdi_dir.join(format!(
@@ -234,6 +242,12 @@ pub(crate) fn kubelet_claim(number: u32) -> Claim {
         uid: claim.uid.to_string(),
         name: claim.name,
     }
+}
+
+/// The text with which kubelet is refused a claim.
+pub(crate) async fn refusal(plugin: &Plugin, number: u32) -> String {
+    let refused = plugin.prepare_one(&kubelet_claim(number)).await;
+    refused.unwrap_err().to_string()
 }
 
 /// Inode of a file.

@@ -8,7 +8,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use crate::fixture::Result::{Share, Whole};
-use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, h100x2, share_id};
+use crate::fixture::{
+    CARDS, POOL, claim, claim_ref, claim_with, config, h100x2, results_of, share_id,
+};
 
 fn plan(claim: &ResourceClaim) -> Result<Vec<Prepared>, Problem> {
     plan::plan(&claim_ref(1), Some(claim), POOL, &h100x2())
@@ -54,17 +56,7 @@ fn a_share_is_what_was_consumed_under_the_settings_of_class_and_claim() {
 #[test]
 fn results_of_other_drivers_are_not_ours_and_alternatives_belong_to_their_request() {
     let mut claim = claim(1, &[Whole(0), Whole(1)]);
-    let results = claim
-        .status
-        .as_mut()
-        .unwrap()
-        .allocation
-        .as_mut()
-        .unwrap()
-        .devices
-        .as_mut()
-        .unwrap();
-    let results = results.results.as_mut().unwrap();
+    let results = results_of(&mut claim);
     results[0].driver = "gpu.nvidia.com".to_owned();
     results[1].request = "gpu/whole".to_owned();
     let devices = plan(&claim).unwrap();
@@ -81,17 +73,7 @@ fn results_of_other_drivers_are_not_ours_and_alternatives_belong_to_their_reques
 #[test]
 fn admin_access_holds_nothing() {
     let mut claim = claim(1, &[Whole(0)]);
-    let results = claim
-        .status
-        .as_mut()
-        .unwrap()
-        .allocation
-        .as_mut()
-        .unwrap()
-        .devices
-        .as_mut()
-        .unwrap();
-    results.results.as_mut().unwrap()[0].admin_access = Some(true);
+    results_of(&mut claim)[0].admin_access = Some(true);
     assert_eq!(plan(&claim).unwrap()[0].access, Access::Admin);
 }
 
@@ -179,20 +161,8 @@ fn amounts_that_cannot_be_are_refused_with_their_field() {
         ),
     ] {
         let mut claim = claim(1, &[Share(0, "8Gi", "30")]);
-        let devices = claim
-            .status
-            .as_mut()
-            .unwrap()
-            .allocation
-            .as_mut()
-            .unwrap()
-            .devices
-            .as_mut()
-            .unwrap();
-        let consumed = devices.results.as_mut().unwrap()[0]
-            .consumed_capacity
-            .as_mut()
-            .unwrap();
+        let consumed = &mut results_of(&mut claim)[0].consumed_capacity;
+        let consumed = consumed.as_mut().unwrap();
         consumed.insert(capacity.to_owned(), Quantity(value.to_owned()));
         let error = refused(&claim);
         assert!(error.contains(text), "{capacity} {value}: {error}");
@@ -213,17 +183,7 @@ fn a_share_without_share_id_or_capacity_names_the_feature_gate() {
         );
     }
     let mut claim = claim(1, &[Share(0, "8Gi", "30")]);
-    let devices = claim
-        .status
-        .as_mut()
-        .unwrap()
-        .allocation
-        .as_mut()
-        .unwrap()
-        .devices
-        .as_mut()
-        .unwrap();
-    devices.results.as_mut().unwrap()[0].share_id = Some("../../../etc".to_owned());
+    results_of(&mut claim)[0].share_id = Some("../../../etc".to_owned());
     assert!(refused(&claim).contains("shareID \"../../../etc\" is not valid"));
 }
 

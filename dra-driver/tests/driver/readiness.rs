@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::api_server::eventually;
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, free_address, get, kubelet_claim};
+use crate::harness::{World, free_address, get, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
@@ -34,11 +34,7 @@ async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
         "{reason}"
     );
     world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
-    let error = plugin
-        .prepare_one(&kubelet_claim(1))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 1).await;
     assert!(
         error.contains("default/claim-1") && error.contains("libnvidia-ml.so.1"),
         "{error}"

@@ -8,7 +8,7 @@ use drava_dra_driver::driver::Config;
 use crate::api_server::eventually;
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, inode, kubelet_claim};
+use crate::harness::{World, inode, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_claims_survive_a_killed_driver_and_a_reboot() {
@@ -108,11 +108,7 @@ async fn a_claim_that_is_gone_keeps_its_devices_until_the_grace_has_passed() {
     running.is_ready().await;
     // Its pod may still run: the card is not free.
     world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
-    let error = plugin
-        .prepare_one(&kubelet_claim(2))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),
         "{error}"
@@ -144,11 +140,7 @@ async fn a_damaged_record_is_rebuilt_from_the_api_server() {
     });
     assert!(event.await.1.contains("cut short"));
     world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
-    let error = plugin
-        .prepare_one(&kubelet_claim(2))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),
         "{error}"

@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
 use crate::fixture::Result::{Share, Whole};
-use crate::fixture::{NODE, POOL, claim, h100x2, inventory};
+use crate::fixture::{NODE, POOL, claim, h100x2, inventory, results_of};
 use crate::publish::{check_limits, desired, devices, first_publication, owner, stored};
 
 fn without_the_first_card() -> NodeInventory {
@@ -283,25 +283,9 @@ fn a_card_with_another_device_file_is_published_anew() {
 fn a_claim_holds_the_devices_of_this_driver_and_pool_only() {
     let allocated = |claims: &[ResourceClaim]| publish::retained::allocated(claims, POOL);
     let mut elsewhere = claim(2, &[Whole(1)]);
-    let results = elsewhere
-        .status
-        .as_mut()
-        .unwrap()
-        .allocation
-        .as_mut()
-        .unwrap();
-    let results = results.devices.as_mut().unwrap().results.as_mut().unwrap();
-    results[0].pool = "another/gpus".to_owned();
+    results_of(&mut elsewhere)[0].pool = "another/gpus".to_owned();
     let mut others = claim(3, &[Whole(1)]);
-    let of_others = others.status.as_mut().unwrap().allocation.as_mut().unwrap();
-    let of_others = of_others
-        .devices
-        .as_mut()
-        .unwrap()
-        .results
-        .as_mut()
-        .unwrap();
-    of_others[0].driver = "gpu.example.com".to_owned();
+    results_of(&mut others)[0].driver = "gpu.example.com".to_owned();
     let held = allocated(&[claim(1, &[Share(0, "1Gi", "0")]), elsewhere, others]);
     assert_eq!(held, BTreeSet::from(["gpu-0-vgpu".to_owned()]));
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::api_server::{CLAIMS, SLICES, eventually};
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, kubelet_claim};
+use crate::harness::{World, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slices_that_kubelet_wipes_or_somebody_edits_are_published_again() {
@@ -124,11 +124,7 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
     assert_eq!(health(&next, "gpu-1-vgpu"), HealthStatus::Unhealthy);
     assert_eq!(health(&next, "gpu-0-vgpu"), HealthStatus::Healthy);
     world.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
-    let error = plugin
-        .prepare_one(&kubelet_claim(1))
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = refusal(&plugin, 1).await;
     assert!(
         error.contains(
             "device gpu-1-vgpu is not on this node any more (present: gpu-0, gpu-0-vgpu)"
@@ -211,8 +207,8 @@ async fn a_card_switched_to_mig_stays_published_while_a_claim_holds_it_and_is_wi
     assert_eq!(unhealthy(&world), partitioned);
     assert_eq!(world.api.devices().len(), offered.len());
     world.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
-    let error = plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
-    assert!(error.to_string().contains("MIG mode is on"), "{error}");
+    let error = refusal(&plugin, 2).await;
+    assert!(error.contains("MIG mode is on"), "{error}");
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     world.api.delete_claim(&claim(1, &[]));

@@ -1,0 +1,161 @@
+//! A page and a region as bytes that somebody else wrote: inputs that are kept in `corpus/`, each with what it means, and
+//! random changes of them.
+//!
+//! `DRAVA_FUZZ_CASES=10000000 cargo test --release -p drava-vgpu-abi --test corpus` tries that many changes instead of
+//! [`CASES`], from another beginning with each `DRAVA_FUZZ_SEED`. What breaks a promise is printed in the corpus's own
+//! form: as a file there, with what it should have meant, it is tried in every run from then on.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
+
+#[path = "corpus/mutation.rs"]
+mod mutation;
+#[path = "corpus/seed.rs"]
+mod seed;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use drava_vgpu_abi::ledger::MAX_BYTES;
+use drava_vgpu_abi::snapshot::Snapshot;
+use drava_vgpu_abi::{Limits, LimitsPage, PAGE_SIZE, REGION_SIZE, decode, encode, update};
+
+use mutation::Mutator;
+use seed::{Kind, Seed};
+
+/// Changed inputs that the usual run tries, half of them pages and half of them regions.
+const CASES: u64 = 20_000;
+
+/// What a reader makes of the bytes.
+fn meaning(kind: Kind, bytes: &[u8]) -> String {
+    let meaning = match kind {
+        Kind::Page => decode(bytes)
+            .map(said)
+            .map_err(|error| format!("{error:?}")),
+        Kind::Region => Snapshot::decode(bytes)
+            .map(|snapshot| counted(&snapshot))
+            .map_err(|error| format!("{error:?}")),
+    };
+    meaning.unwrap_or_else(|error| error)
+}
+
+fn said(page: LimitsPage) -> String {
+    let LimitsPage {
+        spec,
+        generation,
+        retired,
+    } = page;
+    let limits = spec.limits;
+    let state = if retired { " retired" } else { "" };
+    format!(
+        "generation {generation}{state}; {} {} {}; limit {:?} reserve {} excess {}; cores {} {:?} priority {} rate {:?}; {:?} {:?}",
+        spec.claim_uid,
+        spec.share_id,
+        spec.device_uuid,
+        limits.memory_limit_bytes,
+        limits.driver_reserve_bytes,
+        limits.driver_excess_bytes,
+        limits.cores.percent(),
+        limits.compute_policy,
+        limits.priority.value(),
+        limits.rate_us_per_s,
+        limits.memory_policy,
+        limits.broken_region,
+    )
+}
+
+fn counted(snapshot: &Snapshot<'_>) -> String {
+    let share = snapshot.share();
+    let mut text = format!("total {} credit {}", share.total_bytes, share.credit_us);
+    for process in snapshot.processes() {
+        let (slot, pid, used) = (process.slot.get(), process.owner.pid, process.used_bytes);
+        text += &format!("; slot {slot} pid {pid} used {used}");
+    }
+    text
+}
+
+/// What holds for any bytes.
+fn check(kind: Kind, bytes: &[u8]) {
+    match kind {
+        Kind::Page => check_page(bytes),
+        Kind::Region => check_region(bytes),
+    }
+}
+
+fn check_page(bytes: &[u8]) {
+    let Ok(page) = decode(bytes) else {
+        let refused = update(bytes, &Limits::memory(1));
+        assert!(refused.is_err(), "what cannot be read is not updated");
+        return;
+    };
+    assert!(bytes.len() >= PAGE_SIZE && bytes.starts_with(b"DRAVALIM"));
+    // Nothing is read that the driver could not have written.
+    let written = decode(&encode(&page.spec)).unwrap();
+    assert_eq!(written.spec, page.spec);
+    let mut bytes = bytes.to_vec();
+    let limits = Limits::memory(4096);
+    for write in update(&bytes, &limits).unwrap() {
+        let at = usize::try_from(write.offset()).unwrap();
+        bytes[at..at + write.bytes().len()].copy_from_slice(write.bytes());
+    }
+    // Nobody updates a page that often.
+    if page.generation < u64::MAX {
+        let updated = decode(&bytes).unwrap();
+        assert_eq!(updated.spec.limits, limits);
+        assert_eq!(updated.generation, page.generation + 1);
+        assert_eq!(updated.retired, page.retired);
+    }
+}
+
+fn check_region(bytes: &[u8]) {
+    let Ok(snapshot) = Snapshot::decode(bytes) else {
+        return;
+    };
+    assert!(bytes.len() >= REGION_SIZE);
+    assert!(snapshot.share().total_bytes <= MAX_BYTES);
+    let slots: Vec<usize> = snapshot.processes().map(|one| one.slot.get()).collect();
+    let owned: Vec<usize> = (0..1024)
+        .filter(|slot| bytes[4096 + 256 * slot] == 1)
+        .collect();
+    assert_eq!(slots, owned);
+}
+
+#[test]
+fn each_input_of_the_corpus_means_what_it_says() {
+    let seeds = Seed::all();
+    assert!(seeds.len() > 40, "{} inputs", seeds.len());
+    let mut wrong = Vec::new();
+    for seed in &seeds {
+        let found = meaning(seed.kind, &seed.bytes);
+        if found != seed.meaning {
+            wrong.push(format!(
+                "{}\n  means {found}\n  not   {}",
+                seed.name, seed.meaning
+            ));
+        }
+        check(seed.kind, &seed.bytes);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_change_of_an_input_breaks_a_promise() {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().unwrap());
+    let cases: u64 = number("DRAVA_FUZZ_CASES").unwrap_or(CASES);
+    let begin: u64 = number("DRAVA_FUZZ_SEED").unwrap_or(1);
+    let seeds = Seed::all();
+    for kind in [Kind::Page, Kind::Region] {
+        let seeds: Vec<&Seed> = seeds.iter().filter(|seed| seed.kind == kind).collect();
+        let mut mutator = Mutator::new(begin);
+        let mut bytes = Vec::new();
+        for case in 0..cases / 2 {
+            let changed = mutator.change_one_of(&seeds, &mut bytes);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(kind, &bytes))) {
+                eprintln!(
+                    "case {case} of DRAVA_FUZZ_SEED={begin}, like {}:",
+                    changed.name
+                );
+                eprintln!("{}", changed.difference(&bytes));
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
