@@ -153,6 +153,28 @@ pub(crate) struct CUDA_MEMCPY3D {
     pub(crate) Depth: usize,
 }
 
+pub(crate) const CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL: c_uint = 0;
+pub(crate) const CU_MEM_OPERATION_TYPE_MAP: c_uint = 1;
+
+/// One operation of `cuMemMapArrayAsync`.
+#[repr(C)]
+pub(crate) struct CUarrayMapInfo {
+    pub(crate) resourceType: c_uint,
+    /// A `CUarray` or a `CUmipmappedArray`.
+    pub(crate) resource: u64,
+    pub(crate) subresourceType: c_uint,
+    padding: c_uint,
+    /// Two kinds of parts.
+    pub(crate) subresource: [c_uint; 8],
+    pub(crate) memOperationType: c_uint,
+    pub(crate) memHandleType: c_uint,
+    pub(crate) memHandle: CUmemGenericAllocationHandle,
+    pub(crate) offset: u64,
+    pub(crate) deviceBitMask: c_uint,
+    pub(crate) flags: c_uint,
+    pub(crate) reserved: [c_uint; 2],
+}
+
 /// Flag of `cuGetProcAddress`: per-thread default streams.
 pub(crate) const CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM: u64 = 1 << 1;
 
@@ -279,6 +301,9 @@ const _: () = {
     assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR_v1>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
+    assert!(size_of::<CUarrayMapInfo>() == 96);
+    assert!(offset_of!(CUarrayMapInfo, subresource) == 24);
+    assert!(offset_of!(CUarrayMapInfo, memHandle) == 64);
     assert!(size_of::<CUuuid>() == 16);
     assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
     assert!(offset_of!(CUDA_MEM_ALLOC_NODE_PARAMS, bytesize) == 104);

@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod multicast;
 pub(crate) mod nvml;
 pub(crate) mod pool;
+pub(crate) mod sparse;
 pub(crate) mod transfer;
 pub(crate) mod view;
 pub(crate) mod vmm;

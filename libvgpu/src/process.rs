@@ -59,6 +59,8 @@ pub(crate) struct Process {
     pub(crate) physical: HeldMap,
     /// Mappings of it, by address.
     pub(crate) mappings: HeldMap,
+    /// Mappings of it to parts of sparse arrays.
+    pub(crate) array_mappings: HeldMap,
     /// Physical memory that is bound to multicast objects, by object and place.
     pub(crate) bindings: HeldMap,
     /// Memory of other APIs and processes that was imported, by the object that holds it.

@@ -266,6 +266,9 @@ hooks! {
         = c"cuMemExportToShareableHandle" 10020 => vmm::export;
     Memory Cuda cuMemImportFromShareableHandle(handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: c_int)
         = c"cuMemImportFromShareableHandle" 10020 => vmm::import;
+    Memory Cuda cuMemMapArrayAsync(operations: *mut CUarrayMapInfo, count: c_uint, stream: CUstream) = c"cuMemMapArrayAsync" 11010 => sparse::map;
+    Memory Cuda cuMemMapArrayAsync_ptsz(operations: *mut CUarrayMapInfo, count: c_uint, stream: CUstream)
+        = c"cuMemMapArrayAsync" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => sparse::map;
     Memory Cuda cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64)
         = c"cuMemMap" 10020 => vmm::map;
     Memory Cuda cuMemUnmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap" 10020 => vmm::unmap;

@@ -11,6 +11,7 @@ use crate::cuda::{
 };
 use crate::held::Held;
 use crate::hooks::memory::{Request, free_held, take};
+use crate::hooks::sparse;
 use crate::process::Process;
 use crate::table::{
     cuArray3DCreate, cuArray3DCreate_v2, cuArrayCreate, cuArrayCreate_v2, cuArrayDestroy,
@@ -94,8 +95,15 @@ fn make(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) ->
     result
 }
 
-/// Returns the charge of an array that is gone.
-pub(crate) fn give_back(process: &'static Process, held: Held) {
+/// Returns the charge of an array that is gone, and of what was mapped to it.
+pub(crate) fn give_back_array(process: &'static Process, array: u64, held: Held) {
+    if held.bytes == 0 {
+        sparse::forget(process, array);
+    }
+    give_back(process, held);
+}
+
+fn give_back(process: &'static Process, held: Held) {
     let Some(card) = Card::at(process, held.card) else {
         return;
     };
@@ -206,6 +214,6 @@ pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_v
         array.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(array) },
-        |process, _, held| give_back(process, held),
+        give_back_array,
     )
 }

@@ -248,7 +248,7 @@ fn release_all_of(context: u64) {
         give_back_linear(process, pointer, held);
     });
     process.room.forget_all();
-    process
-        .arrays
-        .remove_all(ends, |_, held| array::give_back(process, held));
+    process.arrays.remove_all(ends, |array, held| {
+        array::give_back_array(process, array, held)
+    });
 }

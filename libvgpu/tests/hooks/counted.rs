@@ -90,6 +90,61 @@ fn a_green_context_beside_the_primary_one_leaves_its_memory() {
     assert_eq!(container.taken(), CONTEXT_BYTES);
 }
 
+/// Physical memory that is mapped to a sparse array lives on without a handle.
+#[test]
+fn memory_that_is_mapped_to_a_sparse_array_stays_charged() {
+    const BYTES: u64 = 4 * MIB;
+    let container = Container::with_memory(GIB);
+    let mut process = start(&container);
+    process.ok("init");
+    process.ok("context3");
+    let taken = |process: &mut Subject, bytes: u64, what: &str| {
+        let contexts = 2 * CONTEXT_BYTES;
+        assert_eq!(container.taken(), contexts + bytes, "{what}");
+        assert_eq!(free(process), GIB - bytes, "{what}");
+    };
+    for map in ["cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"] {
+        process.ok("sparsearray");
+        taken(&mut process, 0, "an array without memory");
+        // Unmapped as it was mapped.
+        process.ok(&format!("create {BYTES}"));
+        process.ok(&format!("tiles 0 2 0 {map}"));
+        process.ok(&format!("tiles 2 1 0 {map}"));
+        process.ok("release");
+        taken(&mut process, BYTES, map);
+        process.ok(&format!("tiles 0 2 1 {map}"));
+        taken(&mut process, BYTES, "a part is mapped");
+        process.ok(&format!("tiles 2 1 1 {map}"));
+        taken(&mut process, 0, "unmapped");
+        // Other memory takes the place of what was there.
+        process.ok(&format!("create {BYTES}"));
+        process.ok(&format!("tiles 0 2 0 {map}"));
+        process.ok("release");
+        process.ok(&format!("create {}", 2 * BYTES));
+        process.ok(&format!("tiles 0 2 0 {map}"));
+        process.ok("release");
+        taken(&mut process, 2 * BYTES, "replaced");
+        // A refused operation maps nothing.
+        process.ok(&format!("create {BYTES}"));
+        assert_ne!(process.ask(&format!("tiles 0 9 0 {map}"))[0], 0);
+        process.ok("release");
+        taken(&mut process, 2 * BYTES, "refused");
+        // Unmapped in another way it stays charged until the array is gone.
+        process.ok(&format!("tiles 0 1 1 {map}"));
+        process.ok(&format!("tiles 1 1 1 {map}"));
+        assert_eq!(free(&mut process), GIB - 2 * BYTES);
+        process.ok("destroysparse");
+        taken(&mut process, 0, "destroyed");
+    }
+    process.ok("sparsearray");
+    process.ok(&format!("create {BYTES}"));
+    process.ok("tiles 0 1 0 cuMemMapArrayAsync");
+    process.ok("release");
+    process.ok("destroycontext");
+    assert_eq!(container.taken(), CONTEXT_BYTES);
+    assert_eq!(free(&mut process), GIB, "the array's context ended");
+}
+
 #[test]
 fn memory_that_is_bound_to_a_multicast_object_stays_charged() {
     let container = Container::with_memory(GIB);

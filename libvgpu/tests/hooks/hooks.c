@@ -325,6 +325,20 @@ static void run(char *line) {
     else if (!strcmp(word, "retain")) result = CALL(cuMemRetainAllocationHandle, (Pointer *, Pointer), &memory, mapped);
     else if (!strcmp(word, "release")) result = CALL(cuMemRelease, (Pointer), memory);
     else if (!strcmp(word, "object")) result = make_object(a);
+    else if (!strcmp(word, "sparsearray")) {
+        struct { size_t width, height, depth; unsigned format, channels, flags; } descriptor = {1024, 1024, 0, 0x20, 1, 0x40};
+        result = CALL(cuArray3DCreate_v2, (Handle *, void *), &array2, &descriptor);
+    } else if (!strcmp(word, "tiles")) {
+        unsigned long long c = 0;
+        sscanf(line, "%*s %llu %llu %llu %63s", &a, &b, &c, first);
+        // Maps the memory to rows of tiles, 128 elements high, of the sparse array: from row `a` on `b` of them; unmaps
+        // them if `c`.
+        struct { unsigned resource_type; Handle resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
+            operation = {0, array2, 0, 0, 0, 0, 0, 128 * (unsigned)a, 0, 1024, 128 * (unsigned)b, 1, c ? 2 : 1, 0, c ? 0 : memory, 0, 1, 0, {0}};
+        _Static_assert(sizeof operation == 96, "as in cuda.h");
+        Result (*map)(void *, unsigned, Handle) = (Result(*)(void *, unsigned, Handle))function(first);
+        result = map ? map(&operation, 1, NULL) : -1;
+    } else if (!strcmp(word, "destroysparse")) result = CALL(cuArrayDestroy, (Handle), array2);
     else if (!strcmp(word, "bind")) {
         if (!strcmp(first, "cuMulticastBindMem"))
             result = CALL(cuMulticastBindMem, (Pointer, size_t, Pointer, size_t, size_t, uint64_t), object, 0, memory, 0, 4 << 20, 0);

@@ -13,6 +13,13 @@ use crate::types::{
     CUarrayMemoryRequirements, CUcontext, CUdevice, CUdeviceptr, CUmipmappedArray,
 };
 
+mod sparse;
+
+pub(crate) use sparse::ENTRY_POINTS as SPARSE_ENTRY_POINTS;
+
+/// `CUDA_ARRAY3D_SPARSE`
+const SPARSE: c_uint = 0x40;
+
 /// `CUDA_ARRAY3D_LAYERED`, `_SURFACE_LDST`, `_CUBEMAP`, `_TEXTURE_GATHER`, `_COLOR_ATTACHMENT`
 const FLAGS: c_uint = 0x01 | 0x02 | 0x04 | 0x08 | 0x20;
 
@@ -21,12 +28,13 @@ const FLAGS: c_uint = 0x01 | 0x02 | 0x04 | 0x08 | 0x20;
 pub(crate) struct Arrays {
     arrays: BTreeMap<CUarray, Array>,
     mipmaps: BTreeMap<CUmipmappedArray, Mipmap>,
+    tiles: sparse::Tiles,
 }
 
 /// One array, or one level of a mipmapped one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Array {
-    /// Where its memory is.
+    /// Where its memory is; of sparse ones, 0.
     pub(crate) address: CUdeviceptr,
     context: CUcontext,
     descriptor: CUarray3DDescriptor,
@@ -49,7 +57,9 @@ impl CUarray3DDescriptor {
         }
         match self.flags & !FLAGS {
             0 => Ok(()),
-            // Sparse ones and ones without memory.
+            SPARSE if self.height > 0 => Ok(()),
+            SPARSE => Err(CudaError::InvalidValue),
+            // Ones without memory that are not sparse.
             _ => Err(CudaError::NotSupported),
         }
     }
@@ -147,6 +157,11 @@ impl Array {
     pub(crate) fn sides(&self) -> [usize; 3] {
         self.descriptor.sides()
     }
+
+    /// Whether it has only the memory that is mapped to it.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.descriptor.flags & SPARSE != 0
+    }
 }
 
 impl Arrays {
@@ -179,7 +194,10 @@ impl State {
         descriptor.check()?;
         self.potentially_unsafe()?;
         let context = crate::context::current_handle()?;
-        let address = self.allocate(driver, descriptor.bytes()?)?;
+        let address = match descriptor.flags & SPARSE {
+            0 => self.allocate(driver, descriptor.bytes()?)?,
+            _ => 0,
+        };
         let handle = CUarray(self.handle());
         let array = Array {
             address,
@@ -197,8 +215,11 @@ impl State {
         if array.is_level {
             return Err(CudaError::InvalidHandle);
         }
-        let address = array.address;
+        let (address, is_sparse) = (array.address, array.is_sparse());
         self.arrays.arrays.remove(&handle);
+        if is_sparse {
+            return self.unmap_array(driver, handle);
+        }
         self.free(driver, address)
     }
 
@@ -209,6 +230,9 @@ impl State {
         levels: u32,
     ) -> Answer<CUmipmappedArray> {
         descriptor.check()?;
+        if descriptor.flags & SPARSE != 0 {
+            return Err(CudaError::NotSupported);
+        }
         self.potentially_unsafe()?;
         let longest = descriptor
             .width

@@ -161,6 +161,7 @@ impl State {
         self.events.forget_context(handle);
         self.modules.forget_context(handle);
         self.libraries.forget_context(handle);
+        self.unmap_arrays(driver, handle)?;
         self.arrays.forget_context(handle);
         self.peers.forget_context(handle);
         driver

@@ -207,6 +207,9 @@ impl State {
 
     fn locate_in_array(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> Answer<Rows> {
         let array = self.arrays.get(side.array)?;
+        if array.is_sparse() {
+            return Err(CudaError::NotSupported);
+        }
         let [row, rows, layers] = array.sides();
         for (start, length, most) in [
             (side.x, copy.width, row),

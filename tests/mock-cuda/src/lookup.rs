@@ -15,6 +15,7 @@ use crate::{
 /// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
     array::ENTRY_POINTS,
+    array::SPARSE_ENTRY_POINTS,
     capture::ENTRY_POINTS,
     checkpoint::ENTRY_POINTS,
     context::ENTRY_POINTS,

@@ -22,9 +22,9 @@ pub(crate) use graph::{
 };
 
 pub(crate) use resource::{
-    CUbatchMemOpNodeParams, CUdevResource, CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc,
-    CUmulticastObjectProp, CUresourceDesc, CUresourceViewDesc, CUstreamMemOp, CUtensorMap,
-    CUtextureDesc,
+    CUarrayMapInfo, CUarraySparseProperties, CUbatchMemOpNodeParams, CUdevResource,
+    CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc, CUmulticastObjectProp, CUresourceDesc,
+    CUresourceViewDesc, CUstreamMemOp, CUtensorMap, CUtextureDesc,
 };
 
 pub(crate) type CUresult = c_uint;

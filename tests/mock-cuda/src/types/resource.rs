@@ -38,6 +38,41 @@ impl CUdevResource {
     }
 }
 
+/// `CUDA_ARRAY_SPARSE_PROPERTIES`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarraySparseProperties {
+    pub(crate) tile: [c_uint; 3],
+    pub(crate) first_level_of_tail: c_uint,
+    pub(crate) tail_bytes: c_ulonglong,
+    pub(crate) flags: c_uint,
+    pub(crate) reserved: [c_uint; 4],
+}
+
+/// `CUarrayMapInfo`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CUarrayMapInfo {
+    /// `CUresourcetype`
+    pub(crate) resource_type: c_uint,
+    pub(crate) resource: usize,
+    /// `CUarraySparseSubresourceType`
+    pub(crate) subresource_type: c_uint,
+    padding: c_uint,
+    /// Of a sparse level: level, layer, offset and extent.
+    pub(crate) subresource: [c_uint; 8],
+    /// `CUmemOperationType`
+    pub(crate) operation: c_uint,
+    /// `CUmemHandleType`
+    pub(crate) memory_type: c_uint,
+    pub(crate) memory: c_ulonglong,
+    pub(crate) offset: c_ulonglong,
+    /// Devices that are meant, as bits.
+    pub(crate) devices: c_uint,
+    pub(crate) flags: c_uint,
+    pub(crate) reserved: [c_uint; 2],
+}
+
 /// `CUmulticastObjectProp`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -179,6 +179,30 @@ fn copies_have_the_layout_of_the_header() {
         alignment = alignment,
         reserved = reserved
     );
+    same_layout!(
+        CUarraySparseProperties,
+        sys::CUDA_ARRAY_SPARSE_PROPERTIES,
+        tile = tileExtent,
+        first_level_of_tail = miptailFirstLevel,
+        tail_bytes = miptailSize,
+        flags = flags,
+        reserved = reserved
+    );
+    same_layout!(
+        CUarrayMapInfo,
+        sys::CUarrayMapInfo,
+        resource_type = resourceType,
+        resource = resource,
+        subresource_type = subresourceType,
+        subresource = subresource,
+        operation = memOperationType,
+        memory_type = memHandleType,
+        memory = memHandle,
+        offset = offset,
+        devices = deviceBitMask,
+        flags = flags,
+        reserved = reserved
+    );
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod pools;
 mod processes;
 mod settings;
 mod sharing;
+mod sparse;
 mod stream_memory;
 mod streams;
 mod virtual_memory;
