@@ -156,6 +156,53 @@ static Result prepare(void) {
     return make_graph();
 }
 
+struct Kernel { Handle function; unsigned grid[3], block[3], shared; void **parameters, **extra; Handle kernel, context; };
+static Handle timed_exec, timed_node;
+
+// A graph of one kernel that takes so long.
+static Result make_timed(uint64_t ns, Handle *made, Handle *node) {
+    Handle module = NULL, spin = NULL;
+    void *parameters[] = {&ns};
+    struct Kernel one = {.grid = {4, 1, 1}, .block = {64, 1, 1}, .parameters = parameters};
+    TRY(CALL(cuModuleLoadData, (Handle *, const void *), &module, "any image"));
+    TRY(CALL(cuModuleGetFunction, (Handle *, Handle, const char *), &spin, module, "spin"));
+    one.function = spin;
+    TRY(CALL(cuGraphCreate, (Handle *, unsigned), made, 0));
+    return CALL(cuGraphAddKernelNode, (Handle *, Handle, Handle *, size_t, void *), node, *made, NULL, 0, &one);
+}
+
+static Result launch_timed(int times) {
+    for (int i = 0; i < times; i++) {
+        TRY(CALL(cuGraphLaunch, (Handle, Handle), timed_exec, stream));
+        TRY(CALL(cuCtxSynchronize, (void)));
+    }
+    return 0;
+}
+
+// Makes an executable graph that is short, and launches it until that is known.
+static Result learn_timed(void) {
+    Handle made = NULL;
+    TRY(make_timed(20000, &made, &timed_node));
+    TRY(CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &timed_exec, made, 0));
+    return launch_timed(50);
+}
+
+// Makes the graph take so long, in the way that is named.
+static Result change_timed(const char *how, uint64_t ns) {
+    Handle made = NULL, node = NULL;
+    int result_info[8];
+    TRY(make_timed(ns, &made, &node));
+    void *change = function(how);
+    if (!change) return -1;
+    if (!strcmp(how, "cuGraphExecUpdate")) return ((Result(*)(Handle, Handle, Handle *, int *))change)(timed_exec, made, &node, result_info);
+    if (!strcmp(how, "cuGraphExecUpdate_v2")) return ((Result(*)(Handle, Handle, void *))change)(timed_exec, made, result_info);
+    struct { int type, reserved[3]; union { struct Kernel kernel; long long room[29]; }; long long end; } any = {0};
+    _Static_assert(sizeof any == 256, "as in cuda.h");
+    TRY(CALL(cuGraphKernelNodeGetParams_v2, (Handle, struct Kernel *), node, &any.kernel));
+    void *parameters = !strcmp(how, "cuGraphExecNodeSetParams") ? (void *)&any : (void *)&any.kernel;
+    return ((Result(*)(Handle, Handle, void *))change)(timed_exec, timed_node, parameters);
+}
+
 // Begins a capture in the way that is named, launches in it, and ends it.
 static Result capture(const char *begin, const char *end) {
     Handle captured = NULL;
@@ -275,6 +322,12 @@ static void run(char *line) {
             if (!strcmp(rows[i].name, first)) result = rows[i].call();
         if (!result) result = CALL(cuCtxSynchronize, (void));
     } else if (!strcmp(word, "capture")) result = capture(first, second);
+    else if (!strcmp(word, "learntimed")) result = learn_timed();
+    else if (!strcmp(word, "launchtimed")) result = launch_timed(1);
+    else if (!strcmp(word, "changetimed")) {
+        sscanf(line, "%*s %*s %llu", &a);
+        result = change_timed(first, a);
+    }
     else if (!strcmp(word, "destroystream")) {
         Result (*destroy)(Handle) = (Result(*)(Handle))function(first);
         Handle doomed = NULL;

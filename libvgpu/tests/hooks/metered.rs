@@ -14,7 +14,7 @@ const NOT_LAUNCHING: [&str; 18] = [
     "cuGraphInstantiateWithFlags",
     "cuGraphInstantiateWithParams",
     "cuGraphExecDestroy",
-    // What is known of a graph's cost ends with these; `compute` tests what it costs.
+    // What is known of a graph's cost ends with these.
     "cuGraphExecKernelNodeSetParams",
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecNodeSetParams",
@@ -70,6 +70,10 @@ impl Counter {
 
     fn in_region(&self) -> u64 {
         self.container.processes_of("share")[0].launches
+    }
+
+    fn gpu_time_us(&self) -> u64 {
+        self.container.processes_of("share")[0].gpu_time_us
     }
 
     /// How many launches commands, which must succeed, are counted as.
@@ -145,5 +149,33 @@ fn a_stream_that_is_destroyed_in_a_capture_ends_it() {
     for destroy in ["cuStreamDestroy", "cuStreamDestroy_v2"] {
         counter.of(&[&format!("destroystream {destroy}")]);
         assert_eq!(counter.of(&["row cuLaunchKernel"]), 1, "{destroy}");
+    }
+}
+
+/// Where a graph is known to be short it is seldom measured, and what it costs after a change would be learned late.
+#[test]
+fn what_a_graph_costs_is_learned_anew_after_each_kind_of_change() {
+    const MS: u64 = 100;
+    let changes = [
+        "cuGraphExecUpdate",
+        "cuGraphExecUpdate_v2",
+        "cuGraphExecKernelNodeSetParams",
+        "cuGraphExecKernelNodeSetParams_v2",
+        "cuGraphExecNodeSetParams",
+    ];
+    let mut counter = Counter::new();
+    for change in changes {
+        counter.of(&["learntimed"]);
+        counter.of(&[&format!("changetimed {change} {}", MS * 1_000_000)]);
+        let before = counter.gpu_time_us();
+        counter.of(&["launchtimed", "launchtimed"]);
+        // What was measured is learned with the next request for time, and shown with the one after it.
+        counter.of(&[]);
+        counter.of(&[]);
+        let counted = counter.gpu_time_us() - before;
+        assert!(
+            counted > 2 * MS * 1000 * 9 / 10,
+            "{change}: {counted} µs are counted of two launches of {MS} ms"
+        );
     }
 }
