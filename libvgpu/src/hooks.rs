@@ -3,6 +3,7 @@
 pub(crate) mod array;
 pub(crate) mod context;
 pub(crate) mod external;
+pub(crate) mod free;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod green;

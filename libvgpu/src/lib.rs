@@ -54,6 +54,7 @@ mod nvml;
 mod process;
 mod room;
 mod share;
+mod shared_chunks;
 mod sys;
 mod table;
 

@@ -22,6 +22,7 @@ use crate::imports::Imports;
 use crate::meter::Meter;
 use crate::room::Room;
 use crate::share::Share;
+use crate::shared_chunks::SharedChunks;
 use crate::sys;
 
 /// Shares that one process can have.
@@ -71,6 +72,10 @@ pub(crate) struct Process {
     pub(crate) pools: HeldMap,
     /// What is free in them.
     pub(crate) room: Room,
+    /// Allocations from them that others may have imported.
+    pub(crate) pool_exports: SharedChunks,
+    /// Allocations from pools of others that were imported.
+    pub(crate) pool_imports: SharedChunks,
     /// Linear memory whose IPC handle was asked for, by pointer.
     pub(crate) shared: HeldMap,
     /// Memory of others that was opened by IPC handle, by pointer.

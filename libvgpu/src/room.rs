@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::guard::Guard;
 use crate::held::{Held, HeldMap};
+use crate::shared_chunks::Chunk;
 
 /// Chunks in which pools grow.
 pub(crate) const CHUNK: u64 = 32 << 20;
@@ -55,6 +56,22 @@ fn is_shared(rounded_bytes: u64) -> bool {
 
 fn chunk_of(address: u64) -> u64 {
     address & !(CHUNK.saturating_sub(1))
+}
+
+/// The chunk that an allocation from any pool lies in, or all of memory that is larger.
+pub(crate) fn chunk_around(start: u64, bytes: u64) -> Chunk {
+    let taken = rounded(bytes);
+    if is_shared(taken) {
+        Chunk {
+            address: chunk_of(start),
+            bytes: CHUNK,
+        }
+    } else {
+        Chunk {
+            address: start,
+            bytes: taken,
+        }
+    }
 }
 
 /// Whether all of it lies in one chunk.
@@ -204,6 +221,12 @@ impl Room {
     /// Whether the pointer is what a pool gave.
     pub(crate) fn is_from_pool(&self, start: u64) -> bool {
         self.allocated.get(start).is_some()
+    }
+
+    /// The card of an allocation from a pool and the chunk that it lies in.
+    pub(crate) fn chunk_of(&self, start: u64) -> Option<(u8, Chunk)> {
+        let held = self.allocated.get(start)?;
+        Some((held.card, chunk_around(start, held.bytes)))
     }
 
     /// Notes that an allocation is freed in a stream, and returns what it was. The caller is about to ask the driver

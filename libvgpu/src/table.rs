@@ -222,8 +222,8 @@ hooks! {
     Memory Cuda cuMemAllocPitch_v2(pointer: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint)
         = c"cuMemAllocPitch" 3020 => memory::alloc_pitch;
     Memory Cuda cuMemAllocManaged(pointer: *mut CUdeviceptr, bytes: usize, flags: c_uint) = c"cuMemAllocManaged" 6000 => memory::alloc_managed;
-    Memory Cuda cuMemFree(pointer: CUdeviceptr_v1) = c"cuMemFree" 2000 => memory::free_v1;
-    Memory Cuda cuMemFree_v2(pointer: CUdeviceptr) = c"cuMemFree" 3020 => memory::free;
+    Memory Cuda cuMemFree(pointer: CUdeviceptr_v1) = c"cuMemFree" 2000 => free::now_v1;
+    Memory Cuda cuMemFree_v2(pointer: CUdeviceptr) = c"cuMemFree" 3020 => free::now;
 
     // Arrays.
     Memory Cuda cuArrayCreate(array: *mut CUarray, descriptor: *const CUDA_ARRAY_DESCRIPTOR_v1) = c"cuArrayCreate" 2000 => array::create_v1;
@@ -243,12 +243,16 @@ hooks! {
         = c"cuMemAllocFromPoolAsync" 11020 => pool::alloc_from_pool_async::<Legacy>;
     Memory Cuda cuMemAllocFromPoolAsync_ptsz(pointer: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
         = c"cuMemAllocFromPoolAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::alloc_from_pool_async::<PerThread>;
-    Memory Cuda cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) = c"cuMemFreeAsync" 11020 => pool::free_async::<Legacy>;
+    Memory Cuda cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) = c"cuMemFreeAsync" 11020 => free::in_order::<Legacy>;
     Memory Cuda cuMemFreeAsync_ptsz(pointer: CUdeviceptr, stream: CUstream)
-        = c"cuMemFreeAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => pool::free_async::<PerThread>;
+        = c"cuMemFreeAsync" 11020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => free::in_order::<PerThread>;
 
     Memory Cuda cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps) = c"cuMemPoolCreate" 11020 => pool::create;
     Memory Cuda cuMemPoolDestroy(pool: CUmemoryPool) = c"cuMemPoolDestroy" 11020 => pool::destroy;
+
+    Memory Cuda cuMemPoolExportPointer(data: *mut c_void, pointer: CUdeviceptr) = c"cuMemPoolExportPointer" 11020 => pool::share::export_pointer;
+    Memory Cuda cuMemPoolImportPointer(pointer: *mut CUdeviceptr, pool: CUmemoryPool, data: *mut c_void)
+        = c"cuMemPoolImportPointer" 11020 => pool::share::import_pointer;
 
     // Linear memory shared between processes.
     Memory Cuda cuIpcGetMemHandle(handle: *mut CUipcMemHandle, pointer: CUdeviceptr) = c"cuIpcGetMemHandle" 4010 => ipc::get_handle;

@@ -17,7 +17,7 @@ static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
 
 /// Start and size of the allocation that a pointer points into.
-fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
+pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
     let get = GET_RANGE.address()?;
     // SAFETY: the signature of `cuMemGetAddressRange_v2`.
     let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetRange>(get) };

@@ -18,8 +18,7 @@ use crate::held::{Held, HeldMap};
 use crate::hooks::{ipc, pool};
 use crate::process::Process;
 use crate::table::{
-    cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree,
-    cuMemFree_v2,
+    cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
 };
 
 static ADVISE: Original = Original::new(Library::Cuda, c"cuMemAdvise");
@@ -458,14 +457,4 @@ pub(crate) unsafe fn alloc_pitch_v1(
         // SAFETY: the driver has written the pointer.
         erase: &|| unsafe { pointer.write(0) },
     })
-}
-
-pub(crate) unsafe fn free(original: cuMemFree_v2::Function, pointer: CUdeviceptr) -> CUresult {
-    // SAFETY: the caller's arguments.
-    free_linear(pointer, || unsafe { original(pointer) })
-}
-
-pub(crate) unsafe fn free_v1(original: cuMemFree::Function, pointer: CUdeviceptr_v1) -> CUresult {
-    // SAFETY: the caller's arguments.
-    free_linear(u64::from(pointer), || unsafe { original(pointer) })
 }

@@ -26,7 +26,7 @@ use crate::cuda::{
 use crate::driver::{Library, Original};
 use crate::held::Held;
 use crate::hooks::graph_memory;
-use crate::hooks::memory::{free_linear, take};
+use crate::hooks::memory::take;
 use crate::meter::{self, NullStream};
 use crate::process::Process;
 use crate::room::{CHUNK, Change};
@@ -34,6 +34,7 @@ use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
 
+pub(crate) mod share;
 mod streams;
 
 static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
@@ -393,31 +394,34 @@ pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
     }
 }
 
-/// What is freed stays in its pool; a plain allocation may be freed this way too.
-pub(crate) unsafe fn free_async<S: NullStream>(
-    original: cuMemFreeAsync::Function,
+/// Frees what a pool of this process gave, or of another one, with `call`: it stays in its pool. Says where it was freed,
+/// if that is known by the stream's order.
+pub(crate) fn free(
+    process: &'static Process,
     pointer: CUdeviceptr,
-    stream: CUstream,
+    stream: Option<CUstream>,
+    call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let call = || unsafe { original(pointer, stream) };
-    let is_from_pool = |process: &&Process| {
-        process.pointers.get(pointer).is_none() && process.room.is_from_pool(pointer)
-    };
-    let Some(process) = Process::get().filter(is_from_pool) else {
-        return free_linear(pointer, call);
-    };
-    let stream = S::meant_by(stream);
     // What is captured is freed when the graph is launched.
-    let is_captured = meter::is_capturing(stream);
-    let key = streams::key_of(stream).filter(|_| !is_captured);
+    let key = stream
+        .filter(|stream| !meter::is_capturing(*stream))
+        .and_then(streams::key_of);
     let _passage = process.within.pass();
     let held = process.room.free(pointer, key);
     let result = call();
-    if let Some(held) = held.filter(|_| result != CUDA_SUCCESS) {
+    if result == CUDA_SUCCESS {
+        share::freed(process, pointer);
+    } else if let Some(held) = held {
         process.room.keep(pointer, held);
     }
     result
+}
+
+/// Whether a pool of this process gave the pointer, or one of another process.
+pub(crate) fn has(process: &Process, pointer: CUdeviceptr) -> bool {
+    process.room.is_from_pool(pointer)
+        || process.pool_exports.has(pointer)
+        || process.pool_imports.has(pointer)
 }
 
 pub(crate) unsafe fn create(

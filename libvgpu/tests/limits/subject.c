@@ -198,7 +198,7 @@ static void run(char *line) {
     } else if (!strcmp(word, "freeasync")) {
         printf("%d\n", CALL(cuMemFreeAsync, (Pointer, void *), slots[a], NULL));
     } else if (!strcmp(word, "pool")) {
-        struct Properties properties = {1, 0, 1, (int)a, NULL, {0}};
+        struct Properties properties = {1, (int)b, 1, (int)a, NULL, {0}};
         char padded[88] = {0};
         memcpy(padded, &properties, 16);
         ANSWER(CALL(cuMemPoolCreate, (Pointer *, void *), &pointer, padded));
@@ -342,6 +342,29 @@ static void run(char *line) {
         close(imported);
     } else if (!strcmp(word, "close")) {
         printf("%d\n", close((int)a));
+    } else if (!strcmp(word, "exportpool")) {
+        int exported = -1;
+        Result result = CALL(cuMemPoolExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, slots[a], 1, 0);
+        printf("%d %d\n", result, exported);
+    } else if (!strcmp(word, "importpool")) {
+        // Descriptor `b` of process `a`, as if it had been sent over a socket.
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
+        int imported = open(path, O_RDWR | O_CLOEXEC);
+        ANSWER(CALL(cuMemPoolImportFromShareableHandle, (Pointer *, void *, int, uint64_t), &pointer, (void *)(uintptr_t)imported, 1, 0));
+        close(imported);
+    } else if (!strcmp(word, "exportpointer")) {
+        struct Handle data;
+        Result result = CALL(cuMemPoolExportPointer, (struct Handle *, Pointer), &data, slots[a]);
+        printf("%d ", result);
+        for (size_t i = 0; i < sizeof data.bytes; i++) printf("%02x", data.bytes[i]);
+        printf("\n");
+    } else if (!strcmp(word, "importpointer")) {
+        struct Handle data;
+        char hex[160] = "";
+        sscanf(line, "%63s %llu %159s", word, &a, hex);
+        for (size_t i = 0; i < sizeof data.bytes; i++) sscanf(hex + 2 * i, "%2hhx", &data.bytes[i]);
+        ANSWER(CALL(cuMemPoolImportPointer, (Pointer *, Pointer, struct Handle *), &pointer, slots[a], &data));
     } else if (!strcmp(word, "ipcget")) {
         struct Handle handle;
         Result result = CALL(cuIpcGetMemHandle, (struct Handle *, Pointer), &handle, slots[a]);

@@ -6,6 +6,8 @@ use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
 use crate::held::{Held, HeldMap};
 use crate::imports::Imports;
 use crate::process::Process;
+use crate::room::{CHUNK, Change, Room, chunk_around};
+use crate::shared_chunks::SharedChunks;
 
 const KIB: u64 = 1 << 10;
 
@@ -240,4 +242,41 @@ fn imports_are_paid_for_beyond_what_the_share_has_made_available() {
     assert_eq!(imports.close(100), 80);
     assert_eq!(imports.close(50), 50);
     assert_eq!(imports.close(1), 0, "more than was opened");
+}
+
+#[test]
+fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
+    // SAFETY: all zeroes is none.
+    let shared: SharedChunks = unsafe { zeroes() };
+    let chunk = chunk_around(3 * CHUNK + 512, KIB);
+    assert_eq!((chunk.address, chunk.bytes), (3 * CHUNK, CHUNK));
+    let large = chunk_around(512, CHUNK - KIB);
+    assert_eq!((large.address, large.bytes), (512, CHUNK), "whole pages");
+    assert!(shared.add(1, 5, chunk));
+    assert!(!shared.add(2, 5, chunk), "the same chunk");
+    assert!(!shared.add(1, 5, chunk), "the same pointer");
+    assert!(shared.add(3, 5, large));
+    assert!(shared.has(1) && !shared.has(4));
+    assert_eq!(shared.remove(1), None, "shared twice");
+    assert_eq!(shared.remove(1), None, "the other pointer is shared");
+    assert_eq!(shared.remove(1), None, "not shared any more");
+    assert!(!shared.has(1));
+    let last = shared.remove(2).unwrap();
+    assert_eq!((last.bytes, last.card), (CHUNK, 5));
+    assert_eq!(shared.remove(3).unwrap().bytes, CHUNK);
+    assert!(shared.add(2, 5, chunk), "anew");
+}
+
+#[test]
+fn a_pool_says_which_chunk_a_pointer_lies_in() {
+    // SAFETY: all zeroes is nothing.
+    let room: Room = unsafe { zeroes() };
+    let change = Change {
+        before_bytes: 0,
+        after_bytes: CHUNK,
+    };
+    room.allocate(1, 7, CHUNK + 512, 3, change);
+    assert_eq!(room.chunk_of(CHUNK), None);
+    let (card, chunk) = room.chunk_of(CHUNK + 512).unwrap();
+    assert_eq!((card, chunk.address, chunk.bytes), (7, CHUNK, CHUNK));
 }

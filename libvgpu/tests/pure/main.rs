@@ -15,6 +15,8 @@ mod held;
 mod imports;
 #[path = "../../src/room.rs"]
 mod room;
+#[path = "../../src/shared_chunks.rs"]
+mod shared_chunks;
 
 mod counts;
 mod gates;

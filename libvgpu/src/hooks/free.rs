@@ -1,0 +1,41 @@
+//! Freeing by pointer: one function for whatever was allocated by any.
+
+use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUresult, CUstream};
+use crate::hooks::memory::free_linear;
+use crate::hooks::pool;
+use crate::meter::NullStream;
+use crate::process::Process;
+use crate::table::{cuMemFree, cuMemFree_v2, cuMemFreeAsync};
+
+fn free(
+    pointer: CUdeviceptr,
+    stream: Option<CUstream>,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
+    let is_from_pool =
+        |process: &&Process| process.pointers.get(pointer).is_none() && pool::has(process, pointer);
+    match Process::get().filter(is_from_pool) {
+        Some(process) => pool::free(process, pointer, stream, call),
+        None => free_linear(pointer, call),
+    }
+}
+
+pub(crate) unsafe fn now(original: cuMemFree_v2::Function, pointer: CUdeviceptr) -> CUresult {
+    // SAFETY: the caller's arguments.
+    free(pointer, None, || unsafe { original(pointer) })
+}
+
+pub(crate) unsafe fn now_v1(original: cuMemFree::Function, pointer: CUdeviceptr_v1) -> CUresult {
+    // SAFETY: the caller's arguments.
+    free(u64::from(pointer), None, || unsafe { original(pointer) })
+}
+
+pub(crate) unsafe fn in_order<S: NullStream>(
+    original: cuMemFreeAsync::Function,
+    pointer: CUdeviceptr,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(pointer, stream) };
+    free(pointer, Some(S::meant_by(stream)), call)
+}
