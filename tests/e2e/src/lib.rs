@@ -321,6 +321,36 @@ impl Namespace<'_> {
         })
     }
 
+    /// Takes all of a device's memory that a program in the container `app` can get, and makes sure that it is what was
+    /// free. Returns that, in MiB.
+    ///
+    /// # Errors
+    /// When it is not, or the program cannot be run.
+    pub fn fill(&self, pod: &str, device: usize) -> Result<u64> {
+        const MIB: u64 = 1 << 20;
+        let device = device.to_string();
+        let probe = ["cuda-probe", "fill", "--device", &device, "-o", "json"];
+        let filled = self.exec(pod, "app", &probe)?.json()?;
+        let free = filled["before"]["freeBytes"].as_u64();
+        let free_mib = free.context("before.freeBytes")? / MIB;
+        ensure!(
+            filled["allocatedBytes"] == free_mib * MIB,
+            "what was free is not what could be had: {filled}"
+        );
+        Ok(free_mib)
+    }
+
+    /// The memory of the only device of the container `app`, in MiB, as nvidia-smi has it.
+    ///
+    /// # Errors
+    /// When nvidia-smi fails.
+    pub fn total_mib(&self, pod: &str) -> Result<String> {
+        let query = "--query-gpu=memory.total";
+        let query = ["nvidia-smi", query, "--format=csv,noheader,nounits"];
+        let total = self.exec(pod, "app", &query)?.success()?;
+        Ok(total.trim().to_owned())
+    }
+
     /// Deletes pods without grace and waits until they are gone.
     ///
     /// # Errors

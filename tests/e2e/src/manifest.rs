@@ -43,27 +43,18 @@ spec:
 /// A pod `name` that sleeps, with one claim that `source` names.
 #[must_use]
 pub fn pod(name: &str, source: &str) -> String {
-    format!(
-        "
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 1
-  resourceClaims: [{{name: gpu, {source}}}]
-  containers:
-  - name: app
-    image: localhost/drava-demo:dev
-    imagePullPolicy: IfNotPresent
-    command: [sleep, infinity]
-    resources: {{claims: [{{name: gpu}}]}}
-"
-    )
+    let claims = format!("resourceClaims: [{{name: gpu, {source}}}]");
+    sleeping(name, &claims, "resources: {claims: [{name: gpu}]}")
 }
 
 /// A pod `name` without a claim.
 #[must_use]
 pub fn pod_without_claim(name: &str) -> String {
+    sleeping(name, "", "")
+}
+
+/// A pod that sleeps, with a line of its own in the pod's spec and in the container's.
+fn sleeping(name: &str, of_pod: &str, of_container: &str) -> String {
     format!(
         "
 apiVersion: v1
@@ -71,11 +62,13 @@ kind: Pod
 metadata: {{name: {name}}}
 spec:
   terminationGracePeriodSeconds: 1
+  {of_pod}
   containers:
   - name: app
     image: localhost/drava-demo:dev
     imagePullPolicy: IfNotPresent
     command: [sleep, infinity]
+    {of_container}
 "
     )
 }

@@ -43,23 +43,16 @@ fn totals(tenant: &Namespace<'_>, pod: &str) -> Result<Vec<u64>> {
 /// The pod has exactly that much of its device, whatever it does.
 fn is_limited(tenant: &Namespace<'_>, pod: &str, device: usize, mib: u64) -> Result<()> {
     ensure!(totals(tenant, pod)?.get(device) == Some(&(mib * MIB)));
-    let device = device.to_string();
     let allocate = |mib: u64| {
-        let mib = mib.to_string();
+        let (device, mib) = (device.to_string(), mib.to_string());
         let probe = ["cuda-probe", "alloc", "--device", &device, "--mib", &mib];
         tenant.exec(pod, "app", &[&["env", "-i"][..], &probe].concat())
     };
     let refused = allocate(mib)?;
     ensure!(refused.code == 2, "{pod}, {mib} MiB: {refused:?}");
-    let filled = ["cuda-probe", "fill", "--device", &device, "-o", "json"];
-    let filled = tenant.exec(pod, "app", &filled)?.json()?;
-    let free_mib = filled["before"]["freeBytes"]
-        .as_u64()
-        .context("freeBytes")?
-        / MIB;
-    ensure!(filled["allocatedBytes"] == free_mib * MIB, "{filled}");
     // All but what a context takes.
-    ensure!(free_mib * 100 >= (mib - 1024) * 99, "{filled}");
+    let free_mib = tenant.fill(pod, device)?;
+    ensure!(free_mib * 100 >= (mib - 1024) * 99, "{pod}: {free_mib} MiB");
     Ok(())
 }
 

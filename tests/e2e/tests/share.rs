@@ -34,21 +34,8 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
             table.contains(&format!(" {mib}MiB |")),
             "{pod} sees\n{table}"
         );
-        let total = tenant
-            .exec(
-                pod,
-                "app",
-                &[
-                    "nvidia-smi",
-                    "--query-gpu=memory.total",
-                    "--format=csv,noheader,nounits",
-                ],
-            )?
-            .success()?;
-        ensure!(
-            total.trim() == mib.to_string(),
-            "{pod} is told {total:?} MiB"
-        );
+        let total = tenant.total_mib(pod)?;
+        ensure!(total == mib.to_string(), "{pod} is told {total:?} MiB");
     }
 
     // What a user reads about it.
@@ -102,17 +89,7 @@ fn an_allocation_is_refused_exactly_at_the_limit() -> Result<()> {
         .exec("exact", "app", &["cuda-probe", "info", "-o", "json"])?
         .json()?;
     ensure!(info["devices"][0]["totalBytes"] == 3072 * MIB, "{info}");
-    let filled = tenant
-        .exec("exact", "app", &["cuda-probe", "fill", "-o", "json"])?
-        .json()?;
-    let free_mib = filled["before"]["freeBytes"]
-        .as_u64()
-        .context("before.freeBytes")?
-        / MIB;
-    ensure!(
-        filled["allocatedBytes"] == free_mib * MIB,
-        "what was free is not what could be had: {filled}"
-    );
+    let free_mib = tenant.fill("exact", 0)?;
 
     // What is free can be had in one piece; one MiB more cannot.
     let free = free_mib.to_string();
@@ -243,18 +220,8 @@ fn a_whole_card_is_the_whole_card() -> Result<()> {
     let tenant = world.namespace("whole")?;
     tenant.example("whole-gpu")?;
     tenant.running("whole")?;
-    let total = tenant
-        .exec(
-            "whole",
-            "app",
-            &[
-                "nvidia-smi",
-                "--query-gpu=memory.total",
-                "--format=csv,noheader,nounits",
-            ],
-        )?
-        .success()?;
-    ensure!(total.trim() == "81559", "{total}");
+    let total = tenant.total_mib("whole")?;
+    ensure!(total == "81559", "{total}");
     let preload = tenant.exec("whole", "app", &["cat", "/etc/ld.so.preload"])?;
     ensure!(
         preload.code != 0,

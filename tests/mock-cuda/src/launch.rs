@@ -164,9 +164,19 @@ impl Parameters {
     }
 }
 
+/// What the blocks of a launch may do.
+#[derive(Clone, Copy)]
+enum Blocks {
+    /// Run in any order.
+    Apart,
+    /// Wait for each other: all must be resident at once, or they could wait forever.
+    Cooperative,
+}
+
 fn launch(
     function: CUfunction,
     shape: Shape,
+    blocks: Blocks,
     shared_bytes: c_uint,
     stream: CUstream,
     parameters: Parameters,
@@ -180,36 +190,16 @@ fn launch(
             shared_bytes,
             parameters,
         )?;
-        Ok(Operation::Kernel(launch))
-    })
-    .map(drop)
-}
-
-fn launch_cooperative(
-    function: CUfunction,
-    shape: Shape,
-    shared_bytes: c_uint,
-    stream: CUstream,
-    parameters: Parameters,
-) -> Answer {
-    enqueue(stream, |driver, state, stream| {
-        let launch = state.launch(
-            driver,
-            stream.context,
-            function,
-            shape,
-            shared_bytes,
-            parameters,
-        )?;
-        let context = state.contexts.get(&stream.context);
-        let context = context.ok_or(CudaError::ContextIsDestroyed)?;
-        let compute = &driver.model(context.device)?.compute;
-        let all = compute.multiprocessors;
-        let own = context.green.map_or(all, |green| green.multiprocessors);
-        let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
-        // All blocks must be resident at once, or they could wait for each other forever.
-        if shape.blocks() > resident.min(32) * u64::from(own) {
-            return Err(CudaError::CooperativeLaunchTooLarge);
+        if let Blocks::Cooperative = blocks {
+            let context = state.contexts.get(&stream.context);
+            let context = context.ok_or(CudaError::ContextIsDestroyed)?;
+            let compute = &driver.model(context.device)?.compute;
+            let all = compute.multiprocessors;
+            let own = context.green.map_or(all, |green| green.multiprocessors);
+            let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
+            if shape.blocks() > resident.min(32) * u64::from(own) {
+                return Err(CudaError::CooperativeLaunchTooLarge);
+            }
         }
         Ok(Operation::Kernel(launch))
     })
@@ -224,14 +214,14 @@ entry_points! {
         shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
     ) ptsz(stream) cuLaunchKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
-        launch(function, shape, shared, stream, Parameters { pointers, extra })
+        launch(function, shape, Blocks::Apart, shared, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, pointers: In<In<u64>>, extra: In<*const c_void>) ptds(default) cuLaunchKernelEx_ptsz {
         let config = config.get()?;
         let stream = if config.stream == CUstream::NULL { default } else { config.stream };
         let shape = Shape { grid: config.grid, block: config.block };
-        launch(function, shape, config.shared_bytes, stream, Parameters { pointers, extra })
+        launch(function, shape, Blocks::Apart, config.shared_bytes, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchCooperativeKernel" 9000 fn cuLaunchCooperativeKernel(
@@ -241,7 +231,7 @@ entry_points! {
         shared: c_uint, stream: CUstream, pointers: In<In<u64>>,
     ) ptsz(stream) cuLaunchCooperativeKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
-        launch_cooperative(function, shape, shared, stream, Parameters { pointers, extra: In::NULL })
+        launch(function, shape, Blocks::Cooperative, shared, stream, Parameters { pointers, extra: In::NULL })
     }
 
     // Devices do not wait for each other here.
@@ -253,7 +243,7 @@ entry_points! {
         launches.into_iter().try_for_each(|one| {
             let shape = Shape { grid: one.grid, block: one.block };
             let parameters = Parameters { pointers: In::at(one.pointers.cast()), extra: In::NULL };
-            launch_cooperative(one.function, shape, one.shared_bytes, one.stream, parameters)
+            launch(one.function, shape, Blocks::Cooperative, one.shared_bytes, one.stream, parameters)
         })
     }
 }

@@ -21,6 +21,25 @@ use crate::handle::{
 };
 use crate::mig::{mig, require_root};
 
+/// A struct about a compute instance's profile: the figures that each of its versions has, those of the engines that it
+/// shares, and the fields that only this one has.
+macro_rules! compute_profile_info {
+    ($info:ident, $profile:expr, $shared:expr, $($field:ident: $value:expr),* $(,)?) => {
+        $info {
+            id: $profile.id,
+            sliceCount: $profile.slices,
+            instanceCount: $profile.instances,
+            multiprocessorCount: $profile.multiprocessors,
+            sharedCopyEngineCount: $shared.copy_engines,
+            sharedDecoderCount: $shared.decoders,
+            sharedEncoderCount: $shared.encoders,
+            sharedJpegCount: $shared.jpeg_engines,
+            sharedOfaCount: $shared.ofa_engines,
+            $($field: $value),*
+        }
+    };
+}
+
 entry_points! {
     fn nvmlDeviceCreateGpuInstance(handle: nvmlDevice_t, profile: c_uint, instance: Out<nvmlGpuInstance_t>) {
         create_gpu_instance(handle, profile, None, instance)
@@ -81,17 +100,7 @@ entry_points! {
     fn nvmlGpuInstanceGetComputeInstanceProfileInfo(handle: nvmlGpuInstance_t, profile: c_uint, engines: c_uint, info: Out<nvmlComputeInstanceProfileInfo_t>) {
         let instance = gpu_instance(handle)?;
         let (profile, shared) = (compute_profile(&instance, profile, engines)?, instance.profile()?);
-        info.set(nvmlComputeInstanceProfileInfo_t {
-            id: profile.id,
-            sliceCount: profile.slices,
-            instanceCount: profile.instances,
-            multiprocessorCount: profile.multiprocessors,
-            sharedCopyEngineCount: shared.copy_engines,
-            sharedDecoderCount: shared.decoders,
-            sharedEncoderCount: shared.encoders,
-            sharedJpegCount: shared.jpeg_engines,
-            sharedOfaCount: shared.ofa_engines,
-        })
+        info.set(compute_profile_info!(nvmlComputeInstanceProfileInfo_t, profile, shared,))
     }
 
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(handle: nvmlGpuInstance_t, profile: c_uint, engines: c_uint, info: Out<nvmlComputeInstanceProfileInfo_v2_t>) {
@@ -289,35 +298,23 @@ fn versioned_info(
             true => NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX,
             false => 0,
         };
-        return v3.set(nvmlComputeInstanceProfileInfo_v3_t {
-            version,
-            id: profile.id,
-            sliceCount: profile.slices,
-            instanceCount: profile.instances,
-            multiprocessorCount: profile.multiprocessors,
-            sharedCopyEngineCount: shared.copy_engines,
-            sharedDecoderCount: shared.decoders,
-            sharedEncoderCount: shared.encoders,
-            sharedJpegCount: shared.jpeg_engines,
-            sharedOfaCount: shared.ofa_engines,
-            name,
-            capabilities,
-        });
+        return v3.set(compute_profile_info!(
+            nvmlComputeInstanceProfileInfo_v3_t,
+            profile,
+            shared,
+            version: version,
+            name: name,
+            capabilities: capabilities,
+        ));
     }
     let version = info.require_version(2)?;
-    info.set(nvmlComputeInstanceProfileInfo_v2_t {
-        version,
-        id: profile.id,
-        sliceCount: profile.slices,
-        instanceCount: profile.instances,
-        multiprocessorCount: profile.multiprocessors,
-        sharedCopyEngineCount: shared.copy_engines,
-        sharedDecoderCount: shared.decoders,
-        sharedEncoderCount: shared.encoders,
-        sharedJpegCount: shared.jpeg_engines,
-        sharedOfaCount: shared.ofa_engines,
-        name,
-    })
+    info.set(compute_profile_info!(
+        nvmlComputeInstanceProfileInfo_v2_t,
+        profile,
+        shared,
+        version: version,
+        name: name,
+    ))
 }
 
 /// `3g.40gb` where a compute instance takes all of its GPU instance, else `1c.3g.40gb`.

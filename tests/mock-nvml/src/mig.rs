@@ -14,6 +14,25 @@ use crate::abi::{Answer, Out, entry_points, fixed_text, set_list};
 use crate::error::NvmlError;
 use crate::handle::{AnyDevice, any_device, device};
 
+/// A struct about a profile: the figures that each of its versions has, and the fields that only this one has.
+macro_rules! profile_info {
+    ($info:ident, $profile:expr, $($field:ident: $value:expr),* $(,)?) => {
+        $info {
+            id: $profile.id,
+            sliceCount: $profile.slices,
+            instanceCount: $profile.instances,
+            multiprocessorCount: $profile.multiprocessors,
+            copyEngineCount: $profile.copy_engines,
+            decoderCount: $profile.decoders,
+            encoderCount: $profile.encoders,
+            jpegCount: $profile.jpeg_engines,
+            ofaCount: $profile.ofa_engines,
+            memorySizeMB: $profile.memory_mib,
+            $($field: $value),*
+        }
+    };
+}
+
 entry_points! {
     fn nvmlDeviceGetMigMode(handle: nvmlDevice_t, current: Out<c_uint>, pending: Out<c_uint>) {
         mig(handle)?;
@@ -52,19 +71,7 @@ entry_points! {
 
     fn nvmlDeviceGetGpuInstanceProfileInfo(handle: nvmlDevice_t, profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_t>) {
         let profile = profile_of_kind(handle, profile)?;
-        info.set(nvmlGpuInstanceProfileInfo_t {
-            id: profile.id,
-            isP2pSupported: 0,
-            sliceCount: profile.slices,
-            instanceCount: profile.instances,
-            multiprocessorCount: profile.multiprocessors,
-            copyEngineCount: profile.copy_engines,
-            decoderCount: profile.decoders,
-            encoderCount: profile.encoders,
-            jpegCount: profile.jpeg_engines,
-            ofaCount: profile.ofa_engines,
-            memorySizeMB: profile.memory_mib,
-        })
+        info.set(profile_info!(nvmlGpuInstanceProfileInfo_t, profile, isP2pSupported: 0))
     }
 
     fn nvmlDeviceGetGpuInstanceProfileInfoV(handle: nvmlDevice_t, profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) {
@@ -127,43 +134,26 @@ fn versioned_info(
     let name = fixed_text(&format!("MIG {}", profile.name));
     let v3 = info.as_version::<nvmlGpuInstanceProfileInfo_v3_t>();
     if let Ok(version) = v3.require_version(3) {
-        let graphics = profile.kind.graphics();
-        return v3.set(nvmlGpuInstanceProfileInfo_v3_t {
-            version,
-            id: profile.id,
-            sliceCount: profile.slices,
-            instanceCount: profile.instances,
-            multiprocessorCount: profile.multiprocessors,
-            copyEngineCount: profile.copy_engines,
-            decoderCount: profile.decoders,
-            encoderCount: profile.encoders,
-            jpegCount: profile.jpeg_engines,
-            ofaCount: profile.ofa_engines,
-            memorySizeMB: profile.memory_mib,
-            name,
-            capabilities: if graphics {
-                NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
-            } else {
-                0
-            },
-        });
+        let capabilities = match profile.kind.graphics() {
+            true => NVML_GPU_INSTANCE_PROFILE_CAPS_GFX,
+            false => 0,
+        };
+        return v3.set(profile_info!(
+            nvmlGpuInstanceProfileInfo_v3_t,
+            profile,
+            version: version,
+            name: name,
+            capabilities: capabilities,
+        ));
     }
     let version = info.require_version(2)?;
-    info.set(nvmlGpuInstanceProfileInfo_v2_t {
-        version,
-        id: profile.id,
+    info.set(profile_info!(
+        nvmlGpuInstanceProfileInfo_v2_t,
+        profile,
+        version: version,
         isP2pSupported: 0,
-        sliceCount: profile.slices,
-        instanceCount: profile.instances,
-        multiprocessorCount: profile.multiprocessors,
-        copyEngineCount: profile.copy_engines,
-        decoderCount: profile.decoders,
-        encoderCount: profile.encoders,
-        jpegCount: profile.jpeg_engines,
-        ofaCount: profile.ofa_engines,
-        memorySizeMB: profile.memory_mib,
-        name,
-    })
+        name: name,
+    ))
 }
 
 /// With a null array the caller asks only for the count.

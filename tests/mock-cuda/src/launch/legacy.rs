@@ -2,7 +2,7 @@
 
 use std::ffi::{c_float, c_int, c_uint, c_void};
 
-use super::{Parameters, Shape, launch};
+use super::{Blocks, Parameters, Shape, launch};
 use crate::abi::{Answer, In, Untyped, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
@@ -64,7 +64,14 @@ fn launch_grid(function: CUfunction, width: c_int, height: c_int, stream: CUstre
         pointers: In::NULL,
         extra: In::at(extra.as_ptr()),
     };
-    launch(function, shape, prepared.shared_bytes, stream, parameters)
+    launch(
+        function,
+        shape,
+        Blocks::Apart,
+        prepared.shared_bytes,
+        stream,
+        parameters,
+    )
 }
 
 entry_points! {

@@ -77,48 +77,77 @@ impl Places {
     }
 }
 
+/// Copies that are handed over together.
+struct Batch<'a> {
+    from: &'a [u64],
+    to: &'a [u64],
+    sizes: &'a [usize],
+    /// The copies with which each of the attributes begins.
+    starts: &'a [usize],
+    stream: Handle,
+}
+
+impl Batch<'_> {
+    /// By the first form of the function, which says which copy is to blame; 77 where it says nothing.
+    fn first(&self, api: &Api) -> (u32, usize) {
+        let mut values = vec![attributes(); self.starts.len()];
+        let mut failed = 77;
+        let code = call!(
+            api,
+            "cuMemcpyBatchAsync",
+            self.to.as_ptr(),
+            self.from.as_ptr(),
+            self.sizes.as_ptr(),
+            self.sizes.len(),
+            values.as_mut_ptr(),
+            self.starts.as_ptr(),
+            self.starts.len(),
+            &raw mut failed,
+            self.stream
+        );
+        (code, failed)
+    }
+
+    fn second(&self, api: &Api) -> u32 {
+        let mut values = vec![attributes(); self.starts.len()];
+        call!(
+            api,
+            "cuMemcpyBatchAsync_v2",
+            self.to.as_ptr(),
+            self.from.as_ptr(),
+            self.sizes.as_ptr(),
+            self.sizes.len(),
+            values.as_mut_ptr(),
+            self.starts.as_ptr(),
+            self.starts.len(),
+            self.stream
+        )
+    }
+}
+
 #[test]
 fn a_batch_copies_each_of_its_parts() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(1);
-    let mut values = [attributes(), attributes()];
-    for name in ["cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"] {
+    for form in [1, 2] {
         let places = Places::new(&api);
-        let sizes = [256usize, 16];
-        let starts = [0usize, 1];
-        let code = match name {
-            "cuMemcpyBatchAsync" => call!(
-                api,
-                "cuMemcpyBatchAsync",
-                places.empty.as_ptr(),
-                places.full.as_ptr(),
-                sizes.as_ptr(),
-                2usize,
-                values.as_mut_ptr(),
-                starts.as_ptr(),
-                2usize,
-                std::ptr::null_mut::<usize>(),
-                stream
-            ),
-            _ => call!(
-                api,
-                "cuMemcpyBatchAsync_v2",
-                places.empty.as_ptr(),
-                places.full.as_ptr(),
-                sizes.as_ptr(),
-                2usize,
-                values.as_mut_ptr(),
-                starts.as_ptr(),
-                2usize,
-                stream
-            ),
+        let batch = Batch {
+            from: &places.full,
+            to: &places.empty,
+            sizes: &[256, 16],
+            starts: &[0, 1],
+            stream,
         };
-        assert_eq!(code, 0, "{name}");
+        let code = match form {
+            1 => batch.first(&api).0,
+            _ => batch.second(&api),
+        };
+        assert_eq!(code, 0, "form {form}");
         api.synchronize();
-        assert_eq!(api.read(places.empty[0], 256), [7; 256], "{name}");
-        assert_eq!(api.read(places.empty[1], 17)[..16], [9; 16], "{name}");
-        assert_eq!(api.read(places.empty[1], 17)[16], 0, "{name}");
+        assert_eq!(api.read(places.empty[0], 256), [7; 256], "form {form}");
+        assert_eq!(api.read(places.empty[1], 17)[..16], [9; 16], "form {form}");
+        assert_eq!(api.read(places.empty[1], 17)[16], 0, "form {form}");
     }
 }
 
@@ -128,33 +157,24 @@ fn a_batch_says_which_copy_is_to_blame() {
     let api = Api::start(&machine);
     let stream = api.stream(1);
     let places = Places::new(&api);
-    let mut value = attributes();
-    let mut failed = 0usize;
-    let mut run = |sizes: [usize; 2], starts: &[usize], attributes: usize, stream: Handle| {
-        failed = 77;
-        let code = call!(
-            api,
-            "cuMemcpyBatchAsync",
-            places.empty.as_ptr(),
-            places.full.as_ptr(),
-            sizes.as_ptr(),
-            2usize,
-            &raw mut value,
-            starts.as_ptr(),
-            attributes,
-            &raw mut failed,
-            stream
-        );
-        (code, failed)
+    let run = |sizes: [usize; 2], starts: &[usize], stream: Handle| {
+        let batch = Batch {
+            from: &places.full,
+            to: &places.empty,
+            sizes: &sizes,
+            starts,
+            stream,
+        };
+        batch.first(&api)
     };
     // Far beyond the second place.
-    assert_eq!(run([16, 4096 * 4096], &[0], 1, stream), (INVALID_VALUE, 1));
-    assert_eq!(run([0, 16], &[0], 1, stream), (INVALID_VALUE, 0));
+    assert_eq!(run([16, 4096 * 4096], &[0], stream), (INVALID_VALUE, 1));
+    assert_eq!(run([0, 16], &[0], stream), (INVALID_VALUE, 0));
     // Attributes that do not begin with the first copy, none, and no stream of the program's.
-    assert_eq!(run([16, 16], &[1], 1, stream), (INVALID_VALUE, usize::MAX));
-    assert_eq!(run([16, 16], &[0], 0, stream), (INVALID_VALUE, usize::MAX));
-    assert_eq!(run([16, 16], &[0], 1, NONE), (INVALID_VALUE, usize::MAX));
-    assert_eq!(run([16, 16], &[0], 1, stream), (0, 77));
+    assert_eq!(run([16, 16], &[1], stream), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[], stream), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[0], NONE), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[0], stream), (0, 77));
 }
 
 #[test]
@@ -168,23 +188,16 @@ fn copies_on_the_card_take_its_time_and_those_over_the_link_do_not() {
     );
     let mut host = vec![0u8; 64 << 20];
     let host = host.as_mut_ptr().expose_provenance() as u64;
-    let mut value = attributes();
-    let mut copy = |to: u64, from: u64| {
+    let copy = |to: u64, from: u64| {
         let before = machine.card(0).unwrap().busy_nanos;
-        let (to, from, size, start) = ([to], [from], [64usize << 20], [0usize]);
-        let code = call!(
-            api,
-            "cuMemcpyBatchAsync_v2",
-            to.as_ptr(),
-            from.as_ptr(),
-            size.as_ptr(),
-            1usize,
-            &raw mut value,
-            start.as_ptr(),
-            1usize,
-            stream
-        );
-        assert_eq!(code, 0);
+        let batch = Batch {
+            from: &[from],
+            to: &[to],
+            sizes: &[64 << 20],
+            starts: &[0],
+            stream,
+        };
+        assert_eq!(batch.second(&api), 0);
         api.synchronize();
         machine.card(0).unwrap().busy_nanos - before
     };
