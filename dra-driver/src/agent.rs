@@ -5,6 +5,8 @@
 //! | Who may use how much of a card's time? | [`allot`], [`control`] (pure) |
 //! | How much of what events measure is a share's own? | [`contention`] (pure) |
 //! | Who has the token? | [`token`] (pure) |
+//! | Who gives way to whom? | [`precedence`] (pure) |
+//! | Who has just begun to use a card? | [`calls`] |
 //! | Does somebody escape or exceed a limit? | [`detect`] (pure) |
 //! | Which container does a process belong to? | [`process`] |
 //! | What does NVML say? | [`observe`] |
@@ -23,12 +25,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, SystemTime};
 
 use drava_nvml::GpuUuid;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
@@ -39,11 +43,13 @@ use crate::prepare::{Prepared, ShareId};
 
 pub mod allot;
 pub mod arrivals;
+pub mod calls;
 pub mod card;
 pub mod contention;
 pub mod control;
 pub mod detect;
 pub mod observe;
+pub mod precedence;
 pub mod process;
 pub mod progress;
 pub mod reserve;
@@ -52,8 +58,9 @@ pub mod tell;
 pub mod tenant;
 pub mod token;
 
+use calls::Calls;
 use card::{Card, Shares, What};
-use observe::{Attention, Busy, Observation, Observer, Open, Seen};
+use observe::{Attention, Busy, Observation, Observer, Open, Outbox, Seen};
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.
@@ -110,7 +117,13 @@ pub struct Agent {
     /// Of every card that ever had a share.
     observers: BTreeMap<GpuUuid, Observer>,
     next_key: u32,
-    observations: (Sender<Seen>, Receiver<Seen>),
+    observations: Receiver<Seen>,
+    outbox: Outbox,
+    /// Rings when there are observations.
+    bell: Option<Arc<OwnedFd>>,
+    calls: Calls,
+    /// Whether all shares that call are heard.
+    hears_all: bool,
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
     step_us: u64,
@@ -121,6 +134,9 @@ impl Agent {
     /// An agent that has not looked yet.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let (sender, observations) = mpsc::channel();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = eventfd(0, flags).ok().map(Arc::new);
         Self {
             store: Store::new(config.layout.claims()),
             config,
@@ -128,7 +144,11 @@ impl Agent {
             cards: BTreeMap::new(),
             observers: BTreeMap::new(),
             next_key: 0,
-            observations: mpsc::channel(),
+            observations,
+            outbox: Outbox::new(sender, bell.clone()),
+            bell,
+            calls: Calls::default(),
+            hears_all: true,
             claims_changed: None,
             refresh_us: 0,
             step_us: 0,
@@ -140,17 +160,43 @@ impl Agent {
     pub fn run(mut self, stop: &CancellationToken, mut tell: impl FnMut(Finding)) {
         while !stop.is_cancelled() {
             self.pass(now_us()).into_iter().for_each(&mut tell);
-            let now_us = now_us();
-            let wait = Duration::from_micros(self.next_us(now_us).saturating_sub(now_us));
-            match self.observations.1.recv_timeout(wait) {
-                Ok(Seen::Processes(observation)) => {
-                    let found = self.observed(self::now_us(), &observation);
-                    found.into_iter().for_each(&mut tell);
+            self.wait();
+            while let Ok(seen) = self.observations.try_recv() {
+                match seen {
+                    Seen::Processes(observation) => {
+                        let found = self.observed(now_us(), &observation);
+                        found.into_iter().for_each(&mut tell);
+                    }
+                    Seen::Busy(busy) => self.busy(now_us(), &busy),
                 }
-                Ok(Seen::Busy(busy)) => self.busy(self::now_us(), &busy),
-                // The agent holds a sender itself.
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
             }
+        }
+    }
+
+    /// Waits until there is something to do.
+    fn wait(&mut self) {
+        let now_us = now_us();
+        let (calls, until_us) = match self.calls.awaited(now_us) {
+            Ok(calls) => (calls, self.next_us(now_us)),
+            Err(from_us) => (None, self.next_us(now_us).min(from_us)),
+        };
+        let mut until_us = until_us;
+        if self.bell.is_none() {
+            until_us = until_us.min(now_us + WAKE_US);
+        }
+        let wait = Duration::from_micros(until_us.saturating_sub(now_us));
+        let awaited = [self.bell.as_ref().map(|bell| bell.as_fd()), calls];
+        let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds: Vec<PollFd<'_>> = awaited.into_iter().flatten().map(polled).collect();
+        // What interrupts it is as good as nothing to do.
+        let _ = poll(&mut fds, Timespec::try_from(wait).ok().as_ref());
+        let has_come = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
+        let has_called = calls.is_some() && fds.last().is_some_and(has_come);
+        if let Some(bell) = &self.bell {
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+        if has_called {
+            self.calls.take(self::now_us());
         }
     }
 
@@ -177,12 +223,14 @@ impl Agent {
     pub fn next_us(&self, now_us: u64) -> u64 {
         let turns = self.cards.values().any(Card::takes_turns);
         let lent = self.cards.values().any(Card::is_lent);
-        let soon = match (turns, lent) {
+        let deaf = !self.hears_all;
+        let soon = match (turns, lent || deaf) {
             (true, _) => now_us + TURN_US,
             (false, true) => now_us + WAKE_US,
             (false, false) => u64::MAX,
         };
-        soon.min(self.step_us)
+        let gives_way = self.cards.values().map(Card::gives_way_next_us).min();
+        soon.min(self.step_us).min(gives_way.unwrap_or(u64::MAX))
     }
 
     /// Does what is due at `now_us`, of a clock in microseconds.
@@ -199,6 +247,9 @@ impl Agent {
         }
         for (uuid, card) in &mut self.cards {
             let steps = is_step && !card.may_rest(self.is_odd_step);
+            if steps {
+                card.rank(&mut self.shares);
+            }
             if steps || card.has_woken(&mut self.shares) {
                 told.extend(card.step(now_us, &mut self.shares));
                 if let Some(observer) = self.observers.get(uuid) {
@@ -209,12 +260,23 @@ impl Agent {
                     });
                 }
             }
-            if steps || card.takes_turns() {
+            if card.is_ranked() {
+                card.give_way(now_us, &mut self.shares);
+            }
+            if steps || card.takes_turns() || card.is_ranked() {
                 card.turn(now_us, &mut self.shares);
             }
             if is_step && now_us.saturating_sub(card.looked_us()) > BLIND_US {
                 told.extend(card.look(now_us, None, None, &mut self.shares));
             }
+        }
+        if is_step {
+            let calling = self.shares.tenants.iter();
+            let calling = calling.filter(|(_, tenant)| tenant.rank.calls);
+            let dirs: BTreeMap<Key, &Path> = calling
+                .map(|(key, tenant)| (*key, tenant.usage_dir()))
+                .collect();
+            self.hears_all = self.calls.listen(&dirs);
         }
         self.findings(told)
     }
@@ -336,7 +398,7 @@ impl Agent {
                 uuid.clone(),
                 self.config.open.clone(),
                 self.config.proc_root.clone(),
-                self.observations.0.clone(),
+                self.outbox.clone(),
             );
             match observer {
                 Ok(observer) => {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -67,6 +68,32 @@ pub struct Busy {
     pub per_mille: BTreeMap<u32, u32>,
 }
 
+/// Where observations go. Whoever waits for them can wait for other things at the same time.
+#[derive(Debug, Clone)]
+pub struct Outbox {
+    observations: Sender<Seen>,
+    /// An eventfd.
+    bell: Option<Arc<OwnedFd>>,
+}
+
+impl Outbox {
+    /// One that rings `bell` for each.
+    #[must_use]
+    pub fn new(observations: Sender<Seen>, bell: Option<Arc<OwnedFd>>) -> Self {
+        Self { observations, bell }
+    }
+
+    /// Whether somebody takes it.
+    fn send(&self, seen: Seen) -> bool {
+        let is_sent = self.observations.send(seen).is_ok();
+        if let Some(bell) = &self.bell {
+            // It rings already if it cannot be written.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+        is_sent
+    }
+}
+
 /// How closely a card is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attention {
@@ -94,7 +121,7 @@ impl Observer {
         card: GpuUuid,
         open: Open,
         proc_root: PathBuf,
-        observations: Sender<Seen>,
+        observations: Outbox,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let attention = Arc::new(AtomicU8::new(Attention::Memory as u8));
@@ -110,10 +137,7 @@ impl Observer {
         let observe = move || {
             loop {
                 let (seen, wait) = watch.pass(asked.load(Ordering::Relaxed));
-                if seen
-                    .into_iter()
-                    .any(|seen| observations.send(seen).is_err())
-                {
+                if seen.into_iter().any(|seen| !observations.send(seen)) {
                     return;
                 }
                 match stopped.recv_timeout(wait) {

@@ -161,6 +161,32 @@ impl Page {
         self.write(&page::own_time(parts_per_million))
     }
 
+    /// Says until when the share gives way to others; 0 if it does not.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn give_way(&mut self, until_us: u64) -> io::Result<()> {
+        self.set(&page::give_way(until_us))
+    }
+
+    /// Says how the share stands to those of other priorities: how much of its time may be in the card's queues, µs, 0
+    /// for any, and whether it calls the agent.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn rank(&mut self, window_us: u32, calls: bool) -> io::Result<()> {
+        self.set(&page::window(window_us))?;
+        self.set(&page::calls(calls))
+    }
+
+    /// Writes a word that nobody else does, unless it says that already.
+    fn set(&mut self, write: &PageWrite) -> io::Result<()> {
+        let start = usize::try_from(write.offset()).unwrap_or(usize::MAX);
+        let present = self.content.get(start..);
+        let is_same = present.is_some_and(|present| present.starts_with(write.bytes()));
+        if is_same { Ok(()) } else { self.write(write) }
+    }
+
     fn write(&mut self, write: &PageWrite) -> io::Result<()> {
         self.file.write_all_at(write.bytes(), write.offset())?;
         let start = usize::try_from(write.offset()).unwrap_or(usize::MAX);

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::contention::ALL;
-use drava_vgpu_abi::snapshot::ProcessUsage;
+use drava_vgpu_abi::snapshot::{ProcessUsage, ShareUsage};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::arrivals::Arrivals;
@@ -29,6 +30,10 @@ const WANTS_FOR_US: u64 = 15_000;
 
 /// Debt that is believed, µs: a kernel of that length may be running.
 const DEBT_BELIEVED_US: u64 = 1_000_000;
+
+/// What a share may have in the card's queues while one of higher priority has processes there, µs of GPU time: about so
+/// long does that one wait for the card, or for one kernel.
+const WINDOW_US: u32 = 250;
 
 /// Rates that differ by less than one part in so many are the same.
 const SAME_RATE: u32 = 256;
@@ -55,6 +60,8 @@ pub struct Tenant {
     pub since_us: u64,
     /// Whether others use what is guaranteed to it while it is idle.
     pub is_lent: bool,
+    /// How it stands to the other shares of the card.
+    pub rank: Rank,
     page: Page,
     usage: Usage,
     /// Whether it is the only device of its claim.
@@ -93,6 +100,15 @@ enum Presence {
     },
 }
 
+/// How a share stands to others of the card by its priority.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rank {
+    /// Others give way to it, so it calls the agent when it begins to use the card.
+    pub calls: bool,
+    /// It gives way to others.
+    pub gives_way: bool,
+}
+
 /// What a share did since the last look.
 #[derive(Debug, Clone, Copy)]
 pub struct Activity {
@@ -124,6 +140,7 @@ impl Tenant {
             enforcement: share.enforcement,
             since_us: now_us,
             is_lent: false,
+            rank: Rank::default(),
             presence: Presence::Here,
             reserve: Reserve::default(),
             opened_reserve_bytes: page.limits().driver_reserve_bytes,
@@ -374,10 +391,63 @@ impl Tenant {
         self.page.set_own_time(parts)
     }
 
+    /// Says how it stands to the others.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn set_rank(&mut self, rank: Rank) -> io::Result<()> {
+        self.rank = rank;
+        let window_us = if rank.gives_way { WINDOW_US } else { 0 };
+        self.page.rank(window_us, rank.calls)
+    }
+
+    /// Lets it make no launches until then, µs; 0 lets it go on.
+    ///
+    /// # Errors
+    /// When the page cannot be written.
+    pub fn give_way(&mut self, until_us: u64) -> io::Result<()> {
+        self.page.give_way(until_us)
+    }
+
+    /// Where its region lies.
+    #[must_use]
+    pub fn usage_dir(&self) -> &Path {
+        self.usage.dir()
+    }
+
+    /// Until when it says that it is at work, µs; 0 if it says nothing.
+    pub fn busy_until_us(&self, now_us: u64, scratch: &mut Scratch) -> u64 {
+        let glance = (self.rank.calls && self.is_here()).then(|| self.usage.glance(scratch));
+        match glance {
+            Some(Ok(Glance { share, .. })) => self.at_work_until_us(&share, now_us),
+            Some(Err(_)) | None => 0,
+        }
+    }
+
+    fn at_work_until_us(&self, share: &ShareUsage, now_us: u64) -> u64 {
+        // One that has noted its demand after its last launch waits; for the token, which comes only if others are kept
+        // from it. What it waits for without turns is its own rate.
+        let waits = self.takes_turns() && share.wanted_us > share.busy_until_us;
+        let waits_until_us = share.wanted_us.min(now_us).saturating_add(WANTS_FOR_US);
+        share
+            .busy_until_us
+            .max(if waits { waits_until_us } else { 0 })
+    }
+
     /// How it stands in the ring of its card.
-    pub fn contender(&self, key: Key, now_us: u64, scratch: &mut Scratch) -> Contender<Key> {
+    pub fn contender(
+        &self,
+        key: Key,
+        now_us: u64,
+        gives_way: bool,
+        scratch: &mut Scratch,
+    ) -> Contender<Key> {
         let glance = self.is_here().then(|| self.usage.glance(scratch));
         let wants = match glance {
+            // It says itself for how long it is at work, unless it has just been told to.
+            Some(Ok(Glance { share, .. })) if self.rank.calls && share.busy_until_us > 0 => {
+                self.at_work_until_us(&share, now_us) > now_us && !self.is_dead()
+            }
             Some(Ok(Glance { share, .. })) => {
                 // Debt is time of kernels that were launched and may still run.
                 let debt = share.credit_us.min(0).unsigned_abs().min(DEBT_BELIEVED_US);
@@ -395,6 +465,7 @@ impl Tenant {
             id: key,
             cores: self.page.limits().cores.percent(),
             wants,
+            gives_way,
         }
     }
 

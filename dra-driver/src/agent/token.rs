@@ -36,6 +36,8 @@ pub struct Contender<Id> {
     pub cores: u32,
     /// Whether it waits for time or uses it.
     pub wants: bool,
+    /// Whether it gives way to one of higher priority: it has no turn then, but what it is credited with.
+    pub gives_way: bool,
 }
 
 /// What is to be written into limits pages.
@@ -89,13 +91,19 @@ impl<Id: Ord + Copy> Ring<Id> {
 
     /// Looks at who wants time at `now_us`. Tenants that are gone are not among `contenders`.
     pub fn look(&mut self, now_us: u64, contenders: &[Contender<Id>]) -> Vec<Change<Id>> {
-        let waiting: Vec<&Contender<Id>> = contenders.iter().filter(|c| c.wants).collect();
+        let is_waiting = |c: &&Contender<Id>| c.wants && !c.gives_way;
+        let waiting: Vec<&Contender<Id>> = contenders.iter().filter(is_waiting).collect();
         let wants = |id: Id| waiting.iter().any(|contender| contender.id == id);
-        self.credit_us.retain(|id, _| wants(*id));
+        let stands_back = |id: Id| contenders.iter().any(|c| c.id == id && c.gives_way);
+        self.credit_us
+            .retain(|id, _| wants(*id) || stands_back(*id));
         let mut changes = Vec::new();
-        if let Some((id, _)) = self.next.filter(|(id, _)| !wants(*id)) {
+        if let Some((id, turn)) = self.next.filter(|(id, _)| !wants(*id)) {
             self.next = None;
             changes.push(Change::Revoke(id));
+            if stands_back(id) {
+                self.give_back(id, turn.until_us - turn.from_us);
+            }
         }
         if let Some((id, turn)) = self.present
             && (!wants(id) || now_us >= turn.until_us)
@@ -103,6 +111,9 @@ impl<Id: Ord + Copy> Ring<Id> {
             self.present = None;
             if now_us < turn.until_us {
                 changes.push(Change::Revoke(id));
+                if stands_back(id) {
+                    self.give_back(id, turn.until_us - now_us);
+                }
             }
         }
         if self.present.is_none() {
@@ -116,7 +127,7 @@ impl<Id: Ord + Copy> Ring<Id> {
             if is_alone && left_us <= LONGEST_US / 2 {
                 // Renewed in time, so that its launches never stop. For what nobody else wants it owes nothing later,
                 // and it saves nothing meanwhile.
-                self.credit_us.clear();
+                self.credit_us.retain(|id, _| stands_back(*id));
                 let until_us = now_us + LONGEST_US;
                 self.extend((id, Turn { until_us, ..turn }), &mut changes);
             } else if !is_alone && left_us <= AHEAD_US {
@@ -217,6 +228,12 @@ impl<Id: Ord + Copy> Ring<Id> {
                 }
             }
         }
+    }
+
+    /// What was taken off its credit for a turn that another one has.
+    fn give_back(&mut self, id: Id, us: u64) {
+        let credit = self.credit_us.entry(id).or_default();
+        *credit = (*credit + us).min(ROUND_US);
     }
 
     fn slice(&mut self, id: Id) -> Option<u64> {

@@ -18,16 +18,16 @@ use gpu_tenants::{Ground, library};
 
 use crate::node::{GIB, Node};
 
-const SECOND_US: u64 = 1_000_000;
-const STEP_US: u64 = 100_000;
+pub(crate) const SECOND_US: u64 = 1_000_000;
+pub(crate) const STEP_US: u64 = 100_000;
 
 /// An agent that is given its time and what NVML says.
-struct Clockwork {
+pub(crate) struct Clockwork {
     agent: Agent,
-    node: Node,
-    cards: Vec<GpuUuid>,
-    listed: Vec<(GpuUuid, Listed)>,
-    now_us: u64,
+    pub(crate) node: Node,
+    pub(crate) cards: Vec<GpuUuid>,
+    pub(crate) listed: Vec<(GpuUuid, Listed)>,
+    pub(crate) now_us: u64,
     looked_us: u64,
 }
 
@@ -51,7 +51,7 @@ impl Clockwork {
         Self::on(node)
     }
 
-    fn on(node: Node) -> Self {
+    pub(crate) fn on(node: Node) -> Self {
         let machine = node.ground.machine().status().unwrap();
         let mut config = node.config();
         config.open = Arc::new(|| Err("NVML is played by the test".to_owned()));
@@ -70,7 +70,7 @@ impl Clockwork {
     }
 
     /// Does all that is due for so long; returns how often regions were read.
-    fn run(&mut self, duration_us: u64) -> u64 {
+    pub(crate) fn run(&mut self, duration_us: u64) -> u64 {
         let (before, end_us) = (self.agent.reads(), self.now_us + duration_us);
         while self.now_us < end_us {
             if self.now_us >= self.looked_us + SECOND_US {
@@ -98,7 +98,7 @@ pub(crate) struct Forged {
 }
 
 impl Forged {
-    fn new(node: &Node, number: u32) -> Self {
+    pub(crate) fn new(node: &Node, number: u32) -> Self {
         Self::at(&node.region(number))
     }
 
@@ -131,14 +131,14 @@ impl Forged {
     }
 
     /// Its process has used so much of the card until now, and wants more.
-    fn works(&self, now_us: u64, gpu_time_us: u64) {
+    pub(crate) fn works(&self, now_us: u64, gpu_time_us: u64) {
         self.write(offset_of!(Header, wanted_us), now_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, gpu_time_us), gpu_time_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, throttled_us), now_us);
     }
 
     /// NVML's list has it.
-    fn listed(&self, number: u32) -> Listed {
+    pub(crate) fn listed(&self, number: u32) -> Listed {
         Listed {
             pid: 100_000 + number,
             used_bytes: Some(0),

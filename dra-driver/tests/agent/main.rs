@@ -12,6 +12,8 @@ mod figures;
 mod idle;
 mod machine;
 mod node;
+mod precedence;
+mod priority;
 mod regions;
 mod reserve;
 mod shares;

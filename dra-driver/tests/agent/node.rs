@@ -18,7 +18,9 @@ use drava_dra_driver::layout::Layout;
 use drava_dra_driver::prepare::record::{Record, Stage, Store};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share, ShareId};
 use drava_nvml::{GpuLibrary, Library, find};
-use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET};
+use drava_vgpu_abi::page::{
+    CALLS_OFFSET, GIVE_WAY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
+};
 use drava_vgpu_abi::{
     IdText, Limits, LimitsSpec, PageError, PageWrite, REGION_SIZE, decode, encode, paths, retire,
     update,
@@ -227,6 +229,13 @@ impl Node {
     pub(crate) fn words(&self, number: u32) -> [u64; 2] {
         let page = fs::read(self.page_file(number)).unwrap();
         [TOKEN_OFFSET, OWN_TIME_OFFSET]
+            .map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()))
+    }
+
+    /// The words of a page about shares of other priorities: until when it gives way, its window, and whether it calls.
+    pub(crate) fn manners(&self, number: u32) -> [u64; 3] {
+        let page = fs::read(self.page_file(number)).unwrap();
+        [GIVE_WAY_OFFSET, WINDOW_OFFSET, CALLS_OFFSET]
             .map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()))
     }
 

@@ -39,6 +39,7 @@ fn play(tenants: &[Wanting], duration_us: u64) -> (Vec<u64>, u64, Vec<(usize, u6
                 id,
                 cores: tenant.cores,
                 wants: tenant.wants(now_us),
+                gives_way: false,
             })
             .collect();
         let is_look = now_us.is_multiple_of(LOOK_US);
@@ -142,6 +143,7 @@ fn one_that_dies_loses_the_token_with_the_next_look() {
         id,
         cores: 50,
         wants: true,
+        gives_way: false,
     };
     let turn = |from_us, until_us| Turn { from_us, until_us };
     assert_eq!(
@@ -166,6 +168,7 @@ fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], Turn) {
         id,
         cores: 50,
         wants: true,
+        gives_way: false,
     });
     let mut ring = Ring::default();
     ring.look(0, &both);
@@ -221,7 +224,12 @@ fn who_wanted_nothing_for_a_while_has_saved_nothing() {
         [(1, 20), (2, 72), (3, 8)]
             .into_iter()
             .zip(wants)
-            .map(|((id, cores), wants)| Contender { id, cores, wants })
+            .map(|((id, cores), wants)| Contender {
+                id,
+                cores,
+                wants,
+                gives_way: false,
+            })
             .collect::<Vec<_>>()
     };
     // The third one is credited with 8 ms a round, which is no slice yet, and has its turn in the second round.
@@ -245,6 +253,7 @@ fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
         id: 1,
         cores: 10,
         wants: true,
+        gives_way: false,
     }];
     let mut until_us = 0;
     for now_us in (0..5_000_000).step_by(5_000) {
@@ -266,6 +275,7 @@ fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
             id: 2,
             cores: 90,
             wants: true,
+            gives_way: false,
         },
     ];
     let back = (5_000_000..7_000_000).step_by(5_000).filter(|now_us| {
@@ -275,6 +285,56 @@ fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
     let back = back.count();
     // A tenth of 400 looks, and what is left of the slice that it had alone: 25 to 50 ms.
     assert!((43..=52).contains(&back), "{back}");
+}
+
+#[test]
+fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
+    let contender = |id: usize, cores, wants, gives_way| Contender {
+        id,
+        cores,
+        wants,
+        gives_way,
+    };
+    let mut ring = Ring::default();
+    // Two below, of which the first has its turn; the one above wants nothing.
+    let idle = [
+        contender(1, 50, true, false),
+        contender(2, 50, true, false),
+        contender(3, 50, false, false),
+    ];
+    let whole = Turn {
+        from_us: 0,
+        until_us: LONGEST_US,
+    };
+    assert_eq!(ring.look(0, &idle), [Change::Grant(1, whole)]);
+    // It begins to want, and they give way.
+    let now_us = 10_000;
+    let at_work = [
+        contender(1, 50, true, true),
+        contender(2, 50, true, true),
+        contender(3, 50, true, false),
+    ];
+    let its = Turn {
+        from_us: now_us,
+        until_us: now_us + LONGEST_US,
+    };
+    assert_eq!(
+        ring.look(now_us, &at_work),
+        [Change::Revoke(1), Change::Grant(3, its)]
+    );
+    // However long it takes.
+    for now_us in (15_000..500_000).step_by(5_000) {
+        ring.look(now_us, &at_work);
+        assert_eq!(ring.holder(), Some(3), "{now_us}");
+    }
+    // Then it goes as it would have gone, and the first still has what was cut off: 40 ms before the second is as far.
+    let again_us = 500_000;
+    let mut held = [0u64; 4];
+    for now_us in (again_us..again_us + 240_000).step_by(1_000) {
+        ring.look(now_us, &idle);
+        held[ring.holder().unwrap_or(0)] += 1_000;
+    }
+    assert_eq!(held, [0, 140_000, 100_000, 0]);
 }
 
 proptest! {

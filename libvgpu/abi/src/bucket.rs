@@ -56,6 +56,16 @@ pub const LONGEST_TOKEN_US: u64 = 1_000_000;
 /// A launch of at least this length is counted as long, microseconds: ten slices of 50 ms.
 pub const LONG_KERNEL_US: u64 = 500_000;
 
+/// A moment until which a share gives way that is further away than this is none, microseconds: damage.
+pub const LONGEST_GIVING_WAY_US: u64 = 100_000;
+
+/// A share that calls the agent does so if its work so far ends within this time, microseconds: otherwise the agent looks
+/// again before that end.
+pub const CALL_AHEAD_US: u64 = 1_000;
+
+/// A kernel is not taken to be under way for longer than this, microseconds.
+const LONGEST_BUSY_US: u64 = 60_000_000;
+
 /// Debt beyond this is damage, not debt, microseconds.
 const DEEPEST_DEBT_US: i64 = 3_600_000_000;
 
@@ -82,6 +92,8 @@ pub enum Grant {
         /// When this one's next turn begins, microseconds of `CLOCK_MONOTONIC`; a moment that has passed where that is
         /// not known yet.
         from_us: u64,
+        /// When its last turn ended; a moment that is still to come where its next turn is known.
+        until_us: u64,
     },
 }
 
@@ -119,7 +131,7 @@ impl Grant {
                 } else if (from_us..until_us).contains(&now_us) {
                     Self::Token { until_us }
                 } else {
-                    Self::NoToken { from_us }
+                    Self::NoToken { from_us, until_us }
                 }
             }
         }
@@ -150,7 +162,7 @@ impl Grant {
     #[must_use]
     pub fn begins_after_us(self, now_us: u64) -> Option<u64> {
         match self {
-            Self::NoToken { from_us } => from_us.checked_sub(now_us),
+            Self::NoToken { from_us, .. } => from_us.checked_sub(now_us),
             Self::Free | Self::Rate(_) | Self::Token { .. } => None,
         }
     }
@@ -168,6 +180,28 @@ impl Grant {
             Self::NoToken { .. } => (0, 0),
         }
     }
+
+    /// The part of the time from `since_us` to `now_us` that is paid out, and the rate at which that is done. Without the
+    /// token that is what was left of the last turn, of which the share may not have seen the end.
+    fn paid(self, since_us: u64, now_us: u64) -> (u64, u64) {
+        match self {
+            Self::NoToken { from_us, until_us } => {
+                let begun_us = since_us.max(from_us);
+                (until_us.min(now_us).saturating_sub(begun_us), SECOND_US)
+            }
+            Self::Free | Self::Rate(_) | Self::Token { .. } => {
+                let (rate, _) = self.rate_and_cap();
+                (now_us.saturating_sub(since_us), rate)
+            }
+        }
+    }
+}
+
+/// For how long a share makes no launches whose page says that it gives way until that moment, microseconds.
+#[must_use]
+pub fn gives_way_for_us(until_us: u64, now_us: u64) -> Option<u64> {
+    let left = until_us.checked_sub(now_us)?;
+    (1..=LONGEST_GIVING_WAY_US).contains(&left).then_some(left)
 }
 
 /// Why nothing was taken.
@@ -208,6 +242,22 @@ impl<'a, A: Word> Bucket<'a, A> {
         self.header.wanted_us.store(now_us);
     }
 
+    /// Notes that the card will be busy for `us` more with what is launched now, and says whether the agent is to be told:
+    /// what was launched before is over, or nearly.
+    pub fn be_busy(&self, us: u64, now_us: u64) -> bool {
+        // Beyond that it is damage.
+        let farthest = now_us.saturating_add(LONGEST_BUSY_US);
+        let mut seen = self.header.busy_until_us.load();
+        loop {
+            let before = if seen <= farthest { seen } else { 0 };
+            let until = before.max(now_us).saturating_add(us).min(farthest);
+            match self.header.busy_until_us.compare_exchange(seen, until) {
+                Ok(_) => return before < now_us.saturating_add(CALL_AHEAD_US),
+                Err(found) => seen = found,
+            }
+        }
+    }
+
     /// Counts a launch that went ahead because its patience was at an end.
     pub fn count_released(&self) {
         self.header.released.fetch_add(1);
@@ -215,16 +265,17 @@ impl<'a, A: Word> Bucket<'a, A> {
 
     /// Pays out the time since the last refill.
     pub fn refill(&self, grant: Grant, now_us: u64) {
-        let (rate, cap) = grant.rate_and_cap();
+        let (_, cap) = grant.rate_and_cap();
         let since = self.header.refilled_us.load();
         if since > now_us && since - now_us < LONGEST_REFILL_US {
             // Somebody looked later and was faster.
             return;
         }
         // A clock that went backwards by more is that of another boot, or damage.
-        let passed = now_us.saturating_sub(since).min(LONGEST_REFILL_US);
+        let (passed, rate) = grant.paid(since, now_us);
+        let passed = passed.min(LONGEST_REFILL_US);
         let gain = passed * rate / SECOND_US;
-        if now_us >= since && gain == 0 && rate != 0 {
+        if now_us >= since && gain == 0 && rate != 0 && cap != 0 {
             // Left to add up: at a low rate every look is too early for a whole microsecond.
             return;
         }

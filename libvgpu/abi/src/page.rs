@@ -6,7 +6,10 @@
 //!   24  token: until when a share in token mode may launch
 //!   32  own time: how much of what events measure is this share's own
 //!   40  turn: since when a share in token mode may launch
+//!   48  giving way: until when the share makes no launches, because one of higher priority is at work
+//!   56  window: how much GPU time the share may have in the card's queues
 //!   64  identity: claim UID, share ID, device UUID, checksum
+//!  216  calls: whether the share calls the agent when it begins to use the card
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```
@@ -16,7 +19,7 @@
 //! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
 //!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
 //!   repair is needed.
-//! - The words at 24, 32 and 40 are outside of the records: the node agent changes each with one aligned write of
+//! - The words at 24 to 56 and at 216 are outside of the records: the node agent changes each with one aligned write of
 //!   eight bytes, as often as it likes, and readers look at them without reading anything else. A value that makes
 //!   no sense, and so a torn one, means nothing rather than something else.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
@@ -57,6 +60,24 @@ pub const OWN_TIME_OFFSET: usize = 32;
 /// [`TOKEN_OFFSET`] and read after it, so that no turn begins with the end of another one.
 pub const TURN_OFFSET: usize = 40;
 
+/// Offset of the word that [`give_way`] writes, an aligned little-endian `u64`.
+///
+/// Until that moment, in microseconds of `CLOCK_MONOTONIC`, the share makes no launches: a share of higher priority is at
+/// work. It ends by itself, so that an agent that dies stops nobody; see [`crate::bucket::gives_way_for_us`].
+pub const GIVE_WAY_OFFSET: usize = 48;
+
+/// Offset of the word that [`window`] writes, an aligned little-endian `u64`.
+///
+/// Microseconds of GPU time that a process of the share may have launched and not seen ended: about so long does a share
+/// of higher priority wait for the card. One launch may always be under way. 0 is no bound.
+pub const WINDOW_OFFSET: usize = 56;
+
+/// Offset of the word that [`calls`] writes, an aligned little-endian `u64`.
+///
+/// Unless it is 0, the share says in [`crate::region::Header::busy_until_us`] for how long it will be at work, and calls
+/// the node agent when that begins: it sets the times of its region's file to the present, of which inotify tells.
+pub const CALLS_OFFSET: usize = 216;
+
 const MAGIC: [u8; 8] = *b"DRAVALIM";
 const IDENTITY_OFFSET: usize = 64;
 const IDENTITY_SIZE: usize = 2 * ID_TEXT_SIZE + 16 + 8;
@@ -79,7 +100,12 @@ const _: () = {
     assert!(TOKEN_OFFSET.is_multiple_of(8));
     assert!(OWN_TIME_OFFSET.is_multiple_of(8));
     assert!(TURN_OFFSET.is_multiple_of(8));
-    assert!(TURN_OFFSET + 8 <= IDENTITY_OFFSET);
+    assert!(GIVE_WAY_OFFSET.is_multiple_of(8));
+    assert!(WINDOW_OFFSET.is_multiple_of(8));
+    assert!(WINDOW_OFFSET + 8 <= IDENTITY_OFFSET);
+    assert!(CALLS_OFFSET.is_multiple_of(8));
+    assert!(IDENTITY_OFFSET + IDENTITY_SIZE <= CALLS_OFFSET);
+    assert!(CALLS_OFFSET + 8 <= RECORD_OFFSETS[0]);
 };
 
 /// A decoded page.
@@ -245,6 +271,24 @@ pub fn token(until_us: u64) -> PageWrite {
 #[must_use]
 pub fn own_time(parts_per_million: u32) -> PageWrite {
     single(OWN_TIME_OFFSET, u64::from(parts_per_million))
+}
+
+/// The write that lets a share make no launches until `until_us` of `CLOCK_MONOTONIC`; 0 lets it go on.
+#[must_use]
+pub fn give_way(until_us: u64) -> PageWrite {
+    single(GIVE_WAY_OFFSET, until_us)
+}
+
+/// The write that bounds what a share may have in the card's queues, microseconds of GPU time; 0 is no bound.
+#[must_use]
+pub fn window(us: u32) -> PageWrite {
+    single(WINDOW_OFFSET, u64::from(us))
+}
+
+/// The write that says whether a share calls the agent.
+#[must_use]
+pub fn calls(calls: bool) -> PageWrite {
+    single(CALLS_OFFSET, u64::from(calls))
 }
 
 fn single(offset: usize, value: u64) -> PageWrite {

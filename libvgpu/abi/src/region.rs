@@ -104,7 +104,10 @@ pub struct Header<A = AtomicU64> {
     /// Launches that went ahead without credit or token because they had waited for
     /// [`crate::bucket::PATIENCE_US`].
     pub released: A,
-    reserved_3: [u64; 12],
+    /// Until when what was launched so far will keep the card busy, if it has it alone, microseconds of
+    /// `CLOCK_MONOTONIC`; a guess. Only written where the limits page asks for it, see [`crate::page::CALLS_OFFSET`].
+    pub busy_until_us: A,
+    reserved_3: [u64; 11],
 }
 
 /// One process.
@@ -166,6 +169,7 @@ const _: () = {
     assert!(offset_of!(Header, refilled_us) == 392);
     assert!(offset_of!(Header, wanted_us) == 400);
     assert!(offset_of!(Header, released) == 408);
+    assert!(offset_of!(Header, busy_until_us) == 416);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
     assert!(offset_of!(Slot, start_time) == 16);
@@ -203,7 +207,8 @@ impl<A> Header<A> {
             refilled_us: zero(),
             wanted_us: zero(),
             released: zero(),
-            reserved_3: [0; 12],
+            busy_until_us: zero(),
+            reserved_3: [0; 11],
         }
     }
 }

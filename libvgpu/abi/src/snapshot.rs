@@ -58,6 +58,8 @@ pub struct ShareUsage {
     pub wanted_us: u64,
     /// Launches that went ahead after the longest wait without credit or token.
     pub released: u64,
+    /// Until when what was launched will keep the card busy, microseconds of `CLOCK_MONOTONIC`; 0 where nobody says so.
+    pub busy_until_us: u64,
 }
 
 /// A process's numbers at about one moment.
@@ -128,6 +130,7 @@ impl<'a> Snapshot<'a> {
             credit_us: word(self.bytes, 384).cast_signed(),
             wanted_us: word(self.bytes, 400),
             released: word(self.bytes, 408),
+            busy_until_us: word(self.bytes, 416),
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
-    BURST_US, Bucket, Grant, InDebt, LEASE_US, LONGEST_SLEEP_US, TOKEN_ABANDONED_US,
-    TOKEN_BURST_US, Turn,
+    BURST_US, Bucket, CALL_AHEAD_US, Grant, InDebt, LEASE_US, LONGEST_GIVING_WAY_US,
+    LONGEST_SLEEP_US, TOKEN_ABANDONED_US, TOKEN_BURST_US, Turn, gives_way_for_us,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -23,7 +23,15 @@ fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
     }
 }
 
-const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
+/// The turn that ended at that moment is the last one.
+const fn no_token(until_us: u64) -> Grant {
+    Grant::NoToken {
+        from_us: 0,
+        until_us,
+    }
+}
+
+const NO_TOKEN: Grant = no_token(0);
 
 #[test]
 fn a_turn_is_told_before_it_begins() {
@@ -35,6 +43,7 @@ fn a_turn_is_told_before_it_begins() {
     let at = |now_us| Grant::of(&token, turn, now_us);
     let waiting = Grant::NoToken {
         from_us: turn.from_us,
+        until_us: turn.until_us,
     };
     assert_eq!(at(9_997_000), waiting);
     assert_eq!(at(9_997_000).begins_after_us(9_997_000), Some(3_000));
@@ -64,11 +73,17 @@ fn what_a_page_grants() {
         (Fixed, 99, None, 0, Grant::Rate(990_000)),
         (Fixed, 30, None, soon, Grant::Rate(300_000)),
         (Token, 30, None, soon, Grant::Token { until_us: soon }),
-        (Token, 30, None, now, NO_TOKEN),
-        (Token, 30, Some(1_000_000), now, NO_TOKEN),
+        (Token, 30, None, now, no_token(now)),
+        (Token, 30, Some(1_000_000), now, no_token(now)),
         (Token, 30, None, 0, Grant::Rate(300_000)),
         (Token, 0, None, 0, Grant::Free),
-        (Token, 30, None, now - TOKEN_ABANDONED_US, NO_TOKEN),
+        (
+            Token,
+            30,
+            None,
+            now - TOKEN_ABANDONED_US,
+            no_token(now - TOKEN_ABANDONED_US),
+        ),
         (
             Token,
             30,
@@ -88,6 +103,48 @@ fn what_a_page_grants() {
         let found = Grant::of(&limits(policy, cores, rate), turn, now);
         assert_eq!(found, expected, "{policy:?} {cores} {rate:?} {token}");
     }
+}
+
+#[test]
+fn a_share_gives_way_until_then_and_to_damage_never() {
+    let now = 10_000_000;
+    for (until, expected) in [
+        (0, None),
+        (now - 1, None),
+        (now, None),
+        (now + 1, Some(1)),
+        (now + LONGEST_GIVING_WAY_US, Some(LONGEST_GIVING_WAY_US)),
+        (now + LONGEST_GIVING_WAY_US + 1, None),
+        (u64::MAX, None),
+    ] {
+        assert_eq!(gives_way_for_us(until, now), expected, "{until}");
+    }
+}
+
+#[test]
+fn what_is_launched_adds_to_what_is_under_way_and_the_agent_hears_of_its_beginning() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let until = || Word::load(&header.busy_until_us);
+    let now = 10_000_000;
+    assert!(bucket.be_busy(5_000, now), "nothing was under way");
+    assert_eq!(until(), now + 5_000);
+    assert!(!bucket.be_busy(5_000, now + 100), "much is left");
+    assert_eq!(until(), now + 10_000);
+    let nearly_over = now + 10_000 - CALL_AHEAD_US;
+    assert!(!bucket.be_busy(1, nearly_over));
+    assert!(bucket.be_busy(1, nearly_over + 3));
+    assert_eq!(until(), now + 10_002);
+    assert!(bucket.be_busy(7, now + 20_000), "it was idle");
+    assert_eq!(until(), now + 20_007);
+    // Noise is not work.
+    Word::store(&header.busy_until_us, u64::MAX);
+    assert!(bucket.be_busy(7, now));
+    assert_eq!(until(), now + 7);
+    // No kernel makes it noise.
+    bucket.be_busy(u64::MAX, now);
+    let long = until();
+    assert!(!bucket.be_busy(0, now) && until() == long);
 }
 
 fn header() -> Header {
@@ -213,6 +270,49 @@ fn without_a_token_nothing_is_kept_and_with_it_little() {
     bucket.refill(NO_TOKEN, 1_000_001);
     assert_eq!(bucket.credit_us(), 0);
     assert!(bucket.take(NO_TOKEN, 1, 1, 1).is_err());
+}
+
+#[test]
+fn what_is_owed_is_repaid_by_a_turn_whose_end_nobody_saw() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    let token = Grant::Token {
+        until_us: 1_050_000,
+    };
+    bucket.refill(token, 1_000_000);
+    bucket.take(token, 30_000, 1, 1_000).unwrap();
+    let owed = 30_000 - i64::try_from(TOKEN_BURST_US).unwrap();
+    assert_eq!(bucket.credit_us(), -owed);
+    // It was its turn for 20 ms more, and nobody looked for a second.
+    let over = Grant::NoToken {
+        from_us: 990_000,
+        until_us: 1_020_000,
+    };
+    bucket.refill(over, 2_000_000);
+    assert_eq!(bucket.credit_us(), 20_000 - owed);
+    // That is paid out once, and what comes after it is not.
+    bucket.refill(over, 2_500_000);
+    assert_eq!(bucket.credit_us(), 20_000 - owed);
+    // Neither is what lies before a turn that is over since, nor one that is still to come.
+    let later = Grant::NoToken {
+        from_us: 2_900_000,
+        until_us: 2_904_000,
+    };
+    bucket.refill(later, 3_000_000);
+    assert_eq!(bucket.credit_us(), 24_000 - owed);
+    let next = Grant::NoToken {
+        from_us: 3_100_000,
+        until_us: 3_150_000,
+    };
+    bucket.refill(next, 3_050_000);
+    assert_eq!(bucket.credit_us(), 24_000 - owed);
+    // And nothing is saved.
+    let long = Grant::NoToken {
+        from_us: 3_100_000,
+        until_us: 3_150_000,
+    };
+    bucket.refill(long, 3_200_000);
+    assert_eq!(bucket.credit_us(), 0);
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.

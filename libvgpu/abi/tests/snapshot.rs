@@ -21,6 +21,7 @@ fn golden_offsets_of_abi_version_1() {
     put(&mut bytes, 384, (-7i64).cast_unsigned());
     put(&mut bytes, 400, 8);
     put(&mut bytes, 408, 9);
+    put(&mut bytes, 416, 10);
     let slot = 4096 + 256 * 3;
     put(&mut bytes, slot, (9 << 8) | 1);
     for (index, offset) in [8, 16, 24, 32].into_iter().enumerate() {
@@ -44,8 +45,13 @@ fn golden_offsets_of_abi_version_1() {
         (1024, 2048, 5, 6)
     );
     assert_eq!(
-        (share.credit_us, share.wanted_us, share.released),
-        (-7, 8, 9)
+        (
+            share.credit_us,
+            share.wanted_us,
+            share.released,
+            share.busy_until_us
+        ),
+        (-7, 8, 9, 10)
     );
     let processes: Vec<_> = snapshot.processes().collect();
     assert_eq!(processes.len(), 1, "a free slot is nobody's");

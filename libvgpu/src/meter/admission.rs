@@ -13,12 +13,48 @@ use crate::sys::{self, KeepErrno};
 
 const NS_PER_US: u64 = 1_000;
 
+/// Time between two looks of a share that has called the agent and is answered soon, microseconds, and for how long it
+/// looks so often.
+const ANSWER_PAUSE_US: u64 = 100;
+const ANSWER_US: u64 = 3_000;
+
+/// Time between two looks at what is under way while the share may not have more in the card's queues, microseconds.
+const DRAIN_PAUSES_US: (u64, u64) = (20, 500);
+
 /// Where a lease came from.
 enum Outcome {
     /// So many microseconds were taken.
     Taken(u64),
     /// Nothing is there; look again after so many microseconds.
     Later(u64),
+}
+
+/// What shares of other priorities ask of a launch.
+#[derive(Clone, Copy)]
+struct Manners {
+    /// Launches are told to the agent.
+    calls_agent: bool,
+    /// Microseconds of GPU time that may be under way.
+    window_us: Option<u64>,
+}
+
+impl Manners {
+    fn of(card: Card) -> Self {
+        Self {
+            calls_agent: card.shares().any(Share::calls_agent),
+            window_us: card.shares().filter_map(Share::window_us).min(),
+        }
+    }
+
+    /// What a thread takes at once, microseconds: nothing in advance where each launch is told, and a part of the window
+    /// where there is one.
+    fn lease_us(self) -> u64 {
+        match (self.calls_agent, self.window_us) {
+            (true, _) => 0,
+            (false, Some(window_us)) => (window_us / 2).min(LEASE_US),
+            (false, None) => LEASE_US,
+        }
+    }
 }
 
 impl Meter {
@@ -40,6 +76,7 @@ impl Meter {
         let mut waited_us = 0u64;
         let begun = sys::now_us();
         let mut now = begun;
+        let manners = Manners::of(card);
         loop {
             // A sample that has come meanwhile may say that the launch costs less, or that the debt is smaller.
             self.poll(now);
@@ -50,7 +87,17 @@ impl Meter {
                 count_wait(card, waited_us);
                 return ns;
             }
-            let taken = match self.take(card, missing, waited_us != 0, now) {
+            if let Some(us) = self.drains_for_us(card, manners, ns)
+                && waited_us < PATIENCE_US
+                && !self.captures.is_any()
+            {
+                want(card, now);
+                sys::sleep_us(us);
+                now = sys::now_us();
+                waited_us = now.saturating_sub(begun);
+                continue;
+            }
+            let taken = match self.take(card, missing, manners, waited_us != 0, now) {
                 Outcome::Taken(us) => us,
                 // Nothing waits while something is being captured: the time is owed.
                 Outcome::Later(_) if self.captures.is_any() => owe(card, missing),
@@ -61,6 +108,14 @@ impl Meter {
                     owe(card, missing)
                 }
                 Outcome::Later(us) => {
+                    let us = if manners.calls_agent && waited_us < ANSWER_US {
+                        if waited_us == 0 {
+                            card.shares().for_each(Share::call_agent);
+                        }
+                        us.min(ANSWER_PAUSE_US)
+                    } else {
+                        us
+                    };
                     sys::sleep_us(us.clamp(1, LONGEST_SLEEP_US));
                     now = sys::now_us();
                     waited_us = now.saturating_sub(begun);
@@ -72,29 +127,62 @@ impl Meter {
             count_launches(card, spent.launches);
             lease.spend_admitted(ns);
             count_wait(card, waited_us);
+            if manners.calls_agent {
+                tell(card, ns, now);
+            }
             return ns;
         }
     }
 
-    fn take(&self, card: Card, need_us: u64, has_waited: bool, now: u64) -> Outcome {
+    /// For how long a launch of `ns` waits at least for what was launched before, so that the card's queues hold no more
+    /// than the window.
+    fn drains_for_us(&self, card: Card, manners: Manners, ns: u64) -> Option<u64> {
+        let window_ns = manners.window_us?.saturating_mul(NS_PER_US);
+        let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
+        let under_way_ns = self.samples.under_way_ns(card, least_ns);
+        let more_ns = ns.max(least_ns);
+        let is_full = under_way_ns != 0 && under_way_ns.saturating_add(more_ns) > window_ns;
+        let (shortest, longest) = DRAIN_PAUSES_US;
+        is_full.then(|| (ns / NS_PER_US / 8).clamp(shortest, longest))
+    }
+
+    /// Whether all launches that are looked at are to be followed to their ends.
+    pub(super) fn follows_launches(card: Card) -> bool {
+        Manners::of(card).window_us.is_some()
+    }
+
+    fn take(
+        &self,
+        card: Card,
+        need_us: u64,
+        manners: Manners,
+        has_waited: bool,
+        now: u64,
+    ) -> Outcome {
+        let lease_us = manners.lease_us();
         let mut later = LONGEST_SLEEP_US;
         for share in card.shares() {
             let Some(bucket) = share.bucket() else {
                 // Nothing to count in: launches go through.
-                return Outcome::Taken(need_us.max(LEASE_US));
+                return Outcome::Taken(need_us.max(lease_us));
             };
             bucket.want(now);
+            if let Some(us) = share.gives_way_for_us(now) {
+                later = later.min(us);
+                continue;
+            }
             let grant = share.grant(now);
             bucket.refill(grant, now);
             if grant == Grant::Free {
-                return Outcome::Taken(need_us.max(LEASE_US));
+                return Outcome::Taken(need_us.max(lease_us));
             }
-            let least_us = if has_waited {
+            // One that others give way to is not to wait for more than it needs.
+            let least_us = if has_waited && !manners.calls_agent {
                 grant.worth_waking_for()
             } else {
                 1
             };
-            match bucket.take(grant, need_us, least_us, LEASE_US) {
+            match bucket.take(grant, need_us, least_us, lease_us) {
                 Ok(taken) => return Outcome::Taken(taken),
                 Err(debt) => {
                     let turn_us = grant.begins_after_us(now).unwrap_or(debt.look_again_us);
@@ -153,14 +241,32 @@ pub(super) fn first(card: Card) -> Option<&'static Share> {
     card.shares().next()
 }
 
-/// Whether waiting alone might never end: hardly any rate, or another share's token.
+/// Whether waiting alone might never end: hardly any rate, another share's token, or one of higher priority at work.
 fn is_stuck(card: Card, now: u64) -> bool {
     card.shares().all(|share| {
-        matches!(
-            share.grant(now),
-            Grant::NoToken { .. } | Grant::Rate(..1_000)
-        )
+        let grant = share.grant(now);
+        share.gives_way_for_us(now).is_some()
+            || matches!(grant, Grant::NoToken { .. } | Grant::Rate(..1_000))
     })
+}
+
+/// Shows that somebody wants GPU time.
+fn want(card: Card, now: u64) {
+    for bucket in card.shares().filter_map(Share::bucket) {
+        bucket.want(now);
+    }
+}
+
+/// Says for how long the card will be busy with a launch of `ns`, and calls the agent if it cannot know.
+fn tell(card: Card, ns: u64, now: u64) {
+    for share in card.shares().filter(|share| share.calls_agent()) {
+        let is_news = share
+            .bucket()
+            .is_some_and(|bucket| bucket.be_busy(ns.div_ceil(NS_PER_US), now));
+        if is_news {
+            share.call_agent();
+        }
+    }
 }
 
 /// Takes time that is not there.

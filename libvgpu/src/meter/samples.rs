@@ -87,11 +87,11 @@ impl Meter {
         let is_sampled_always = weight.is_none_or(|weight| weight >= SELDOM);
         let in_rows = self.samples.is_mixed() && !is_sampled_always;
         let spread = if in_rows { u64::from(STRETCH) } else { 1 };
-        let is_due = lease.is_due(weight, spread);
-        if !is_due && row == 0 {
+        let is_due = lease.is_due(weight, spread) || row != 0;
+        if !is_due && !Self::follows_launches(card) {
             return None;
         }
-        if in_rows && row == 0 {
+        if is_due && in_rows && row == 0 {
             self.captures.begin_stretch(STRETCH.saturating_sub(1));
         }
         let is_at_edge = in_rows && (row == 0 || row > STRETCH.saturating_sub(EDGE));
@@ -102,7 +102,8 @@ impl Meter {
                     card: card.index(),
                     kind,
                     charged_ns,
-                    learns: !is_at_edge,
+                    counts: is_due,
+                    learns: is_due && !is_at_edge,
                 };
                 self.samples.start(context, stream, &launch)
             })
@@ -119,6 +120,9 @@ impl Meter {
         let is_recorded = is_launched
             && self.captures.without(|| {
                 let is_recorded = record(pair.end.load(Ordering::Relaxed), stream);
+                if pair.counts.load(Ordering::Relaxed) == 0 {
+                    return is_recorded;
+                }
                 // If it is not reached yet, the launch was still running when it was queued.
                 let late = match query(pair.end.load(Ordering::Relaxed)) {
                     CUDA_ERROR_NOT_READY => 0,
@@ -192,14 +196,17 @@ impl Meter {
         };
         match query(pair.end.load(Ordering::Relaxed)) {
             CUDA_SUCCESS => {
-                if let Some(ns) = elapsed_ns(
-                    pair.start.load(Ordering::Relaxed),
-                    pair.end.load(Ordering::Relaxed),
-                ) {
+                if pair.counts.load(Ordering::Relaxed) != 0
+                    && let Some(ns) = elapsed_ns(
+                        pair.start.load(Ordering::Relaxed),
+                        pair.end.load(Ordering::Relaxed),
+                    )
+                {
                     self.finish(card, pair, ns.unsigned_abs());
                 }
                 pair.state.store(IDLE, Ordering::Release);
             }
+            CUDA_ERROR_NOT_READY if pair.counts.load(Ordering::Relaxed) == 0 => {}
             CUDA_ERROR_NOT_READY => self.charge_on(card, pair, now),
             // The events are gone with their context.
             _ => pair.state.store(EMPTY, Ordering::Release),
@@ -279,11 +286,12 @@ impl Meter {
     }
 }
 
-/// What is noted of a launch that is sampled.
+/// What is noted of a launch that is sampled, or only followed to its end, which takes the second event alone.
 struct Launch {
     card: u8,
     kind: Kind,
     charged_ns: u64,
+    counts: bool,
     learns: bool,
 }
 
@@ -291,6 +299,25 @@ impl Samples {
     /// Whether nobody has looked for a while.
     pub(super) fn is_poll_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= LOOK_PAUSE_US
+    }
+
+    /// How much GPU time the launches cost whose ends were not seen yet, each of them at least `least_ns`, which stands for
+    /// those behind it that are not followed.
+    pub(super) fn under_way_ns(&self, card: Card, least_ns: u64) -> u64 {
+        let head = self.head.load(Ordering::Acquire);
+        let tail = self.tail.load(Ordering::Relaxed);
+        let numbers = tail.max(head.saturating_sub(RING))..head;
+        let is_of_card = |pair: &&Pair| {
+            pair.state.load(Ordering::Acquire) == PENDING
+                && pair.card.load(Ordering::Relaxed) == u32::from(card.index())
+        };
+        numbers
+            .filter_map(|number| self.at(number))
+            .filter(is_of_card)
+            .fold(0, |sum: u64, pair| {
+                let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
+                sum.saturating_add(charged_ns.max(least_ns))
+            })
     }
 
     fn is_mixed(&self) -> bool {
@@ -313,7 +340,9 @@ impl Samples {
     }
 
     fn start(&self, context: u64, stream: CUstream, launch: &Launch) -> Option<Started> {
-        self.note_stream(stream);
+        if launch.counts {
+            self.note_stream(stream);
+        }
         let number = self.head.load(Ordering::Relaxed);
         let pair = self.at(number)?;
         let state = pair.state.load(Ordering::Relaxed);
@@ -332,6 +361,7 @@ impl Samples {
         let is_ready = (state == IDLE && pair.context.load(Ordering::Relaxed) == context)
             || pair.create(context);
         if is_ready
+            && launch.counts
             && self.is_mixed()
             && let Some(_lock) = self.try_lock()
         {
@@ -339,18 +369,25 @@ impl Samples {
             unsafe { &mut *self.clocks.get() }.set(context, stream);
         }
         let now_ns = sys::now_ns();
-        if !is_ready || !record(pair.start.load(Ordering::Relaxed), stream) {
+        let is_begun =
+            is_ready && (!launch.counts || record(pair.start.load(Ordering::Relaxed), stream));
+        if !is_begun {
             pair.state
                 .store(if is_ready { IDLE } else { EMPTY }, Ordering::Release);
             return None;
         }
         pair.card.store(u32::from(launch.card), Ordering::Relaxed);
+        pair.counts
+            .store(u32::from(launch.counts), Ordering::Relaxed);
         pair.learns
             .store(u32::from(launch.learns), Ordering::Relaxed);
         pair.kind.store(launch.kind.number(), Ordering::Relaxed);
         pair.charged_ns.store(launch.charged_ns, Ordering::Relaxed);
         pair.launched_ns.store(now_ns, Ordering::Relaxed);
         pair.started_us.store(0, Ordering::Relaxed);
+        if !launch.counts {
+            return Some(Started(usize::try_from(number % RING).ok()?));
+        }
         // If it is not reached yet, the card is busy with what was queued before.
         let is_idle = query(pair.start.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY;
         let called_ns = sys::now_ns();

@@ -4,13 +4,16 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, Turn};
+use drava_vgpu_abi::bucket::{self, Bucket, Grant, Turn};
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::page::{OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET};
+use drava_vgpu_abi::page::{
+    CALLS_OFFSET, GIVE_WAY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET, WINDOW_OFFSET,
+};
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 
 use super::{RegionWord, Share, page_words};
+use crate::sys;
 
 const NO_RATE: u64 = (1 << 40) - 1;
 
@@ -36,6 +39,28 @@ impl Share {
             .ok()
             .filter(|parts| (1..contention::ALL).contains(parts))
             .unwrap_or(contention::ALL)
+    }
+
+    /// For how long it makes no launches, because a share of higher priority is at work.
+    pub(crate) fn gives_way_for_us(&self, now_us: u64) -> Option<u64> {
+        bucket::gives_way_for_us(self.page_word(GIVE_WAY_OFFSET), now_us)
+    }
+
+    /// How much GPU time may be launched and not seen ended, microseconds; `None` if it does not matter.
+    pub(crate) fn window_us(&self) -> Option<u64> {
+        Some(self.page_word(WINDOW_OFFSET)).filter(|us| *us != 0)
+    }
+
+    /// Whether the agent wants to hear of its launches at once.
+    pub(crate) fn calls_agent(&self) -> bool {
+        self.page_word(CALLS_OFFSET) != 0
+    }
+
+    /// Calls the agent.
+    pub(crate) fn call_agent(&self) {
+        // SAFETY: not written any more once the share can be seen.
+        let path = unsafe { &*self.region_path.get() };
+        sys::touch(path.as_c_str());
     }
 
     fn page_word(&self, offset: usize) -> u64 {

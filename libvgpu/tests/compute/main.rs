@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 mod alone;
+mod priority;
 mod together;
 
 use std::time::{Duration, Instant};
@@ -41,6 +42,18 @@ fn await_percents(ground: &Ground, tenants: &[&Tenant], expected: &[f64]) {
         seen.push(got);
     }
     panic!("{seen:.1?} instead of {expected:?}");
+}
+
+/// `CLOCK_MONOTONIC`, microseconds.
+fn now_us() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one `struct timespec`.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    assert_eq!(result, 0);
+    u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1_000
 }
 
 /// Waits for a condition that another process brings about.

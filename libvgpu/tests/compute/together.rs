@@ -5,7 +5,7 @@ use std::time::Duration;
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use crate::{ABOVE, BELOW, MEASURE, SETTLE};
+use crate::{ABOVE, BELOW, MEASURE, SETTLE, now_us};
 use gpu_tenants::{Ground, Share, Tenant, share};
 
 /// A tenant with that share, which may have others, doing that.
@@ -153,18 +153,6 @@ fn a_dead_tenant_leaves_the_rest_of_the_share_to_the_living() {
     std::thread::sleep(SETTLE);
     first.kill().unwrap();
     crate::await_percents(&ground, &[&second], &[40.0]);
-}
-
-/// `CLOCK_MONOTONIC`, microseconds.
-fn now_us() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes one `struct timespec`.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    assert_eq!(result, 0);
-    u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1_000
 }
 
 #[test]

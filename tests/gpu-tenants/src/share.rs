@@ -69,7 +69,8 @@ impl Share {
         self.write(&[own_time(parts_per_million)])
     }
 
-    fn write(&self, writes: &[PageWrite]) -> anyhow::Result<()> {
+    /// Changes its page.
+    pub fn write(&self, writes: &[PageWrite]) -> anyhow::Result<()> {
         let page = fs::OpenOptions::new().write(true).open(self.page())?;
         for write in writes {
             page.write_all_at(write.bytes(), write.offset())?;

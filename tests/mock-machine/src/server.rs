@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -41,6 +41,11 @@ use files::{listener, lock, memory_file, watch};
 use peers::{Peer, Peers};
 use shared_events::SharedEvents;
 use view::Namespace;
+
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 /// Why a daemon could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -189,7 +194,10 @@ impl Server {
             let timeout = self.time_to_sleep();
             events.clear();
             let buffer = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+            // epoll waits for whole milliseconds, and kernels end between them.
+            let mut ready = [PollFd::new(&self.epoll, PollFlags::IN)];
+            let waited = poll(&mut ready, timeout.as_ref());
+            match waited.and_then(|_| epoll::wait(&self.epoll, buffer, Some(&AT_ONCE))) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(system("wait for events")(errno)),
             }
@@ -235,10 +243,7 @@ impl Server {
             waiting |= channel.set_asleep(true);
         }
         if waiting {
-            return Some(Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            });
+            return Some(AT_ONCE);
         }
         let due = self.delayed.keys().next().map(|(due, _)| *due);
         let next = self.kernel.next_change().into_iter().chain(due).min()?;

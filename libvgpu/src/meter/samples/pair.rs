@@ -12,8 +12,10 @@ pub(super) const PENDING: u32 = 3;
 /// All zeroes has no events.
 pub(super) struct Pair {
     pub(super) state: AtomicU32,
-    /// Index of the card's first share, and whether its kind learns from it.
+    /// Index of the card's first share.
     pub(super) card: AtomicU32,
+    /// Whether what it measures corrects what was charged, and whether its kind learns from it.
+    pub(super) counts: AtomicU32,
     pub(super) learns: AtomicU32,
     pub(super) context: AtomicU64,
     pub(super) start: AtomicU64,

@@ -1,0 +1,211 @@
+//! Who gives way to whom, in virtual time, and how often a tenant that calls is heard.
+
+use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
+use drava_dra_driver::agent::precedence::{AHEAD_US, OWED_US, Precedence, Standing};
+use drava_vgpu_abi::Priority;
+use proptest::prelude::*;
+
+const SECOND_US: u64 = 1_000_000;
+const BEGIN_US: u64 = 1000 * SECOND_US;
+
+fn standing(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> Standing<u32> {
+    Standing {
+        id,
+        priority: Priority::new(priority).unwrap(),
+        kept: i64::from(kept_percent) * 10_000,
+        weight: 1,
+        busy_until_us,
+    }
+}
+
+#[test]
+fn who_is_lower_gives_way_until_the_work_is_over() {
+    let mut precedence = Precedence::default();
+    let now = BEGIN_US;
+    let look = |precedence: &mut Precedence<u32>, now, until| {
+        let all = [
+            standing(1, 100, 50, until),
+            standing(2, 100, 1, 0),
+            standing(3, 0, 1, 0),
+            standing(4, -100, 1, 0),
+        ];
+        precedence
+            .look(now, &all)
+            .into_iter()
+            .map(|(_, us)| us)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(look(&mut precedence, now, 0), [0; 4]);
+    assert_eq!(precedence.next_us(), u64::MAX, "nothing happens by itself");
+    // A quarter of the work, which may have begun late, is added, a millisecond at most.
+    let until = now + 2_000;
+    let told = look(&mut precedence, now, until);
+    assert_eq!(told, [0, 0, until + 500, until + 500]);
+    assert!(precedence.gives_way(3, now) && !precedence.gives_way(2, now));
+    // It is looked at before the end, at the end, and when it is sure to be over.
+    let mut looks = Vec::new();
+    while precedence.next_us() < u64::MAX {
+        let now = precedence.next_us();
+        looks.push(now - until.min(now));
+        look(&mut precedence, now, until);
+    }
+    assert!(looks.len() <= 6, "{looks:?}");
+    assert!(!precedence.gives_way(3, until + 500));
+    // More work moves the end. It is never told farther ahead than an agent may die.
+    look(&mut precedence, now + 5_000, now + 10_000);
+    let told = look(&mut precedence, now + 9_500, now + 20_000);
+    assert_eq!(told[2], now + 21_000);
+    let told = look(&mut precedence, now + 19_500, u64::MAX);
+    assert_eq!(told[2], now + 19_500 + AHEAD_US);
+    // Whoever goes is forgotten, at work or not.
+    assert_eq!(
+        precedence.look(now + 19_600, &[standing(3, 0, 1, 0)]),
+        [(3, 0)]
+    );
+}
+
+/// What each share below was let have of the card, in percent, while the first `busy` claim to be at work all the time,
+/// and the longest stretch without.
+fn claimed(busy: u32, below: &[(i32, u32)], duration_us: u64) -> Vec<(f64, u64)> {
+    const TICK_US: u64 = 500;
+    let mut precedence = Precedence::default();
+    let mut had = vec![(0u64, 0u64, 0u64); below.len()];
+    let ids = |index: usize| u32::try_from(index).unwrap() + 100;
+    for now in (BEGIN_US..BEGIN_US + duration_us).step_by(500) {
+        let mut all: Vec<_> = (0..busy).map(|id| standing(id, 50, 10, u64::MAX)).collect();
+        let below = below.iter().enumerate();
+        all.extend(
+            below.map(|(index, (priority, kept))| standing(ids(index), *priority, *kept, 0)),
+        );
+        let told = precedence.look(now, &all);
+        for (index, (had, pause, longest)) in had.iter_mut().enumerate() {
+            let (_, until) = told.iter().find(|(id, _)| *id == ids(index)).unwrap();
+            if *until > now {
+                *pause += TICK_US;
+                *longest = (*longest).max(*pause);
+            } else {
+                // The card treats all alike.
+                *had += TICK_US / u64::from(1 + busy);
+                *pause = 0;
+            }
+        }
+    }
+    let percent = |us: u64| 100.0 * us as f64 / duration_us as f64;
+    had.into_iter()
+        .map(|(had, _, longest)| (percent(had), longest))
+        .collect()
+}
+
+#[test]
+fn guarantees_and_floors_hold_whatever_is_claimed() {
+    for busy in [1, 2] {
+        for kept in [1, 10, 20, 30] {
+            let (percent, longest) = claimed(busy, &[(0, kept)], 30 * SECOND_US)[0];
+            assert!(
+                percent >= f64::from(kept) - 0.2,
+                "{kept} of {busy}: {percent}"
+            );
+            // And no more than that: the others are first.
+            assert!(
+                percent <= f64::from(kept) + 1.0,
+                "{kept} of {busy}: {percent}"
+            );
+            let most = 2 * OWED_US * 100 / u64::from(kept) + 1_000;
+            assert!(longest <= most, "{kept} of {busy}: {longest} µs without");
+        }
+    }
+}
+
+#[test]
+fn where_shares_take_turns_the_guarantee_is_counted_by_their_weight() {
+    let mut precedence = Precedence::default();
+    let (mut stopped, mut had, ticks) = (0.0, 0.0, 60_000);
+    for tick in 0..ticks {
+        let now = BEGIN_US + tick * 500;
+        let urgent = Standing {
+            weight: 50,
+            ..standing(1, 50, 50, u64::MAX)
+        };
+        let low = Standing {
+            weight: 30,
+            ..standing(2, 0, 30, 0)
+        };
+        match precedence.look(now, &[urgent, low])[1].1 > now {
+            true => stopped += 1.0,
+            false => had += 30.0 / 80.0,
+        }
+    }
+    let had = 100.0 * had / ticks as f64;
+    assert!(
+        (29.8..32.0).contains(&had) && stopped > 0.0,
+        "{had} {stopped}"
+    );
+}
+
+#[test]
+fn nobody_gives_way_where_all_have_the_same_priority() {
+    let mut precedence = Precedence::default();
+    for now in (BEGIN_US..BEGIN_US + SECOND_US).step_by(1_000) {
+        let all = [1, 2, 3].map(|id| standing(id, 7, 1, now + 900));
+        assert!(
+            precedence
+                .look(now, &all)
+                .iter()
+                .all(|(_, until)| *until == 0)
+        );
+    }
+}
+
+#[test]
+fn a_tenant_that_calls_all_the_time_is_heard_now_and_then() {
+    let mut pace = Pace::default();
+    let mut heard = 0u64;
+    for now in (BEGIN_US..BEGIN_US + 10 * SECOND_US).step_by(10) {
+        if pace.listens_from_us(now) <= now {
+            pace.hear(now);
+            heard += 1;
+        }
+    }
+    let most = u64::from(CALLS) + 10 * SECOND_US / CALL_US + 1;
+    assert!((most - 3..=most).contains(&heard), "{heard} of {most}");
+    // After a rest it is heard at once, as often as at first.
+    let rested = BEGIN_US + 20 * SECOND_US;
+    for call in 0..u64::from(CALLS) {
+        assert_eq!(pace.listens_from_us(rested + call), rested + call);
+        pace.hear(rested + call);
+    }
+    assert!(pace.listens_from_us(rested + 100) > rested + 100);
+    // Requests that are not more than that are all heard at once.
+    for request in 0..10_000 {
+        let now = rested + SECOND_US + request * CALL_US;
+        assert_eq!(pace.listens_from_us(now), now, "{request}");
+        pace.hear(now);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_figures_starve_anybody_or_reach_too_far(
+        steps in proptest::collection::vec((0u64..200_000, any::<[u64; 3]>()), 1..60),
+        priorities in any::<[i8; 3]>(),
+    ) {
+        let mut precedence = Precedence::default();
+        let mut now = BEGIN_US;
+        for (step, busy) in steps {
+            now += step;
+            let all: Vec<_> = (0u32..).zip(priorities.into_iter().zip(busy)).map(|(id, (priority, busy))| {
+                standing(id, i32::from(priority).clamp(-100, 100), 10, busy)
+            }).collect();
+            let told = precedence.look(now, &all);
+            prop_assert_eq!(told.len(), 3);
+            for (_, until) in &told {
+                prop_assert!(*until <= now + AHEAD_US);
+            }
+            let highest = all.iter().map(|standing| standing.priority).max();
+            for (standing, (_, until)) in all.iter().zip(&told) {
+                prop_assert!(Some(standing.priority) < highest || *until == 0);
+            }
+            prop_assert!(precedence.next_us() > now);
+        }
+    }
+}

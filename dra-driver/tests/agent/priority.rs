@@ -1,0 +1,190 @@
+//! What the agent does for shares of higher priority: in virtual time with forged regions, and beside `libvgpu.so`.
+
+use std::mem::offset_of;
+use std::time::Duration;
+
+use drava_vgpu_abi::region::Header;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
+use gpu_tenants::Tenant;
+
+use crate::idle::{Clockwork, Forged, SECOND_US, STEP_US};
+use crate::node::{GIB, Node, eventually};
+
+fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
+    Limits {
+        cores: Cores::new(percent).unwrap(),
+        compute_policy: policy,
+        priority: Priority::new(priority).unwrap(),
+        ..Limits::memory(GIB)
+    }
+}
+
+/// Shares with processes, of which the clockwork tells.
+fn inhabited(shares: &[Limits]) -> (Clockwork, Vec<Forged>) {
+    let node = Node::new();
+    for (number, limits) in (0..).zip(shares) {
+        node.prepare(number, limits);
+    }
+    let mut clockwork = Clockwork::on(node);
+    let card = clockwork.cards[0].clone();
+    let forged = (0..).zip(shares).map(|(number, _)| {
+        let forged = Forged::new(&clockwork.node, number);
+        clockwork.listed.push((card.clone(), forged.listed(number)));
+        forged
+    });
+    let forged = forged.collect();
+    clockwork.run(STEP_US);
+    (clockwork, forged)
+}
+
+#[test]
+fn pages_say_how_shares_stand_to_each_other() {
+    use ComputePolicy::{Balance, Fixed, None as Unmetered, Token};
+    let window = |clockwork: &Clockwork, number| clockwork.node.manners(number)[1] > 0;
+    let calls = |clockwork: &Clockwork, number| clockwork.node.manners(number)[2] > 0;
+    let (mut clockwork, forged) = inhabited(&[
+        limits(Balance, 50, 100),
+        limits(Fixed, 20, 0),
+        limits(Balance, 0, -100),
+        limits(Unmetered, 0, 50),
+    ]);
+    let ranks = |clockwork: &Clockwork| {
+        [0, 1, 2, 3].map(|number| (calls(clockwork, number), window(clockwork, number)))
+    };
+    let (call, give_way, neither) = ((true, false), (false, true), (false, false));
+    assert_eq!(ranks(&clockwork), [call, (true, true), give_way, neither]);
+    // Who is alone with its priority, or with shares that nobody uses, is left in peace.
+    forged[0].ends();
+    clockwork
+        .listed
+        .retain(|(_, listed)| listed.pid != forged_pid(0));
+    clockwork.run(15 * SECOND_US);
+    assert_eq!(ranks(&clockwork), [neither, call, give_way, neither]);
+    // A priority that is changed counts from the next step on.
+    clockwork
+        .node
+        .change_page(2, |limits| limits.priority = Priority::new(1).unwrap());
+    clockwork.run(2 * SECOND_US);
+    assert_eq!(ranks(&clockwork), [neither, give_way, call, neither]);
+    // Those that are equal do not know of all this.
+    let (mut clockwork, forged) = inhabited(&[limits(Balance, 50, 7), limits(Token, 50, 7)]);
+    for step in 0..20 {
+        for forged in &forged {
+            forged.write(offset_of!(Header, busy_until_us), u64::MAX);
+            forged.works(clockwork.now_us, step * STEP_US);
+        }
+        clockwork.run(STEP_US);
+        for number in [0, 1] {
+            assert_eq!(clockwork.node.manners(number), [0; 3]);
+        }
+    }
+}
+
+fn forged_pid(number: u32) -> u32 {
+    100_000 + number
+}
+
+#[test]
+fn a_share_at_work_has_others_give_way_and_no_longer() {
+    use ComputePolicy::Balance;
+    let (mut clockwork, forged) = inhabited(&[limits(Balance, 50, 100), limits(Balance, 0, 0)]);
+    let until = |clockwork: &Clockwork| clockwork.node.manners(1)[0];
+    let now = clockwork.now_us;
+    forged[0].write(offset_of!(Header, busy_until_us), now + 20_000);
+    clockwork.run(1);
+    assert!(until(&clockwork) >= now + 20_000);
+    assert_eq!(clockwork.node.manners(0)[0], 0);
+    // It goes on working, which is seen in time although it does not call.
+    clockwork.run(15_000);
+    forged[0].write(offset_of!(Header, busy_until_us), now + 40_000);
+    clockwork.run(4_900);
+    assert!(until(&clockwork) >= now + 40_000);
+    // It does not; and what the other one says of itself changes nothing.
+    forged[1].write(offset_of!(Header, busy_until_us), u64::MAX);
+    clockwork.run(40_000);
+    assert!(
+        until(&clockwork) <= clockwork.now_us,
+        "{}",
+        clockwork.now_us - now
+    );
+    assert_eq!(clockwork.node.manners(0)[0], 0);
+}
+
+#[test]
+fn who_claims_to_be_at_work_for_ever_takes_no_guarantees() {
+    use ComputePolicy::Balance;
+    for (percent, least) in [(40, 79), (0, 1)] {
+        let (mut clockwork, forged) =
+            inhabited(&[limits(Balance, 50, 100), limits(Balance, percent, 0)]);
+        forged[0].write(offset_of!(Header, busy_until_us), u64::MAX);
+        let (mut free, mut looks) = (0, 0);
+        for _ in 0..10 * SECOND_US / 1_000 {
+            clockwork.run(1_000);
+            looks += 1;
+            free += u32::from(clockwork.node.manners(1)[0] <= clockwork.now_us);
+        }
+        // The card runs both by turns while it may launch.
+        assert!(free * 100 >= least * looks, "{percent}: {free} of {looks}");
+        assert!(
+            free * 100 <= (least + 4) * looks,
+            "{percent}: {free} of {looks}"
+        );
+    }
+}
+
+/// Milliseconds of the card that the other one had while the first made so many requests of one kernel each.
+fn meanwhile(node: &Node, urgent: &mut Tenant, other: &Tenant, requests: u32) -> f64 {
+    let pids = [other.pid()];
+    let mut had = Duration::ZERO;
+    for _ in 0..requests {
+        std::thread::sleep(Duration::from_millis(60));
+        let (before, _) = node.ground.used(&pids).unwrap();
+        urgent.ok("once 60000000").unwrap();
+        let (after, _) = node.ground.used(&pids).unwrap();
+        had += after[0].saturating_sub(before[0]);
+    }
+    had.as_secs_f64() * 1e3
+}
+
+/// The same with and without priority.
+fn comes_first(policy: ComputePolicy) {
+    const REQUESTS: u32 = 6;
+    let node = Node::new();
+    node.prepare(1, &limits(policy, 50, 0));
+    node.prepare(2, &limits(policy, 0, 0));
+    let _agent = node.agent_process();
+    let (mut urgent, mut other) = (node.tenant(1), node.tenant(2));
+    urgent.ok("once 60000000").unwrap();
+    other.ok("start kernel ns=2000000 depth=8").unwrap();
+    let mut seen = Vec::new();
+    eventually("requests that hardly wait", || {
+        let had = [0, 100].map(|priority| {
+            node.change_page(1, |limits| {
+                limits.priority = Priority::new(priority).unwrap();
+            });
+            eventually("the other one knows", || {
+                ((node.manners(2)[1] > 0) == (priority > 0)).then_some(())
+            });
+            meanwhile(&node, &mut urgent, &other, REQUESTS)
+        });
+        seen.push(had);
+        println!("{policy:?}: {seen:.0?}");
+        // Beside 60 ms each that were wanted.
+        (had[1] < had[0] / 2.0).then_some(())
+    });
+    // And it lives on what is left.
+    let before = other.launched().unwrap();
+    eventually("the other one goes on", || {
+        (other.launched().unwrap() > before + 50).then_some(())
+    });
+}
+
+#[test]
+fn requests_of_higher_priority_come_first() {
+    comes_first(ComputePolicy::Balance);
+}
+
+#[test]
+fn requests_of_higher_priority_get_the_token_first() {
+    comes_first(ComputePolicy::Token);
+}

@@ -1,0 +1,159 @@
+//! What a share does for those of higher priority, and what it says of itself where others give way to it.
+
+use std::time::{Duration, Instant};
+
+use drava_vgpu_abi::ComputePolicy;
+use drava_vgpu_abi::page::{calls, give_way, window};
+
+use crate::{now_us, wait_until};
+use gpu_tenants::{Ground, Share, Tenant, share};
+
+/// A tenant that may have all of the card.
+fn unhindered(ground: &Ground) -> (Share, Tenant) {
+    let share = ground
+        .share("share", &share(ComputePolicy::Balance, 100).unwrap())
+        .unwrap();
+    let tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    (share, tenant)
+}
+
+#[test]
+fn who_gives_way_launches_nothing_until_then() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    tenant.ok("start kernel ns=2000000 depth=4").unwrap();
+    let goes_on = |tenant: &mut Tenant, why: &str| {
+        let enough = tenant.launched().unwrap() + 20;
+        wait_until(|| tenant.launched().unwrap() > enough, || why.to_owned());
+    };
+    goes_on(&mut tenant, "nothing is launched");
+    let mut seen = 0;
+    while seen < 5 {
+        let until_us = now_us() + 90_000;
+        share.write(&[give_way(until_us)]).unwrap();
+        std::thread::sleep(Duration::from_millis(25));
+        let before = tenant.launched().unwrap();
+        std::thread::sleep(Duration::from_millis(40));
+        let launched = tenant.launched().unwrap() - before;
+        // A host that is busy counts later.
+        if now_us() < until_us {
+            assert!(launched <= 1, "{launched} launches");
+            seen += 1;
+        }
+    }
+    goes_on(&mut tenant, "it never goes on");
+    // Neither does a word that makes no sense stop it.
+    share.write(&[give_way(u64::MAX)]).unwrap();
+    goes_on(&mut tenant, "damage stops it");
+}
+
+#[test]
+fn who_is_kept_from_the_card_for_long_is_released_by_time() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    tenant.ok("once 1000").unwrap();
+    tenant.ok("start kernel ns=2000000 depth=4").unwrap();
+    let released = || share.usage().unwrap().0.released;
+    wait_until(
+        || {
+            share.write(&[give_way(now_us() + 90_000)]).unwrap();
+            released() > 1
+        },
+        || "a launch waits for ever".into(),
+    );
+    tenant.ok("stop").unwrap();
+}
+
+/// How long two kernels took to be launched that take `ns` each, one after the other.
+fn two(tenant: &mut Tenant, ns: u64) -> Duration {
+    tenant.ok(&format!("once {ns}")).unwrap();
+    let begun = Instant::now();
+    for _ in 0..2 {
+        tenant.ok(&format!("queue {ns}")).unwrap();
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn one_with_a_window_has_no_more_than_one_long_kernel_in_the_queue() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    let ns = 40_000_000;
+    let length = Duration::from_nanos(ns);
+    // So that its length is known.
+    for _ in 0..4 {
+        tenant.ok(&format!("once {ns}")).unwrap();
+    }
+    wait_until(
+        || two(&mut tenant, ns) < length / 2,
+        || "each waits for the one before".into(),
+    );
+    share.write(&[window(250)]).unwrap();
+    for _ in 0..5 {
+        let took = two(&mut tenant, ns);
+        assert!(took >= length, "{took:?}");
+    }
+    share.write(&[window(0)]).unwrap();
+    wait_until(
+        || two(&mut tenant, ns) < length / 2,
+        || "the window stays".into(),
+    );
+}
+
+#[test]
+fn one_with_a_window_keeps_the_card_busy_and_spoils_no_captures() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    // Short kernels and long ones, in one stream and in several.
+    for load in [
+        "ns=100000 depth=16",
+        "ns=2000000 depth=8",
+        "ns=100000,2000000 depth=16 streams=4",
+    ] {
+        tenant.ok(&format!("start kernel {load}")).unwrap();
+        wait_until(
+            || {
+                let got = [0, 250].map(|us| {
+                    share.write(&[window(us)]).unwrap();
+                    let step = Duration::from_millis(150);
+                    ground.percents(&[&tenant], step, step).unwrap()[0]
+                });
+                // As the host lets it.
+                got[1] >= got[0] / 2.0
+            },
+            || format!("{load}: the card is idle"),
+        );
+        tenant.ok("stop").unwrap();
+    }
+    tenant.ok("start kernel ns=400000 plain=1").unwrap();
+    tenant.ok("capture 5 20").unwrap();
+    tenant.ok("stop").unwrap();
+}
+
+#[test]
+fn who_calls_says_for_how_long_it_will_be_at_work() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    let busy_until = || share.usage().unwrap().0.busy_until_us;
+    let ns = 60_000_000;
+    for _ in 0..4 {
+        tenant.ok(&format!("once {ns}")).unwrap();
+    }
+    assert_eq!(busy_until(), 0, "nobody has asked");
+    share.write(&[calls(true)]).unwrap();
+    let begun = now_us();
+    tenant.ok(&format!("queue {ns}")).unwrap();
+    tenant.ok(&format!("queue {ns}")).unwrap();
+    let (until, launched) = (busy_until(), now_us());
+    // What it costs has been learned from kernels on a host that is busy.
+    let length = ns / 1_000 * 2;
+    assert!(until >= begun + length * 9 / 10, "{begun} {until}");
+    assert!(until <= launched + length * 2, "{launched} {until}");
+    // Many short ones, too, each of which would fit in one lease.
+    tenant.ok("start kernel ns=20000 depth=8").unwrap();
+    let mut last = 0;
+    for _ in 0..20 {
+        wait_until(|| busy_until() > last, || "it is silent".into());
+        last = busy_until();
+    }
+}
