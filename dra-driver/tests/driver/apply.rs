@@ -1,17 +1,21 @@
 //! Preparing on a node, in full and repeated, and unpreparing.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use drava_cdi::Spec;
 use drava_dra_driver::artifacts::Artifact;
+use drava_dra_driver::prepare::ShareId;
 use drava_dra_driver::prepare::apply::Failure;
+use drava_dra_driver::prepare::effects::{NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::Stage;
 use drava_vgpu_abi::{REGION_SIZE, page};
 
 use crate::crash::PowerCut;
 use crate::fixture::Result::{Share, Whole};
-use crate::fixture::{claim, claim_ref, h100x2};
+use crate::fixture::{claim, claim_ref, h100x2, share_id};
 use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
 
 #[test]
@@ -230,6 +234,71 @@ fn a_failed_first_preparation_leaves_nothing() {
         .unprepare(&claim_ref(1))
         .unwrap();
     assert_eq!(node.traces_without_cdi(), Vec::<String>::new());
+}
+
+/// A node that mounts nothing.
+#[derive(Debug)]
+struct NoMounts;
+
+impl Tmpfs for NoMounts {
+    fn mount(&self, _dir: &Path, _size_bytes: u64, _inodes: u64) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(1))
+    }
+
+    fn unmount(&self, _dir: &Path) -> io::Result<()> {
+        panic!("nothing is mounted");
+    }
+
+    fn is_mounted(&self, _dir: &Path) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn a_preparation_that_fails_in_the_middle_is_taken_back_unless_containers_may_run() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let failing = NodeEffects::new(node.layout(), Box::new(NoMounts));
+    let failing = node.applier(failing);
+    let error = prepare(&node, &failing, 1, &found).unwrap_err();
+    let error = drava_dra_driver::error::describe(&error);
+    assert!(error.contains("CAP_SYS_ADMIN"), "{error}");
+    assert_eq!(node.traces().0, Vec::<String>::new());
+
+    // Of a claim with a damaged record it is not known whether it has containers.
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    let (complete, _) = node.traces();
+    let record = node.layout().claims();
+    let record = record.join(format!("{}.json", claim_ref(1).uid));
+    fs::write(&record, "damaged").unwrap();
+    prepare(&node, &failing, 1, &found).unwrap_err();
+    let (left, _) = node.traces();
+    for file in &complete {
+        assert!(left.contains(file), "{file} is not left: {left:?}");
+    }
+    prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(node.traces().0, complete, "nothing stays in quarantine");
+}
+
+#[test]
+fn a_page_of_another_share_is_no_page_of_this_one() {
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let (first, second) = (
+        claim(1, &[Share(0, "8Gi", "30"), Share(0, "4Gi", "0")]),
+        claim(2, &[Share(0, "8Gi", "30")]),
+    );
+    prepare(&node, &applier, 1, &first).unwrap();
+    prepare(&node, &applier, 2, &second).unwrap();
+    let own = fs::read(page_of(&node, 1)).unwrap();
+    let other_share = ShareId::parse(&share_id(1, 1)).unwrap();
+    let other_share = node.layout().limits(&claim_ref(1).uid, &other_share);
+    for other in [other_share.join("page"), page_of(&node, 2)] {
+        fs::copy(other, page_of(&node, 1)).unwrap();
+        let (_, repairs) = prepare(&node, &applier, 1, &first).unwrap();
+        assert_eq!(repairs, ["replaced the damaged or outdated limits page"]);
+        assert_eq!(fs::read(page_of(&node, 1)).unwrap(), own);
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use drava_vgpu_abi::LimitsSpec;
 
 use crate::fixture::Result::Share;
 use crate::fixture::{claim, claim_ref};
-use crate::node::{TestNode, prepare};
+use crate::node::{TestNode, prepare, spec_of};
 
 /// A node whose power goes after a number of effects: nothing happens from then on.
 pub(crate) struct PowerCut {
@@ -154,6 +154,10 @@ fn a_crash_after_any_step_of_unprepare_is_completed_by_the_next() {
         prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
         let cut = node.applier(PowerCut::after(step, node.effects()));
         cut.unprepare(&claim_ref(1)).unwrap_err();
+        assert!(
+            step == 0 || !spec_of(&node, 1).exists(),
+            "no container starts with what is being removed"
+        );
         let record = node
             .applier(node.effects())
             .store()

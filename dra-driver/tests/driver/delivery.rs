@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use drava_cdi::{ContainerEdits, Spec};
 use drava_dra_driver::args::Delivery as Mode;
-use drava_dra_driver::artifacts::Artifact;
+use drava_dra_driver::artifacts::{Artifact, Stubs};
 use drava_dra_driver::prepare::Delivery;
 use drava_dra_driver::prepare::apply::Environment;
 use drava_dra_driver::prepare::record::{Loaded, Record};
@@ -190,6 +190,32 @@ fn a_rebuilt_record_says_with_what_the_containers_of_the_claim_run() {
 }
 
 #[test]
+fn a_rebuilt_record_names_the_stubs_of_an_older_version() {
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (mut record, _) = prepare(&node, Mode::Shim, 1, &found);
+    let older = Stubs {
+        cuda: "1".repeat(32),
+        nvml: "2".repeat(32),
+    };
+    for (artifact, hash) in [
+        (Artifact::CudaStub, &older.cuda),
+        (Artifact::NvmlStub, &older.nvml),
+    ] {
+        let path = artifact.path(&node.paths.state_dir, hash);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "an older stub").unwrap();
+    }
+    record.delivery = Delivery::Shim(older);
+    let applier = node.applier(node.effects());
+    applier.store().save(&record).unwrap();
+    prepare(&node, Mode::Shim, 1, &found);
+
+    damage(&node, 1);
+    assert_eq!(prepare(&node, Mode::Shim, 1, &found).0, record);
+}
+
+#[test]
 fn a_record_that_nothing_is_left_of_is_rebuilt_as_for_a_new_claim_and_that_is_told() {
     let damages: [fn(&TestNode); 3] = [
         |node| fs::remove_file(spec_path(node, 1)).unwrap(),
@@ -307,26 +333,30 @@ fn stubs_in_use_stay_and_missing_ones_are_replaced() {
     let Delivery::Shim(stubs) = &record.delivery else {
         panic!("not by stubs: {record:?}");
     };
-    let in_use = node
-        .applier(node.effects())
-        .artifacts_in_use()
-        .unwrap()
-        .unwrap();
+    let in_use = || node.applier(node.effects()).artifacts_in_use().unwrap();
+    let all = in_use().unwrap();
     for hash in [&stubs.cuda, &stubs.nvml] {
-        assert!(in_use.contains(hash), "{in_use:?}");
+        assert!(all.contains(hash), "{all:?}");
     }
     // Of a version whose files are lost.
     let mut lost = record.clone();
     let gone = "0".repeat(32);
     if let Delivery::Shim(stubs) = &mut lost.delivery {
         stubs.cuda.clone_from(&gone);
+        stubs.nvml.clone_from(&gone);
     }
     let applier = node.applier(node.effects());
     applier.store().save(&lost).unwrap();
     prepare(&node, Mode::Preload, 1, &found);
     let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
     assert!(
-        !spec.contains(&gone) && spec.contains(&stubs.cuda),
+        !spec.contains(&gone) && spec.contains(&stubs.cuda) && spec.contains(&stubs.nvml),
         "{spec}"
     );
+
+    // What a damaged record refers to nobody knows, also when it is moved aside.
+    damage(&node, 1);
+    assert_eq!(in_use(), None);
+    applier.store().quarantine(&claim_ref(1).uid).unwrap();
+    assert_eq!(in_use(), None);
 }

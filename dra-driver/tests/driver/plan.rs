@@ -223,15 +223,31 @@ fn config_that_a_claim_may_not_set_is_refused_with_its_field() {
         assert!(error.contains(text), "{fields}: {error}");
         assert!(error.starts_with("request gpu: config"), "{error}");
     }
-    let error = refused(&claim_with(
-        1,
-        &[Whole(0)],
-        &config("FromClaim", &json!({"computePolicy": "fixed"})),
-    ));
-    assert!(
-        error.contains(
-            "config field computePolicy is for shares (type vgpu), but device gpu-0 is a whole card"
+}
+
+#[test]
+fn what_nobody_enforces_on_a_whole_card_is_refused() {
+    for (source, fields, field) in [
+        (
+            "FromClaim",
+            json!({"computePolicy": "fixed"}),
+            "computePolicy",
         ),
-        "{error}"
-    );
+        (
+            "FromClaim",
+            json!({"memory": {"percent": 50}}),
+            "memory.percent",
+        ),
+        (
+            "FromClass",
+            json!({"memory": {"policy": "spill"}}),
+            "memory.policy",
+        ),
+    ] {
+        let error = refused(&claim_with(1, &[Whole(0)], &config(source, &fields)));
+        let expected = format!(
+            "config field {field} is for shares (type vgpu), but device gpu-0 is a whole card"
+        );
+        assert!(error.contains(&expected), "{error}");
+    }
 }

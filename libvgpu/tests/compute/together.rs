@@ -109,6 +109,7 @@ fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
         ..changed
     };
     share.change(&granted).unwrap();
+    // A stretch in which it may use what it saved at the old rate.
     std::thread::sleep(SETTLE);
     crate::await_percents(&ground, &[&tenant], &[25.0]);
 }
@@ -123,6 +124,7 @@ fn demand_is_shown_while_there_is_some() {
     crate::wait_until(|| wanted() > before, || "no demand is shown".into());
     tenant.ok("stop").unwrap();
     let before = wanted();
+    // A stretch of time without a launch: many times as long as who launches takes to show it.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(wanted(), before, "who is idle wants nothing");
 }
@@ -150,7 +152,14 @@ fn a_dead_tenant_leaves_the_rest_of_the_share_to_the_living() {
     let share = fixed(&ground, "share", 40);
     let load = "kernel ns=3000000 depth=8";
     let (first, second) = (tenant(&ground, &share, load), tenant(&ground, &share, load));
-    std::thread::sleep(SETTLE);
+    let both = [first.pid(), second.pid()];
+    crate::wait_until(
+        || {
+            let (used, _) = ground.used(&both).unwrap();
+            used.iter().all(|used| *used > Duration::from_millis(50))
+        },
+        || "one of them does not run".into(),
+    );
     first.kill().unwrap();
     crate::await_percents(&ground, &[&second], &[40.0]);
 }
@@ -171,6 +180,7 @@ fn with_tokens_one_runs_at_a_time_and_nobody_waits_for_ever() {
     for _ in 0..40 {
         shares[0].give_token(now_us() + 30_000).unwrap();
         shares[1].give_token(now_us()).unwrap();
+        // The stretch of the turn, and of the pause.
         std::thread::sleep(Duration::from_millis(35));
     }
     let (after, _) = ground.used(&pids).unwrap();
