@@ -9,10 +9,11 @@
 //!
 //! Invariant: a block is charged from its first allocation to its last, and as a whole.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::guard::Guard;
 use crate::held::{Held, HeldMap};
-use crate::process::{MAX_SHARES, Process};
+use crate::shares::MAX_SHARES;
 
 /// What the driver takes from the card at once.
 pub(crate) const BLOCK: u64 = 2 << 20;
@@ -43,6 +44,7 @@ impl Sort {
 
 /// The blocks that this process has something in. All zeroes is none.
 pub(crate) struct Blocks {
+    guard: AtomicU32,
     /// By number; `bytes` is what is in use of it, `context` its [`Sort`].
     blocks: HeldMap,
     /// Bytes that are not in use, of all blocks of a card, by the card's index.
@@ -72,13 +74,7 @@ impl Blocks {
     /// stays charged whatever is freed meanwhile. `held` is all linear memory of the process.
     ///
     /// The caller is alone in a [`crate::guard::Gate`], so nothing is being allocated; but something may be being freed.
-    pub(crate) fn claim(
-        &self,
-        process: &Process,
-        held: &HeldMap,
-        sort: Sort,
-        bytes: u64,
-    ) -> Option<u64> {
+    pub(crate) fn claim(&self, held: &HeldMap, sort: Sort, bytes: u64) -> Option<u64> {
         let mut maps = self.candidates(sort, bytes);
         held.for_each(|address, held| {
             if let Some(map) = maps.iter_mut().find(|map| map.number == number(address))
@@ -87,7 +83,7 @@ impl Blocks {
                 map.mark(address, held.bytes);
             }
         });
-        let _guard = process.guard();
+        let _guard = Guard::take(&self.guard);
         maps.iter()
             .filter(|map| map.is_complete() && map.has_hole(bytes))
             .find_map(|map| {
@@ -118,7 +114,6 @@ impl Blocks {
     /// which is to be charged, and whether the claimed one is closed, whose charge is to be returned.
     pub(crate) fn settle(
         &self,
-        process: &Process,
         sort: Sort,
         claimed: u64,
         address: u64,
@@ -127,14 +122,14 @@ impl Blocks {
         if claimed == number(address) {
             return (false, false);
         }
-        let is_opened = self.add(process, sort, address, bytes);
-        let is_closed = self.remove(process, sort.card, claimed.saturating_mul(BLOCK), bytes);
+        let is_opened = self.add(sort, address, bytes);
+        let is_closed = self.remove(sort.card, claimed.saturating_mul(BLOCK), bytes);
         (is_opened, is_closed)
     }
 
     /// Notes a small allocation. `true` if it opened a block, which is to be charged.
-    pub(crate) fn add(&self, process: &Process, sort: Sort, address: u64, bytes: u64) -> bool {
-        let _guard = process.guard();
+    pub(crate) fn add(&self, sort: Sort, address: u64, bytes: u64) -> bool {
+        let _guard = Guard::take(&self.guard);
         let number = number(address);
         if let Some(before) = self.blocks.get(number) {
             self.put(number, before, bytes);
@@ -150,7 +145,7 @@ impl Blocks {
         true
     }
 
-    /// Puts more into a block. The caller holds the process's guard.
+    /// Puts more into a block. The caller holds the guard.
     fn put(&self, number: u64, before: Held, bytes: u64) {
         self.blocks.remove(number);
         let block = Held {
@@ -162,8 +157,8 @@ impl Blocks {
     }
 
     /// Forgets a small allocation. `true` if its block is closed, whose charge is to be returned.
-    pub(crate) fn remove(&self, process: &Process, card: u8, address: u64, bytes: u64) -> bool {
-        let _guard = process.guard();
+    pub(crate) fn remove(&self, card: u8, address: u64, bytes: u64) -> bool {
+        let _guard = Guard::take(&self.guard);
         let number = number(address);
         let Some(before) = self.blocks.remove(number) else {
             return false;

@@ -7,9 +7,11 @@ use drava_vgpu_abi::ledger::Full;
 
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
 use crate::driver::{Library, Original};
+use crate::environment::Attached;
 use crate::imports::Imports;
-use crate::process::{MAX_SHARES, Process};
+use crate::process::Process;
 use crate::share::Share;
+use crate::shares::{MAX_SHARES, Source};
 use crate::sys;
 
 /// What applies to a card.
@@ -305,6 +307,33 @@ impl Card {
     }
 }
 
+/// What applies to the card of that UUID.
+pub(crate) fn target_of(
+    process: &'static Process,
+    uuid: DeviceUuid,
+    ordinal: Option<u32>,
+) -> Target {
+    if let Some(card) = Card::of(process, uuid) {
+        return Target::Limited(card);
+    }
+    match process.source() {
+        Source::Nothing | Source::Pages => Target::Unlimited,
+        Source::BrokenPages | Source::BrokenEnvironment => Target::Refused,
+        Source::Environment => {
+            let _guard = process.guard();
+            // Another thread may have been faster.
+            if let Some(card) = Card::of(process, uuid) {
+                return Target::Limited(card);
+            }
+            match process.environment.attach(&process.shares, uuid, ordinal) {
+                Attached::Share => Card::of(process, uuid).map_or(Target::Refused, Target::Limited),
+                Attached::NoLimit => Target::Unlimited,
+                Attached::Failed => Target::Refused,
+            }
+        }
+    }
+}
+
 static GET_CURRENT: Original = Original::new(Library::Cuda, c"cuCtxGetCurrent");
 static GET_DEVICE: Original = Original::new(Library::Cuda, c"cuCtxGetDevice");
 static GET_UUID_V2: Original = Original::new(Library::Cuda, c"cuDeviceGetUuid_v2");
@@ -375,7 +404,7 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
     let Some(uuid) = uuid_of(device) else {
         return Target::Unlimited;
     };
-    let target = match process.target_of(uuid, u32::try_from(device).ok()) {
+    let target = match target_of(process, uuid, u32::try_from(device).ok()) {
         Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,
         target => target,
     };

@@ -4,66 +4,25 @@
 //! no readable share is refused.
 
 use core::ffi::CStr;
-use core::fmt::{self, Write};
 
 use drava_vgpu_abi::paths;
 
-use crate::environment;
 use crate::log;
-use crate::process::{Process, Source};
+use crate::path::{EntryBuffer, PathBuffer, names};
+use crate::shares::{Shares, Source};
 use crate::sys::{self, Fd};
 
-const PATH_CAPACITY: usize = 512;
-
-/// A path put together on the stack.
-#[derive(Clone, Copy)]
-pub(crate) struct PathBuffer {
-    bytes: [u8; PATH_CAPACITY],
-    len: usize,
-}
-
-impl PathBuffer {
-    /// `None` if it does not fit.
-    pub(crate) fn new(arguments: fmt::Arguments<'_>) -> Option<Self> {
-        let mut path = Self {
-            bytes: [0; PATH_CAPACITY],
-            len: 0,
-        };
-        path.write_fmt(arguments).ok()?;
-        Some(path)
-    }
-
-    pub(crate) fn as_c_str(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
-    }
-}
-
-impl Write for PathBuffer {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = self.len.saturating_add(text.len());
-        // One byte is left for the NUL.
-        match self.bytes.get_mut(self.len..end) {
-            Some(place) if end < PATH_CAPACITY => {
-                // Not `copy_from_slice`, which would panic if the lengths differed.
-                for (place, byte) in place.iter_mut().zip(text.bytes()) {
-                    *place = byte;
-                }
-            }
-            _ => return Err(fmt::Error),
-        }
-        self.len = end;
-        Ok(())
-    }
-}
-
-/// Attaches all shares. `None` if there are none, so that the environment counts.
-pub(crate) fn find_shares(process: &Process) -> Option<Source> {
+/// Attaches all shares of the container, from the standard place or else from `other`. `None` if there are none, so that
+/// the environment counts.
+pub(crate) fn find_shares(
+    shares: &Shares,
+    other: impl FnOnce() -> Option<&'static CStr>,
+) -> Option<Source> {
     let standard = PathBuffer::new(format_args!("{}", paths::RUN_DIR))?;
-    find_shares_in(process, standard.as_c_str())
-        .or_else(|| find_shares_in(process, environment::run_directory()?))
+    find_shares_in(shares, standard.as_c_str()).or_else(|| find_shares_in(shares, other()?))
 }
 
-fn find_shares_in(process: &Process, run_directory: &CStr) -> Option<Source> {
+fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<Source> {
     let Ok(directory) = sys::open_directory(None, run_directory) else {
         return Some(unreadable(run_directory));
     };
@@ -80,7 +39,7 @@ fn find_shares_in(process: &Process, run_directory: &CStr) -> Option<Source> {
             }
         };
         for name in names(buffer.0.get(..length).unwrap_or_default()) {
-            match attach(process, directory, run_directory, name) {
+            match attach(shares, directory, run_directory, name) {
                 Attached::Share if source.is_none() => source = Some(Source::Pages),
                 Attached::Share | Attached::NoShare => {}
                 Attached::Broken => source = Some(Source::BrokenPages),
@@ -106,7 +65,7 @@ enum Attached {
     Broken,
 }
 
-fn attach(process: &Process, directory: Fd, run_directory: &CStr, name: &str) -> Attached {
+fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> Attached {
     let run_directory = run_directory.to_str().unwrap_or("?");
     let page_path = PathBuffer::new(format_args!(
         "{name}/{}/{}",
@@ -128,7 +87,7 @@ fn attach(process: &Process, directory: Fd, run_directory: &CStr, name: &str) ->
         }
     }
     let page = sys::open(Some(directory), page_path.as_c_str(), libc::O_RDONLY, 0);
-    let share = process.next_share();
+    let share = shares.next();
     let (Some(page), Some(share)) = (page, share) else {
         log::line(format_args!(
             "limits page of share {run_directory}/{name} cannot be opened: GPU memory is refused"
@@ -158,37 +117,6 @@ fn attach(process: &Process, directory: Fd, run_directory: &CStr, name: &str) ->
     {
         share.report_unusable(path.as_c_str(), error);
     }
-    process.publish_share();
+    shares.publish();
     Attached::Share
-}
-
-/// Aligned as `getdents64` wants its buffer.
-#[repr(align(8))]
-pub(crate) struct EntryBuffer(pub(crate) [u8; 2048]);
-
-impl EntryBuffer {
-    pub(crate) fn new() -> Self {
-        Self([0; 2048])
-    }
-}
-
-/// Where the length and the name are in a `struct linux_dirent64`.
-const RECORD_LENGTH_OFFSET: usize = 16;
-const NAME_OFFSET: usize = 19;
-
-/// The names in a buffer of directory entries, hidden ones left out.
-pub(crate) fn names(mut entries: &[u8]) -> impl Iterator<Item = &str> {
-    core::iter::from_fn(move || {
-        loop {
-            let length = *entries.get(RECORD_LENGTH_OFFSET..)?.first_chunk::<2>()?;
-            let length = usize::from(u16::from_ne_bytes(length));
-            let entry = entries.get(..length).filter(|entry| !entry.is_empty())?;
-            entries = entries.get(length..)?;
-            let name = CStr::from_bytes_until_nul(entry.get(NAME_OFFSET..)?).ok()?;
-            match name.to_str() {
-                Ok(name) if !name.starts_with('.') => return Some(name),
-                _ => {}
-            }
-        }
-    })
 }

@@ -32,10 +32,10 @@ use drava_vgpu_abi::{
     ComputePolicy, Cores, DeviceUuid, Limits, MemoryPolicy, Priority, REGION_SIZE,
 };
 
-use crate::discover::{EntryBuffer, PathBuffer, names};
 use crate::log;
-use crate::process::{Process, Source};
+use crate::path::{EntryBuffer, PathBuffer, names};
 use crate::share::Unusable;
+use crate::shares::{Shares, Source};
 use crate::sys;
 
 /// CUDA devices that can have a variable of their own.
@@ -89,6 +89,43 @@ pub(crate) enum Attached {
 }
 
 impl Environment {
+    /// Gives the card a share of its own. The caller holds the process's guard.
+    pub(crate) fn attach(
+        &self,
+        shares: &Shares,
+        uuid: DeviceUuid,
+        ordinal: Option<u32>,
+    ) -> Attached {
+        let Some(limits) = self.limits_of(ordinal) else {
+            return Attached::NoLimit;
+        };
+        let Some(share) = shares.next() else {
+            return Attached::Failed;
+        };
+        share.attach_limits(uuid, &limits);
+        let mut outcome = Err(Unusable::Open);
+        for directory in REGION_DIRECTORIES {
+            let Some(path) = region_path(directory, format_args!("{uuid}")) else {
+                continue;
+            };
+            remove_unused(directory);
+            for _ in 0..ATTEMPTS {
+                outcome = share.attach_region(path, true);
+                if !matches!(outcome, Err(Unusable::Removed)) {
+                    break;
+                }
+            }
+            if outcome.is_ok() {
+                break;
+            }
+            if let Err(error) = outcome {
+                share.report_unusable(path.as_c_str(), error);
+            }
+        }
+        shares.publish();
+        Attached::Share
+    }
+
     /// Reads the variables.
     pub(crate) fn read(&self) -> Source {
         let mut source = Source::Nothing;
@@ -232,38 +269,6 @@ fn report(name: &CStr) {
         "{} cannot be understood: GPU memory is refused",
         name.to_str().unwrap_or("?")
     ));
-}
-
-/// Gives the card a share of its own. The caller holds the process's guard.
-pub(crate) fn attach(process: &Process, uuid: DeviceUuid, ordinal: Option<u32>) -> Attached {
-    let Some(limits) = process.environment.limits_of(ordinal) else {
-        return Attached::NoLimit;
-    };
-    let Some(share) = process.next_share() else {
-        return Attached::Failed;
-    };
-    share.attach_limits(uuid, &limits);
-    let mut outcome = Err(Unusable::Open);
-    for directory in REGION_DIRECTORIES {
-        let Some(path) = region_path(directory, format_args!("{uuid}")) else {
-            continue;
-        };
-        remove_unused(directory);
-        for _ in 0..ATTEMPTS {
-            outcome = share.attach_region(path, true);
-            if !matches!(outcome, Err(Unusable::Removed)) {
-                break;
-            }
-        }
-        if outcome.is_ok() {
-            break;
-        }
-        if let Err(error) = outcome {
-            share.report_unusable(path.as_c_str(), error);
-        }
-    }
-    process.publish_share();
-    Attached::Share
 }
 
 /// Where shares are looked for besides the standard place.

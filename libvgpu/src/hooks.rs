@@ -8,6 +8,7 @@ pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod green;
 pub(crate) mod ipc;
+pub(crate) mod kept;
 pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;

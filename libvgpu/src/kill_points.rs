@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
 
-use crate::discover::PathBuffer;
+use crate::path::PathBuffer;
 use crate::sys;
 
 unsafe extern "C" {

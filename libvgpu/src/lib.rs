@@ -4,7 +4,7 @@
 //! |---|---|
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
-//! | What may this process use? | [`process`], [`discover`] (limits pages), [`environment`] (variables) |
+//! | What may this process use? | [`process`], [`shares`], [`discover`] (limits pages), [`environment`] (variables) |
 //! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`], [`room`] and [`imports`] (its own) |
 //! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
@@ -51,10 +51,12 @@ mod kill_points;
 mod log;
 mod meter;
 mod nvml;
+mod path;
 mod process;
 mod room;
 mod share;
 mod shared_chunks;
+mod shares;
 mod sys;
 mod table;
 

@@ -10,10 +10,7 @@ use core::mem::size_of;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use drava_vgpu_abi::DeviceUuid;
-
 use crate::blocks::{Blocks, SmallArrays};
-use crate::card::{Card, Target};
 use crate::discover;
 use crate::environment::{self, Environment};
 use crate::guard::{Gate, Guard};
@@ -23,10 +20,9 @@ use crate::meter::Meter;
 use crate::room::Room;
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
+use crate::shares::{MAX_SHARES, Shares, Source};
 use crate::sys;
 
-/// Shares that one process can have.
-pub(crate) const MAX_SHARES: usize = 64;
 /// CUDA ordinals whose card is remembered.
 pub(crate) const MAX_DEVICES: usize = 64;
 
@@ -44,8 +40,7 @@ pub(crate) struct Process {
     source: AtomicU32,
     /// What the environment says, if it counts.
     pub(crate) environment: Environment,
-    share_count: AtomicU32,
-    shares: [Share; MAX_SHARES],
+    pub(crate) shares: Shares,
     /// Per CUDA ordinal.
     pub(crate) devices: [Device; MAX_DEVICES],
     /// Linear memory, by pointer.
@@ -100,36 +95,6 @@ pub(crate) struct Device {
     pub(crate) primary: AtomicU64,
 }
 
-/// Where limits come from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
-    /// There are none.
-    Nothing,
-    /// Limits pages.
-    Pages,
-    /// Limits pages, at least one of which cannot be read: every card without a share is refused.
-    BrokenPages,
-    /// The environment.
-    Environment,
-    /// The environment, but a variable cannot be understood: every card is refused.
-    BrokenEnvironment,
-}
-
-impl Source {
-    const ALL: [Self; 5] = [
-        Self::Nothing,
-        Self::Pages,
-        Self::BrokenPages,
-        Self::Environment,
-        Self::BrokenEnvironment,
-    ];
-
-    fn of(number: u32) -> Self {
-        let index = usize::try_from(number).unwrap_or(0);
-        Self::ALL.get(index).copied().unwrap_or(Self::Nothing)
-    }
-}
-
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 impl Process {
@@ -167,7 +132,8 @@ impl Process {
                 Err(_) => sys::yield_now(),
             }
         }
-        let source = discover::find_shares(self).unwrap_or_else(|| self.environment.read());
+        let source = discover::find_shares(&self.shares, environment::run_directory)
+            .unwrap_or_else(|| self.environment.read());
         self.source.store(source as u32, Ordering::Relaxed);
         self.phase.store(READY, Ordering::Release);
     }
@@ -203,45 +169,7 @@ impl Process {
 
     /// The shares found so far.
     pub(crate) fn shares(&self) -> impl Iterator<Item = &Share> {
-        let count = self.share_count.load(Ordering::Acquire);
-        self.shares.iter().take(usize::try_from(count).unwrap_or(0))
-    }
-
-    /// A share's place that is not in use yet; [`Process::publish_share`] makes it so. The caller holds the
-    /// guard or is the starting thread.
-    pub(crate) fn next_share(&self) -> Option<&Share> {
-        let count = self.share_count.load(Ordering::Relaxed);
-        self.shares.get(usize::try_from(count).ok()?)
-    }
-
-    /// Puts the share of [`Process::next_share`] to use.
-    pub(crate) fn publish_share(&self) {
-        self.share_count.fetch_add(1, Ordering::Release);
-    }
-
-    /// What applies to the card of that UUID.
-    pub(crate) fn target_of(&'static self, uuid: DeviceUuid, ordinal: Option<u32>) -> Target {
-        if let Some(card) = Card::of(self, uuid) {
-            return Target::Limited(card);
-        }
-        match self.source() {
-            Source::Nothing | Source::Pages => Target::Unlimited,
-            Source::BrokenPages | Source::BrokenEnvironment => Target::Refused,
-            Source::Environment => {
-                let _guard = self.guard();
-                // Another thread may have been faster.
-                if let Some(card) = Card::of(self, uuid) {
-                    return Target::Limited(card);
-                }
-                match environment::attach(self, uuid, ordinal) {
-                    environment::Attached::Share => {
-                        Card::of(self, uuid).map_or(Target::Refused, Target::Limited)
-                    }
-                    environment::Attached::NoLimit => Target::Unlimited,
-                    environment::Attached::Failed => Target::Refused,
-                }
-            }
-        }
+        self.shares.iter()
     }
 
     /// Excludes other threads of this process from what only one may do: take dead slots and rebuild totals,

@@ -83,7 +83,7 @@ fn is_in_one_chunk(start: u64, bytes: u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     pool: u64,
-    /// Where it was freed, as [`crate::hooks::pool`] names streams.
+    /// Where it was freed, as the hooks of pools name streams.
     stream: u64,
     start: u64,
     bytes: u64,

@@ -12,7 +12,7 @@ use drava_vgpu_abi::page::CURRENT_OFFSET;
 use drava_vgpu_abi::region::{SLOT_SIZE, SlotIndex};
 use drava_vgpu_abi::{BrokenRegion, DeviceUuid, Limits, MemoryPolicy, PAGE_SIZE};
 
-use crate::discover::PathBuffer;
+use crate::path::PathBuffer;
 use crate::sys::{self, Fd};
 
 mod attach;

@@ -10,7 +10,8 @@ use crate::cuda::{
     CUresult,
 };
 use crate::held::Held;
-use crate::hooks::memory::{Request, free_held, take};
+use crate::hooks::kept::take;
+use crate::hooks::memory::{Request, free_held};
 use crate::hooks::sparse;
 use crate::process::Process;
 use crate::table::{

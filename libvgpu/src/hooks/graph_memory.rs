@@ -4,10 +4,8 @@
 //! A launch cannot be undone, so what a graph may need is known from its nodes when it is instantiated, reserved
 //! before each launch, and corrected afterwards to what the driver's pool says. The most that a graph may need is
 //! the sum of its allocation nodes; the driver may do with less where one node's memory serves another.
-//!
-//! Invariant: a device's charge for graphs is what its pool said last. Between launches it can only have shrunk.
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::{self, NonNull};
 use core::slice;
@@ -15,13 +13,13 @@ use core::slice;
 use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
-    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-    CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
+    CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_MEM_LOCATION_TYPE_DEVICE,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph,
+    CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::memory::take;
+use crate::hooks::kept::{graphs, take};
 use crate::process::Process;
 use crate::sys;
 use crate::table::cuGraphUpload;
@@ -33,15 +31,11 @@ static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
 static GET_TYPE: Original = Original::new(Library::Cuda, c"cuGraphNodeGetType");
 static GET_CHILD: Original = Original::new(Library::Cuda, c"cuGraphChildGraphNodeGetGraph");
 static GET_ALLOCATION: Original = Original::new(Library::Cuda, c"cuGraphMemAllocNodeGetParams");
-static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
-static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
 
 type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> CUresult;
 type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 type GetChild = unsafe extern "C" fn(CUgraphNode, *mut CUgraph) -> CUresult;
 type GetAllocation = unsafe extern "C" fn(CUgraphNode, *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> CUresult;
-type GetAttribute = unsafe extern "C" fn(CUdevice, c_uint, *mut c_void) -> CUresult;
-type Trim = unsafe extern "C" fn(CUdevice) -> CUresult;
 
 /// What a graph may need at most, on the device of its first allocation node.
 #[derive(Clone, Copy)]
@@ -159,69 +153,6 @@ pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
     }
 }
 
-/// What the driver's pool for graphs has reserved on a device.
-fn reserved(device: CUdevice) -> Option<u64> {
-    let get = GET_ATTRIBUTE.address()?;
-    // SAFETY: the signature of `cuDeviceGetGraphMemAttribute`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
-    let mut bytes = 0u64;
-    // SAFETY: the attribute is 64 bits wide.
-    let result = unsafe {
-        get(
-            device,
-            CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
-            (&raw mut bytes).cast(),
-        )
-    };
-    (result == CUDA_SUCCESS).then_some(bytes)
-}
-
-fn trim(device: CUdevice) {
-    if let Some(trim) = TRIM.address() {
-        // SAFETY: the signature of `cuDeviceGraphMemTrim`.
-        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
-        // SAFETY: gives back what no graph uses.
-        unsafe { trim(device) };
-    }
-}
-
-/// Makes the device's charge for graphs what the pool says, `ahead` bytes of which were reserved for its growth.
-fn settle(card: Card, device: CUdevice, ahead: u64) {
-    let process = card.process();
-    let _guard = process.pool_guard();
-    let key = u64::from(device.cast_unsigned());
-    let charged = process.graph_pools.remove(key).map_or(0, |held| held.bytes);
-    let bytes = reserved(device).unwrap_or(charged.saturating_add(ahead));
-    card.correct(charged.saturating_add(ahead), bytes);
-    let held = Held {
-        bytes,
-        card: card.index(),
-        context: 0,
-    };
-    process.graph_pools.insert(key, held);
-}
-
-fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
-    card.process().graph_pools.for_each(|key, held| {
-        if held.card == card.index() && held.bytes != 0 {
-            each(CUdevice::try_from(key).unwrap_or(0));
-        }
-    });
-}
-
-/// Notes what the driver's pools for graphs have given back meanwhile.
-pub(crate) fn refresh(card: Card) {
-    for_each_pool(card, |device| settle(card, device, 0));
-}
-
-/// Makes the driver's pools for graphs give back what they do not use.
-pub(crate) fn trim_all(card: Card) {
-    for_each_pool(card, |device| {
-        trim(device);
-        settle(card, device, 0);
-    });
-}
-
 /// Launches or uploads an executable graph with `call`, if there is memory for what it may need.
 pub(crate) fn charged(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
     let known = Process::get().and_then(|process| {
@@ -236,7 +167,7 @@ pub(crate) fn charged(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUr
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();
-    settle(card, device, held.bytes);
+    graphs::settle(card, device, held.bytes);
     result
 }
 

@@ -15,7 +15,8 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::held::{Held, HeldMap};
-use crate::hooks::{ipc, pool};
+use crate::hooks::ipc;
+use crate::hooks::kept::take;
 use crate::process::Process;
 use crate::table::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
@@ -121,7 +122,7 @@ impl Request {
         let sort = linear.sort(held.card, held.context);
         let needed = if !blocks::is_small(held.bytes) {
             held.bytes
-        } else if process.blocks.add(process, sort, address, held.bytes) {
+        } else if process.blocks.add(sort, address, held.bytes) {
             BLOCK
         } else {
             0
@@ -129,9 +130,7 @@ impl Request {
         if needed > reserved && !take(card, needed.saturating_sub(reserved)) {
             card.release(reserved);
             if blocks::is_small(held.bytes) {
-                process
-                    .blocks
-                    .remove(process, held.card, address, held.bytes);
+                process.blocks.remove(held.card, address, held.bytes);
             }
             linear.undo(address);
             return CUDA_ERROR_OUT_OF_MEMORY;
@@ -158,23 +157,19 @@ impl Request {
         }
         let _alone = process.within.pass_alone()?;
         let sort = linear.sort(index, current_context()?);
-        let claimed = process
-            .blocks
-            .claim(process, &process.pointers, sort, self.bytes)?;
+        let claimed = process.blocks.claim(&process.pointers, sort, self.bytes)?;
         let result = (linear.call)();
         if result != CUDA_SUCCESS {
             let block = claimed.saturating_mul(BLOCK);
-            if process.blocks.remove(process, index, block, self.bytes) {
+            if process.blocks.remove(index, block, self.bytes) {
                 card.release(BLOCK);
             }
             return Some(result);
         }
         let address = (linear.pointer)();
-        let (is_opened, is_closed) = process
-            .blocks
-            .settle(process, sort, claimed, address, self.bytes);
+        let (is_opened, is_closed) = process.blocks.settle(sort, claimed, address, self.bytes);
         if is_opened && !is_closed && !take(card, BLOCK) {
-            process.blocks.remove(process, index, address, self.bytes);
+            process.blocks.remove(index, address, self.bytes);
             linear.undo(address);
             return Some(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -242,11 +237,6 @@ impl Linear<'_> {
     }
 }
 
-/// Takes `bytes` from the card, if need be after the process's pools have given back what they do not use.
-pub(crate) fn take(card: Card, bytes: u64) -> bool {
-    card.reserve(bytes).is_ok() || pool::reserve_after_trim(card, bytes)
-}
-
 /// Returns the charge of linear memory that is gone.
 pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: Held) {
     let Some(card) = Card::at(process, held.card) else {
@@ -255,10 +245,7 @@ pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: He
     ipc::forget(process, card, pointer);
     if !blocks::is_small(held.bytes) {
         card.release(held.bytes);
-    } else if process
-        .blocks
-        .remove(process, held.card, pointer, held.bytes)
-    {
+    } else if process.blocks.remove(held.card, pointer, held.bytes) {
         card.release(BLOCK);
     }
 }

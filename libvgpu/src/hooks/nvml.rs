@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 
 use drava_vgpu_abi::DeviceUuid;
 
-use crate::card::Target;
+use crate::card::{Target, target_of};
 use crate::driver::{Library, Original};
 use crate::hooks::view::amount_of;
 use crate::nvml::{
@@ -47,7 +47,7 @@ fn target(device: nvmlDevice_t) -> Target {
         .and_then(|text| text.to_str().ok())
         .and_then(|text| text.parse::<DeviceUuid>().ok());
     match uuid {
-        Some(uuid) if result == NVML_SUCCESS => process.target_of(uuid, None),
+        Some(uuid) if result == NVML_SUCCESS => target_of(process, uuid, None),
         _ => Target::Unlimited,
     }
 }

@@ -1,16 +1,9 @@
 //! Memory pools and stream-ordered allocation.
 //!
-//! A pool takes memory from the card in chunks, hands out parts of them, and keeps what is freed until it is
-//! synchronised or trimmed. So what counts is not what the program has allocated but what the pool has reserved,
-//! and that is what the pool itself says.
-//!
-//! Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
+//! What counts is not what the program has allocated but what the pool has reserved, see [`crate::hooks::kept`]. Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
 //! pool says. Where so much cannot be reserved, a pool is asked all the same if it certainly has room, see
 //! [`crate::room`], and alone, so that nobody else gets that room meanwhile. Else the process's pools are trimmed
 //! before it is refused.
-//!
-//! Invariant: a pool's charge is what it said last. It says so after each allocation; between, it can only have
-//! shrunk.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -19,14 +12,14 @@ use crate::card::{Card, Target, current_device, target_of_current_context, targe
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_TYPE,
-    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice,
-    CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps,
+    CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::graph_memory;
-use crate::hooks::memory::take;
+use crate::hooks::kept::pools::{attribute, key_of, reserved_of, settle, trim};
+use crate::hooks::kept::take;
 use crate::meter::{self, NullStream};
 use crate::process::Process;
 use crate::room::{CHUNK, Change};
@@ -38,16 +31,12 @@ pub(crate) mod share;
 mod streams;
 
 static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
-static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
-static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
 
 static GET_DEFAULT_FOR: Original = Original::new(Library::Cuda, c"cuMemGetDefaultMemPool");
 static GET_FOR: Original = Original::new(Library::Cuda, c"cuMemGetMemPool");
 
 type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
 type GetPool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
-type GetAttribute = unsafe extern "C" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
-type Trim = unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult;
 
 /// The pool that `cuMemAllocAsync` takes from.
 fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
@@ -58,21 +47,6 @@ fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
     // SAFETY: writes one pool.
     let result = unsafe { get(&raw mut pool, device) };
     (result == CUDA_SUCCESS).then_some(pool)
-}
-
-/// What the pool has taken from the card.
-fn reserved_of(pool: CUmemoryPool) -> Option<u64> {
-    attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-}
-
-fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
-    let get = GET_ATTRIBUTE.address()?;
-    // SAFETY: the signature of `cuMemPoolGetAttribute`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
-    let mut value = 0u64;
-    // SAFETY: the attributes asked for are at most 64 bits wide.
-    let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
-    (result == CUDA_SUCCESS).then_some(value)
 }
 
 /// Whether the pool's memory is pinned memory of the host, which takes nothing of a card. Since CUDA 13.2 pools say
@@ -117,85 +91,6 @@ fn know_hosts(process: &Process, pool: CUmemoryPool) {
         context: 0,
     };
     process.pools.insert(key_of(pool), held);
-}
-
-fn trim(pool: CUmemoryPool) {
-    if let Some(trim) = TRIM.address() {
-        // SAFETY: the signature of `cuMemPoolTrimTo`.
-        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
-        // SAFETY: keeps what is in use.
-        unsafe { trim(pool, 0) };
-    }
-}
-
-fn key_of(pool: CUmemoryPool) -> u64 {
-    pool.expose_provenance() as u64
-}
-
-/// Makes the pool's charge what the pool says, `ahead` bytes of which were reserved for its growth.
-fn settle(card: Card, pool: CUmemoryPool, ahead: u64) -> Change {
-    let process = card.process();
-    let key = key_of(pool);
-    let change = {
-        let _guard = process.pool_guard();
-        let before_bytes = process.pools.remove(key).map_or(0, |held| held.bytes);
-        let expected = before_bytes.saturating_add(ahead);
-        let after_bytes = reserved_of(pool).unwrap_or(expected);
-        card.correct(expected, after_bytes);
-        let held = Held {
-            bytes: after_bytes,
-            card: card.index(),
-            context: 0,
-        };
-        process.pools.insert(key, held);
-        Change {
-            before_bytes,
-            after_bytes,
-        }
-    };
-    if change.after_bytes < change.before_bytes {
-        process.room.doubt(key);
-    }
-    change
-}
-
-fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
-    card.process().pools.for_each(|key, held| {
-        if held.card == card.index() && held.bytes != 0 {
-            let address = usize::try_from(key).unwrap_or(0);
-            each(core::ptr::with_exposed_provenance_mut(address));
-        }
-    });
-}
-
-/// Notes what the card's pools have given back to it meanwhile.
-pub(crate) fn refresh(card: Card) {
-    graph_memory::refresh(card);
-    for_each_pool(card, |pool| {
-        settle(card, pool, 0);
-    });
-}
-
-/// Makes the process's pools give back what they do not use, and tries once more.
-pub(crate) fn reserve_after_trim(card: Card, bytes: u64) -> bool {
-    let process = card.process();
-    let (mut has_pools, mut has_graphs) = (false, false);
-    process
-        .pools
-        .for_each(|_, held| has_pools |= held.card == card.index());
-    process
-        .graph_pools
-        .for_each(|_, held| has_graphs |= held.card == card.index());
-    if has_pools {
-        for_each_pool(card, |pool| {
-            trim(pool);
-            settle(card, pool, 0);
-        });
-    }
-    if has_graphs {
-        graph_memory::trim_all(card);
-    }
-    (has_pools || has_graphs) && card.reserve(bytes).is_ok()
 }
 
 /// An allocation that is about to be made from a pool of a card that is limited.
@@ -257,11 +152,12 @@ impl Order {
         if result != CUDA_SUCCESS {
             return Some(result);
         }
-        let paid = process
-            .pools
-            .get(key_of(self.pool))
-            .map_or(0, |held| held.bytes);
-        let grown = reserved_of(self.pool).unwrap_or(0).saturating_sub(paid);
+        let grown = {
+            let _guard = process.pool_guard();
+            let paid = process.pools.get(key_of(self.pool));
+            let paid = paid.map_or(0, |held| held.bytes);
+            reserved_of(self.pool).unwrap_or(0).saturating_sub(paid)
+        };
         if grown == 0 || self.card.reserve(grown).is_ok() {
             let change = settle(self.card, self.pool, grown);
             // SAFETY: written by the driver.

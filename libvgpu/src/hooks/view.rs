@@ -7,7 +7,7 @@ use core::ffi::c_uint;
 
 use crate::card::{Amount, Target, target_of_current_context, target_of_device};
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
-use crate::hooks::pool;
+use crate::hooks::kept;
 use crate::table::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 
 /// A card of which nothing may be taken.
@@ -21,7 +21,7 @@ pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     match target {
         Target::Unlimited => None,
         Target::Limited(card) => {
-            pool::refresh(card);
+            kept::refresh(card);
             Some(card.amount())
         }
         Target::Refused => Some(NOTHING),

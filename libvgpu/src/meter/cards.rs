@@ -11,7 +11,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::card::{Card, Target, current_context, current_device};
+use crate::card::{Card, Target, current_context, current_device, target_of, uuid_of};
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
 use crate::process::{MAX_DEVICES, Process};
@@ -174,8 +174,8 @@ fn metered(code: u32) -> Known {
 
 /// The card, if its GPU time is metered.
 fn metered_card(process: &'static Process, device: CUdevice) -> Option<Card> {
-    let uuid = crate::card::uuid_of(device)?;
-    match process.target_of(uuid, u32::try_from(device).ok()) {
+    let uuid = uuid_of(device)?;
+    match target_of(process, uuid, u32::try_from(device).ok()) {
         Target::Limited(card) if card.is_metered() => Some(card),
         Target::Limited(_) | Target::Unlimited | Target::Refused => None,
     }

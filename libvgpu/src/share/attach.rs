@@ -7,8 +7,8 @@ use drava_vgpu_abi::{DeviceUuid, Limits, LimitsPage, REGION_SIZE, paths};
 
 use super::mapping::{check, map_page, take_slot, view};
 use super::{REGION_FLAGS, Share};
-use crate::discover::PathBuffer;
 use crate::log;
+use crate::path::PathBuffer;
 use crate::sys::{self, Fd};
 
 /// Why a share's files cannot be used.

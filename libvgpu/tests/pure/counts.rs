@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
 use crate::held::{Held, HeldMap};
 use crate::imports::Imports;
-use crate::process::Process;
 use crate::room::{CHUNK, Change, Room, chunk_around};
 use crate::shared_chunks::SharedChunks;
 
@@ -59,27 +58,23 @@ const SORT: Sort = Sort {
 
 #[test]
 fn a_block_is_paid_for_from_its_first_allocation_to_its_last() {
-    let (blocks, process) = (no_blocks(), Process::default());
+    let blocks = no_blocks();
     let base = 0x7f00_0000_0000;
     assert!(!blocks.may_have_room(0, 1));
-    assert!(blocks.add(&process, SORT, base, 512 * KIB));
+    assert!(blocks.add(SORT, base, 512 * KIB));
     assert!(blocks.may_have_room(0, 1536 * KIB) && !blocks.may_have_room(0, 1537 * KIB));
     assert!(!blocks.may_have_room(1, 1), "another card's");
-    assert!(!blocks.add(&process, SORT, base + 512 * KIB, 512 * KIB));
-    assert!(
-        blocks.add(&process, SORT, base + BLOCK, KIB),
-        "another block"
-    );
-    assert!(!blocks.remove(&process, 0, base, 512 * KIB));
-    assert!(blocks.remove(&process, 0, base + 512 * KIB, 512 * KIB));
-    assert!(!blocks.remove(&process, 0, base, 512 * KIB), "twice");
-    assert!(blocks.remove(&process, 0, base + BLOCK, KIB));
+    assert!(!blocks.add(SORT, base + 512 * KIB, 512 * KIB));
+    assert!(blocks.add(SORT, base + BLOCK, KIB), "another block");
+    assert!(!blocks.remove(0, base, 512 * KIB));
+    assert!(blocks.remove(0, base + 512 * KIB, 512 * KIB));
+    assert!(!blocks.remove(0, base, 512 * KIB), "twice");
+    assert!(blocks.remove(0, base + BLOCK, KIB));
     assert!(!blocks.may_have_room(0, 1));
 }
 
 /// The linear memory of a process and its blocks.
 struct Linear {
-    process: Process,
     blocks: Blocks,
     held: HeldMap,
 }
@@ -89,7 +84,6 @@ impl Linear {
 
     fn new() -> Self {
         Self {
-            process: Process::default(),
             blocks: no_blocks(),
             // SAFETY: all zeroes is an empty one.
             held: unsafe { zeroes() },
@@ -107,7 +101,7 @@ impl Linear {
 
     fn allocate(&self, offset_kib: u64, size_kib: u64) {
         let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
-        self.blocks.add(&self.process, SORT, address, bytes);
+        self.blocks.add(SORT, address, bytes);
         let held = Held {
             bytes,
             card: SORT.card,
@@ -124,12 +118,11 @@ impl Linear {
     /// What happens when the driver has freed it.
     fn free(&self, offset_kib: u64, size_kib: u64) -> bool {
         let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
-        self.blocks.remove(&self.process, 0, address, bytes)
+        self.blocks.remove(0, address, bytes)
     }
 
     fn claim(&self, sort: Sort, kib: u64) -> Option<u64> {
-        self.blocks
-            .claim(&self.process, &self.held, sort, kib * KIB)
+        self.blocks.claim(&self.held, sort, kib * KIB)
     }
 }
 
@@ -185,11 +178,7 @@ fn a_claimed_block_stays_paid_for() {
     let claimed = linear.claim(SORT, 512).unwrap();
     linear.begin_to_free(0);
     assert!(!linear.free(0, 1024), "closed under the claim");
-    let settle = |address, bytes| {
-        linear
-            .blocks
-            .settle(&linear.process, SORT, claimed, address, bytes)
-    };
+    let settle = |address, bytes| linear.blocks.settle(SORT, claimed, address, bytes);
     // The driver has given the block back and opened another one: one charge for the other.
     assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
     assert!(linear.blocks.may_have_room(0, 1536 * KIB));

@@ -21,7 +21,6 @@ mod shared_chunks;
 mod counts;
 mod gates;
 mod maps;
-mod process;
 mod rooms;
 mod share;
 mod sys;
@@ -37,6 +36,10 @@ mod identity {
             pid_namespace: 700,
         }
     }
+}
+
+mod shares {
+    pub(crate) const MAX_SHARES: usize = 64;
 }
 
 /// What the library would say on standard error.

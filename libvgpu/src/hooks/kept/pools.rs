@@ -1,0 +1,109 @@
+//! What memory pools have reserved. A pool takes memory from the card in chunks, hands out parts of them, and keeps what
+//! is freed until it is synchronised or trimmed.
+//!
+//! Invariant: a pool's charge is what it said last. It says so after each allocation; between, it can only have
+//! shrunk.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use crate::card::Card;
+use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
+use crate::driver::{Library, Original};
+use crate::held::Held;
+use crate::room::Change;
+
+static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
+static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
+
+type GetAttribute = unsafe extern "C" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
+type Trim = unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult;
+
+/// What the pool has taken from the card.
+pub(crate) fn reserved_of(pool: CUmemoryPool) -> Option<u64> {
+    attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+}
+
+/// A `CU_MEMPOOL_ATTR_*`.
+pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
+    let get = GET_ATTRIBUTE.address()?;
+    // SAFETY: the signature of `cuMemPoolGetAttribute`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetAttribute>(get) };
+    let mut value = 0u64;
+    // SAFETY: the attributes asked for are at most 64 bits wide.
+    let result = unsafe { get(pool, attribute, (&raw mut value).cast()) };
+    (result == CUDA_SUCCESS).then_some(value)
+}
+
+/// Makes the pool give back what it does not use.
+pub(crate) fn trim(pool: CUmemoryPool) {
+    if let Some(trim) = TRIM.address() {
+        // SAFETY: the signature of `cuMemPoolTrimTo`.
+        let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
+        // SAFETY: keeps what is in use.
+        unsafe { trim(pool, 0) };
+    }
+}
+
+/// A pool as a key.
+pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
+    pool.expose_provenance() as u64
+}
+
+/// Makes the pool's charge what the pool says, `ahead` bytes of which were reserved for its growth.
+pub(crate) fn settle(card: Card, pool: CUmemoryPool, ahead: u64) -> Change {
+    let process = card.process();
+    let key = key_of(pool);
+    let change = {
+        let _guard = process.pool_guard();
+        let before_bytes = process.pools.remove(key).map_or(0, |held| held.bytes);
+        let expected = before_bytes.saturating_add(ahead);
+        let after_bytes = reserved_of(pool).unwrap_or(expected);
+        card.correct(expected, after_bytes);
+        let held = Held {
+            bytes: after_bytes,
+            card: card.index(),
+            context: 0,
+        };
+        process.pools.insert(key, held);
+        Change {
+            before_bytes,
+            after_bytes,
+        }
+    };
+    if change.after_bytes < change.before_bytes {
+        process.room.doubt(key);
+    }
+    change
+}
+
+fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
+    card.process().pools.for_each(|key, held| {
+        if held.card == card.index() && held.bytes != 0 {
+            let address = usize::try_from(key).unwrap_or(0);
+            each(core::ptr::with_exposed_provenance_mut(address));
+        }
+    });
+}
+
+/// Notes what the card's pools have given back meanwhile.
+pub(super) fn refresh(card: Card) {
+    for_each_pool(card, |pool| {
+        settle(card, pool, 0);
+    });
+}
+
+/// Makes the process's pools give back what they do not use. `false` if it has none on that card.
+pub(super) fn trim_all(card: Card) -> bool {
+    let mut has_any = false;
+    card.process()
+        .pools
+        .for_each(|_, held| has_any |= held.card == card.index());
+    if has_any {
+        for_each_pool(card, |pool| {
+            trim(pool);
+            settle(card, pool, 0);
+        });
+    }
+    has_any
+}
