@@ -25,6 +25,9 @@ const TURNS_FOR_US: u64 = 4_000_000;
 /// gone.
 const REMIND_US: u64 = 1_000_000;
 
+/// Steps for which a card counts as shared after several shares were active in one.
+const SHARED_FOR: u8 = 10;
+
 /// NVML's longest sample period, µs. What is older, nobody asked for.
 const LONGEST_SAMPLE_US: u64 = 1_000_000;
 
@@ -65,6 +68,8 @@ pub struct Card {
     quiet: u32,
     /// How many metered shares did anything in the last step.
     active: usize,
+    /// Steps for which it still counts as shared.
+    shared_for: u8,
     /// Whether any of its shares may have processes.
     is_inhabited: bool,
     /// Whether some of them are idle while others use their time, and may want it back at any moment.
@@ -106,6 +111,7 @@ impl Card {
             keys: Vec::new(),
             quiet: 0,
             active: 0,
+            shared_for: 0,
             is_inhabited: true,
             is_lent: false,
             is_ranked: false,
@@ -126,7 +132,7 @@ impl Card {
     /// Whether several shares use it.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.active > 1
+        self.shared_for > 0
     }
 
     /// Whether its shares take turns now.
@@ -192,6 +198,10 @@ impl Card {
             .iter()
             .filter(|(_, _, measured)| is_active(measured))
             .count();
+        self.shared_for = match self.active {
+            2.. => SHARED_FOR,
+            0 | 1 => self.shared_for.saturating_sub(1),
+        };
         self.quiet = if self.active > 0 {
             0
         } else {
@@ -357,6 +367,12 @@ impl Card {
                 Change::Revoke(_) => tenant.end_turn(now_us),
             };
             complain(written, tenant);
+        }
+        for ended in self.ring.ended() {
+            if let Some(tenant) = tenants.get_mut(&ended.id) {
+                let used_us = tenant.used_in_turns(scratch);
+                self.ring.settle(ended, used_us);
+            }
         }
         if now_us.saturating_sub(self.reminded_us) >= REMIND_US {
             self.reminded_us = now_us;

@@ -13,6 +13,8 @@
 
 use std::collections::BTreeMap;
 
+use super::token::LONGEST_US;
+
 /// One, in parts per million.
 pub const ALL: u64 = 1_000_000;
 
@@ -41,8 +43,8 @@ const LEAST: u64 = ALL / 50;
 /// What NVML says for so long after a change of company is of before it, µs: its samples come late.
 const LATE_US: u64 = 300_000;
 
-/// The sums fade in the time in which each share makes so many launches, within these bounds, µs.
-const LAUNCHES: u64 = 10;
+/// The sums fade in the time in which each share makes so many launches or has so many turns, within these bounds, µs.
+const PORTIONS: u64 = 10;
 const FADE_US: std::ops::RangeInclusive<u64> = 500_000..=10_000_000;
 
 /// What was known before counts as much as this part of that time.
@@ -132,10 +134,12 @@ impl Work {
         }
     }
 
-    fn launch_us(self) -> u64 {
+    /// What comes to the card at once, µs.
+    fn portion_us(self) -> u64 {
         match self {
             Self::Always => 0,
-            Self::Launches(us) | Self::Turns(us) => us,
+            Self::Launches(us) => us,
+            Self::Turns(us) => us.max(LONGEST_US / 2),
         }
     }
 
@@ -214,7 +218,7 @@ impl<Id: Ord + Copy> Contention<Id> {
         }
         let rounds = active
             .iter()
-            .map(|share| LAUNCHES * share.work.launch_us() * ALL / share.part.max(1));
+            .map(|share| PORTIONS * share.work.portion_us() * ALL / share.part.max(1));
         self.fade_us = rounds
             .max()
             .unwrap_or(0)

@@ -71,6 +71,8 @@ pub struct Tenant {
     /// What the page said when it was opened.
     opened_reserve_bytes: u64,
     progress: Progress,
+    /// Since its last turn that was settled.
+    progress_in_turns: Progress,
     /// The region's sign of demand at the last look.
     wanted_us: u64,
     was_idle: bool,
@@ -148,6 +150,7 @@ impl Tenant {
             page,
             usage,
             progress: Progress::default(),
+            progress_in_turns: Progress::default(),
             wanted_us: 0,
             was_idle: true,
             own_parts: ALL,
@@ -295,8 +298,10 @@ impl Tenant {
         } = self.progress.since(&region.processes);
         let long_kernel_us = long_kernel_us.filter(|us| us / 2 >= self.longest_told_us);
         self.longest_told_us = long_kernel_us.unwrap_or(self.longest_told_us);
-        // One that wakes may want all it can get; what it used so far says nothing.
-        let waited = throttled_us > 0 || is_in_debt || self.was_idle;
+        // One that wakes may want all it can get; what it used so far says nothing. One that asked and got nothing waits:
+        // how long is only counted when the wait is over.
+        let got_nothing = used_us == 0 && launches == 0;
+        let waited = throttled_us > 0 || is_in_debt || self.was_idle || got_nothing;
         self.was_idle = false;
         if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
             self.launch_us = mean_us;
@@ -467,6 +472,14 @@ impl Tenant {
             wants,
             gives_way,
         }
+    }
+
+    /// GPU time that it was charged since the last call, µs. A region that cannot be read used none.
+    pub fn used_in_turns(&mut self, scratch: &mut Scratch) -> u64 {
+        let view = self.usage.view(scratch);
+        view.map_or(0, |region| {
+            self.progress_in_turns.since(&region.processes).used_us
+        })
     }
 
     /// Follows the ends of these processes.

@@ -5,6 +5,10 @@
 //! it has used it. Work conserving: one that does not want its slice hands it on, and what is credited to a tenant that
 //! wants nothing is forgotten. A tenant that dies loses the token with the next look.
 //!
+//! A kernel cannot be stopped, so a turn ends later than by the clock: what was launched in it runs on, in the time of
+//! the next one. When a turn is over, it is [settled](Ring::settle): what was used beyond it is owed, and who had less
+//! than its turn because of the one before gets that back.
+//!
 //! What comes after a slice is decided and told [`AHEAD_US`] before its end: the clock hands the token on, and the card
 //! is not idle until somebody looks.
 //!
@@ -25,7 +29,17 @@ pub const LONGEST_US: u64 = 50_000;
 pub const AHEAD_US: u64 = 10_000;
 
 /// What all tenants that want time are credited with together when it is their turn again.
-const ROUND_US: u64 = 100_000;
+const ROUND_US: i64 = 100_000;
+
+/// What is unused of turns counts against what is used beyond the next ones up to here, µs: launches are counted some
+/// time before or after they run.
+const UNUSED_US: i64 = 3_000;
+
+/// The most that is made up for of what a tenant used beyond its turns, µs.
+const MOST_MADE_UP_US: i64 = 100_000;
+
+/// The most that a tenant can owe, µs.
+const MOST_OWED_US: i64 = 1_000_000;
 
 /// A tenant in token mode as it is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +63,15 @@ pub enum Change<Id> {
     Revoke(Id),
 }
 
+/// A turn that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended<Id> {
+    /// Whose.
+    pub id: Id,
+    /// How long it was by the clock, µs.
+    pub held_us: u64,
+}
+
 /// The tenants of one card that are in token mode.
 #[derive(Debug, Clone)]
 pub struct Ring<Id> {
@@ -58,8 +81,16 @@ pub struct Ring<Id> {
     next: Option<(Id, Turn)>,
     /// Who was chosen last; the next one is behind it.
     last: Option<Id>,
-    /// Time credited and not handed out, µs.
-    credit_us: BTreeMap<Id, u64>,
+    /// Time credited and not handed out, µs; negative is owed.
+    credit_us: BTreeMap<Id, i64>,
+    /// What they used beyond their turns, or left unused of them, that does not count yet, µs.
+    over_us: BTreeMap<Id, i64>,
+    /// What they used beyond their turns and nobody has got back, µs.
+    overrun_us: BTreeMap<Id, i64>,
+    /// Turns that are over and not yet settled.
+    ended: Vec<Ended<Id>>,
+    /// The last look, µs.
+    looked_us: u64,
 }
 
 impl<Id> Default for Ring<Id> {
@@ -69,6 +100,10 @@ impl<Id> Default for Ring<Id> {
             next: None,
             last: None,
             credit_us: BTreeMap::new(),
+            over_us: BTreeMap::new(),
+            overrun_us: BTreeMap::new(),
+            ended: Vec::new(),
+            looked_us: 0,
         }
     }
 }
@@ -95,8 +130,7 @@ impl<Id: Ord + Copy> Ring<Id> {
         let waiting: Vec<&Contender<Id>> = contenders.iter().filter(is_waiting).collect();
         let wants = |id: Id| waiting.iter().any(|contender| contender.id == id);
         let stands_back = |id: Id| contenders.iter().any(|c| c.id == id && c.gives_way);
-        self.credit_us
-            .retain(|id, _| wants(*id) || stands_back(*id));
+        self.forget(now_us, contenders);
         let mut changes = Vec::new();
         if let Some((id, turn)) = self.next.filter(|(id, _)| !wants(*id)) {
             self.next = None;
@@ -109,6 +143,8 @@ impl<Id: Ord + Copy> Ring<Id> {
             && (!wants(id) || now_us >= turn.until_us)
         {
             self.present = None;
+            let held_us = now_us.min(turn.until_us).saturating_sub(turn.from_us);
+            self.ended.push(Ended { id, held_us });
             if now_us < turn.until_us {
                 changes.push(Change::Revoke(id));
                 if stands_back(id) {
@@ -127,7 +163,7 @@ impl<Id: Ord + Copy> Ring<Id> {
             if is_alone && left_us <= LONGEST_US / 2 {
                 // Renewed in time, so that its launches never stop. For what nobody else wants it owes nothing later,
                 // and it saves nothing meanwhile.
-                self.credit_us.retain(|id, _| stands_back(*id));
+                self.credit_us.remove(&id);
                 let until_us = now_us + LONGEST_US;
                 self.extend((id, Turn { until_us, ..turn }), &mut changes);
             } else if !is_alone && left_us <= AHEAD_US {
@@ -135,6 +171,57 @@ impl<Id: Ord + Copy> Ring<Id> {
             }
         }
         changes
+    }
+
+    /// The turns that have ended since the last call. Each is to be settled.
+    pub fn ended(&mut self) -> Vec<Ended<Id>> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Takes what the tenant of a turn that has ended was charged since the last one of its own that was settled, µs.
+    pub fn settle(&mut self, ended: Ended<Id>, used_us: u64) {
+        let signed = |us: u64| i64::try_from(us).unwrap_or(i64::MAX).min(MOST_OWED_US);
+        let mut over_us = signed(used_us) - signed(ended.held_us);
+        let overrun_us = self.overrun_us.entry(ended.id).or_default();
+        *overrun_us = (*overrun_us + over_us.max(0)).min(MOST_MADE_UP_US);
+        let credit = self.credit_us.entry(ended.id).or_default();
+        // Others have used some of this turn.
+        for (_, overrun_us) in self
+            .overrun_us
+            .iter_mut()
+            .filter(|(id, _)| **id != ended.id)
+        {
+            let back_us = (*overrun_us).min(-over_us).max(0);
+            *overrun_us -= back_us;
+            *credit += back_us;
+            over_us += back_us;
+        }
+        let sum_us = self.over_us.entry(ended.id).or_default();
+        *sum_us = (*sum_us + over_us).max(-UNUSED_US);
+        if *sum_us > 0 {
+            *credit = (*credit - *sum_us).max(-MOST_OWED_US);
+            *sum_us = 0;
+        }
+    }
+
+    /// What is credited to tenants that want nothing is forgotten. What they owe is repaid by the time that is theirs.
+    fn forget(&mut self, now_us: u64, contenders: &[Contender<Id>]) {
+        let passed_us = now_us.saturating_sub(self.looked_us);
+        self.looked_us = now_us;
+        self.credit_us.retain(|id, credit| {
+            let Some(contender) = contenders.iter().find(|contender| contender.id == *id) else {
+                return false;
+            };
+            if contender.wants || contender.gives_way {
+                return true;
+            }
+            let repaid_us = passed_us.saturating_mul(weight(contender).unsigned_abs()) / 100;
+            *credit = credit.saturating_add_unsigned(repaid_us).min(0);
+            *credit < 0
+        });
+        let is_there = |id: &Id| contenders.iter().any(|contender| contender.id == *id);
+        self.over_us.retain(|id, _| is_there(id));
+        self.overrun_us.retain(|id, _| is_there(id));
     }
 
     /// The turn that begins now, as nobody has the token: of who was told to be next, if that has come, else of who is
@@ -199,7 +286,7 @@ impl<Id: Ord + Copy> Ring<Id> {
     fn choose(&mut self, waiting: &[&Contender<Id>]) -> Option<(Id, u64)> {
         let mut waiting = waiting.to_vec();
         waiting.sort_unstable_by_key(|contender| contender.id);
-        let weights: u64 = waiting.iter().map(|contender| weight(contender)).sum();
+        let weights: i64 = waiting.iter().map(|contender| weight(contender)).sum();
         if waiting.is_empty() {
             return None;
         }
@@ -233,23 +320,25 @@ impl<Id: Ord + Copy> Ring<Id> {
     /// What was taken off its credit for a turn that another one has.
     fn give_back(&mut self, id: Id, us: u64) {
         let credit = self.credit_us.entry(id).or_default();
-        *credit = (*credit + us).min(ROUND_US);
+        *credit = credit.saturating_add_unsigned(us).min(ROUND_US);
     }
 
     fn slice(&mut self, id: Id) -> Option<u64> {
+        const SHORTEST: i64 = SHORTEST_US.cast_signed();
+        const LONGEST: i64 = LONGEST_US.cast_signed();
         let credit = self.credit_us.get_mut(&id)?;
         // What would leave less than a slice is not cut off.
         let slice_us = match *credit {
-            ..SHORTEST_US => return None,
-            credit @ SHORTEST_US..=LONGEST_US => credit,
-            credit if credit < LONGEST_US + SHORTEST_US => credit / 2,
-            _ => LONGEST_US,
+            ..SHORTEST => return None,
+            credit @ SHORTEST..=LONGEST => credit,
+            credit if credit < LONGEST + SHORTEST => credit / 2,
+            _ => LONGEST,
         };
         *credit -= slice_us;
-        Some(slice_us)
+        u64::try_from(slice_us).ok()
     }
 }
 
-fn weight<Id>(contender: &Contender<Id>) -> u64 {
-    u64::from(contender.cores.clamp(1, 100))
+fn weight<Id>(contender: &Contender<Id>) -> i64 {
+    i64::from(contender.cores.clamp(1, 100))
 }

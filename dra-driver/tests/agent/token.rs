@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use drava_dra_driver::agent::token::{AHEAD_US, Change, Contender, LONGEST_US, Ring, SHORTEST_US};
-use drava_vgpu_abi::bucket::Turn;
+use drava_dra_driver::agent::token::{
+    AHEAD_US, Change, Contender, Ended, LONGEST_US, Ring, SHORTEST_US,
+};
+use drava_vgpu_abi::bucket::{TOKEN_BURST_US, Turn};
 use proptest::prelude::*;
 
 /// A tenant that wants time in some stretches.
@@ -335,6 +337,186 @@ fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
         held[ring.holder().unwrap_or(0)] += 1_000;
     }
     assert_eq!(held, [0, 140_000, 100_000, 0]);
+}
+
+/// Tenants that fill their queues with kernels of these lengths, by cores, on a card that runs their contexts by turns:
+/// percent of the card that each got.
+fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
+    const TICK_US: i64 = 500;
+    /// Four ticks.
+    const HARDWARE_SLICE: u32 = 4;
+    const BURST_US: i64 = TOKEN_BURST_US.cast_signed();
+    let contenders: Vec<_> = (0..)
+        .zip(tenants)
+        .map(|(id, (cores, _))| Contender {
+            id,
+            cores: *cores,
+            wants: true,
+            gives_way: false,
+        })
+        .collect();
+    let mut ring = Ring::default();
+    let mut turns = vec![Turn::default(); tenants.len()];
+    let (mut credit, mut queued) = (vec![0; tenants.len()], vec![0; tenants.len()]);
+    let (mut charged, mut settled) = (vec![0_u64; tenants.len()], vec![0; tenants.len()]);
+    let mut used = vec![0; tenants.len()];
+    let (mut running, mut slice) = (0, 0);
+    for now_us in (0..seconds * 1_000_000).step_by(usize::try_from(TICK_US).unwrap()) {
+        if now_us.is_multiple_of(LOOK_US) {
+            for change in ring.look(now_us, &contenders) {
+                match change {
+                    Change::Grant(id, turn) => turns[id] = turn,
+                    Change::Revoke(id) => turns[id].until_us = now_us,
+                }
+            }
+            for ended in ring.ended() {
+                let before = std::mem::replace(&mut settled[ended.id], charged[ended.id]);
+                ring.settle(ended, charged[ended.id] - before);
+            }
+        }
+        for (id, (_, kernel_us)) in tenants.iter().enumerate() {
+            let has_turn = (turns[id].from_us..turns[id].until_us).contains(&now_us);
+            let begins = has_turn && now_us < turns[id].from_us + TICK_US.unsigned_abs();
+            let gain = if begins { BURST_US } else { TICK_US };
+            credit[id] = (credit[id] + gain).min(if has_turn { BURST_US } else { 0 });
+            while has_turn && credit[id] > 0 && queued[id] < 16 * kernel_us {
+                credit[id] -= kernel_us;
+                queued[id] += kernel_us;
+                charged[id] += kernel_us.unsigned_abs();
+            }
+        }
+        if slice == 0 || queued[running] <= 0 {
+            let next = (1..=tenants.len()).map(|offset| (running + offset) % tenants.len());
+            running = next
+                .into_iter()
+                .find(|id| queued[*id] > 0)
+                .unwrap_or(running);
+            slice = HARDWARE_SLICE;
+        }
+        slice -= 1;
+        let ran = TICK_US.min(queued[running]);
+        queued[running] -= ran;
+        used[running] += ran;
+    }
+    let percent = |used: &i64| *used as f64 / (seconds * 10_000) as f64;
+    used.iter().map(percent).collect()
+}
+
+#[test]
+fn what_runs_on_after_a_turn_is_taken_off_the_next_ones() {
+    for (cores, other) in [(10, 90), (30, 70), (50, 50)] {
+        for (kernel_us, others_us) in [
+            (1_000, 1_000),
+            (5_000, 1_000),
+            (500, 20_000),
+            (20_000, 1_000),
+            (20_000, 20_000),
+            (80_000, 1_000),
+        ] {
+            let got = use_card(&[(cores, kernel_us), (other, others_us)], 60);
+            let what = format!("{cores} % with {kernel_us} µs beside {others_us} µs: {got:.1?}");
+            assert!((got[0] - f64::from(cores)).abs() <= 1.0, "{what}");
+            assert!((got[1] - f64::from(other)).abs() <= 1.0, "{what}");
+        }
+    }
+    let got = use_card(&[(20, 30_000), (30, 2_000), (50, 500)], 60);
+    let due = [20.0, 30.0, 50.0];
+    assert!(
+        got.iter()
+            .zip(due)
+            .all(|(got, due)| (got - due).abs() <= 1.0),
+        "{got:.1?}"
+    );
+}
+
+/// Looks for so long, each turn used as `used_us` says of its length by the clock; how long the turns of the first were
+/// together.
+fn settle_turns(
+    ring: &mut Ring<u32>,
+    us: std::ops::Range<u64>,
+    contenders: &[Contender<u32>],
+    used_us: impl Fn(Ended<u32>) -> u64,
+) -> u64 {
+    let mut held_us = 0;
+    for now_us in us.step_by(5_000) {
+        ring.look(now_us, contenders);
+        for ended in ring.ended() {
+            ring.settle(ended, used_us(ended));
+            held_us += if ended.id == 1 { ended.held_us } else { 0 };
+        }
+    }
+    held_us
+}
+
+#[test]
+fn a_turn_in_which_the_one_before_ran_on_is_made_up_for() {
+    let both = [1, 2].map(|id| Contender {
+        id,
+        cores: 50,
+        wants: true,
+        gives_way: false,
+    });
+    // The second one runs on for 20 ms after each of its turns, in the first one's.
+    let used_us = |ended: Ended<u32>| match ended.id {
+        1 => ended.held_us - 20_000,
+        _ => ended.held_us + 20_000,
+    };
+    let held_us = settle_turns(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    // It had as much of the card as the other one, so its turns are longer by what they lacked.
+    let turns = 10_000_000 / (LONGEST_US + LONGEST_US / 2);
+    assert!(held_us > 5_000_000 + turns * 10_000, "{held_us}");
+    // Who leaves its turns unused without such a reason gets nothing for it.
+    let used_us = |ended: Ended<u32>| match ended.id {
+        1 => ended.held_us - 20_000.min(ended.held_us),
+        _ => ended.held_us,
+    };
+    let held_us = settle_turns(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    assert!(held_us.abs_diff(5_000_000) < 200_000, "{held_us}");
+}
+
+#[test]
+fn what_is_owed_is_not_forgotten_by_wanting_nothing_for_a_moment() {
+    let contenders = |wants| {
+        [(1, wants), (2, true), (3, true)].map(|(id, wants)| Contender {
+            id,
+            cores: 33,
+            wants,
+            gives_way: false,
+        })
+    };
+    let held_after_pause = |overrun_us: u64, pause_us: u64| {
+        let mut ring = Ring::default();
+        let mut now_us = 0;
+        // The first turn is its own, and it runs on for so long.
+        while ring.holder().is_none_or(|holder| holder == 1) {
+            ring.look(now_us, &contenders(true));
+            now_us += 5_000;
+        }
+        for ended in ring.ended() {
+            ring.settle(ended, 0);
+            ring.settle(
+                Ended {
+                    held_us: 0,
+                    ..ended
+                },
+                overrun_us,
+            );
+        }
+        let exact = |ended: Ended<u32>| ended.held_us;
+        let back_us = now_us + pause_us;
+        settle_turns(&mut ring, now_us..back_us, &contenders(false), exact);
+        settle_turns(
+            &mut ring,
+            back_us..back_us + 1_000_000,
+            &contenders(true),
+            exact,
+        )
+    };
+    let paid_us = held_after_pause(0, 20_000) - held_after_pause(200_000, 20_000);
+    assert!(paid_us > 100_000, "{paid_us}");
+    // In a second its part of the time is a third, which is more than it owes.
+    let paid_us = held_after_pause(0, 1_000_000).abs_diff(held_after_pause(200_000, 1_000_000));
+    assert!(paid_us < 20_000, "{paid_us}");
 }
 
 proptest! {

@@ -92,8 +92,6 @@ pub enum Grant {
         /// When this one's next turn begins, microseconds of `CLOCK_MONOTONIC`; a moment that has passed where that is
         /// not known yet.
         from_us: u64,
-        /// When its last turn ended; a moment that is still to come where its next turn is known.
-        until_us: u64,
     },
 }
 
@@ -131,7 +129,7 @@ impl Grant {
                 } else if (from_us..until_us).contains(&now_us) {
                     Self::Token { until_us }
                 } else {
-                    Self::NoToken { from_us, until_us }
+                    Self::NoToken { from_us }
                 }
             }
         }
@@ -162,8 +160,19 @@ impl Grant {
     #[must_use]
     pub fn begins_after_us(self, now_us: u64) -> Option<u64> {
         match self {
-            Self::NoToken { from_us, .. } => from_us.checked_sub(now_us),
+            Self::NoToken { from_us } => from_us.checked_sub(now_us),
             Self::Free | Self::Rate(_) | Self::Token { .. } => None,
+        }
+    }
+
+    /// Up to which moment time is paid out. Who knows when its turn begins has a burst then, however late it looked
+    /// before: the card is busy from the beginning on.
+    fn pays_until_us(self, now_us: u64) -> u64 {
+        match self {
+            Self::NoToken { from_us } if from_us > now_us => {
+                now_us.min(from_us.saturating_sub(TOKEN_BURST_US))
+            }
+            Self::NoToken { .. } | Self::Token { .. } | Self::Free | Self::Rate(_) => now_us,
         }
     }
 
@@ -177,22 +186,8 @@ impl Grant {
             }
             Self::Free => (SECOND_US, BURST_US),
             Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
-            Self::NoToken { .. } => (0, 0),
-        }
-    }
-
-    /// The part of the time from `since_us` to `now_us` that is paid out, and the rate at which that is done. Without the
-    /// token that is what was left of the last turn, of which the share may not have seen the end.
-    fn paid(self, since_us: u64, now_us: u64) -> (u64, u64) {
-        match self {
-            Self::NoToken { from_us, until_us } => {
-                let begun_us = since_us.max(from_us);
-                (until_us.min(now_us).saturating_sub(begun_us), SECOND_US)
-            }
-            Self::Free | Self::Rate(_) | Self::Token { .. } => {
-                let (rate, _) = self.rate_and_cap();
-                (now_us.saturating_sub(since_us), rate)
-            }
+            // What runs on after a turn is repaid while it does; the agent takes it off the next turns.
+            Self::NoToken { .. } => (SECOND_US, 0),
         }
     }
 }
@@ -265,17 +260,17 @@ impl<'a, A: Word> Bucket<'a, A> {
 
     /// Pays out the time since the last refill.
     pub fn refill(&self, grant: Grant, now_us: u64) {
-        let (_, cap) = grant.rate_and_cap();
+        let (rate, cap) = grant.rate_and_cap();
+        let now_us = grant.pays_until_us(now_us);
         let since = self.header.refilled_us.load();
         if since > now_us && since - now_us < LONGEST_REFILL_US {
             // Somebody looked later and was faster.
             return;
         }
         // A clock that went backwards by more is that of another boot, or damage.
-        let (passed, rate) = grant.paid(since, now_us);
-        let passed = passed.min(LONGEST_REFILL_US);
+        let passed = now_us.saturating_sub(since).min(LONGEST_REFILL_US);
         let gain = passed * rate / SECOND_US;
-        if now_us >= since && gain == 0 && rate != 0 && cap != 0 {
+        if now_us >= since && gain == 0 && rate != 0 {
             // Left to add up: at a low rate every look is too early for a whole microsecond.
             return;
         }
@@ -385,6 +380,9 @@ fn charged(credit: i64, taken: u64) -> i64 {
 
 /// After how many microseconds it is worth looking at a credit again, at the grant's rate; not more than one sleep.
 fn repaid_after(credit: i64, grant: Grant) -> u64 {
+    if let Grant::NoToken { .. } = grant {
+        return LONGEST_SLEEP_US;
+    }
     let (rate, _) = grant.rate_and_cap();
     let wanted = i64::try_from(grant.worth_waking_for()).unwrap_or(1);
     let missing = wanted.saturating_sub(credit).unsigned_abs();

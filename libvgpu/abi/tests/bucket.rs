@@ -23,15 +23,7 @@ fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
     }
 }
 
-/// The turn that ended at that moment is the last one.
-const fn no_token(until_us: u64) -> Grant {
-    Grant::NoToken {
-        from_us: 0,
-        until_us,
-    }
-}
-
-const NO_TOKEN: Grant = no_token(0);
+const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
 
 #[test]
 fn a_turn_is_told_before_it_begins() {
@@ -43,7 +35,6 @@ fn a_turn_is_told_before_it_begins() {
     let at = |now_us| Grant::of(&token, turn, now_us);
     let waiting = Grant::NoToken {
         from_us: turn.from_us,
-        until_us: turn.until_us,
     };
     assert_eq!(at(9_997_000), waiting);
     assert_eq!(at(9_997_000).begins_after_us(9_997_000), Some(3_000));
@@ -73,17 +64,11 @@ fn what_a_page_grants() {
         (Fixed, 99, None, 0, Grant::Rate(990_000)),
         (Fixed, 30, None, soon, Grant::Rate(300_000)),
         (Token, 30, None, soon, Grant::Token { until_us: soon }),
-        (Token, 30, None, now, no_token(now)),
-        (Token, 30, Some(1_000_000), now, no_token(now)),
+        (Token, 30, None, now, NO_TOKEN),
+        (Token, 30, Some(1_000_000), now, NO_TOKEN),
         (Token, 30, None, 0, Grant::Rate(300_000)),
         (Token, 0, None, 0, Grant::Free),
-        (
-            Token,
-            30,
-            None,
-            now - TOKEN_ABANDONED_US,
-            no_token(now - TOKEN_ABANDONED_US),
-        ),
+        (Token, 30, None, now - TOKEN_ABANDONED_US, NO_TOKEN),
         (
             Token,
             30,
@@ -273,46 +258,41 @@ fn without_a_token_nothing_is_kept_and_with_it_little() {
 }
 
 #[test]
-fn what_is_owed_is_repaid_by_a_turn_whose_end_nobody_saw() {
+fn what_runs_on_after_a_turn_is_repaid_while_it_does() {
     let header = header();
     let bucket = Bucket::new(&header);
-    let token = Grant::Token {
-        until_us: 1_050_000,
+    let until_us = 2_000_000;
+    bucket.refill(Grant::Token { until_us }, until_us - 1);
+    let kernel_us = TOKEN_BURST_US + 20_000;
+    assert!(
+        bucket
+            .take(Grant::Token { until_us }, kernel_us, 1, 1)
+            .is_ok()
+    );
+    bucket.refill(NO_TOKEN, until_us - 1 + 15_000);
+    assert_eq!(bucket.credit_us(), -5_000);
+    let sleep = InDebt {
+        look_again_us: LONGEST_SLEEP_US,
     };
-    bucket.refill(token, 1_000_000);
-    bucket.take(token, 30_000, 1, 1_000).unwrap();
-    let owed = 30_000 - i64::try_from(TOKEN_BURST_US).unwrap();
-    assert_eq!(bucket.credit_us(), -owed);
-    // It was its turn for 20 ms more, and nobody looked for a second.
-    let over = Grant::NoToken {
-        from_us: 990_000,
-        until_us: 1_020_000,
-    };
-    bucket.refill(over, 2_000_000);
-    assert_eq!(bucket.credit_us(), 20_000 - owed);
-    // That is paid out once, and what comes after it is not.
-    bucket.refill(over, 2_500_000);
-    assert_eq!(bucket.credit_us(), 20_000 - owed);
-    // Neither is what lies before a turn that is over since, nor one that is still to come.
-    let later = Grant::NoToken {
-        from_us: 2_900_000,
-        until_us: 2_904_000,
-    };
-    bucket.refill(later, 3_000_000);
-    assert_eq!(bucket.credit_us(), 24_000 - owed);
-    let next = Grant::NoToken {
-        from_us: 3_100_000,
-        until_us: 3_150_000,
-    };
-    bucket.refill(next, 3_050_000);
-    assert_eq!(bucket.credit_us(), 24_000 - owed);
-    // And nothing is saved.
-    let long = Grant::NoToken {
-        from_us: 3_100_000,
-        until_us: 3_150_000,
-    };
-    bucket.refill(long, 3_200_000);
-    assert_eq!(bucket.credit_us(), 0);
+    assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
+    bucket.refill(NO_TOKEN, until_us + 100_000);
+    assert_eq!(bucket.credit_us(), 0, "and no more than that");
+    assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
+}
+
+#[test]
+fn a_turn_that_was_told_begins_with_its_burst() {
+    let burst = i64::try_from(TOKEN_BURST_US).unwrap();
+    for looked_before_us in [1, 1_000, 4_000] {
+        let header = header();
+        let bucket = Bucket::new(&header);
+        let from_us = 2_000_000;
+        bucket.refill(Grant::NoToken { from_us }, 1_000_000);
+        bucket.refill(Grant::NoToken { from_us }, from_us - looked_before_us);
+        let until_us = from_us + 10_000;
+        bucket.refill(Grant::Token { until_us }, from_us);
+        assert_eq!(bucket.credit_us(), burst, "{looked_before_us}");
+    }
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.
