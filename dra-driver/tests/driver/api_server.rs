@@ -150,6 +150,12 @@ impl ApiServer {
         }
     }
 
+    /// Makes a slice, as an earlier version of the driver would.
+    pub(crate) fn put_slice(&self, name: &str, mut slice: Value) {
+        slice["metadata"] = json!({"name": name});
+        self.store(&format!("{SLICES}/{name}"), slice);
+    }
+
     /// Changes a slice, as somebody else would.
     pub(crate) fn edit_slice(&self, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut slice = self.slices().remove(name).unwrap();
@@ -248,7 +254,7 @@ impl ApiServer {
                 let mut objects = self.objects();
                 *objects.lookups.entry(path.to_owned()).or_default() += 1;
                 if path == SLICES || path == CLAIMS {
-                    return list(&objects, path);
+                    return list(&objects, path, uri.query().unwrap_or_default());
                 }
                 match objects.by_path.get(path) {
                     Some(object) => axum::Json(object.clone()).into_response(),
@@ -286,10 +292,19 @@ impl ApiServer {
                 }
             }
             Method::PATCH => self.patch(path, body),
-            Method::DELETE => match self.remove(path) {
-                Some(object) => axum::Json(object).into_response(),
-                None => status(StatusCode::NOT_FOUND, path),
-            },
+            Method::DELETE => {
+                // Who names no UID could hit another object of the same name.
+                let present = self.objects().by_path.get(path).cloned();
+                let is_meant =
+                    |present: Value| present["metadata"]["uid"] == body["preconditions"]["uid"];
+                if present.is_some_and(|present| !is_meant(present)) {
+                    return status(StatusCode::CONFLICT, path);
+                }
+                match self.remove(path) {
+                    Some(object) => axum::Json(object).into_response(),
+                    None => status(StatusCode::NOT_FOUND, path),
+                }
+            }
             _ => status(StatusCode::METHOD_NOT_ALLOWED, path),
         }
     }
@@ -323,7 +338,19 @@ impl ApiServer {
     }
 }
 
-fn list(objects: &Objects, path: &str) -> Response {
+/// Whether an object's `spec` is as the field selector of a query asks.
+fn is_selected(object: &Value, query: &str) -> bool {
+    let parameters = query.split('&');
+    let selector = parameters
+        .filter_map(|parameter| parameter.strip_prefix("fieldSelector="))
+        .next();
+    let selector = selector.unwrap_or_default();
+    let selector = selector.replace("%3D", "=").replace("%2C", ",");
+    let mut terms = selector.split(',').filter_map(|term| term.split_once('='));
+    terms.all(|(field, value)| object["spec"][field.trim_start_matches("spec.")] == value)
+}
+
+fn list(objects: &Objects, path: &str, query: &str) -> Response {
     let resource = path.rsplit_once('/').unwrap().1;
     let wanted = |key: &str| {
         // Claims are listed over all namespaces.
@@ -335,6 +362,7 @@ fn list(objects: &Objects, path: &str) -> Response {
         .iter()
         .filter(|(key, _)| wanted(key))
         .map(|(_, object)| object)
+        .filter(|object| is_selected(object, query))
         .collect();
     axum::Json(json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "List",

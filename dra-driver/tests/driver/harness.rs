@@ -21,17 +21,22 @@ use crate::api_server::{ApiServer, eventually};
 use crate::fixture::{NODE, claim_ref, h100x2};
 use crate::node::TestNode;
 
-/// GPUs that a test can change while the driver runs.
+/// GPUs that a test can change while the driver runs; `None` while the library does not say which there are.
 #[derive(Clone)]
-pub(crate) struct FakeGpus(Arc<Mutex<Inventory>>);
+pub(crate) struct FakeGpus(Arc<Mutex<Option<Inventory>>>);
 
 impl FakeGpus {
     pub(crate) fn h100x2() -> Self {
-        Self(Arc::new(Mutex::new(h100x2().gpus)))
+        Self(Arc::new(Mutex::new(Some(h100x2().gpus))))
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Inventory)) {
-        change(&mut self.0.lock().unwrap());
+        change(self.0.lock().unwrap().as_mut().unwrap());
+    }
+
+    /// From now on the library fails.
+    pub(crate) fn fail(&self) {
+        *self.0.lock().unwrap() = None;
     }
 }
 
@@ -45,7 +50,10 @@ fn not_here<T>(card: &GpuUuid) -> Result<T, CardError> {
 
 impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, InventoryError> {
-        Ok(self.0.lock().unwrap().clone())
+        let status = Status::NotSupported;
+        let what = "the number of cards";
+        let inventory = self.0.lock().unwrap().clone();
+        inventory.ok_or(InventoryError { what, status })
     }
 
     fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {

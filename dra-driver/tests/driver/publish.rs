@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_dra_driver::args::Scheduling;
 use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::publish::amounts::Withheld;
+use drava_dra_driver::publish::amounts::{self, Withheld};
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent};
 use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
@@ -303,6 +303,22 @@ fn a_slice_of_an_earlier_layout_is_deleted() {
 }
 
 #[test]
+fn another_pool_has_its_own_generation() {
+    let pool = desired(&t4());
+    let mut of_another = first_publication(&pool);
+    for slice in &mut of_another {
+        slice.spec.pool.name = "another".to_owned();
+        slice.spec.pool.generation = 9;
+        let name = slice.metadata.name.as_mut().unwrap();
+        name.push_str("-of-another");
+    }
+    let changes = changes(&of_another, &pool, &owner());
+    let after = stored(&of_another, &changes);
+    assert_eq!(after.len(), 2);
+    assert!(after.iter().all(|slice| slice.spec.pool.generation == 1));
+}
+
+#[test]
 fn wiped_and_edited_slices_are_repaired() {
     let pool = desired(&h100x2());
     let slices = first_publication(&pool);
@@ -421,6 +437,26 @@ pub(crate) fn check_limits(pool: &Pool) {
     }
     let prefix: BTreeSet<&str> = pool.slices.keys().map(String::as_str).collect();
     assert_eq!(prefix.len(), pool.slices.len());
+}
+
+#[test]
+fn a_range_without_room_for_a_step_has_none() {
+    for (mib, has_step) in [(1, false), (2, true)] {
+        let mut inventory = t4();
+        let card = &mut inventory.gpus.cards[0];
+        let reserve = amounts::driver_reserve_bytes(card);
+        card.memory = Memory::Dedicated {
+            total_bytes: reserve + (mib << 20),
+            reserved_bytes: 0,
+            used_bytes: 0,
+        };
+        let pool = desired(&inventory);
+        let shares = pool.devices().find(|device| device.name == "gpu-0-vgpu");
+        let memory = &shares.unwrap().capacity.as_ref().unwrap()["memory"];
+        let policy = memory.request_policy.as_ref().unwrap();
+        let range = policy.valid_range.as_ref().unwrap();
+        assert_eq!(range.step.is_some(), has_step, "{mib} MiB: {memory:?}");
+    }
 }
 
 proptest! {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
-use drava_fake_kubelet::HealthStatus;
+use drava_fake_kubelet::{DeviceHealth, HealthStatus};
 use drava_mock_machine::client::Connection;
 use drava_mock_machine::description;
 use drava_mock_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
@@ -52,6 +52,23 @@ async fn slices_that_kubelet_wipes_or_somebody_edits_are_published_again() {
             .map(drop)
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slices_of_an_earlier_layout_are_deleted_and_no_others() {
+    let world = World::new().await;
+    let (_running, _plugin) = world.ready().await;
+    let mut published = world.api.slices();
+    let (_, of_ours) = published.pop_first().unwrap();
+    let mut of_others = of_ours.clone();
+    of_others["spec"]["nodeName"] = Value::from("node-b");
+    world.api.put_slice("theirs", of_others);
+    world.api.put_slice("old", of_ours);
+    eventually("deletion", || {
+        (!world.api.slices().contains_key("old")).then_some(())
+    })
+    .await;
+    assert!(world.api.slices().contains_key("theirs"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,6 +152,28 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
     world.gpus.change(|inventory| inventory.cards.extend(taken));
     eventually("recovery", || unhealthy(&world).is_empty().then_some(())).await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_library_fails_the_slices_stay_and_the_health_is_unknown() {
+    let world = World::new().await;
+    let (_running, plugin) = world.ready().await;
+    let published = world.api.slices();
+    let mut stream = plugin.watch_health().await.unwrap();
+    world.gpus.fail();
+    let message = loop {
+        let message = stream.next().await.unwrap().unwrap();
+        let is_healthy = |one: &DeviceHealth| one.health() == HealthStatus::Healthy;
+        if !message.devices.iter().all(is_healthy) {
+            break message;
+        }
+    };
+    assert_eq!(message.devices.len(), 4);
+    for device in &message.devices {
+        assert_eq!(device.health(), HealthStatus::Unknown);
+        assert!(device.message.contains("number of cards"), "{device:?}");
+    }
+    assert_eq!(world.api.slices(), published);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
