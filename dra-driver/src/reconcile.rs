@@ -363,3 +363,40 @@ fn directories(path: &Path) -> Result<Vec<ClaimUid>, LookError> {
     }
     Ok(uids)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prepare::Delivery;
+    use crate::prepare::record::Record;
+
+    #[test]
+    fn what_was_prepared_since_it_was_looked_at_is_not_left_over() {
+        let record = |stage| {
+            let uid = ClaimUid::parse("00000000-0000-4000-8000-000000000001").unwrap();
+            Loaded::Present(Box::new(Record {
+                claim: ClaimRef {
+                    namespace: "default".to_owned(),
+                    name: "claim".to_owned(),
+                    uid,
+                },
+                stage,
+                devices: Vec::new(),
+                library: String::new(),
+                hook: String::new(),
+                delivery: Delivery::Preload,
+            }))
+        };
+        let (intent, prepared) = (record(Stage::Intent), record(Stage::Prepared));
+        let damaged = Loaded::Corrupt("noise".to_owned());
+        let cases = [
+            (Why::NoRecord, [true, false, false, false]),
+            (Why::Interrupted, [false, true, false, false]),
+            (Why::Gone, [true; 4]),
+        ];
+        for (why, expected) in cases {
+            let found = [&Loaded::Absent, &intent, &prepared, &damaged];
+            assert_eq!(found.map(|loaded| is_left(why, loaded)), expected, "{why}");
+        }
+    }
+}

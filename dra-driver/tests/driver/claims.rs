@@ -173,29 +173,46 @@ async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
     let running = world.start_with(patient, world.source());
     let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
-    for number in [1, 2] {
-        world.api.put_claim(&claim(number, &[Whole(0)]));
-    }
-    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    // The first is there to stay: no waiting.
-    let error = refusal(&plugin, 2).await;
-    assert!(error.contains("holds it as a whole card"), "{error}");
-
-    // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers.
-    world.api.delete_claim(&claim(1, &[]));
     let claims = [1, 2].map(kubelet_claim);
-    let looked_up = || world.api.lookups("claim-2");
-    let before = looked_up();
-    let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
-        // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
-        eventually("a second attempt", || {
-            (looked_up() >= before + 2).then_some(())
-        })
-        .await;
-        plugin.unprepare_one(&claims[0]).await
-    });
-    left.unwrap();
-    waiting.unwrap();
+    // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers, and somebody
+    // may have made another one of the same name, or taken its allocation back.
+    let leave: [fn(&World); 3] = [
+        |world| world.api.delete_claim(&claim(1, &[])),
+        |world| {
+            let mut other = claim(1, &[Whole(1)]);
+            other.metadata.uid = Some("another-uid".to_owned());
+            world.api.put_claim(&other);
+        },
+        |world| {
+            let mut idle = claim(1, &[]);
+            idle.status = None;
+            world.api.put_claim(&idle);
+        },
+    ];
+    for leave in leave {
+        for number in [1, 2] {
+            world.api.put_claim(&claim(number, &[Whole(0)]));
+        }
+        plugin.prepare_one(&claims[0]).await.unwrap();
+        // The first is there to stay: no waiting.
+        let error = refusal(&plugin, 2).await;
+        assert!(error.contains("holds it as a whole card"), "{error}");
+
+        leave(&world);
+        let looked_up = || world.api.lookups("claim-2");
+        let before = looked_up();
+        let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
+            // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
+            eventually("a second attempt", || {
+                (looked_up() >= before + 2).then_some(())
+            })
+            .await;
+            plugin.unprepare_one(&claims[0]).await
+        });
+        left.unwrap();
+        waiting.unwrap();
+        plugin.unprepare_one(&claims[1]).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
