@@ -3,20 +3,13 @@
 use std::fs::OpenOptions;
 
 use crate::api_server::eventually;
-use crate::fixture::Result::Share;
-use crate::fixture::claim;
-use crate::harness::{World, kubelet_claim};
+use crate::harness::World;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_again() {
     let world = World::new().await;
     let (_running, plugin) = world.ready().await;
-    for number in [1, 2] {
-        world
-            .api
-            .put_claim(&claim(number, &[Share(0, "8Gi", "30")]));
-        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
-    }
+    world.prepare_shares(&plugin, &[1, 2]).await;
     let region_of = |number: u32| {
         let mut file = OpenOptions::new();
         file.write(true)

@@ -7,9 +7,8 @@ use drava_dra_driver::report::PodRef;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
-use crate::fixture::Result::Share;
-use crate::fixture::{claim, claim_ref};
-use crate::harness::{World, kubelet_claim};
+use crate::fixture::claim_ref;
+use crate::harness::World;
 
 /// A pod named `pod` whose container uses `claim-<number>` and is in this state.
 fn pod(number: u32, state: &Value) -> Value {
@@ -68,12 +67,7 @@ fn only_a_started_container_that_uses_the_claim_counts() {
 async fn a_container_runtime_that_ignores_cdi_is_noticed() {
     let world = World::new().await;
     let (_running, plugin) = world.ready().await;
-    for number in [1, 2] {
-        world
-            .api
-            .put_claim(&claim(number, &[Share(0, "8Gi", "30")]));
-        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
-    }
+    world.prepare_shares(&plugin, &[1, 2]).await;
     // Claim 1 was injected: the hook has left its mark.
     fs::write(world.usage(1).join("injected"), "").unwrap();
     let mut both = pod(1, &json!({"running": {}}));

@@ -18,7 +18,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, eventually};
-use crate::fixture::{NODE, claim_ref, h100x2};
+use crate::fixture::Result::Share;
+use crate::fixture::{NODE, claim, claim_ref, h100x2};
 use crate::node::TestNode;
 
 /// GPUs that a test can change while the driver runs; `None` while the library does not say which there are.
@@ -184,6 +185,14 @@ impl World {
         let plugin = self.kubelet.register("gpu.drava.dev").await.unwrap();
         running.is_ready().await;
         (running, plugin)
+    }
+
+    /// Prepares claims with one share each.
+    pub(crate) async fn prepare_shares(&self, plugin: &Plugin, numbers: &[u32]) {
+        for &number in numbers {
+            self.api.put_claim(&claim(number, &[Share(0, "8Gi", "30")]));
+            plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+        }
     }
 
     /// What is mounted for the usage region of a claim with one share.

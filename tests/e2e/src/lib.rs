@@ -14,6 +14,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use drava_cluster::Cluster;
 use serde_json::Value;
 
+use crate::manifest::pod_with_share;
+
 /// Longest wait for anything that is expected to happen; only a failing test ever waits so long.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -319,6 +321,25 @@ impl Namespace<'_> {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
+    }
+
+    /// Runs pods with shares of so much memory, and makes sure that all are on one card.
+    ///
+    /// # Errors
+    /// When they are not, or one does not run.
+    pub fn share_one_card(&self, pods: &[(&str, &str)]) -> Result<()> {
+        for (pod, memory) in pods {
+            let capacity = format!("{{memory: {memory}}}");
+            self.apply(&pod_with_share(pod, "vgpu.drava.dev", &capacity))?;
+        }
+        let mut devices = Vec::new();
+        for (pod, _) in pods {
+            self.running(pod)?;
+            devices.push(self.devices_of(pod)?);
+        }
+        let is_one = devices.windows(2).all(|pair| pair[0] == pair[1]);
+        ensure!(is_one, "not on one card: {devices:?}");
+        Ok(())
     }
 
     /// Takes all of a device's memory that a program in the container `app` can get, and makes sure that it is what was

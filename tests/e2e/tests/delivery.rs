@@ -69,14 +69,7 @@ fn with_stubs_shares_are_limited_and_nothing_is_preloaded() -> Result<()> {
 }
 
 fn check(tenant: &Namespace<'_>) -> Result<()> {
-    tenant.apply(&pod_with_share("left", "vgpu.drava.dev", "{memory: 30Gi}"))?;
-    tenant.apply(&pod_with_share("right", "vgpu.drava.dev", "{memory: 40Gi}"))?;
-    tenant.running("left")?;
-    tenant.running("right")?;
-    ensure!(
-        tenant.devices_of("left")? == tenant.devices_of("right")?,
-        "on two cards"
-    );
+    tenant.share_one_card(&[("left", "30Gi"), ("right", "40Gi")])?;
     for (pod, mib) in [("left", 30 << 10), ("right", 40 << 10)] {
         let preload = tenant.exec(pod, "app", &["cat", "/etc/ld.so.preload"])?;
         ensure!(preload.code != 0, "preloaded: {}", preload.stdout);

@@ -109,14 +109,7 @@ fn an_allocation_is_refused_exactly_at_the_limit() -> Result<()> {
 fn tenants_of_one_card_cannot_exceed_it_together() -> Result<()> {
     let world = World::attach()?;
     let tenant = world.namespace("together")?;
-    tenant.apply(&pod_with_share("left", "vgpu.drava.dev", "{memory: 30Gi}"))?;
-    tenant.apply(&pod_with_share("right", "vgpu.drava.dev", "{memory: 40Gi}"))?;
-    tenant.running("left")?;
-    tenant.running("right")?;
-    ensure!(
-        tenant.devices_of("left")? == tenant.devices_of("right")?,
-        "on two cards"
-    );
+    tenant.share_one_card(&[("left", "30Gi"), ("right", "40Gi")])?;
 
     // Both take all they can, at the same time, and hold it.
     let (left, right) = std::thread::scope(|scope| {
