@@ -52,6 +52,16 @@ pub enum Conflict {
         /// The claims that hold shares.
         holders: Holders,
     },
+    /// The card cannot be used at all as it is now.
+    #[error("device {device} (card {card}) cannot be used: {reason}")]
+    NotUsable {
+        /// Device that the claim was allocated.
+        device: String,
+        /// UUID of the card.
+        card: String,
+        /// Why.
+        reason: Withheld,
+    },
     /// The card cannot be shared as it is now.
     #[error("device {device} (card {card}) is not shared: {reason}")]
     NotShared {
@@ -89,7 +99,7 @@ impl Conflict {
         match self {
             Self::Exclusive { holder, .. } => std::slice::from_ref(holder),
             Self::Exceeds { holders, .. } => &holders.0,
-            Self::NotShared { .. } => &[],
+            Self::NotUsable { .. } | Self::NotShared { .. } => &[],
         }
     }
 }
@@ -199,6 +209,7 @@ pub fn check<'a>(
             .flat_map(|(other, devices)| devices.iter().map(move |device| (*other, device)))
             .filter(|(_, device)| device.card.uuid == card)
             .collect();
+        check_usable(card, &wanted, inventory)?;
         check_exclusive(claim, card, &wanted, &held)?;
         if wanted
             .iter()
@@ -216,6 +227,29 @@ fn usage(access: &Access) -> Option<Use> {
         Access::Whole => Some(Use::Whole),
         Access::Share(_) => Some(Use::Shares),
         Access::Admin => None,
+    }
+}
+
+/// What the card is offered as now; `None` where it is gone.
+fn offer(card: &str, inventory: &NodeInventory) -> Option<Offer> {
+    let card = inventory.card(card)?;
+    Some(amounts::offer(card, inventory.gpus.confidential_computing))
+}
+
+fn check_usable(
+    card: &str,
+    wanted: &[&Prepared],
+    inventory: &NodeInventory,
+) -> Result<(), Box<Conflict>> {
+    match (wanted.first(), offer(card, inventory)) {
+        (Some(first), Some(Offer::Nothing(reason))) => Err(Box::new(Conflict::NotUsable {
+            device: first.device.clone(),
+            card: card.to_owned(),
+            reason,
+        })),
+        (_, Some(Offer::Nothing(_) | Offer::WholeOnly(_) | Offer::WholeAndShares(_)) | None) => {
+            Ok(())
+        }
     }
 }
 
@@ -258,10 +292,7 @@ fn check_sums(
         return Ok(());
     };
     let (device, card) = (first.device.clone(), card.to_owned());
-    let offer = inventory
-        .card(&card)
-        .map(|card| amounts::offer(card, inventory.gpus.confidential_computing));
-    let totals = match offer {
+    let totals = match offer(&card, inventory) {
         Some(Offer::WholeAndShares(totals)) => totals,
         Some(Offer::WholeOnly(reason) | Offer::Nothing(reason)) => {
             return Err(Box::new(Conflict::NotShared {

@@ -4,6 +4,7 @@ use drava_dra_driver::claim::ClaimRef;
 use drava_dra_driver::prepare::guard::{self, Conflict};
 use drava_dra_driver::prepare::plan;
 use drava_dra_driver::prepare::{Access, Prepared};
+use drava_nvml::ComputeMode;
 use proptest::prelude::*;
 
 use crate::fixture::Result::{Share, Whole};
@@ -111,6 +112,30 @@ fn a_whole_card_and_shares_exclude_each_other_both_ways() {
         guard(&prepared(1, &[Whole(0), Share(0, "1Gi", "0")]), &[]),
         Err(conflict) if matches!(*conflict, Conflict::Exclusive { .. })
     ));
+}
+
+#[test]
+fn a_card_whose_mode_excludes_it_is_given_to_nobody() {
+    let mut inventory = h100x2();
+    inventory.gpus.cards[0].compute_mode = ComputeMode::Prohibited;
+    inventory.gpus.cards[1].compute_mode = ComputeMode::ExclusiveProcess;
+    let check = |results| {
+        let (claim, devices) = prepared(1, results);
+        guard::check(&claim, &devices, [], &inventory).map_err(|conflict| conflict.to_string())
+    };
+    for prohibited in [&[Whole(0)], &[Share(0, "1Gi", "0")]] {
+        let error = check(prohibited).unwrap_err();
+        assert!(
+            error.contains("cannot be used: compute mode is Prohibited"),
+            "{error}"
+        );
+    }
+    let error = check(&[Share(1, "1Gi", "0")]).unwrap_err();
+    assert!(
+        error.contains("is not shared: compute mode is Exclusive_Process"),
+        "{error}"
+    );
+    assert_eq!(check(&[Whole(1)]), Ok(()));
 }
 
 #[test]
