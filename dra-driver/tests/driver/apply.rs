@@ -364,15 +364,14 @@ fn a_claim_that_was_allocated_anew_is_prepared_anew() {
 }
 
 #[test]
-fn a_running_claim_keeps_its_library_over_an_upgrade() {
+fn a_running_claim_keeps_its_library_and_hook_over_an_upgrade() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (before, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    fs::write(
-        node.paths.artifacts_dir.join("libvgpu.so"),
-        "libvgpu of the next version",
-    )
-    .unwrap();
+    for artifact in ["libvgpu.so", "drava-cdi-hook"] {
+        let artifact = node.paths.artifacts_dir.join(artifact);
+        fs::write(artifact, "of the next version").unwrap();
+    }
     let (after, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(after, before);
     let (other, _) = prepare(
@@ -383,16 +382,21 @@ fn a_running_claim_keeps_its_library_over_an_upgrade() {
     )
     .unwrap();
     assert_ne!(other.library, before.library);
+    assert_ne!(other.hook, before.hook);
     let in_use = node
         .applier(node.effects())
         .artifacts_in_use()
         .unwrap()
         .unwrap();
-    assert!(in_use.contains(&before.library) && in_use.contains(&other.library));
-    // Gone all the same: the claim gets the present one.
-    fs::remove_file(Artifact::Library.path(&node.paths.state_dir, &before.library)).unwrap();
+    for hash in [&before.library, &other.library, &before.hook, &other.hook] {
+        assert!(in_use.contains(hash), "{in_use:?}");
+    }
+    // Gone all the same: the claim gets the present ones.
+    let state_dir = &node.paths.state_dir;
+    fs::remove_file(Artifact::Library.path(state_dir, &before.library)).unwrap();
+    fs::remove_file(Artifact::Hook.path(state_dir, &before.hook)).unwrap();
     let (moved, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    assert_eq!(moved.library, other.library);
+    assert_eq!((moved.library, moved.hook), (other.library, other.hook));
 }
 
 #[test]

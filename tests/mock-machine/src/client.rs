@@ -5,11 +5,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -58,28 +57,32 @@ pub enum ClientError {
     Unexpected,
 }
 
+/// A socket that is connected to one of the daemon's.
+pub(crate) fn connected(path: &Path) -> Result<OwnedFd, ClientError> {
+    let no_machine = |source| ClientError::NoMachine {
+        path: path.to_owned(),
+        source,
+    };
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(no_machine)?;
+    let address = SocketAddrUnix::new(path).map_err(no_machine)?;
+    connect(&socket, &address).map_err(no_machine)?;
+    Ok(socket)
+}
+
 impl Connection {
     /// Connects and introduces this process.
     ///
     /// # Errors
     /// When no daemon answers or it comes from another build.
     pub fn open(root: &DriverRoot, kind: ClientKind) -> Result<(Self, Welcome), ClientError> {
-        let path = root.socket();
-        let no_machine = |source| ClientError::NoMachine {
-            path: path.clone(),
-            source,
-        };
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(no_machine)?;
-        let address = SocketAddrUnix::new(&path).map_err(no_machine)?;
-        connect(&socket, &address).map_err(no_machine)?;
         let mut connection = Self {
-            socket,
+            socket: connected(&root.socket())?,
             buffer: Vec::new(),
             events: VecDeque::new(),
         };

@@ -2,10 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
-use crate::client::ClientError;
+use crate::client::{ClientError, connected};
 use crate::kernel::{Faults, MachineStatus};
 use crate::protocol::{CardEvent, CardIndex, Refusal};
 use crate::root::DriverRoot;
@@ -48,20 +47,7 @@ pub enum Answer {
 /// # Errors
 /// When no daemon answers.
 pub fn send(root: &DriverRoot, command: &Command) -> Result<Answer, ClientError> {
-    let path = root.control_socket();
-    let no_machine = |source| ClientError::NoMachine {
-        path: path.clone(),
-        source,
-    };
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(no_machine)?;
-    let address = SocketAddrUnix::new(&path).map_err(no_machine)?;
-    connect(&socket, &address).map_err(no_machine)?;
+    let socket = connected(&root.control_socket())?;
     wire::send(socket.as_fd(), command, &[])?;
     match wire::receive(socket.as_fd(), &mut Vec::new())? {
         (Answer::Refused(refusal), _) => Err(refusal.into()),
