@@ -7,16 +7,17 @@ use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::allot::{CARD, floor};
 use super::arrivals::Arrivals;
-use super::control::{Controller, Measured, Terms};
+use super::control::{Controller, Measured};
 use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, look};
 use super::observe::{Listed, Observation};
-use super::precedence::{Precedence, Standing};
+use super::precedence::Precedence;
 use super::reserve::shown;
 use super::share::Scratch;
-use super::tenant::{Key, Rank, Tenant};
+use super::tenant::{Key, Tenant};
 use super::token::{Change, Contender, Ring};
+
+mod ranks;
 
 /// After a share with turns wanted time, all of them go on taking turns for so long, µs.
 const TURNS_FOR_US: u64 = 4_000_000;
@@ -221,89 +222,6 @@ impl Card {
             complain(tenant.set_own_time(decision.own_parts), tenant);
         }
         told
-    }
-
-    /// Whether some of its shares give way to others.
-    #[must_use]
-    pub fn is_ranked(&self) -> bool {
-        self.is_ranked
-    }
-
-    /// When to look next at who gives way, µs.
-    #[must_use]
-    pub fn gives_way_next_us(&self) -> u64 {
-        if self.is_ranked {
-            self.precedence.next_us()
-        } else {
-            u64::MAX
-        }
-    }
-
-    /// Says to each share how it stands to the others.
-    pub fn rank(&mut self, shares: &mut Shares) {
-        let here = |tenant: &Tenant| Some((tenant.terms()?.priority, tenant.is_here()));
-        let all: Vec<_> = self
-            .keys
-            .iter()
-            .filter_map(|key| here(shares.tenants.get(key)?))
-            .collect();
-        self.is_ranked = false;
-        for key in &self.keys {
-            let Some(tenant) = shares.tenants.get_mut(key) else {
-                continue;
-            };
-            let rank = match tenant.terms() {
-                Some(Terms { priority, .. }) => Rank {
-                    // Who waits for a turn is not to wait for a look at it either, whether or not others are there.
-                    calls: tenant.is_here()
-                        && all
-                            .iter()
-                            .any(|(of, here)| *of < priority && (*here || tenant.takes_turns())),
-                    gives_way: all.iter().any(|(of, here)| *of > priority && *here),
-                },
-                None => Rank::default(),
-            };
-            self.is_ranked |= rank.calls;
-            complain(tenant.set_rank(rank), tenant);
-        }
-    }
-
-    /// Lets shares make no launches while one of higher priority is at work.
-    pub fn give_way(&mut self, now_us: u64, shares: &mut Shares) {
-        let Shares {
-            tenants, scratch, ..
-        } = shares;
-        let mut standings = Vec::new();
-        for key in &self.keys {
-            let Some(tenant) = tenants.get(key) else {
-                continue;
-            };
-            let Some(terms) = tenant.terms().filter(|_| tenant.is_here()) else {
-                continue;
-            };
-            standings.push(Standing {
-                id: *key,
-                priority: terms.priority,
-                kept: i64::from(terms.cores.percent()) * CARD / 100,
-                weight: match tenant.takes_turns() {
-                    true => terms.cores.percent(),
-                    false => 1,
-                },
-                busy_until_us: tenant.busy_until_us(now_us, scratch),
-            });
-        }
-        let without = standings.iter().filter(|standing| standing.kept == 0);
-        let floor = floor(without.count());
-        for standing in &mut standings {
-            standing.kept = standing.kept.max(floor);
-        }
-        for (key, until_us) in self.precedence.look(now_us, &standings) {
-            if let Some(tenant) = tenants.get_mut(&key)
-                && tenant.rank.gives_way
-            {
-                complain(tenant.give_way(until_us), tenant);
-            }
-        }
     }
 
     /// Whether shares are idle while others use their time, and may want it back at any moment.

@@ -2,7 +2,9 @@
 
 use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
 use drava_dra_driver::agent::precedence::{AHEAD_US, OWED_US, Precedence, Standing};
+use drava_dra_driver::agent::token::{Change, Contender, LONGEST_US, Ring};
 use drava_vgpu_abi::Priority;
+use drava_vgpu_abi::bucket::Turn;
 use proptest::prelude::*;
 
 const SECOND_US: u64 = 1_000_000;
@@ -181,6 +183,56 @@ fn a_tenant_that_calls_all_the_time_is_heard_now_and_then() {
         assert_eq!(pace.listens_from_us(now), now, "{request}");
         pace.hear(now);
     }
+}
+
+#[test]
+fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
+    let contender = |id: usize, cores, wants, gives_way| Contender {
+        id,
+        cores,
+        wants,
+        gives_way,
+    };
+    let mut ring = Ring::default();
+    // Two below, of which the first has its turn; the one above wants nothing.
+    let idle = [
+        contender(1, 50, true, false),
+        contender(2, 50, true, false),
+        contender(3, 50, false, false),
+    ];
+    let whole = Turn {
+        from_us: 0,
+        until_us: LONGEST_US,
+    };
+    assert_eq!(ring.look(0, &idle), [Change::Grant(1, whole)]);
+    // It begins to want, and they give way.
+    let now_us = 10_000;
+    let at_work = [
+        contender(1, 50, true, true),
+        contender(2, 50, true, true),
+        contender(3, 50, true, false),
+    ];
+    let its = Turn {
+        from_us: now_us,
+        until_us: now_us + LONGEST_US,
+    };
+    assert_eq!(
+        ring.look(now_us, &at_work),
+        [Change::Revoke(1), Change::Grant(3, its)]
+    );
+    // However long it takes.
+    for now_us in (15_000..500_000).step_by(5_000) {
+        ring.look(now_us, &at_work);
+        assert_eq!(ring.holder(), Some(3), "{now_us}");
+    }
+    // Then it goes as it would have gone, and the first still has what was cut off: 40 ms before the second is as far.
+    let again_us = 500_000;
+    let mut held = [0u64; 4];
+    for now_us in (again_us..again_us + 240_000).step_by(1_000) {
+        ring.look(now_us, &idle);
+        held[ring.holder().unwrap_or(0)] += 1_000;
+    }
+    assert_eq!(held, [0, 140_000, 100_000, 0]);
 }
 
 proptest! {

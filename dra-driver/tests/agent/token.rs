@@ -289,56 +289,6 @@ fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
     assert!((43..=52).contains(&back), "{back}");
 }
 
-#[test]
-fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
-    let contender = |id: usize, cores, wants, gives_way| Contender {
-        id,
-        cores,
-        wants,
-        gives_way,
-    };
-    let mut ring = Ring::default();
-    // Two below, of which the first has its turn; the one above wants nothing.
-    let idle = [
-        contender(1, 50, true, false),
-        contender(2, 50, true, false),
-        contender(3, 50, false, false),
-    ];
-    let whole = Turn {
-        from_us: 0,
-        until_us: LONGEST_US,
-    };
-    assert_eq!(ring.look(0, &idle), [Change::Grant(1, whole)]);
-    // It begins to want, and they give way.
-    let now_us = 10_000;
-    let at_work = [
-        contender(1, 50, true, true),
-        contender(2, 50, true, true),
-        contender(3, 50, true, false),
-    ];
-    let its = Turn {
-        from_us: now_us,
-        until_us: now_us + LONGEST_US,
-    };
-    assert_eq!(
-        ring.look(now_us, &at_work),
-        [Change::Revoke(1), Change::Grant(3, its)]
-    );
-    // However long it takes.
-    for now_us in (15_000..500_000).step_by(5_000) {
-        ring.look(now_us, &at_work);
-        assert_eq!(ring.holder(), Some(3), "{now_us}");
-    }
-    // Then it goes as it would have gone, and the first still has what was cut off: 40 ms before the second is as far.
-    let again_us = 500_000;
-    let mut held = [0u64; 4];
-    for now_us in (again_us..again_us + 240_000).step_by(1_000) {
-        ring.look(now_us, &idle);
-        held[ring.holder().unwrap_or(0)] += 1_000;
-    }
-    assert_eq!(held, [0, 140_000, 100_000, 0]);
-}
-
 /// Tenants that fill their queues with kernels of these lengths, by cores, on a card that runs their contexts by turns:
 /// percent of the card that each got.
 fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {

@@ -7,6 +7,7 @@ use drava_vgpu_abi::cost::Kind;
 
 use super::Meter;
 use super::lease::Lease;
+use super::samples::whole_length;
 use crate::card::Card;
 use crate::share::Share;
 use crate::sys::{self, KeepErrno};
@@ -257,8 +258,9 @@ fn want(card: Card, now: u64) {
     }
 }
 
-/// Says for how long the card will be busy with a launch of `ns`, and calls the agent if it cannot know.
+/// Says for how long the card will be busy with a launch that is charged `ns`, and calls the agent if it cannot know.
 fn tell(card: Card, ns: u64, now: u64) {
+    let ns = whole_length(card, ns);
     for share in card.shares().filter(|share| share.calls_agent()) {
         let is_news = share
             .bucket()

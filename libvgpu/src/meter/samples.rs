@@ -454,6 +454,14 @@ impl Drop for Lock<'_> {
     }
 }
 
+/// How long a launch runs by the clock that is charged `ns`: the other way round, as far as that is likely.
+pub(super) fn whole_length(card: Card, ns: u64) -> u64 {
+    let parts = u64::from(first(card).map_or(contention::ALL, crate::share::Share::own_parts));
+    let all = u64::from(contention::ALL);
+    let whole = ns.saturating_mul(all).checked_div(parts).unwrap_or(ns);
+    whole.min(ns.saturating_mul(2))
+}
+
 /// The share's own part of time that events measured.
 fn own_part(card: Card, ns: u64) -> u64 {
     let parts = first(card).map_or(contention::ALL, crate::share::Share::own_parts);

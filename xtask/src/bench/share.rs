@@ -309,6 +309,8 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
                 "requests",
                 "p50_ms",
                 "p50_beside_ms",
+                "p90_ms",
+                "p90_beside_ms",
                 "p99_ms",
                 "p99_beside_ms",
                 "p99_more_percent",
