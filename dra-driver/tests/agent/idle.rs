@@ -125,6 +125,15 @@ impl Forged {
             .unwrap();
     }
 
+    /// Calls the agent, as libvgpu does.
+    pub(crate) fn calls(&self) {
+        let now = std::time::SystemTime::now();
+        let times = std::fs::FileTimes::new()
+            .set_accessed(now)
+            .set_modified(now);
+        self.region.set_times(times).unwrap();
+    }
+
     /// Its process ends as one does that is killed: the slot stays, here as free.
     pub(crate) fn ends(&self) {
         self.write(SLOTS_OFFSET + offset_of!(Slot, state), 0x100);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 use gpu_tenants::Tenant;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::idle::{Clockwork, Forged, SECOND_US, STEP_US};
 use crate::node::{GIB, Node, eventually};
@@ -130,6 +131,44 @@ fn who_claims_to_be_at_work_for_ever_takes_no_guarantees() {
             "{percent}: {free} of {looks}"
         );
     }
+}
+
+fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap() * SECOND_US + u64::try_from(now.tv_nsec).unwrap() / 1_000
+}
+
+#[test]
+fn a_call_is_heard_long_before_anybody_would_look() {
+    let node = Node::new();
+    node.prepare(0, &limits(ComputePolicy::Balance, 50, 100));
+    node.prepare(1, &limits(ComputePolicy::Balance, 0, 0));
+    let forged = [0, 1].map(|number| Forged::new(&node, number));
+    let _agent = node.agent();
+    // Without a call, the next look may be 100 ms away.
+    let soon_us = 30_000;
+    let mut in_a_row = 0;
+    let mut pause_ms = 0;
+    eventually("ten calls in a row that are heard at once", || {
+        // Others still want the card, or had it a moment ago.
+        forged.iter().for_each(|forged| forged.works(now_us(), 0));
+        eventually("one that is listened to", || {
+            (node.manners(0)[2] > 0 && node.manners(1)[0] <= now_us()).then_some(())
+        });
+        let begun_us = now_us();
+        forged[0].write(offset_of!(Header, busy_until_us), begun_us + soon_us);
+        forged[0].calls();
+        let mut heard = false;
+        while !heard && now_us() < begun_us + soon_us {
+            std::thread::sleep(Duration::from_millis(1));
+            heard = node.manners(1)[0] > begun_us;
+        }
+        in_a_row = if heard { in_a_row + 1 } else { 0 };
+        // At no rhythm with the steps.
+        pause_ms = (pause_ms + 37) % 101;
+        std::thread::sleep(Duration::from_millis(40 + pause_ms));
+        (in_a_row == 10).then_some(())
+    });
 }
 
 /// Milliseconds of the card that the other one had while the first made so many requests of one kernel each.
