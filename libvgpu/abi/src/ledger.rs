@@ -252,9 +252,6 @@ impl<'a, A: Word> Region<'a, A> {
     /// [`Full`] if the share would exceed `limit_bytes`; nothing is taken then.
     pub fn reserve(&self, index: SlotIndex, bytes: u64, limit_bytes: u64) -> Result<(), Full> {
         let slot = self.slot(index).ok_or(Full)?;
-        if bytes > MAX_BYTES {
-            return Err(Full);
-        }
         let limit_bytes = limit_bytes.min(MAX_BYTES);
         // A refusal needs no step that others could see.
         if self.total_bytes().saturating_add(bytes) > limit_bytes {

@@ -300,6 +300,21 @@ fn what_others_have_open_of_the_dead_stays_charged() {
     }
 }
 
+/// What others have open may be another share's: of the dead no more stays than it had made available.
+#[test]
+fn of_the_dead_no_more_stays_than_it_had_made_available() {
+    let share = Share::new(3);
+    let region = share.region();
+    region.charge(at(0), 50);
+    share.slots[0].exported_bytes.store(10);
+    share.slots[1].opened_bytes.store(30);
+    for _ in 0..2 {
+        region.bury(at(0));
+        region.rebuild(at(2));
+        assert_eq!(region.total_bytes(), 10);
+    }
+}
+
 #[test]
 fn of_several_dead_no_more_stays_than_is_open() {
     let share = Share::new(4);

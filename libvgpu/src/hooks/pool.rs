@@ -103,11 +103,15 @@ struct Order {
 }
 
 impl Order {
-    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it.
+    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it. One that is captured
+    /// takes memory when its graph is launched; see [`crate::hooks::graph_memory`].
     ///
     /// # Safety
     /// `call` asks the driver for it, which writes to `pointer` if it succeeds.
     unsafe fn make(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
+        if meter::is_capturing(self.stream) {
+            return call();
+        }
         let growth = self
             .bytes
             .checked_next_multiple_of(CHUNK)
@@ -173,26 +177,22 @@ impl Order {
     }
 
     fn has_room(self) -> bool {
-        !meter::is_capturing(self.stream)
-            && streams::key_of(self.stream).is_some_and(|stream| {
-                self.card
-                    .process()
-                    .room
-                    .has(key_of(self.pool), stream, self.bytes, |other| {
-                        may_reuse(self.pool) && streams::has_passed(other)
-                    })
-            })
-    }
-
-    /// Notes an allocation that was made. One that is captured belongs to a graph.
-    fn note(self, start: CUdeviceptr, change: Change) {
-        if !meter::is_capturing(self.stream) {
-            let (pool, card) = (key_of(self.pool), self.card.index());
+        let has_passed = |other| may_reuse(self.pool) && streams::has_passed(other);
+        streams::key_of(self.stream).is_some_and(|stream| {
             self.card
                 .process()
                 .room
-                .allocate(pool, card, start, self.bytes, change);
-        }
+                .has(key_of(self.pool), stream, self.bytes, has_passed)
+        })
+    }
+
+    /// Notes an allocation that was made.
+    fn note(self, start: CUdeviceptr, change: Change) {
+        let (pool, card) = (key_of(self.pool), self.card.index());
+        self.card
+            .process()
+            .room
+            .allocate(pool, card, start, self.bytes, change);
     }
 }
 

@@ -212,6 +212,34 @@ fn what_was_freed_in_a_stream_serves_others_when_it_has_come_so_far() {
     full.go_on();
 }
 
+/// `CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC`
+#[test]
+fn a_pool_that_may_not_reuse_across_streams_is_not_asked_to() {
+    let mut full = Full::new();
+    let process = &mut full.process;
+    process.ok(&format!("tell {}", full.word));
+    process.ok("sync");
+    process.ok("policy 2 0");
+    process.refused(&format!("async {}", 8 * MIB));
+    process.ok("policy 2 1");
+    full.go_on();
+}
+
+/// A pool that has given its memory back is not asked for what was free in that.
+#[test]
+fn what_a_pool_has_given_back_is_no_room() {
+    let container = Container::with_memory(64 * MIB);
+    let mut process = container.process();
+    let place = process.ok(&format!("async {}", 8 * MIB))[0];
+    process.ok(&format!("freeasync {place}"));
+    process.ok("sync");
+    assert_eq!(process.memory_info().0, 64 * MIB);
+    process.alloc(64 * MIB);
+    assert_eq!(process.ok("highest")[0].cast_unsigned(), 32 * MIB);
+    process.refused(&format!("async {}", 8 * MIB));
+    assert_eq!(process.ok("highest")[0], 0, "the driver was not asked");
+}
+
 /// Another stream's handle may be the same, and it does not wait for what the first one did.
 #[test]
 fn what_was_freed_in_a_stream_that_is_gone_serves_nobody() {
@@ -235,18 +263,35 @@ fn captures_are_not_disturbed_by_what_is_free_in_a_pool() {
     full.go_on();
 }
 
+/// It takes memory when the graph is launched.
+#[test]
+fn what_is_captured_takes_nothing_of_a_pool() {
+    let mut full = Full::new();
+    let process = &mut full.process;
+    let captured = process.ok("capture")[0];
+    let place = process.ok(&format!("asyncin {} {captured}", 8 * MIB))[0];
+    process.ok(&format!("freein {place} {captured}"));
+    process.ok(&format!("endcapture {captured}"));
+    // Nothing of the pool was freed by that.
+    process.refused(&format!("async {}", 8 * MIB));
+    assert_eq!(used_bytes(&full.container), 34 * MIB);
+}
+
 /// A chunk that something lies in stays taken, however little that is.
 #[test]
 fn what_a_destroyed_pool_keeps_is_charged() {
-    let container = Container::with_memory(256 * MIB);
+    let container = Container::with_memory(288 * MIB);
     let mut process = container.process();
     for count in 1..=8 {
         let pool = process.ok("pool 0")[0];
         process.ok(&format!("frompool 512 {pool}"));
+        let freed = process.ok(&format!("frompool {} {pool}", 20 * MIB))[0];
+        process.ok(&format!("freeasync {freed}"));
         process.ok(&format!("destroypool {pool}"));
         assert_eq!(used_bytes(&container), count * 32 * MIB);
         assert_eq!(used(&mut process), count * 32 * MIB);
     }
+    process.alloc(32 * MIB);
     process.refused("async 512");
     process.refused("alloc 512");
 }

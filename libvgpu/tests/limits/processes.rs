@@ -1,5 +1,6 @@
 //! Several processes, threads and children under one limit.
 
+use crate::interposer;
 use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, Subject, wait_until};
 
 #[test]
@@ -129,4 +130,22 @@ fn a_program_that_replaces_itself_starts_anew() {
     process.init(0);
     assert_eq!(process.memory_info(), (GIB, GIB));
     process.alloc(GIB);
+}
+
+/// The node agent tells processes apart by when they started, whatever they are called.
+#[test]
+fn a_slot_says_whose_it_is() {
+    let container = Container::with_memory(GIB);
+    let program = container.run_dir().join(".a) 1 (b) c");
+    std::fs::copy(interposer::subject(), &program).unwrap();
+    let mut process = Subject::spawn(container.command(&program));
+    process.init(0);
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
+    let (_, after) = stat.rsplit_once(") ").unwrap();
+    let started: u64 = after.split(' ').nth(19).unwrap().parse().unwrap();
+    let [listed] = container.processes_of("share")[..] else {
+        panic!("one process")
+    };
+    assert_eq!(listed.owner.pid, process.pid().cast_unsigned());
+    assert_eq!(listed.owner.start_time, started);
 }

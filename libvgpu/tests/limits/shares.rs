@@ -105,6 +105,10 @@ fn a_retired_page_is_left_for_its_successor() {
     // Until the successor is there, the old limits hold.
     assert_eq!(process.memory_info().1, GIB);
     process.refused(&format!("alloc {}", 2 * GIB));
+    // A page of another card is no successor.
+    fs::remove_file(container.page("share")).unwrap();
+    container.add_share("share", CARDS[1], &Limits::memory(4 * GIB));
+    assert_eq!(process.memory_info().1, GIB);
     fs::remove_file(container.page("share")).unwrap();
     container.add_share("share", CARDS[0], &Limits::memory(2 * GIB));
     assert_eq!(process.memory_info().1, 2 * GIB);
@@ -165,6 +169,48 @@ fn a_region_that_cannot_be_used_refuses_or_lets_through_as_the_page_says() {
             "{errors}"
         );
     }
+}
+
+#[test]
+fn of_several_shares_of_a_card_the_neediest_says_what_a_context_takes() {
+    for reserves in [[100 * MIB, 300 * MIB], [300 * MIB, 100 * MIB]] {
+        let container = Container::new();
+        for (share, driver_reserve_bytes) in ["first", "second"].into_iter().zip(reserves) {
+            let limits = Limits {
+                driver_reserve_bytes,
+                ..Limits::memory(GIB)
+            };
+            container.add_share(share, CARDS[0], &limits);
+        }
+        let mut process = container.process();
+        assert_eq!(process.memory_info(), (2 * GIB - 300 * MIB, 2 * GIB));
+    }
+}
+
+#[test]
+fn a_share_without_a_limit_frees_the_card_of_it() {
+    let container = Container::new();
+    container.add_share("limited", CARDS[0], &Limits::memory(GIB));
+    let unlimited = Limits {
+        memory_limit_bytes: None,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("unlimited", CARDS[0], &unlimited);
+    container.process().alloc(2 * GIB);
+}
+
+/// Nothing is counted there, so nothing is taken from there; the card's other share serves alone.
+#[test]
+fn of_a_share_whose_region_cannot_be_used_nothing_is_added_to_others() {
+    let container = Container::new();
+    for share in ["good", "broken"] {
+        container.add_share(share, CARDS[0], &Limits::memory(GIB));
+    }
+    fs::write(container.region("broken"), vec![0xee; REGION_SIZE]).unwrap();
+    let mut process = container.process();
+    process.refused(&format!("alloc {}", GIB + 2 * MIB));
+    process.alloc(GIB);
+    process.refused("alloc 1");
 }
 
 #[test]

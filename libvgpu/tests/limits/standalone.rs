@@ -1,5 +1,7 @@
 //! Limits from the environment.
 
+use std::os::unix::fs::MetadataExt;
+
 use std::os::unix::process::CommandExt;
 
 use crate::subject::{Container, GIB, MIB, Subject};
@@ -91,16 +93,16 @@ fn regions_of_ended_jobs_are_removed() {
     let limit = ("DRAVA_MEMORY_LIMIT", "1Gi");
     let mut process = start(&container, &[limit, ("DRAVA_JOB", &job)]);
     process.init(0);
-    let files = || {
-        std::fs::read_dir("/dev/shm")
-            .unwrap()
-            .filter(|entry| {
-                let name = entry.as_ref().unwrap().file_name();
-                name.to_string_lossy().contains(&job)
-            })
-            .count()
+    let names = || {
+        let entries = std::fs::read_dir("/dev/shm").unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.contains(&job))
     };
+    let files = || names().count();
     assert_eq!(files(), 1);
+    let path = format!("/dev/shm/{}", names().next().unwrap());
+    let mode = std::fs::metadata(path).unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600, "its user's alone");
     process.kill();
     start(&container, &[limit]).init(0);
     assert_eq!(files(), 0);

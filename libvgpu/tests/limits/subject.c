@@ -213,6 +213,21 @@ static void run(char *line) {
         Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
         if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, 4, &threshold);
         printf("%d\n", result);
+    } else if (!strcmp(word, "policy")) {
+        // One of the reuse policies of the current pool.
+        void *pool = NULL;
+        int allows = (int)b;
+        Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
+        if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, (int)a, &allows);
+        printf("%d\n", result);
+    } else if (!strcmp(word, "highest")) {
+        // The most that the current pool had reserved since it was asked last.
+        void *pool = NULL;
+        uint64_t highest = 0, none = 0;
+        Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
+        if (!result) result = CALL(cuMemPoolGetAttribute, (void *, int, void *), pool, 6, &highest);
+        if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, 6, &none);
+        printf("%d %llu\n", result, (unsigned long long)highest);
     } else if (!strcmp(word, "sync")) {
         printf("%d\n", CALL(cuCtxSynchronize, (void)));
     } else if (!strcmp(word, "free")) {

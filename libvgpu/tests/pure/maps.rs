@@ -146,8 +146,9 @@ fn threads_find_their_own() {
 /// A program that frees twice, in two threads at once, is paid once.
 #[test]
 fn of_threads_that_remove_the_same_one_succeeds() {
+    const KEYS: u64 = 500;
     let map = empty();
-    let rounds = STEPS / 500;
+    let rounds = STEPS / KEYS;
     let removed = AtomicU64::new(0);
     let turn = Barrier::new(3);
     thread::scope(|scope| {
@@ -155,8 +156,8 @@ fn of_threads_that_remove_the_same_one_succeeds() {
             scope.spawn(|| {
                 for round in 0..rounds {
                     turn.wait();
-                    if let Some(held) = map.remove(5) {
-                        assert_eq!(held.bytes, round);
+                    for found in (1..=KEYS).filter_map(|key| map.remove(key)) {
+                        assert_eq!(found.bytes, round);
                         removed.fetch_add(1, Ordering::Relaxed);
                     }
                     turn.wait();
@@ -164,12 +165,14 @@ fn of_threads_that_remove_the_same_one_succeeds() {
             });
         }
         for round in 0..rounds {
-            assert!(map.insert(5, held(round)));
+            for key in 1..=KEYS {
+                assert!(map.insert(key, held(round)));
+            }
             turn.wait();
             turn.wait();
         }
     });
-    assert_eq!(removed.load(Ordering::Relaxed), rounds);
+    assert_eq!(removed.load(Ordering::Relaxed), KEYS * rounds);
 }
 
 /// What is read while others remove and insert in the same place is one entry's, never parts of two.

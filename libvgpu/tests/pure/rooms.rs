@@ -112,6 +112,27 @@ fn chunks_are_not_joined() {
     assert!(!pools.has(8 * MIB), "across the border of two chunks");
 }
 
+/// It would be a driver whose chunks lie elsewhere.
+#[test]
+fn what_lies_across_the_border_of_two_chunks_says_nothing() {
+    let mut pools = Pools::new();
+    pools.allocate(30 * MIB, 4 * MIB, 2 * CHUNK);
+    pools.free(30 * MIB, STREAM);
+    assert!(!pools.has(1));
+}
+
+/// An allocation with a chunk of its own keeps no other one, though it lies where that was.
+#[test]
+fn a_large_allocation_does_not_keep_what_was_beside_it() {
+    let mut pools = Pools::full();
+    for index in 0..8 {
+        pools.free(index * 4 * MIB, STREAM);
+    }
+    pools.room.doubt(POOL);
+    pools.allocate(0, 20 * MIB, CHUNK + 20 * MIB);
+    assert!(!pools.has(4 * MIB));
+}
+
 #[test]
 fn what_is_allocated_again_is_not_free() {
     let mut pools = Pools::full();
@@ -138,6 +159,9 @@ fn the_rest_of_a_new_chunk_is_free_in_every_stream() {
     let mut pools = Pools::new();
     pools.allocate(MIB, MIB, CHUNK);
     assert!(!pools.has(1));
+    // Nor if another thread was faster to note what it has in there.
+    pools.allocate(0, MIB, 2 * CHUNK);
+    assert!(!pools.has(1));
 }
 
 #[test]
@@ -155,9 +179,9 @@ fn large_allocations_have_room_for_one_of_the_same_size() {
     pools.free(0, STREAM);
     assert!(pools.has(40 * MIB) && pools.has(39 * MIB) && pools.has(38 * MIB + 1));
     assert!(!pools.has(38 * MIB) && !pools.has(41 * MIB) && !pools.has(MIB));
-    // Part of it is used.
+    // Part of it is used, and nobody knows what for.
     pools.allocate(MIB, MIB, 40 * MIB);
-    assert!(!pools.has(40 * MIB));
+    assert!(!pools.has(40 * MIB) && !pools.has(38 * MIB));
 }
 
 #[test]

@@ -127,6 +127,28 @@ fn a_full_region_has_no_slot_and_a_dead_ones_is_taken() {
         Unusable::Full,
         "all live"
     );
+    // One dies of whose memory something is open elsewhere: that stays charged, and its slot its own.
+    let dead = SlotIndex::new(7).unwrap();
+    view.charge(dead, 9);
+    view.slot(dead)
+        .unwrap()
+        .exported_bytes
+        .store(9, Ordering::SeqCst);
+    view.slot(first)
+        .unwrap()
+        .opened_bytes
+        .store(9, Ordering::SeqCst);
+    view.bury(dead);
+    sys::unlock(fd, dead.offset(), SLOT_SIZE);
+    assert!(view.is_left_behind(dead));
+    assert_eq!(mapping::take_slot(&view, fd).unwrap_err(), Unusable::Full);
+    view.slot(first)
+        .unwrap()
+        .opened_bytes
+        .store(0, Ordering::SeqCst);
+    view.bury(dead);
+    view.slot(dead).unwrap().state.store(1, Ordering::SeqCst);
+    assert!(sys::lock(fd, dead.offset(), SLOT_SIZE));
     view.charge(first, 5);
     // Its owner dies.
     sys::unlock(fd, first.offset(), SLOT_SIZE);
