@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
-use gpu_tenants::Tenant;
+use gpu_tenants::{Ground, Tenant, library};
 use serde_json::json;
 
 use crate::figures::report;
@@ -35,54 +35,109 @@ fn name(policy: ComputePolicy) -> &'static str {
     }
 }
 
-/// Percentages of two tenants that both want all of the card.
-fn two(policy: ComputePolicy, loads: [&str; 2]) {
-    for shares in [[30, 70], [10, 90], [50, 50]] {
-        let node = Node::new();
-        for (number, percent) in (1..).zip(shares) {
-            node.prepare(number, &limits(policy, percent, 0));
-        }
-        let _agent = node.agent_process();
-        let tenants: Vec<Tenant> = (1..)
-            .zip(loads)
-            .map(|(number, load)| {
-                let mut tenant = node.tenant(number);
-                tenant.ok(&format!("start kernel {load}")).unwrap();
-                tenant
-            })
-            .collect();
-        let tenants: Vec<&Tenant> = tenants.iter().collect();
-        let got = node.percents(&tenants, SETTLE, measure());
-        report(&json!({
-            "figure": "two", "policy": name(policy), "load": loads.join(" / "), "share": shares, "got": got,
-        }));
+/// Splits of the card between two tenants, percent.
+const SPLITS: [[u32; 2]; 3] = [[30, 70], [10, 90], [50, 50]];
+
+/// Kernels of one length, of two, short beside long, and of several lengths in any order.
+const LOADS: [[&str; 2]; 5] = [
+    ["kernel ns=1000000 depth=16", "kernel ns=1000000 depth=16"],
+    ["kernel ns=5000000 depth=8", "kernel ns=1000000 depth=16"],
+    ["kernel ns=20000000 depth=4", "kernel ns=1000000 depth=16"],
+    ["kernel ns=300000 depth=32", "kernel ns=10000000 depth=8"],
+    [
+        "kernel ns=100000,1000000,10000000 depth=16 random=1",
+        "kernel ns=200000,5000000 depth=16 random=1",
+    ],
+];
+
+/// Two tenants with these shares that do that, and what each got, in percent of the card.
+fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64> {
+    let node = if loads.iter().all(|load| load.starts_with("kernel")) {
+        Node::new()
+    } else {
+        Node::on(Ground::with_slow_memory(library::shipped().unwrap()).unwrap())
+    };
+    for (number, percent) in (1..).zip(shares) {
+        node.prepare(number, &limits(policy, percent, 0));
     }
+    let _agent = node.agent_process();
+    let tenants: Vec<Tenant> = (1..)
+        .zip(loads)
+        .map(|(number, load)| {
+            let mut tenant = node.tenant(number);
+            if !load.starts_with("kernel") {
+                tenant.ok("memory 4096").unwrap();
+            }
+            tenant.ok(&format!("start {load}")).unwrap();
+            tenant
+        })
+        .collect();
+    let tenants: Vec<&Tenant> = tenants.iter().collect();
+    node.percents(&tenants, SETTLE, measure())
+}
+
+/// Percentages of two tenants that both want all of the card. The error of a row is what the one that is farther from its
+/// share is off.
+fn two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) {
+    let got = run_two(policy, shares, loads);
+    let off = |(got, share): (&f64, u32)| (got - f64::from(share)).abs();
+    let error = got.iter().zip(shares).map(off).fold(0.0, f64::max);
+    report(&json!({
+        "figure": "two", "policy": name(policy), "load": loads.join(" / "), "share": shares, "got": got,
+        "error_points": error, "sum": got.iter().sum::<f64>(),
+    }));
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn two_with_balance() {
-    two(
-        ComputePolicy::Balance,
-        ["ns=1000000 depth=16", "ns=1000000 depth=16"],
-    );
-    two(
-        ComputePolicy::Balance,
-        ["ns=20000000 depth=4", "ns=1000000 depth=16"],
-    );
+    for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
+        two(ComputePolicy::Balance, shares, loads);
+    }
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn two_with_tokens() {
-    two(
-        ComputePolicy::Token,
-        ["ns=1000000 depth=16", "ns=1000000 depth=16"],
-    );
-    two(
-        ComputePolicy::Token,
-        ["ns=5000000 depth=8", "ns=1000000 depth=16"],
-    );
+    for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
+        two(ComputePolicy::Token, shares, loads);
+    }
+}
+
+/// A fill takes the card 10 ms, a copy 20 ms.
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn two_with_fills_and_copies() {
+    for load in ["fill ns=4096 depth=8", "copy ns=4096 depth=4"] {
+        for shares in SPLITS {
+            let loads = [load, "kernel ns=1000000 depth=16"];
+            two(ComputePolicy::Balance, shares, loads);
+        }
+    }
+}
+
+/// One works for 50 ms of the card's time and pauses for 200 ms, beside one that always wants all of it. While it works
+/// its part is due to it, so it has as much as if it had that part of a card for itself; the error of a row is what it
+/// lacks of that. The other one may use the rest.
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn bursts() {
+    const WORK_S: f64 = 0.05;
+    const PAUSE_S: f64 = 0.2;
+    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
+        for shares in SPLITS {
+            let loads = [
+                "kernel ns=1000000 depth=16 burst=50 idle=200",
+                "kernel ns=1000000 depth=16",
+            ];
+            let got = run_two(policy, shares, loads);
+            let due = 100.0 * WORK_S / (WORK_S * 100.0 / f64::from(shares[0]) + PAUSE_S);
+            report(&json!({
+                "figure": "bursts", "policy": name(policy), "share": shares, "due": due, "got": got,
+                "error_points": (due - got[0]).max(0.0), "sum": got.iter().sum::<f64>(),
+            }));
+        }
+    }
 }
 
 /// One has 70 percent, is idle, and the other one uses all of the card. It wakes: how long until the other one is told

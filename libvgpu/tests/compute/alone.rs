@@ -3,7 +3,7 @@
 use drava_vgpu_abi::ComputePolicy;
 
 use crate::{MEASURE, SETTLE};
-use gpu_tenants::{Ground, Share, Tenant, share};
+use gpu_tenants::{Ground, Share, Tenant, library, share};
 
 /// A tenant with a fixed share, and its share.
 fn tenant(ground: &Ground, percent: u32) -> (Tenant, Share) {
@@ -147,8 +147,25 @@ fn fills_and_copies_are_counted_and_wait() {
     }
 }
 
-/// A copy of 32 GiB takes the card 20 ms, and the simulated driver longer before it hands it over. (So does a fill, and
-/// there so much longer that a test has no time for enough of them.)
+#[test]
+fn fills_and_copies_get_their_share() {
+    const BLOCK: u64 = 4 << 10;
+    for load in ["fill", "copy"] {
+        let ground = Ground::with_slow_memory(library::shipped().unwrap()).unwrap();
+        let (mut tenant, share) = tenant(&ground, 30);
+        tenant.ok(&format!("memory {BLOCK}")).unwrap();
+        tenant
+            .ok(&format!("start {load} ns={BLOCK} depth=8"))
+            .unwrap();
+        crate::await_percents(&ground, &[&tenant], &[30.0]);
+        let counted = share.counted().unwrap().as_secs_f64();
+        let used = ground.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
+        let ratio = counted / used;
+        assert!((0.85..1.4).contains(&ratio), "{load}: {ratio} of {used} s");
+    }
+}
+
+/// A copy of 32 GiB takes the card 20 ms, and the simulated driver about as long before it hands it over.
 #[test]
 fn copies_are_charged_what_they_take() {
     const BLOCK: u64 = 32 << 30;

@@ -31,6 +31,15 @@ impl Ground {
         Self::with_machine(library, H100X2)
     }
 
+    /// As [`Self::new`], with cards whose memory is so slow that it takes 10 ms to fill 4 KiB, and 20 to copy them: fills and
+    /// copies that take the card some time, and the host next to none.
+    pub fn with_slow_memory(library: &Path) -> anyhow::Result<Self> {
+        const USUAL: &str = "bytesPerSecond: 3350000000000";
+        const SLOW: &str = "bytesPerSecond: 409600";
+        anyhow::ensure!(H100X2.contains(USUAL), "the machine has other memory");
+        Self::with_machine(library, &H100X2.replace(USUAL, SLOW))
+    }
+
     /// As [`Self::new`], with the machine that a YAML text describes.
     pub fn with_machine(library: &Path, machine: &str) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;

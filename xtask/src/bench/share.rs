@@ -282,12 +282,19 @@ impl Bench<'_> {
 fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
     let seconds = [("DRAVA_SECONDS", args.seconds.to_string())];
     let figures = measure(Suite::Agent, "shares::", &seconds)?;
-    let parts: [(&str, &str, &str, &[&'static str]); 3] = [
+    let parts: [(&str, &str, &str, &[&'static str]); 4] = [
         (
             "two",
             "With the node agent",
-            "Both want all of the card, and the agent itself tells them what they may have.",
-            &["policy", "load", "share", "got"],
+            "Both want all of the card, and the agent itself tells them what they may have. The error is that of the one that is farther from its share.",
+            &["policy", "load", "share", "got", "error_points", "sum"],
+        ),
+        (
+            "bursts",
+            "Bursts with the node agent",
+            "One works for 50 ms of the card's time, with kernels of 1 ms, and pauses for 200 ms, beside one that always wants all of the card. Due to it is \
+             what it would have if its part were a card of its own; the error is what it lacks of that.",
+            &["policy", "share", "due", "got", "error_points", "sum"],
         ),
         (
             "giving back",
