@@ -165,13 +165,15 @@ fn who_calls_says_for_how_long_it_will_be_at_work() {
     assert!(until <= launched + length * 2, "{launched} {until}");
     // Each of many short ones counts, although a lease would do for several of them.
     let ns = 200_000;
-    for _ in 0..8 {
-        tenant.ok(&format!("once {ns}")).unwrap();
-    }
+    let load = format!("start kernel ns={ns} depth=16 blocks=128");
+    tenant.ok(&load).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    tenant.ok("stop").unwrap();
+    wait_until(|| busy_until() < now_us(), || "it never ends".into());
     wait_until(
         || {
             for _ in 0..50 {
-                tenant.ok(&format!("queue {ns}")).unwrap();
+                tenant.ok(&format!("queue {ns} 128")).unwrap();
             }
             busy_until() > now_us() + 5 * ns / 1_000
         },
