@@ -44,6 +44,8 @@ pub(crate) struct Held {
 
 struct Place {
     key: AtomicU64,
+    /// How often it was taken: the same key may come back while somebody reads.
+    takings: AtomicU64,
     charge: AtomicU64,
     context: AtomicU64,
 }
@@ -75,22 +77,35 @@ impl HeldMap {
     pub(crate) fn remove(&self, key: u64) -> Option<Held> {
         let key = key ^ KEY_BIT;
         let place = self.find(key)?;
-        let held = place.held();
         place
             .key
-            .compare_exchange(key, REUSABLE, Ordering::AcqRel, Ordering::Relaxed)
-            .ok()
-            .map(|_| held)
+            .compare_exchange(key, BUSY, Ordering::AcqRel, Ordering::Relaxed)
+            .ok()?;
+        // Nobody else changes a busy place.
+        let held = place.held();
+        place.key.store(REUSABLE, Ordering::Release);
+        Some(held)
     }
 
     /// What is under `key`.
     pub(crate) fn get(&self, key: u64) -> Option<Held> {
         let key = key ^ KEY_BIT;
         let place = self.find(key)?;
-        let held = place.held();
-        // What was read is looked at before the key is looked at again: see `Place::take`.
-        fence(Ordering::Acquire);
-        (place.key.load(Ordering::Relaxed) == key).then_some(held)
+        loop {
+            let takings = place.takings.load(Ordering::Acquire);
+            if place.key.load(Ordering::Acquire) != key {
+                return None;
+            }
+            let held = place.held();
+            // What was read is looked at before the place is looked at again: see `Place::take`.
+            fence(Ordering::Acquire);
+            if place.key.load(Ordering::Relaxed) != key {
+                return None;
+            }
+            if place.takings.load(Ordering::Relaxed) == takings {
+                return Some(held);
+            }
+        }
     }
 
     /// Forgets everything for which `ends` says yes, and hands it to `each`.
@@ -158,6 +173,7 @@ impl Place {
             return false;
         }
         // Whoever sees any of what follows sees that the place is not the former key's any more.
+        self.takings.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         let charge = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
         self.charge.store(charge, Ordering::Relaxed);
