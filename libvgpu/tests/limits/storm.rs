@@ -201,8 +201,9 @@ impl Storm {
         let (seed, round) = (self.seed, self.figures.rounds);
         assert!(
             share.total_bytes <= LIMIT,
-            "seed {seed}, round {round}: {} bytes are in the account, {LIMIT} are allowed",
-            share.total_bytes
+            "seed {seed}, round {round}: {} bytes are in the account, {LIMIT} are allowed, {} are taken",
+            share.total_bytes,
+            card.used_bytes
         );
         assert!(
             card.used_bytes <= share.total_bytes,
