@@ -163,20 +163,18 @@ fn who_calls_says_for_how_long_it_will_be_at_work() {
     let length = ns / 1_000 * 2;
     assert!(until >= begun + length * 9 / 10, "{begun} {until}");
     assert!(until <= launched + length * 2, "{launched} {until}");
-    // Each of many short ones counts, although a lease would do for several of them.
+    // Each of many short ones is told, although a lease would do for several of them.
     let ns = 200_000;
     let load = format!("start kernel ns={ns} depth=16 blocks=128");
     tenant.ok(&load).unwrap();
+    // A stretch in which their length is learned.
     std::thread::sleep(Duration::from_millis(300));
     tenant.ok("stop").unwrap();
-    wait_until(|| busy_until() < now_us(), || "it never ends".into());
-    wait_until(
-        || {
-            for _ in 0..50 {
-                tenant.ok(&format!("queue {ns} 128")).unwrap();
-            }
-            busy_until() > now_us() + 5 * ns / 1_000
-        },
-        || "not all launches are told".into(),
-    );
+    let is_told = |tenant: &mut Tenant| {
+        let before = busy_until();
+        tenant.ok(&format!("queue {ns} 128")).unwrap();
+        busy_until() != before
+    };
+    let told = (0..40).filter(|_| is_told(&mut tenant)).count();
+    assert!(told > 30, "{told} of 40 launches are told");
 }
