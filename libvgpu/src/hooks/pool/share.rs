@@ -62,9 +62,11 @@ pub(crate) unsafe fn import_pointer(
         process.pool_imports.add(address, card.index(), chunk)
     };
     if is_first && card.import(chunk.bytes).is_err() {
+        {
+            let _guard = process.guard();
+            process.pool_imports.remove(address);
+        }
         // The pointer is unknown to the program.
-        let _guard = process.guard();
-        process.pool_imports.remove(address);
         free(address);
         // SAFETY: the driver has written the pointer.
         unsafe { pointer.write(0) };
