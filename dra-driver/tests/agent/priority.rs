@@ -4,21 +4,13 @@ use std::mem::offset_of;
 use std::time::Duration;
 
 use drava_vgpu_abi::region::Header;
-use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
+use drava_vgpu_abi::{ComputePolicy, Limits, Priority};
 use gpu_tenants::Tenant;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::idle::{Clockwork, Forged, SECOND_US, STEP_US};
-use crate::node::{GIB, Node, eventually};
-
-fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
-    Limits {
-        cores: Cores::new(percent).unwrap(),
-        compute_policy: policy,
-        priority: Priority::new(priority).unwrap(),
-        ..Limits::memory(GIB)
-    }
-}
+use crate::node::{Node, eventually};
+use crate::shares::limits;
 
 /// Shares with processes, of which the clockwork tells.
 fn inhabited(shares: &[Limits]) -> (Clockwork, Vec<Forged>) {

@@ -12,7 +12,8 @@ use crate::node::{GIB, Node};
 
 const SETTLE: Duration = Duration::from_secs(4);
 
-fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
+/// The limits of a share of that many percent and of that rank.
+pub(crate) fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
     Limits {
         cores: Cores::new(percent).unwrap(),
         compute_policy: policy,
