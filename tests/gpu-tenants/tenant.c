@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "rival.h"
+#include "symbol.h"
 
 typedef int Result;
 typedef unsigned long long Pointer;
@@ -219,31 +220,54 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Times `count` launches of a kernel that takes no time, one by one, in batches behind a kernel that keeps the stream
-// busy: launches into an idle stream of the simulated card are over before they begin.
+struct Times {
+    uint64_t p50, mean, p999;
+};
+
+// Sorts `ns`.
+static struct Times times_of(uint64_t *ns, int count, uint64_t clock) {
+    uint64_t sum = 0;
+    for (int i = 0; i < count; i++) sum += ns[i];
+    qsort(ns, count, sizeof *ns, by_size);
+    return (struct Times){ns[count / 2] - clock, sum / count - clock, ns[(uint64_t)count * 999 / 1000] - clock};
+}
+
+// Times `count` launches of a kernel that takes no time, one by one, and in turn with them as many that pass by whatever
+// is preloaded. In batches behind a kernel that keeps the stream busy: launches into an idle stream of the simulated
+// card are over before they begin.
 static void time_launches(int count) {
     enum { BATCH = 500 };
-    uint64_t *ns = malloc(count * sizeof *ns), sum = 0, clock = UINT64_MAX;
+    typedef Result (*Launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
+    Launch launches[2] = {(Launch)function("cuLaunchKernel"), (Launch)symbol_of(cuda, "cuLaunchKernel")};
+    if (!launches[1]) {
+        printf("-1 no cuLaunchKernel\n");
+        return;
+    }
+    uint64_t *ns[2] = {malloc(count * sizeof(uint64_t)), malloc(count * sizeof(uint64_t))}, clock = UINT64_MAX, none = 0;
+    void *parameters[] = {&none, NULL};
     for (int i = 0; i < 10000; i++) {
         uint64_t begun = now_ns(), took = now_ns() - begun;
         if (took < clock) clock = took;
     }
     Result result = 0;
-    for (int i = 0; i < count && !result; i++) {
+    for (int i = 0; i < 2 * count && !result; i++) {
         if (i % BATCH == 0) {
             result = CALL(cuCtxSynchronize, (void));
             if (!result) result = launch_kernel(spin, NULL, 5000000, 4096);
         }
+        Launch launch = launches[i % 2];
         uint64_t begun = now_ns();
-        if (!result) result = launch_kernel(noop, NULL, 0, 1);
-        ns[i] = now_ns() - begun;
-        sum += ns[i];
+        if (!result) result = launch(noop, 1, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL);
+        ns[i % 2][i / 2] = now_ns() - begun;
     }
     if (!result) result = CALL(cuCtxSynchronize, (void));
-    qsort(ns, count, sizeof *ns, by_size);
-    printf("%d %llu %llu %llu %llu\n", result, (unsigned long long)ns[count / 2], (unsigned long long)(sum / count),
-           (unsigned long long)ns[(uint64_t)count * 999 / 1000], (unsigned long long)clock);
-    free(ns);
+    printf("%d", result);
+    for (int i = 0; i < 2; i++) {
+        struct Times times = times_of(ns[i], count, clock);
+        printf(" %llu %llu %llu", (unsigned long long)times.p50, (unsigned long long)times.mean, (unsigned long long)times.p999);
+        free(ns[i]);
+    }
+    printf("\n");
 }
 
 // Captures a stream in the global mode for `a` milliseconds, over and over, `b` times, while the load goes on.

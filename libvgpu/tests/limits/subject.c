@@ -9,8 +9,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
-
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -26,6 +24,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "../../../tests/gpu-tenants/symbol.h"
 
 typedef int Result;
 typedef unsigned long long Pointer;
@@ -115,22 +115,6 @@ static void nvml_memory(int device, int version) {
         result = ((int (*)(void *, struct Memory2 *))nvml_function("nvmlDeviceGetMemoryInfo_v2"))(handle, &memory);
         printf("%d %llu %llu %llu %llu\n", result, memory.total, memory.free, memory.used, memory.reserved);
     }
-}
-
-// The address of a symbol of libcuda.so.1, without asking the loader for it.
-static void *symbol_of(const char *name) {
-    struct link_map *map = NULL;
-    if (dlinfo(cuda, RTLD_DI_LINKMAP, &map)) return NULL;
-    ElfW(Sym) *symbols = NULL;
-    const char *names = NULL;
-    for (ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
-        if (entry->d_tag == DT_SYMTAB) symbols = (ElfW(Sym) *)entry->d_un.d_ptr;
-        if (entry->d_tag == DT_STRTAB) names = (const char *)entry->d_un.d_ptr;
-    }
-    // The names come after the symbols.
-    for (ElfW(Sym) *symbol = symbols; (const char *)symbol < names; symbol++)
-        if (symbol->st_value && !strcmp(names + symbol->st_name, name)) return (void *)(map->l_addr + symbol->st_value);
-    return NULL;
 }
 
 static void object_of(void *address) {
@@ -448,7 +432,7 @@ static void run(char *line) {
     } else if (!strcmp(word, "addressof")) {
         // Where libcuda.so.1 has a function, by the loader's own list and the library's symbols.
         sscanf(line, "%63s %127s", word, name);
-        printf("0 %llu\n", (Pointer)(uintptr_t)symbol_of(name));
+        printf("0 %llu\n", (Pointer)(uintptr_t)symbol_of(cuda, name));
     } else if (!strcmp(word, "closeregion")) {
         // Closes the region's descriptors, and lets another file have their numbers.
         int closed = 0;

@@ -4,7 +4,7 @@
 //! Sampling is a part of it, and shows in the mean and in the slowest launches.
 //!
 //! What the hook adds is a hundredth of a launch, and processors change their speed by more than that from one second to
-//! the next. So rounds are short, each is compared with itself only, and every second one goes backwards.
+//! the next. So every second launch of each process passes by libvgpu, and is what the others are compared with.
 
 use anyhow::{Context, Result};
 use drava_vgpu_abi::{ComputePolicy, Limits};
@@ -15,14 +15,7 @@ use super::report::{Report, median_and_spread};
 use gpu_tenants::{Ground, Share, Tenant, share};
 
 const PROCESSES: usize = 4;
-const LAUNCHES: usize = 5_000;
-/// Rounds of the variants for each one that was asked for.
-const TURNS: usize = 5;
-
-/// Where [`launch_times`] has what.
-const P50: usize = 0;
-const MEAN: usize = 1;
-const P999: usize = 2;
+const LAUNCHES: usize = 12_500;
 
 /// One way to launch.
 struct Variant<'a> {
@@ -30,8 +23,20 @@ struct Variant<'a> {
     share: Option<&'a Share>,
     /// Devices that the process sees.
     devices: &'static str,
-    /// The variant it is compared with: the one without libvgpu that sees as many cards.
-    base: usize,
+}
+
+/// What some launches took, nanoseconds.
+#[derive(Clone, Copy)]
+struct Times {
+    p50: f64,
+    mean: f64,
+    p999: f64,
+}
+
+/// What the launches of a process took, and those between them that passed by libvgpu.
+struct Pair {
+    hooked: Times,
+    driver: Times,
 }
 
 /// Runs the bench.
@@ -45,77 +50,57 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
         ..share(ComputePolicy::Balance, 50)?
     };
     let metered = ground.share("metered", &all)?;
-    let variant = |name, share, devices, base| Variant {
+    let variant = |name, share, devices| Variant {
         name,
         share,
         devices,
-        base,
     };
     let variants = [
-        variant("without libvgpu", None, "0", 0),
-        variant("not metered", Some(&unmetered), "0", 0),
-        variant("metered, not blocked", Some(&metered), "0", 0),
-        variant("two cards visible, without libvgpu", None, "0,1", 3),
+        variant("without libvgpu", None, "0"),
+        variant("not metered", Some(&unmetered), "0"),
+        variant("metered, not blocked", Some(&metered), "0"),
         variant(
             "two cards visible, metered, not blocked",
             Some(&metered),
             "0,1",
-            3,
         ),
     ];
-    let rounds = args.rounds.saturating_mul(TURNS);
     report.part(
         "A launch",
         format!(
-            "Nanoseconds of a launch of an empty kernel, {PROCESSES} processes with {LAUNCHES} launches each, {rounds} rounds, every \
-             second one backwards. Medians over rounds of the medians of their processes; spread is the middle half. \"more\" is the \
-             median of the differences within a round to the launch without libvgpu that sees as many cards."
+            "Nanoseconds of a launch of an empty kernel, {PROCESSES} processes with {LAUNCHES} launches each, {} rounds in turn. As \
+             many launches in turn with them pass by libvgpu: \"more\" is by how much a process's other launches take longer than \
+             these. Medians over rounds and processes; spread is the middle half.",
+            args.rounds
         ),
     );
-    let mut figures: [Vec<[f64; 3]>; 5] = Default::default();
-    for round in 0..rounds {
-        let mut order: Vec<usize> = (0..variants.len()).collect();
-        if round % 2 != 0 {
-            order.reverse();
-        }
-        for index in order {
-            let (Some(variant), Some(figures)) = (variants.get(index), figures.get_mut(index))
-            else {
-                continue;
-            };
-            figures.push(measure(&ground, variant)?);
+    let mut pairs: [Vec<Pair>; 4] = Default::default();
+    for _ in 0..args.rounds {
+        for (variant, pairs) in variants.iter().zip(&mut pairs) {
+            pairs.extend(measure(&ground, variant)?);
         }
     }
-    for (variant, rows) in variants.iter().zip(&figures) {
-        let Some(base) = figures.get(variant.base) else {
-            continue;
-        };
-        let of = |what: usize| median_and_spread(rows.iter().map(|row| row[what]).collect());
-        let more = |what: usize| {
-            let differences = rows
-                .iter()
-                .zip(base)
-                .map(|(row, base)| row[what] - base[what]);
-            median_and_spread(differences.collect())
-        };
-        let ((p50, spread), (mean, _), (p999, _)) = (of(P50), of(MEAN), of(P999));
-        let ((p50_more, more_spread), (mean_more, _)) = (more(P50), more(MEAN));
+    for (variant, pairs) in variants.iter().zip(&pairs) {
+        let of = |what: fn(&Pair) -> f64| median_and_spread(pairs.iter().map(what).collect());
+        let (p50_more, spread) = of(|pair| pair.hooked.p50 - pair.driver.p50);
+        let (mean_more, mean_spread) = of(|pair| pair.hooked.mean - pair.driver.mean);
         report.row(vec![
             ("variant", json!(variant.name)),
-            ("p50_ns", json!(p50)),
-            ("spread_ns", json!(spread)),
-            ("mean_ns", json!(mean)),
-            ("p999_ns", json!(p999)),
+            ("driver_p50_ns", json!(of(|pair| pair.driver.p50).0)),
             ("p50_more_ns", json!(p50_more)),
-            ("p50_more_spread_ns", json!(more_spread)),
+            ("p50_more_spread_ns", json!(spread)),
+            ("driver_mean_ns", json!(of(|pair| pair.driver.mean).0)),
             ("mean_more_ns", json!(mean_more)),
+            ("mean_more_spread_ns", json!(mean_spread)),
+            ("driver_p999_ns", json!(of(|pair| pair.driver.p999).0)),
+            ("p999_ns", json!(of(|pair| pair.hooked.p999).0)),
         ]);
     }
     Ok(())
 }
 
-/// Launches with all processes at once; medians over them.
-fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<[f64; 3]> {
+/// Launches with all processes at once.
+fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<Vec<Pair>> {
     let tenant = || {
         ground.tenant_with(variant.share, "dlsym", |command| {
             command.env("CUDA_VISIBLE_DEVICES", variant.devices);
@@ -127,27 +112,32 @@ fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<[f64; 3]> {
     for tenant in &mut tenants {
         tenant.send(&format!("time {LAUNCHES}"))?;
     }
-    let times = tenants
-        .iter_mut()
-        .map(launch_times)
-        .collect::<Result<Vec<_>>>()?;
-    Ok([P50, MEAN, P999].map(|what| {
-        let (median, _) = median_and_spread(times.iter().map(|times| times[what]).collect());
-        median
-    }))
+    tenants.iter_mut().map(launch_times).collect()
 }
 
-/// Median, mean and 99.9th percentile in nanoseconds, without the time of the clock.
-fn launch_times(tenant: &mut Tenant) -> Result<[f64; 3]> {
+fn launch_times(tenant: &mut Tenant) -> Result<Pair> {
     let line = tenant.hear()?;
     let numbers: Vec<f64> = line
         .split_ascii_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect();
-    let [result, p50, mean, p999, clock] = numbers
+    let numbers: [f64; 7] = numbers
         .try_into()
         .ok()
         .with_context(|| format!("launch times: {line}"))?;
+    let [
+        result,
+        p50,
+        mean,
+        p999,
+        driver_p50,
+        driver_mean,
+        driver_p999,
+    ] = numbers;
     anyhow::ensure!(result == 0.0, "a launch failed: {line}");
-    Ok([p50 - clock, mean - clock, p999 - clock])
+    let times = |p50, mean, p999| Times { p50, mean, p999 };
+    Ok(Pair {
+        hooked: times(p50, mean, p999),
+        driver: times(driver_p50, driver_mean, driver_p999),
+    })
 }
