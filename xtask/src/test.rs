@@ -130,12 +130,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let started = Instant::now();
     let mut total = Count::default();
     let mut failed = Vec::new();
+    let mut skips = Vec::new();
     for stage in chosen {
         let stage_started = Instant::now();
         let mut log = Log::create(stage.name())?;
         eprintln!("==> {} (log: {})", stage.name(), log.path().display());
         let outcome = stage.run(args, &mut log);
         let seconds = stage_started.elapsed().as_secs();
+        skips.extend_from_slice(log.skips());
         match outcome {
             Ok(count) if count.failed == 0 => {
                 eprintln!(
@@ -162,6 +164,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 log.print()?;
             }
         }
+    }
+    if !skips.is_empty() {
+        eprintln!("skipped:");
+    }
+    for skip in skips {
+        eprintln!("    {skip}");
     }
     eprintln!("all stages took {} s", started.elapsed().as_secs());
     println!(

@@ -36,18 +36,23 @@ fn a_share_has_a_small_tmpfs_of_its_own() {
     match output {
         Ok(output) if output.status.success() => {}
         Ok(output) if String::from_utf8_lossy(&output.stderr).contains("unshare failed") => {
-            println!(
-                "skipped: no privilege for a mount namespace ({})",
-                String::from_utf8_lossy(&output.stderr)
-            );
+            let error = String::from_utf8_lossy(&output.stderr);
+            skipped(error.lines().next().unwrap_or_default());
         }
         Ok(output) => panic!(
             "{}\n{}",
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         ),
-        Err(error) => println!("skipped: cannot run unshare: {error}"),
+        Err(error) => skipped(&format!("cannot run unshare: {error}")),
     }
+}
+
+/// Not `eprintln!`, which is hidden for tests that pass.
+fn skipped(reason: &str) {
+    let test = "mounts::a_share_has_a_small_tmpfs_of_its_own";
+    let line = format!("skipped: {test}: {reason}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 fn inside() {

@@ -218,7 +218,10 @@ impl<'a, A: Word> Region<'a, A> {
         }
     }
 
-    /// What others have open without paying for it, less what is left behind for that in other slots.
+    /// What others have open without paying for it, less what is left behind for that in slots before this one.
+    ///
+    /// Only in those, since two may be looked at by two at the same time: if each counted on the other's, neither
+    /// would stay charged. What is too much for a moment is gone with the next look at the later one.
     fn open_beside(&self, index: SlotIndex) -> u64 {
         let others = (0..self.slots().len())
             .filter_map(SlotIndex::new)
@@ -228,10 +231,12 @@ impl<'a, A: Word> Region<'a, A> {
             let Some(slot) = self.slot(other) else {
                 continue;
             };
-            if self.is_left_behind(other) {
-                left_behind = left_behind.saturating_add(slot.used_bytes.load());
-            } else {
+            if !self.is_left_behind(other) {
                 open = open.saturating_add(slot.opened_bytes.load());
+            } else if other < index {
+                // While it is being looked at, what stays is written to one before the other.
+                let stays = slot.used_bytes.load().min(slot.exported_bytes.load());
+                left_behind = left_behind.saturating_add(stays);
             }
         }
         open.saturating_sub(left_behind)

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::ledger::{Full, MAX_BYTES, Owner, Rebuild, Region};
-use drava_vgpu_abi::region::{Header, Slot, SlotIndex};
+use drava_vgpu_abi::region::{Header, SLOT_COUNT, Slot, SlotIndex};
 use proptest::prelude::*;
 
 thread_local! {
@@ -259,6 +259,89 @@ proptest! {
         prop_assert_eq!(share.used(), 0);
         share.region().rebuild(at(0));
         prop_assert_eq!(share.region().total_bytes(), 0);
+    }
+}
+
+/// Who looks for the dead passes free slots by: what lay in one would stay charged.
+#[test]
+fn a_slot_is_free_only_when_nothing_is_left_in_it() {
+    for steps in 0.. {
+        let share = Share::new(2);
+        let slot = &share.slots[0];
+        share.region().charge(at(0), 50);
+        slot.in_flight_bytes.store(7);
+        slot.exported_bytes.store(30);
+        slot.opened_bytes.store(20);
+        let killed = killed_after(steps, || share.region().clear(at(0)));
+        if share.region().is_free(at(0)) {
+            let left = [
+                &slot.used_bytes,
+                &slot.in_flight_bytes,
+                &slot.exported_bytes,
+                &slot.opened_bytes,
+            ];
+            assert_eq!(left.map(Word::load), [0; 4], "after step {steps}");
+        }
+        if !killed {
+            assert!(share.region().is_free(at(0)));
+            break;
+        }
+    }
+}
+
+/// A process whose slot was taken from it finds that another one owns it, also one with the same PID.
+#[test]
+fn each_owner_of_a_slot_has_a_generation_of_its_own() {
+    let share = Share::new(1);
+    let region = share.region();
+    let first = region.claim(at(0), OWNER).unwrap();
+    assert!(region.is_owned(at(0), first));
+    let second = region.claim(at(0), OWNER).unwrap();
+    assert!(second > first);
+    assert!(region.is_owned(at(0), second) && !region.is_owned(at(0), first));
+    region.clear(at(0));
+    assert!(!region.is_owned(at(0), second));
+    let third = region.claim(at(0), OWNER).unwrap();
+    assert!(third > second, "also of one that was free between");
+}
+
+#[test]
+fn the_most_that_was_taken_is_remembered() {
+    let share = Share::new(2);
+    let region = share.region();
+    region.reserve(at(0), 60, 100).unwrap();
+    region.reserve(at(1), 30, 100).unwrap();
+    assert_eq!(region.reserve(at(1), 30, 100), Err(Full));
+    region.release(at(0), 60);
+    region.reserve(at(0), 10, 100).unwrap();
+    assert_eq!(share.header.peak_bytes.load(), 90);
+    let peaks = [0, 1].map(|index: usize| share.slots[index].peak_bytes.load());
+    assert_eq!(peaks, [60, 30]);
+    region.clear(at(0));
+    assert_eq!(share.slots[0].peak_bytes.load(), 0, "of another process");
+}
+
+#[test]
+fn rebuilds_that_correct_something_are_counted() {
+    let share = Share::new(2);
+    let region = share.region();
+    region.charge(at(0), 60);
+    assert_eq!(region.rebuild(at(1)), Rebuild::Exact);
+    assert_eq!(share.header.epoch.load(), 0);
+    region.clear(at(0));
+    assert_eq!(share.header.reclaimed.load(), 1);
+    assert_eq!(region.rebuild(at(1)), Rebuild::Exact);
+    assert_eq!(share.header.epoch.load(), 1);
+    // What is free already is not taken from anybody.
+    region.clear(at(0));
+    assert_eq!(share.header.reclaimed.load(), 1);
+}
+
+#[test]
+fn there_is_no_slot_behind_the_last() {
+    assert_eq!(at(SLOT_COUNT - 1).get(), SLOT_COUNT - 1);
+    for index in [SLOT_COUNT, SLOT_COUNT + 1, usize::MAX] {
+        assert_eq!(SlotIndex::new(index), None);
     }
 }
 

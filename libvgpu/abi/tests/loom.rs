@@ -210,6 +210,66 @@ fn memory_of_the_dead_that_is_opened_meanwhile_is_charged() {
     });
 }
 
+/// Processes 1 and 2 have each made some bytes available and are dead; process 0 has as many open. Whoever looks at one of
+/// the two while another looks at the other: what is open stays charged.
+#[test]
+fn two_looks_at_two_dead_do_not_count_on_each_other() {
+    for (used, exported, opened) in [
+        ([5, 5], [5, 5], 5),
+        ([9, 9], [5, 5], 8),
+        ([5, 9], [5, 2], 6),
+    ] {
+        explore(move || {
+            let share = Share::holding(&[0, used[0], used[1]]);
+            share.slots[1].exported_bytes.store(exported[0]);
+            share.slots[2].exported_bytes.store(exported[1]);
+            share.slots[0].opened_bytes.store(opened);
+            beside(
+                &share,
+                |share| share.region().bury(at(1)),
+                |share| share.region().bury(at(2)),
+            );
+            let region = share.region();
+            region.rebuild(at(0));
+            assert!(region.total_bytes() >= opened);
+            // The next look takes off what is too much.
+            for dead in [1, 2].map(at) {
+                if region.is_left_behind(dead) {
+                    region.bury(dead);
+                }
+            }
+            region.rebuild(at(0));
+            assert_eq!(region.total_bytes(), opened);
+        });
+    }
+}
+
+/// The same while process 0 opens: either it finds that it has to pay, or what it opened stays charged.
+#[test]
+fn memory_of_two_dead_that_is_opened_between_two_looks_is_charged() {
+    explore(|| {
+        let share = Share::holding(&[0, 5, 5]);
+        for dead in [1, 2] {
+            share.slots[dead].exported_bytes.store(5);
+        }
+        let bury = |dead| {
+            let share = Arc::clone(&share);
+            thread::spawn(move || share.region().bury(at(dead)))
+        };
+        let looks = [bury(1), bury(2)];
+        share.slots[0].opened_bytes.store(5);
+        if share.region().exported_bytes() < 5 {
+            share.region().charge(at(0), 5);
+            share.slots[0].opened_bytes.store(0);
+        }
+        for look in looks {
+            look.join().unwrap();
+        }
+        share.region().rebuild(at(0));
+        assert!(share.region().total_bytes() >= 5);
+    });
+}
+
 /// Two processes refill and take at the same time: what both get is what was there and what time gave, once.
 #[test]
 fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {

@@ -27,7 +27,9 @@ fn golden_offsets_of_abi_version_1() {
     for (index, offset) in [8, 16, 24, 32].into_iter().enumerate() {
         put(&mut bytes, slot + offset, 100 + index as u64);
     }
-    put(&mut bytes, slot + 48, 200);
+    for (index, offset) in [48, 56, 64].into_iter().enumerate() {
+        put(&mut bytes, slot + offset, 200 + index as u64);
+    }
     for (index, offset) in [128, 136, 144, 152, 160, 168].into_iter().enumerate() {
         put(&mut bytes, slot + offset, 300 + index as u64);
     }
@@ -65,7 +67,15 @@ fn golden_offsets_of_abi_version_1() {
         ),
         (100, 101, 102)
     );
-    assert_eq!((process.used_bytes, process.driver_bytes), (103, 200));
+    assert_eq!(
+        (
+            process.used_bytes,
+            process.driver_bytes,
+            process.peak_bytes,
+            process.exported_bytes
+        ),
+        (103, 200, 201, 202)
+    );
     assert_eq!(
         (
             process.denied,
@@ -79,6 +89,18 @@ fn golden_offsets_of_abi_version_1() {
         (process.long_kernels, process.longest_kernel_us),
         (304, 305)
     );
+}
+
+/// A number that is no PID is not cut down to one, which could be somebody else's.
+#[test]
+fn what_is_no_pid_is_nobodys() {
+    let mut bytes = vec![0; REGION_SIZE];
+    put(&mut bytes, 4096, 1);
+    for pid in [(7 << 32) | 100, u64::MAX] {
+        put(&mut bytes, 4096 + 8, pid);
+        let process = Snapshot::decode(&bytes).unwrap().processes().next();
+        assert_eq!(process.unwrap().owner.pid, 0);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::interposer;
-use crate::robustness::{by_route, is_root};
+use crate::robustness::{by_route, is_root, skipped};
 use crate::subject::{Container, GIB, MIB};
 
 #[test]
@@ -31,7 +31,7 @@ fn a_static_program_runs_as_if_nothing_were_preloaded() {
         .status()
         .unwrap();
     if !built.success() {
-        println!("no static C library to link with");
+        skipped("there is no static C library to link with (Debian: apt install libc6-dev)");
         return;
     }
     let output = Command::new(&program)
@@ -43,7 +43,7 @@ fn a_static_program_runs_as_if_nothing_were_preloaded() {
 }
 
 /// The dynamic loader of musl, which is its C library: the system's, or the one of Debian's package, fetched on the
-/// first call. `None`, which it says, where there is neither.
+/// first call. `None` where there is neither: the test that asks is skipped.
 fn musl() -> Option<PathBuf> {
     let architecture = std::env::consts::ARCH;
     let of_system = PathBuf::from(format!("/lib/ld-musl-{architecture}.so.1"));
@@ -62,10 +62,11 @@ fn musl() -> Option<PathBuf> {
             .unwrap();
         if !fetched.exists() {
             let error = String::from_utf8_lossy(&outcome.stderr);
-            println!(
-                "no {} and no Debian package of it: {error}",
+            let error = error.lines().next().unwrap_or_default();
+            skipped(&format!(
+                "there is no {} and no Debian package of it: {error}",
                 of_system.display()
-            );
+            ));
             return None;
         }
     }

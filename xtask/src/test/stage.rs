@@ -54,10 +54,48 @@ impl AddAssign for Count {
     }
 }
 
+/// A test that proved nothing, and why: ignored, or one that says that something is missing here.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Skip {
+    test: String,
+    reason: String,
+}
+
+impl Skip {
+    /// Reads libtest's `test NAME ... ignored, REASON`.
+    fn from_libtest(line: &str) -> Option<Self> {
+        let (test, outcome) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+        let reason = outcome.strip_prefix(", ").unwrap_or("without a reason");
+        Some(Self::new(test, reason))
+    }
+
+    /// Reads `skipped: NAME: REASON`, which a test writes that ends without having checked what it should. It writes to
+    /// the process's standard error and not with `eprintln!`, which is hidden for tests that pass.
+    fn from_test(line: &str) -> Option<Self> {
+        let (_, skip) = line.split_once("skipped: ")?;
+        let (test, reason) = skip.split_once(": ")?;
+        Some(Self::new(test, reason))
+    }
+
+    fn new(test: &str, reason: &str) -> Self {
+        Self {
+            test: test.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.test, self.reason)
+    }
+}
+
 /// Output of one stage.
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
+    skips: Vec<Skip>,
 }
 
 impl Log {
@@ -67,7 +105,16 @@ impl Log {
         std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let path = dir.join(format!("{stage}.log"));
         let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-        Ok(Self { path, file })
+        Ok(Self {
+            path,
+            file,
+            skips: Vec::new(),
+        })
+    }
+
+    /// What was skipped so far.
+    pub(crate) fn skips(&self) -> &[Skip] {
+        &self.skips
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -125,17 +172,27 @@ impl Log {
         // `command` holds the write end of the pipe; without it the reader sees the end.
         drop(command);
         let mut count = Count::default();
+        let mut unproved = 0;
         for line in BufReader::new(reader).split(b'\n') {
             let line = line?;
             self.file.write_all(&line)?;
             self.file.write_all(b"\n")?;
-            if let Some(part) = std::str::from_utf8(&line)
-                .ok()
-                .and_then(Count::from_libtest)
-            {
+            let Ok(line) = std::str::from_utf8(&line) else {
+                continue;
+            };
+            if let Some(part) = Count::from_libtest(line) {
                 count += part;
             }
+            if let Some(skip) = Skip::from_libtest(line) {
+                self.skips.push(skip);
+            } else if let Some(skip) = Skip::from_test(line) {
+                unproved += 1;
+                self.skips.push(skip);
+            }
         }
+        // libtest takes them for passed.
+        count.passed = count.passed.saturating_sub(unproved);
+        count.skipped += unproved;
         Ok((child.wait()?.success(), count))
     }
 }
@@ -165,6 +222,33 @@ mod tests {
             })
         );
         assert_eq!(Count::from_libtest("test result_of_something ... ok"), None);
+    }
+
+    #[test]
+    fn what_is_skipped_is_counted_and_says_why() {
+        let mut log = Log::create("self-test-of-skips").unwrap();
+        let mut command = Command::new("sh");
+        let said = "test a::b ... ignored, takes minutes
+            test c ... skipped: d::e: there is no Go
+            test d::e ... ok
+            test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured";
+        let said: Vec<&str> = said.lines().map(str::trim).collect();
+        command.args(["-c", r#"printf '%s\n' "$0""#, &said.join("\n")]);
+        assert_eq!(
+            log.tests(command).unwrap(),
+            Count {
+                passed: 2,
+                failed: 0,
+                skipped: 2
+            }
+        );
+        assert_eq!(
+            log.skips(),
+            [
+                Skip::new("a::b", "takes minutes"),
+                Skip::new("d::e", "there is no Go")
+            ]
+        );
     }
 
     #[test]

@@ -1,3 +1,5 @@
+mod published;
+
 use super::*;
 
 #[test]
