@@ -335,6 +335,16 @@ fn rebuilds_that_correct_something_are_counted() {
     // What is free already is not taken from anybody.
     region.clear(at(0));
     assert_eq!(share.header.reclaimed.load(), 1);
+    // Of who left something that is open, too, and once.
+    region.claim(at(0), OWNER).unwrap();
+    region.charge(at(0), 60);
+    share.slots[0].exported_bytes.store(60);
+    share.slots[1].opened_bytes.store(40);
+    for _ in 0..2 {
+        region.bury(at(0));
+        assert!(region.is_left_behind(at(0)));
+        assert_eq!(share.header.reclaimed.load(), 2);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 mod alone;
+mod cards;
 mod priority;
 mod together;
 

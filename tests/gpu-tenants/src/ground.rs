@@ -14,8 +14,11 @@ use crate::correction::Correction;
 use crate::share::Share;
 use crate::tenant::{Tenant, compile};
 
-/// UUID of the first card of the machine.
-const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
+/// UUIDs of the machine's cards.
+const CARDS: [&str; 2] = [
+    "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
+    "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
+];
 
 /// A machine, and what tenants are made of.
 pub struct Ground {
@@ -57,13 +60,32 @@ impl Ground {
         &self.machine
     }
 
-    /// Makes a share, as the driver does.
+    /// Makes a share of the first card, as the driver does, in a container of its own.
     pub fn share(&self, name: &str, limits: &Limits) -> anyhow::Result<Share> {
-        let share = Share::in_container(self.directory.path().join(name));
+        self.make(
+            Share::in_container(self.directory.path().join(name)),
+            name,
+            0,
+            limits,
+        )
+    }
+
+    /// Makes a share of each card, all in one container.
+    pub fn share_of_each_card(&self, name: &str, limits: &Limits) -> anyhow::Result<[Share; 2]> {
+        let make = |card: usize| {
+            let share = format!("card-{card}");
+            let container = self.directory.path().join(name);
+            self.make(Share::named(container, &share), &share, card, limits)
+        };
+        Ok([make(0)?, make(1)?])
+    }
+
+    fn make(&self, share: Share, id: &str, card: usize, limits: &Limits) -> anyhow::Result<Share> {
+        let card = CARDS.get(card).context("the machine has two cards")?;
         let spec = LimitsSpec {
             claim_uid: IdText::new("claim").context("claim UID")?,
-            share_id: IdText::new(name).context("share ID")?,
-            device_uuid: CARD.parse().context("device UUID")?,
+            share_id: IdText::new(id).context("share ID")?,
+            device_uuid: card.parse().context("device UUID")?,
             limits: *limits,
         };
         for file in [share.page(), share.region()] {

@@ -22,14 +22,20 @@ pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
     })
 }
 
-/// A share of the first card.
+/// A share of a card.
 pub struct Share {
     container: PathBuf,
+    name: String,
 }
 
 impl Share {
     pub(crate) fn in_container(container: PathBuf) -> Self {
-        Self { container }
+        Self::named(container, "share")
+    }
+
+    pub(crate) fn named(container: PathBuf, name: &str) -> Self {
+        let name = name.to_owned();
+        Self { container, name }
     }
 
     /// What its container sees as `/run/drava`.
@@ -39,13 +45,13 @@ impl Share {
 
     /// Its limits page.
     pub fn page(&self) -> PathBuf {
-        let limits = self.container.join("share").join(paths::LIMITS_DIR);
+        let limits = self.container.join(&self.name).join(paths::LIMITS_DIR);
         limits.join(paths::PAGE_FILE)
     }
 
     /// Its usage region.
     pub fn region(&self) -> PathBuf {
-        let usage = self.container.join("share").join(paths::USAGE_DIR);
+        let usage = self.container.join(&self.name).join(paths::USAGE_DIR);
         usage.join(paths::REGION_FILE)
     }
 

@@ -1,0 +1,67 @@
+//! Processes with shares of two cards.
+
+use std::time::{Duration, Instant};
+
+use drava_vgpu_abi::ComputePolicy;
+
+use crate::now_us;
+use gpu_tenants::{Tenant, share};
+
+/// As in a collective: a process gives the token of its card away only when it has launched on both cards, and for that
+/// needs the one that the other process keeps. Each gets there by time.
+#[test]
+fn processes_that_wait_for_each_others_cards_do_not_wait_for_ever() {
+    let ground = crate::ground();
+    let token = share(ComputePolicy::Token, 50).unwrap();
+    let containers = ["one", "other"].map(|name| ground.share_of_each_card(name, &token).unwrap());
+    let give_tokens = || {
+        for (who, shares) in containers.iter().enumerate() {
+            for (card, share) in shares.iter().enumerate() {
+                let length_us = if who == card { 900_000 } else { 0 };
+                share.give_token(now_us() + length_us).unwrap();
+            }
+        }
+    };
+    give_tokens();
+    let mut tenants: Vec<Tenant> = containers
+        .iter()
+        .map(|shares| {
+            let all = |command: &mut std::process::Command| {
+                command.env("CUDA_VISIBLE_DEVICES", "0,1");
+            };
+            ground.tenant_with(Some(&shares[0]), "dlsym", all).unwrap()
+        })
+        .collect();
+    const ROUNDS: u64 = 2;
+    let launch_on_both = |tenant: &mut Tenant, own: usize| {
+        for card in [own, 1 - own] {
+            tenant.ok(&format!("init {card}")).unwrap();
+            tenant.ok("queue 1000000").unwrap();
+        }
+    };
+    let pids: Vec<u32> = tenants.iter().map(Tenant::pid).collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(&mut tenants)
+            .map(|(own, tenant)| {
+                scope.spawn(move || (0..ROUNDS).for_each(|_| launch_on_both(tenant, own)))
+            })
+            .collect();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if Instant::now() > deadline {
+                // So that the threads hear of it.
+                for pid in &pids {
+                    // SAFETY: a child that has not been waited for.
+                    unsafe { libc::kill(i32::try_from(*pid).unwrap(), libc::SIGKILL) };
+                }
+            }
+            give_tokens();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    for (who, shares) in containers.iter().enumerate() {
+        let released = shares[1 - who].usage().unwrap().0.released;
+        assert!(released > 0, "it had the token of the other card, too");
+    }
+}
