@@ -87,8 +87,8 @@ impl Blocks {
         maps.iter()
             .filter(|map| map.is_complete() && map.has_hole(bytes))
             .find_map(|map| {
-                let before = self.blocks.get(map.number)?;
-                self.put(map.number, before, bytes);
+                let before = self.put(map.number, bytes)?;
+                self.change_room(before.card, 0, bytes);
                 Some(map.number)
             })
     }
@@ -131,8 +131,8 @@ impl Blocks {
     pub(crate) fn add(&self, sort: Sort, address: u64, bytes: u64) -> bool {
         let _guard = Guard::take(&self.guard);
         let number = number(address);
-        if let Some(before) = self.blocks.get(number) {
-            self.put(number, before, bytes);
+        if let Some(before) = self.put(number, bytes) {
+            self.change_room(before.card, 0, bytes);
             return false;
         }
         let block = Held {
@@ -145,35 +145,29 @@ impl Blocks {
         true
     }
 
-    /// Puts more into a block. The caller holds the guard.
-    fn put(&self, number: u64, before: Held, bytes: u64) {
-        self.blocks.remove(number);
-        let block = Held {
-            bytes: before.bytes.saturating_add(bytes),
-            ..before
-        };
-        self.blocks.insert(number, block);
-        self.change_room(before.card, 0, bytes);
+    /// Puts more into a block, if there is such a block, and returns what it was. The caller holds the guard.
+    fn put(&self, number: u64, bytes: u64) -> Option<Held> {
+        self.blocks.change(number, |before| {
+            Some(Held {
+                bytes: before.bytes.saturating_add(bytes),
+                ..*before
+            })
+        })
     }
 
     /// Forgets a small allocation. `true` if its block is closed, whose charge is to be returned.
     pub(crate) fn remove(&self, card: u8, address: u64, bytes: u64) -> bool {
         let _guard = Guard::take(&self.guard);
-        let number = number(address);
-        let Some(before) = self.blocks.remove(number) else {
+        let before = self.blocks.change(number(address), |before| {
+            let bytes = before.bytes.saturating_sub(bytes);
+            Some(Held { bytes, ..*before }).filter(|block| block.bytes != 0)
+        });
+        let Some(before) = before else {
             return false;
         };
-        let block = Held {
-            bytes: before.bytes.saturating_sub(bytes),
-            ..before
-        };
-        if block.bytes != 0 {
-            self.blocks.insert(number, block);
-            self.change_room(card, bytes, 0);
-            return false;
-        }
-        self.change_room(card, bytes, BLOCK);
-        true
+        let is_closed = before.bytes <= bytes;
+        self.change_room(card, bytes, if is_closed { BLOCK } else { 0 });
+        is_closed
     }
 
     fn change_room(&self, card: u8, more: u64, less: u64) {

@@ -124,16 +124,20 @@ impl Card {
 
     /// Takes `bytes`, from one share if one has them, else from several.
     pub(crate) fn reserve(self, bytes: u64) -> Result<(), Full> {
-        if self.try_reserve(bytes) {
-            return Ok(());
+        if self.try_reserve(bytes)
+            || (!self.is_known_to_lack(bytes) && self.reserve_after_reclaim(bytes))
+        {
+            Ok(())
+        } else {
+            Err(Full)
         }
-        if !self.is_known_to_lack(bytes) && self.reserve_after_reclaim(bytes) {
-            return Ok(());
-        }
+    }
+
+    /// Notes that something was refused for lack of memory.
+    pub(crate) fn count_denied(self) {
         if let Some(share) = self.shares().next() {
             share.count_denied();
         }
-        Err(Full)
     }
 
     /// Whether so much is not there, even with what dead processes left. What living ones return counts at once.
@@ -242,7 +246,7 @@ impl Card {
         self.release(surplus);
     }
 
-    /// Takes `bytes` if they are there without further ado; a refusal is not counted as one.
+    /// Takes `bytes` if they are there without further ado.
     pub(crate) fn try_reserve(self, bytes: u64) -> bool {
         self.shares().any(|share| share.reserve(bytes))
     }

@@ -155,6 +155,7 @@ pub(crate) struct CUDA_MEMCPY3D {
 
 pub(crate) const CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL: c_uint = 0;
 pub(crate) const CU_MEM_OPERATION_TYPE_MAP: c_uint = 1;
+pub(crate) const CU_RESOURCE_TYPE_ARRAY: c_uint = 0;
 
 /// One operation of `cuMemMapArrayAsync`.
 #[repr(C)]
@@ -173,6 +174,17 @@ pub(crate) struct CUarrayMapInfo {
     pub(crate) deviceBitMask: c_uint,
     pub(crate) flags: c_uint,
     pub(crate) reserved: [c_uint; 2],
+}
+
+/// What the driver says of sparse arrays.
+#[repr(C)]
+pub(crate) struct CUDA_ARRAY_SPARSE_PROPERTIES {
+    /// Elements of a tile in each direction.
+    pub(crate) tileExtent: [c_uint; 3],
+    miptailFirstLevel: c_uint,
+    miptailSize: u64,
+    flags: c_uint,
+    reserved: [c_uint; 4],
 }
 
 /// Flag of `cuGetProcAddress`: per-thread default streams.
@@ -301,6 +313,7 @@ const _: () = {
     assert!(size_of::<CUDA_ARRAY_DESCRIPTOR>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR_v1>() == 24);
     assert!(size_of::<CUDA_ARRAY3D_DESCRIPTOR>() == 40);
+    assert!(size_of::<CUDA_ARRAY_SPARSE_PROPERTIES>() == 48);
     assert!(size_of::<CUarrayMapInfo>() == 96);
     assert!(offset_of!(CUarrayMapInfo, subresource) == 24);
     assert!(offset_of!(CUarrayMapInfo, memHandle) == 64);

@@ -1,7 +1,7 @@
 //! How the threads of this process keep out of each other's way. All zeroes is free, so a forked child finds everything
 //! free.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sys;
 
@@ -86,6 +86,53 @@ impl Drop for Passage<'_> {
         } else {
             self.gate.0.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+}
+
+/// Calls under way that have reserved the most that they may need, and will give back what they do not.
+///
+/// Nothing is refused because of them: before it is, they are waited for.
+pub(crate) struct Attempts {
+    gate: Gate,
+    begun: AtomicU64,
+}
+
+impl Attempts {
+    /// Begins one, before anything is reserved for it; it ends when that is settled.
+    pub(crate) fn begin(&self) -> Passage<'_> {
+        let passage = self.gate.pass();
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        passage
+    }
+
+    /// Begins one for which `reserve` takes the most that it may need; `None` if that is refused.
+    pub(crate) fn begin_with(&self, reserve: impl Fn() -> bool) -> Option<Passage<'_>> {
+        let passage = self.begin();
+        if reserve() {
+            return Some(passage);
+        }
+        drop(passage);
+        let alone = self.gate.pass_alone()?;
+        reserve().then_some(alone)
+    }
+
+    /// Takes with `reserve` what is surely needed; `false` if that is refused.
+    pub(crate) fn take(&self, reserve: impl Fn() -> bool) -> bool {
+        let before = self.none_until_now();
+        if reserve() {
+            return true;
+        }
+        if before.is_some() && before == self.none_until_now() {
+            return false;
+        }
+        let _alone = self.gate.pass_alone();
+        reserve()
+    }
+
+    /// How many have begun, if all of them are over.
+    fn none_until_now(&self) -> Option<u64> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        (self.gate.0.load(Ordering::SeqCst) == 0).then_some(begun)
     }
 }
 

@@ -1,12 +1,13 @@
 //! What the process holds: which pointer or handle was charged how many bytes, to which card, in which context.
 //!
-//! A map without locks and without an allocator: levels of open-addressing tables, each twice as large as the
-//! one before, mapped when the smaller ones are full. Nothing is ever moved, so that threads need not wait for
-//! each other.
+//! A map without an allocator: levels of open-addressing tables, each twice as large as the one before, mapped when the
+//! smaller ones are full. Nothing is ever moved. Whoever writes to a place keeps others from it for as long, a few
+//! instructions; whoever reads one reads again if somebody has written meanwhile.
 //!
 //! Invariants:
 //! - A key is inserted after the driver returned it and removed before the driver is asked to free it, so it
-//!   is in the map at most once.
+//!   is in the map at most once. What counts how often the driver gave the same key is changed in its place, by one
+//!   thread at a time, so that nobody finds it missing.
 //! - A place that was used never becomes empty again, only reusable; a search that meets an empty place is over.
 //! - Of several threads that remove the same key, one succeeds (a program that frees twice is told so by the
 //!   driver, and is not paid twice by us).
@@ -24,7 +25,6 @@ const PROBES: usize = 64;
 
 const EMPTY: u64 = 0;
 const REUSABLE: u64 = 1;
-const BUSY: u64 = 2;
 /// Moves small handles (1, 2, …) away from the marks above.
 const KEY_BIT: u64 = 1 << 63;
 
@@ -44,8 +44,8 @@ pub(crate) struct Held {
 
 struct Place {
     key: AtomicU64,
-    /// How often it was taken: the same key may come back while somebody reads.
-    takings: AtomicU64,
+    /// How often it was written; odd while somebody writes.
+    writings: AtomicU64,
     charge: AtomicU64,
     context: AtomicU64,
 }
@@ -75,37 +75,22 @@ impl HeldMap {
 
     /// Forgets what is under `key` and returns it.
     pub(crate) fn remove(&self, key: u64) -> Option<Held> {
+        self.change(key, |_| None)
+    }
+
+    /// Makes what is under `key` what `to` says, or forgets it, and returns what it was.
+    ///
+    /// Whoever looks for the key meanwhile waits, so `to` must not take long, nor look into the map.
+    pub(crate) fn change(&self, key: u64, to: impl FnOnce(&Held) -> Option<Held>) -> Option<Held> {
         let key = key ^ KEY_BIT;
-        let place = self.find(key)?;
-        place
-            .key
-            .compare_exchange(key, BUSY, Ordering::AcqRel, Ordering::Relaxed)
-            .ok()?;
-        // Nobody else changes a busy place.
-        let held = place.held();
-        place.key.store(REUSABLE, Ordering::Release);
-        Some(held)
+        self.find(key)?.change(|found| found == key, to)
     }
 
     /// What is under `key`.
     pub(crate) fn get(&self, key: u64) -> Option<Held> {
         let key = key ^ KEY_BIT;
-        let place = self.find(key)?;
-        loop {
-            let takings = place.takings.load(Ordering::Acquire);
-            if place.key.load(Ordering::Acquire) != key {
-                return None;
-            }
-            let held = place.held();
-            // What was read is looked at before the place is looked at again: see `Place::take`.
-            fence(Ordering::Acquire);
-            if place.key.load(Ordering::Relaxed) != key {
-                return None;
-            }
-            if place.takings.load(Ordering::Relaxed) == takings {
-                return Some(held);
-            }
-        }
+        let (found, held) = self.find(key)?.read();
+        (found == key).then_some(held)
     }
 
     /// Forgets everything for which `ends` says yes, and hands it to `each`.
@@ -115,17 +100,16 @@ impl HeldMap {
                 return;
             };
             for place in places {
-                let key = place.key.load(Ordering::Acquire);
-                if matches!(key, EMPTY | REUSABLE | BUSY) {
+                let (key, held) = place.read();
+                if is_free(key) || !ends(&held) {
                     continue;
                 }
-                let held = place.held();
-                if ends(&held)
-                    && place
-                        .key
-                        .compare_exchange(key, REUSABLE, Ordering::AcqRel, Ordering::Relaxed)
-                        .is_ok()
-                {
+                // Another one's by now stays, unless it ends too.
+                let removed = place.change(
+                    |found| found == key,
+                    |held| Some(*held).filter(|held| !ends(held)),
+                );
+                if let Some(held) = removed.filter(&ends) {
                     each(key ^ KEY_BIT, held);
                 }
             }
@@ -139,9 +123,9 @@ impl HeldMap {
                 return;
             };
             for place in places {
-                let key = place.key.load(Ordering::Acquire);
-                if !matches!(key, EMPTY | REUSABLE | BUSY) {
-                    each(key ^ KEY_BIT, place.held());
+                let (key, held) = place.read();
+                if !is_free(key) {
+                    each(key ^ KEY_BIT, held);
                 }
             }
         }
@@ -162,27 +146,54 @@ impl HeldMap {
 }
 
 impl Place {
+    /// Puts `held` there under `key`, if the place is free.
     fn take(&self, key: u64, held: Held) -> bool {
-        let seen = self.key.load(Ordering::Relaxed);
-        if !matches!(seen, EMPTY | REUSABLE)
-            || self
-                .key
-                .compare_exchange(seen, BUSY, Ordering::AcqRel, Ordering::Relaxed)
-                .is_err()
-        {
+        if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
-        // Whoever sees any of what follows sees that the place is not the former key's any more.
-        self.takings.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        let charge = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
-        self.charge.store(charge, Ordering::Relaxed);
-        self.context.store(held.context, Ordering::Relaxed);
+        let _writing = Writing::begin(self);
+        // It may have been taken since.
+        if !is_free(self.key.load(Ordering::Relaxed)) {
+            return false;
+        }
+        self.store(held);
         self.key.store(key, Ordering::Release);
         true
     }
 
-    fn held(&self) -> Held {
+    /// Makes what is there what `to` says, or forgets it, if its key is the right one. Returns what it was.
+    fn change(
+        &self,
+        is_it: impl FnOnce(u64) -> bool,
+        to: impl FnOnce(&Held) -> Option<Held>,
+    ) -> Option<Held> {
+        let _writing = Writing::begin(self);
+        if !is_it(self.key.load(Ordering::Relaxed)) {
+            return None;
+        }
+        let before = self.load();
+        match to(&before) {
+            Some(after) => self.store(after),
+            None => self.key.store(REUSABLE, Ordering::Release),
+        }
+        Some(before)
+    }
+
+    /// The key and what is there under it, which means nothing if the key is a mark.
+    fn read(&self) -> (u64, Held) {
+        loop {
+            let writings = self.writings.load(Ordering::Acquire);
+            let read = (self.key.load(Ordering::Relaxed), self.load());
+            // What was read is looked at before the number is looked at again: see `Writing::begin`.
+            fence(Ordering::Acquire);
+            if writings.is_multiple_of(2) && self.writings.load(Ordering::Relaxed) == writings {
+                return read;
+            }
+            sys::yield_now();
+        }
+    }
+
+    fn load(&self) -> Held {
         let charge = self.charge.load(Ordering::Relaxed);
         let [card, ..] = (charge >> BYTES_BITS).to_le_bytes();
         Held {
@@ -191,6 +202,45 @@ impl Place {
             context: self.context.load(Ordering::Relaxed),
         }
     }
+
+    fn store(&self, held: Held) {
+        let charge = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
+        self.charge.store(charge, Ordering::Relaxed);
+        self.context.store(held.context, Ordering::Relaxed);
+    }
+}
+
+/// Somebody writes to a place.
+struct Writing<'a>(&'a Place);
+
+impl<'a> Writing<'a> {
+    fn begin(place: &'a Place) -> Self {
+        loop {
+            let writings = place.writings.load(Ordering::Relaxed);
+            let odd = writings.wrapping_add(1);
+            let begins = writings.is_multiple_of(2)
+                && place
+                    .writings
+                    .compare_exchange(writings, odd, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok();
+            if begins {
+                // Whoever sees any of what follows sees that somebody writes.
+                fence(Ordering::Release);
+                return Self(place);
+            }
+            sys::yield_now();
+        }
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.writings.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn is_free(key: u64) -> bool {
+    matches!(key, EMPTY | REUSABLE)
 }
 
 fn capacity(level: usize) -> usize {

@@ -2,6 +2,7 @@
 
 pub(crate) mod array;
 pub(crate) mod context;
+pub(crate) mod exchange;
 pub(crate) mod external;
 pub(crate) mod free;
 pub(crate) mod graph;
@@ -14,6 +15,7 @@ pub(crate) mod lookup;
 pub(crate) mod memory;
 pub(crate) mod multicast;
 pub(crate) mod nvml;
+pub(crate) mod physical;
 pub(crate) mod pool;
 pub(crate) mod sparse;
 pub(crate) mod transfer;

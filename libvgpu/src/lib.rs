@@ -5,7 +5,7 @@
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
 //! | What may this process use? | [`process`], [`shares`], [`discover`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`], [`room`] and [`imports`] (its own) |
+//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`], [`growth`], [`room`] and [`imports`] (its own) |
 //! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
@@ -41,6 +41,7 @@ mod discover;
 mod driver;
 mod entry;
 mod environment;
+mod growth;
 mod guard;
 mod held;
 mod hooks;

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::blocks::{Blocks, SmallArrays};
 use crate::discover;
 use crate::environment::{self, Environment};
-use crate::guard::{Gate, Guard};
+use crate::guard::{Attempts, Gate, Guard};
 use crate::held::HeldMap;
 use crate::imports::Imports;
 use crate::meter::Meter;
@@ -35,8 +35,11 @@ pub(crate) struct Process {
     phase: AtomicU32,
     guard: AtomicU32,
     pool_guard: AtomicU32,
+    exchange_guard: AtomicU32,
     /// Calls that may take memory which the process has paid for already, see [`Gate`].
     pub(crate) within: Gate,
+    /// Calls that have reserved the most that they may need.
+    pub(crate) attempts: Attempts,
     source: AtomicU32,
     /// What the environment says, if it counts.
     pub(crate) environment: Environment,
@@ -67,14 +70,10 @@ pub(crate) struct Process {
     pub(crate) pools: HeldMap,
     /// What is free in them.
     pub(crate) room: Room,
-    /// Allocations from them that others may have imported.
-    pub(crate) pool_exports: SharedChunks,
-    /// Allocations from pools of others that were imported.
-    pub(crate) pool_imports: SharedChunks,
-    /// Linear memory whose IPC handle was asked for, by pointer.
-    pub(crate) shared: HeldMap,
-    /// Memory of others that was opened by IPC handle, by pointer.
-    pub(crate) opened: HeldMap,
+    /// Memory that others may have opened: linear by IPC handle, of pools by pointer.
+    pub(crate) available: SharedChunks,
+    /// Memory of others that was opened in the same ways.
+    pub(crate) opened: SharedChunks,
     /// What was opened of each card, by the card's index.
     pub(crate) imports: [Imports; MAX_SHARES],
     /// What executable graphs may need when they are launched, by handle.
@@ -178,9 +177,15 @@ impl Process {
         Guard::take(&self.guard)
     }
 
-    /// Lets one thread at a time ask the driver what a pool has reserved and note the answer.
+    /// Lets one thread at a time ask the driver what it keeps, or to give some of that back, and note the answer.
     pub(crate) fn pool_guard(&self) -> Guard<'_> {
         Guard::take(&self.pool_guard)
+    }
+
+    /// Lets one thread at a time note what this process shares with others, and pay for it. [`Process::guard`] may be
+    /// taken within; the driver is not called.
+    pub(crate) fn exchange_guard(&self) -> Guard<'_> {
+        Guard::take(&self.exchange_guard)
     }
 }
 

@@ -1,7 +1,7 @@
-//! Allocations of pools that several processes use: made available to others, or imported from them.
+//! Memory that several processes use: made available to others, or opened of theirs, pointer by pointer.
 //!
-//! What lives on with another process is not the allocation but the chunk that it lies in, so chunks are counted, each
-//! once however many of its allocations are shared.
+//! What lives on with another process is not always the allocation but the chunk of a pool, or the block, that it lies
+//! in, so those are counted, each once however much of it is shared.
 
 use crate::held::{Held, HeldMap};
 
@@ -13,7 +13,7 @@ pub(crate) struct SharedChunks {
     chunks: HeldMap,
 }
 
-/// A chunk of a pool, or of what may be one.
+/// What an allocation lies in: a chunk of a pool, a block, or memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) address: u64,
@@ -27,58 +27,59 @@ impl SharedChunks {
     }
 
     /// Notes that a pointer into a chunk of that card is shared once more. `true` if it is the first one into it. The
-    /// caller holds the process's guard.
+    /// caller excludes others that note something.
     pub(crate) fn add(&self, pointer: u64, card: u8, chunk: Chunk) -> bool {
-        let before = self.pointers.remove(pointer);
-        let times = before.map_or(0, |held| held.bytes).saturating_add(1);
-        let context = before.map_or(chunk.address, |held| held.context);
-        let held = Held {
-            bytes: times,
-            card,
-            context,
+        let once_more = |held: &Held| {
+            Some(Held {
+                bytes: held.bytes.saturating_add(1),
+                ..*held
+            })
         };
-        self.pointers.insert(pointer, held);
-        before.is_none() && self.add_to_chunk(card, chunk)
+        if self.pointers.change(pointer, once_more).is_some() {
+            return false;
+        }
+        let first = Held {
+            bytes: 1,
+            card,
+            context: chunk.address,
+        };
+        self.pointers.insert(pointer, first);
+        self.add_to_chunk(card, chunk)
     }
 
     fn add_to_chunk(&self, card: u8, chunk: Chunk) -> bool {
-        let before = self.chunks.remove(chunk.address);
-        let held = before.unwrap_or(Held {
+        let one_more = |held: &Held| {
+            Some(Held {
+                context: held.context.saturating_add(1),
+                ..*held
+            })
+        };
+        if self.chunks.change(chunk.address, one_more).is_some() {
+            return false;
+        }
+        let first = Held {
             bytes: chunk.bytes,
             card,
-            context: 0,
-        });
-        let more = Held {
-            context: held.context.saturating_add(1),
-            ..held
+            context: 1,
         };
-        self.chunks.insert(chunk.address, more);
-        before.is_none()
+        self.chunks.insert(chunk.address, first);
+        true
     }
 
     /// Notes that a pointer is shared no more, or once less. Returns its chunk if no other pointer into that is. The
-    /// caller holds the process's guard.
+    /// caller excludes others that note something.
     pub(crate) fn remove(&self, pointer: u64) -> Option<Held> {
-        let held = self.pointers.remove(pointer)?;
-        let times = held.bytes.saturating_sub(1);
-        if times != 0 {
-            let left = Held {
-                bytes: times,
-                ..held
-            };
-            self.pointers.insert(pointer, left);
+        let times = self.pointers.change(pointer, |held| {
+            let bytes = held.bytes.saturating_sub(1);
+            Some(Held { bytes, ..*held }).filter(|left| left.bytes != 0)
+        })?;
+        if times.bytes > 1 {
             return None;
         }
-        let chunk = self.chunks.remove(held.context)?;
-        let pointers = chunk.context.saturating_sub(1);
-        if pointers == 0 {
-            return Some(chunk);
-        }
-        let left = Held {
-            context: pointers,
-            ..chunk
-        };
-        self.chunks.insert(held.context, left);
-        None
+        let chunk = self.chunks.change(times.context, |held| {
+            let context = held.context.saturating_sub(1);
+            Some(Held { context, ..*held }).filter(|left| left.context != 0)
+        })?;
+        (chunk.context <= 1).then_some(chunk)
     }
 }

@@ -9,6 +9,7 @@ use crate::cuda::{
     CUresult,
 };
 use crate::held::Held;
+use crate::hooks::kept::take_with;
 use crate::hooks::memory::free_held;
 use crate::table::{cuDestroyExternalMemory, cuImportExternalMemory};
 
@@ -27,7 +28,7 @@ pub(crate) unsafe fn import(
     // SAFETY: null, which the driver refuses, or the caller's description.
     let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
     let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
-    if card.import(bytes).is_err() {
+    if !take_with(card, || card.import(bytes).is_ok()) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();

@@ -200,12 +200,14 @@ pub(crate) unsafe fn launch<S: NullStream>(
     exec: CUgraphExec,
     stream: CUstream,
 ) -> CUresult {
-    graph_memory::charged(exec, || {
+    let stream_meant = S::meant_by(stream);
+    // Memory is reserved once it is the share's turn, not while that is waited for.
+    metered!(
+        kind_of(exec),
+        stream_meant,
         // SAFETY: the caller's arguments.
-        metered!(kind_of(exec), S::meant_by(stream), unsafe {
-            original(exec, stream)
-        })
-    })
+        graph_memory::charged(exec, stream_meant, || unsafe { original(exec, stream) })
+    )
 }
 
 pub(crate) unsafe fn begin_capture<S: NullStream>(

@@ -14,12 +14,13 @@ use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_MEM_LOCATION_TYPE_DEVICE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph,
-    CUgraphExec, CUgraphNode, CUresult, CUstream,
+    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode,
+    CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::kept::{graphs, take};
+use crate::hooks::kept::{deny, graphs, take_ahead};
+use crate::meter;
 use crate::process::Process;
 use crate::sys;
 use crate::table::cuGraphUpload;
@@ -153,21 +154,34 @@ pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
     }
 }
 
-/// Launches or uploads an executable graph with `call`, if there is memory for what it may need.
-pub(crate) fn charged(exec: CUgraphExec, call: impl FnOnce() -> CUresult) -> CUresult {
+/// Launches or uploads an executable graph with `call`, if there is memory for what it may need. What is captured takes
+/// nothing until the graph that it becomes a part of is launched.
+pub(crate) fn charged(
+    exec: CUgraphExec,
+    stream: CUstream,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let known = Process::get().and_then(|process| {
         let held = process.graphs.get(key_of(exec))?;
         Some((Card::at(process, held.card)?, held))
     });
-    let Some((card, held)) = known else {
-        return call();
-    };
-    let device = CUdevice::try_from(held.context).unwrap_or(0);
-    if !take(card, held.bytes) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    match known {
+        Some((card, held)) if !meter::is_capturing(stream) => {
+            let device = CUdevice::try_from(held.context).unwrap_or(0);
+            charge(card, device, held.bytes, call)
+        }
+        _ => call(),
     }
+}
+
+/// Makes a call that may put memory behind the nodes of a graph, if there is so much.
+fn charge(card: Card, device: CUdevice, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(_attempt) = take_ahead(card, bytes) else {
+        return deny(card);
+    };
+    graphs::expect(card, device, bytes);
     let result = call();
-    graphs::settle(card, device, held.bytes);
+    graphs::settle(card, device, bytes);
     result
 }
 
@@ -178,7 +192,7 @@ pub(crate) unsafe fn upload(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    charged(exec, || unsafe { original(exec, stream) })
+    charged(exec, stream, || unsafe { original(exec, stream) })
 }
 
 /// The executable graph is gone.

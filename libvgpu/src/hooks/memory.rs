@@ -14,9 +14,10 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
 use crate::driver::{Library, Original};
+use crate::guard::Passage;
 use crate::held::{Held, HeldMap};
-use crate::hooks::ipc;
-use crate::hooks::kept::take;
+use crate::hooks::exchange;
+use crate::hooks::kept::{deny, take, take_ahead};
 use crate::process::Process;
 use crate::table::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
@@ -91,23 +92,38 @@ impl Request {
             if !take(card, self.bytes) {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            return self.make_reserved(linear, card, self.bytes);
+            return self.make_reserved(linear, card, self.bytes, None);
         }
-        if !card.try_reserve(BLOCK) {
-            if let Some(result) = self.make_within(linear, card) {
-                return result;
+        let at_once = || {
+            let attempt = process.attempts.begin();
+            card.try_reserve(BLOCK).then_some(attempt)
+        };
+        let attempt = match at_once() {
+            Some(attempt) => attempt,
+            None => {
+                if let Some(result) = self.make_within(linear, card) {
+                    return result;
+                }
+                match take_ahead(card, BLOCK) {
+                    Some(attempt) => attempt,
+                    // Whoever has been waited for may have opened a block.
+                    None => return self.make_within(linear, card).unwrap_or_else(|| deny(card)),
+                }
             }
-            if !take(card, BLOCK) {
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-        }
+        };
         let _passage = process.within.pass();
-        self.make_reserved(linear, card, BLOCK)
+        self.make_reserved(linear, card, BLOCK, Some(attempt))
     }
 
-    /// Makes an allocation for which `reserved` bytes are charged. It may turn out to be larger than it seemed: then it is
-    /// undone if the rest does not fit.
-    fn make_reserved(self, linear: &Linear<'_>, card: Card, reserved: u64) -> CUresult {
+    /// Makes an allocation for which `reserved` bytes are charged, all of which it may not need if it is an `attempt`. It
+    /// may turn out to be larger than it seemed: then it is undone if the rest does not fit.
+    fn make_reserved(
+        self,
+        linear: &Linear<'_>,
+        card: Card,
+        reserved: u64,
+        attempt: Option<Passage<'_>>,
+    ) -> CUresult {
         let process = card.process();
         let result = (linear.call)();
         if result != CUDA_SUCCESS {
@@ -127,6 +143,9 @@ impl Request {
         } else {
             0
         };
+        card.release(reserved.saturating_sub(needed));
+        // It is known now what is needed.
+        drop(attempt);
         if needed > reserved && !take(card, needed.saturating_sub(reserved)) {
             card.release(reserved);
             if blocks::is_small(held.bytes) {
@@ -135,7 +154,6 @@ impl Request {
             linear.undo(address);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        card.release(reserved.saturating_sub(needed));
         process.pointers.insert(address, held);
         CUDA_SUCCESS
     }
@@ -168,10 +186,11 @@ impl Request {
         }
         let address = (linear.pointer)();
         let (is_opened, is_closed) = process.blocks.settle(sort, claimed, address, self.bytes);
-        if is_opened && !is_closed && !take(card, BLOCK) {
+        // Nobody may be waited for here, who may be waiting until this call is through.
+        if is_opened && !is_closed && card.reserve(BLOCK).is_err() {
             process.blocks.remove(index, address, self.bytes);
             linear.undo(address);
-            return Some(CUDA_ERROR_OUT_OF_MEMORY);
+            return Some(deny(card));
         }
         if is_closed && !is_opened {
             card.release(BLOCK);
@@ -242,7 +261,7 @@ pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: He
     let Some(card) = Card::at(process, held.card) else {
         return;
     };
-    ipc::forget(process, card, pointer);
+    exchange::end_available(process, pointer);
     if !blocks::is_small(held.bytes) {
         card.release(held.bytes);
     } else if process.blocks.remove(held.card, pointer, held.bytes) {
@@ -284,7 +303,7 @@ pub(crate) fn free_held(
 ///
 /// # Safety
 /// The driver has just returned `address`.
-unsafe fn free_again(address: u64) {
+pub(crate) unsafe fn free_again(address: u64) {
     let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
         return;
     };

@@ -1,14 +1,13 @@
 //! Multicast objects. Physical memory that is bound to one lives until it is unbound or the object is gone, so a
 //! binding counts as a mapping does; objects themselves take no memory of the share.
 //!
-//! An object is known by its handle as physical memory is, of which it has nothing; see [`crate::hooks::vmm`].
+//! An object is known by its handle as physical memory is, of which it has nothing; see [`crate::hooks::physical`].
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
 
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
-use crate::held::Held;
-use crate::hooks::vmm;
+use crate::hooks::physical;
 use crate::process::Process;
 use crate::table::{
     cuMemRelease, cuMemRetainAllocationHandle, cuMulticastBindAddr, cuMulticastBindAddr_v2,
@@ -22,11 +21,6 @@ fn place(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) 
     object.rotate_left(32) ^ within.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// As much of an object's handle as a charge has room for.
-fn short(object: CUmemGenericAllocationHandle) -> u64 {
-    object & 0xffff_ffff_ffff
-}
-
 fn bound(
     object: CUmemGenericAllocationHandle,
     device: Option<CUdevice>,
@@ -36,26 +30,14 @@ fn bound(
     let Some(process) = Process::get() else {
         return;
     };
-    let device = device.or_else(|| vmm::device_of(memory));
-    let Some(device) = device.filter(|_| vmm::add_mapping(process, memory)) else {
+    let device = device.or_else(|| physical::device_of(memory));
+    let Some(device) = device.filter(|_| physical::add_mapping(process, memory)) else {
         return;
     };
-    let binding = Held {
-        bytes: short(object),
-        card: u8::MAX,
-        context: memory,
-    };
+    let binding = physical::binding(object, memory);
     process
         .bindings
         .insert(place(object, device, offset), binding);
-}
-
-/// The object is gone, and with it what was bound.
-pub(crate) fn forget(process: &'static Process, object: CUmemGenericAllocationHandle) {
-    let ends = |held: &Held| held.bytes == short(object);
-    process.bindings.remove_all(ends, |_, binding| {
-        vmm::drop_mapping(process, binding.context);
-    });
 }
 
 pub(crate) unsafe fn create(
@@ -67,7 +49,7 @@ pub(crate) unsafe fn create(
     let result = unsafe { original(object, properties) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the handle.
-        vmm::know_object(process, unsafe { object.read() });
+        physical::know_object(process, unsafe { object.read() });
     }
     result
 }
@@ -180,7 +162,7 @@ pub(crate) unsafe fn unbind(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some(binding) = process.bindings.remove(place(object, device, offset))
     {
-        vmm::drop_mapping(process, binding.context);
+        physical::drop_mapping(process, binding.context);
     }
     result
 }

@@ -18,8 +18,8 @@ use crate::cuda::{
 };
 use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::kept::pools::{attribute, key_of, reserved_of, settle, trim};
-use crate::hooks::kept::take;
+use crate::hooks::kept::pools::{attribute, expect, key_of, reserved_of, settle, trim, unpaid};
+use crate::hooks::kept::{deny, take_ahead};
 use crate::meter::{self, NullStream};
 use crate::process::Process;
 use crate::room::{CHUNK, Change};
@@ -116,18 +116,34 @@ impl Order {
             .bytes
             .checked_next_multiple_of(CHUNK)
             .unwrap_or(u64::MAX);
-        if !self.card.try_reserve(growth) {
-            // SAFETY: the caller's.
-            if let Some(result) = unsafe { self.make_within(pointer, &call) } {
-                return result;
+        let process = self.card.process();
+        let at_once = || {
+            let attempt = process.attempts.begin();
+            self.card.try_reserve(growth).then_some(attempt)
+        };
+        let attempt = match at_once() {
+            Some(attempt) => attempt,
+            None => {
+                // SAFETY: the caller's.
+                if let Some(result) = unsafe { self.make_within(pointer, &call) } {
+                    return result;
+                }
+                match take_ahead(self.card, growth) {
+                    Some(attempt) => attempt,
+                    None => {
+                        // Whoever has been waited for may have made room in the pool.
+                        // SAFETY: the caller's.
+                        let result = unsafe { self.make_within(pointer, &call) };
+                        return result.unwrap_or_else(|| deny(self.card));
+                    }
+                }
             }
-            if !take(self.card, growth) {
-                return CUDA_ERROR_OUT_OF_MEMORY;
-            }
-        }
-        let _passage = self.card.process().within.pass();
+        };
+        let _passage = process.within.pass();
+        expect(self.card, self.pool, growth);
         let result = call();
         let change = settle(self.card, self.pool, growth);
+        drop(attempt);
         if result == CUDA_SUCCESS {
             // SAFETY: written by the driver.
             self.note(unsafe { pointer.read() }, change);
@@ -156,13 +172,10 @@ impl Order {
         if result != CUDA_SUCCESS {
             return Some(result);
         }
-        let grown = {
-            let _guard = process.pool_guard();
-            let paid = process.pools.get(key_of(self.pool));
-            let paid = paid.map_or(0, |held| held.bytes);
-            reserved_of(self.pool).unwrap_or(0).saturating_sub(paid)
-        };
+        let grown = unpaid(self.card, self.pool);
+        // Nobody may be waited for here, who may be waiting until this call is through.
         if grown == 0 || self.card.reserve(grown).is_ok() {
+            expect(self.card, self.pool, grown);
             let change = settle(self.card, self.pool, grown);
             // SAFETY: written by the driver.
             self.note(unsafe { pointer.read() }, change);
@@ -173,7 +186,7 @@ impl Order {
         trim(self.pool);
         process.room.forget_pool(key_of(self.pool));
         settle(self.card, self.pool, 0);
-        Some(CUDA_ERROR_OUT_OF_MEMORY)
+        Some(deny(self.card))
     }
 
     fn has_room(self) -> bool {
@@ -316,8 +329,8 @@ pub(crate) fn free(
 /// Whether a pool of this process gave the pointer, or one of another process.
 pub(crate) fn has(process: &Process, pointer: CUdeviceptr) -> bool {
     process.room.is_from_pool(pointer)
-        || process.pool_exports.has(pointer)
-        || process.pool_imports.has(pointer)
+        || process.available.has(pointer)
+        || process.opened.has(pointer)
 }
 
 pub(crate) unsafe fn create(
@@ -350,21 +363,32 @@ pub(crate) unsafe fn create(
 
 /// A destroyed pool keeps the chunks in which something is allocated as long as that is; so much stays charged.
 pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemoryPool) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(pool) };
+    let Some(process) = Process::get() else {
+        return call();
+    };
+    let key = key_of(pool);
+    // First of all, or another thread would ask the pool for what it does not use when it is gone.
+    let known = {
+        let _guard = process.pool_guard();
+        process.pools.remove(key)
+    };
+    let Some(held) = known else {
+        return call();
+    };
     trim(pool);
     let is_in_use =
         attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).is_none_or(|bytes| bytes != 0);
     let kept = reserved_of(pool).filter(|_| is_in_use).unwrap_or(0);
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(pool) };
-    let process = Process::get().filter(|_| result == CUDA_SUCCESS);
-    if let Some(process) = process {
-        process.room.forget_pool(key_of(pool));
-        let _guard = process.pool_guard();
-        if let Some(held) = process.pools.remove(key_of(pool))
-            && let Some(card) = Card::at(process, held.card)
-        {
-            card.release(held.bytes.saturating_sub(kept));
-        }
+    let result = call();
+    if result != CUDA_SUCCESS {
+        process.pools.insert(key, held);
+        return result;
+    }
+    process.room.forget_pool(key);
+    if let Some(card) = Card::at(process, held.card) {
+        card.release(held.bytes.saturating_sub(kept));
     }
     result
 }

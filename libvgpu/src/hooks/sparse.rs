@@ -1,19 +1,77 @@
 //! Sparse arrays: they have no memory but what is mapped to parts of them, and physical memory lives until it is mapped
-//! nowhere any more. So what is mapped to an array counts as what is mapped to an address does.
+//! nowhere any more. So what is mapped to an array counts as what is mapped to an address does; see
+//! [`crate::hooks::physical`].
 //!
 //! A part that is unmapped, or gets other memory, as it was mapped is known; of any other, the memory stays charged until
 //! the array is gone. The driver works in the stream's order; what it unmaps is given back when it is told to.
 
-use core::ffi::c_uint;
+use core::ffi::{c_uint, c_void};
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
 
 use crate::cuda::{
-    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP, CUDA_SUCCESS,
+    CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
+    CU_RESOURCE_TYPE_ARRAY, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUarrayMapInfo, CUresult, CUstream,
 };
+use crate::driver::{Library, Original};
 use crate::held::Held;
-use crate::hooks::vmm;
+use crate::hooks::physical;
 use crate::process::Process;
 use crate::table::cuMemMapArrayAsync;
+
+/// What a tile takes, whatever its extent.
+const TILE: u64 = 64 << 10;
+
+static OF_ARRAY: Original = Original::new(Library::Cuda, c"cuArrayGetSparseProperties");
+static OF_MIPMAPPED: Original =
+    Original::new(Library::Cuda, c"cuMipmappedArrayGetSparseProperties");
+type GetProperties =
+    unsafe extern "C" fn(*mut CUDA_ARRAY_SPARSE_PROPERTIES, *mut c_void) -> CUresult;
+
+impl CUarrayMapInfo {
+    fn maps(&self) -> bool {
+        self.memOperationType == CU_MEM_OPERATION_TYPE_MAP
+    }
+
+    /// Up to where the memory is used.
+    fn end_in_memory(&self) -> u64 {
+        let [_, _, _, _, low, high, ..] = self.subresource;
+        let bytes = if self.subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL {
+            self.tiles().saturating_mul(TILE)
+        } else {
+            u64::from(high) << 32 | u64::from(low)
+        };
+        self.offset.saturating_add(bytes)
+    }
+
+    /// How many tiles the part has; one, if the driver does not know their extent and so refuses.
+    fn tiles(&self) -> u64 {
+        let [_, _, _, _, _, extent @ ..] = self.subresource;
+        let tile = self.tile().unwrap_or([c_uint::MAX; 3]);
+        let sides = extent.into_iter().zip(tile);
+        sides.fold(1, |tiles, (extent, tile)| {
+            tiles.saturating_mul(u64::from(extent.div_ceil(tile.max(1)).max(1)))
+        })
+    }
+
+    /// Elements of a tile of the array in each direction.
+    fn tile(&self) -> Option<[c_uint; 3]> {
+        let get = if self.resourceType == CU_RESOURCE_TYPE_ARRAY {
+            &OF_ARRAY
+        } else {
+            &OF_MIPMAPPED
+        };
+        // SAFETY: the signature of both functions.
+        let get = unsafe { core::mem::transmute::<NonNull<_>, GetProperties>(get.address()?) };
+        let mut properties = MaybeUninit::<CUDA_ARRAY_SPARSE_PROPERTIES>::zeroed();
+        let array = ptr::with_exposed_provenance_mut(usize::try_from(self.resource).ok()?);
+        // SAFETY: writes one set of properties; the driver refuses what is no sparse array.
+        let result = unsafe { get(properties.as_mut_ptr(), array) };
+        // SAFETY: all zeroes is a set of properties.
+        (result == CUDA_SUCCESS).then_some(unsafe { properties.assume_init() }.tileExtent)
+    }
+}
 
 /// As much of an array's handle as a charge has room for.
 fn short(array: u64) -> u64 {
@@ -40,7 +98,7 @@ fn part_of(operation: &CUarrayMapInfo) -> u64 {
 
 fn drop_part(process: &'static Process, part: u64) {
     if let Some(mapping) = process.array_mappings.remove(part) {
-        vmm::drop_mapping(process, mapping.context);
+        physical::drop_mapping(process, mapping.context);
     }
 }
 
@@ -48,7 +106,7 @@ fn drop_part(process: &'static Process, part: u64) {
 pub(crate) fn forget(process: &'static Process, array: u64) {
     let ends = |held: &Held| held.bytes == short(array);
     process.array_mappings.remove_all(ends, |_, mapping| {
-        vmm::drop_mapping(process, mapping.context);
+        physical::drop_mapping(process, mapping.context);
     });
 }
 
@@ -66,24 +124,30 @@ pub(crate) unsafe fn map(
     // SAFETY: the caller's list, if there is one.
     let operation = |index: usize| unsafe { operations.wrapping_add(index).as_ref() };
     let list = || (0..count_of_them).map_while(operation);
-    let maps = |operation: &CUarrayMapInfo| operation.memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+    let maps = || list().filter(|operation| operation.maps());
     // Before the driver is asked, or another thread could release the memory unseen.
-    for operation in list().filter(|operation| maps(operation)) {
-        vmm::add_mapping(process, operation.memHandle);
+    for (count, operation) in maps().enumerate() {
+        let end = || operation.end_in_memory();
+        if physical::begin_mapping(process, operation.memHandle, end).is_err() {
+            for operation in maps().take(count) {
+                physical::refuse_mapping(process, operation.memHandle);
+            }
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { original(operations, count, stream) };
-    for operation in list() {
-        if result != CUDA_SUCCESS {
-            if maps(operation) {
-                vmm::drop_mapping(process, operation.memHandle);
-            }
-            continue;
+    if result != CUDA_SUCCESS {
+        for operation in maps() {
+            physical::refuse_mapping(process, operation.memHandle);
         }
+        return result;
+    }
+    for operation in list() {
         let part = part_of(operation);
         drop_part(process, part);
         // Other memory is not the share's.
-        if maps(operation) && process.physical.get(operation.memHandle).is_some() {
+        if operation.maps() && process.physical.get(operation.memHandle).is_some() {
             let mapping = Held {
                 bytes: short(operation.resource),
                 card: u8::MAX,

@@ -35,6 +35,12 @@ pub(crate) fn storm() -> &'static Path {
     STORM.get_or_init(|| compile("storm"))
 }
 
+/// A process of several threads, compiled on the first call.
+pub(crate) fn crowd() -> &'static Path {
+    static CROWD: OnceLock<PathBuf> = OnceLock::new();
+    CROWD.get_or_init(|| compile("crowd"))
+}
+
 /// Writes a stub, as the node driver makes it.
 pub(crate) fn write_stub(stub: paths::Stub, path: &Path) {
     let link_names: Vec<&str> = stub.link_names().collect();

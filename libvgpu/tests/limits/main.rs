@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 mod arrays;
+mod crowd;
 mod deaths;
 mod doors;
 mod figures;

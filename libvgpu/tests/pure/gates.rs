@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::guard::Gate;
+use crate::guard::{Attempts, Gate};
 
 fn open_gate() -> Gate {
     // SAFETY: all zeroes is free.
@@ -73,4 +73,46 @@ fn nobody_waits_for_ever() {
     assert!(gate.pass_alone().is_none(), "another one is inside");
     drop(passage);
     assert!(gate.pass_alone().is_some());
+}
+
+/// Who is refused would not be if others had reserved only what they need.
+#[test]
+fn nothing_is_refused_because_of_what_others_may_need() {
+    // SAFETY: all zeroes is none under way.
+    let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
+    let room = AtomicU32::new(1);
+    let take = || {
+        let less = |room: u32| room.checked_sub(1);
+        let taken = room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        taken.is_ok()
+    };
+    let give_back = || room.fetch_add(1, Ordering::SeqCst);
+    let rounds = if cfg!(miri) { 5 } else { 2_000 };
+    let is_over = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            // Needs nothing, as it turns out.
+            scope.spawn(|| {
+                while is_over.load(Ordering::Relaxed) == 0 {
+                    let attempt = attempts.begin();
+                    if take() {
+                        thread::yield_now();
+                        give_back();
+                    }
+                    drop(attempt);
+                }
+            });
+        }
+        for round in 0..rounds {
+            assert!(attempts.take(take), "round {round}");
+            give_back();
+            let attempt = attempts.begin_with(take);
+            assert!(attempt.is_some(), "round {round}");
+            give_back();
+        }
+        is_over.store(1, Ordering::Relaxed);
+    });
+    assert!(attempts.take(take));
+    assert!(!attempts.take(take), "there is no more");
+    assert!(attempts.begin_with(take).is_none());
 }

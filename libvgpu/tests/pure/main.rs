@@ -7,6 +7,8 @@
 
 #[path = "../../src/blocks.rs"]
 mod blocks;
+#[path = "../../src/growth.rs"]
+mod growth;
 #[path = "../../src/guard.rs"]
 mod guard;
 #[path = "../../src/held.rs"]
@@ -20,6 +22,7 @@ mod shared_chunks;
 
 mod counts;
 mod gates;
+mod growths;
 mod maps;
 mod rooms;
 mod share;

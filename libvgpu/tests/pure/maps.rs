@@ -201,3 +201,46 @@ fn nobody_reads_parts_of_two_entries() {
         });
     });
 }
+
+/// What several count under one key is there at any time, and no count is lost.
+#[test]
+fn what_is_changed_is_never_missing() {
+    const THREADS: u64 = 3;
+    const CHANGES: u64 = STEPS / 50;
+    let map = empty();
+    let key = colliding().next().unwrap();
+    let first = Held {
+        bytes: 0,
+        card: 1,
+        context: 0,
+    };
+    assert!(map.insert(key, first));
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..CHANGES {
+                    let more = |held: &Held| {
+                        Some(Held {
+                            bytes: held.bytes + 1,
+                            context: held.context + 3,
+                            ..*held
+                        })
+                    };
+                    assert!(map.change(key, more).is_some());
+                    let found = map.get(key).unwrap();
+                    assert_eq!(found.context, found.bytes * 3);
+                    let mut count = 0;
+                    map.for_each(|_, held| {
+                        assert_eq!(held.context, held.bytes * 3);
+                        count += 1;
+                    });
+                    assert_eq!(count, 1);
+                }
+            });
+        }
+    });
+    assert_eq!(map.get(key).unwrap().bytes, THREADS * CHANGES);
+    assert_eq!(map.change(key, |_| None).unwrap().card, 1);
+    assert_eq!(map.get(key), None);
+    assert_eq!(map.change(key, |held| Some(*held)), None);
+}

@@ -1,6 +1,7 @@
 //! What the driver keeps per device for the graphs of the process.
 //!
-//! Invariant: a device's charge for graphs is what its pool said last. Between launches it can only have shrunk.
+//! Invariant: a device's charge for graphs is what its pool said last, but for what launches under way have reserved.
+//! Between launches it can only have shrunk.
 
 use core::ffi::{c_uint, c_void};
 use core::ptr::NonNull;
@@ -8,7 +9,6 @@ use core::ptr::NonNull;
 use crate::card::Card;
 use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
-use crate::held::Held;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
 static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
@@ -42,20 +42,23 @@ fn trim(device: CUdevice) {
     }
 }
 
-/// Makes the device's charge for graphs what the pool says, `ahead` bytes of which were reserved for its growth.
-pub(crate) fn settle(card: Card, device: CUdevice, ahead: u64) {
+fn key_of(device: CUdevice) -> u64 {
+    u64::from(device.cast_unsigned())
+}
+
+/// Notes that a graph is about to be launched that has reserved so much for what it may need.
+pub(crate) fn expect(card: Card, device: CUdevice, ahead_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
-    let key = u64::from(device.cast_unsigned());
-    let charged = process.graph_pools.remove(key).map_or(0, |held| held.bytes);
-    let bytes = reserved(device).unwrap_or(charged.saturating_add(ahead));
-    card.correct(charged.saturating_add(ahead), bytes);
-    let held = Held {
-        bytes,
-        card: card.index(),
-        context: 0,
-    };
-    process.graph_pools.insert(key, held);
+    super::expect(card, &process.graph_pools, key_of(device), ahead_bytes);
+}
+
+/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `ahead_bytes` for its growth.
+pub(crate) fn settle(card: Card, device: CUdevice, ahead_bytes: u64) {
+    let process = card.process();
+    let _guard = process.pool_guard();
+    let (kept, key) = (&process.graph_pools, key_of(device));
+    super::settle(card, kept, key, ahead_bytes, reserved(device));
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {

@@ -1,8 +1,8 @@
 //! What memory pools have reserved. A pool takes memory from the card in chunks, hands out parts of them, and keeps what
 //! is freed until it is synchronised or trimmed.
 //!
-//! Invariant: a pool's charge is what it said last. It says so after each allocation; between, it can only have
-//! shrunk.
+//! Invariant: a pool's charge is what it said last, but for what allocations under way have reserved. It says so after
+//! each allocation; between, it can only have shrunk.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -10,7 +10,7 @@ use core::ptr::NonNull;
 use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
-use crate::held::Held;
+use crate::growth::Growth;
 use crate::room::Change;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
@@ -50,31 +50,64 @@ pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
     pool.expose_provenance() as u64
 }
 
-/// Makes the pool's charge what the pool says, `ahead` bytes of which were reserved for its growth.
-pub(crate) fn settle(card: Card, pool: CUmemoryPool, ahead: u64) -> Change {
+/// Notes that an allocation is about to be made for which so much was reserved.
+pub(crate) fn expect(card: Card, pool: CUmemoryPool, ahead_bytes: u64) {
     let process = card.process();
-    let key = key_of(pool);
+    let _guard = process.pool_guard();
+    super::expect(card, &process.pools, key_of(pool), ahead_bytes);
+}
+
+/// Makes the pool's charge what the pool says, after an allocation for whose growth `ahead_bytes` had been reserved.
+pub(crate) fn settle(card: Card, pool: CUmemoryPool, ahead_bytes: u64) -> Change {
+    let change = {
+        let _guard = card.process().pool_guard();
+        settle_alone(card, pool, ahead_bytes)
+    };
+    note(card, pool, change);
+    change
+}
+
+/// The caller holds the guard of pools.
+fn settle_alone(card: Card, pool: CUmemoryPool, ahead_bytes: u64) -> Change {
+    let (kept, key) = (&card.process().pools, key_of(pool));
+    let (before_bytes, after_bytes) =
+        super::settle(card, kept, key, ahead_bytes, reserved_of(pool));
+    Change {
+        before_bytes,
+        after_bytes,
+    }
+}
+
+fn note(card: Card, pool: CUmemoryPool, change: Change) {
+    if change.after_bytes < change.before_bytes {
+        card.process().room.doubt(key_of(pool));
+    }
+}
+
+/// What the pool has that nobody has paid for.
+pub(crate) fn unpaid(card: Card, pool: CUmemoryPool) -> u64 {
+    let process = card.process();
+    let _guard = process.pool_guard();
+    let known = process.pools.get(key_of(pool));
+    let growth = known.as_ref().map_or(Growth::default(), Growth::of);
+    growth.unpaid(reserved_of(pool).unwrap_or(0))
+}
+
+/// Makes the pool's charge what it says, after it has given back what it does not use if `trims`. Another thread may
+/// have destroyed the pool: then it is not asked.
+fn look_at(card: Card, pool: CUmemoryPool, trims: bool) {
+    let process = card.process();
     let change = {
         let _guard = process.pool_guard();
-        let before_bytes = process.pools.remove(key).map_or(0, |held| held.bytes);
-        let expected = before_bytes.saturating_add(ahead);
-        let after_bytes = reserved_of(pool).unwrap_or(expected);
-        card.correct(expected, after_bytes);
-        let held = Held {
-            bytes: after_bytes,
-            card: card.index(),
-            context: 0,
-        };
-        process.pools.insert(key, held);
-        Change {
-            before_bytes,
-            after_bytes,
+        if process.pools.get(key_of(pool)).is_none() {
+            return;
         }
+        if trims {
+            trim(pool);
+        }
+        settle_alone(card, pool, 0)
     };
-    if change.after_bytes < change.before_bytes {
-        process.room.doubt(key);
-    }
-    change
+    note(card, pool, change);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
@@ -88,9 +121,7 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 
 /// Notes what the card's pools have given back meanwhile.
 pub(super) fn refresh(card: Card) {
-    for_each_pool(card, |pool| {
-        settle(card, pool, 0);
-    });
+    for_each_pool(card, |pool| look_at(card, pool, false));
 }
 
 /// Makes the process's pools give back what they do not use. `false` if it has none on that card.
@@ -100,10 +131,7 @@ pub(super) fn trim_all(card: Card) -> bool {
         .pools
         .for_each(|_, held| has_any |= held.card == card.index());
     if has_any {
-        for_each_pool(card, |pool| {
-            trim(pool);
-            settle(card, pool, 0);
-        });
+        for_each_pool(card, |pool| look_at(card, pool, true));
     }
     has_any
 }

@@ -1,17 +1,14 @@
-//! Allocations of pools that are shared between processes, pointer by pointer.
-//!
-//! They are paid for as linear memory is that is opened by IPC handle; see [`crate::imports`]. CUDA wants whoever
-//! imported memory to free it before its maker does. If the maker dies first, it stays charged to the maker's share.
+//! Allocations of pools that are shared between processes, pointer by pointer; see [`crate::hooks::exchange`].
 
 use core::ffi::c_void;
-use core::ptr::NonNull;
 
 use crate::card::{Card, Target, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
-use crate::hooks::ipc;
+use crate::hooks::exchange::{self, range_of};
+use crate::hooks::memory::free_again;
 use crate::process::Process;
 use crate::room;
-use crate::table::{cuMemFree_v2, cuMemPoolExportPointer, cuMemPoolImportPointer};
+use crate::table::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 
 pub(crate) unsafe fn export_pointer(
     original: cuMemPoolExportPointer::Function,
@@ -24,13 +21,7 @@ pub(crate) unsafe fn export_pointer(
         && let Some((index, chunk)) = process.room.chunk_of(pointer)
         && let Some(card) = Card::at(process, index)
     {
-        let is_first = {
-            let _guard = process.guard();
-            !process.pool_exports.has(pointer) && process.pool_exports.add(pointer, index, chunk)
-        };
-        if is_first {
-            card.export(chunk.bytes);
-        }
+        exchange::make_available(process, card, pointer, chunk);
     }
     result
 }
@@ -52,55 +43,21 @@ pub(crate) unsafe fn import_pointer(
     if result != CUDA_SUCCESS {
         return result;
     }
-    let process = card.process();
     // SAFETY: the driver has written the pointer.
     let address = unsafe { pointer.read() };
-    let (start, bytes) = ipc::range_of(address).unwrap_or((address, room::CHUNK));
-    let chunk = room::chunk_around(start, bytes);
-    let is_first = {
-        let _guard = process.guard();
-        process.pool_imports.add(address, card.index(), chunk)
-    };
-    if is_first && card.import(chunk.bytes).is_err() {
-        {
-            let _guard = process.guard();
-            process.pool_imports.remove(address);
-        }
-        // The pointer is unknown to the program.
-        free(address);
-        // SAFETY: the driver has written the pointer.
-        unsafe { pointer.write(0) };
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    let (start, bytes) = range_of(address).unwrap_or((address, room::CHUNK));
+    if exchange::open(card, address, room::chunk_around(start, bytes)) {
+        return result;
     }
-    result
-}
-
-/// Gives an imported pointer back that the program has not seen.
-fn free(address: CUdeviceptr) {
-    let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
-        return;
-    };
-    // SAFETY: the driver's function of that name has this signature.
-    let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFree_v2::Function>(free) };
     // SAFETY: imported just now, and unknown to the program.
-    unsafe { free(address) };
+    unsafe { free_again(address) };
+    // SAFETY: the driver has written the pointer.
+    unsafe { pointer.write(0) };
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// After a pointer was freed: others cannot import it any more, or what was imported is closed.
 pub(crate) fn freed(process: &'static Process, pointer: CUdeviceptr) {
-    let (exported, imported) = {
-        let _guard = process.guard();
-        let exported = process.pool_exports.remove(pointer);
-        (exported, process.pool_imports.remove(pointer))
-    };
-    if let Some(chunk) = exported
-        && let Some(card) = Card::at(process, chunk.card)
-    {
-        card.end_export(chunk.bytes);
-    }
-    if let Some(chunk) = imported
-        && let Some(card) = Card::at(process, chunk.card)
-    {
-        card.end_import(chunk.bytes);
-    }
+    exchange::end_available(process, pointer);
+    exchange::close(process, pointer);
 }

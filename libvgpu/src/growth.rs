@@ -1,0 +1,79 @@
+//! What is charged for memory that the driver keeps for the process where it grows as it is used: in a memory pool, or
+//! for the graphs of a device.
+//!
+//! Before a call the most that it may grow by is reserved, afterwards the charge is made what the driver says. What the
+//! driver says has grown by calls that are still under way, too, which have reserved that themselves.
+//!
+//! Invariants, while no call grows by more than it has reserved:
+//! - What is charged and what is reserved are together never less than what the driver has.
+//! - They never become more because a call is over.
+//! - When no call is under way, what is charged is what the driver said last.
+
+use crate::held::Held;
+
+/// What is charged of one such place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Growth {
+    /// For what it has.
+    pub(crate) charged_bytes: u64,
+    /// Reserved by calls that are under way.
+    pub(crate) ahead_bytes: u64,
+}
+
+/// What has become of the charge and the caller's reservation: they were `from` together and are to be `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settled {
+    pub(crate) growth: Growth,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+}
+
+impl Growth {
+    /// What was remembered.
+    pub(crate) fn of(held: &Held) -> Self {
+        Self {
+            charged_bytes: held.bytes,
+            ahead_bytes: held.context,
+        }
+    }
+
+    /// To be remembered for a card.
+    pub(crate) fn held(self, card: u8) -> Held {
+        Held {
+            bytes: self.charged_bytes,
+            card,
+            context: self.ahead_bytes,
+        }
+    }
+
+    /// A call has reserved so much and is about to be made.
+    pub(crate) fn expect(self, ahead_bytes: u64) -> Self {
+        Self {
+            ahead_bytes: self.ahead_bytes.saturating_add(ahead_bytes),
+            ..self
+        }
+    }
+
+    /// A call that had reserved so much is over, and the driver says what it has now.
+    pub(crate) fn settle(self, ahead_bytes: u64, has_bytes: u64) -> Settled {
+        let of_others = self.ahead_bytes.saturating_sub(ahead_bytes);
+        let own = self.charged_bytes.saturating_add(ahead_bytes);
+        // What exceeds that has grown by calls of others, if they have reserved so much.
+        let charged_bytes = has_bytes.min(own).max(has_bytes.saturating_sub(of_others));
+        Settled {
+            growth: Self {
+                charged_bytes,
+                ahead_bytes: of_others,
+            },
+            from: own,
+            to: charged_bytes,
+        }
+    }
+
+    /// What nobody has paid for of what the driver has.
+    pub(crate) fn unpaid(self, has_bytes: u64) -> u64 {
+        has_bytes
+            .saturating_sub(self.charged_bytes)
+            .saturating_sub(self.ahead_bytes)
+    }
+}

@@ -1,0 +1,95 @@
+//! Memory that processes make available to each other and open, whichever function it is done with.
+//!
+//! Whoever opens it pays for it unless it is of the same share; see [`crate::imports`]. CUDA wants whoever opened memory
+//! to give it back before its maker frees it. If the maker dies first, it stays charged to the maker's share.
+//!
+//! Of several threads that open the same memory, the others have it for nothing only once one has paid for it.
+
+use core::ffi::c_void;
+use core::ptr::NonNull;
+
+use crate::blocks::BLOCK;
+use crate::card::Card;
+use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
+use crate::driver::{Library, Original};
+use crate::hooks::kept::take_with;
+use crate::process::Process;
+use crate::shared_chunks::Chunk;
+
+static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
+type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
+
+/// Start and size of the allocation that a pointer points into.
+pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
+    let get = GET_RANGE.address()?;
+    // SAFETY: the signature of `cuMemGetAddressRange_v2`.
+    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetRange>(get) };
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: writes a pointer and a size.
+    let result = unsafe { get(&raw mut base, &raw mut bytes, pointer) };
+    (result == CUDA_SUCCESS).then_some((base, bytes as u64))
+}
+
+/// The blocks that memory lies in.
+pub(crate) fn blocks_around(start: CUdeviceptr, bytes: u64) -> Chunk {
+    let address = start & !(BLOCK.saturating_sub(1));
+    let bytes = start.saturating_sub(address).saturating_add(bytes);
+    Chunk {
+        address,
+        bytes: bytes.checked_next_multiple_of(BLOCK).unwrap_or(bytes),
+    }
+}
+
+/// Notes that others can open an allocation from now on.
+pub(crate) fn make_available(
+    process: &'static Process,
+    card: Card,
+    pointer: CUdeviceptr,
+    chunk: Chunk,
+) {
+    let _guard = process.exchange_guard();
+    let available = &process.available;
+    if !available.has(pointer) && available.add(pointer, card.index(), chunk) {
+        card.export(chunk.bytes);
+    }
+}
+
+/// After an allocation was freed: others cannot open it any more.
+pub(crate) fn end_available(process: &'static Process, pointer: CUdeviceptr) {
+    if !process.available.has(pointer) {
+        return;
+    }
+    let _guard = process.exchange_guard();
+    if let Some(chunk) = process.available.remove(pointer)
+        && let Some(card) = Card::at(process, chunk.card)
+    {
+        card.end_export(chunk.bytes);
+    }
+}
+
+/// Pays for memory that was opened at `pointer`, in that chunk; `false` if the share has not so much.
+pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk) -> bool {
+    let process = card.process();
+    take_with(card, || {
+        let _guard = process.exchange_guard();
+        let is_first = process.opened.add(pointer, card.index(), chunk);
+        let is_paid = !is_first || card.import(chunk.bytes).is_ok();
+        if !is_paid {
+            process.opened.remove(pointer);
+        }
+        is_paid
+    })
+}
+
+/// After memory of another process was given back.
+pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
+    if !process.opened.has(pointer) {
+        return;
+    }
+    let _guard = process.exchange_guard();
+    if let Some(chunk) = process.opened.remove(pointer)
+        && let Some(card) = Card::at(process, chunk.card)
+    {
+        card.end_import(chunk.bytes);
+    }
+}

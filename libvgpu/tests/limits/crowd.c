@@ -1,0 +1,191 @@
+// Threads of one process that do the same at the same time. Each line on standard input is a command, each answered with
+// one line that begins with the driver's result. The threads come together before each round.
+//
+//   init <device>, initonly                   makes the primary context current, or no context
+//   grow <threads> <rounds> <bytes>           each allocates so much from the current pool in a stream of its own, and
+//                                             frees it; says how often that was refused
+//   small <threads> <rounds> <bytes>          likewise, plain memory
+//   importpool <pid> <descriptor>             a pool of another process, as if it had been sent over a socket
+//   import <handle> <threads> <rounds>        each imports the allocation that the handle names, and gives it back; says
+//                                             how often that was granted
+//   open <handle> <threads> <rounds>          likewise, by IPC handle
+//   primary <threads> <rounds> <bytes>        each retains the primary context, allocates and frees so much there and
+//                                             releases it; says how often anything was refused
+//   meminfo                                   says free and total memory
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+typedef int Result;
+typedef unsigned long long Pointer;
+
+#define OUT_OF_MEMORY 2
+#define MOST_THREADS 16
+
+static void *cuda, *context;
+
+#define CALL(name, types, ...)                                     \
+    ({                                                             \
+        Result (*call) types = (Result(*) types)dlsym(cuda, #name); \
+        call ? call(__VA_ARGS__) : -1;                             \
+    })
+
+struct Handle { unsigned char bytes[64]; };
+
+static struct Task {
+    Pointer rounds, bytes, pool;
+    struct Handle handle;
+    pthread_barrier_t start;
+    _Atomic Pointer granted, refused;
+    _Atomic Result wrong;
+} task;
+
+static void note(Result result) {
+    if (result == 0) task.granted++;
+    else if (result == OUT_OF_MEMORY) task.refused++;
+    else task.wrong = result;
+}
+
+static void must(Result result) {
+    if (result) task.wrong = result;
+}
+
+static void *grow(void *unused) {
+    Pointer stream = 0;
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    must(CALL(cuStreamCreate, (Pointer *, unsigned), &stream, 1));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pointer = 0;
+        pthread_barrier_wait(&task.start);
+        Result result = CALL(cuMemAllocAsync, (Pointer *, size_t, Pointer), &pointer, task.bytes, stream);
+        note(result);
+        pthread_barrier_wait(&task.start);
+        if (!result) must(CALL(cuMemFreeAsync, (Pointer, Pointer), pointer, stream));
+        must(CALL(cuStreamSynchronize, (Pointer), stream));
+    }
+    must(CALL(cuStreamDestroy_v2, (Pointer), stream));
+    return unused;
+}
+
+static void *small(void *unused) {
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pointer = 0;
+        pthread_barrier_wait(&task.start);
+        Result result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, task.bytes);
+        note(result);
+        pthread_barrier_wait(&task.start);
+        if (!result) must(CALL(cuMemFree_v2, (Pointer), pointer));
+    }
+    return unused;
+}
+
+static void *import(void *unused) {
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pointer = 0;
+        Result result = CALL(cuMemPoolImportPointer, (Pointer *, Pointer, struct Handle *), &pointer, task.pool, &task.handle);
+        note(result);
+        if (!result) must(CALL(cuMemFree_v2, (Pointer), pointer));
+    }
+    return unused;
+}
+
+static void *open_handle(void *unused) {
+    must(CALL(cuCtxSetCurrent, (void *), context));
+    for (Pointer round = 0; round < task.rounds; round++) {
+        Pointer pointer = 0;
+        Result result = CALL(cuIpcOpenMemHandle_v2, (Pointer *, struct Handle, unsigned), &pointer, task.handle, 1);
+        note(result);
+        if (!result) must(CALL(cuIpcCloseMemHandle, (Pointer), pointer));
+    }
+    return unused;
+}
+
+static void *use_primary(void *unused) {
+    for (Pointer round = 0; round < task.rounds; round++) {
+        void *mine = NULL;
+        Pointer pointer = 0;
+        Result result = CALL(cuDevicePrimaryCtxRetain, (void **, int), &mine, 0);
+        note(result);
+        if (result) continue;
+        must(CALL(cuCtxSetCurrent, (void *), mine));
+        result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &pointer, task.bytes);
+        note(result);
+        if (!result) must(CALL(cuMemFree_v2, (Pointer), pointer));
+        must(CALL(cuDevicePrimaryCtxRelease_v2, (int), 0));
+    }
+    return unused;
+}
+
+// Runs the task in so many threads.
+static void run_task(void *(*body)(void *), Pointer count) {
+    pthread_t threads[MOST_THREADS];
+    if (count > MOST_THREADS) exit(1);
+    task.granted = task.refused = 0;
+    task.wrong = 0;
+    pthread_barrier_init(&task.start, NULL, (unsigned)count);
+    for (Pointer i = 0; i < count; i++) pthread_create(&threads[i], NULL, body, NULL);
+    for (Pointer i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&task.start);
+}
+
+static void run(const char *line) {
+    char word[64] = "", hex[160] = "";
+    Pointer a = 0, b = 0, c = 0;
+    sscanf(line, "%63s %llu %llu %llu", word, &a, &b, &c);
+    if (!strcmp(word, "init")) {
+        Result result = CALL(cuInit, (unsigned), 0);
+        if (!result) result = CALL(cuDevicePrimaryCtxRetain, (void **, int), &context, (int)a);
+        if (!result) result = CALL(cuCtxSetCurrent, (void *), context);
+        printf("%d 0\n", result);
+    } else if (!strcmp(word, "initonly")) {
+        printf("%d\n", CALL(cuInit, (unsigned), 0));
+    } else if (!strcmp(word, "grow") || !strcmp(word, "small") || !strcmp(word, "primary")) {
+        task.rounds = b;
+        task.bytes = c;
+        run_task(*word == 'g' ? grow : *word == 's' ? small : use_primary, a);
+        printf("%d %llu\n", task.wrong, task.refused);
+    } else if (!strcmp(word, "importpool")) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
+        int imported = open(path, O_RDWR | O_CLOEXEC);
+        printf("%d\n", CALL(cuMemPoolImportFromShareableHandle, (Pointer *, void *, int, uint64_t), &task.pool, (void *)(uintptr_t)imported, 1, 0));
+        close(imported);
+    } else if (!strcmp(word, "import") || !strcmp(word, "open")) {
+        sscanf(line, "%63s %159s %llu %llu", word, hex, &a, &b);
+        for (size_t i = 0; i < sizeof task.handle.bytes; i++) sscanf(hex + 2 * i, "%2hhx", &task.handle.bytes[i]);
+        task.rounds = b;
+        run_task(*word == 'i' ? import : open_handle, a);
+        printf("%d %llu\n", task.wrong, task.granted);
+    } else if (!strcmp(word, "meminfo")) {
+        size_t available = 0, total = 0;
+        Result result = CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total);
+        printf("%d %zu %zu\n", result, available, total);
+    } else {
+        printf("-1 unknown command\n");
+    }
+}
+
+int main(void) {
+    // Nothing is left behind when the test ends in whatever way.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda) {
+        fprintf(stderr, "%s\n", dlerror());
+        return 1;
+    }
+    char line[256];
+    while (fgets(line, sizeof line, stdin)) run(line);
+    return 0;
+}
