@@ -17,6 +17,8 @@
 //!   steps costs the share that stretch, at most [`LONGEST_REFILL_US`].
 //! - Nobody waits for a process: what ends a wait is the clock.
 //!
+//! In its own turn with the token a share may go deeper into debt: [`Grant::goes_on`].
+//!
 //! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. What
 //! it has not spent when it ends is lost, which is less than a lease.
 //!
@@ -165,6 +167,25 @@ impl Grant {
         }
     }
 
+    /// Whether a launch goes ahead whatever the share owes: in its own turn nobody else can use the card, and what its
+    /// processes owe may be a wrong guess.
+    ///
+    /// One does with nothing under way. Where launches of its kind differ, the one that is under way may end at any
+    /// moment, and another one waits behind it if both are likely to end within the turn. Otherwise the card would be idle
+    /// after each short one, for as long as it takes to see its end.
+    #[must_use]
+    pub fn goes_on(self, launch: NextLaunch, now_us: u64) -> bool {
+        let Self::Token { until_us } = self else {
+            return false;
+        };
+        let left_us = until_us.saturating_sub(now_us);
+        match launch.under_way {
+            0 => true,
+            1 => launch.varies && launch.us.saturating_add(launch.under_way_us) <= left_us,
+            _ => false,
+        }
+    }
+
     /// Up to which moment time is paid out. Who knows when its turn begins has a burst then, however late it looked
     /// before: the card is busy from the beginning on.
     fn pays_until_us(self, now_us: u64) -> u64 {
@@ -190,6 +211,19 @@ impl Grant {
             Self::NoToken { .. } => (SECOND_US, 0),
         }
     }
+}
+
+/// A launch that is to be made, and what its process launched before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextLaunch {
+    /// What it is charged, microseconds.
+    pub us: u64,
+    /// Whether launches of its kind differ in length.
+    pub varies: bool,
+    /// Launches whose ends were not seen yet.
+    pub under_way: usize,
+    /// What these were charged together, microseconds.
+    pub under_way_us: u64,
 }
 
 /// For how long a share makes no launches whose page says that it gives way until that moment, microseconds.

@@ -87,6 +87,12 @@ impl Cost {
         deviation
     }
 
+    /// Whether launches of this kind are so different that the mean says little about one of them.
+    #[must_use]
+    pub const fn varies(self) -> bool {
+        self.deviation() > ALIKE
+    }
+
     /// How much a launch counts towards the next sample, of [`SELDOM`]; `None` if each must be sampled.
     #[must_use]
     #[inline]

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
     BURST_US, Bucket, CALL_AHEAD_US, Grant, InDebt, LEASE_US, LONGEST_GIVING_WAY_US,
-    LONGEST_SLEEP_US, TOKEN_ABANDONED_US, TOKEN_BURST_US, Turn, gives_way_for_us,
+    LONGEST_SLEEP_US, NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, Turn, gives_way_for_us,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -293,6 +293,38 @@ fn a_turn_that_was_told_begins_with_its_burst() {
         bucket.refill(Grant::Token { until_us }, from_us);
         assert_eq!(bucket.credit_us(), burst, "{looked_before_us}");
     }
+}
+
+#[test]
+fn in_its_own_turn_nobody_waits_for_a_card_that_has_nothing_to_do() {
+    let now_us = 2_000_000;
+    let until_us = now_us + 10_000;
+    let token = Grant::Token { until_us };
+    let next = |under_way, varies| NextLaunch {
+        us: 4_000,
+        varies,
+        under_way,
+        under_way_us: 4_000 * under_way as u64,
+    };
+    let table = [
+        (0, false, true),
+        (0, true, true),
+        // What it is charged says when it will be over, and the credit when another one is to be queued.
+        (1, false, false),
+        (1, true, true),
+        (2, true, false),
+    ];
+    for (under_way, varies, goes_on) in table {
+        let launch = next(under_way, varies);
+        assert_eq!(token.goes_on(launch, now_us), goes_on, "{launch:?}");
+        for other in [NO_TOKEN, Grant::Rate(500_000), Grant::Free] {
+            assert!(!other.goes_on(launch, now_us), "{other:?} {launch:?}");
+        }
+    }
+    // Behind another one only what is likely to end before the turn does.
+    assert!(token.goes_on(next(1, true), until_us - 8_000));
+    assert!(!token.goes_on(next(1, true), until_us - 7_999));
+    assert!(token.goes_on(next(0, true), until_us - 1));
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.

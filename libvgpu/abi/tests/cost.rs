@@ -38,6 +38,14 @@ fn expensive_or_uneven_kinds_are_sampled_more_often() {
 }
 
 #[test]
+fn a_mean_says_little_about_launches_that_differ() {
+    assert!(!Cost::UNKNOWN.varies() && !Cost::guess(1_000_000).varies());
+    let in_turn = |lengths: [u64; 2]| learned(lengths.into_iter().cycle().take(64));
+    assert!(!in_turn([900_000, 1_100_000]).varies());
+    assert!(in_turn([100_000, 10_000_000]).varies());
+}
+
+#[test]
 fn a_changed_cost_is_followed() {
     let mut cost = learned([1_000_000; 100]);
     for _ in 0..100 {

@@ -2,8 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use drava_vgpu_abi::bucket::{Grant, LEASE_US, LONGEST_SLEEP_US, PATIENCE_US};
-use drava_vgpu_abi::cost::Kind;
+use drava_vgpu_abi::bucket::{Grant, LEASE_US, LONGEST_SLEEP_US, NextLaunch, PATIENCE_US};
+use drava_vgpu_abi::cost::{Cost, Kind};
 
 use super::Meter;
 use super::lease::Lease;
@@ -21,6 +21,10 @@ const ANSWER_US: u64 = 3_000;
 
 /// Time between two looks at what is under way while the share may not have more in the card's queues, microseconds.
 const DRAIN_PAUSES_US: (u64, u64) = (20, 500);
+
+/// Time between two looks at what is under way while the share has its turn and its launches differ, microseconds: any of
+/// them may be over.
+const TURN_PAUSES_US: (u64, u64) = (100, 500);
 
 /// Where a lease came from.
 enum Outcome {
@@ -81,7 +85,8 @@ impl Meter {
         loop {
             // A sample that has come meanwhile may say that the launch costs less, or that the debt is smaller.
             self.poll(now);
-            let ns = self.costs.get(kind).ns();
+            let cost = self.costs.get(kind);
+            let ns = cost.ns();
             let missing = ns.saturating_sub(lease.left_ns()).div_ceil(NS_PER_US);
             if missing == 0 {
                 lease.spend_admitted(ns);
@@ -98,7 +103,7 @@ impl Meter {
                 waited_us = now.saturating_sub(begun);
                 continue;
             }
-            let taken = match self.take(card, missing, manners, waited_us != 0, now) {
+            let taken = match self.take(card, missing, cost, manners, waited_us != 0, now) {
                 Outcome::Taken(us) => us,
                 // Nothing waits while something is being captured: the time is owed.
                 Outcome::Later(_) if self.captures.is_any() => owe(card, missing),
@@ -140,22 +145,36 @@ impl Meter {
     fn drains_for_us(&self, card: Card, manners: Manners, ns: u64) -> Option<u64> {
         let window_ns = manners.window_us?.saturating_mul(NS_PER_US);
         let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
-        let under_way_ns = self.samples.under_way_ns(card, least_ns);
+        let under_way = self.samples.under_way(card, least_ns);
         let more_ns = ns.max(least_ns);
-        let is_full = under_way_ns != 0 && under_way_ns.saturating_add(more_ns) > window_ns;
+        let is_full = under_way.launches != 0 && under_way.ns.saturating_add(more_ns) > window_ns;
         let (shortest, longest) = DRAIN_PAUSES_US;
         is_full.then(|| (ns / NS_PER_US / 8).clamp(shortest, longest))
     }
 
     /// Whether all launches that are looked at are to be followed to their ends.
     pub(super) fn follows_launches(card: Card) -> bool {
-        Manners::of(card).window_us.is_some()
+        let is_followed = |share: &Share| share.window_us().is_some() || share.takes_turns();
+        card.shares().any(is_followed)
+    }
+
+    /// What is to be known of a launch in the share's own turn.
+    fn next_launch(&self, card: Card, cost: Cost, manners: Manners) -> NextLaunch {
+        let least_ns = manners.lease_us().saturating_mul(NS_PER_US);
+        let under_way = self.samples.under_way(card, least_ns);
+        NextLaunch {
+            us: cost.ns() / NS_PER_US,
+            varies: cost.varies(),
+            under_way: under_way.launches,
+            under_way_us: under_way.ns / NS_PER_US,
+        }
     }
 
     fn take(
         &self,
         card: Card,
         need_us: u64,
+        cost: Cost,
         manners: Manners,
         has_waited: bool,
         now: u64,
@@ -185,6 +204,15 @@ impl Meter {
             };
             match bucket.take(grant, need_us, least_us, lease_us) {
                 Ok(taken) => return Outcome::Taken(taken),
+                Err(_) if grant.goes_on(self.next_launch(card, cost, manners), now) => {
+                    let taken_us = need_us.max(lease_us);
+                    bucket.charge(taken_us);
+                    return Outcome::Taken(taken_us);
+                }
+                Err(_) if matches!(grant, Grant::Token { .. }) && cost.varies() => {
+                    let (shortest, longest) = TURN_PAUSES_US;
+                    later = later.min((cost.ns() / NS_PER_US / 16).clamp(shortest, longest));
+                }
                 Err(debt) => {
                     let turn_us = grant.begins_after_us(now).unwrap_or(debt.look_again_us);
                     later = later.min(debt.look_again_us).min(turn_us);

@@ -286,6 +286,13 @@ impl Meter {
     }
 }
 
+/// What is under way by the events behind launches.
+#[derive(Clone, Copy, Default)]
+pub(super) struct UnderWay {
+    pub(super) launches: usize,
+    pub(super) ns: u64,
+}
+
 /// What is noted of a launch that is sampled, or only followed to its end, which takes the second event alone.
 struct Launch {
     card: u8,
@@ -301,9 +308,9 @@ impl Samples {
         now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= LOOK_PAUSE_US
     }
 
-    /// How much GPU time the launches cost whose ends were not seen yet, each of them at least `least_ns`, which stands for
+    /// The launches whose ends were not seen yet, and what they cost, each of them at least `least_ns`, which stands for
     /// those behind it that are not followed.
-    pub(super) fn under_way_ns(&self, card: Card, least_ns: u64) -> u64 {
+    pub(super) fn under_way(&self, card: Card, least_ns: u64) -> UnderWay {
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let numbers = tail.max(head.saturating_sub(RING))..head;
@@ -314,9 +321,12 @@ impl Samples {
         numbers
             .filter_map(|number| self.at(number))
             .filter(is_of_card)
-            .fold(0, |sum: u64, pair| {
+            .fold(UnderWay::default(), |sum, pair| {
                 let charged_ns = pair.charged_ns.load(Ordering::Relaxed);
-                sum.saturating_add(charged_ns.max(least_ns))
+                UnderWay {
+                    launches: sum.launches.saturating_add(1),
+                    ns: sum.ns.saturating_add(charged_ns.max(least_ns)),
+                }
             })
     }
 

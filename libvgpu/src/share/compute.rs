@@ -33,6 +33,11 @@ impl Share {
         Grant::of(&limits, Turn { from_us, until_us }, now_us)
     }
 
+    /// Whether it has the card by turns.
+    pub(crate) fn takes_turns(&self) -> bool {
+        unpack(self.compute.load(Ordering::Relaxed)).compute_policy == ComputePolicy::Token
+    }
+
     /// How much of what events measure is the share's own, in parts per million.
     pub(crate) fn own_parts(&self) -> u32 {
         u32::try_from(self.page_word(OWN_TIME_OFFSET))

@@ -1,6 +1,6 @@
 //! Several tenants, and tenants that come, go and die.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
@@ -221,6 +221,31 @@ fn a_turn_that_is_told_ahead_begins_when_it_says() {
     tenant.ok("once 1000").unwrap();
     let launched_us = now_us();
     assert!(launched_us >= from_us, "{} us early", from_us - launched_us);
+}
+
+#[test]
+fn in_its_own_turn_launches_that_differ_leave_the_card_no_gaps() {
+    let ground = crate::ground();
+    let token = share(ComputePolicy::Token, 50).unwrap();
+    let share = ground.share("share", &token).unwrap();
+    share.give_token(now_us() + 900_000).unwrap();
+    // All of them are charged the mean, ten times what most of them take.
+    let load = "kernel ns=500000,500000,500000,500000,500000,500000,500000,40000000 depth=16";
+    let tenant = tenant(&ground, &share, load);
+    let mut seen = Vec::new();
+    let busy = |seen: &[f64]| {
+        seen.windows(4)
+            .any(|got| got.iter().sum::<f64>() / 4.0 >= 94.0)
+    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // As the host lets it.
+    while !busy(&seen) {
+        assert!(Instant::now() < deadline, "{seen:.1?}");
+        share.give_token(now_us() + 900_000).unwrap();
+        let stretch = Duration::from_millis(500);
+        let got = ground.percents(&[&tenant], Duration::ZERO, stretch);
+        seen.push(got.unwrap()[0]);
+    }
 }
 
 #[test]
