@@ -35,7 +35,7 @@ pub(crate) struct Process {
     phase: AtomicU32,
     guard: AtomicU32,
     pool_guard: AtomicU32,
-    exchange_guard: AtomicU32,
+    import_guard: AtomicU32,
     /// Calls that may take memory which the process has paid for already, see [`Gate`].
     pub(crate) within: Gate,
     /// Calls that have reserved the most that they may need.
@@ -182,10 +182,10 @@ impl Process {
         Guard::take(&self.pool_guard)
     }
 
-    /// Lets one thread at a time note what this process shares with others, and pay for it. [`Process::guard`] may be
-    /// taken within; the driver is not called.
-    pub(crate) fn exchange_guard(&self) -> Guard<'_> {
-        Guard::take(&self.exchange_guard)
+    /// Lets one thread at a time pay for imported physical memory. [`Process::guard`] may be taken within; the driver is
+    /// not called.
+    pub(crate) fn import_guard(&self) -> Guard<'_> {
+        Guard::take(&self.import_guard)
     }
 }
 

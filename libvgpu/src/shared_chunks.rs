@@ -3,10 +3,14 @@
 //! What lives on with another process is not always the allocation but the chunk of a pool, or the block, that it lies
 //! in, so those are counted, each once however much of it is shared.
 
+use core::sync::atomic::AtomicU32;
+
+use crate::guard::Guard;
 use crate::held::{Held, HeldMap};
 
 /// Shared allocations and their chunks. All zeroes is none.
 pub(crate) struct SharedChunks {
+    guard: AtomicU32,
     /// By pointer; `bytes` is how often, `context` the chunk.
     pointers: HeldMap,
     /// By address; `context` is how many pointers.
@@ -26,9 +30,45 @@ impl SharedChunks {
         self.pointers.get(pointer).is_some()
     }
 
-    /// Notes that a pointer into a chunk of that card is shared once more. `true` if it is the first one into it. The
-    /// caller excludes others that note something.
-    pub(crate) fn add(&self, pointer: u64, card: u8, chunk: Chunk) -> bool {
+    /// Notes that a pointer into a chunk of that card is shared once more, if it is the first one into it once `pay` has
+    /// paid for that. `false` if it could not.
+    ///
+    /// Others that share the same wait meanwhile: they have it for nothing only if it is paid for.
+    pub(crate) fn add(
+        &self,
+        pointer: u64,
+        card: u8,
+        chunk: Chunk,
+        pay: impl FnOnce(u64) -> bool,
+    ) -> bool {
+        let _guard = Guard::take(&self.guard);
+        let is_paid = !self.note(pointer, card, chunk) || pay(chunk.bytes);
+        if !is_paid {
+            self.forget(pointer);
+        }
+        is_paid
+    }
+
+    /// As [`SharedChunks::add`], of what is shared once however often that is said, and costs nothing.
+    pub(crate) fn add_once(&self, pointer: u64, card: u8, chunk: Chunk, first: impl FnOnce(u64)) {
+        let _guard = Guard::take(&self.guard);
+        if !self.has(pointer) && self.note(pointer, card, chunk) {
+            first(chunk.bytes);
+        }
+    }
+
+    /// Notes that a pointer is shared no more, or once less. Hands its chunk to `give_back` if no other pointer into that
+    /// is.
+    pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(Held)) {
+        // Most are not shared.
+        if self.has(pointer) {
+            let _guard = Guard::take(&self.guard);
+            self.forget(pointer).map(give_back);
+        }
+    }
+
+    /// `true` if it is the first one into its chunk. The caller holds the guard.
+    fn note(&self, pointer: u64, card: u8, chunk: Chunk) -> bool {
         let once_more = |held: &Held| {
             Some(Held {
                 bytes: held.bytes.saturating_add(1),
@@ -66,9 +106,8 @@ impl SharedChunks {
         true
     }
 
-    /// Notes that a pointer is shared no more, or once less. Returns its chunk if no other pointer into that is. The
-    /// caller excludes others that note something.
-    pub(crate) fn remove(&self, pointer: u64) -> Option<Held> {
+    /// The chunk, if no pointer into it is shared any more. The caller holds the guard.
+    fn forget(&self, pointer: u64) -> Option<Held> {
         let times = self.pointers.change(pointer, |held| {
             let bytes = held.bytes.saturating_sub(1);
             Some(Held { bytes, ..*held }).filter(|left| left.bytes != 0)

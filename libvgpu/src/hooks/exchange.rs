@@ -2,8 +2,6 @@
 //!
 //! Whoever opens it pays for it unless it is of the same share; see [`crate::imports`]. CUDA wants whoever opened memory
 //! to give it back before its maker frees it. If the maker dies first, it stays charged to the maker's share.
-//!
-//! Of several threads that open the same memory, the others have it for nothing only once one has paid for it.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -47,49 +45,33 @@ pub(crate) fn make_available(
     pointer: CUdeviceptr,
     chunk: Chunk,
 ) {
-    let _guard = process.exchange_guard();
-    let available = &process.available;
-    if !available.has(pointer) && available.add(pointer, card.index(), chunk) {
-        card.export(chunk.bytes);
-    }
+    let export = |bytes| card.export(bytes);
+    process
+        .available
+        .add_once(pointer, card.index(), chunk, export);
 }
 
 /// After an allocation was freed: others cannot open it any more.
 pub(crate) fn end_available(process: &'static Process, pointer: CUdeviceptr) {
-    if !process.available.has(pointer) {
-        return;
-    }
-    let _guard = process.exchange_guard();
-    if let Some(chunk) = process.available.remove(pointer)
-        && let Some(card) = Card::at(process, chunk.card)
-    {
-        card.end_export(chunk.bytes);
-    }
+    process.available.remove(pointer, |chunk| {
+        if let Some(card) = Card::at(process, chunk.card) {
+            card.end_export(chunk.bytes);
+        }
+    });
 }
 
 /// Pays for memory that was opened at `pointer`, in that chunk; `false` if the share has not so much.
 pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk) -> bool {
-    let process = card.process();
-    take_with(card, || {
-        let _guard = process.exchange_guard();
-        let is_first = process.opened.add(pointer, card.index(), chunk);
-        let is_paid = !is_first || card.import(chunk.bytes).is_ok();
-        if !is_paid {
-            process.opened.remove(pointer);
-        }
-        is_paid
-    })
+    let opened = &card.process().opened;
+    let pay = |bytes| card.import(bytes).is_ok();
+    take_with(card, || opened.add(pointer, card.index(), chunk, pay))
 }
 
 /// After memory of another process was given back.
 pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
-    if !process.opened.has(pointer) {
-        return;
-    }
-    let _guard = process.exchange_guard();
-    if let Some(chunk) = process.opened.remove(pointer)
-        && let Some(card) = Card::at(process, chunk.card)
-    {
-        card.end_import(chunk.bytes);
-    }
+    process.opened.remove(pointer, |chunk| {
+        if let Some(card) = Card::at(process, chunk.card) {
+            card.end_import(chunk.bytes);
+        }
+    });
 }

@@ -177,7 +177,7 @@ fn pay(process: &'static Process, handle: CUmemGenericAllocationHandle, bytes: u
         return true;
     };
     take_with(card, || {
-        let _guard = process.exchange_guard();
+        let _guard = process.import_guard();
         let known = process.physical.get(handle);
         let more = bytes.saturating_sub(known.map_or(u64::MAX, |held| held.bytes));
         if more == 0 {
@@ -196,7 +196,7 @@ fn pay(process: &'static Process, handle: CUmemGenericAllocationHandle, bytes: u
 /// Takes back what [`begin_mapping`] counted, because the driver has not made the mapping. Imported memory that is mapped
 /// nowhere is not paid for any more: its size is as unknown as before.
 pub(crate) fn refuse_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
-    let guard = process.exchange_guard();
+    let guard = process.import_guard();
     let left = drop_reference(process, handle, MAPPING, MAPPINGS);
     let mut unpaid = None;
     process.physical.change(handle, |held| {

@@ -327,6 +327,51 @@ fn an_import_that_is_not_mapped_is_not_paid_for() {
     assert_eq!(other.memory_info().0, GIB);
 }
 
+/// A row of eight tiles takes half a MiB.
+#[test]
+fn imported_memory_that_is_mapped_to_a_sparse_array_is_paid_for() {
+    let container = Container::with_memory(GIB);
+    let (large, small) = (container.tenant(GIB), container.tenant(MIB));
+    let mut one = container.process();
+    let handle = create(&mut one, 4 * MIB);
+    let mut other = container.process_of(&large);
+    let imported = send(&mut one, handle, &mut other);
+    let array = other.ok("sparse")[0];
+    assert_eq!(other.memory_info().0, GIB);
+    other.ok(&format!("tiles {array} {imported} 0 3"));
+    assert_eq!(other.memory_info().0, GIB - 3 * MIB / 2);
+    // What is known to be there is paid for once, however it is mapped.
+    other.ok(&format!("tiles {array} {imported} 3 4"));
+    assert_eq!(other.memory_info().0, GIB - 2 * MIB);
+    let address = map(&mut other, imported, 4 * MIB);
+    assert_eq!(other.memory_info().0, GIB - 4 * MIB);
+    other.ok(&format!("unmap {address} {}", 4 * MIB));
+    other.ok(&format!("release {imported}"));
+    assert_eq!(other.memory_info().0, GIB - 4 * MIB);
+    other.ok(&format!("untile {array} 0 3 4"));
+    assert_eq!(other.memory_info().0, GIB - 4 * MIB);
+    other.ok(&format!("destroyarray {array}"));
+    assert_eq!(other.memory_info().0, GIB);
+    // In its own share it is paid for once.
+    let mut same = container.process();
+    let imported = send(&mut one, handle, &mut same);
+    let array = same.ok("sparse")[0];
+    same.ok(&format!("tiles {array} {imported} 0 8"));
+    assert_eq!(same.memory_info().0, GIB - 4 * MIB);
+    let mut poor = container.process_of(&small);
+    let imported = send(&mut one, handle, &mut poor);
+    let array = poor.ok("sparse")[0];
+    poor.refused(&format!("tiles {array} {imported} 0 3"));
+    assert_eq!(poor.memory_info().0, MIB);
+    poor.ok(&format!("tiles {array} {imported} 0 2"));
+    assert_eq!(poor.memory_info().0, 0);
+    // What the driver does not map costs nothing more.
+    assert_ne!(poor.ask(&format!("tiles {array} {imported} 8 1"))[0], 0);
+    poor.ok(&format!("destroyarray {array}"));
+    poor.ok(&format!("release {imported}"));
+    assert_eq!(poor.memory_info().0, MIB);
+}
+
 /// A pool whose allocations can be shared, and the same in other processes.
 fn share_a_pool<const N: usize>(
     maker: &mut Subject,

@@ -221,6 +221,18 @@ static void run(char *line) {
     } else if (!strcmp(word, "array")) {
         struct ArrayDescriptor descriptor = {a, b, c, 0x20, d ? d : 1, 0};
         ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
+    } else if (!strcmp(word, "sparse")) {
+        // 1024 elements of 4 bytes each way, without memory.
+        struct ArrayDescriptor descriptor = {1024, 1024, 0, 0x20, 1, 0x40};
+        ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
+    } else if (!strcmp(word, "tiles") || !strcmp(word, "untile")) {
+        // Maps memory `b` to rows of tiles, 128 elements high, of the sparse array `a`: from row `c` on `d` of them; or
+        // unmaps them.
+        int unmaps = *word == 'u';
+        struct { unsigned resource_type; Pointer resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
+            operation = {0, slots[a], 0, 0, 0, 0, 0, 128 * (unsigned)c, 0, 1024, 128 * (unsigned)d, 1, unmaps ? 2 : 1, 0, unmaps ? 0 : slots[b], 0, 1, 0, {0}};
+        _Static_assert(sizeof operation == 96, "as in cuda.h");
+        printf("%d\n", CALL(cuMemMapArrayAsync, (void *, unsigned, void *), &operation, 1, NULL));
     } else if (!strcmp(word, "mipmapped")) {
         struct ArrayDescriptor descriptor = {a, b, 0, 0x20, 1, 0};
         ANSWER(CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &pointer, &descriptor, c));

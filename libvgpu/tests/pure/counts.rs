@@ -1,6 +1,10 @@
 //! Blocks that small allocations share, small arrays, and memory of other processes.
 
+use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 
 use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
 use crate::held::{Held, HeldMap};
@@ -241,19 +245,80 @@ fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
     assert_eq!((chunk.address, chunk.bytes), (3 * CHUNK, CHUNK));
     let large = chunk_around(512, CHUNK - KIB);
     assert_eq!((large.address, large.bytes), (512, CHUNK), "whole pages");
-    assert!(shared.add(1, 5, chunk));
-    assert!(!shared.add(2, 5, chunk), "the same chunk");
-    assert!(!shared.add(1, 5, chunk), "the same pointer");
-    assert!(shared.add(3, 5, large));
+    let paid = Cell::new(0);
+    let add = |pointer, chunk| {
+        assert!(shared.add(pointer, 5, chunk, |bytes| {
+            paid.set(paid.get() + bytes);
+            true
+        }));
+        paid.get()
+    };
+    let returned = Cell::new(0);
+    let remove = |pointer| {
+        shared.remove(pointer, |chunk| {
+            assert_eq!(chunk.card, 5);
+            returned.set(returned.get() + chunk.bytes);
+        });
+        returned.get()
+    };
+    assert_eq!(add(1, chunk), CHUNK);
+    assert_eq!(add(2, chunk), CHUNK, "the same chunk");
+    assert_eq!(add(1, chunk), CHUNK, "the same pointer");
+    assert_eq!(add(3, large), 2 * CHUNK);
     assert!(shared.has(1) && !shared.has(4));
-    assert_eq!(shared.remove(1), None, "shared twice");
-    assert_eq!(shared.remove(1), None, "the other pointer is shared");
-    assert_eq!(shared.remove(1), None, "not shared any more");
+    assert_eq!(remove(1), 0, "shared twice");
+    assert_eq!(remove(1), 0, "the other pointer is shared");
+    assert_eq!(remove(1), 0, "not shared any more");
     assert!(!shared.has(1));
-    let last = shared.remove(2).unwrap();
-    assert_eq!((last.bytes, last.card), (CHUNK, 5));
-    assert_eq!(shared.remove(3).unwrap().bytes, CHUNK);
-    assert!(shared.add(2, 5, chunk), "anew");
+    assert_eq!(remove(2), CHUNK);
+    assert_eq!(remove(3), 2 * CHUNK);
+    assert_eq!(add(2, chunk), 3 * CHUNK, "anew");
+    assert!(!shared.add(4, 5, large, |_| false));
+    assert!(!shared.has(4));
+    assert_eq!(add(4, large), 4 * CHUNK);
+    for pointer in [5, 6, 5] {
+        shared.add_once(pointer, 5, chunk_around(7 * CHUNK, KIB), |bytes| {
+            paid.set(paid.get() + bytes);
+        });
+        assert_eq!(paid.get(), 5 * CHUNK);
+    }
+    assert_eq!(remove(5), 2 * CHUNK);
+    assert_eq!(remove(6), 3 * CHUNK);
+}
+
+/// While one is being refused the others have nothing, and while one pays they need not.
+#[test]
+fn of_threads_that_share_the_same_one_pays_and_nobody_has_what_is_refused() {
+    // SAFETY: all zeroes is none.
+    let shared: SharedChunks = unsafe { zeroes() };
+    let chunk = chunk_around(CHUNK, KIB);
+    let rounds = if cfg!(miri) { 5 } else { 500 };
+    let (open, most) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (shared, open, most) = (&shared, &open, &most);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let pays = (round + thread) % 2 == 0;
+                    let is_open = shared.add(1, 0, chunk, |_| {
+                        thread::yield_now();
+                        if pays {
+                            most.fetch_max(open.fetch_add(1, Relaxed) + 1, Relaxed);
+                        }
+                        pays
+                    });
+                    if is_open {
+                        assert_eq!(open.load(Relaxed), 1, "nobody has paid");
+                        shared.remove(1, |_| {
+                            open.fetch_sub(1, Relaxed);
+                        });
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!((open.into_inner(), most.into_inner()), (0, 1));
+    assert!(!shared.has(1));
 }
 
 #[test]
