@@ -47,6 +47,12 @@ entry_points! {
                 found.push(handle_of(card));
             }
         }
+        // Unlike other lists: asked for none, it succeeds and says how many there are; asked for some, it gives as many.
+        let wanted = match count.get()? {
+            0 => return count.set(c_uint::try_from(found.len()).map_err(|_| NvmlError::Unknown)?),
+            wanted => usize::try_from(wanted).map_err(|_| NvmlError::InvalidArgument)?,
+        };
+        found.truncate(wanted);
         set_list(count, devices, found)
     }
 
@@ -59,7 +65,9 @@ entry_points! {
         if capability >= UNKNOWN_CAPABILITY {
             return Err(NvmlError::InvalidArgument);
         }
-        let linked = first.described()?.fabric.is_some()
+        // Cards before Hopper have NVLink, too, but say nothing of a fabric.
+        let linked = first.model()?.nvlink.is_some()
+            && second.model()?.nvlink.is_some()
             && first.described()?.fabric == second.described()?.fabric;
         status.set(if capability == NVLINK && !linked { NOT_SUPPORTED } else { OK })
     }
