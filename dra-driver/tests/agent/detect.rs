@@ -4,6 +4,7 @@ use drava_dra_driver::agent::detect::{
     CONFIRMATIONS, GpuProcess, HEALTHY, Judge, Kind, News, RegionProblem, RegionView, ShareView,
     Suspicion, check, look, slack,
 };
+use drava_dra_driver::agent::observe::INTERVAL;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -222,6 +223,13 @@ fn a_breach_that_was_told_is_not_confirmed_by_one_more_look() {
     judge.hear(&[1], suspicion());
     assert!(!judge.is_confirmed(1, Kind::Region));
     assert_eq!(judge.hear(&[1], suspicion()).len(), 1);
+}
+
+/// Looks at NVML are so often that the last one that it takes comes within two seconds.
+#[test]
+fn a_breach_is_confirmed_within_two_seconds() {
+    let most = INTERVAL * CONFIRMATIONS;
+    assert!(most < std::time::Duration::from_secs(2), "{most:?}");
 }
 
 #[test]
