@@ -195,6 +195,7 @@ pub(crate) const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: c_int = 5;
 pub(crate) const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: c_int = 7;
 
 pub(crate) const CU_MEMPOOL_ATTR_ALLOCATION_TYPE: c_int = 9;
+pub(crate) const CU_MEMPOOL_ATTR_LOCATION_ID: c_int = 11;
 pub(crate) const CU_MEMPOOL_ATTR_LOCATION_TYPE: c_int = 12;
 
 pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: u64 = 1;

@@ -5,19 +5,15 @@
 //! [`crate::room`], and alone, so that nobody else gets that room meanwhile. Else the process's pools are trimmed
 //! before it is refused.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use core::ptr::NonNull;
 
-use crate::card::{Card, Target, current_device, target_of_current_context, target_of_device};
+use crate::card::Card;
 use crate::cuda::{
-    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
-    CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_TYPE,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps,
-    CUmemoryPool, CUresult, CUstream,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
+    CUstream,
 };
-use crate::driver::{Library, Original};
-use crate::held::Held;
 use crate::hooks::kept::pools::{attribute, expect, key_of, reserved_of, settle, trim, unpaid};
 use crate::hooks::kept::{deny, take_ahead};
 use crate::meter::{self, NullStream};
@@ -29,69 +25,9 @@ use crate::table::{
 
 pub(crate) mod share;
 mod streams;
+mod whence;
 
-static GET_POOL: Original = Original::new(Library::Cuda, c"cuDeviceGetMemPool");
-
-static GET_DEFAULT_FOR: Original = Original::new(Library::Cuda, c"cuMemGetDefaultMemPool");
-static GET_FOR: Original = Original::new(Library::Cuda, c"cuMemGetMemPool");
-
-type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
-type GetPool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
-
-/// The pool that `cuMemAllocAsync` takes from.
-fn current_pool(device: CUdevice) -> Option<CUmemoryPool> {
-    let get = GET_POOL.address()?;
-    // SAFETY: the signature of `cuDeviceGetMemPool`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetPool>(get) };
-    let mut pool = core::ptr::null_mut();
-    // SAFETY: writes one pool.
-    let result = unsafe { get(&raw mut pool, device) };
-    (result == CUDA_SUCCESS).then_some(pool)
-}
-
-/// Whether the pool's memory is pinned memory of the host, which takes nothing of a card. Since CUDA 13.2 pools say
-/// so; before, the host's own pool is known by asking for it.
-fn is_hosts(pool: CUmemoryPool) -> bool {
-    let location = attribute(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE);
-    let r#type = attribute(pool, CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
-    if let (Some(location), Some(r#type)) = (location, r#type) {
-        return is_host(location, r#type);
-    }
-    [&GET_DEFAULT_FOR, &GET_FOR]
-        .into_iter()
-        .any(|get| host_pool(get) == Some(pool))
-}
-
-/// Whether a location and a `CUmemAllocationType` mean pinned memory of the host.
-fn is_host(location: u64, r#type: u64) -> bool {
-    r#type == CU_MEM_ALLOCATION_TYPE_PINNED && CU_MEM_LOCATION_TYPES_OF_HOST.contains(&location)
-}
-
-/// The host's pool, as one of two functions knows it.
-fn host_pool(get: &'static Original) -> Option<CUmemoryPool> {
-    let get = get.address()?;
-    // SAFETY: the signature of `cuMemGetMemPool` and `cuMemGetDefaultMemPool`.
-    let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetPoolFor>(get) };
-    let mut location = CUmemLocation {
-        r#type: CU_MEM_LOCATION_TYPE_HOST,
-        id: 0,
-    };
-    let mut pool = core::ptr::null_mut();
-    let r#type = c_int::try_from(CU_MEM_ALLOCATION_TYPE_PINNED).unwrap_or(0);
-    // SAFETY: reads one location and writes one pool.
-    let result = unsafe { get(&raw mut pool, &raw mut location, r#type) };
-    (result == CUDA_SUCCESS).then_some(pool)
-}
-
-/// Remembers that a pool takes nothing of a card.
-fn know_hosts(process: &Process, pool: CUmemoryPool) {
-    let held = Held {
-        bytes: 0,
-        card: u8::MAX,
-        context: 0,
-    };
-    process.pools.insert(key_of(pool), held);
-}
+use whence::Whence;
 
 /// An allocation that is about to be made from a pool of a card that is limited.
 #[derive(Clone, Copy)]
@@ -103,15 +39,11 @@ struct Order {
 }
 
 impl Order {
-    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it. One that is captured
-    /// takes memory when its graph is launched; see [`crate::hooks::graph_memory`].
+    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it.
     ///
     /// # Safety
     /// `call` asks the driver for it, which writes to `pointer` if it succeeds.
     unsafe fn make(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
-        if meter::is_capturing(self.stream) {
-            return call();
-        }
         let growth = self
             .bytes
             .checked_next_multiple_of(CHUNK)
@@ -240,27 +172,9 @@ pub(crate) unsafe fn alloc_async<S: NullStream>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, bytes, stream) };
-    // Without a context the driver refuses by itself.
-    let Some(device) = current_device() else {
-        return call();
-    };
-    match target_of_device(device) {
-        Target::Unlimited => call(),
-        Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => match current_pool(device) {
-            Some(pool) => {
-                let order = Order {
-                    card,
-                    pool,
-                    bytes: bytes as u64,
-                    stream: S::meant_by(stream),
-                };
-                // SAFETY: the call writes to `pointer`.
-                unsafe { order.make(pointer, call) }
-            }
-            None => call(),
-        },
-    }
+    let stream = S::meant_by(stream);
+    // SAFETY: the call writes to `pointer`.
+    unsafe { allocate(pointer, bytes, stream, || Whence::of_stream(stream), call) }
 }
 
 pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
@@ -272,35 +186,39 @@ pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pointer, bytes, pool, stream) };
-    // A pool's own card is known from its making; others belong to the card that they are used on, or the host.
-    let process = Process::get();
-    let known = process.and_then(|process| Some((process, process.pools.get(key_of(pool))?)));
-    let target = match known {
-        Some((process, held)) => {
-            Card::at(process, held.card).map_or(Target::Unlimited, Target::Limited)
-        }
-        None => match target_of_current_context() {
-            Target::Limited(card) if is_hosts(pool) => {
-                know_hosts(card.process(), pool);
-                Target::Unlimited
-            }
-            target => target,
-        },
-    };
-    match target {
-        Target::Unlimited => call(),
-        Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
-        Target::Limited(card) => {
-            let order = Order {
-                card,
-                pool,
-                bytes: bytes as u64,
-                stream: S::meant_by(stream),
-            };
-            // SAFETY: the call writes to `pointer`.
-            unsafe { order.make(pointer, call) }
-        }
+    let stream = S::meant_by(stream);
+    // SAFETY: the call writes to `pointer`.
+    unsafe { allocate(pointer, bytes, stream, || Whence::of_pool(pool), call) }
+}
+
+/// Allocates with `call` from where `whence` says. What is captured takes memory when its graph is launched; see
+/// [`crate::hooks::graph_memory`].
+///
+/// # Safety
+/// `call` asks the driver for it, which writes to `pointer` if it succeeds.
+unsafe fn allocate(
+    pointer: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+    whence: impl FnOnce() -> Whence,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    if meter::is_capturing(stream) {
+        return call();
     }
+    let (card, pool) = match whence() {
+        Whence::Uncounted => return call(),
+        Whence::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        Whence::Pool(card, pool) => (card, pool),
+    };
+    let order = Order {
+        card,
+        pool,
+        bytes: bytes as u64,
+        stream,
+    };
+    // SAFETY: the caller's.
+    unsafe { order.make(pointer, call) }
 }
 
 /// Frees what a pool of this process gave, or of another one, with `call`: it stays in its pool. Says where it was freed,
@@ -345,19 +263,8 @@ pub(crate) unsafe fn create(
     let Some(properties) = properties.filter(|_| result == CUDA_SUCCESS) else {
         return result;
     };
-    let location = properties.location;
     // SAFETY: the driver has written the pool.
-    let pool = unsafe { pool.read() };
-    let number = |value: c_int| u64::try_from(value).unwrap_or(0);
-    if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE {
-        if let Target::Limited(card) = target_of_device(location.id) {
-            settle(card, pool, 0);
-        }
-    } else if let Some(process) = Process::get()
-        && is_host(number(location.r#type), number(properties.allocType))
-    {
-        know_hosts(process, pool);
-    }
+    whence::know(unsafe { pool.read() }, properties);
     result
 }
 

@@ -121,6 +121,52 @@ fn a_pool_counts_on_its_own_card_whatever_context_asks() {
     assert!(used(&mut process) >= 512 * MIB);
 }
 
+/// A stream takes from the pool of its own card, whatever context is current.
+#[test]
+fn memory_counts_on_the_card_of_the_stream() {
+    let container = Container::with_memory(GIB);
+    container.add_share("other", CARDS[1], &Limits::memory(GIB));
+    let mut process = container.process();
+    process.init(1);
+    let stream = process.ok("stream")[0];
+    process.init(0);
+    let place = process.ok(&format!("asyncin {} {stream}", 512 * MIB))[0];
+    assert_eq!(used(&mut process), 0);
+    process.refused(&format!("asyncin {} {stream}", 600 * MIB));
+    process.alloc(600 * MIB);
+    process.ok(&format!("freein {place} {stream}"));
+    process.ok(&format!("asyncin {} {stream}", 512 * MIB));
+    process.init(1);
+    assert_eq!(used(&mut process), 512 * MIB);
+    assert_eq!(container.taken(), CONTEXT_BYTES + 600 * MIB);
+}
+
+/// A pool that this process has not made counts on its own card, too, or on none.
+#[test]
+fn a_default_pool_counts_on_its_own_card_whatever_context_asks() {
+    for is_other_limited in [true, false] {
+        let container = Container::with_memory(GIB);
+        if is_other_limited {
+            container.add_share("other", CARDS[1], &Limits::memory(GIB));
+        }
+        let mut process = container.process();
+        process.init(1);
+        process.init(0);
+        let pools = ["defaultpool 1", "pool 1"].map(|pool| process.ok(pool)[0]);
+        for pool in pools {
+            process.ok(&format!("frompool {} {pool}", 448 * MIB));
+            assert_eq!(used(&mut process), 0);
+        }
+        let too_much = process.ask(&format!("frompool {} {}", 448 * MIB, pools[0]))[0];
+        assert_eq!(too_much != 0, is_other_limited);
+        process.alloc(600 * MIB);
+        if is_other_limited {
+            process.init(1);
+            assert_eq!(used(&mut process), 896 * MIB);
+        }
+    }
+}
+
 /// Memory that is freed in a stream can be allocated again in that stream, whatever has been done until then. So a
 /// program that does no more than that is never refused, though the share is full.
 #[test]

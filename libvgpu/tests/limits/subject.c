@@ -186,6 +186,8 @@ static void run(char *line) {
         char padded[88] = {0};
         memcpy(padded, &properties, 16);
         ANSWER(CALL(cuMemPoolCreate, (Pointer *, void *), &pointer, padded));
+    } else if (!strcmp(word, "defaultpool")) {
+        ANSWER(CALL(cuDeviceGetDefaultMemPool, (Pointer *, int), &pointer, (int)a));
     } else if (!strcmp(word, "frompool")) {
         ANSWER(CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, void *), &pointer, a, slots[b], NULL));
     } else if (!strcmp(word, "destroypool")) {
@@ -268,6 +270,8 @@ static void run(char *line) {
         Result result = b == 4 ? CALL(cuCtxCreate_v4, (void **, void *, unsigned, int), &context, NULL, 0, (int)a)
                                : CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
         answer_slot(result, (Pointer)(uintptr_t)context);
+    } else if (!strcmp(word, "detach")) {
+        printf("%d\n", CALL(cuCtxDetach, (void *), (void *)(uintptr_t)slots[a]));
     } else if (!strcmp(word, "destroy")) {
         printf("%d\n", CALL(cuCtxDestroy_v2, (void *), (void *)(uintptr_t)slots[a]));
     } else if (!strcmp(word, "releaseprimary")) {

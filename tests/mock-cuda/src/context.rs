@@ -63,6 +63,21 @@ impl State {
         context.ok_or(CudaError::ContextIsDestroyed)
     }
 
+    /// A context on a device: the current one if that is there.
+    pub(crate) fn context_on(&self, device: CUdevice) -> Answer<CUcontext> {
+        let current = current_handle()?;
+        let is_there = |handle: &CUcontext| {
+            let context = self.contexts.get(handle);
+            context.is_some_and(|context| context.device == device)
+        };
+        if is_there(&current) {
+            return Ok(current);
+        }
+        let mut handles = self.contexts.keys();
+        let other = handles.find(|handle| is_there(handle));
+        other.copied().ok_or(CudaError::InvalidContext)
+    }
+
     /// The context current to this thread.
     pub(crate) fn current_mut(&mut self) -> Answer<&mut Context> {
         let context = self.contexts.get_mut(&current_handle()?);

@@ -142,17 +142,19 @@ impl State {
         driver: &Driver,
         bytes: u64,
     ) -> Answer<(AllocationId, Mapping)> {
-        self.map_aligned(driver, bytes, PAGE_BYTES)
+        self.map_aligned(driver, current_handle()?, bytes, PAGE_BYTES)
     }
 
-    /// Takes memory of the current context's card and maps it at a multiple of `alignment`.
+    /// Takes memory of a context's card and maps it at a multiple of `alignment`.
     pub(crate) fn map_aligned(
         &mut self,
         driver: &Driver,
+        context: CUcontext,
         bytes: u64,
         alignment: u64,
     ) -> Answer<(AllocationId, Mapping)> {
-        let context = self.current()?;
+        let context = self.contexts.get(&context);
+        let context = context.ok_or(CudaError::ContextIsDestroyed)?;
         let (id, device) = (context.id, driver.device(context.device)?);
         let request = Request::Allocate { context: id, bytes };
         let Reply::Allocated {

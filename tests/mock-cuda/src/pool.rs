@@ -163,9 +163,9 @@ impl State {
         &mut self,
         driver: &Driver,
         handle: CUmemoryPool,
+        context: CUcontext,
         bytes: u64,
     ) -> Answer<(Option<AllocationId>, Mapping, RangeKind)> {
-        let context = current_handle()?;
         let home = self.pools.get(handle)?.home;
         if home.card().is_none() {
             let is_managed = matches!(home, Home::Managed(..));
@@ -176,11 +176,11 @@ impl State {
             };
             return Ok((None, Mapping::anonymous(bytes)?, kind));
         }
-        let (allocation, mapping) = match self.map_aligned(driver, bytes, CHUNK_BYTES) {
+        let (allocation, mapping) = match self.map_aligned(driver, context, bytes, CHUNK_BYTES) {
             Err(CudaError::OutOfMemory) => {
                 // What the pool keeps unused is given up before a request is refused.
                 self.trim(driver, handle, 0)?;
-                self.map_aligned(driver, bytes, CHUNK_BYTES)?
+                self.map_aligned(driver, context, bytes, CHUNK_BYTES)?
             }
             mapped => mapped?,
         };
@@ -204,8 +204,12 @@ impl State {
         if pool.max_bytes.is_some_and(|most| reserved + bytes > most) {
             return Err(CudaError::OutOfMemory);
         }
-        let context = current_handle()?;
-        let (allocation, mapping, kind) = self.map_chunk(driver, handle, bytes)?;
+        // Of the pool's own card, whatever context is current.
+        let context = match pool.home.card() {
+            Some(device) => self.context_on(device)?,
+            None => current_handle()?,
+        };
+        let (allocation, mapping, kind) = self.map_chunk(driver, handle, context, bytes)?;
         let base = self.addresses.insert(mapping, bytes, kind);
         let pool = self.pools.get(handle)?;
         pool.chunks.insert(

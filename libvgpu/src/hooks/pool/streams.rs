@@ -1,12 +1,14 @@
-//! Which stream memory was freed in.
+//! Which stream memory was freed in, and whose card it is on.
 //!
 //! A handle tells streams apart only as long as they live, and the default streams have handles that mean another stream
 //! in each context, or in each thread.
 
 use core::ptr::{self, NonNull};
 
-use crate::card::current_context;
-use crate::cuda::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUresult, CUstream};
+use crate::card::{current_context, current_device};
+use crate::cuda::{
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUstream,
+};
 use crate::driver::{Library, Original};
 use crate::{meter, sys};
 
@@ -18,6 +20,67 @@ const THREAD_SHIFT: u32 = 40;
 
 static QUERY: Original = Original::new(Library::Cuda, c"cuStreamQuery");
 type Query = unsafe extern "C" fn(CUstream) -> CUresult;
+
+static GET_DEVICE: Original = Original::new(Library::Cuda, c"cuStreamGetDevice");
+type GetDevice = unsafe extern "C" fn(CUstream, *mut CUdevice) -> CUresult;
+
+static GET_CONTEXT: Original = Original::new(Library::Cuda, c"cuStreamGetCtx");
+type GetContext = unsafe extern "C" fn(CUstream, *mut CUcontext) -> CUresult;
+static PUSH: Original = Original::new(Library::Cuda, c"cuCtxPushCurrent_v2");
+type Push = unsafe extern "C" fn(CUcontext) -> CUresult;
+static POP: Original = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
+type Pop = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
+
+/// The device of a stream. The default streams are those of the current context.
+pub(super) fn device_of(stream: CUstream) -> Option<CUdevice> {
+    if stream.is_null() || [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
+        return current_device();
+    }
+    let Some(get) = GET_DEVICE.address() else {
+        // Before CUDA 12.8.
+        return device_of_context(stream);
+    };
+    // SAFETY: the signature of `cuStreamGetDevice`.
+    let get = unsafe { core::mem::transmute::<NonNull<_>, GetDevice>(get) };
+    let mut device = 0;
+    // SAFETY: writes one device.
+    let result = unsafe { get(stream, &raw mut device) };
+    if result == CUDA_SUCCESS {
+        Some(device)
+    } else {
+        current_device()
+    }
+}
+
+/// The device of the stream's context, which is made current for as long as it takes to ask.
+fn device_of_context(stream: CUstream) -> Option<CUdevice> {
+    let (Some(get), Some(push), Some(pop)) = (GET_CONTEXT.address(), PUSH.address(), POP.address())
+    else {
+        return current_device();
+    };
+    // SAFETY: the signature of `cuStreamGetCtx`.
+    let get = unsafe { core::mem::transmute::<NonNull<_>, GetContext>(get) };
+    let mut context = ptr::null_mut();
+    // SAFETY: writes one context.
+    if unsafe { get(stream, &raw mut context) } != CUDA_SUCCESS {
+        return current_device();
+    }
+    if current_context() == Some(context.expose_provenance() as u64) {
+        return current_device();
+    }
+    // SAFETY: the signature of `cuCtxPushCurrent_v2`.
+    let push = unsafe { core::mem::transmute::<NonNull<_>, Push>(push) };
+    // SAFETY: the signature of `cuCtxPopCurrent_v2`.
+    let pop = unsafe { core::mem::transmute::<NonNull<_>, Pop>(pop) };
+    // SAFETY: a context that the driver has named just now.
+    if unsafe { push(context) } != CUDA_SUCCESS {
+        return current_device();
+    }
+    let device = current_device();
+    // SAFETY: takes back what was pushed, and writes it.
+    unsafe { pop(&raw mut context) };
+    device
+}
 
 /// What tells this stream of this thread from others; `None` without a context.
 pub(super) fn key_of(stream: CUstream) -> Option<u64> {
