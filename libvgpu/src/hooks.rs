@@ -17,6 +17,7 @@ pub(crate) mod multicast;
 pub(crate) mod nvml;
 pub(crate) mod physical;
 pub(crate) mod pool;
+pub(crate) mod primary;
 pub(crate) mod sparse;
 pub(crate) mod transfer;
 pub(crate) mod view;

@@ -64,7 +64,7 @@ pub(crate) struct Process {
     pub(crate) bindings: HeldMap,
     /// Memory of other APIs and processes that was imported, by the object that holds it.
     pub(crate) externals: HeldMap,
-    /// Contexts that are not primary, by handle.
+    /// Contexts that are not primary, by handle; `context` is how often each was attached to, or marks a part of another.
     pub(crate) contexts: HeldMap,
     /// What memory pools have reserved, by pool.
     pub(crate) pools: HeldMap,
@@ -90,6 +90,8 @@ pub(crate) struct Device {
     pub(crate) target: AtomicU32,
     /// 0, or one more than the bytes that are charged for the primary context.
     pub(crate) charged: AtomicU64,
+    /// Whoever makes or ends the primary context.
+    pub(crate) primary_gate: Gate,
     /// The primary context, once this process retained it.
     pub(crate) primary: AtomicU64,
 }
@@ -120,7 +122,6 @@ impl Process {
 
     #[cold]
     fn start(&self) {
-        let _errno = sys::KeepErrno::new();
         loop {
             match self
                 .phase
@@ -191,7 +192,6 @@ impl Process {
 
 #[cold]
 fn install() -> Option<NonNull<Process>> {
-    let _errno = sys::KeepErrno::new();
     let size = size_of::<Process>();
     let mapping = sys::map_zeroes(size)?;
     if !sys::wipe_on_fork(mapping, size) {

@@ -342,7 +342,6 @@ impl Share {
 
     /// Turns to the page that stands at the path of a retired one.
     fn follow(&self, retired: NonNull<AtomicU64>) {
-        let _errno = sys::KeepErrno::new();
         // SAFETY: not written any more once the share can be seen.
         let path = unsafe { &*self.page_path.get() };
         let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {

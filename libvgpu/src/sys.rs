@@ -1,8 +1,8 @@
 //! System calls, by number.
 //!
 //! Not through libc's wrappers: some of them (`fstat`, `fcntl`) got new symbol versions after glibc 2.17, and
-//! none of them may be interposed by the program. Failures come back as `None`; nothing here touches memory
-//! that it was not given.
+//! none of them may be interposed by the program. Failures come back as `None`, and leave the program's `errno`
+//! as it was; nothing here touches memory that it was not given.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::mem::{MaybeUninit, size_of};
@@ -31,6 +31,12 @@ fn positive(result: c_long) -> Option<usize> {
 
 /// `openat`, always with `O_CLOEXEC`. `directory` is `None` for absolute paths.
 pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Option<Fd> {
+    try_open(directory, path, flags, mode).ok()
+}
+
+/// As [`open`]; what it failed with.
+fn try_open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Result<Fd, c_int> {
+    let _errno = KeepErrno::new();
     let directory = directory.map_or(libc::AT_FDCWD, |fd| fd.0);
     // SAFETY: openat reads a NUL-terminated path.
     let result = unsafe {
@@ -42,15 +48,16 @@ pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) 
             mode,
         )
     };
-    c_int::try_from(result).ok().filter(|&fd| fd >= 0).map(Fd)
+    let fd = c_int::try_from(result).ok().filter(|&fd| fd >= 0);
+    fd.map(Fd).ok_or_else(errno)
 }
 
 /// A directory that may be missing. `Err` if it is there, or may be, and cannot be opened.
 pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Option<Fd>, Unknown> {
-    match open(directory, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
-        Some(fd) => Ok(Some(fd)),
-        None if matches!(errno(), libc::ENOENT | libc::ENOTDIR) => Ok(None),
-        None => Err(Unknown),
+    match try_open(directory, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(libc::ENOENT | libc::ENOTDIR) => Ok(None),
+        Err(_) => Err(Unknown),
     }
 }
 
@@ -59,6 +66,7 @@ pub(crate) struct Unknown;
 
 /// The same file under a number that the program's standard streams do not have, should it have closed those.
 pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
+    let _errno = KeepErrno::new();
     const LOWEST: c_int = libc::STDERR_FILENO + 1;
     if fd.0 >= LOWEST {
         return Some(fd);
@@ -70,17 +78,20 @@ pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
 }
 
 pub(crate) fn close(fd: Fd) {
+    let _errno = KeepErrno::new();
     // SAFETY: close takes a number; every caller owns the descriptor.
     unsafe { libc::syscall(libc::SYS_close, fd.0) };
 }
 
 pub(crate) fn unlink(path: &CStr) {
+    let _errno = KeepErrno::new();
     // SAFETY: unlinkat reads a NUL-terminated path.
     unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
 }
 
 /// Sets the times of a file to the present, as far as that is possible: whoever watches it is told.
 pub(crate) fn touch(path: &CStr) {
+    let _errno = KeepErrno::new();
     let now = ptr::null::<libc::timespec>();
     // SAFETY: utimensat reads a NUL-terminated path; without times it takes the present.
     unsafe { libc::syscall(libc::SYS_utimensat, libc::AT_FDCWD, path.as_ptr(), now, 0) };
@@ -88,12 +99,14 @@ pub(crate) fn touch(path: &CStr) {
 
 /// One `read`; how many bytes came.
 pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
+    let _errno = KeepErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe { libc::syscall(libc::SYS_read, fd.0, buffer.as_mut_ptr(), buffer.len()) })
 }
 
 /// One `getdents64`; how many bytes of directory entries came, 0 at the end, `None` if they cannot be read.
 pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
+    let _errno = KeepErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe {
         libc::syscall(
@@ -107,6 +120,7 @@ pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
 
 /// Writes to standard error, as far as that is possible.
 pub(crate) fn write_stderr(text: &[u8]) {
+    let _errno = KeepErrno::new();
     // SAFETY: the kernel reads `text.len()` bytes of the text.
     unsafe {
         libc::syscall(
@@ -119,6 +133,7 @@ pub(crate) fn write_stderr(text: &[u8]) {
 }
 
 pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
+    let _errno = KeepErrno::new();
     let mut status = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: fstat writes one `struct stat`.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd.0, status.as_mut_ptr()) };
@@ -141,12 +156,14 @@ pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
 /// Makes the file at least `size` bytes long, with memory behind all of them, so that writing to its mapping
 /// cannot fail later.
 pub(crate) fn allocate(fd: Fd, size: usize) -> bool {
+    let _errno = KeepErrno::new();
     // SAFETY: fallocate takes numbers.
     positive(unsafe { libc::syscall(libc::SYS_fallocate, fd.0, 0, 0usize, size) }).is_some()
 }
 
 /// Lets every user open the file, whatever the umask was when it was made.
 pub(crate) fn set_mode(fd: Fd, mode: u32) {
+    let _errno = KeepErrno::new();
     // SAFETY: fchmod takes numbers.
     unsafe { libc::syscall(libc::SYS_fchmod, fd.0, mode) };
 }
@@ -165,6 +182,7 @@ pub(crate) fn map_zeroes(size: usize) -> Option<NonNull<c_void>> {
 }
 
 fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNull<c_void>> {
+    let _errno = KeepErrno::new();
     // SAFETY: a mapping at an address of the kernel's choice overlaps nothing.
     let address = unsafe {
         libc::syscall(
@@ -182,12 +200,14 @@ fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNul
 }
 
 pub(crate) fn unmap(address: NonNull<c_void>, size: usize) {
+    let _errno = KeepErrno::new();
     // SAFETY: callers give back what `map` gave and hold no reference into it.
     unsafe { libc::syscall(libc::SYS_munmap, address.as_ptr(), size) };
 }
 
 /// Asks for the mapping to be zeroes in forked children.
 pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
+    let _errno = KeepErrno::new();
     // SAFETY: the advice changes what children see, nothing here.
     let result = unsafe {
         libc::syscall(
@@ -211,6 +231,7 @@ pub(crate) fn unlock(fd: Fd, offset: usize, length: usize) {
 }
 
 fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
+    let _errno = KeepErrno::new();
     let Some(range) = lock_range(kind, offset, length) else {
         return false;
     };
@@ -222,6 +243,7 @@ fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
 
 /// Whether anybody else holds a lock on any of the bytes.
 pub(crate) fn is_locked(fd: Fd, offset: usize, length: usize) -> bool {
+    let _errno = KeepErrno::new();
     let Some(mut range) = lock_range(libc::F_WRLCK, offset, length) else {
         return true;
     };
@@ -300,6 +322,7 @@ fn errno() -> c_int {
 
 /// Waits, or less if a signal comes.
 pub(crate) fn sleep_us(us: u64) {
+    let _errno = KeepErrno::new();
     let length = libc::timespec {
         tv_sec: libc::time_t::try_from(us / 1_000_000).unwrap_or(0),
         tv_nsec: c_long::try_from((us % 1_000_000).saturating_mul(1000)).unwrap_or(0),
@@ -311,6 +334,7 @@ pub(crate) fn sleep_us(us: u64) {
 
 /// Lets another thread run.
 pub(crate) fn yield_now() {
+    let _errno = KeepErrno::new();
     // SAFETY: no arguments.
     unsafe { libc::syscall(libc::SYS_sched_yield) };
 }
@@ -326,6 +350,7 @@ pub(crate) fn thread_id() -> u32 {
 }
 
 pub(crate) fn process_group() -> u32 {
+    let _errno = KeepErrno::new();
     // SAFETY: takes a number.
     u32::try_from(unsafe { libc::syscall(libc::SYS_getpgid, 0) }).unwrap_or(0)
 }

@@ -201,13 +201,15 @@ hooks! {
         = c"cuCtxCreate" 11040 => context::create_v3;
     Memory Cuda cuCtxCreate_v4(context: *mut CUcontext, parameters: *mut c_void, flags: c_uint, device: CUdevice)
         = c"cuCtxCreate" 12050 => context::create_v4;
+    Memory Cuda cuCtxAttach(context: *mut CUcontext, flags: c_uint) = c"cuCtxAttach" 2000 => context::attach;
+    Any Cuda cuCtxDetach(context: CUcontext) = c"cuCtxDetach" 2000 => context::detach;
     Any Cuda cuCtxDestroy(context: CUcontext) = c"cuCtxDestroy" 2000 => context::destroy;
     Any Cuda cuCtxDestroy_v2(context: CUcontext) = c"cuCtxDestroy" 4000 => context::destroy;
-    Memory Cuda cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain" 7000 => context::retain_primary;
-    Any Cuda cuDevicePrimaryCtxRelease(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 7000 => context::end_primary;
-    Any Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => context::end_primary;
-    Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => context::end_primary;
-    Any Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => context::end_primary;
+    Memory Cuda cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain" 7000 => primary::retain;
+    Any Cuda cuDevicePrimaryCtxRelease(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 7000 => primary::end;
+    Any Cuda cuDevicePrimaryCtxRelease_v2(device: CUdevice) = c"cuDevicePrimaryCtxRelease" 11000 => primary::end;
+    Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => primary::end;
+    Any Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => primary::end;
 
     // Parts of a primary context, which they retain and with their end release.
     Memory Cuda cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint) = c"cuGreenCtxCreate" 12040 => green::create;

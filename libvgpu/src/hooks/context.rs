@@ -1,47 +1,28 @@
-//! Contexts. The first one of a process on a card costs what the driver takes for itself there, and the end of
-//! one frees what was allocated in it.
+//! Contexts: each costs what the driver takes for itself there, and the end of one frees what was allocated in it. The
+//! primary ones are in [`crate::hooks::primary`].
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
 
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
-use crate::driver::{Library, Original};
 use crate::held::Held;
+use crate::hooks::array;
 use crate::hooks::kept::take;
 use crate::hooks::memory::{free_held, give_back_linear};
-use crate::hooks::{array, green};
 use crate::meter;
-use crate::process::{Device, Process};
+use crate::process::Process;
 use crate::table::{
-    cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuDevicePrimaryCtxRelease,
-    cuDevicePrimaryCtxRetain,
+    cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
 };
 
-static PRIMARY_STATE: Original = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
-type PrimaryState = unsafe extern "C" fn(CUdevice, *mut c_uint, *mut c_int) -> CUresult;
-
-fn is_primary_active(device: CUdevice) -> bool {
-    let Some(state) = PRIMARY_STATE.address() else {
-        return true;
-    };
-    // SAFETY: the signature of `cuDevicePrimaryCtxGetState`.
-    let state = unsafe { core::mem::transmute::<NonNull<c_void>, PrimaryState>(state) };
-    let (mut flags, mut active) = (0, 1);
-    // SAFETY: writes two integers.
-    unsafe { state(device, &raw mut flags, &raw mut active) };
-    active != 0
-}
-
 /// What a context costs before it is made.
-enum Cost {
+pub(crate) enum Cost {
     Nothing,
     Charged(Card, u64),
 }
 
 /// Takes what the driver will take for a context.
-fn pay(device: CUdevice) -> Result<Cost, CUresult> {
+pub(crate) fn pay(device: CUdevice) -> Result<Cost, CUresult> {
     let card = match target_of_device(device) {
         Target::Unlimited => return Ok(Cost::Nothing),
         Target::Refused => return Err(CUDA_ERROR_OUT_OF_MEMORY),
@@ -55,13 +36,18 @@ fn pay(device: CUdevice) -> Result<Cost, CUresult> {
     Ok(Cost::Charged(card, reserve))
 }
 
-fn pay_back(card: Card, bytes: u64) {
+/// Takes back what [`pay`] took.
+pub(crate) fn pay_back(card: Card, bytes: u64) {
     card.subtract_driver_bytes(bytes);
     card.release(bytes);
 }
 
 /// Makes a context with `make`, which writes it to `context`.
-fn charged(device: CUdevice, context: *mut CUcontext, make: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn charged(
+    device: CUdevice,
+    context: *mut CUcontext,
+    make: impl FnOnce() -> CUresult,
+) -> CUresult {
     let cost = match pay(device) {
         Ok(cost) => cost,
         Err(result) => return result,
@@ -147,100 +133,47 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
     )
 }
 
-pub(crate) unsafe fn retain_primary(
-    original: cuDevicePrimaryCtxRetain::Function,
+/// A context is attached to once more.
+pub(crate) unsafe fn attach(
+    original: cuCtxAttach::Function,
     context: *mut CUcontext,
-    device: CUdevice,
+    flags: c_uint,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let call = || unsafe { original(context, device) };
-    let Some(state) = device_state(device) else {
-        return charged(device, context, call);
-    };
-    let result = retain(device, call);
-    if result == CUDA_SUCCESS {
+    let result = unsafe { original(context, flags) };
+    if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the context.
-        let context = unsafe { context.read() }.expose_provenance() as u64;
-        state.primary.store(context, Ordering::Release);
+        let key = unsafe { context.read() }.expose_provenance() as u64;
+        process.contexts.change(key, |held| {
+            let is_part = held.card == u8::MAX;
+            let context = held.context.saturating_add(u64::from(!is_part));
+            Some(Held { context, ..*held })
+        });
     }
     result
 }
 
-/// Retains the primary context with `call`. It is made when it is first retained and whenever it was released or reset
-/// since then.
-pub(crate) fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(state) = device_state(device) else {
-        return call();
+/// The context ends if nobody is attached to it any more, beside whom it was made for.
+pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext) -> CUresult {
+    let key = context.expose_provenance() as u64;
+    let known = Process::get().and_then(|process| Some((process, process.contexts.get(key)?)));
+    let Some((process, _)) = known.filter(|(_, held)| held.context != 0) else {
+        // SAFETY: the caller's arguments.
+        return unsafe { destroy(original, context) };
     };
-    // Whoever marks it as charged pays for it, the others of this process do not.
-    let is_first = state
-        .charged
-        .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
-        .is_ok();
-    if is_first {
-        make_primary(state, device, call)
-    } else {
-        call()
-    }
-}
-
-/// Makes the primary context with `make`; `state.charged` is the caller's.
-fn make_primary(state: &Device, device: CUdevice, make: impl FnOnce() -> CUresult) -> CUresult {
-    let cost = match pay(device) {
-        Ok(cost) => cost,
-        Err(result) => {
-            state.charged.store(0, Ordering::Release);
-            return result;
-        }
-    };
-    let result = make();
-    let mut charge = 0;
-    match cost {
-        Cost::Charged(_, bytes) if result == CUDA_SUCCESS => charge = bytes.saturating_add(1),
-        Cost::Charged(card, bytes) => pay_back(card, bytes),
-        Cost::Nothing => {}
-    }
-    state.charged.store(charge, Ordering::Release);
-    result
-}
-
-/// Release and reset: what was allocated in the primary context is gone once it is not active any more.
-pub(crate) unsafe fn end_primary(
-    original: cuDevicePrimaryCtxRelease::Function,
-    device: CUdevice,
-) -> CUresult {
-    meter::forget_all_contexts();
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(device) };
-    meter::forget_card_of(|_| true);
+    let result = unsafe { original(context) };
     if result == CUDA_SUCCESS {
-        look_at_primary(device);
+        process.contexts.change(key, |held| {
+            let context = held.context.saturating_sub(1);
+            Some(Held { context, ..*held })
+        });
     }
     result
 }
 
-/// After a release: returns the charge of the primary context, and of what was allocated in it and in its parts, if it
-/// is not active any more.
-pub(crate) fn look_at_primary(device: CUdevice) {
-    let Some(state) = device_state(device).filter(|_| !is_primary_active(device)) else {
-        return;
-    };
-    release_all_of(state.primary.load(Ordering::Acquire));
-    if let Some(process) = Process::get() {
-        green::end_parts(process, device, release_all_of);
-    }
-    let charge = state.charged.swap(0, Ordering::AcqRel);
-    if let Target::Limited(card) = target_of_device(device) {
-        pay_back(card, charge.saturating_sub(1));
-    }
-}
-
-fn device_state(device: CUdevice) -> Option<&'static Device> {
-    let ordinal = usize::try_from(device).ok()?;
-    Process::get()?.devices.get(ordinal)
-}
-
-fn release_all_of(context: u64) {
+/// Returns the charge of what was allocated in a context that has ended.
+pub(crate) fn release_all_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
     };

@@ -6,42 +6,10 @@
 use core::ffi::{c_uint, c_void};
 
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUgreenCtx, CUresult};
-use crate::held::Held;
-use crate::hooks::context;
+use crate::hooks::primary;
 use crate::meter;
 use crate::process::Process;
 use crate::table::{cuCtxFromGreenCtx, cuGreenCtxCreate, cuGreenCtxDestroy};
-
-/// In the place of a context: with the device whose primary context it is a part of.
-const PART_OF: u64 = 1 << 63;
-
-fn part_of(device: CUdevice) -> u64 {
-    PART_OF | u64::from(device.unsigned_abs())
-}
-
-/// The device of a green context, or of the context that stands for it.
-fn device_of(process: &Process, key: u64) -> Option<CUdevice> {
-    let held = process.contexts.get(key)?;
-    let device = held.context.checked_sub(PART_OF)?;
-    CUdevice::try_from(device).ok()
-}
-
-/// Remembers a handle as a part of the device's primary context.
-fn remember(process: &Process, key: u64, device: CUdevice) {
-    let part = Held {
-        bytes: 0,
-        card: u8::MAX,
-        context: part_of(device),
-    };
-    process.contexts.remove(key);
-    process.contexts.insert(key, part);
-}
-
-/// The device's primary context has ended: hands each of its parts to `each`.
-pub(crate) fn end_parts(process: &Process, device: CUdevice, mut each: impl FnMut(u64)) {
-    let ends = |held: &Held| held.context == part_of(device);
-    process.contexts.remove_all(ends, |key, _| each(key));
-}
 
 pub(crate) unsafe fn create(
     original: cuGreenCtxCreate::Function,
@@ -50,14 +18,14 @@ pub(crate) unsafe fn create(
     device: CUdevice,
     flags: c_uint,
 ) -> CUresult {
-    let result = context::retain(device, || {
+    let result = primary::retain_with(device, || {
         // SAFETY: the caller's arguments.
         unsafe { original(green, description, device, flags) }
     });
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the green context.
         let green = unsafe { green.read() };
-        remember(process, green.expose_provenance() as u64, device);
+        primary::know_part(process, green.expose_provenance() as u64, device);
     }
     result
 }
@@ -71,29 +39,31 @@ pub(crate) unsafe fn context(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(context, green) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
-        && let Some(device) = device_of(process, green.expose_provenance() as u64)
+        && let Some(device) = primary::device_of_part(process, green.expose_provenance() as u64)
     {
         // SAFETY: the driver has written the context.
         let context = unsafe { context.read() };
-        remember(process, context.expose_provenance() as u64, device);
+        primary::know_part(process, context.expose_provenance() as u64, device);
     }
     result
 }
 
 pub(crate) unsafe fn destroy(original: cuGreenCtxDestroy::Function, green: CUgreenCtx) -> CUresult {
-    // Events of ours may end with it.
-    meter::forget_all_contexts();
     let key = green.expose_provenance() as u64;
-    let device = Process::get().and_then(|process| device_of(process, key));
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(green) };
-    if result == CUDA_SUCCESS
-        && let Some(device) = device
-    {
-        if let Some(process) = Process::get() {
+    let call = || unsafe { original(green) };
+    let known =
+        Process::get().and_then(|process| Some((process, primary::device_of_part(process, key)?)));
+    let Some((process, device)) = known else {
+        // Events of ours may end with it.
+        meter::forget_all_contexts();
+        return call();
+    };
+    primary::end_with(device, || {
+        let result = call();
+        if result == CUDA_SUCCESS {
             process.contexts.remove(key);
         }
-        context::look_at_primary(device);
-    }
-    result
+        result
+    })
 }

@@ -170,6 +170,47 @@ fn the_end_of_a_context_frees_what_it_held() {
     assert_eq!(other.memory_info().0, GIB);
 }
 
+/// The old way to end a context, which lives as long as somebody is attached to it.
+#[test]
+fn a_context_that_all_are_detached_from_has_ended() {
+    let container = Container::new();
+    let limits = Limits {
+        driver_reserve_bytes: CONTEXT_BYTES,
+        ..Limits::memory(4 * GIB)
+    };
+    container.add_share("share", CARDS[0], &limits);
+    let mut process = container.process();
+    for attached in 0..3 {
+        let context = process.ok("context 0")[0];
+        process.alloc(300 * MIB);
+        for _ in 0..attached {
+            process.ok("attach");
+        }
+        let (free, taken) = (4 * GIB - 2 * CONTEXT_BYTES - 300 * MIB, 2 * CONTEXT_BYTES);
+        for _ in 0..attached {
+            process.ok(&format!("detach {context}"));
+            assert_eq!(process.memory_info().0, free);
+            assert_eq!(container.taken(), taken + 300 * MIB);
+        }
+        process.ok(&format!("detach {context}"));
+        assert_eq!(process.memory_info().0, 4 * GIB - CONTEXT_BYTES);
+        assert_eq!(container.taken(), CONTEXT_BYTES);
+    }
+}
+
+/// A program may look at it though it has called the driver meanwhile.
+#[test]
+fn what_is_counted_and_refused_leaves_errno_alone() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    // To be looked at: whether it lives.
+    let _other = container.process();
+    let answer = process.ask(&format!("errno {}", 600 * MIB));
+    assert_eq!(answer, [0, 77]);
+    let answer = process.ask(&format!("errno {}", 600 * MIB));
+    assert_eq!(answer, [2, 77]);
+}
+
 #[test]
 fn with_the_spill_policy_plain_memory_beyond_the_share_comes_from_the_host() {
     let container = Container::new();

@@ -270,6 +270,16 @@ static void run(char *line) {
         Result result = b == 4 ? CALL(cuCtxCreate_v4, (void **, void *, unsigned, int), &context, NULL, 0, (int)a)
                                : CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
         answer_slot(result, (Pointer)(uintptr_t)context);
+    } else if (!strcmp(word, "errno")) {
+        // What errno is after `a` bytes were allocated, or refused, and it was asked how much there is.
+        size_t available = 0, total = 0;
+        Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))function("cuMemAlloc_v2");
+        Result (*info)(size_t *, size_t *) = (Result(*)(size_t *, size_t *))function("cuMemGetInfo_v2");
+        errno = 77;
+        Result result = allocate(&pointer, a);
+        if (!info(&available, &total)) printf("%d %d\n", result, errno);
+    } else if (!strcmp(word, "attach")) {
+        ANSWER(CALL(cuCtxAttach, (Pointer *, unsigned), &pointer, 0));
     } else if (!strcmp(word, "detach")) {
         printf("%d\n", CALL(cuCtxDetach, (void *), (void *)(uintptr_t)slots[a]));
     } else if (!strcmp(word, "destroy")) {

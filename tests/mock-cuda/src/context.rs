@@ -28,6 +28,8 @@ pub(crate) struct Context {
     pub(crate) id: ContextId,
     pub(crate) device: CUdevice,
     flags: c_uint,
+    /// How often it was attached to beside its making.
+    attached: u32,
     limits: BTreeMap<c_uint, usize>,
     cache_config: c_uint,
     shared_memory_config: c_uint,
@@ -105,6 +107,7 @@ impl State {
             id,
             device,
             flags,
+            attached: 0,
             limits: default_limits(),
             cache_config: 0,
             shared_memory_config: 0,
@@ -126,6 +129,7 @@ impl State {
             id: owner.id,
             device: owner.device,
             flags: owner.flags,
+            attached: 0,
             limits: default_limits(),
             cache_config: 0,
             shared_memory_config: 0,
@@ -266,8 +270,14 @@ entry_points! {
     "cuCtxDestroy" 2000 fn cuCtxDestroy(context: CUcontext) { destroy(context) }
     "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: CUcontext) { destroy(context) }
 
-    "cuCtxAttach" 2000 fn cuCtxAttach(context: Out<CUcontext>, _flags: c_uint) { context.set(current_handle()?) }
-    "cuCtxDetach" 2000 fn cuCtxDetach(context: CUcontext) { destroy(context) }
+    "cuCtxAttach" 2000 fn cuCtxAttach(context: Out<CUcontext>, flags: c_uint) {
+        if flags != 0 || context.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        driver()?.state().current_mut()?.attached += 1;
+        context.set(current_handle()?)
+    }
+    "cuCtxDetach" 2000 fn cuCtxDetach(context: CUcontext) { detach(context) }
 
     "cuCtxPushCurrent" 2000 fn cuCtxPushCurrent(context: CUcontext) { push(context) }
     "cuCtxPushCurrent" 4000 fn cuCtxPushCurrent_v2(context: CUcontext) { push(context) }
@@ -403,6 +413,22 @@ fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> Answer {
 pub(crate) fn finish(driver: &Driver, context: CUcontext) -> Answer {
     let points = driver.state().points_of_context(driver, context);
     wait_for(driver, &points)
+}
+
+/// The last one who is attached ends a context.
+fn detach(context: CUcontext) -> Answer {
+    if current_handle()? != context {
+        return Err(CudaError::InvalidContext);
+    }
+    {
+        let mut state = driver()?.state();
+        let current = state.current_mut()?;
+        if let Some(left) = current.attached.checked_sub(1) {
+            current.attached = left;
+            return Ok(());
+        }
+    }
+    destroy(context)
 }
 
 fn destroy(context: CUcontext) -> Answer {

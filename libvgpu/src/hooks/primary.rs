@@ -1,0 +1,154 @@
+//! Primary contexts, one per device, and their parts, which are green contexts.
+//!
+//! The first one of a process to retain it makes it and pays for it; when the last one has released it, or it is reset,
+//! everything that was allocated in it and in its parts is gone. Only one thread at a time makes or ends it, or another
+//! one could have it for nothing while it is being refused, or allocate in a new one what is taken to be the old one's.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering;
+
+use crate::card::{Target, target_of_device};
+use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
+use crate::driver::{Library, Original};
+use crate::held::Held;
+use crate::hooks::context::{Cost, charged, pay, pay_back, release_all_of};
+use crate::meter;
+use crate::process::{Device, Process};
+use crate::table::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
+
+static STATE: Original = Original::new(Library::Cuda, c"cuDevicePrimaryCtxGetState");
+type State = unsafe extern "C" fn(CUdevice, *mut c_uint, *mut c_int) -> CUresult;
+
+fn is_active(device: CUdevice) -> bool {
+    let Some(state) = STATE.address() else {
+        return true;
+    };
+    // SAFETY: the signature of `cuDevicePrimaryCtxGetState`.
+    let state = unsafe { core::mem::transmute::<NonNull<c_void>, State>(state) };
+    let (mut flags, mut active) = (0, 1);
+    // SAFETY: writes two integers.
+    unsafe { state(device, &raw mut flags, &raw mut active) };
+    active != 0
+}
+
+fn device_state(device: CUdevice) -> Option<&'static Device> {
+    let ordinal = usize::try_from(device).ok()?;
+    Process::get()?.devices.get(ordinal)
+}
+
+pub(crate) unsafe fn retain(
+    original: cuDevicePrimaryCtxRetain::Function,
+    context: *mut CUcontext,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { original(context, device) };
+    let Some(state) = device_state(device) else {
+        return charged(device, context, call);
+    };
+    retain_with(device, || {
+        let result = call();
+        if result == CUDA_SUCCESS {
+            // SAFETY: the driver has written the context.
+            let context = unsafe { context.read() }.expose_provenance() as u64;
+            state.primary.store(context, Ordering::Release);
+        }
+        result
+    })
+}
+
+/// Retains the primary context with `call`. It is made when it is first retained and whenever it was released or reset
+/// since then.
+pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(state) = device_state(device) else {
+        return call();
+    };
+    // Whoever takes very long is not waited for.
+    let _alone = state.primary_gate.pass_alone();
+    if state.charged.load(Ordering::Acquire) != 0 {
+        return call();
+    }
+    let cost = match pay(device) {
+        Ok(cost) => cost,
+        Err(result) => return result,
+    };
+    let result = call();
+    match cost {
+        Cost::Charged(_, bytes) if result == CUDA_SUCCESS => {
+            state
+                .charged
+                .store(bytes.saturating_add(1), Ordering::Release);
+        }
+        Cost::Charged(card, bytes) => pay_back(card, bytes),
+        Cost::Nothing => {}
+    }
+    result
+}
+
+/// Release and reset.
+pub(crate) unsafe fn end(
+    original: cuDevicePrimaryCtxRelease::Function,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    end_with(device, || unsafe { original(device) })
+}
+
+/// Makes a call that may end the primary context. If it has, its charge is returned, and that of what was allocated in it
+/// and in its parts.
+pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
+    meter::forget_all_contexts();
+    let state = device_state(device);
+    // As above.
+    let _alone = state.and_then(|state| state.primary_gate.pass_alone());
+    let result = call();
+    meter::forget_card_of(|_| true);
+    if result == CUDA_SUCCESS
+        && let Some(state) = state
+        && !is_active(device)
+    {
+        release_all_of(state.primary.load(Ordering::Acquire));
+        end_parts(device);
+        let charge = state.charged.swap(0, Ordering::AcqRel);
+        if let Target::Limited(card) = target_of_device(device) {
+            pay_back(card, charge.saturating_sub(1));
+        }
+    }
+    result
+}
+
+/// In the place of how often a context is attached to: with the device whose primary context it is a part of.
+const PART_OF: u64 = 1 << 63;
+
+fn part_of(device: CUdevice) -> u64 {
+    PART_OF | u64::from(device.unsigned_abs())
+}
+
+/// The device of a green context, or of the context that stands for it.
+pub(crate) fn device_of_part(process: &Process, key: u64) -> Option<CUdevice> {
+    let held = process.contexts.get(key)?;
+    let device = held.context.checked_sub(PART_OF)?;
+    CUdevice::try_from(device).ok()
+}
+
+/// Remembers a handle as a part of the device's primary context.
+pub(crate) fn know_part(process: &Process, key: u64, device: CUdevice) {
+    let part = Held {
+        bytes: 0,
+        card: u8::MAX,
+        context: part_of(device),
+    };
+    process.contexts.remove(key);
+    process.contexts.insert(key, part);
+}
+
+/// The device's primary context has ended, and its parts with it.
+fn end_parts(device: CUdevice) {
+    if let Some(process) = Process::get() {
+        let ends = |held: &Held| held.context == part_of(device);
+        process
+            .contexts
+            .remove_all(ends, |key, _| release_all_of(key));
+    }
+}
