@@ -250,15 +250,15 @@ impl Agent {
             if steps {
                 card.rank(&mut self.shares);
             }
-            if steps || card.has_woken(&mut self.shares) {
+            if steps {
                 told.extend(card.step(now_us, &mut self.shares));
-                if let Some(observer) = self.observers.get(uuid) {
-                    observer.attend(if card.is_shared() {
-                        Attention::Busy
-                    } else {
-                        Attention::Memory
-                    });
-                }
+            }
+            let has_changed = steps || card.give_back(now_us, &mut self.shares);
+            if let Some(observer) = self.observers.get(uuid).filter(|_| has_changed) {
+                observer.attend(match card.is_shared() {
+                    true => Attention::Busy,
+                    false => Attention::Memory,
+                });
             }
             if card.is_ranked() {
                 card.give_way(now_us, &mut self.shares);
@@ -272,7 +272,7 @@ impl Agent {
         }
         if is_step {
             let calling = self.shares.tenants.iter();
-            let calling = calling.filter(|(_, tenant)| tenant.rank.calls);
+            let calling = calling.filter(|(_, tenant)| tenant.rank.calls || tenant.is_lent());
             let dirs: BTreeMap<Key, &Path> = calling
                 .map(|(key, tenant)| (*key, tenant.usage_dir()))
                 .collect();

@@ -33,9 +33,10 @@ pub enum Spare {
 }
 
 /// How much time a tenant wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Demand {
     /// None.
+    #[default]
     Idle,
     /// About this much; it has not been held back.
     UpTo(i64),

@@ -17,6 +17,7 @@ use super::share::Scratch;
 use super::tenant::{Key, Tenant};
 use super::token::{Change, Contender, Ring};
 
+mod lending;
 mod ranks;
 
 /// After a share with turns wanted time, all of them go on taking turns for so long, µs.
@@ -211,37 +212,9 @@ impl Card {
         if self.is_quiet() {
             return told;
         }
-        self.is_lent = false;
-        for (key, decision) in self.controller.step(elapsed_us, &metered) {
-            let Some(tenant) = tenants.get_mut(&key) else {
-                continue;
-            };
-            tenant.is_lent = decision.is_lent;
-            self.is_lent |= decision.is_lent && tenant.is_here();
-            complain(tenant.set_rate(decision.rate_us_per_s), tenant);
-            complain(tenant.set_own_time(decision.own_parts), tenant);
-        }
+        let decisions = self.controller.step(elapsed_us, &metered);
+        self.apply(now_us, &decisions, tenants);
         told
-    }
-
-    /// Whether shares are idle while others use their time, and may want it back at any moment.
-    #[must_use]
-    pub fn is_lent(&self) -> bool {
-        self.is_lent
-    }
-
-    /// Whether one of them wants it back.
-    #[must_use]
-    pub fn has_woken(&self, shares: &mut Shares) -> bool {
-        if !self.is_lent {
-            return false;
-        }
-        let mut lent = self
-            .keys
-            .iter()
-            .filter_map(|key| shares.tenants.get(key))
-            .filter(|tenant| tenant.is_lent);
-        lent.any(|tenant| tenant.has_woken(&mut shares.scratch))
     }
 
     /// Hands the token on if it is time.

@@ -72,6 +72,8 @@ pub struct Active<Id> {
     pub work: Work,
     /// Time that it was charged in this step, µs.
     pub charged_us: u64,
+    /// Whether it did anything in this step, or waited to.
+    pub is_at_work: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -92,6 +94,7 @@ struct Share {
     predicted_us: u64,
     seen_us: u64,
     is_active: bool,
+    is_at_work: bool,
 }
 
 /// The shares of a card.
@@ -209,12 +212,14 @@ impl<Id: Ord + Copy> Contention<Id> {
                     predicted_us: 0,
                     seen_us: 0,
                     is_active: true,
+                    is_at_work: true,
                 }
             });
             let measured_us = share.charged_us.saturating_mul(ALL) / state.own.max(1);
             let predicted_us = measured_us.saturating_mul(state.predicted) / ALL;
             state.fresh_us = state.fresh_us.saturating_add(predicted_us);
             state.part = share.part;
+            state.is_at_work = share.is_at_work;
         }
         let rounds = active
             .iter()
@@ -294,7 +299,8 @@ impl<Id: Ord + Copy> Contention<Id> {
         let is_alone = active.count() < 2;
         for (id, state) in &mut self.shares {
             let fresh_us = std::mem::take(&mut state.fresh_us).saturating_mul(elapsed_us);
-            if is_late || is_alone || !state.is_active {
+            // What NVML sees of one that has just stopped is of before it did, and was counted then.
+            if is_late || is_alone || !state.is_active || !state.is_at_work {
                 continue;
             }
             let Some(fresh_us) = fresh_us.checked_div(steps_us) else {

@@ -62,7 +62,7 @@ pub struct Terms {
 }
 
 /// What a share did since the last step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Measured {
     /// GPU time that it was charged, µs.
     pub used_us: u64,
@@ -70,6 +70,17 @@ pub struct Measured {
     pub waited: bool,
     /// Mean length of its last launches, µs.
     pub launch_us: u64,
+    /// Whether it is idle now, whatever it did before.
+    pub rests: bool,
+}
+
+/// What becomes of a share between two steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It wants back what others use of its time.
+    Wakes,
+    /// It has woken a short while ago and is idle again.
+    Rests,
 }
 
 /// A metered share in one step: which, its terms, and what it did.
@@ -92,6 +103,9 @@ struct Loop {
     waits_for: u8,
     /// Steps for which it still counts as active.
     stays_for: u8,
+    /// What it did in the last step, and what it wants since then.
+    measured: Measured,
+    demand: Demand,
 }
 
 /// Controller of one card. `Id` names its shares.
@@ -134,6 +148,9 @@ impl<Id: Ord + Copy> Controller<Id> {
         self.loops.retain(|id, _| is_there(id));
         self.contention.retain(is_there);
         let (tenants, is_company_new) = self.meet(elapsed_us, shares);
+        if is_company_new {
+            self.change_company();
+        }
         let allotted = allot::allot(&tenants);
         for ((id, ..), (tenant, allotted)) in shares.iter().zip(tenants.iter().zip(&allotted)) {
             if let Some(state) = self.loops.get_mut(id) {
@@ -142,16 +159,54 @@ impl<Id: Ord + Copy> Controller<Id> {
                     Demand::UpTo(rate) => rate.min(CARD) > allotted.part,
                     Demand::All => true,
                 };
-                state.wanted_throughout &= state.wanted && !is_company_new;
+                state.wanted_throughout &= state.wanted;
                 state.due_us = state
                     .due_us
                     .saturating_add(allotted.part * elapsed_us / CARD);
-                if is_company_new {
-                    state.lag_us /= 2;
+            }
+        }
+        self.decide(Some(to_u64(elapsed_us)), shares, &tenants, &allotted)
+    }
+
+    /// Some of the metered shares of the card wake or rest: what that changes before the next step. Of the others the last
+    /// step holds.
+    pub fn turn(&mut self, shares: &[(Id, Terms)], turned: &[(Id, Turn)]) -> Vec<(Id, Decision)> {
+        let mut is_company_new = false;
+        for (id, turn) in turned {
+            let state = self.loops.entry(*id).or_default();
+            match turn {
+                Turn::Wakes => {
+                    is_company_new |= state.stays_for == 0;
+                    (state.waits_for, state.stays_for) = (WAITS_FOR, STAYS_FOR);
+                    state.demand = Demand::All;
+                }
+                Turn::Rests => {
+                    state.demand = Demand::UpTo(HEADROOM_AT_LEAST);
+                    (state.measured.rests, state.measured.waited) = (true, false);
                 }
             }
         }
-        self.decide(to_u64(elapsed_us), shares, &tenants, &allotted)
+        if is_company_new {
+            self.change_company();
+        }
+        let state = |id: &Id| self.loops.get(id).cloned().unwrap_or_default();
+        let steps: Vec<Step<Id>> = shares
+            .iter()
+            .map(|(id, terms)| (*id, *terms, state(id).measured))
+            .collect();
+        let tenants: Vec<Tenant> = shares
+            .iter()
+            .map(|(id, terms)| tenant(terms, state(id).demand))
+            .collect();
+        self.decide(None, &steps, &tenants, &allot::allot(&tenants))
+    }
+
+    /// Others than before want something: what is owed is half forgotten.
+    fn change_company(&mut self) {
+        for state in self.loops.values_mut() {
+            state.lag_us /= 2;
+            state.wanted_throughout = false;
+        }
     }
 
     /// Who wants how much, and whether others than before want anything.
@@ -174,20 +229,24 @@ impl<Id: Ord + Copy> Controller<Id> {
             let demand = match (state.stays_for, state.waits_for) {
                 (0, _) => Demand::Idle,
                 // One that waits says so at each look, and one in debt may still be running what it launched.
-                (_, _) if used == 0 && !measured.waited => Demand::UpTo(HEADROOM_AT_LEAST),
+                (_, _) if measured.rests || (used == 0 && !measured.waited) => {
+                    Demand::UpTo(HEADROOM_AT_LEAST)
+                }
                 (_, 0) => {
                     Demand::UpTo(used.saturating_add((used / HEADROOM).max(HEADROOM_AT_LEAST)))
                 }
                 (_, _) => Demand::All,
             };
+            (state.measured, state.demand) = (*measured, demand);
             tenant(terms, demand)
         });
         (tenants.collect(), is_company_new)
     }
 
+    /// What follows from the parts, `elapsed_us` after the last step, or before the next one.
     fn decide(
         &mut self,
-        elapsed_us: u64,
+        elapsed_us: Option<u64>,
         shares: &[Step<Id>],
         tenants: &[Tenant],
         allotted: &[Allotment],
@@ -219,7 +278,10 @@ impl<Id: Ord + Copy> Controller<Id> {
                     rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
                     own_parts: u32::try_from(own).unwrap_or(u32::MAX),
                     // One that has its guarantee kept for it need not be watched.
-                    is_lent: is_lent && measured.used_us == 0 && allotted.part < guarantee,
+                    is_lent: is_lent
+                        && (measured.used_us == 0 || measured.rests)
+                        && tenant.demand != Demand::All
+                        && allotted.part < guarantee,
                 };
                 (*id, decision)
             })
@@ -229,7 +291,7 @@ impl<Id: Ord + Copy> Controller<Id> {
     /// Parts per million of what each active share measures that are its own.
     fn own_parts(
         &mut self,
-        elapsed_us: u64,
+        elapsed_us: Option<u64>,
         shares: &[Step<Id>],
         tenants: &[Tenant],
         allotted: &[Allotment],
@@ -248,10 +310,11 @@ impl<Id: Ord + Copy> Controller<Id> {
                     _ if may_be_free(tenant, allotted) => Work::Always,
                     _ => Work::Launches(measured.launch_us),
                 },
-                charged_us: measured.used_us,
+                charged_us: elapsed_us.map_or(0, |_| measured.used_us),
+                is_at_work: !measured.rests && (measured.waited || measured.used_us > 0),
             })
             .collect();
-        let own = self.contention.step(elapsed_us, &active);
+        let own = self.contention.step(elapsed_us.unwrap_or(0), &active);
         active.iter().map(|share| share.id).zip(own).collect()
     }
 

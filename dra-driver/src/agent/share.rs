@@ -179,6 +179,14 @@ impl Page {
         self.set(&page::calls(calls))
     }
 
+    /// Says whether others use the share's time, so that it calls when it wants that back.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn lend(&mut self, is_lent: bool) -> io::Result<()> {
+        self.set(&page::lent(is_lent))
+    }
+
     /// Writes a word that nobody else does, unless it says that already.
     fn set(&mut self, write: &PageWrite) -> io::Result<()> {
         let start = usize::try_from(write.offset()).unwrap_or(usize::MAX);

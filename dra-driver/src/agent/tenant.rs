@@ -23,8 +23,10 @@ use crate::layout::Layout;
 use crate::prepare::record::Record;
 use crate::prepare::{Prepared, Share, ShareId};
 
+mod lending;
 mod rank;
 
+use lending::Lending;
 pub use rank::Rank;
 
 /// For how long a share that took time or waited for it still wants it, µs: two of the longest sleeps of a launch that
@@ -58,7 +60,7 @@ pub struct Tenant {
     /// When the agent first saw it, µs.
     pub since_us: u64,
     /// Whether others use what is guaranteed to it while it is idle.
-    pub is_lent: bool,
+    lending: Lending,
     /// How it stands to the other shares of the card.
     pub rank: Rank,
     page: Page,
@@ -74,6 +76,8 @@ pub struct Tenant {
     progress_in_turns: Progress,
     /// The region's sign of demand at the last look.
     wanted_us: u64,
+    /// The same when it was last seen to wake or to rest, if that was later.
+    turned_us: u64,
     was_idle: bool,
     own_parts: u32,
     /// Mean length of the launches of the last step that had some, µs.
@@ -131,7 +135,7 @@ impl Tenant {
             card: GpuUuid::new(device.card.uuid.clone()),
             enforcement: share.enforcement,
             since_us: now_us,
-            is_lent: false,
+            lending: Lending::default(),
             rank: Rank::default(),
             presence: Presence::Here,
             reserve: Reserve::default(),
@@ -142,6 +146,7 @@ impl Tenant {
             progress: Progress::default(),
             progress_in_turns: Progress::default(),
             wanted_us: 0,
+            turned_us: 0,
             was_idle: true,
             own_parts: ALL,
             launch_us: 0,
@@ -240,15 +245,6 @@ impl Tenant {
         self.page.is_current()
     }
 
-    /// Whether it has begun to want time since the last [`Tenant::measure`].
-    pub fn has_woken(&self, scratch: &mut Scratch) -> bool {
-        self.is_here()
-            && self
-                .usage
-                .glance(scratch)
-                .is_ok_and(|glance| glance.share.wanted_us != self.wanted_us)
-    }
-
     /// What it did since the last call. A region that cannot be read did nothing.
     pub fn measure(&mut self, now_us: u64, scratch: &mut Scratch) -> Activity {
         let idle = Activity {
@@ -256,6 +252,7 @@ impl Tenant {
                 used_us: 0,
                 waited: false,
                 launch_us: self.launch_us,
+                rests: false,
             },
             long_kernel_us: None,
         };
@@ -267,12 +264,17 @@ impl Tenant {
             return idle;
         };
         let has_acted = glance.share.wanted_us != self.wanted_us;
+        // One whose time others use since it was seen to rest has done nothing more.
+        let rests = self.is_lent() && glance.share.wanted_us == self.turned_us;
         self.wanted_us = glance.share.wanted_us;
+        self.turned_us = self.wanted_us;
         let is_in_debt = self.is_in_debt(&glance, now_us);
+        let rests = rests && !is_in_debt;
         if !has_acted {
             self.was_idle = !is_in_debt;
             let measured = Measured {
                 waited: is_in_debt,
+                rests,
                 ..idle.measured
             };
             return Activity { measured, ..idle };
@@ -292,7 +294,8 @@ impl Tenant {
         // how long is only counted when the wait is over.
         let got_nothing = used_us == 0 && launches == 0;
         let waited = throttled_us > 0 || is_in_debt || self.was_idle || got_nothing;
-        self.was_idle = false;
+        let waited = waited && !rests;
+        self.was_idle = rests;
         if let Some(mean_us) = used_us.checked_div(launches).filter(|us| *us > 0) {
             self.launch_us = mean_us;
         }
@@ -300,6 +303,7 @@ impl Tenant {
             used_us,
             waited,
             launch_us: self.launch_us,
+            rests,
         };
         Activity {
             measured,

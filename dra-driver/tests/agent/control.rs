@@ -1,7 +1,7 @@
 //! What the controller and the prediction of contention remember, by single steps.
 
 use drava_dra_driver::agent::contention::{ALL, Active, Contention, Work};
-use drava_dra_driver::agent::control::{Controller, Measured, Step, Terms};
+use drava_dra_driver::agent::control::{Controller, Measured, Step, Terms, Turn};
 use drava_vgpu_abi::{ComputePolicy, Cores, Priority};
 
 const STEP_US: u64 = 100_000;
@@ -17,6 +17,7 @@ fn wants_all(id: u32, cores: u32) -> Step<u32> {
         used_us: STEP_US * u64::from(cores) / 100,
         waited: true,
         launch_us: 1_000,
+        rests: false,
     };
     (id, terms, measured)
 }
@@ -51,6 +52,7 @@ fn active(id: u32, part: u64, charged_us: u64) -> Active<u32> {
         part,
         work: Work::Launches(10_000),
         charged_us,
+        is_at_work: true,
     }
 }
 
@@ -79,6 +81,93 @@ fn what_was_learned_beside_others_is_half_forgotten() {
         half.abs_diff(middle) < (predicted - learned) / 4,
         "{learned} {half} {predicted}"
     );
+}
+
+#[test]
+fn what_is_told_late_of_one_that_has_stopped_teaches_nothing() {
+    let mut contention = Contention::default();
+    let both = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
+    let mut told = Vec::new();
+    // For less than a second, as its events say.
+    for step in 0..8 {
+        told = contention.step(STEP_US, &both);
+        if step > 3 {
+            let own = |index: usize| 20_000 * told[index] / ALL;
+            contention.observe(STEP_US, &[(1, own(0)), (2, own(1))]);
+        }
+    }
+    let stopped = Active {
+        charged_us: 0,
+        is_at_work: false,
+        ..both[1]
+    };
+    for _ in 0..3 {
+        contention.step(STEP_US, &[both[0], stopped]);
+        contention.observe(STEP_US, &[(1, 10_000), (2, 20_000)]);
+    }
+    let again = contention.step(STEP_US, &both)[1];
+    assert!(again <= told[1], "{again} instead of {}", told[1]);
+}
+
+/// Two shares, of which the second does nothing.
+fn lent() -> (Controller<u32>, [Step<u32>; 2]) {
+    let mut controller = Controller::default();
+    let mut idle = wants_all(2, 70);
+    (idle.2.used_us, idle.2.waited) = (0, false);
+    let shares = [wants_all(1, 30), idle];
+    for _ in 0..10 {
+        controller.step(STEP_US, &shares);
+    }
+    (controller, shares)
+}
+
+fn terms(shares: &[Step<u32>; 2]) -> [(u32, Terms); 2] {
+    shares.map(|(id, terms, _)| (id, terms))
+}
+
+#[test]
+fn what_is_lent_is_given_back_and_lent_again_between_two_steps() {
+    let (mut controller, shares) = lent();
+    let terms = terms(&shares);
+    let rates = |controller: &mut Controller<u32>, turned: &[(u32, Turn)]| {
+        let told = controller.turn(&terms, turned);
+        (
+            told[0].1.rate_us_per_s,
+            told[1].1.rate_us_per_s,
+            told[1].1.is_lent,
+        )
+    };
+    assert_eq!(rates(&mut controller, &[]), (1_000_000, 700_000, true));
+    let (borrower, owner, is_lent) = rates(&mut controller, &[(2, Turn::Wakes)]);
+    assert_eq!((borrower, is_lent), (300_000, false));
+    assert!(owner >= 700_000, "{owner}");
+    // Whatever becomes of others, it wants more until it is measured.
+    assert_eq!(rates(&mut controller, &[]).0, 300_000);
+    let (borrower, _, is_lent) = rates(&mut controller, &[(2, Turn::Rests)]);
+    assert!(borrower >= 980_000 && is_lent, "{borrower} {is_lent}");
+    // What it used before it came to rest makes it want nothing now.
+    let mut rested = shares;
+    (rested[1].2.used_us, rested[1].2.rests) = (20_000, true);
+    let told = controller.step(STEP_US, &rested);
+    assert!(
+        told[0].1.rate_us_per_s >= 980_000 && told[1].1.is_lent,
+        "{told:?}"
+    );
+}
+
+#[test]
+fn nobody_is_measured_in_a_moment_between_two_steps() {
+    let ((mut one, shares), (mut other, _)) = (lent(), lent());
+    for _ in 0..30 {
+        for _ in 0..50 {
+            other.turn(&terms(&shares), &[]);
+        }
+        let told = [&mut one, &mut other].map(|controller| {
+            controller.observe(STEP_US, STEP_US, &[(1, 25_000), (2, 0)]);
+            controller.step(STEP_US, &shares)
+        });
+        assert_eq!(told[0], told[1]);
+    }
 }
 
 /// Learns for some seconds that the first one has a quarter less than it was charged.
@@ -140,6 +229,7 @@ fn beside_a_full_queue(work: Work) -> [u64; 2] {
         part,
         work,
         charged_us: 0,
+        is_at_work: true,
     });
     let own = contention.step(STEP_US, &shares);
     [own[0], own[1]]
@@ -174,6 +264,7 @@ fn what_is_learned_of_long_kernels_is_no_matter_of_a_second() {
         part,
         work,
         charged_us,
+        is_at_work: true,
     };
     let mut told = Vec::new();
     for step in 0..600_u64 {

@@ -10,6 +10,7 @@ mod detect;
 mod escape;
 mod figures;
 mod idle;
+mod lending;
 mod machine;
 mod node;
 mod precedence;

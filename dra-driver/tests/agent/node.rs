@@ -225,18 +225,20 @@ impl Node {
         decode(&page).unwrap().spec.limits
     }
 
+    /// A word of a page that is not in its records.
+    pub(crate) fn word(&self, number: u32, at: usize) -> u64 {
+        let page = fs::read(self.page_file(number)).unwrap();
+        u64::from_le_bytes(page[at..at + 8].try_into().unwrap())
+    }
+
     /// The words of a page that are not in its records: until when it has the token, and how much is its own.
     pub(crate) fn words(&self, number: u32) -> [u64; 2] {
-        let page = fs::read(self.page_file(number)).unwrap();
-        [TOKEN_OFFSET, OWN_TIME_OFFSET]
-            .map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()))
+        [TOKEN_OFFSET, OWN_TIME_OFFSET].map(|at| self.word(number, at))
     }
 
     /// The words of a page about shares of other priorities: until when it gives way, its window, and whether it calls.
     pub(crate) fn manners(&self, number: u32) -> [u64; 3] {
-        let page = fs::read(self.page_file(number)).unwrap();
-        [GIVE_WAY_OFFSET, WINDOW_OFFSET, CALLS_OFFSET]
-            .map(|at| u64::from_le_bytes(page[at..at + 8].try_into().unwrap()))
+        [GIVE_WAY_OFFSET, WINDOW_OFFSET, CALLS_OFFSET].map(|at| self.word(number, at))
     }
 
     pub(crate) fn region(&self, number: u32) -> PathBuf {

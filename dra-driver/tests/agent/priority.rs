@@ -13,7 +13,7 @@ use crate::node::{Node, eventually};
 use crate::shares::limits;
 
 /// Shares with processes, of which the clockwork tells.
-fn inhabited(shares: &[Limits]) -> (Clockwork, Vec<Forged>) {
+pub(crate) fn inhabited(shares: &[Limits]) -> (Clockwork, Vec<Forged>) {
     let node = Node::new();
     for (number, limits) in (0..).zip(shares) {
         node.prepare(number, limits);
@@ -125,7 +125,7 @@ fn who_claims_to_be_at_work_for_ever_takes_no_guarantees() {
     }
 }
 
-fn now_us() -> u64 {
+pub(crate) fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap() * SECOND_US + u64::try_from(now.tv_nsec).unwrap() / 1_000
 }

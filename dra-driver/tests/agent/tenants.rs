@@ -11,9 +11,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use drava_dra_driver::agent::control::{Controller, Measured, Terms};
+use drava_dra_driver::agent::control::{Controller, Decision, Measured, Terms, Turn};
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, LEASE_US, Turn};
+use drava_vgpu_abi::bucket::{self, Bucket, Grant, LEASE_US};
 use drava_vgpu_abi::contention::ALL;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
@@ -22,9 +22,11 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 const STEP_US: u64 = 100;
 /// NVML's sample period.
 const SAMPLE_US: u64 = 166_600;
-/// The agent's step, and its look at sleepers.
+/// The agent's step, and its looks at those that have woken: how often, for how long, and after which silence they rest.
 const AGENT_US: u64 = 100_000;
-const WAKE_US: u64 = 20_000;
+const LOOK_US: u64 = 20_000;
+const WATCHED_US: u64 = 1_000_000;
+const RESTS_US: u64 = 40_000;
 const SECOND_US: u64 = 1_000_000;
 
 /// A kind of card.
@@ -152,6 +154,8 @@ struct Tenant {
     launch_us: u64,
     was_idle: bool,
     is_lent: bool,
+    turned_us: u64,
+    watched_until_us: u64,
     seen_busy_us: u64,
     used_us: u64,
 }
@@ -200,6 +204,8 @@ impl Card {
             launch_us: 0,
             was_idle: true,
             is_lent: false,
+            turned_us: 0,
+            watched_until_us: 0,
             seen_busy_us: 0,
             used_us: 0,
         };
@@ -250,13 +256,10 @@ impl Card {
         if !self.controlled {
             return;
         }
-        let woken = self.now_us.is_multiple_of(WAKE_US)
-            && self
-                .tenants
-                .iter()
-                .any(|t| t.is_lent && t.wanted_us != t.seen.2);
-        if self.now_us.is_multiple_of(AGENT_US) || woken {
+        if self.now_us.is_multiple_of(AGENT_US) {
             self.control();
+        } else {
+            self.turn();
         }
         if self.now_us.is_multiple_of(SAMPLE_US) {
             self.observe();
@@ -291,7 +294,29 @@ impl Card {
             .collect();
         let elapsed_us = self.now_us - self.stepped_us;
         self.stepped_us = self.now_us;
-        for (id, decision) in self.controller.step(elapsed_us, &shares) {
+        let decisions = self.controller.step(elapsed_us, &shares);
+        self.apply(decisions);
+    }
+
+    /// Those whose time others use call when they want it back, and are looked at for a while then.
+    fn turn(&mut self) {
+        let now_us = self.now_us;
+        let turns = self.tenants.iter_mut().map(|tenant| tenant.turn(now_us));
+        let turned: Vec<(usize, Turn)> = turns
+            .enumerate()
+            .filter_map(|(id, turn)| Some((id, turn?)))
+            .collect();
+        if turned.is_empty() {
+            return;
+        }
+        let terms = self.tenants.iter().map(|tenant| tenant.load.terms);
+        let shares: Vec<_> = terms.enumerate().collect();
+        let decisions = self.controller.turn(&shares, &turned);
+        self.apply(decisions);
+    }
+
+    fn apply(&mut self, decisions: Vec<(usize, Decision)>) {
+        for (id, decision) in decisions {
             self.tenants[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
             self.tenants[id].is_lent = decision.is_lent;
             self.tenants[id].own_parts = decision.own_parts;
@@ -325,10 +350,10 @@ impl Tenant {
         }
         let bucket = Bucket::new(&self.header);
         while self.queue.len() < self.load.depth {
-            let grant = Grant::of(&self.limits, Turn::default(), now_us);
+            let grant = Grant::of(&self.limits, bucket::Turn::default(), now_us);
             self.wanted_us = now_us;
+            bucket.refill(grant, now_us);
             if grant != Grant::Free {
-                bucket.refill(grant, now_us);
                 if self.lease_us < self.cost_us {
                     let least_us = if self.waits {
                         grant.worth_waking_for()
@@ -393,6 +418,26 @@ impl Tenant {
         }
     }
 
+    /// Whether it wakes, or is seen to rest.
+    fn turn(&mut self, now_us: u64) -> Option<Turn> {
+        let before_us = std::mem::replace(&mut self.turned_us, self.wanted_us);
+        if self.is_lent && before_us != self.wanted_us {
+            self.watched_until_us = now_us + WATCHED_US;
+            self.is_lent = false;
+            return Some(Turn::Wakes);
+        }
+        let is_looked_at =
+            !self.is_lent && now_us < self.watched_until_us && now_us.is_multiple_of(LOOK_US);
+        let is_quiet = now_us - self.wanted_us >= RESTS_US;
+        (is_looked_at && is_quiet && !self.is_in_debt(now_us)).then_some(Turn::Rests)
+    }
+
+    fn is_in_debt(&self, now_us: u64) -> bool {
+        let rate = u64::from(self.limits.rate_us_per_s.unwrap_or(0));
+        let gained = (now_us - self.header.refilled_us.load()) * rate / SECOND_US;
+        Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained
+    }
+
     /// What the agent finds in the region.
     fn measure(&mut self, now_us: u64) -> Measured {
         let (gpu_time_us, throttled_us, wanted_us) = self.seen;
@@ -401,19 +446,21 @@ impl Tenant {
             self.throttled_us,
             self.wanted_us,
         );
-        let rate = u64::from(self.limits.rate_us_per_s.unwrap_or(0));
-        let gained = (now_us - self.header.refilled_us.load()) * rate / SECOND_US;
-        let in_debt = Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained;
+        let in_debt = self.is_in_debt(now_us);
+        let rests = self.is_lent && self.wanted_us == self.turned_us && !in_debt;
+        self.turned_us = self.wanted_us;
         if wanted_us == self.wanted_us {
             self.was_idle = !in_debt;
             return Measured {
                 used_us: 0,
                 waited: in_debt,
                 launch_us: self.launch_us,
+                rests,
             };
         }
         let waited = self.throttled_us > throttled_us || in_debt || self.was_idle;
-        self.was_idle = false;
+        let waited = waited && !rests;
+        self.was_idle = rests;
         let used_us = self.gpu_time_us.saturating_sub(gpu_time_us);
         let launches = (self.launched - self.seen_launched) as u64;
         self.seen_launched = self.launched;
@@ -424,6 +471,7 @@ impl Tenant {
             used_us,
             waited,
             launch_us: self.launch_us,
+            rests,
         }
     }
 }

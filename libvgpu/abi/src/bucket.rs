@@ -61,6 +61,10 @@ pub const LONG_KERNEL_US: u64 = 500_000;
 /// A moment until which a share gives way that is further away than this is none, microseconds: damage.
 pub const LONGEST_GIVING_WAY_US: u64 = 100_000;
 
+/// A share whose time others use calls the agent if it has wanted none for so long, microseconds: more than a launch that
+/// waits sleeps, so that a pause costs one call, and less than the agent needs to see that somebody is idle.
+pub const QUIET_US: u64 = 4 * LONGEST_SLEEP_US;
+
 /// A share that calls the agent does so if its work so far ends within this time, microseconds: otherwise the agent looks
 /// again before that end.
 pub const CALL_AHEAD_US: u64 = 1_000;
@@ -205,7 +209,9 @@ impl Grant {
                 // So much that every look at least at the lowest rate finds a whole lease some day.
                 (rate, (rate * BURST_US / SECOND_US).max(LEASE_US))
             }
-            Self::Free => (SECOND_US, BURST_US),
+            // Who may have all of the card needs no credit. What it saved would be a burst at the expense of whoever
+            // wants the card back.
+            Self::Free => (SECOND_US, 0),
             Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
             // What runs on after a turn is repaid while it does; the agent takes it off the next turns.
             Self::NoToken { .. } => (SECOND_US, 0),
@@ -231,6 +237,13 @@ pub struct NextLaunch {
 pub fn gives_way_for_us(until_us: u64, now_us: u64) -> Option<u64> {
     let left = until_us.checked_sub(now_us)?;
     (1..=LONGEST_GIVING_WAY_US).contains(&left).then_some(left)
+}
+
+/// Whether a share that wants time now, and last wanted some at `wanted_us`, is to call for what others use of it.
+#[must_use]
+pub fn wants_back(wanted_us: u64, now_us: u64) -> bool {
+    // Clocks of two threads may cross; a moment that is far ahead is damage, and keeps nobody from calling.
+    wanted_us.abs_diff(now_us) >= QUIET_US
 }
 
 /// Why nothing was taken.
@@ -266,9 +279,11 @@ impl<'a, A: Word> Bucket<'a, A> {
         self.header.credit_us.load().cast_signed()
     }
 
-    /// Notes that somebody wants GPU time now.
-    pub fn want(&self, now_us: u64) {
+    /// Notes that somebody wants GPU time now, and says when somebody did before.
+    pub fn want(&self, now_us: u64) -> u64 {
+        let before_us = self.header.wanted_us.load();
         self.header.wanted_us.store(now_us);
+        before_us
     }
 
     /// Notes that the card will be busy for `us` more with what is launched now, and says whether the agent is to be told:

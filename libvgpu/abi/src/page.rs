@@ -10,6 +10,7 @@
 //!   56  window: how much GPU time the share may have in the card's queues
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  216  calls: whether the share calls the agent when it begins to use the card
+//!  224  lent: whether others use the share's time, so that it calls when it wants that back
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```
@@ -19,7 +20,7 @@
 //! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
 //!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
 //!   repair is needed.
-//! - The words at 24 to 56 and at 216 are outside of the records: the node agent changes each with one aligned write of
+//! - The words at 24 to 56, at 216 and at 224 are outside of the records: the node agent changes each with one aligned write of
 //!   eight bytes, as often as it likes, and readers look at them without reading anything else. A value that makes
 //!   no sense, and so a torn one, means nothing rather than something else.
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
@@ -29,10 +30,16 @@
 
 use core::fmt;
 
-use crate::bucket::Turn;
 use crate::id::{DeviceUuid, ID_TEXT_SIZE, IdText};
 use crate::limits::{
     BrokenRegion, ComputePolicy, Cores, Limits, LimitsSpec, MemoryPolicy, Priority,
+};
+
+mod words;
+
+pub use words::{
+    CALLS_OFFSET, GIVE_WAY_OFFSET, LENT_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET,
+    WINDOW_OFFSET, calls, give_way, lent, own_time, token, turn, window,
 };
 
 /// Size of the page and of its file.
@@ -43,40 +50,6 @@ pub const PAGE_ABI_VERSION: u32 = 1;
 
 /// Offset of the generation hint, an aligned little-endian `u64`.
 pub const CURRENT_OFFSET: usize = 16;
-
-/// Offset of the word that [`token`] writes, an aligned little-endian `u64`.
-///
-/// A share whose policy is [`ComputePolicy::Token`] launches only while `CLOCK_MONOTONIC`, in microseconds, is
-/// below it, and not below the word at [`TURN_OFFSET`]. 0 is no token. See [`crate::bucket::Grant`] for what happens when no agent writes it.
-pub const TOKEN_OFFSET: usize = 24;
-
-/// Offset of the word that [`own_time`] writes, an aligned little-endian `u64`.
-///
-/// Parts per million of the time measured by events that is the share's own; the rest is time slices of
-/// neighbours, which events cannot tell apart. 0, and anything above a million, is a million.
-pub const OWN_TIME_OFFSET: usize = 32;
-
-/// Offset of the word that says when a turn begins, an aligned little-endian `u64`. It is written before the word at
-/// [`TOKEN_OFFSET`] and read after it, so that no turn begins with the end of another one.
-pub const TURN_OFFSET: usize = 40;
-
-/// Offset of the word that [`give_way`] writes, an aligned little-endian `u64`.
-///
-/// Until that moment, in microseconds of `CLOCK_MONOTONIC`, the share makes no launches: a share of higher priority is at
-/// work. It ends by itself, so that an agent that dies stops nobody; see [`crate::bucket::gives_way_for_us`].
-pub const GIVE_WAY_OFFSET: usize = 48;
-
-/// Offset of the word that [`window`] writes, an aligned little-endian `u64`.
-///
-/// Microseconds of GPU time that a process of the share may have launched and not seen ended: about so long does a share
-/// of higher priority wait for the card. One launch may always be under way. 0 is no bound.
-pub const WINDOW_OFFSET: usize = 56;
-
-/// Offset of the word that [`calls`] writes, an aligned little-endian `u64`.
-///
-/// Unless it is 0, the share says in [`crate::region::Header::busy_until_us`] for how long it will be at work, and calls
-/// the node agent when that begins: it sets the times of its region's file to the present, of which inotify tells.
-pub const CALLS_OFFSET: usize = 216;
 
 const MAGIC: [u8; 8] = *b"DRAVALIM";
 const IDENTITY_OFFSET: usize = 64;
@@ -97,15 +70,7 @@ const _: () = {
     assert!(RECORD_OFFSETS[0] + RECORD_SIZE <= RECORD_OFFSETS[1]);
     assert!(RECORD_OFFSETS[1] + RECORD_SIZE <= PAGE_SIZE);
     assert!(CURRENT_OFFSET.is_multiple_of(8));
-    assert!(TOKEN_OFFSET.is_multiple_of(8));
-    assert!(OWN_TIME_OFFSET.is_multiple_of(8));
-    assert!(TURN_OFFSET.is_multiple_of(8));
-    assert!(GIVE_WAY_OFFSET.is_multiple_of(8));
-    assert!(WINDOW_OFFSET.is_multiple_of(8));
-    assert!(WINDOW_OFFSET + 8 <= IDENTITY_OFFSET);
-    assert!(CALLS_OFFSET.is_multiple_of(8));
-    assert!(IDENTITY_OFFSET + IDENTITY_SIZE <= CALLS_OFFSET);
-    assert!(CALLS_OFFSET + 8 <= RECORD_OFFSETS[0]);
+    assert!(LENT_OFFSET + 8 <= RECORD_OFFSETS[0]);
 };
 
 /// A decoded page.
@@ -254,43 +219,7 @@ pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
     Ok(writes(present.generation, &present.spec.limits, true))
 }
 
-/// The writes, to be done in this order, that give a share in token mode its next turn, or a longer one.
-#[must_use]
-pub fn turn(turn: Turn) -> [PageWrite; 2] {
-    [single(TURN_OFFSET, turn.from_us), token(turn.until_us)]
-}
-
-/// The write that ends the turn of a share in token mode at `until_us` of `CLOCK_MONOTONIC`; 0 takes the token back.
-#[must_use]
-pub fn token(until_us: u64) -> PageWrite {
-    single(TOKEN_OFFSET, until_us)
-}
-
-/// The write that tells a share how many parts per million of the time that its events measure are its own. See
-/// [`crate::contention`] for where the figure comes from.
-#[must_use]
-pub fn own_time(parts_per_million: u32) -> PageWrite {
-    single(OWN_TIME_OFFSET, u64::from(parts_per_million))
-}
-
-/// The write that lets a share make no launches until `until_us` of `CLOCK_MONOTONIC`; 0 lets it go on.
-#[must_use]
-pub fn give_way(until_us: u64) -> PageWrite {
-    single(GIVE_WAY_OFFSET, until_us)
-}
-
-/// The write that bounds what a share may have in the card's queues, microseconds of GPU time; 0 is no bound.
-#[must_use]
-pub fn window(us: u32) -> PageWrite {
-    single(WINDOW_OFFSET, u64::from(us))
-}
-
-/// The write that says whether a share calls the agent.
-#[must_use]
-pub fn calls(calls: bool) -> PageWrite {
-    single(CALLS_OFFSET, u64::from(calls))
-}
-
+/// The write of one word.
 fn single(offset: usize, value: u64) -> PageWrite {
     let mut bytes = [0; RECORD_SIZE];
     put(&mut bytes, 0, &value.to_le_bytes());

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
-use drava_vgpu_abi::page::{calls, give_way, window};
+use drava_vgpu_abi::page::{calls, give_way, lent, window};
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
     PAGE_SIZE, PageError, Priority, decode, encode, own_time, retire, token, update,
@@ -79,27 +79,36 @@ fn golden_offsets_of_the_words_of_the_agent() {
     assert_eq!(decode(&page).unwrap().spec, spec());
 }
 
-/// Those for shares of several priorities. They lie where ABI version 1 had zeroes: in an old page they ask for nothing, and
+/// Those for shares of several priorities, and for one whose time others use. They lie where ABI version 1 had zeroes: in an old page they ask for nothing, and
 /// who is older does not look.
 #[test]
-fn golden_offsets_of_the_words_about_priority() {
+fn golden_offsets_of_the_words_about_other_shares() {
     let mut page = encode(&spec());
     let before = page;
-    for offset in [48, 56, 216] {
+    for offset in [48, 56, 216, 224] {
         assert_eq!(page[offset..offset + 8], [0; 8]);
     }
     apply(
         &mut page,
-        &[give_way(0x0102_0304_0506_0708), window(200), calls(true)],
+        &[
+            give_way(0x0102_0304_0506_0708),
+            window(200),
+            calls(true),
+            lent(true),
+        ],
     );
     assert_eq!(page[48..56], [8, 7, 6, 5, 4, 3, 2, 1]);
     assert_eq!(page[56..64], [200, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(page[216..224], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(page[..48], before[..48]);
     assert_eq!(page[64..216], before[64..216]);
-    assert_eq!(page[224..], before[224..]);
+    assert_eq!(page[224..232], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page[232..], before[232..]);
     assert_eq!(decode(&page).unwrap().spec, spec());
-    apply(&mut page, &[give_way(0), window(0), calls(false)]);
+    apply(
+        &mut page,
+        &[give_way(0), window(0), calls(false), lent(false)],
+    );
     assert_eq!(page, before);
 }
 

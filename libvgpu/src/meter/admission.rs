@@ -186,7 +186,7 @@ impl Meter {
                 // Nothing to count in: launches go through.
                 return Outcome::Taken(need_us.max(lease_us));
             };
-            bucket.want(now);
+            share.want(bucket, now);
             if let Some(us) = share.gives_way_for_us(now) {
                 later = later.min(us);
                 continue;
@@ -281,8 +281,10 @@ fn is_stuck(card: Card, now: u64) -> bool {
 
 /// Shows that somebody wants GPU time.
 fn want(card: Card, now: u64) {
-    for bucket in card.shares().filter_map(Share::bucket) {
-        bucket.want(now);
+    for share in card.shares() {
+        if let Some(bucket) = share.bucket() {
+            share.want(bucket, now);
+        }
     }
 }
 

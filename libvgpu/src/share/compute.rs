@@ -7,7 +7,8 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, Turn};
 use drava_vgpu_abi::contention;
 use drava_vgpu_abi::page::{
-    CALLS_OFFSET, GIVE_WAY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET, WINDOW_OFFSET,
+    CALLS_OFFSET, GIVE_WAY_OFFSET, LENT_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET,
+    WINDOW_OFFSET,
 };
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -59,6 +60,14 @@ impl Share {
     /// Whether the agent wants to hear of its launches at once.
     pub(crate) fn calls_agent(&self) -> bool {
         self.page_word(CALLS_OFFSET) != 0
+    }
+
+    /// Notes that somebody wants GPU time now. The first one after a pause calls the agent if others use it meanwhile.
+    pub(crate) fn want(&self, bucket: Bucket<'_, RegionWord>, now_us: u64) {
+        let before_us = bucket.want(now_us);
+        if self.page_word(LENT_OFFSET) != 0 && bucket::wants_back(before_us, now_us) {
+            self.call_agent();
+        }
     }
 
     /// Calls the agent.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::ComputePolicy;
-use drava_vgpu_abi::page::{calls, give_way, window};
+use drava_vgpu_abi::page::{calls, give_way, lent, window};
 
 use crate::{now_us, wait_until};
 use gpu_tenants::{Ground, Share, Tenant, share};
@@ -177,4 +177,45 @@ fn who_calls_says_for_how_long_it_will_be_at_work() {
     };
     let told = (0..40).filter(|_| is_told(&mut tenant)).count();
     assert!(told > 30, "{told} of 40 launches are told");
+}
+
+#[test]
+fn who_lends_its_time_calls_with_the_first_launch_after_a_pause() {
+    // Longer than a tick of the clock that the times of files are taken from, and than what counts as a pause.
+    const PAUSE: Duration = Duration::from_millis(30);
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    let called = || {
+        std::fs::metadata(share.region())
+            .unwrap()
+            .accessed()
+            .unwrap()
+    };
+    let is_called = |tenant: &mut Tenant| {
+        std::thread::sleep(PAUSE);
+        let silent = called();
+        tenant.ok("queue 5000000").unwrap();
+        called() > silent
+    };
+    tenant.ok("once 5000000").unwrap();
+    for _ in 0..5 {
+        assert!(!is_called(&mut tenant), "nobody uses its time");
+    }
+    share.write(&[lent(true)]).unwrap();
+    for _ in 0..5 {
+        assert!(is_called(&mut tenant), "the agent is not called");
+    }
+    // Who goes on has said it, as long as the host lets it go on.
+    tenant.ok("start kernel ns=2000000 depth=4").unwrap();
+    wait_until(
+        || {
+            let (before, silent) = (tenant.launched().unwrap(), called());
+            std::thread::sleep(PAUSE);
+            tenant.launched().unwrap() > before + 5 && called() == silent
+        },
+        || "each launch calls".into(),
+    );
+    tenant.ok("stop").unwrap();
+    share.write(&[lent(false)]).unwrap();
+    assert!(!is_called(&mut tenant), "it has its time back");
 }

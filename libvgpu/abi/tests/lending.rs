@@ -1,0 +1,63 @@
+//! The bucket of shares that use what others leave idle, and of those that want it back.
+
+use std::sync::atomic::AtomicU64;
+
+use drava_vgpu_abi::atomic::Word;
+use drava_vgpu_abi::bucket::{Bucket, Grant, LONGEST_SLEEP_US, QUIET_US, wants_back};
+use drava_vgpu_abi::region::Header;
+
+fn header() -> Header {
+    Header::from_words(|| AtomicU64::new(0))
+}
+
+/// A borrower that had all of the card keeps nothing of that when the owner wants it back, and one that had a part of it no
+/// more than goes with what it has then.
+#[test]
+fn who_had_all_of_the_card_has_saved_nothing() {
+    for (before, least) in [(Grant::Free, 0), (Grant::Rate(900_000), 15_000)] {
+        let header = header();
+        let bucket = Bucket::new(&header);
+        let mut now = 5_000_000;
+        for _ in 0..1_000 {
+            now += 1_000;
+            bucket.refill(before, now);
+        }
+        now += 10;
+        bucket.refill(Grant::Rate(300_000), now);
+        assert!(
+            (least..=least + 3).contains(&bucket.credit_us()),
+            "{before:?}"
+        );
+        // Who rests then has its burst, like anybody.
+        bucket.refill(Grant::Rate(300_000), now + 100_000);
+        assert_eq!(bucket.credit_us(), 15_000);
+    }
+    // What it owes is repaid at the pace of the whole card.
+    let header = header();
+    let bucket = Bucket::new(&header);
+    bucket.refill(Grant::Free, 5_000_000);
+    bucket.charge(10_000);
+    bucket.refill(Grant::Free, 5_004_000);
+    assert_eq!(bucket.credit_us(), -6_000);
+}
+
+#[test]
+fn demand_is_noted_and_the_first_after_a_pause_wants_back_what_was_lent() {
+    let header = header();
+    let bucket = Bucket::new(&header);
+    assert_eq!(bucket.want(7_000_000), 0);
+    assert_eq!(bucket.want(7_000_100), 7_000_000);
+    assert_eq!(Word::load(&header.wanted_us), 7_000_100);
+    let now = 10_000_000;
+    for (wanted_us, expected) in [
+        (0, true),
+        (now - QUIET_US, true),
+        (now - QUIET_US + 1, false),
+        (now - LONGEST_SLEEP_US, false),
+        (now, false),
+        (now + LONGEST_SLEEP_US, false),
+        (u64::MAX, true),
+    ] {
+        assert_eq!(wants_back(wanted_us, now), expected, "{wanted_us}");
+    }
+}
