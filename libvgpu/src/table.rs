@@ -323,9 +323,13 @@ hooks! {
         = c"cuGraphInstantiateWithParams" 12000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::instantiate_with_params;
     Compute Cuda cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, update: *mut c_int) = c"cuGraphExecUpdate" 10020 => graph::update;
     Compute Cuda cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut c_void) = c"cuGraphExecUpdate" 12000 => graph::update_v2;
-    Compute Cuda cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 10010 => graph::set_kernel;
-    Compute Cuda cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 12000 => graph::set_kernel;
-    Compute Cuda cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecNodeSetParams" 12020 => graph::set_kernel;
+    Compute Cuda cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 10010 => graph::set_node;
+    Compute Cuda cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecKernelNodeSetParams" 12000 => graph::set_node;
+    Compute Cuda cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void) = c"cuGraphExecNodeSetParams" 12020 => graph::set_node;
+    Compute Cuda cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void, context: CUcontext) = c"cuGraphExecMemcpyNodeSetParams" 10020 => graph::set_transfer;
+    Compute Cuda cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: CUgraphNode, parameters: *const c_void, context: CUcontext) = c"cuGraphExecMemsetNodeSetParams" 10020 => graph::set_transfer;
+    Compute Cuda cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) = c"cuGraphExecChildGraphNodeSetParams" 11010 => graph::set_child;
+    Compute Cuda cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: c_uint) = c"cuGraphNodeSetEnabled" 11060 => graph::set_enabled;
     Memory Cuda cuGraphUpload(exec: CUgraphExec, stream: CUstream) = c"cuGraphUpload" 11010 => graph_memory::upload;
     Memory Cuda cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream)
         = c"cuGraphUpload" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph_memory::upload;

@@ -3,22 +3,24 @@
 //! What a graph costs is learned per executable graph. Until its first launch is measured, that is the sum of what
 //! is known of its kernels; when its nodes change, it is measured anew.
 
-use core::ffi::{c_char, c_int, c_ulonglong, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::{self, NonNull};
 
 use drava_vgpu_abi::cost::Kind;
 
 use crate::cuda::{
-    CU_GRAPH_NODE_TYPE_KERNEL, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUgraph, CUgraphExec,
-    CUgraphNode, CUresult, CUstream,
+    CU_GRAPH_NODE_TYPE_KERNEL, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUcontext, CUgraph,
+    CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
 use crate::hooks::{graph_memory, pool};
 use crate::meter::{self, NullStream, metered};
 use crate::table::{
-    cuGraphExecDestroy, cuGraphExecKernelNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2,
-    cuGraphInstantiate, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
-    cuStreamBeginCapture, cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph, cuStreamEndCapture,
+    cuGraphExecChildGraphNodeSetParams, cuGraphExecDestroy, cuGraphExecMemcpyNodeSetParams,
+    cuGraphExecNodeSetParams, cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiate,
+    cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
+    cuGraphNodeSetEnabled, cuStreamBeginCapture, cuStreamBeginCapture_v2,
+    cuStreamBeginCaptureToGraph, cuStreamEndCapture,
 };
 
 /// Nodes that are looked at; the rest of a larger graph is taken to be like them.
@@ -148,6 +150,12 @@ pub(crate) unsafe fn instantiate_with_params(
     unsafe { instantiated(result, exec, graph) }
 }
 
+/// After a change of what an executable graph does, or an attempt at one: what is known of its cost may not be true.
+fn changed(exec: CUgraphExec, result: CUresult) -> CUresult {
+    meter::doubt(kind_of(exec));
+    result
+}
+
 pub(crate) unsafe fn update(
     original: cuGraphExecUpdate::Function,
     exec: CUgraphExec,
@@ -156,9 +164,7 @@ pub(crate) unsafe fn update(
     update: *mut c_int,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(exec, graph, error_node, update) };
-    meter::doubt(kind_of(exec));
-    result
+    changed(exec, unsafe { original(exec, graph, error_node, update) })
 }
 
 pub(crate) unsafe fn update_v2(
@@ -168,21 +174,48 @@ pub(crate) unsafe fn update_v2(
     info: *mut c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(exec, graph, info) };
-    meter::doubt(kind_of(exec));
-    result
+    changed(exec, unsafe { original(exec, graph, info) })
 }
 
-pub(crate) unsafe fn set_kernel(
-    original: cuGraphExecKernelNodeSetParams::Function,
+pub(crate) unsafe fn set_node(
+    original: cuGraphExecNodeSetParams::Function,
     exec: CUgraphExec,
     node: CUgraphNode,
     parameters: *const c_void,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    let result = unsafe { original(exec, node, parameters) };
-    meter::doubt(kind_of(exec));
-    result
+    changed(exec, unsafe { original(exec, node, parameters) })
+}
+
+pub(crate) unsafe fn set_transfer(
+    original: cuGraphExecMemcpyNodeSetParams::Function,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    parameters: *const c_void,
+    context: CUcontext,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    changed(exec, unsafe { original(exec, node, parameters, context) })
+}
+
+pub(crate) unsafe fn set_child(
+    original: cuGraphExecChildGraphNodeSetParams::Function,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    child: CUgraph,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    changed(exec, unsafe { original(exec, node, child) })
+}
+
+pub(crate) unsafe fn set_enabled(
+    original: cuGraphNodeSetEnabled::Function,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    enabled: c_uint,
+) -> CUresult {
+    // SAFETY: the caller's arguments.
+    changed(exec, unsafe { original(exec, node, enabled) })
 }
 
 pub(crate) unsafe fn destroy(

@@ -179,11 +179,36 @@ static Result launch_timed(int times) {
     return 0;
 }
 
-// Makes an executable graph that is short, and launches it until that is known.
-static Result learn_timed(void) {
+// What a byte takes on a card with slow memory: a copy reads and writes it.
+enum { FILL_NS_PER_BYTE = 2441, COPY_NS_PER_BYTE = 2 * FILL_NS_PER_BYTE };
+struct Fill { Pointer to; size_t pitch; unsigned value, element; size_t width, height; };
+
+static struct Fill fill_of(uint64_t ns) { return (struct Fill){to, 0, 1, 1, ns / FILL_NS_PER_BYTE, 1}; }
+
+static struct Copy3 copy_of(uint64_t ns) {
+    return (struct Copy3){.from = {.type = 2, .device = from}, .to = {.type = 2, .device = to}, .width = ns / COPY_NS_PER_BYTE, .height = 1, .depth = 1};
+}
+
+// A graph with a node that the function of that name can change, which takes so long.
+static Result make_changeable(const char *how, uint64_t ns, Handle *made, Handle *node) {
+    struct Fill fill = fill_of(ns);
+    struct Copy3 copy = copy_of(ns);
+    Handle child = NULL, unused = NULL;
+    if (!strcmp(how, "cuGraphExecChildGraphNodeSetParams")) TRY(make_timed(ns, &child, &unused));
+    else if (strcmp(how, "cuGraphExecMemsetNodeSetParams") && strcmp(how, "cuGraphExecMemcpyNodeSetParams")) return make_timed(ns, made, node);
+    TRY(CALL(cuGraphCreate, (Handle *, unsigned), made, 0));
+    if (child) return CALL(cuGraphAddChildGraphNode, (Handle *, Handle, Handle *, size_t, Handle), node, *made, NULL, 0, child);
+    if (strstr(how, "Memset")) return CALL(cuGraphAddMemsetNode, (Handle *, Handle, Handle *, size_t, void *, Handle), node, *made, NULL, 0, &fill, context);
+    return CALL(cuGraphAddMemcpyNode, (Handle *, Handle, Handle *, size_t, void *, Handle), node, *made, NULL, 0, &copy, context);
+}
+
+// Makes an executable graph that is short, and launches it until that is known. `how` it will be changed to take so long.
+static Result learn_timed(const char *how, uint64_t ns) {
     Handle made = NULL;
-    TRY(make_timed(20000, &made, &timed_node));
+    int is_enabled_later = !strcmp(how, "cuGraphNodeSetEnabled");
+    TRY(make_changeable(how, is_enabled_later ? ns : 20000, &made, &timed_node));
     TRY(CALL(cuGraphInstantiateWithFlags, (Handle *, Handle, unsigned long long), &timed_exec, made, 0));
+    if (is_enabled_later) TRY(CALL(cuGraphNodeSetEnabled, (Handle, Handle, unsigned), timed_exec, timed_node, 0));
     return launch_timed(50);
 }
 
@@ -191,9 +216,15 @@ static Result learn_timed(void) {
 static Result change_timed(const char *how, uint64_t ns) {
     Handle made = NULL, node = NULL;
     int result_info[8];
-    TRY(make_timed(ns, &made, &node));
+    struct Fill fill = fill_of(ns);
+    struct Copy3 copy = copy_of(ns);
     void *change = function(how);
     if (!change) return -1;
+    if (!strcmp(how, "cuGraphNodeSetEnabled")) return ((Result(*)(Handle, Handle, unsigned))change)(timed_exec, timed_node, 1);
+    if (strstr(how, "Memset")) return ((Result(*)(Handle, Handle, void *, Handle))change)(timed_exec, timed_node, &fill, context);
+    if (strstr(how, "Memcpy")) return ((Result(*)(Handle, Handle, void *, Handle))change)(timed_exec, timed_node, &copy, context);
+    TRY(make_timed(ns, &made, &node));
+    if (!strcmp(how, "cuGraphExecChildGraphNodeSetParams")) return ((Result(*)(Handle, Handle, Handle))change)(timed_exec, timed_node, made);
     if (!strcmp(how, "cuGraphExecUpdate")) return ((Result(*)(Handle, Handle, Handle *, int *))change)(timed_exec, made, &node, result_info);
     if (!strcmp(how, "cuGraphExecUpdate_v2")) return ((Result(*)(Handle, Handle, void *))change)(timed_exec, made, result_info);
     struct { int type, reserved[3]; union { struct Kernel kernel; long long room[29]; }; long long end; } any = {0};
@@ -322,7 +353,10 @@ static void run(char *line) {
             if (!strcmp(rows[i].name, first)) result = rows[i].call();
         if (!result) result = CALL(cuCtxSynchronize, (void));
     } else if (!strcmp(word, "capture")) result = capture(first, second);
-    else if (!strcmp(word, "learntimed")) result = learn_timed();
+    else if (!strcmp(word, "learntimed")) {
+        sscanf(line, "%*s %*s %llu", &a);
+        result = learn_timed(first, a);
+    }
     else if (!strcmp(word, "launchtimed")) result = launch_timed(1);
     else if (!strcmp(word, "changetimed")) {
         sscanf(line, "%*s %*s %llu", &a);

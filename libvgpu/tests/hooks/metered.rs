@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use gpu_tenants::slow_memory;
 
 use crate::subject::{CARDS, Container, Subject};
 use crate::{base, classes, hooks, start};
 
 /// Functions that are metered without launching anything themselves: their tests are here by name.
-const NOT_LAUNCHING: [&str; 18] = [
+const NOT_LAUNCHING: [&str; 22] = [
     "cuGraphInstantiate",
     "cuGraphInstantiate_v2",
     "cuGraphInstantiateWithFlags",
@@ -18,6 +20,10 @@ const NOT_LAUNCHING: [&str; 18] = [
     "cuGraphExecKernelNodeSetParams",
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecNodeSetParams",
+    "cuGraphExecMemcpyNodeSetParams",
+    "cuGraphExecMemsetNodeSetParams",
+    "cuGraphExecChildGraphNodeSetParams",
+    "cuGraphNodeSetEnabled",
     "cuGraphExecUpdate",
     "cuGraphExecUpdate_v2",
     "cuStreamBeginCapture",
@@ -32,8 +38,7 @@ const NOT_LAUNCHING: [&str; 18] = [
 ];
 
 /// A container that is metered, with time to spare, and a process that is ready to launch.
-fn metered() -> (Container, Subject) {
-    let container = Container::new();
+fn metered(container: Container) -> (Container, Subject) {
     let limits = Limits {
         memory_limit_bytes: None,
         cores: Cores::new(90).unwrap(),
@@ -58,7 +63,11 @@ struct Counter {
 
 impl Counter {
     fn new() -> Self {
-        let (container, process) = metered();
+        Self::on(Container::new())
+    }
+
+    fn on(container: Container) -> Self {
+        let (container, process) = metered(container);
         let mut counter = Self {
             container,
             process,
@@ -98,7 +107,7 @@ impl Counter {
 
 #[test]
 fn every_launching_function_has_a_row() {
-    let (_container, mut process) = metered();
+    let (_container, mut process) = metered(Container::new());
     let answer = process.say("rows");
     let rows: BTreeSet<&str> = answer.split(' ').skip(1).collect();
     let classes = classes();
@@ -162,10 +171,15 @@ fn what_a_graph_costs_is_learned_anew_after_each_kind_of_change() {
         "cuGraphExecKernelNodeSetParams",
         "cuGraphExecKernelNodeSetParams_v2",
         "cuGraphExecNodeSetParams",
+        "cuGraphExecMemcpyNodeSetParams",
+        "cuGraphExecMemsetNodeSetParams",
+        "cuGraphExecChildGraphNodeSetParams",
+        "cuGraphNodeSetEnabled",
     ];
-    let mut counter = Counter::new();
+    let machine = Machine::start(&slow_memory().unwrap()).unwrap();
+    let mut counter = Counter::on(Container::on(machine));
     for change in changes {
-        counter.of(&["learntimed"]);
+        counter.of(&[&format!("learntimed {change} {}", MS * 1_000_000)]);
         counter.of(&[&format!("changetimed {change} {}", MS * 1_000_000)]);
         let before = counter.gpu_time_us();
         counter.of(&["launchtimed", "launchtimed"]);

@@ -20,6 +20,15 @@ const CARDS: [&str; 2] = [
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
 
+/// The usual machine with cards whose memory is so slow that it takes 10 ms to fill 4 KiB, and 20 to copy them: fills and
+/// copies that take the card some time, and the host next to none.
+pub fn slow_memory() -> anyhow::Result<String> {
+    const USUAL: &str = "bytesPerSecond: 3350000000000";
+    const SLOW: &str = "bytesPerSecond: 409600";
+    anyhow::ensure!(H100X2.contains(USUAL), "the machine has other memory");
+    Ok(H100X2.replace(USUAL, SLOW))
+}
+
 /// A machine, and what tenants are made of.
 pub struct Ground {
     machine: Machine,
@@ -34,13 +43,9 @@ impl Ground {
         Self::with_machine(library, H100X2)
     }
 
-    /// As [`Self::new`], with cards whose memory is so slow that it takes 10 ms to fill 4 KiB, and 20 to copy them: fills and
-    /// copies that take the card some time, and the host next to none.
+    /// As [`Self::new`], with the cards of [`slow_memory`].
     pub fn with_slow_memory(library: &Path) -> anyhow::Result<Self> {
-        const USUAL: &str = "bytesPerSecond: 3350000000000";
-        const SLOW: &str = "bytesPerSecond: 409600";
-        anyhow::ensure!(H100X2.contains(USUAL), "the machine has other memory");
-        Self::with_machine(library, &H100X2.replace(USUAL, SLOW))
+        Self::with_machine(library, &slow_memory()?)
     }
 
     /// As [`Self::new`], with the machine that a YAML text describes.

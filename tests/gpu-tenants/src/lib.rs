@@ -9,6 +9,6 @@ pub mod library;
 mod share;
 mod tenant;
 
-pub use ground::Ground;
+pub use ground::{Ground, slow_memory};
 pub use share::{Share, share};
 pub use tenant::Tenant;
