@@ -174,9 +174,9 @@ impl Grant {
     /// Whether a launch goes ahead whatever the share owes: in its own turn nobody else can use the card, and what its
     /// processes owe may be a wrong guess.
     ///
-    /// One does with nothing under way. Where launches of its kind differ, the one that is under way may end at any
-    /// moment, and another one waits behind it if both are likely to end within the turn. Otherwise the card would be idle
-    /// after each short one, for as long as it takes to see its end.
+    /// One does with nothing under way, unless most of it would run in the next one's turn. Where launches of its kind
+    /// differ, the one that is under way may end at any moment, and another one waits behind it if both are likely to end
+    /// within the turn. Otherwise the card would be idle after each short one, for as long as it takes to see its end.
     #[must_use]
     pub fn goes_on(self, launch: NextLaunch, now_us: u64) -> bool {
         let Self::Token { until_us } = self else {
@@ -184,7 +184,7 @@ impl Grant {
         };
         let left_us = until_us.saturating_sub(now_us);
         match launch.under_way {
-            0 => true,
+            0 => launch.us / 2 <= left_us,
             1 => launch.varies && launch.us.saturating_add(launch.under_way_us) <= left_us,
             _ => false,
         }

@@ -324,7 +324,9 @@ fn in_its_own_turn_nobody_waits_for_a_card_that_has_nothing_to_do() {
     // Behind another one only what is likely to end before the turn does.
     assert!(token.goes_on(next(1, true), until_us - 8_000));
     assert!(!token.goes_on(next(1, true), until_us - 7_999));
-    assert!(token.goes_on(next(0, true), until_us - 1));
+    // And in front of the next turn what is likely to end in it by half.
+    assert!(token.goes_on(next(0, false), until_us - 2_000));
+    assert!(!token.goes_on(next(0, false), until_us - 1_999));
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.
