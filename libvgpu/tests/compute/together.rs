@@ -1,6 +1,6 @@
 //! Several tenants, and tenants that come, go and die.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
@@ -224,28 +224,36 @@ fn a_turn_that_is_told_ahead_begins_when_it_says() {
 }
 
 #[test]
-fn in_its_own_turn_launches_that_differ_leave_the_card_no_gaps() {
+fn in_its_own_turn_a_launch_waits_for_no_more_than_what_is_under_way() {
+    const ROUNDS: u32 = 20;
     let ground = crate::ground();
     let token = share(ComputePolicy::Token, 50).unwrap();
     let share = ground.share("share", &token).unwrap();
     share.give_token(now_us() + 900_000).unwrap();
-    // All of them are charged the mean, ten times what most of them take.
-    let load = "kernel ns=500000,500000,500000,500000,500000,500000,500000,40000000 depth=16";
-    let tenant = tenant(&ground, &share, load);
-    let mut seen = Vec::new();
-    let busy = |seen: &[f64]| {
-        seen.windows(4)
-            .any(|got| got.iter().sum::<f64>() / 4.0 >= 94.0)
+    let mut tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    let waited_us = || {
+        let (_, processes) = share.usage().unwrap();
+        processes
+            .iter()
+            .map(|process| process.throttled_us)
+            .sum::<u64>()
     };
-    let deadline = Instant::now() + Duration::from_secs(30);
-    // As the host lets it.
-    while !busy(&seen) {
-        assert!(Instant::now() < deadline, "{seen:.1?}");
-        share.give_token(now_us() + 900_000).unwrap();
-        let stretch = Duration::from_millis(500);
-        let got = ground.percents(&[&tenant], Duration::ZERO, stretch);
-        seen.push(got.unwrap()[0]);
-    }
+    // A long one and two short ones by turns: each is charged the mean, which is many times what the short ones take.
+    let mut without_wait = 0;
+    crate::wait_until(
+        || {
+            share.give_token(now_us() + 900_000).unwrap();
+            tenant.ok("once 20000000").unwrap();
+            let before = waited_us();
+            for _ in 0..2 {
+                tenant.ok("queue 100000").unwrap();
+            }
+            let has_waited = waited_us() > before;
+            without_wait = if has_waited { 0 } else { without_wait + 1 };
+            without_wait == ROUNDS
+        },
+        || "a short launch waits for what the one before was charged".into(),
+    );
 }
 
 #[test]
