@@ -1,4 +1,5 @@
-//! `cargo xtask gpu` on the simulated card: the suite that waits for a real one works, and what it checks holds.
+//! `cargo xtask gpu` on the simulated card: the suite that waits for a real one works, and what it checks holds. Where
+//! there is no card, it says so.
 
 use std::process::Command;
 
@@ -42,4 +43,22 @@ fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
         "{report:#}"
     );
     assert!(out.path().join("gpu.md").exists() && out.path().join("doors.json").exists());
+}
+
+#[test]
+fn without_a_gpu_the_suite_says_so_and_writes_no_report() {
+    let out = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["gpu", "--out"])
+        .arg(out.path())
+        // Where there is a driver, it shows no card.
+        .env("CUDA_VISIBLE_DEVICES", "-1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(said.starts_with("There is no GPU here"), "{said}");
+    assert!(said.contains("--simulated"), "{said}");
+    assert!(!out.path().join("gpu.json").exists() && !out.path().join("gpu.md").exists());
 }

@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::{MEASURE, SETTLE};
+use crate::{MEASURE, SETTLE, STRETCHES};
 use gpu_tenants::{Ground, Share, Tenant, library, share};
 
 /// A tenant with a fixed share, and its share.
@@ -129,7 +129,7 @@ fn what_was_saved_while_idle_is_there_for_a_burst() {
         .ok("start kernel ns=1000000 depth=16 burst=8 idle=60")
         .unwrap();
     let mut waited = Vec::new();
-    for _ in 0..20 {
+    for _ in 0..STRETCHES {
         let process = || share.usage().unwrap().1[0];
         let (before, begun) = (process(), std::time::Instant::now());
         std::thread::sleep(MEASURE / 2);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use crate::{ABOVE, BELOW, MEASURE, SETTLE, now_us};
+use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
 use gpu_tenants::{Ground, Share, Tenant, share};
 
 /// A tenant with that share, which may have others, doing that.
@@ -33,7 +33,7 @@ fn get(tenants: &[(u32, &str)]) {
     let shares: Vec<&Share> = shares.iter().collect();
     let running: Vec<&Tenant> = running.iter().collect();
     let mut seen = Vec::new();
-    for round in 0..12 {
+    for round in 0..STRETCHES {
         let settle = SETTLE * if round == 0 { 4 } else { 1 };
         let got = ground
             .percents_corrected(&running, &shares, settle, MEASURE)
@@ -79,7 +79,7 @@ fn processes_of_one_share_have_it_together() {
     let load = "kernel ns=4000000 depth=8";
     let tenants = [tenant(&ground, &share, load), tenant(&ground, &share, load)];
     let mut sums = Vec::new();
-    for _ in 0..12 {
+    for _ in 0..STRETCHES {
         let got = ground
             .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
             .unwrap();

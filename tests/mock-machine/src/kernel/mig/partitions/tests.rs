@@ -90,6 +90,37 @@ fn remaining_capacity_is_what_can_still_be_created() {
     }
 }
 
+/// On no card that there is does one of these bound the capacity alone: the number of a profile, its overlapping
+/// places, the compute slices.
+#[test]
+fn remaining_capacity_is_bounded_by_count_places_and_slices() {
+    let capacities = |from: &str, to: &str, id: u32| {
+        assert!(H100X2.contains(from));
+        let mut card = partitions(&H100X2.replace(from, to));
+        let mut capacities = vec![card.remaining_gpu_instances(id).unwrap()];
+        while card.create_gpu_instance(id, None).is_ok() {
+            capacities.push(card.remaining_gpu_instances(id).unwrap());
+        }
+        capacities
+    };
+    let count = (
+        "id: 19, slices: 1, instances: 7",
+        "id: 19, slices: 1, instances: 3",
+    );
+    assert_eq!(capacities(count.0, count.1, 19), [3, 2, 1, 0]);
+    // The lowest place is taken first.
+    let places = (
+        "starts: [0, 2, 4], size: 2",
+        "starts: [0, 1, 2, 3], size: 2",
+    );
+    assert_eq!(capacities(places.0, places.1, 14), [2, 1, 0]);
+    let slices = (
+        "id: 14, slices: 2, instances: 3, multiprocessors: 32",
+        "id: 14, slices: 3, instances: 3, multiprocessors: 32",
+    );
+    assert_eq!(capacities(slices.0, slices.1, 14), [2, 1, 0]);
+}
+
 #[test]
 fn gpu_instance_ids_are_the_drivers() {
     // `nvidia-smi mig -cgi 19,14,5` on an A100 creates the largest first and prints 1, 5 and 13.
