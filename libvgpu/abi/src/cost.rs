@@ -29,6 +29,9 @@ const ALIKE: u8 = 8;
 /// A host that takes so long between two calls was interrupted, nanoseconds.
 const INTERRUPTED_NS: u64 = 500_000;
 
+/// What takes at most one part in so many of what a launch does makes no difference.
+const SHORT: u64 = 4;
+
 const NS_BITS: u32 = 40;
 const MOST_NS: u64 = (1 << NS_BITS) - 1;
 
@@ -105,9 +108,27 @@ impl Cost {
         }
     }
 
-    /// With one more sample.
+    /// With one more launch, which took so long.
     #[must_use]
     pub fn learn(self, sample_ns: u64) -> Self {
+        self.moved(sample_ns, Evidence::Exact)
+    }
+
+    /// With one more launch, which was found to have taken `ns` by what the sample says. Where that was as much a guess as
+    /// what was known before, it does not say how launches differ.
+    #[must_use]
+    pub fn learn_from(self, sample: Sample, ns: u64) -> Self {
+        let evidence = sample.evidence();
+        // The most that one of launches that differ can have taken is charged, and teaches nothing. Where nothing else is
+        // seen, it was chance that some seemed to differ.
+        if evidence == Evidence::Bounds && !sample.is_late() && self.deviation() > ALIKE {
+            let deviation = self.deviation() - self.deviation() / 8;
+            return Self::of(self.0 & MOST_NS, self.samples(), deviation);
+        }
+        self.moved(ns, evidence)
+    }
+
+    fn moved(self, sample_ns: u64, evidence: Evidence) -> Self {
         let sample_ns = sample_ns.min(MOST_NS);
         let samples = self.samples();
         if samples == 0 {
@@ -116,10 +137,13 @@ impl Cost {
         let mean = self.0 & MOST_NS;
         let memory = u64::from(samples).min(MEMORY - 1) + 1;
         let moved = (mean * (memory - 1) + sample_ns + memory / 2) / memory;
-        let off = (sample_ns.abs_diff(mean) * 32)
-            .checked_div(mean.max(1))
-            .unwrap_or(0)
-            .min(255);
+        let off = match evidence {
+            Evidence::Exact => (sample_ns.abs_diff(mean) * 32)
+                .checked_div(mean.max(1))
+                .unwrap_or(0)
+                .min(255),
+            Evidence::Bounds => u64::from(self.deviation()),
+        };
         let deviation = (u64::from(self.deviation()) * (memory - 1) + off + memory / 2) / memory;
         Self::of(
             moved,
@@ -139,11 +163,25 @@ impl Cost {
 
     /// What a launch of this kind took by its events, in nanoseconds; `None` if that is anybody's guess. A host that is
     /// busy lets a card wait that is not.
+    ///
+    /// | Known | Ran on behind the second event | Was over before |
+    /// |---|---|---|
+    /// | nothing | the least that it can have taken | the most, if the host was not interrupted |
+    /// | they are alike | that, as far as it is possible | that, if it is not more than the most |
+    /// | they differ | the most | the mean, or little if it was a short one |
+    ///
+    /// The driver may hand a launch over at any time of its call, which is as long as the host is slow; most is left of it
+    /// before that. So what is known of launches that are alike, and is possible, moves towards the least, a little with
+    /// each: what was taken for too long once does not stay so.
     #[must_use]
     pub fn likely_ns(self, sample: Sample) -> Option<u64> {
-        let most = sample.measured_ns.saturating_sub(sample.gap_ns);
-        if sample.late_ns <= most / 4 {
-            return Some(self.without_call(most, sample.call_ns));
+        let (least, most) = sample.bounds();
+        if !sample.is_late() {
+            return Some(match self.samples() {
+                0 => least,
+                _ if self.deviation() <= ALIKE => self.nearer(least).min(most).max(least),
+                _ => most,
+            });
         }
         // It was over before the second event was queued, and so says only that it did not take longer than that.
         match (self.samples(), sample.late_ns >= INTERRUPTED_NS) {
@@ -153,23 +191,15 @@ impl Cost {
             (_, true) if self.deviation() > ALIKE && most < self.ns().saturating_mul(2) => {
                 Some(most.saturating_sub(sample.late_ns))
             }
+            (_, _) if self.deviation() <= ALIKE => Some(self.nearer(least).min(most)),
             (_, _) => Some(self.ns().min(most)),
         }
     }
 
-    /// The same of a launch that was not late, whose call took so long. If that is longer than a call takes, either the
-    /// driver had something else to do before it, and the card waited, or the host was interrupted after it.
-    fn without_call(self, most: u64, call_ns: u64) -> u64 {
-        let least = most.saturating_sub(call_ns);
-        if call_ns < INTERRUPTED_NS {
-            most
-        } else if self.samples() == 0 {
-            least
-        } else if self.deviation() <= ALIKE {
-            self.ns().max(least).min(most)
-        } else {
-            most
-        }
+    /// What is known, or if that is more than `least`, a step towards that: so small that launches stay alike by it.
+    fn nearer(self, least: u64) -> u64 {
+        let ns = self.ns();
+        ns.min(least.max(ns - ns / 4))
     }
 
     fn of(ns: u64, samples: u8, deviation: u8) -> Self {
@@ -192,11 +222,48 @@ pub struct Sample {
     pub measured_ns: u64,
     /// For how long the card waited for the launch after the first, nanoseconds.
     pub gap_ns: u64,
-    /// How long the call that launched it took, nanoseconds.
+    /// How long the call that launched it took, nanoseconds; 0 if the card was busy with what was queued before until that
+    /// had returned.
     pub call_ns: u64,
     /// For how long it waited at most for the second after the launch, nanoseconds; 0 if it still ran when that was
     /// queued.
     pub late_ns: u64,
+}
+
+/// What a sample is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Evidence {
+    /// It says how long the launch took.
+    Exact,
+    /// It says how long that was at least or at most.
+    Bounds,
+}
+
+impl Sample {
+    /// How long the launch took at least, if it was not late, and at most, nanoseconds. A call that is much shorter than the
+    /// launch makes no difference.
+    fn bounds(self) -> (u64, u64) {
+        let most = self.measured_ns.saturating_sub(self.gap_ns);
+        let least = match self.call_ns > most / SHORT {
+            true => most.saturating_sub(self.call_ns),
+            false => most,
+        };
+        (least, most)
+    }
+
+    fn is_late(self) -> bool {
+        let (_, most) = self.bounds();
+        self.late_ns > most / SHORT
+    }
+
+    fn evidence(self) -> Evidence {
+        let (least, most) = self.bounds();
+        if least == most && !self.is_late() {
+            Evidence::Exact
+        } else {
+            Evidence::Bounds
+        }
+    }
 }
 
 /// Which launches cost the same. Not zero.

@@ -162,6 +162,97 @@ fn what_events_say_of_a_launch() {
     );
 }
 
+/// Numbers that look random and are the same in each run.
+fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) % below.max(1)
+    }
+}
+
+/// What launches of that length come to cost that are waited for one by one, by a driver that works for `work_us` before it
+/// hands one over, on a host that interrupts one call in `interrupts` before that, and one in `later` after it.
+fn known_after(cost: Cost, ns: u64, work_us: u64, interrupts: u64, later: u64) -> (u64, f64) {
+    const LAUNCHES: u64 = 400;
+    let mut number = numbers(ns + work_us * 7 + interrupts);
+    let (mut cost, mut charged) = (cost, 0);
+    for _ in 0..LAUNCHES {
+        let interrupted = |number: &mut dyn FnMut(u64) -> u64, one_in: u64| match number(one_in) {
+            0 => 200_000 + number(4_000_000),
+            _ => 0,
+        };
+        let before_ns = work_us * (800 + number(400)) + interrupted(&mut number, interrupts);
+        let after_ns = 2_000 + interrupted(&mut number, later);
+        let event_ns = 3_000 + number(10_000);
+        let call_ns = before_ns + after_ns;
+        // The second event is reached when the launch is over and the event was queued.
+        let over_ns = (before_ns + ns).max(call_ns + event_ns);
+        let is_late = before_ns + ns <= call_ns + event_ns;
+        let sample = Sample {
+            measured_ns: over_ns,
+            gap_ns: 0,
+            call_ns,
+            late_ns: if is_late { call_ns + event_ns } else { 0 },
+        };
+        let taken = cost.likely_ns(sample);
+        charged += taken.unwrap_or(cost.ns());
+        cost = taken.map_or(cost, |ns| cost.learn_from(sample, ns));
+    }
+    (cost.ns(), charged as f64 / (LAUNCHES * ns) as f64)
+}
+
+#[test]
+fn what_a_launch_costs_is_right_however_long_its_call_takes() {
+    const MS: u64 = 1_000_000;
+    let mut seen = Vec::new();
+    for ns in [MS / 2, MS, 10 * MS, 20 * MS] {
+        for work_us in [2, 100, 300, 450, 600, 1_000, 3_000, 20_000] {
+            for (interrupts, later) in [(1_000, 1_000), (10, 100), (3, 20), (5, 5), (20, 3)] {
+                // What is known may be right, or three times as much.
+                for begin in [Cost::UNKNOWN, learned([ns; 20]), learned([3 * ns; 20])] {
+                    let (found, charged) = known_after(begin, ns, work_us, interrupts, later);
+                    let ratio = found as f64 / ns as f64;
+                    let what = (ns, work_us, interrupts, begin.samples());
+                    seen.push((ratio, charged, what));
+                }
+            }
+        }
+    }
+    for (found, charged, what) in seen {
+        assert!((0.75..1.35).contains(&found), "{found}: {what:?}");
+        assert!((0.75..1.5).contains(&charged), "{charged}: {what:?}");
+    }
+}
+
+#[test]
+fn launches_that_seemed_to_differ_once_are_alike_again() {
+    const MS: u64 = 1_000_000;
+    let mut cost = learned([10 * MS; 5]).learn(60 * MS);
+    assert!(cost.deviation() > 8, "{cost:?}");
+    // Each waits 20 ms for the driver's call, and none is ever seen without that.
+    let sample = Sample {
+        measured_ns: 30 * MS,
+        gap_ns: 0,
+        call_ns: 20 * MS,
+        late_ns: 0,
+    };
+    let mut charged = 0;
+    for _ in 0..100 {
+        let taken = cost.likely_ns(sample).unwrap_or(0);
+        charged += taken;
+        cost = cost.learn_from(sample, taken);
+    }
+    assert!((9 * MS..12 * MS).contains(&cost.ns()), "{cost:?}");
+    assert!(charged < 100 * 16 * MS, "{charged}");
+    // Of those that do differ one may have taken any time between.
+    let uneven = learned((0..64).map(|i| if i % 2 == 0 { MS } else { 40 * MS }));
+    assert_eq!(uneven.likely_ns(sample), Some(30 * MS));
+    assert_eq!(uneven.learn_from(sample, 30 * MS).ns(), uneven.ns());
+}
+
 #[test]
 fn a_kind_is_a_function_and_about_a_size() {
     let kernel = |function, x, threads| Kind::kernel(function, [x, 1, 1], [threads, 1, 1]);

@@ -8,8 +8,10 @@
 //!
 //! Events measure what the card did only if the card had it all before it began; otherwise they also measure how long
 //! the host took from one call to the next. So each event is asked about when it has been queued: one that is not
-//! reached yet has work before it, and is exact. For the first one the wait for the launch is known. A launch that was
-//! over before the second one came did not take longer than they say, and is taken for what is known of its kind.
+//! reached yet has work before it, and is exact. For the first one the wait for the launch is known as far as the host
+//! shows it: the driver may hand a launch over at any time of its call, unless the first event was not reached even then.
+//! A launch that was over before the second one came did not take longer than they say. What that leaves open, what is
+//! known of the kind decides ([`Cost::likely_ns`]).
 //!
 //! Pairs lie in a ring, are used over and over, and belong to a context. Nobody waits for anybody here: who cannot
 //! have the ring's lock does not look, and a launch that finds no pair is not sampled.
@@ -129,7 +131,14 @@ impl Meter {
                     _ => sys::now_ns().saturating_sub(called),
                 };
                 pair.late_ns.store(late, Ordering::Relaxed);
-                let call = returned.saturating_sub(called);
+                // If the card is not even done with what was there before, it did not wait for the call.
+                let was_busy = pair.gap_ns.load(Ordering::Relaxed) == 0
+                    && query(pair.start.load(Ordering::Relaxed)) == CUDA_ERROR_NOT_READY;
+                let call = if was_busy {
+                    0
+                } else {
+                    returned.saturating_sub(called)
+                };
                 pair.call_ns.store(call, Ordering::Relaxed);
                 pair.recorded_ns.store(returned, Ordering::Relaxed);
                 is_recorded
@@ -247,12 +256,13 @@ impl Meter {
     fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
         let kind = Kind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
-        let Some(ns) = cost.likely_ns(Sample {
+        let sample = Sample {
             measured_ns,
             gap_ns: pair.gap_ns.load(Ordering::Relaxed),
             call_ns: pair.call_ns.load(Ordering::Relaxed),
             late_ns: pair.late_ns.load(Ordering::Relaxed),
-        }) else {
+        };
+        let Some(ns) = cost.likely_ns(sample) else {
             return;
         };
         let own_ns = own_part(card, self.samples.new_part(pair, ns));
@@ -260,7 +270,8 @@ impl Meter {
         if let Some(kind) = kind
             && pair.learns.load(Ordering::Relaxed) != 0
         {
-            self.costs.change(kind, |cost| cost.learn(own_ns));
+            self.costs
+                .change(kind, |cost| cost.learn_from(sample, own_ns));
         }
         if let Some(share) = first(card) {
             let us = own_part(card, ns) / 1_000;

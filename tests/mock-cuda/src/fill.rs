@@ -30,6 +30,11 @@ fn write_pattern(address: u64, pattern: &[u8], bytes: u64) -> Answer {
     let base: *mut u8 = std::ptr::with_exposed_provenance_mut(base);
     // SAFETY: checked to lie within an allocation, which is mapped.
     let range = unsafe { std::slice::from_raw_parts_mut(base, length) };
+    if let [byte] = pattern {
+        // As fast as the host's memory, in a build for debugging, too.
+        range.fill(*byte);
+        return Ok(());
+    }
     for chunk in range.chunks_exact_mut(pattern.len().max(1)) {
         chunk.copy_from_slice(pattern);
     }

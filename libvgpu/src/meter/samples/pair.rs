@@ -28,7 +28,7 @@ pub(super) struct Pair {
     /// For how long the card waited for the launch after the first event, and at most for the second event after it.
     pub(super) gap_ns: AtomicU64,
     pub(super) late_ns: AtomicU64,
-    /// How long the call that launched it took.
+    /// How long the call that launched it took, 0 if the card was busy with what was there before for all of it.
     pub(super) call_ns: AtomicU64,
     /// When the start was first seen to be reached, 0 before.
     pub(super) started_us: AtomicU64,
