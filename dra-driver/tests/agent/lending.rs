@@ -81,12 +81,18 @@ fn what_is_lent_comes_back_with_the_first_launch_and_is_lent_again_when_that_was
 #[test]
 fn who_goes_on_after_it_woke_is_not_taken_for_idle_between_its_launches() {
     let (mut clockwork, [borrower, owner]) = lent();
-    // A kernel of 60 ms each 70 ms, which is more than its part: it is in debt while it runs.
+    // It wakes between two steps, and is looked at from then on.
+    borrower.works(clockwork.now_us, clockwork.now_us);
+    clockwork.run(1_000);
+    launches(&owner, clockwork.now_us);
+    clockwork.run(1);
+    assert!(!is_lent(&clockwork.node));
+    // A kernel of 80 ms each 70 ms, which is more than its part: it is in debt while it runs.
     let mut used_us = 0;
     for _ in 0..30 {
-        used_us += 60_000;
+        used_us += 80_000;
         owner.works(clockwork.now_us, used_us);
-        owner.write(offset_of!(Header, credit_us), (-60_000i64).cast_unsigned());
+        owner.write(offset_of!(Header, credit_us), (-80_000i64).cast_unsigned());
         owner.write(offset_of!(Header, refilled_us), clockwork.now_us);
         borrower.works(clockwork.now_us, clockwork.now_us);
         for _ in 0..14 {
