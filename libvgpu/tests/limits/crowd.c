@@ -104,8 +104,10 @@ static void *open_handle(void *unused) {
     must(CALL(cuCtxSetCurrent, (void *), context));
     for (Pointer round = 0; round < task.rounds; round++) {
         Pointer pointer = 0;
+        pthread_barrier_wait(&task.start);
         Result result = CALL(cuIpcOpenMemHandle_v2, (Pointer *, struct Handle, unsigned), &pointer, task.handle, 1);
         note(result);
+        pthread_barrier_wait(&task.start);
         if (!result) must(CALL(cuIpcCloseMemHandle, (Pointer), pointer));
     }
     return unused;

@@ -296,6 +296,21 @@ fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
     assert_eq!(taken(&container), 0);
 }
 
+#[test]
+fn what_a_pool_keeps_is_given_back_before_an_import_is_refused() {
+    let container = Container::with_memory(GIB);
+    let large = container.tenant(GIB);
+    let mut one = container.process();
+    let pointer = one.alloc(BYTES);
+    let mut other = container.process_of(&large);
+    other.ok(&format!("keep {GIB}"));
+    let place = other.ok(&format!("async {}", 900 * MIB))[0];
+    other.ok(&format!("freeasync {place}"));
+    other.ok("sync");
+    place_of(&open(&mut one, pointer, &mut other));
+    assert_eq!(other.memory_info().0, GIB - BYTES);
+}
+
 /// What is opened of a small allocation is its block, which is paid for already.
 #[test]
 fn a_small_allocation_is_opened_with_its_block() {

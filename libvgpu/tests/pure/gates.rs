@@ -87,15 +87,29 @@ fn nothing_is_refused_because_of_what_others_may_need() {
         taken.is_ok()
     };
     let give_back = || room.fetch_add(1, Ordering::SeqCst);
-    let rounds = if cfg!(miri) { 5 } else { 2_000 };
-    let is_over = AtomicU32::new(0);
+    let rounds = if cfg!(miri) { 5 } else { 100 };
+    let (is_over, asked) = (AtomicU32::new(0), AtomicU32::new(0));
+    // Counted, since the others go on until it is over.
+    let refused = AtomicU32::new(0);
     thread::scope(|scope| {
         for _ in 0..2 {
-            // Needs nothing, as it turns out.
+            // Needs nothing, as it turns out once somebody else has asked.
             scope.spawn(|| {
-                while is_over.load(Ordering::Relaxed) == 0 {
+                while is_over.load(Ordering::SeqCst) == 0 {
                     let attempt = attempts.begin();
+                    let before = asked.load(Ordering::SeqCst);
                     if take() {
+                        let is_asked = || {
+                            asked.load(Ordering::SeqCst) != before
+                                || is_over.load(Ordering::SeqCst) != 0
+                        };
+                        // Not for ever: it may have been asked before this was taken.
+                        for _ in 0..10 {
+                            if is_asked() {
+                                break;
+                            }
+                            thread::yield_now();
+                        }
                         thread::yield_now();
                         give_back();
                     }
@@ -103,15 +117,30 @@ fn nothing_is_refused_because_of_what_others_may_need() {
                 }
             });
         }
-        for round in 0..rounds {
-            assert!(attempts.take(take), "round {round}");
-            give_back();
+        let ask = || {
+            while room.load(Ordering::SeqCst) != 0 {
+                thread::yield_now();
+            }
+            asked.fetch_add(1, Ordering::SeqCst);
+        };
+        for _ in 0..rounds {
+            ask();
+            if attempts.take(take) {
+                give_back();
+            } else {
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
+            ask();
             let attempt = attempts.begin_with(take);
-            assert!(attempt.is_some(), "round {round}");
-            give_back();
+            if attempt.is_some() {
+                give_back();
+            } else {
+                refused.fetch_add(1, Ordering::SeqCst);
+            }
         }
-        is_over.store(1, Ordering::Relaxed);
+        is_over.store(1, Ordering::SeqCst);
     });
+    assert_eq!(refused.into_inner(), 0);
     assert!(attempts.take(take));
     assert!(!attempts.take(take), "there is no more");
     assert!(attempts.begin_with(take).is_none());

@@ -244,3 +244,29 @@ fn what_is_changed_is_never_missing() {
     assert_eq!(map.get(key), None);
     assert_eq!(map.change(key, |held| Some(*held)), None);
 }
+
+/// Nobody sees what is about to be changed.
+#[test]
+fn whoever_looks_while_something_is_changed_waits() {
+    let map = empty();
+    let (is_changing, is_looked_for) = (Barrier::new(2), AtomicU64::new(0));
+    assert!(map.insert(7, held(1)));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            map.change(7, |_| {
+                is_changing.wait();
+                while is_looked_for.load(Ordering::SeqCst) == 0 {
+                    thread::yield_now();
+                }
+                for _ in 0..100 {
+                    thread::yield_now();
+                }
+                Some(held(2))
+            });
+        });
+        is_changing.wait();
+        is_looked_for.store(1, Ordering::SeqCst);
+        assert_eq!(map.get(7), Some(held(2)));
+        assert_eq!(map.remove(7), Some(held(2)));
+    });
+}
