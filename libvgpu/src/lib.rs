@@ -39,6 +39,7 @@ mod card;
 mod cuda;
 mod discover;
 mod driver;
+mod elements;
 mod entry;
 mod environment;
 mod growth;

@@ -9,6 +9,7 @@ use crate::cuda::{
     CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUarray, CUmipmappedArray,
     CUresult,
 };
+use crate::elements;
 use crate::held::Held;
 use crate::hooks::kept::take;
 use crate::hooks::memory::{Request, free_held};
@@ -22,15 +23,8 @@ use crate::table::{
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped to it.
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
 
-/// Bytes of one channel of a `CUarray_format`; formats that this version does not know count as the largest.
-fn channel_bytes(format: c_uint) -> u64 {
-    match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
-        0x03 | 0x0a | 0x20 => 4,
-        _ => 8,
-    }
-}
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth is a number of layers or faces, as many in each level.
+const LAYERS: c_uint = 0x01 | 0x04;
 
 /// Extent of an array. Missing dimensions are 0 and count as 1.
 struct Extent {
@@ -43,18 +37,19 @@ struct Extent {
 }
 
 impl Extent {
-    /// Bytes of the array, or of all `levels` of a mipmapped one, each half as large in every dimension.
+    /// Bytes of the array, or of all `levels` of a mipmapped one, each half as large in every dimension but layers.
     fn bytes(&self, levels: c_uint) -> u64 {
         if self.flags & WITHOUT_MEMORY != 0 {
             return 0;
         }
-        let element = channel_bytes(self.format).saturating_mul(u64::from(self.channels.max(1)));
         let level = |level: c_uint| {
-            [self.width, self.height, self.depth]
-                .into_iter()
-                .fold(element, |bytes, size| {
-                    bytes.saturating_mul(size.checked_shr(level).unwrap_or(0).max(1))
-                })
+            let halved = |side: u64| side.checked_shr(level).unwrap_or(0).max(1);
+            let depth = match self.flags & LAYERS {
+                0 => halved(self.depth),
+                _ => self.depth.max(1),
+            };
+            let sides = [halved(self.width), halved(self.height), depth];
+            elements::bytes(self.format, self.channels, sides)
         };
         let bytes = (0..levels.clamp(1, 32))
             .map(level)

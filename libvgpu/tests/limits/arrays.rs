@@ -14,6 +14,15 @@ fn arrays_of_every_kind_are_charged_until_they_are_destroyed() {
         ("array 1024 1024 0 4", "destroyarray", 16 * MIB),
         // 64 MiB and a third of it, in whole blocks.
         ("mipmapped 4096 4096 13", "destroymipmapped", 86 * MIB),
+        // Three layers and six faces of 4 MiB and a third of that: each level has all of them.
+        ("mipmapped 1024 1024 11 3 1", "destroymipmapped", 16 * MIB),
+        ("mipmapped 1024 1024 11 6 4", "destroymipmapped", 32 * MIB),
+        // UNORM_INT8X4, SNORM_INT16X4.
+        ("array 4096 4096 0 4 194", "destroyarray", 64 * MIB),
+        ("array 1024 1024 2 4 203", "destroyarray", 16 * MIB),
+        // BC1 and BC7: blocks of four times four elements.
+        ("array 4096 4096 0 4 145", "destroyarray", 8 * MIB),
+        ("array 4093 4095 0 4 157", "destroyarray", 16 * MIB),
         ("array 100 100 0 1", "destroyarray", 2 * MIB),
     ] {
         let place = process.ok(make)[0];

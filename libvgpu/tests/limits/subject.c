@@ -134,8 +134,8 @@ static int by_size(const void *left, const void *right) {
 
 static void run(char *line) {
     char word[64] = "", name[128] = "";
-    unsigned long long a = 0, b = 0, c = 0, d = 0;
-    sscanf(line, "%63s %llu %llu %llu %llu", word, &a, &b, &c, &d);
+    unsigned long long a = 0, b = 0, c = 0, d = 0, e = 0;
+    sscanf(line, "%63s %llu %llu %llu %llu %llu", word, &a, &b, &c, &d, &e);
     Pointer pointer = 0;
     if (!strcmp(word, "init")) {
         void *context = NULL;
@@ -221,7 +221,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "freeraw")) {
         printf("%d\n", CALL(cuMemFree_v2, (Pointer), a));
     } else if (!strcmp(word, "array")) {
-        struct ArrayDescriptor descriptor = {a, b, c, 0x20, d ? d : 1, 0};
+        // Elements along each side, channels, and the format, which is FLOAT if it is 0.
+        struct ArrayDescriptor descriptor = {a, b, c, e ? (unsigned)e : 0x20, d ? d : 1, 0};
         ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
     } else if (!strcmp(word, "sparse")) {
         // 1024 elements of 4 bytes each way, without memory.
@@ -236,7 +237,8 @@ static void run(char *line) {
         _Static_assert(sizeof operation == 96, "as in cuda.h");
         printf("%d\n", CALL(cuMemMapArrayAsync, (void *, unsigned, void *), &operation, 1, NULL));
     } else if (!strcmp(word, "mipmapped")) {
-        struct ArrayDescriptor descriptor = {a, b, 0, 0x20, 1, 0};
+        // Elements along two sides, levels, and layers or the faces of a cube, with its flags.
+        struct ArrayDescriptor descriptor = {a, b, d, 0x20, 1, (unsigned)e};
         ANSWER(CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &pointer, &descriptor, c));
     } else if (!strcmp(word, "destroyarray")) {
         printf("%d\n", CALL(cuArrayDestroy, (Pointer), slots[a]));

@@ -7,6 +7,8 @@
 
 #[path = "../../src/blocks.rs"]
 mod blocks;
+#[path = "../../src/elements.rs"]
+mod elements;
 #[path = "../../src/growth.rs"]
 mod growth;
 #[path = "../../src/guard.rs"]
@@ -21,6 +23,7 @@ mod room;
 mod shared_chunks;
 
 mod counts;
+mod formats;
 mod gates;
 mod growths;
 mod maps;

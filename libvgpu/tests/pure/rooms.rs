@@ -243,11 +243,13 @@ fn what_is_gone_has_no_room() {
 #[test]
 fn of_too_many_pieces_the_largest_are_known() {
     let mut pools = Pools::new();
-    for index in 0..1000 {
+    // More than there are places for, of which Miri looks at each for every piece.
+    let pieces = if cfg!(miri) { 140 } else { 1000 };
+    for index in 0..pieces {
         pools.allocate(index * 8192, 4096, CHUNK);
     }
     pools.allocate(9 * MIB, MIB, CHUNK);
-    for index in 0..1000 {
+    for index in 0..pieces {
         pools.free(index * 8192, STREAM);
     }
     pools.free(9 * MIB, STREAM);

@@ -57,28 +57,56 @@ impl CUarray3DDescriptor {
         }
         match self.flags & !FLAGS {
             0 => Ok(()),
-            SPARSE if self.height > 0 => Ok(()),
+            SPARSE if self.height > 0 && self.block_side() == 1 => Ok(()),
             SPARSE => Err(CudaError::InvalidValue),
             // Ones without memory that are not sparse.
             _ => Err(CudaError::NotSupported),
         }
     }
 
-    /// Bytes of one element, by `CUarray_format`.
+    /// Bytes of one element, or of one compressed block, by `CUarray_format`. Those in planes are not simulated.
     fn element_bytes(&self) -> Option<usize> {
-        let channel: usize = match self.format {
-            0x01 | 0x08 => 1,
-            0x02 | 0x09 | 0x10 => 2,
-            0x03 | 0x0a | 0x20 => 4,
+        let (channel, of_format) = match self.format {
+            0x01 | 0x08 => (1, None),
+            0x02 | 0x09 | 0x10 => (2, None),
+            0x03 | 0x0a | 0x20 => (4, None),
+            // Normalised integers of a number of channels.
+            0xc0 | 0xc6 => (1, Some(1)),
+            0xc1 | 0xc7 => (1, Some(2)),
+            0xc2 | 0xc8 => (1, Some(4)),
+            0xc3 | 0xc9 => (2, Some(1)),
+            0xc4 | 0xca => (2, Some(2)),
+            0xc5 | 0xcb => (2, Some(4)),
+            // BC1; BC2, BC3, BC7.
+            0x91 | 0x92 => (2, Some(4)),
+            0x93..=0x96 | 0x9d | 0x9e => (4, Some(4)),
+            // BC4; BC5; BC6H, which has three channels.
+            0x97 | 0x98 => (8, Some(1)),
+            0x99 | 0x9a => (8, Some(2)),
+            0x9b | 0x9c => return (self.channels == 3).then_some(16),
             _ => return None,
         };
-        matches!(self.channels, 1 | 2 | 4).then_some(channel * self.channels as usize)
+        let is_right = match of_format {
+            None => matches!(self.channels, 1 | 2 | 4),
+            Some(channels) => self.channels == channels,
+        };
+        is_right.then_some(channel * self.channels as usize)
+    }
+
+    /// Elements along a side of what [`Self::element_bytes`] is said of.
+    fn block_side(&self) -> usize {
+        match self.format {
+            0x91..=0x9e => 4,
+            _ => 1,
+        }
     }
 
     /// Bytes of one row, rows of one layer, layers.
     fn sides(&self) -> [usize; 3] {
-        let row = self.width.saturating_mul(self.element_bytes().unwrap_or(0));
-        [row, self.height.max(1), self.depth.max(1)]
+        let side = self.block_side();
+        let row = self.width.div_ceil(side);
+        let row = row.saturating_mul(self.element_bytes().unwrap_or(0));
+        [row, self.height.div_ceil(side).max(1), self.depth.max(1)]
     }
 
     fn bytes(&self) -> Answer<u64> {
@@ -89,9 +117,9 @@ impl CUarray3DDescriptor {
         product.ok_or(CudaError::InvalidValue)
     }
 
-    /// A level of a mipmapped array; layers do not shrink.
+    /// A level of a mipmapped array; layers and the faces of a cube do not shrink.
     fn level(&self, level: u32) -> Self {
-        const LAYERED: c_uint = 1;
+        const LAYERED: c_uint = 0x01 | 0x04;
         let halved = |side: usize| match side {
             0 => 0,
             side => (side >> level.min(63)).max(1),
@@ -148,9 +176,10 @@ impl From<CUarray3DDescriptorV1> for CUarray3DDescriptor {
 }
 
 impl Array {
-    /// Bytes of one element.
-    pub(crate) fn element_bytes(&self) -> usize {
-        self.descriptor.element_bytes().unwrap_or(1)
+    /// Bytes of one element; `None` if they are compressed in blocks.
+    pub(crate) fn element_bytes(&self) -> Option<usize> {
+        let is_single = self.descriptor.block_side() == 1;
+        self.descriptor.element_bytes().filter(|_| is_single)
     }
 
     /// Bytes of one row, rows of one layer, layers.

@@ -7,7 +7,6 @@
 use std::ffi::c_ulonglong;
 
 use crate::abi::{Answer, In, Out, entry_points};
-use crate::array::Array;
 use crate::driver::driver;
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
@@ -66,10 +65,8 @@ impl CUmemcpy3DBatchOp {
         let mut element = None;
         for operand in [&self.from, &self.to] {
             if operand.kind == CUmemcpy3DOperand::ARRAY {
-                let bytes = state
-                    .arrays
-                    .get(operand.array()?)
-                    .map(Array::element_bytes)?;
+                let bytes = state.arrays.get(operand.array()?)?.element_bytes();
+                let bytes = bytes.ok_or(CudaError::NotSupported)?;
                 if element.replace(bytes).is_some_and(|other| other != bytes) {
                     return Err(CudaError::InvalidValue);
                 }
