@@ -10,7 +10,7 @@ use crate::driver::{Library, Original};
 use crate::environment::Attached;
 use crate::imports::Imports;
 use crate::process::Process;
-use crate::share::Share;
+use crate::share::{Left, Share};
 use crate::shares::{MAX_SHARES, Source};
 use crate::sys;
 
@@ -124,8 +124,8 @@ impl Card {
 
     /// Takes `bytes`, from one share if one has them, else from several.
     pub(crate) fn reserve(self, bytes: u64) -> Result<(), Full> {
-        if self.try_reserve(bytes)
-            || (!self.is_known_to_lack(bytes) && self.reserve_after_reclaim(bytes))
+        if !self.is_known_to_lack(bytes)
+            && (self.try_reserve(bytes) || self.reserve_after_reclaim(bytes))
         {
             Ok(())
         } else {
@@ -141,13 +141,24 @@ impl Card {
     }
 
     /// Whether so much is not there, even with what dead processes left. What living ones return counts at once.
-    fn is_known_to_lack(self, bytes: u64) -> bool {
-        let now_ns = sys::now_ns();
-        self.shares()
-            .try_fold(0u64, |room, share| {
-                Some(room.saturating_add(share.known_room(now_ns)?))
-            })
-            .is_some_and(|room| room < bytes)
+    #[inline]
+    pub(crate) fn is_known_to_lack(self, bytes: u64) -> bool {
+        let left = self.left();
+        left.bytes < bytes && sys::now_ns() < left.holds_until_ns
+    }
+
+    /// Whether there seems to be so much, of which nothing is taken yet.
+    pub(crate) fn seems_to_have(self, bytes: u64) -> bool {
+        self.left().bytes >= bytes
+    }
+
+    #[inline]
+    fn left(self) -> Left {
+        let none = Left {
+            bytes: 0,
+            holds_until_ns: u64::MAX,
+        };
+        self.shares().map(Share::left).fold(none, Left::with)
     }
 
     /// Takes back what dead processes left before it tries again.

@@ -117,6 +117,7 @@ impl Attempts {
     }
 
     /// Takes with `reserve` what is surely needed; `false` if that is refused.
+    #[inline]
     pub(crate) fn take(&self, reserve: impl Fn() -> bool) -> bool {
         let before = self.none_until_now();
         if reserve() {
@@ -129,7 +130,14 @@ impl Attempts {
         reserve()
     }
 
+    /// Whether it is so and not because of any that is under way.
+    pub(crate) fn surely(&self, is_so: impl Fn() -> bool) -> bool {
+        let before = self.none_until_now();
+        before.is_some() && is_so() && before == self.none_until_now()
+    }
+
     /// How many have begun, if all of them are over.
+    #[inline]
     fn none_until_now(&self) -> Option<u64> {
         let begun = self.begun.load(Ordering::SeqCst);
         (self.gate.0.load(Ordering::SeqCst) == 0).then_some(begun)

@@ -76,6 +76,25 @@ pub(crate) struct Share {
     seen_usage: usage::Seen,
 }
 
+/// What can be taken at this moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Left {
+    pub(crate) bytes: u64,
+    /// Until then there is nothing more that dead processes left.
+    pub(crate) holds_until_ns: u64,
+}
+
+impl Left {
+    /// That of both together.
+    #[inline]
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            holds_until_ns: self.holds_until_ns.min(other.holds_until_ns),
+        }
+    }
+}
+
 // SAFETY: `uuid` and the paths are written by one thread before the others can see the share; the rest are atomics.
 unsafe impl Sync for Share {}
 
@@ -215,14 +234,26 @@ impl Share {
         }
     }
 
-    /// How much there is, if what dead processes left was taken back just now.
-    pub(crate) fn known_room(&self, now_ns: u64) -> Option<u64> {
+    /// What of it can be taken.
+    #[inline]
+    pub(crate) fn left(&self) -> Left {
         let limit = self.grantable_bytes();
+        let uncounted = |bytes| Left {
+            bytes,
+            holds_until_ns: u64::MAX,
+        };
         match self.own() {
-            Some((region, _)) => (now_ns < self.looked_until_ns.load(Ordering::Relaxed))
-                .then(|| limit.saturating_sub(region.total_bytes())),
+            Some((region, _)) => {
+                // First, or what is read of the total may be of before that look.
+                let holds_until_ns = self.looked_until_ns.load(Ordering::Acquire);
+                Left {
+                    bytes: limit.saturating_sub(region.total_bytes()),
+                    holds_until_ns,
+                }
+            }
+            None if self.fails_open() => uncounted(u64::MAX),
             // Nothing is ever taken from a share that cannot be counted in.
-            None => (!self.fails_open()).then_some(0),
+            None => uncounted(0),
         }
     }
 
@@ -260,7 +291,7 @@ impl Share {
                 .saturating_mul(LOOK_COUNTS_NS)
                 .min(LOOK_COUNTS_AT_MOST_NS);
             self.looked_until_ns
-                .store(now_ns.saturating_add(counts_ns), Ordering::Relaxed);
+                .store(now_ns.saturating_add(counts_ns), Ordering::Release);
         }
     }
 

@@ -42,10 +42,13 @@ pub(crate) fn take_with(card: Card, reserve: impl Fn() -> bool) -> bool {
 /// As [`take`], for a call that may not need all of it. A refusal is not counted as one: the caller may know another way.
 pub(crate) fn take_ahead(card: Card, bytes: u64) -> Option<Passage<'static>> {
     let attempts = &card.process().attempts;
-    let reserve = || card.reserve(bytes).is_ok();
-    attempts
-        .begin_with(reserve)
-        .or_else(|| give_back(card).then(|| attempts.begin_with(reserve))?)
+    let begin = || {
+        if attempts.surely(|| card.is_known_to_lack(bytes)) {
+            return None;
+        }
+        attempts.begin_with(|| card.reserve(bytes).is_ok())
+    };
+    begin().or_else(|| give_back(card).then(begin)?)
 }
 
 /// `false` if the driver keeps nothing.

@@ -7,9 +7,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
 use crate::blocks::{self, BLOCK, SmallArrays, Sort};
-use crate::card::{
-    Card, Target, current_context, current_device, target_of_current_context, target_of_device,
-};
+use crate::card::{Card, Target, current_context, current_device, target_of_current_context};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
@@ -95,6 +93,9 @@ impl Request {
             return self.make_reserved(linear, card, self.bytes, None);
         }
         let at_once = || {
+            if !card.seems_to_have(BLOCK) {
+                return None;
+            }
             let attempt = process.attempts.begin();
             card.try_reserve(BLOCK).then_some(attempt)
         };
@@ -206,6 +207,11 @@ impl Request {
             Target::Refused => Err(CUDA_ERROR_OUT_OF_MEMORY),
             Target::Limited(card) => Ok(Some((card, card.process()))),
         }
+    }
+
+    /// Whether what does not fit on the device goes to the host.
+    fn spills(self) -> bool {
+        matches!(self.target, Target::Limited(card) if card.spills())
     }
 
     pub(crate) fn held(self, card: Card) -> Held {
@@ -344,18 +350,14 @@ unsafe fn spill(device: CUdevice, pointer: *mut CUdeviceptr, bytes: usize) -> CU
     result
 }
 
-/// Whether what does not fit on the device goes to the host.
-fn spills(device: CUdevice) -> bool {
-    matches!(target_of_device(device), Target::Limited(card) if card.spills())
-}
-
 pub(crate) unsafe fn alloc(
     original: cuMemAlloc_v2::Function,
     pointer: *mut CUdeviceptr,
     bytes: usize,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
-    let result = Request::in_current_context(bytes_taken).make_linear(&Linear {
+    let request = Request::in_current_context(bytes_taken);
+    let result = request.make_linear(&Linear {
         kind: Kind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
@@ -366,7 +368,8 @@ pub(crate) unsafe fn alloc(
         erase: &|| unsafe { pointer.write(0) },
     });
     if result == CUDA_ERROR_OUT_OF_MEMORY
-        && let Some(device) = current_device().filter(|&device| spills(device))
+        && request.spills()
+        && let Some(device) = current_device()
     {
         // SAFETY: the caller's arguments.
         return unsafe { spill(device, pointer, bytes) };

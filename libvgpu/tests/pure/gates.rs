@@ -145,3 +145,20 @@ fn nothing_is_refused_because_of_what_others_may_need() {
     assert!(!attempts.take(take), "there is no more");
     assert!(attempts.begin_with(take).is_none());
 }
+
+#[test]
+fn what_is_so_because_of_a_call_under_way_is_not_sure() {
+    // SAFETY: all zeroes is none under way.
+    let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
+    assert!(attempts.surely(|| true));
+    assert!(!attempts.surely(|| false));
+    let attempt = attempts.begin();
+    assert!(!attempts.surely(|| true), "one is under way");
+    drop(attempt);
+    let one_comes_and_goes = || {
+        drop(attempts.begin());
+        true
+    };
+    assert!(!attempts.surely(one_comes_and_goes), "one was under way");
+    assert!(attempts.surely(|| true), "all are over");
+}

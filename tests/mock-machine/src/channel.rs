@@ -8,6 +8,7 @@
 //! Everything is an atomic number. What the client writes is untrusted: the daemon decodes each
 //! command and bounds every index; noise costs the client its own connection.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -34,18 +35,31 @@ const WORDS: usize = 7;
 #[repr(C)]
 struct Layout {
     /// Commands appended so far, modulo 2³². Written by the client.
-    submitted: AtomicU32,
+    submitted: Lone,
     /// Commands taken so far. Written by the daemon.
-    taken: AtomicU32,
+    taken: Lone,
     /// 1 while the daemon may sleep.
-    asleep: AtomicU32,
+    asleep: Lone,
     /// Host functions announced so far; a futex.
-    host_calls: AtomicU32,
+    host_calls: Lone,
     /// 1 while the client's calls wait; a futex. Written by the daemon.
-    locked: AtomicU32,
+    locked: Lone,
     streams: [StreamCell; STREAMS as usize],
     events: [EventCell; EVENTS as usize],
     ring: [[AtomicU64; WORDS]; RING as usize],
+}
+
+/// A number alone in its cache line: every call of the client reads `locked`, and must not wait for what the daemon
+/// writes with each command.
+#[repr(C, align(64))]
+struct Lone(AtomicU32);
+
+impl Deref for Lone {
+    type Target = AtomicU32;
+
+    fn deref(&self) -> &AtomicU32 {
+        &self.0
+    }
 }
 
 #[repr(C)]

@@ -49,12 +49,12 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let figures = measure(Suite::Limits, "figures::", &[])?;
     report.part(
         "Refusals",
-        "Nanoseconds that a refused cuMemAlloc takes, the driver's cuCtxGetDevice and cuCtxGetCurrent included, with so \
+        "Nanoseconds that a refused cuMemAlloc of so many bytes takes, the driver's cuCtxGetDevice included, with so \
          many processes in the share. The slowest ones look for dead processes.",
     );
     for figure in named(&figures, "refusal") {
         report.row(
-            ["processes", "p50Ns", "meanNs", "p999Ns"]
+            ["bytes", "processes", "p50Ns", "meanNs", "p999Ns"]
                 .map(|name| (name, value(figure, name)))
                 .into(),
         );
