@@ -49,6 +49,16 @@ pub(crate) const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
 pub(crate) const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
 pub(crate) const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: c_uint = 2;
 pub(crate) const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
+pub(crate) const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
+pub(crate) const CUDA_GRAPH_INSTANTIATE_ERROR: c_int = 1;
+
+#[repr(C)]
+pub(crate) struct CUDA_GRAPH_INSTANTIATE_PARAMS {
+    pub(crate) flags: u64,
+    hUploadStream: CUstream,
+    hErrNode_out: CUgraphNode,
+    pub(crate) result_out: c_int,
+}
 
 /// Beginning of the structure; the hooks only read.
 #[repr(C)]

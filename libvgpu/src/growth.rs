@@ -54,6 +54,20 @@ impl Growth {
         }
     }
 
+    /// A call is about to be made that may need so much, and the driver will never have more than `most_bytes`. As far as
+    /// that is covered already, the call needs no reservation of its own: so much of the charge becomes one. Returns how
+    /// much.
+    pub(crate) fn lend(self, need_bytes: u64, most_bytes: u64) -> (Self, u64) {
+        let total = self.charged_bytes.saturating_add(self.ahead_bytes);
+        let uncovered = most_bytes.saturating_sub(total);
+        let lent = need_bytes.saturating_sub(uncovered).min(self.charged_bytes);
+        let growth = Self {
+            charged_bytes: self.charged_bytes.saturating_sub(lent),
+            ahead_bytes: self.ahead_bytes.saturating_add(lent),
+        };
+        (growth, lent)
+    }
+
     /// A call that had reserved so much is over, and the driver says what it has now.
     pub(crate) fn settle(self, ahead_bytes: u64, has_bytes: u64) -> Settled {
         let of_others = self.ahead_bytes.saturating_sub(ahead_bytes);

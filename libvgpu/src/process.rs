@@ -80,6 +80,8 @@ pub(crate) struct Process {
     pub(crate) graphs: HeldMap,
     /// What the driver keeps for graphs, by device.
     pub(crate) graph_pools: HeldMap,
+    /// What all graphs ever made for a device need together, by device.
+    pub(crate) graph_needs: HeldMap,
     /// Launches.
     pub(crate) meter: Meter,
 }

@@ -15,6 +15,19 @@ pub(crate) struct SharedChunks {
     pointers: HeldMap,
     /// By address; `context` is how many pointers.
     chunks: HeldMap,
+    /// By pointer; `context` is the one with whose end it is shared no more, if there is one.
+    contexts: HeldMap,
+}
+
+/// A pointer into memory that is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) pointer: u64,
+    /// Index of the card's first share.
+    pub(crate) card: u8,
+    pub(crate) chunk: Chunk,
+    /// With whose end it is shared no more, 0 if with none's.
+    pub(crate) context: u64,
 }
 
 /// What an allocation lies in: a chunk of a pool, a block, or memory of its own.
@@ -34,26 +47,20 @@ impl SharedChunks {
     /// paid for that. `false` if it could not.
     ///
     /// Others that share the same wait meanwhile: they have it for nothing only if it is paid for.
-    pub(crate) fn add(
-        &self,
-        pointer: u64,
-        card: u8,
-        chunk: Chunk,
-        pay: impl FnOnce(u64) -> bool,
-    ) -> bool {
+    pub(crate) fn add(&self, shared: Shared, pay: impl FnOnce(u64) -> bool) -> bool {
         let _guard = Guard::take(&self.guard);
-        let is_paid = !self.note(pointer, card, chunk) || pay(chunk.bytes);
+        let is_paid = !self.note(shared) || pay(shared.chunk.bytes);
         if !is_paid {
-            self.forget(pointer);
+            self.forget(shared.pointer);
         }
         is_paid
     }
 
     /// As [`SharedChunks::add`], of what is shared once however often that is said, and costs nothing.
-    pub(crate) fn add_once(&self, pointer: u64, card: u8, chunk: Chunk, first: impl FnOnce(u64)) {
+    pub(crate) fn add_once(&self, shared: Shared, first: impl FnOnce(u64)) {
         let _guard = Guard::take(&self.guard);
-        if !self.has(pointer) && self.note(pointer, card, chunk) {
-            first(chunk.bytes);
+        if !self.has(shared.pointer) && self.note(shared) {
+            first(shared.chunk.bytes);
         }
     }
 
@@ -67,8 +74,28 @@ impl SharedChunks {
         }
     }
 
+    /// A context has ended: what was shared in it is no more, however often it was. Hands each chunk to `give_back` into
+    /// which no other pointer is shared.
+    pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(Held)) {
+        let _guard = Guard::take(&self.guard);
+        self.contexts.remove_all(
+            |held| held.context == context,
+            |pointer, _| {
+                while self.has(pointer) {
+                    self.forget(pointer).map(&mut give_back);
+                }
+            },
+        );
+    }
+
     /// `true` if it is the first one into its chunk. The caller holds the guard.
-    fn note(&self, pointer: u64, card: u8, chunk: Chunk) -> bool {
+    fn note(&self, shared: Shared) -> bool {
+        let Shared {
+            pointer,
+            card,
+            chunk,
+            context,
+        } = shared;
         let once_more = |held: &Held| {
             Some(Held {
                 bytes: held.bytes.saturating_add(1),
@@ -84,6 +111,14 @@ impl SharedChunks {
             context: chunk.address,
         };
         self.pointers.insert(pointer, first);
+        if context != 0 {
+            let ends = Held {
+                bytes: 0,
+                card,
+                context,
+            };
+            self.contexts.insert(pointer, ends);
+        }
         self.add_to_chunk(card, chunk)
     }
 
@@ -115,6 +150,7 @@ impl SharedChunks {
         if times.bytes > 1 {
             return None;
         }
+        self.contexts.remove(pointer);
         let chunk = self.chunks.change(times.context, |held| {
             let context = held.context.saturating_sub(1);
             Some(Held { context, ..*held }).filter(|left| left.context != 0)

@@ -6,9 +6,9 @@ use core::ffi::{c_int, c_uint, c_void};
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::held::Held;
-use crate::hooks::array;
 use crate::hooks::kept::take;
 use crate::hooks::memory::{free_held, give_back_linear};
+use crate::hooks::{array, exchange};
 use crate::meter;
 use crate::process::Process;
 use crate::table::{
@@ -172,7 +172,7 @@ pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext)
     result
 }
 
-/// Returns the charge of what was allocated in a context that has ended.
+/// Returns the charge of what was allocated or opened in a context that has ended.
 pub(crate) fn release_all_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
@@ -181,6 +181,7 @@ pub(crate) fn release_all_of(context: u64) {
     process.pointers.remove_all(ends, |pointer, held| {
         give_back_linear(process, pointer, held);
     });
+    exchange::end_context(process, context);
     process.room.forget_all();
     process.arrays.remove_all(ends, |array, held| {
         array::give_back_array(process, array, held)

@@ -10,9 +10,10 @@ use crate::blocks::BLOCK;
 use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
 use crate::driver::{Library, Original};
+use crate::held::Held;
 use crate::hooks::kept::take_with;
 use crate::process::Process;
-use crate::shared_chunks::Chunk;
+use crate::shared_chunks::{Chunk, Shared};
 
 static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
@@ -45,10 +46,15 @@ pub(crate) fn make_available(
     pointer: CUdeviceptr,
     chunk: Chunk,
 ) {
-    let export = |bytes| card.export(bytes);
+    let shared = Shared {
+        pointer,
+        card: card.index(),
+        chunk,
+        context: 0,
+    };
     process
         .available
-        .add_once(pointer, card.index(), chunk, export);
+        .add_once(shared, |bytes| card.export(bytes));
 }
 
 /// After an allocation was freed: others cannot open it any more.
@@ -60,18 +66,36 @@ pub(crate) fn end_available(process: &'static Process, pointer: CUdeviceptr) {
     });
 }
 
-/// Pays for memory that was opened at `pointer`, in that chunk; `false` if the share has not so much.
-pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk) -> bool {
+/// Pays for memory that was opened at `pointer`, in that chunk, until it is closed or the context ends, if it is not 0;
+/// `false` if the share has not so much.
+pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
     let opened = &card.process().opened;
     let pay = |bytes| card.import(bytes).is_ok();
-    take_with(card, || opened.add(pointer, card.index(), chunk, pay))
+    let shared = Shared {
+        pointer,
+        card: card.index(),
+        chunk,
+        context,
+    };
+    take_with(card, || opened.add(shared, pay))
 }
 
 /// After memory of another process was given back.
 pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
-    process.opened.remove(pointer, |chunk| {
-        if let Some(card) = Card::at(process, chunk.card) {
-            card.end_import(chunk.bytes);
-        }
-    });
+    process
+        .opened
+        .remove(pointer, |chunk| end_import(process, chunk));
+}
+
+/// After a context has ended, and with it what was opened in it.
+pub(crate) fn end_context(process: &'static Process, context: u64) {
+    process
+        .opened
+        .end_context(context, |chunk| end_import(process, chunk));
+}
+
+fn end_import(process: &'static Process, chunk: Held) {
+    if let Some(card) = Card::at(process, chunk.card) {
+        card.end_import(chunk.bytes);
+    }
 }

@@ -9,7 +9,8 @@ use core::ptr::{self, NonNull};
 use drava_vgpu_abi::cost::Kind;
 
 use crate::cuda::{
-    CU_GRAPH_NODE_TYPE_KERNEL, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUcontext, CUgraph,
+    CU_GRAPH_NODE_TYPE_KERNEL, CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_SUCCESS, CUcontext, CUgraph,
     CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
@@ -144,10 +145,33 @@ pub(crate) unsafe fn instantiate_with_params(
     graph: CUgraph,
     parameters: *mut c_void,
 ) -> CUresult {
-    // SAFETY: the caller's arguments.
-    let result = unsafe { original(exec, graph, parameters) };
-    // SAFETY: `original` wrote to `exec`.
-    unsafe { instantiated(result, exec, graph) }
+    let call = || {
+        // SAFETY: the caller's arguments.
+        let result = unsafe { original(exec, graph, parameters) };
+        // SAFETY: `original` wrote to `exec`.
+        unsafe { instantiated(result, exec, graph) }
+    };
+    let parameters = parameters.cast::<CUDA_GRAPH_INSTANTIATE_PARAMS>();
+    // SAFETY: null, or the caller's parameters.
+    let flags = unsafe { parameters.as_ref() }.map_or(0, |parameters| parameters.flags);
+    if flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD == 0 {
+        return call();
+    }
+    let mut is_asked = false;
+    let result = graph_memory::make_uploaded(graph, || {
+        is_asked = true;
+        let result = call();
+        if result == CUDA_SUCCESS {
+            // SAFETY: the driver has written it.
+            graph_memory::was_uploaded(unsafe { exec.read() });
+        }
+        result
+    });
+    // SAFETY: as above.
+    if let Some(parameters) = unsafe { parameters.as_mut() }.filter(|_| !is_asked) {
+        parameters.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+    }
+    result
 }
 
 /// After a change of what an executable graph does, or an attempt at one: what is known of its cost may not be true.

@@ -3,7 +3,8 @@
 //!
 //! A launch cannot be undone, so what a graph may need is known from its nodes when it is instantiated, reserved
 //! before each launch, and corrected afterwards to what the driver's pool says. The most that a graph may need is
-//! the sum of its allocation nodes; the driver may do with less where one node's memory serves another.
+//! the sum of its allocation nodes; the driver may do with less where one node's memory serves another. What it has from
+//! an earlier launch is not reserved again; see [`crate::hooks::kept::graphs`].
 
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
@@ -14,11 +15,10 @@ use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_device};
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_MEM_LOCATION_TYPE_DEVICE,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph, CUgraphExec, CUgraphNode,
-    CUresult, CUstream,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_SUCCESS, CUdevice, CUgraph,
+    CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::held::Held;
 use crate::hooks::kept::{deny, graphs, take_ahead};
 use crate::meter;
 use crate::process::Process;
@@ -138,18 +138,18 @@ fn key_of(exec: CUgraphExec) -> u64 {
     exec.expose_provenance() as u64
 }
 
+fn need_of(graph: CUgraph) -> Option<Need> {
+    let mut need = None;
+    add_needs(graph, DEPTH, &mut need);
+    need
+}
+
 /// Remembers what `exec`, which the driver has just made of `graph`, may need.
 pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
     forget(exec);
-    let mut need = None;
-    add_needs(graph, DEPTH, &mut need);
-    let Some(need) = need else { return };
+    let Some(need) = need_of(graph) else { return };
     if let Target::Limited(card) = target_of_device(need.device) {
-        let held = Held {
-            bytes: need.bytes,
-            card: card.index(),
-            context: u64::from(need.device.cast_unsigned()),
-        };
+        let held = graphs::held_of_new(card, need.device, need.bytes);
         card.process().graphs.insert(key_of(exec), held);
     }
 }
@@ -167,22 +167,53 @@ pub(crate) fn charged(
     });
     match known {
         Some((card, held)) if !meter::is_capturing(stream) => {
-            let device = CUdevice::try_from(held.context).unwrap_or(0);
-            charge(card, device, held.bytes, call)
+            let need = Need {
+                device: graphs::device_of(&held),
+                bytes: held.bytes,
+            };
+            let lent = graphs::lend(card, need.device, key_of(exec), need.bytes);
+            charge(card, need, lent, call)
         }
         _ => call(),
     }
 }
 
-/// Makes a call that may put memory behind the nodes of a graph, if there is so much.
-fn charge(card: Card, device: CUdevice, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    let Some(_attempt) = take_ahead(card, bytes) else {
+/// Makes a call that may put memory behind the nodes of a graph, if there is so much beyond what is `lent` to it.
+fn charge(card: Card, need: Need, lent_bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let more = need.bytes.saturating_sub(lent_bytes);
+    let attempt = match more {
+        0 => Some(card.process().attempts.begin()),
+        _ => take_ahead(card, more),
+    };
+    let Some(_attempt) = attempt else {
+        graphs::settle(card, need.device, lent_bytes);
         return deny(card);
     };
-    graphs::expect(card, device, bytes);
+    graphs::expect(card, need.device, more);
     let result = call();
-    graphs::settle(card, device, bytes);
+    graphs::settle(card, need.device, need.bytes);
     result
+}
+
+/// Makes an executable graph of `graph` with `call`, which uploads it at once and calls [`was_uploaded`], if there is memory
+/// for what it may need.
+pub(crate) fn make_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(need) = need_of(graph) else {
+        return call();
+    };
+    match target_of_device(need.device) {
+        Target::Unlimited => call(),
+        Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
+        // There is nothing yet that it could use again.
+        Target::Limited(card) => charge(card, need, 0, call),
+    }
+}
+
+/// The driver has uploaded an executable graph as it made it, which is remembered.
+pub(crate) fn was_uploaded(exec: CUgraphExec) {
+    if let Some(process) = Process::get() {
+        graphs::uploaded(process, key_of(exec));
+    }
 }
 
 /// Uploading puts memory behind the nodes ahead of the launch.

@@ -3,7 +3,7 @@
 use core::ffi::{c_uint, c_void};
 use core::ptr::NonNull;
 
-use crate::card::{Card, Target, target_of_current_context};
+use crate::card::{Card, Target, current_context, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
 use crate::hooks::exchange::{self, blocks_around, range_of};
 use crate::process::Process;
@@ -49,7 +49,8 @@ pub(crate) unsafe fn open(
     let address = unsafe { pointer.read() };
     let (start, bytes) = range_of(address).unwrap_or((address, 1));
     // Opened again, it is the same memory at the same address.
-    if exchange::open(card, address, blocks_around(start, bytes)) {
+    let context = current_context().unwrap_or(0);
+    if exchange::open(card, address, blocks_around(start, bytes), context) {
         return result;
     }
     close_again(address);

@@ -49,3 +49,83 @@ fn memory_that_a_graph_leaves_behind_stays_counted() {
     process.ok(&format!("destroyexec {exec}"));
     process.refused(&format!("alloc {}", 500 * MIB));
 }
+
+/// Launches of one executable graph come after each other, so they need its memory once.
+#[test]
+fn a_graph_is_launched_again_before_its_first_launch_is_over() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let word = process.alloc(2 * MIB);
+    let streams = [(); 2].map(|()| process.ok("stream")[0]);
+    let exec = process.ok(&format!("graph 1 {} 1", 600 * MIB))[0];
+    let other = process.ok(&format!("graph 1 {} 1", 500 * MIB))[0];
+    process.ok(&format!("stall {} {word}", streams[0]));
+    let taken = CONTEXT_BYTES + 602 * MIB;
+    for stream in streams.into_iter().cycle().take(6) {
+        process.ok(&format!("launchin {exec} {stream}"));
+        assert_eq!(container.taken(), taken);
+        assert_eq!(process.memory_info().0, GIB - 602 * MIB);
+    }
+    // What the first one uses is no other graph's.
+    process.refused(&format!("launchin {other} {}", streams[1]));
+    process.refused(&format!("alloc {}", 500 * MIB));
+    assert_eq!(container.taken(), taken);
+    process.ok(&format!("tell {word}"));
+    process.ok("sync");
+    process.ok(&format!("launchin {other} {}", streams[1]));
+    process.ok("sync");
+    assert_eq!(container.taken(), CONTEXT_BYTES + 502 * MIB);
+    process.ok(&format!("launchin {exec} {}", streams[1]));
+    process.ok("sync");
+    assert_eq!(container.taken(), taken);
+    assert_eq!(process.memory_info().0, GIB - 602 * MIB);
+}
+
+/// Of two graphs that are at work at the same time, each has its own.
+#[test]
+fn graphs_that_are_launched_again_have_what_all_of_them_need() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let word = process.alloc(2 * MIB);
+    let streams = [(); 2].map(|()| process.ok("stream")[0]);
+    let execs = [300, 200].map(|mib| process.ok(&format!("graph 1 {} 1", mib * MIB))[0]);
+    process.ok(&format!("stall {} {word}", streams[0]));
+    process.ok(&format!("stall {} {word}", streams[1]));
+    for _ in 0..4 {
+        for (exec, stream) in execs.into_iter().zip(streams) {
+            process.ok(&format!("launchin {exec} {stream}"));
+        }
+    }
+    assert_eq!(container.taken(), CONTEXT_BYTES + 502 * MIB);
+    // There is room for a third one, and all three can be launched again.
+    let third = process.ok(&format!("graph 1 {} 1", 500 * MIB))[0];
+    process.ok(&format!("launchin {third} {}", streams[0]));
+    for exec in [execs[0], third, execs[1]] {
+        process.ok(&format!("launchin {exec} {}", streams[0]));
+    }
+    assert_eq!(container.taken(), CONTEXT_BYTES + 1002 * MIB);
+    assert_eq!(process.memory_info().0, 22 * MIB);
+    process.refused(&format!("alloc {}", 24 * MIB));
+    process.ok(&format!("tell {word}"));
+    process.ok("sync");
+    process.alloc(GIB - 2 * MIB);
+    assert_eq!(container.taken(), CONTEXT_BYTES + GIB);
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+#[test]
+fn a_graph_that_is_uploaded_as_it_is_made_has_its_memory_from_then_on() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    process.refused(&format!("graph 2 {} 0 1", 600 * MIB));
+    assert_eq!(container.taken(), CONTEXT_BYTES);
+    let exec = process.ok(&format!("graph 2 {} 0 1", 400 * MIB))[0];
+    assert_eq!(container.taken(), CONTEXT_BYTES + 800 * MIB);
+    assert_eq!(process.memory_info().0, GIB - 800 * MIB);
+    process.ok(&format!("launch {exec}"));
+    process.ok("sync");
+    assert_eq!(container.taken(), CONTEXT_BYTES + 800 * MIB);
+    process.refused(&format!("graph 1 {} 1 1", 300 * MIB));
+    process.refused(&format!("alloc {}", 300 * MIB));
+    assert_eq!(process.memory_info().0, GIB - 800 * MIB);
+}

@@ -296,6 +296,41 @@ fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
     assert_eq!(taken(&container), 0);
 }
 
+/// The driver closes it.
+#[test]
+fn memory_opened_by_ipc_handle_is_paid_for_until_its_context_ends() {
+    const EACH: u64 = BYTES / 2;
+    let container = Container::with_memory(GIB);
+    let large = container.tenant(GIB);
+    let mut one = container.process();
+    let pointers = [one.alloc(EACH), one.alloc(EACH)];
+    let mut other = container.process_of(&large);
+    place_of(&open(&mut one, pointers[0], &mut other));
+    let with_one = other.memory_info().0;
+    let context = other.ok("context 0")[0];
+    // More than once, and never closed.
+    for _ in 0..3 {
+        place_of(&open(&mut one, pointers[1], &mut other));
+    }
+    assert_eq!(other.memory_info().0, with_one - EACH);
+    other.ok(&format!("destroy {context}"));
+    other.ok("init 0");
+    assert_eq!(other.memory_info().0, with_one, "the first context's stays");
+    other.ok("releaseprimary 0");
+    other.ok("releaseprimary 0");
+    other.ok("init 0");
+    assert_eq!(other.memory_info().0, with_one + EACH);
+    // It can be opened again, and is paid for again.
+    let again = place_of(&open(&mut one, pointers[1], &mut other));
+    assert_eq!(other.memory_info().0, with_one);
+    other.ok(&format!("ipcclose {again}"));
+    assert_eq!(other.memory_info().0, with_one + EACH);
+    for pointer in pointers {
+        one.ok(&format!("free {pointer}"));
+    }
+    assert_eq!(taken(&container), 0);
+}
+
 #[test]
 fn what_a_pool_keeps_is_given_back_before_an_import_is_refused() {
     let container = Container::with_memory(GIB);

@@ -407,7 +407,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "ipcclose")) {
         printf("%d\n", CALL(cuIpcCloseMemHandle, (Pointer), slots[a]));
     } else if (!strcmp(word, "graph")) {
-        // `a` allocation nodes of `b` bytes, each with a node that frees it if `c` is not 0; says the executable graph.
+        // `a` allocation nodes of `b` bytes, each with a node that frees it if `c` is not 0, uploaded at once if `d` is not
+        // 0; says the executable graph.
         void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
         Result result = CALL(cuGraphCreate, (void **, unsigned), &graph, 0);
         for (Pointer i = 0; !result && i < a; i++) {
@@ -423,7 +424,11 @@ static void run(char *line) {
                 before = node;
             }
         }
-        if (!result) result = CALL(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long), &exec, graph, 0);
+        struct { unsigned long long flags; void *stream, *error_node; int result; } parameters = {d ? 2 : 0, NULL, NULL, -1};
+        if (!result) {
+            result = CALL(cuGraphInstantiateWithParams, (void **, void *, void *), &exec, graph, &parameters);
+            if (!result != !parameters.result) result = -1;
+        }
         answer_slot(result, (Pointer)(uintptr_t)exec);
     } else if (!strcmp(word, "capture")) {
         // Begins to capture a stream of its own in the global mode; says which.
@@ -435,6 +440,8 @@ static void run(char *line) {
         printf("%d\n", CALL(cuStreamEndCapture, (Pointer, void **), slots[a], &graph));
     } else if (!strcmp(word, "launch")) {
         printf("%d\n", CALL(cuGraphLaunch, (void *, void *), (void *)(uintptr_t)slots[a], NULL));
+    } else if (!strcmp(word, "launchin")) {
+        printf("%d\n", CALL(cuGraphLaunch, (void *, Pointer), (void *)(uintptr_t)slots[a], slots[b]));
     } else if (!strcmp(word, "destroyexec")) {
         printf("%d\n", CALL(cuGraphExecDestroy, (void *), (void *)(uintptr_t)slots[a]));
     } else if (!strcmp(word, "vfork")) {

@@ -10,7 +10,7 @@ use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
 use crate::held::{Held, HeldMap};
 use crate::imports::Imports;
 use crate::room::{CHUNK, Change, Room, chunk_around};
-use crate::shared_chunks::SharedChunks;
+use crate::shared_chunks::{Chunk, Shared, SharedChunks};
 
 const KIB: u64 = 1 << 10;
 
@@ -29,6 +29,16 @@ fn no_blocks() -> Blocks {
 fn no_arrays() -> SmallArrays {
     // SAFETY: all zeroes is none.
     unsafe { zeroes() }
+}
+
+/// A pointer of card 5 that no context's end makes invalid.
+fn lasting(pointer: u64, chunk: Chunk) -> Shared {
+    Shared {
+        pointer,
+        card: 5,
+        chunk,
+        context: 0,
+    }
 }
 
 fn no_imports() -> Imports {
@@ -247,7 +257,7 @@ fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
     assert_eq!((large.address, large.bytes), (512, CHUNK), "whole pages");
     let paid = Cell::new(0);
     let add = |pointer, chunk| {
-        assert!(shared.add(pointer, 5, chunk, |bytes| {
+        assert!(shared.add(lasting(pointer, chunk), |bytes| {
             paid.set(paid.get() + bytes);
             true
         }));
@@ -273,11 +283,11 @@ fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
     assert_eq!(remove(2), CHUNK);
     assert_eq!(remove(3), 2 * CHUNK);
     assert_eq!(add(2, chunk), 3 * CHUNK, "anew");
-    assert!(!shared.add(4, 5, large, |_| false));
+    assert!(!shared.add(lasting(4, large), |_| false));
     assert!(!shared.has(4));
     assert_eq!(add(4, large), 4 * CHUNK);
     for pointer in [5, 6, 5] {
-        shared.add_once(pointer, 5, chunk_around(7 * CHUNK, KIB), |bytes| {
+        shared.add_once(lasting(pointer, chunk_around(7 * CHUNK, KIB)), |bytes| {
             paid.set(paid.get() + bytes);
         });
         assert_eq!(paid.get(), 5 * CHUNK);
@@ -300,7 +310,7 @@ fn of_threads_that_share_the_same_one_pays_and_nobody_has_what_is_refused() {
             scope.spawn(move || {
                 for round in 0..rounds {
                     let pays = (round + thread) % 2 == 0;
-                    let is_open = shared.add(1, 0, chunk, |_| {
+                    let is_open = shared.add(lasting(1, chunk), |_| {
                         thread::yield_now();
                         if pays {
                             most.fetch_max(open.fetch_add(1, Relaxed) + 1, Relaxed);
@@ -319,6 +329,48 @@ fn of_threads_that_share_the_same_one_pays_and_nobody_has_what_is_refused() {
     });
     assert_eq!((open.into_inner(), most.into_inner()), (0, 1));
     assert!(!shared.has(1));
+}
+
+#[test]
+fn the_end_of_a_context_closes_what_was_opened_in_it() {
+    // SAFETY: all zeroes is none.
+    let shared: SharedChunks = unsafe { zeroes() };
+    let add = |pointer, chunk: u64, context| {
+        let shared_in = Shared {
+            context,
+            ..lasting(pointer, chunk_around(chunk * CHUNK, KIB))
+        };
+        assert!(shared.add(shared_in, |_| true));
+    };
+    let end = |context| {
+        let mut chunks = Vec::new();
+        shared.end_context(context, |chunk| {
+            assert_eq!((chunk.card, chunk.bytes), (5, CHUNK));
+            chunks.push(chunk);
+        });
+        chunks.len()
+    };
+    // Twice, and two into one chunk, one of which lives on.
+    add(1, 1, 7);
+    add(1, 1, 7);
+    add(2, 2, 7);
+    add(3, 2, 8);
+    add(4, 3, 0);
+    add(5, 4, 7);
+    shared.remove(5, |_| {});
+    // The same address, opened anew in another context.
+    add(5, 4, 8);
+    assert_eq!(end(9), 0);
+    assert_eq!(end(7), 1, "the chunk of the first");
+    assert_eq!(
+        [1, 2, 3, 4, 5].map(|pointer| shared.has(pointer)),
+        [false, false, true, true, true]
+    );
+    assert_eq!(end(7), 0);
+    assert_eq!(end(8), 2);
+    assert!(shared.has(4));
+    shared.remove(4, |chunk| assert_eq!(chunk.bytes, CHUNK));
+    assert!(!shared.has(4));
 }
 
 #[test]

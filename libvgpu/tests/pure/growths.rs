@@ -131,3 +131,160 @@ fn what_nobody_reserved_is_charged_nevertheless() {
     assert_eq!((settled.from, settled.to), (3 * CHUNK, 3 * CHUNK));
     assert_eq!(settled.growth.ahead_bytes, 0);
 }
+
+/// How far the launch of a graph has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Launch {
+    NotBegun,
+    Lent(u64),
+    Reserved,
+    Made,
+    Over,
+}
+
+/// Two graphs of a device, which need so much, and launches of them.
+#[derive(Clone)]
+struct Device {
+    needs: [u64; 2],
+    /// Whether each was ever launched, as the driver knows, and as is remembered, which is before.
+    launched: [bool; 2],
+    known: [bool; 2],
+    has_bytes: u64,
+    growth: Growth,
+    account_bytes: u64,
+    launches: [(usize, Launch); 2],
+    /// Whether the driver may still give back what no graph uses.
+    may_shrink: bool,
+}
+
+impl Device {
+    /// What the graphs need together.
+    fn sum(&self, which: [bool; 2]) -> u64 {
+        let needs = self.needs.iter().zip(which);
+        needs.map(|(need, counts)| need * u64::from(counts)).sum()
+    }
+
+    fn settle(&mut self, ahead_bytes: u64) {
+        let settled = self.growth.settle(ahead_bytes, self.has_bytes);
+        self.account_bytes = self.account_bytes - settled.from + settled.to;
+        self.growth = settled.growth;
+    }
+
+    fn with(&self, index: usize, launch: Launch) -> Self {
+        let mut next = self.clone();
+        next.launches[index].1 = launch;
+        next
+    }
+
+    /// Everything that can happen next, each in a world of its own.
+    fn go_on(self, ends: &mut u64) {
+        assert!(self.has_bytes <= self.account_bytes, "less than it has");
+        let total = self.growth.charged_bytes + self.growth.ahead_bytes;
+        assert_eq!(self.account_bytes, total);
+        for (index, (graph, launch)) in self.launches.into_iter().enumerate() {
+            let need = self.needs[graph];
+            match launch {
+                Launch::NotBegun => {
+                    let mut next = self.clone();
+                    next.known[graph] = true;
+                    let (growth, lent) = next.growth.lend(need, next.sum(next.known));
+                    next.launches[index].1 = Launch::Lent(lent);
+                    next.growth = growth;
+                    next.go_on(ends);
+                }
+                Launch::Lent(lent) => {
+                    let mut next = self.with(index, Launch::Reserved);
+                    next.account_bytes += need - lent;
+                    next.growth = next.growth.expect(need - lent);
+                    next.go_on(ends);
+                    // It does not fit.
+                    let mut next = self.with(index, Launch::Over);
+                    next.settle(lent);
+                    next.go_on(ends);
+                }
+                // The graph has its memory already, or the other one's, or both keep theirs.
+                Launch::Reserved => {
+                    let mut made = self.with(index, Launch::Made);
+                    made.launched[graph] = true;
+                    let most = made.sum(made.launched).min(self.has_bytes + need);
+                    let least = self.has_bytes.max(need);
+                    for has_bytes in (least..=most).step_by(usize::try_from(CHUNK).unwrap()) {
+                        let mut next = made.clone();
+                        next.has_bytes = has_bytes;
+                        next.go_on(ends);
+                    }
+                }
+                Launch::Made => {
+                    let mut next = self.with(index, Launch::Over);
+                    next.settle(need);
+                    next.go_on(ends);
+                }
+                Launch::Over => {}
+            }
+        }
+        if self
+            .launches
+            .iter()
+            .all(|(_, launch)| *launch == Launch::Over)
+        {
+            *ends += 1;
+        }
+        if self.may_shrink {
+            for has_bytes in (0..self.has_bytes).step_by(usize::try_from(CHUNK).unwrap()) {
+                let mut next = self.clone();
+                next.may_shrink = false;
+                next.has_bytes = has_bytes;
+                next.settle(0);
+                next.go_on(ends);
+            }
+        }
+    }
+}
+
+#[test]
+fn graphs_that_are_launched_again_are_charged_for_what_the_driver_has() {
+    let needs = [2 * CHUNK, CHUNK];
+    let mut ends = 0;
+    for (graphs, known) in [[0, 0], [0, 1], [1, 1]]
+        .into_iter()
+        .flat_map(|graphs| (0..4).map(move |known| (graphs, [known & 1 != 0, known & 2 != 0])))
+    {
+        let mut device = Device {
+            needs,
+            launched: known,
+            known,
+            has_bytes: 0,
+            growth: Growth::default(),
+            account_bytes: 0,
+            launches: graphs.map(|graph| (graph, Launch::NotBegun)),
+            // Which Miri would take minutes for.
+            may_shrink: !cfg!(miri),
+        };
+        for has_bytes in (0..=device.sum(known)).step_by(usize::try_from(CHUNK).unwrap()) {
+            device.has_bytes = has_bytes;
+            device.account_bytes = has_bytes;
+            device.growth.charged_bytes = has_bytes;
+            device.clone().go_on(&mut ends);
+        }
+    }
+    assert!(ends > 1000);
+}
+
+/// A graph needs its memory once, however often it is launched.
+#[test]
+fn a_launch_reserves_what_the_driver_does_not_have_yet() {
+    let growth = Growth {
+        charged_bytes: 2 * CHUNK,
+        ahead_bytes: 0,
+    };
+    // It has all that it will ever have.
+    let (lent, bytes) = growth.lend(2 * CHUNK, 2 * CHUNK);
+    assert_eq!((lent.ahead_bytes, bytes), (2 * CHUNK, 2 * CHUNK));
+    // Another launch under way has all of it.
+    assert_eq!(lent.lend(CHUNK, 2 * CHUNK).1, 0);
+    // Another graph may come to need one more.
+    assert_eq!(growth.lend(2 * CHUNK, 3 * CHUNK).1, CHUNK);
+    // What it may have is not known.
+    assert_eq!(growth.lend(2 * CHUNK, u64::MAX), (growth, 0));
+    assert_eq!(Growth::default().lend(CHUNK, 0).1, 0);
+}

@@ -244,7 +244,7 @@ fn what_is_gone_has_no_room() {
 fn of_too_many_pieces_the_largest_are_known() {
     let mut pools = Pools::new();
     // More than there are places for, of which Miri looks at each for every piece.
-    let pieces = if cfg!(miri) { 140 } else { 1000 };
+    let pieces = if cfg!(miri) { 130 } else { 1000 };
     for index in 0..pieces {
         pools.allocate(index * 8192, 4096, CHUNK);
     }

@@ -1,5 +1,10 @@
 //! What the driver keeps per device for the graphs of the process.
 //!
+//! Launches of one executable graph come after each other, however many streams they are in, so a graph needs its memory
+//! once: the driver never has more than all graphs together that were ever launched. A launch reserves no more than what is
+//! missing to that; for the rest, what is charged already serves it. Should a driver have more nevertheless, this is not
+//! relied on any more.
+//!
 //! Invariant: a device's charge for graphs is what its pool said last, but for what launches under way have reserved.
 //! Between launches it can only have shrunk.
 
@@ -9,6 +14,9 @@ use core::ptr::NonNull;
 use crate::card::Card;
 use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
+use crate::growth::Growth;
+use crate::held::Held;
+use crate::process::Process;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
 static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
@@ -46,6 +54,75 @@ fn key_of(device: CUdevice) -> u64 {
     u64::from(device.cast_unsigned())
 }
 
+/// In the place of a context: the graph has not been launched yet.
+const NEW: u64 = 1 << 32;
+
+/// What is remembered of an executable graph that may need so much, of which nothing was launched or uploaded yet.
+pub(crate) fn held_of_new(card: Card, device: CUdevice, need_bytes: u64) -> Held {
+    Held {
+        bytes: need_bytes,
+        card: card.index(),
+        context: key_of(device) | NEW,
+    }
+}
+
+/// The device of an executable graph.
+pub(crate) fn device_of(held: &Held) -> CUdevice {
+    CUdevice::try_from(held.context & !NEW).unwrap_or(0)
+}
+
+/// More than any card has, and as much as is remembered.
+const UNBOUNDED: u64 = (1 << 48) - 1;
+
+/// What the driver may have at most: what all graphs together need that were ever launched, or [`UNBOUNDED`] if it has had
+/// more.
+fn most(process: &Process, device: CUdevice) -> u64 {
+    let known = process.graph_needs.get(key_of(device));
+    known.map_or(UNBOUNDED, |held| held.bytes)
+}
+
+/// Counts in what an executable graph needs, unless it was already. The caller holds the guard of what is kept. What is
+/// gone stays counted: its memory may still be there.
+fn count_in(process: &Process, exec: u64) {
+    let launched = |held: &Held| Held {
+        context: held.context & !NEW,
+        ..*held
+    };
+    let before = process.graphs.change(exec, |held| Some(launched(held)));
+    let Some(new) = before.filter(|held| held.context & NEW != 0) else {
+        return;
+    };
+    let (needs, key) = (&process.graph_needs, new.context & !NEW);
+    let more = |bytes: u64| Held {
+        bytes: bytes.saturating_add(new.bytes).min(UNBOUNDED),
+        ..launched(&new)
+    };
+    if needs.change(key, |held| Some(more(held.bytes))).is_none() {
+        needs.insert(key, more(0));
+    }
+}
+
+/// Notes that an executable graph was uploaded as it was made.
+pub(crate) fn uploaded(process: &Process, exec: u64) {
+    let _guard = process.pool_guard();
+    count_in(process, exec);
+}
+
+/// Has a launch of an executable graph that may need so much use what is charged, as far as it can without the driver
+/// having more in the end. Returns that.
+pub(crate) fn lend(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
+    let process = card.process();
+    let _guard = process.pool_guard();
+    count_in(process, exec);
+    let (mut lent, most) = (0, most(process, device));
+    process.graph_pools.change(key_of(device), |held| {
+        let growth;
+        (growth, lent) = Growth::of(held).lend(need_bytes, most);
+        Some(growth.held(held.card))
+    });
+    lent
+}
+
 /// Notes that a graph is about to be launched that has reserved so much for what it may need.
 pub(crate) fn expect(card: Card, device: CUdevice, ahead_bytes: u64) {
     let process = card.process();
@@ -53,12 +130,22 @@ pub(crate) fn expect(card: Card, device: CUdevice, ahead_bytes: u64) {
     super::expect(card, &process.graph_pools, key_of(device), ahead_bytes);
 }
 
-/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `ahead_bytes` for its growth.
+/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `ahead_bytes` for its growth,
+/// or was lent so much.
 pub(crate) fn settle(card: Card, device: CUdevice, ahead_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
     let (kept, key) = (&process.graph_pools, key_of(device));
-    super::settle(card, kept, key, ahead_bytes, reserved(device));
+    let has_bytes = reserved(device);
+    if has_bytes.is_some_and(|bytes| bytes > most(process, device)) {
+        process.graph_needs.change(key, |held| {
+            Some(Held {
+                bytes: UNBOUNDED,
+                ..*held
+            })
+        });
+    }
+    super::settle(card, kept, key, ahead_bytes, has_bytes);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {

@@ -46,7 +46,8 @@ pub(crate) unsafe fn import_pointer(
     // SAFETY: the driver has written the pointer.
     let address = unsafe { pointer.read() };
     let (start, bytes) = range_of(address).unwrap_or((address, room::CHUNK));
-    if exchange::open(card, address, room::chunk_around(start, bytes)) {
+    // It is the pool's, whichever context is current.
+    if exchange::open(card, address, room::chunk_around(start, bytes), 0) {
         return result;
     }
     // SAFETY: imported just now, and unknown to the program.

@@ -26,6 +26,8 @@ use crate::types::{
 const MOST_STEPS: usize = 1 << 14;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+const UPLOAD: u64 = 2;
 /// All `CUDA_GRAPH_INSTANTIATE_FLAG_*` that are known.
 const FLAGS: u64 = 0xf;
 
@@ -105,6 +107,34 @@ impl State {
         // What was launched is still done.
         self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
         self.forget_user_objects(CUgraph(handle.0))
+    }
+
+    /// Does something with an executable graph for which its memory may be used again: it comes after its last launch.
+    fn with_memory_of<T>(
+        &mut self,
+        handle: CUgraphExec,
+        use_it: impl FnOnce(&mut Self) -> Answer<T>,
+    ) -> Answer<T> {
+        self.graphs.memory.begin_launch(handle);
+        let result = use_it(self);
+        let last = self
+            .graphs
+            .execs
+            .get(handle)
+            .ok()
+            .and_then(|exec| exec.last);
+        self.graphs.memory.end_launch(last.map(|(_, end)| end));
+        result
+    }
+
+    /// Takes the memory that a launch will need.
+    fn upload_exec(&mut self, driver: &Driver, stream: Stream, handle: CUgraphExec) -> Answer {
+        let steps = self.graphs.execs.get(handle)?.steps.clone();
+        let context = self.owner(stream.context);
+        self.with_memory_of(handle, |state| {
+            let operations = steps.iter().map(|step| &step.operation);
+            state.take_graph_memory_ahead(driver, context, operations)
+        })
     }
 
     /// Puts all steps on streams.
@@ -280,6 +310,26 @@ fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Answer {
     exec.set(driver.state().instantiate(driver, graph, flags)?)
 }
 
+fn instantiate_and_upload(
+    exec: Out<CUgraphExec>,
+    graph: CUgraph,
+    flags: u64,
+    stream: CUstream,
+) -> Answer {
+    if exec.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let mut state = driver.state();
+    let stream = state.stream(driver, stream)?;
+    let handle = state.instantiate(driver, graph, flags)?;
+    if let Err(error) = state.upload_exec(driver, stream, handle) {
+        state.destroy_exec(handle)?;
+        return Err(error);
+    }
+    exec.set(handle)
+}
+
 fn launch(exec: CUgraphExec, handle: CUstream) -> Answer {
     loop {
         let launched = with_room(handle, |driver, state, stream| {
@@ -287,7 +337,7 @@ fn launch(exec: CUgraphExec, handle: CUstream) -> Answer {
                 state.capture_exec(stream, exec)?;
                 return Ok(Launched::Queued);
             }
-            state.launch_exec(driver, stream, exec)
+            state.with_memory_of(exec, |state| state.launch_exec(driver, stream, exec))
         })?;
         match launched {
             Launched::Queued => return Ok(()),
@@ -319,7 +369,10 @@ entry_points! {
     "cuGraphInstantiateWithParams" 12000 fn cuGraphInstantiateWithParams(exec: Out<CUgraphExec>, graph: CUgraph, params: InOut<CUgraphInstantiateParams>) ptds(_stream) cuGraphInstantiateWithParams_ptsz {
         const ERROR: c_uint = 1;
         let mut given = params.get()?;
-        let answer = instantiate(exec, graph, given.flags);
+        let answer = match given.flags & UPLOAD {
+            0 => instantiate(exec, graph, given.flags),
+            _ => instantiate_and_upload(exec, graph, given.flags, given.upload_stream),
+        };
         given.error_node = NO_NODE;
         given.result = if answer.is_ok() { 0 } else { ERROR };
         params.set(given)?;
@@ -331,8 +384,8 @@ entry_points! {
     "cuGraphUpload" 11010 fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) ptsz(stream) cuGraphUpload_ptsz {
         let driver = driver()?;
         let mut state = driver.state();
-        state.stream(driver, stream)?;
-        state.graphs.execs.get(exec).map(drop)
+        let stream = state.stream(driver, stream)?;
+        state.upload_exec(driver, stream, exec)
     }
 
     "cuGraphExecDestroy" 10000 fn cuGraphExecDestroy(exec: CUgraphExec) {

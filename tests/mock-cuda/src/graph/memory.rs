@@ -2,7 +2,8 @@
 //! from a launch until it is freed by a node or by the program.
 //!
 //! What is freed stays with the device's graph pool for the next launch, and goes back to the card
-//! when the pool is trimmed, as in the real driver.
+//! when the pool is trimmed, as in the real driver. What a launch has freed can be used by later
+//! launches of the same executable graph, which come after it, and by nobody else until it is over.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -14,7 +15,9 @@ use crate::abi::{Answer, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind, Reservation};
-use crate::types::{CUcontext, CUdevice, CUdeviceptr};
+use crate::operation::Operation;
+use crate::stream::Point;
+use crate::types::{CUcontext, CUdevice, CUdeviceptr, CUgraphExec};
 
 /// A node's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +34,9 @@ pub(crate) struct GraphMemory {
     /// By address.
     allocations: BTreeMap<CUdeviceptr, Allocation>,
     /// Freed and kept.
-    idle: Vec<Chunk>,
+    idle: Vec<Idle>,
+    /// The executable graph that is being launched.
+    launching: Option<CUgraphExec>,
     highest: BTreeMap<CUdevice, Highest>,
 }
 
@@ -51,6 +56,23 @@ struct Chunk {
     bytes: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    chunk: Chunk,
+    /// The launch that has freed it: of which executable graph, and its end once that is known.
+    freed_by: Option<(CUgraphExec, Option<Point>)>,
+}
+
+impl Idle {
+    /// Whether nobody uses it any more.
+    fn is_free(&self, driver: &Driver) -> bool {
+        match self.freed_by {
+            None => true,
+            Some((_, end)) => end.is_some_and(|end| driver.is_reached(end)),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Highest {
     used: u64,
@@ -65,14 +87,43 @@ impl GraphMemory {
     }
 
     fn reserved(&self, device: CUdevice) -> u64 {
-        let idle = self.idle.iter().filter(|chunk| chunk.device == device);
+        let idle = self.idle.iter().map(|idle| idle.chunk);
+        let idle = idle.filter(|chunk| chunk.device == device);
         self.used(device) + idle.map(|chunk| chunk.bytes).sum::<u64>()
     }
 
-    fn take_idle(&mut self, device: CUdevice, bytes: u64) -> Option<Chunk> {
-        let fits = |chunk: &Chunk| chunk.device == device && chunk.bytes == bytes;
+    fn take_idle(&mut self, driver: &Driver, device: CUdevice, bytes: u64) -> Option<Chunk> {
+        let fits = |idle: &Idle| {
+            let is_own = idle
+                .freed_by
+                .is_some_and(|(exec, _)| self.launching == Some(exec));
+            let chunk = idle.chunk;
+            chunk.device == device && chunk.bytes == bytes && (is_own || idle.is_free(driver))
+        };
         let position = self.idle.iter().position(fits)?;
-        Some(self.idle.swap_remove(position))
+        Some(self.idle.swap_remove(position).chunk)
+    }
+
+    fn keep(&mut self, chunk: Chunk) {
+        let freed_by = self.launching.map(|exec| (exec, None));
+        self.idle.push(Idle { chunk, freed_by });
+    }
+
+    /// An executable graph is about to be launched.
+    pub(super) fn begin_launch(&mut self, exec: CUgraphExec) {
+        self.launching = Some(exec);
+    }
+
+    /// It was launched, and is over at that point.
+    pub(super) fn end_launch(&mut self, end: Option<Point>) {
+        let Some(launched) = self.launching.take() else {
+            return;
+        };
+        for idle in &mut self.idle {
+            if idle.freed_by == Some((launched, None)) {
+                idle.freed_by = end.map(|end| (launched, Some(end)));
+            }
+        }
     }
 
     /// The node is gone; so is its address, unless memory is still behind it.
@@ -87,7 +138,7 @@ impl GraphMemory {
 
     /// Forgets memory of a context that is destroyed.
     pub(crate) fn forget_context(&mut self, context: CUcontext) {
-        self.idle.retain(|chunk| chunk.context != context);
+        self.idle.retain(|idle| idle.chunk.context != context);
         self.allocations.retain(|_, allocation| {
             if allocation
                 .memory
@@ -150,10 +201,7 @@ impl State {
             return Err(CudaError::InvalidValue);
         }
         let bytes = allocation.reservation.length();
-        let chunk = match memory.take_idle(node.device, bytes) {
-            Some(chunk) => chunk,
-            None => self.new_chunk(driver, context, node.device, bytes)?,
-        };
+        let chunk = self.chunk_ahead(driver, context, node)?;
         let card = &driver.device(node.device)?.memory;
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get_mut(&node.address);
@@ -168,7 +216,7 @@ impl State {
         let mapping = match placed {
             Ok(mapping) => mapping,
             Err(errno) => {
-                memory.idle.push(chunk);
+                memory.keep(chunk);
                 return Err(errno.into());
             }
         };
@@ -219,13 +267,65 @@ impl State {
         }
     }
 
+    /// Takes what a launch of these operations will put behind its nodes, for the pool to keep until then.
+    pub(super) fn take_graph_memory_ahead<'a>(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        operations: impl Iterator<Item = &'a Operation>,
+    ) -> Answer {
+        let mut taken = BTreeMap::new();
+        let mut done = Ok(());
+        for operation in operations {
+            match operation {
+                Operation::Allocate(node) if !self.graphs.memory.is_taken(node.address) => {
+                    match self.chunk_ahead(driver, context, node) {
+                        Ok(chunk) => {
+                            taken.insert(node.address, chunk);
+                        }
+                        Err(error) => done = Err(error),
+                    }
+                }
+                Operation::Free(address) => {
+                    if let Some(chunk) = taken.remove(address) {
+                        self.graphs.memory.keep(chunk);
+                    }
+                }
+                _ => {}
+            }
+            if done.is_err() {
+                break;
+            }
+        }
+        for chunk in taken.into_values() {
+            self.graphs.memory.keep(chunk);
+        }
+        done
+    }
+
+    fn chunk_ahead(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        node: &MemoryNode,
+    ) -> Answer<Chunk> {
+        let memory = &mut self.graphs.memory;
+        let allocation = memory.allocations.get(&node.address);
+        let allocation = allocation.ok_or(CudaError::InvalidValue)?;
+        let bytes = allocation.reservation.length();
+        match memory.take_idle(driver, node.device, bytes) {
+            Some(chunk) => Ok(chunk),
+            None => self.new_chunk(driver, context, node.device, bytes),
+        }
+    }
+
     /// Takes the memory behind an address away again, and keeps it for the next launch.
     pub(crate) fn release_graph_memory(&mut self, address: CUdeviceptr) -> Answer {
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get_mut(&address);
         let allocation = allocation.ok_or(CudaError::InvalidValue)?;
         let chunk = allocation.memory.take().ok_or(CudaError::InvalidValue)?;
-        memory.idle.push(chunk);
+        memory.keep(chunk);
         self.addresses.remove(address);
         let memory = &mut self.graphs.memory;
         if memory
@@ -241,11 +341,12 @@ impl State {
     /// Gives what is unused back to the card.
     fn trim_graph_memory(&mut self, driver: &Driver, device: CUdevice) -> Answer {
         let memory = &mut self.graphs.memory;
-        let (idle, kept) = memory.idle.iter().partition(|chunk| chunk.device == device);
+        let is_unused = |idle: &&Idle| idle.chunk.device == device && idle.is_free(driver);
+        let (unused, kept) = memory.idle.iter().partition(is_unused);
         memory.idle = kept;
-        let idle: Vec<Chunk> = idle;
-        for chunk in idle {
-            let allocation = chunk.allocation;
+        let unused: Vec<Idle> = unused;
+        for idle in unused {
+            let allocation = idle.chunk.allocation;
             driver.request(&Request::Free { allocation })?;
         }
         Ok(())
