@@ -235,7 +235,9 @@ static struct Times times_of(uint64_t *ns, int count, uint64_t clock) {
 // Times `count` launches of a kernel that takes no time, one by one, and in turn with them as many that pass by whatever
 // is preloaded. In batches behind a kernel that keeps the stream busy: launches into an idle stream of the simulated
 // card are over before they begin.
-static void time_launches(int count) {
+//
+// If `seldom` is not 0, one in so many launches is measured by events as a meter would, beside the time that counts.
+static void time_launches(int count, int seldom) {
     enum { BATCH = 500 };
     typedef Result (*Launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
     Launch launches[2] = {(Launch)function("cuLaunchKernel"), (Launch)symbol_of(cuda, "cuLaunchKernel")};
@@ -249,16 +251,24 @@ static void time_launches(int count) {
         uint64_t begun = now_ns(), took = now_ns() - begun;
         if (took < clock) clock = took;
     }
+    Handle events[2] = {NULL, NULL};
     Result result = 0;
+    for (int i = 0; i < 2 && !result; i++) result = CALL(cuEventCreate, (Handle *, unsigned), &events[i], 0);
     for (int i = 0; i < 2 * count && !result; i++) {
+        int is_measured = seldom && i % (2 * seldom) == 0;
         if (i % BATCH == 0) {
             result = CALL(cuCtxSynchronize, (void));
             if (!result) result = launch_kernel(spin, NULL, 5000000, 4096);
         }
+        if (is_measured && !result) result = CALL(cuEventRecord, (Handle, Handle), events[0], NULL);
         Launch launch = launches[i % 2];
         uint64_t begun = now_ns();
         if (!result) result = launch(noop, 1, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL);
         ns[i % 2][i / 2] = now_ns() - begun;
+        if (is_measured && !result) {
+            result = CALL(cuEventRecord, (Handle, Handle), events[1], NULL);
+            for (int k = 1; k >= 0; k--) CALL(cuEventQuery, (Handle), events[k]);
+        }
     }
     if (!result) result = CALL(cuCtxSynchronize, (void));
     printf("%d", result);
@@ -316,7 +326,7 @@ static void run(char *line) {
         uint64_t begun = now_ns();
         Result result = launch_kernel(spin, NULL, a, b ? b : 4096);
         printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
-    } else if (!strcmp(word, "time")) time_launches((int)a);
+    } else if (!strcmp(word, "time")) time_launches((int)a, (int)b);
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
     else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));
     else if (!strcmp(word, "fork")) {

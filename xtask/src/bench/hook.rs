@@ -1,12 +1,14 @@
 //! What a hooked launch costs: kernels that take no time, launched one by one by four processes at once.
 //!
 //! Variants in turn: without libvgpu; with it, where GPU time is not metered; with it, metered and never blocked.
-//! Sampling is a part of it, and shows in the mean and in the slowest launches.
+//! Sampling is a part of it, and shows in the mean and in the slowest launches. What its events cost the driver, one
+//! variant shows in which the program itself puts as many in its streams.
 //!
 //! What the hook adds is a hundredth of a launch, and processors change their speed by more than that from one second to
 //! the next. So every second launch of each process passes by libvgpu, and is what the others are compared with.
 
 use anyhow::{Context, Result};
+use drava_vgpu_abi::cost::SELDOM;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
@@ -23,6 +25,8 @@ struct Variant<'a> {
     share: Option<&'a Share>,
     /// Devices that the process sees.
     devices: &'static str,
+    /// The program measures one in so many launches, 0: none.
+    seldom: u32,
 }
 
 /// What some launches took, nanoseconds.
@@ -54,9 +58,14 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
         name,
         share,
         devices,
+        seldom: 0,
     };
     let variants = [
         variant("without libvgpu", None, "0"),
+        Variant {
+            seldom: SELDOM,
+            ..variant("without libvgpu, as many events", None, "0")
+        },
         variant("not metered", Some(&unmetered), "0"),
         variant("metered, not blocked", Some(&metered), "0"),
         variant(
@@ -74,7 +83,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
             args.rounds
         ),
     );
-    let mut pairs: [Vec<Pair>; 4] = Default::default();
+    let mut pairs: [Vec<Pair>; 5] = Default::default();
     for _ in 0..args.rounds {
         for (variant, pairs) in variants.iter().zip(&mut pairs) {
             pairs.extend(measure(&ground, variant)?);
@@ -110,7 +119,7 @@ fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<Vec<Pair>> {
         .map(|_| tenant())
         .collect::<Result<Vec<Tenant>>>()?;
     for tenant in &mut tenants {
-        tenant.send(&format!("time {LAUNCHES}"))?;
+        tenant.send(&format!("time {LAUNCHES} {}", variant.seldom))?;
     }
     tenants.iter_mut().map(launch_times).collect()
 }
