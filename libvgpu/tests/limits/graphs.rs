@@ -129,3 +129,69 @@ fn a_graph_that_is_uploaded_as_it_is_made_has_its_memory_from_then_on() {
     process.refused(&format!("alloc {}", 300 * MIB));
     assert_eq!(process.memory_info().0, GIB - 800 * MIB);
 }
+
+/// It counts as one that was launched.
+#[test]
+fn a_graph_that_was_uploaded_keeps_no_other_from_being_launched_again() {
+    let container = Container::with_memory(502 * MIB);
+    let mut process = container.process();
+    let word = process.alloc(2 * MIB);
+    let stream = process.ok("stream")[0];
+    process.ok(&format!("stall {stream} {word}"));
+    let exec = process.ok(&format!("graph 1 {} 1", 200 * MIB))[0];
+    process.ok(&format!("launchin {exec} {stream}"));
+    process.ok(&format!("graph 1 {} 1 1", 300 * MIB));
+    assert_eq!(process.memory_info().0, 0);
+    process.ok(&format!("launchin {exec} {stream}"));
+    assert_eq!(container.taken(), CONTEXT_BYTES + 502 * MIB);
+    process.ok(&format!("tell {word}"));
+}
+
+/// What was lent to a launch that is refused is not kept.
+#[test]
+fn a_launch_that_is_refused_leaves_the_account_as_it_was() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let word = process.alloc(2 * MIB);
+    let stream = process.ok("stream")[0];
+    let exec = process.ok(&format!("graph 1 {} 1", 400 * MIB))[0];
+    let smaller = process.ok(&format!("graph 1 {} 1", 300 * MIB))[0];
+    // Both were launched, and what they had is given back.
+    process.ok(&format!("launch {smaller}"));
+    process.ok("sync");
+    let all = process.alloc(GIB - 2 * MIB);
+    process.ok(&format!("free {all}"));
+    process.ok(&format!("stall {stream} {word}"));
+    process.ok(&format!("launchin {exec} {stream}"));
+    // The smaller one might come to need its memory beside that.
+    let rest = process.alloc(400 * MIB);
+    process.refused(&format!("launchin {exec} {stream}"));
+    assert_eq!(process.memory_info().0, 222 * MIB);
+    process.ok(&format!("free {rest}"));
+    process.ok(&format!("launchin {exec} {stream}"));
+    process.ok(&format!("tell {word}"));
+    process.ok("sync");
+    process.alloc(GIB - 2 * MIB);
+}
+
+/// The driver has more than is known of its graphs, so it is not relied on to keep to that.
+#[test]
+fn what_is_launched_by_address_serves_no_other_graph() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let word = process.alloc(2 * MIB);
+    let stream = process.ok("stream")[0];
+    let launch = process.ok("addressof cuGraphLaunch")[0];
+    let unseen = process.ok(&format!("graph 1 {} 0", 200 * MIB))[0];
+    process.ok(&format!("launchat {unseen} {launch}"));
+    let exec = process.ok(&format!("graph 1 {} 1", 300 * MIB))[0];
+    process.ok(&format!("stall {stream} {word}"));
+    process.ok(&format!("launchin {exec} {stream}"));
+    assert_eq!(process.memory_info().0, GIB - 502 * MIB);
+    let rest = process.alloc(300 * MIB);
+    process.refused(&format!("launchin {exec} {stream}"));
+    process.ok(&format!("free {rest}"));
+    process.ok(&format!("launchin {exec} {stream}"));
+    assert_eq!(container.taken(), CONTEXT_BYTES + 502 * MIB);
+    process.ok(&format!("tell {word}"));
+}

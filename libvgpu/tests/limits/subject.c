@@ -440,6 +440,10 @@ static void run(char *line) {
         printf("%d\n", CALL(cuStreamEndCapture, (Pointer, void **), slots[a], &graph));
     } else if (!strcmp(word, "launch")) {
         printf("%d\n", CALL(cuGraphLaunch, (void *, void *), (void *)(uintptr_t)slots[a], NULL));
+    } else if (!strcmp(word, "launchat")) {
+        // By the address `b` of the driver's function.
+        Result (*launch)(void *, void *) = (Result(*)(void *, void *))(uintptr_t)b;
+        printf("%d\n", launch((void *)(uintptr_t)slots[a], NULL));
     } else if (!strcmp(word, "launchin")) {
         printf("%d\n", CALL(cuGraphLaunch, (void *, Pointer), (void *)(uintptr_t)slots[a], slots[b]));
     } else if (!strcmp(word, "destroyexec")) {

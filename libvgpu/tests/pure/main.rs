@@ -9,6 +9,8 @@
 mod blocks;
 #[path = "../../src/elements.rs"]
 mod elements;
+#[path = "../../src/environment/variables.rs"]
+mod environment;
 #[path = "../../src/growth.rs"]
 mod growth;
 #[path = "../../src/guard.rs"]
@@ -17,6 +19,9 @@ mod guard;
 mod held;
 #[path = "../../src/imports.rs"]
 mod imports;
+#[expect(dead_code, reason = "names in a directory are the system's")]
+#[path = "../../src/path.rs"]
+mod path;
 #[path = "../../src/room.rs"]
 mod room;
 #[path = "../../src/shared_chunks.rs"]
@@ -30,6 +35,7 @@ mod maps;
 mod rooms;
 mod share;
 mod sys;
+mod variables;
 
 /// Who takes slots here.
 mod identity {

@@ -1,9 +1,12 @@
 //! Several processes on one card, and processes that die.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use drava_mock_machine::description::{MIB, T4};
 use drava_mock_machine::testing::Machine;
@@ -59,6 +62,24 @@ fn ready() {
     let mut stdout = std::io::stdout();
     stdout.write_all(b"\nready\n").unwrap();
     stdout.flush().unwrap();
+}
+
+/// What a child says at its end that lives on after its parent.
+const LIVES: &str = "still here";
+
+/// What the host has given for the memory of the cards that this process knows.
+fn memory_of_cards() -> u64 {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        let is_card = std::fs::read_link(&path)
+            .is_ok_and(|file| file.to_string_lossy().starts_with("/memfd:mock-gpu-memory"));
+        if let Some(file) = std::fs::metadata(&path).ok().filter(|_| is_card) {
+            files.insert(file.ino(), file.blocks() * 512);
+        }
+    }
+    assert!(!files.is_empty());
+    files.values().sum()
 }
 
 fn until_stdin_closes() {
@@ -134,6 +155,31 @@ fn in_a_role() {
             // Leaves with the child still there, and without telling the driver.
             unsafe { libc::_exit(0) };
         }
+        "fork and close" => {
+            api.allocate(1000 * MIB).unwrap();
+            if unsafe { libc::fork() } == 0 {
+                assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+                ready();
+                until_stdin_closes();
+                println!("{LIVES}");
+                unsafe { libc::_exit(0) };
+            }
+            unsafe { libc::_exit(0) };
+        }
+        "touch" => {
+            let before = memory_of_cards();
+            let address = api.allocate(64 * MIB).unwrap();
+            api.write(address, &vec![7; 64 << 20]);
+            assert!(memory_of_cards() >= before + 64 * MIB);
+            api.free(address);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while memory_of_cards() > before {
+                assert!(Instant::now() < deadline, "it stays");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ready();
+            until_stdin_closes();
+        }
         "spin" => {
             let spin = api.function(c"spin");
             api.spin(spin, std::ptr::null_mut(), 40, 3_600_000_000_000);
@@ -178,6 +224,31 @@ fn a_forked_child_keeps_its_parents_memory_alive_and_cannot_use_it() {
     machine
         .wait_for_card(0, |card| card.used_bytes == 0)
         .unwrap();
+}
+
+/// The memory lives as long as the device files are open, not as long as any child.
+#[test]
+fn a_forked_child_that_closes_the_device_files_keeps_nothing() {
+    let machine = Machine::start(T4).unwrap();
+    let mut parent = start(&machine, "fork and close");
+    let (stdin, stdout) = (parent.stdin.take(), parent.stdout.take());
+    parent.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.used_bytes == 0 && card.processes.is_empty())
+        .unwrap();
+    drop(stdin);
+    let mut rest = String::new();
+    stdout.unwrap().read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(LIVES), "the child has died: {rest:?}");
+}
+
+/// A program may use much more than the host has, one after the other.
+#[test]
+fn freed_memory_costs_the_host_nothing() {
+    let machine = Machine::start(T4).unwrap();
+    let mut child = start(&machine, "touch");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
