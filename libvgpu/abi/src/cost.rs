@@ -27,7 +27,7 @@ pub const FIRST_GUESS_NS: u64 = 2_000_000;
 const ALIKE: u8 = 8;
 
 /// A host that takes so long between two calls was interrupted, nanoseconds.
-const INTERRUPTED_NS: u64 = 500_000;
+pub(crate) const INTERRUPTED_NS: u64 = 500_000;
 
 /// What takes at most one part in so many of what a launch does makes no difference.
 const SHORT: u64 = 4;

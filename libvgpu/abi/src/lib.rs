@@ -5,7 +5,7 @@
 //! |---|---|
 //! | Where are the files? | [`paths`] |
 //! | What may this share use? | [`page`] (bytes), [`limits`] (meaning), [`id`] (whose it is) |
-//! | How is GPU time granted, charged and repaid? | [`bucket`] (protocol), [`cost`] (what a launch costs), [`contention`] (what neighbours took) |
+//! | How is GPU time granted, charged and repaid? | [`bucket`] (protocol), [`cost`] (what a launch costs), [`recording`] (what events say of one), [`contention`] (what neighbours took) |
 //! | What does it use now? | [`region`] (layout), [`ledger`] (protocol), [`snapshot`] (reading it from outside) |
 //!
 //! The crate is `no_std`, has no dependencies and contains no `unsafe`: mapping memory is the business
@@ -24,6 +24,7 @@ pub mod ledger;
 pub mod limits;
 pub mod page;
 pub mod paths;
+pub mod recording;
 pub mod region;
 pub mod snapshot;
 

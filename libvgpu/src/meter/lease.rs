@@ -128,11 +128,12 @@ impl Lease {
     }
 
     /// Whether the launch that was just admitted is to be sampled; if so, the next one will be `spread` times
-    /// [`SELDOM`] launches of weight one later, on average.
+    /// [`SELDOM`] launches of weight one later, on average. Launches that weigh so much are all sampled, if not spread.
     pub(crate) fn is_due(&self, weight: Option<u32>, spread: u64) -> bool {
         let launches = self.launches.load(Ordering::Relaxed);
         let countdown = launches & COUNTDOWN;
-        match weight.map(u64::from) {
+        let weight = weight.map(u64::from);
+        match weight {
             Some(weight) if countdown >= weight => {
                 self.launches
                     .store(launches.wrapping_sub(weight), Ordering::Relaxed);
@@ -140,8 +141,10 @@ impl Lease {
             }
             _ => {
                 let twice_the_mean = u64::from(SELDOM).saturating_mul(spread).saturating_mul(2);
-                // Random, so that a program with a rhythm is not always sampled at the same beat.
-                let next = self.random().checked_rem(twice_the_mean).unwrap_or(0);
+                // Random, so that a program with a rhythm is not always sampled at the same beat. The launch that ends
+                // it counts, too.
+                let below = twice_the_mean.saturating_sub(weight.unwrap_or(0));
+                let next = self.random().checked_rem(below).unwrap_or(0);
                 self.launches
                     .store((launches & !COUNTDOWN) | next, Ordering::Relaxed);
                 true

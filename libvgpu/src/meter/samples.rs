@@ -7,11 +7,9 @@
 //! of [`STRETCH`], and each counts with the time that no other one of the row covered.
 //!
 //! Events measure what the card did only if the card had it all before it began; otherwise they also measure how long
-//! the host took from one call to the next. So each event is asked about when it has been queued: one that is not
-//! reached yet has work before it, and is exact. For the first one the wait for the launch is known as far as the host
-//! shows it: the driver may hand a launch over at any time of its call, unless the first event was not reached even then.
-//! A launch that was over before the second one came did not take longer than they say. What that leaves open, what is
-//! known of the kind decides ([`Cost::likely_ns`]).
+//! the host took from one call to the next. So each event is asked about when it has been queued, and the host's clock is
+//! looked at between the calls ([`Recording`](drava_vgpu_abi::recording::Recording)). What that leaves open, what is known of the kind decides
+//! ([`Cost::likely_ns`]).
 //!
 //! Pairs lie in a ring, are used over and over, and belong to a context. Nobody waits for anybody here: who cannot
 //! have the ring's lock does not look, and a launch that finds no pair is not sampled.
@@ -21,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::cost::{Cost, Kind, SELDOM, Sample};
+use drava_vgpu_abi::cost::{Cost, Kind, SELDOM};
 
 use super::Meter;
 use super::admission::first;
@@ -117,30 +115,21 @@ impl Meter {
         let Some(pair) = self.samples.pairs.get(sample.0) else {
             return;
         };
-        let called = pair.recorded_ns.load(Ordering::Relaxed);
-        let returned = sys::now_ns();
+        pair.returned_ns.store(sys::now_ns(), Ordering::Relaxed);
         let is_recorded = is_launched
             && self.captures.without(|| {
                 let is_recorded = record(pair.end.load(Ordering::Relaxed), stream);
                 if pair.counts.load(Ordering::Relaxed) == 0 {
                     return is_recorded;
                 }
-                // If it is not reached yet, the launch was still running when it was queued.
-                let late = match query(pair.end.load(Ordering::Relaxed)) {
-                    CUDA_ERROR_NOT_READY => 0,
-                    _ => sys::now_ns().saturating_sub(called),
-                };
-                pair.late_ns.store(late, Ordering::Relaxed);
-                // If the card is not even done with what was there before, it did not wait for the call.
-                let was_busy = pair.gap_ns.load(Ordering::Relaxed) == 0
-                    && query(pair.start.load(Ordering::Relaxed)) == CUDA_ERROR_NOT_READY;
-                let call = if was_busy {
-                    0
-                } else {
-                    returned.saturating_sub(called)
-                };
-                pair.call_ns.store(call, Ordering::Relaxed);
-                pair.recorded_ns.store(returned, Ordering::Relaxed);
+                let is_over = is_reached(&pair.end);
+                let is_reached = is_over
+                    || pair.was_reached.load(Ordering::Relaxed) != 0
+                    || is_reached(&pair.start);
+                pair.ended_ns.store(sys::now_ns(), Ordering::Relaxed);
+                pair.is_over.store(u32::from(is_over), Ordering::Relaxed);
+                pair.is_reached
+                    .store(u32::from(is_reached), Ordering::Relaxed);
                 is_recorded
             }) == Some(true);
         let state = if is_recorded { PENDING } else { IDLE };
@@ -226,7 +215,7 @@ impl Meter {
     fn charge_on(&self, card: Card, pair: &Pair, now: u64) {
         let now_ns = now.saturating_mul(1_000);
         if let Some(kind) = Kind::of_number(pair.kind.load(Ordering::Relaxed)) {
-            let age = now_ns.saturating_sub(pair.recorded_ns.load(Ordering::Relaxed));
+            let age = now_ns.saturating_sub(pair.returned_ns.load(Ordering::Relaxed));
             self.costs.change(kind, |cost| {
                 if cost.samples() == 0 && age > cost.ns() {
                     Cost::guess(age)
@@ -256,12 +245,7 @@ impl Meter {
     fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
         let kind = Kind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
-        let sample = Sample {
-            measured_ns,
-            gap_ns: pair.gap_ns.load(Ordering::Relaxed),
-            call_ns: pair.call_ns.load(Ordering::Relaxed),
-            late_ns: pair.late_ns.load(Ordering::Relaxed),
-        };
+        let sample = pair.recording().sample(measured_ns);
         let Some(ns) = cost.likely_ns(sample) else {
             return;
         };
@@ -389,7 +373,7 @@ impl Samples {
             // SAFETY: under the lock.
             unsafe { &mut *self.clocks.get() }.set(context, stream);
         }
-        let now_ns = sys::now_ns();
+        let begun_ns = sys::now_ns();
         let is_begun =
             is_ready && (!launch.counts || record(pair.start.load(Ordering::Relaxed), stream));
         if !is_begun {
@@ -404,22 +388,15 @@ impl Samples {
             .store(u32::from(launch.learns), Ordering::Relaxed);
         pair.kind.store(launch.kind.number(), Ordering::Relaxed);
         pair.charged_ns.store(launch.charged_ns, Ordering::Relaxed);
-        pair.launched_ns.store(now_ns, Ordering::Relaxed);
+        pair.begun_ns.store(begun_ns, Ordering::Relaxed);
         pair.started_us.store(0, Ordering::Relaxed);
         if !launch.counts {
             return Some(Started(usize::try_from(number % RING).ok()?));
         }
-        // If it is not reached yet, the card is busy with what was queued before.
-        let is_idle = query(pair.start.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY;
-        let called_ns = sys::now_ns();
-        // Both calls hand their work over soon after they begin, however long they take to return.
-        let gap_ns = if is_idle {
-            called_ns.saturating_sub(now_ns)
-        } else {
-            0
-        };
-        pair.gap_ns.store(gap_ns, Ordering::Relaxed);
-        pair.recorded_ns.store(called_ns, Ordering::Relaxed);
+        let was_reached = is_reached(&pair.start);
+        pair.was_reached
+            .store(u32::from(was_reached), Ordering::Relaxed);
+        pair.called_ns.store(sys::now_ns(), Ordering::Relaxed);
         Some(Started(usize::try_from(number % RING).ok()?))
     }
 
@@ -465,6 +442,11 @@ impl Samples {
         // SAFETY: under the lock.
         unsafe { &mut *self.clocks.get() }.forget(ends);
     }
+}
+
+/// Whether the card has come to an event, or there is nothing to wait for.
+fn is_reached(event: &AtomicU64) -> bool {
+    query(event.load(Ordering::Relaxed)) != CUDA_ERROR_NOT_READY
 }
 
 struct Lock<'a>(&'a AtomicU32);

@@ -19,6 +19,8 @@ mod guard;
 mod held;
 #[path = "../../src/imports.rs"]
 mod imports;
+#[path = "../../src/meter/lease.rs"]
+mod lease;
 #[expect(dead_code, reason = "names in a directory are the system's")]
 #[path = "../../src/path.rs"]
 mod path;
@@ -33,6 +35,7 @@ mod gates;
 mod growths;
 mod maps;
 mod rooms;
+mod samples;
 mod share;
 mod sys;
 mod variables;

@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use drava_vgpu_abi::recording::Recording;
+
 use crate::meter::events::{create, destroy};
 
 pub(super) const EMPTY: u32 = 0;
@@ -22,14 +24,14 @@ pub(super) struct Pair {
     pub(super) end: AtomicU64,
     pub(super) kind: AtomicU64,
     pub(super) charged_ns: AtomicU64,
-    pub(super) launched_ns: AtomicU64,
-    /// When the last of its calls so far had returned.
-    pub(super) recorded_ns: AtomicU64,
-    /// For how long the card waited for the launch after the first event, and at most for the second event after it.
-    pub(super) gap_ns: AtomicU64,
-    pub(super) late_ns: AtomicU64,
-    /// How long the call that launched it took, 0 if the card was busy with what was there before for all of it.
-    pub(super) call_ns: AtomicU64,
+    /// What the host saw, see [`Recording`].
+    pub(super) begun_ns: AtomicU64,
+    pub(super) called_ns: AtomicU64,
+    pub(super) returned_ns: AtomicU64,
+    pub(super) ended_ns: AtomicU64,
+    pub(super) was_reached: AtomicU32,
+    pub(super) is_reached: AtomicU32,
+    pub(super) is_over: AtomicU32,
     /// When the start was first seen to be reached, 0 before.
     pub(super) started_us: AtomicU64,
 }
@@ -43,6 +45,20 @@ impl Pair {
         self.end.store(end, Ordering::Relaxed);
         self.context.store(context, Ordering::Relaxed);
         true
+    }
+
+    pub(super) fn recording(&self) -> Recording {
+        let moment = |at: &AtomicU64| at.load(Ordering::Relaxed);
+        let answer = |is: &AtomicU32| is.load(Ordering::Relaxed) != 0;
+        Recording {
+            begun_ns: moment(&self.begun_ns),
+            called_ns: moment(&self.called_ns),
+            returned_ns: moment(&self.returned_ns),
+            ended_ns: moment(&self.ended_ns),
+            was_reached: answer(&self.was_reached),
+            is_reached: answer(&self.is_reached),
+            is_over: answer(&self.is_over),
+        }
     }
 
     pub(super) fn destroy(&self) {

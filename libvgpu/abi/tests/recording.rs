@@ -1,0 +1,166 @@
+//! What two events round a launch say, whenever the host is interrupted and whatever the card does meanwhile.
+
+use drava_vgpu_abi::cost::Cost;
+use drava_vgpu_abi::recording::Recording;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+
+/// How long the host takes for each call, the card to come to what was queued, and the kernel.
+const CALL: u64 = 2 * US;
+const REACH: u64 = 5 * US;
+const KERNEL: u64 = 3 * MS;
+
+/// Where the host is interrupted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Nowhere,
+    BeforeFirstIsQueued,
+    BeforeFirstIsAskedFor,
+    BeforeLaunch,
+    BeforeSecondIsQueued,
+    BeforeSecondIsAskedFor,
+    BeforeClockIsLookedAt,
+}
+
+const PLACES: [Place; 7] = [
+    Place::Nowhere,
+    Place::BeforeFirstIsQueued,
+    Place::BeforeFirstIsAskedFor,
+    Place::BeforeLaunch,
+    Place::BeforeSecondIsQueued,
+    Place::BeforeSecondIsAskedFor,
+    Place::BeforeClockIsLookedAt,
+];
+
+/// What is seen of a kernel of that length, on a card that is busy with something else for `busy`, and the events' time,
+/// with a host that is interrupted for `stall` there.
+fn seen(kernel: u64, busy: u64, place: Place, stall: u64) -> (Recording, u64) {
+    let mut now = 1_000 * MS;
+    let busy = now + busy;
+    let pass = |now: &mut u64, at: Place| {
+        *now += CALL + if at == place { stall } else { 0 };
+        *now
+    };
+    let begun_ns = now;
+    let first_queued = pass(&mut now, Place::BeforeFirstIsQueued);
+    let first_at = (first_queued + REACH).max(busy);
+    let was_reached = first_at <= pass(&mut now, Place::BeforeFirstIsAskedFor);
+    let called_ns = pass(&mut now, Place::BeforeClockIsLookedAt);
+    let launched = pass(&mut now, Place::BeforeLaunch);
+    let over_at = first_at.max(launched + REACH) + kernel;
+    let returned_ns = now;
+    let second_queued = pass(&mut now, Place::BeforeSecondIsQueued);
+    let second_at = over_at.max(second_queued + REACH);
+    let asked = pass(&mut now, Place::BeforeSecondIsAskedFor);
+    let recording = Recording {
+        begun_ns,
+        called_ns,
+        returned_ns,
+        ended_ns: now,
+        was_reached,
+        is_reached: first_at <= asked,
+        is_over: second_at <= asked,
+    };
+    (recording, second_at - first_at)
+}
+
+fn known(ns: u64) -> Cost {
+    (0..20).fold(Cost::UNKNOWN, |cost, _| cost.learn(ns))
+}
+
+#[test]
+fn a_host_that_is_interrupted_anywhere_makes_no_launch_longer_or_shorter() {
+    for stall in [MS, 20 * MS, 100 * MS, 1_000 * MS] {
+        for busy in [0, MS, 15 * MS, 60 * MS, 400 * MS] {
+            for place in PLACES {
+                let (recording, measured) = seen(KERNEL, busy, place, stall);
+                let sample = recording.sample(measured);
+                let ns = known(KERNEL).likely_ns(sample).unwrap();
+                // A step towards the least that is possible, and what calls take, as without an interruption. What the card
+                // was busy with before counts as an interruption, if that is seen late and was shorter than the kernel.
+                let before = match place {
+                    Place::BeforeFirstIsAskedFor if busy < KERNEL => busy,
+                    _ => 0,
+                };
+                let least = (KERNEL * 3 / 4).min(KERNEL - before) - 10 * CALL;
+                assert!(
+                    (least..=KERNEL + 10 * CALL + REACH).contains(&ns),
+                    "{ns} for {KERNEL}: {stall} {place:?}, busy for {busy}: {recording:?} {sample:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_known_yet_is_not_learned_from_an_interruption() {
+    for stall in [20 * MS, 1_000 * MS] {
+        for place in PLACES {
+            let (recording, measured) = seen(KERNEL, 0, place, stall);
+            let ns = Cost::UNKNOWN.likely_ns(recording.sample(measured));
+            let most = KERNEL + 10 * CALL + REACH;
+            assert!(ns.is_none_or(|ns| ns <= most), "{ns:?}: {stall} {place:?}");
+        }
+    }
+}
+
+#[test]
+fn a_launch_that_runs_for_long_cannot_hide_in_what_calls_take() {
+    // Known to be short; the one that is measured is not.
+    for kernel in [30 * MS, 300 * MS] {
+        for busy in [0, MS, 400 * MS] {
+            for place in PLACES {
+                for stall in [0, 100 * US, MS, 5 * MS] {
+                    let (recording, measured) = seen(kernel, busy, place, stall);
+                    let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+                    // Not more than the interruption, which it may have been.
+                    let least = kernel - stall.min(kernel / 4) - REACH - 10 * CALL;
+                    assert!(
+                        ns >= least,
+                        "{ns} for {kernel}: {stall} {place:?}, busy for {busy}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn events_are_exact_where_the_host_is_not_interrupted() {
+    for kernel in [20 * US, 300 * US, 3 * MS] {
+        // Whatever the card does before.
+        for busy in [0, 10 * US, MS, 60 * MS] {
+            let (recording, measured) = seen(kernel, busy, Place::Nowhere, 0);
+            let ns = Cost::UNKNOWN.likely_ns(recording.sample(measured)).unwrap();
+            assert!(
+                ns.abs_diff(kernel) <= 2 * CALL + REACH,
+                "{ns} for {kernel}, busy for {busy}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_was_queued_before_the_card_came_to_it_is_exact() {
+    // Known to be short, with a card that is busy for longer than the host is interrupted; and with one that is idle, where
+    // the launch outlives the interruption behind it.
+    for place in PLACES {
+        let (recording, measured) = seen(30 * MS, 400 * MS, place, 100 * MS);
+        let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+        assert_eq!(ns, 30 * MS, "{place:?}");
+    }
+    for place in [Place::BeforeSecondIsQueued, Place::BeforeSecondIsAskedFor] {
+        let (recording, measured) = seen(30 * MS, 0, place, 20 * MS);
+        let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+        assert!(ns.abs_diff(30 * MS) <= 2 * CALL + REACH, "{ns}: {place:?}");
+    }
+}
+
+#[test]
+fn what_was_over_when_the_second_event_came_is_not_charged_for_the_wait() {
+    let (recording, measured) = seen(2 * US, 0, Place::BeforeSecondIsAskedFor, 100 * US);
+    assert!(recording.is_over && measured > 6 * US, "{recording:?}");
+    let ns = known(2 * US).likely_ns(recording.sample(measured)).unwrap();
+    assert!(ns <= 2 * US, "{ns}");
+}
