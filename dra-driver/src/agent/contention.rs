@@ -9,11 +9,16 @@
 //! > turns; but what is over within one time slice is interrupted by nobody, and waits for its turn before it begins
 //!
 //! What the prediction lacks is learned from what NVML has seen of each share over what the share measured, as a factor
-//! for each share: both as sums that fade, so fast that some of its launches are always in them.
+//! for each share: both as sums that fade, so fast that some of its launches are always in them. Of those that meet for the
+//! first time NVML says nothing for a while; what is known of their launches does ([`meeting`]).
 
 use std::collections::BTreeMap;
 
 use super::token::LONGEST_US;
+
+mod meeting;
+
+use meeting::Launches;
 
 /// One, in parts per million.
 pub const ALL: u64 = 1_000_000;
@@ -42,6 +47,12 @@ const LEAST: u64 = ALL / 50;
 
 /// What NVML says for so long after a change of company is of before it, µs: its samples come late.
 const LATE_US: u64 = 300_000;
+
+/// Shares that are together for so long are known by what NVML has said, µs.
+const ACQUAINTED_US: u64 = 2_000_000;
+
+/// Somebody is new for so many meetings: programs launch something, load for a while, and begin.
+const NEW_FOR: u8 = 3;
 
 /// The sums fade in the time in which each share makes so many launches or has so many turns, within these bounds, µs.
 const PORTIONS: u64 = 10;
@@ -72,6 +83,8 @@ pub struct Active<Id> {
     pub work: Work,
     /// Time that it was charged in this step, µs.
     pub charged_us: u64,
+    /// Launches that it was charged for.
+    pub launches: u64,
     /// Whether it did anything in this step, or waited to.
     pub is_at_work: bool,
 }
@@ -93,8 +106,20 @@ struct Share {
     /// The same of all observations, and what was seen then, fading, µs.
     predicted_us: u64,
     seen_us: u64,
+    /// What its launches were charged in a company that is known.
+    launches: Launches,
+    /// How often it has met others of whom nothing was known.
+    meetings: u8,
     is_active: bool,
     is_at_work: bool,
+}
+
+impl Share {
+    /// Predicted to be its own, without the factor, of what it measured when it was charged so much, µs.
+    fn predicted_own_us(&self, charged_us: u64) -> u64 {
+        let measured_us = charged_us.saturating_mul(ALL) / self.own.max(1);
+        measured_us.saturating_mul(self.predicted) / ALL
+    }
 }
 
 /// The shares of a card.
@@ -105,6 +130,12 @@ pub struct Contention<Id> {
     fresh_us: u64,
     /// For how long observations do not count, µs.
     late_us: u64,
+    /// For how long the company is the same, µs.
+    together_us: u64,
+    /// Whether NVML has said nothing of this company yet.
+    is_unheard: bool,
+    /// Whether somebody in it hardly met anybody before.
+    is_anybody_new: bool,
     /// In which time what was observed fades, µs.
     fade_us: u64,
     /// Who was active together when it was learned how wrong the predictions are.
@@ -117,6 +148,9 @@ impl<Id> Default for Contention<Id> {
             shares: BTreeMap::new(),
             fresh_us: 0,
             late_us: 0,
+            together_us: 0,
+            is_unheard: false,
+            is_anybody_new: false,
             fade_us: *FADE_US.start(),
             company: Vec::new(),
         }
@@ -163,6 +197,7 @@ impl<Id: Ord + Copy> Contention<Id> {
     pub fn step(&mut self, elapsed_us: u64, active: &[Active<Id>]) -> Vec<u64> {
         self.fresh_us += elapsed_us;
         self.arrive(active);
+        self.compare(elapsed_us, active);
         for _ in 0..STEPS {
             for share in active {
                 let taking_turns = self.taking_turns(active, share);
@@ -211,12 +246,13 @@ impl<Id: Ord + Copy> Contention<Id> {
                     fresh_us: 0,
                     predicted_us: 0,
                     seen_us: 0,
+                    launches: Launches::default(),
+                    meetings: 0,
                     is_active: true,
                     is_at_work: true,
                 }
             });
-            let measured_us = share.charged_us.saturating_mul(ALL) / state.own.max(1);
-            let predicted_us = measured_us.saturating_mul(state.predicted) / ALL;
+            let predicted_us = state.predicted_own_us(share.charged_us);
             state.fresh_us = state.fresh_us.saturating_add(predicted_us);
             state.part = share.part;
             state.is_at_work = share.is_at_work;
@@ -233,8 +269,52 @@ impl<Id: Ord + Copy> Contention<Id> {
         }
     }
 
+    /// Notes what launches of the active shares cost, or compares that with what they did before those met.
+    fn compare(&mut self, elapsed_us: u64, active: &[Active<Id>]) {
+        // A step in which somebody came is half of before.
+        let is_half = self.together_us == 0;
+        self.together_us = self.together_us.saturating_add(elapsed_us);
+        if is_half || elapsed_us == 0 {
+            return;
+        }
+        if active.len() < 2 || self.together_us >= ACQUAINTED_US {
+            for share in active.iter().filter(|share| share.launches > 0) {
+                if let Some(state) = self.shares.get_mut(&share.id) {
+                    state.launches.learn(share.charged_us, share.launches);
+                }
+            }
+        } else if self.is_unheard && self.is_anybody_new {
+            self.meet(elapsed_us, active);
+        }
+    }
+
+    /// Learns from a step of which NVML says nothing yet.
+    fn meet(&mut self, elapsed_us: u64, active: &[Active<Id>]) {
+        let before = |share: &Active<Id>| {
+            let known = self.shares.get(&share.id).map(|state| state.launches);
+            (known.unwrap_or_default(), share.launches)
+        };
+        let met: Vec<(Launches, u64)> = active.iter().map(before).collect();
+        let fills = |share: &Active<Id>| share.work == Work::Always && share.is_at_work;
+        let had = meeting::had(elapsed_us, active.iter().any(fills), &met);
+        let lengths = active
+            .iter()
+            .map(|share| share.charged_us / share.launches.max(1));
+        let longest_us = lengths.max().unwrap_or(0);
+        let at_work = active.iter().zip(had).filter(|(share, _)| share.is_at_work);
+        for (share, had_us) in at_work {
+            if let (Some(state), Some(had_us)) = (self.shares.get_mut(&share.id), had_us) {
+                let predicted_us = state.predicted_own_us(share.charged_us);
+                state.predicted_us = state.predicted_us.saturating_add(predicted_us);
+                state.seen_us = state.seen_us.saturating_add(had_us);
+                state.factor = meeting::factor(state.predicted_us, state.seen_us, longest_us);
+            }
+        }
+    }
+
     fn change_company(&mut self, active: &[Active<Id>]) {
         self.late_us = LATE_US;
+        self.together_us = 0;
         for state in self.shares.values_mut() {
             (state.predicted_us, state.seen_us) = (0, 0);
         }
@@ -250,6 +330,14 @@ impl<Id: Ord + Copy> Contention<Id> {
                 state.factor = u64::midpoint(state.factor, ALL);
             }
             self.company = company;
+            self.is_unheard = true;
+        }
+        self.is_anybody_new = false;
+        for share in active.iter().filter(|_| self.is_unheard) {
+            if let Some(state) = self.shares.get_mut(&share.id) {
+                self.is_anybody_new |= state.meetings < NEW_FOR;
+                state.meetings = state.meetings.saturating_add(1);
+            }
         }
     }
 
@@ -297,6 +385,12 @@ impl<Id: Ord + Copy> Contention<Id> {
         let (fade_us, known_us) = (self.fade_us, self.fade_us / KNOWN);
         let active = self.shares.values().filter(|state| state.is_active);
         let is_alone = active.count() < 2;
+        if !is_late && !is_alone && std::mem::take(&mut self.is_unheard) {
+            // What was concluded without NVML is where it begins, and nothing that it has to outweigh.
+            for state in self.shares.values_mut() {
+                (state.predicted_us, state.seen_us) = (0, 0);
+            }
+        }
         for (id, state) in &mut self.shares {
             let fresh_us = std::mem::take(&mut state.fresh_us).saturating_mul(elapsed_us);
             // What NVML sees of one that has just stopped is of before it did, and was counted then.

@@ -68,6 +68,8 @@ pub struct Measured {
     pub used_us: u64,
     /// Whether it waited for time, or waits, or is in debt for kernels that may still run.
     pub waited: bool,
+    /// For how many launches.
+    pub launches: u64,
     /// Mean length of its last launches, µs.
     pub launch_us: u64,
     /// Whether it is idle now, whatever it did before.
@@ -311,6 +313,7 @@ impl<Id: Ord + Copy> Controller<Id> {
                     _ => Work::Launches(measured.launch_us),
                 },
                 charged_us: elapsed_us.map_or(0, |_| measured.used_us),
+                launches: elapsed_us.map_or(0, |_| measured.launches),
                 is_at_work: !measured.rests && (measured.waited || measured.used_us > 0),
             })
             .collect();

@@ -250,6 +250,7 @@ impl Tenant {
         let idle = Activity {
             measured: Measured {
                 used_us: 0,
+                launches: 0,
                 waited: false,
                 launch_us: self.launch_us,
                 rests: false,
@@ -301,6 +302,7 @@ impl Tenant {
         }
         let measured = Measured {
             used_us,
+            launches,
             waited,
             launch_us: self.launch_us,
             rests,

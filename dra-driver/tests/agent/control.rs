@@ -15,6 +15,7 @@ fn wants_all(id: u32, cores: u32) -> Step<u32> {
     };
     let measured = Measured {
         used_us: STEP_US * u64::from(cores) / 100,
+        launches: STEP_US * u64::from(cores) / 100 / 1_000,
         waited: true,
         launch_us: 1_000,
         rests: false,
@@ -52,6 +53,7 @@ fn active(id: u32, part: u64, charged_us: u64) -> Active<u32> {
         part,
         work: Work::Launches(10_000),
         charged_us,
+        launches: charged_us / 10_000,
         is_at_work: true,
     }
 }
@@ -229,6 +231,7 @@ fn beside_a_full_queue(work: Work) -> [u64; 2] {
         part,
         work,
         charged_us: 0,
+        launches: 0,
         is_at_work: true,
     });
     let own = contention.step(STEP_US, &shares);
@@ -264,6 +267,7 @@ fn what_is_learned_of_long_kernels_is_no_matter_of_a_second() {
         part,
         work,
         charged_us,
+        launches: charged_us / 10_000,
         is_at_work: true,
     };
     let mut told = Vec::new();
@@ -288,4 +292,169 @@ fn what_is_learned_of_long_kernels_is_no_matter_of_a_second() {
         }
     }
     assert!(!told.is_empty());
+}
+
+/// A share that is held back by its part.
+fn short(id: u32, part: u64, launches: u64, charged_us: u64) -> Active<u32> {
+    Active {
+        id,
+        part,
+        work: Work::Launches(1_000),
+        charged_us,
+        launches,
+        is_at_work: true,
+    }
+}
+
+/// One with a queue that is never empty: its events measure all of the time.
+fn filled(id: u32, part: u64, launches: u64, charged_us: u64) -> Active<u32> {
+    Active {
+        work: Work::Always,
+        ..short(id, part, launches, charged_us)
+    }
+}
+
+/// Steps in which NVML is not heard of a company.
+const UNHEARD: usize = 4;
+
+/// Beside one with launches of 1 ms, which was alone and has what it leaves of the card, comes one with 30 % that has launches
+/// of 1 ms, too, and measures 1.5 ms. What is said to be its own after each step.
+fn newcomer(contention: &mut Contention<u32>, id: u32, is_full: bool, steps: usize) -> Vec<u64> {
+    let alone = filled(1, ALL * 7 / 10, 100, STEP_US);
+    (0..10).for_each(|_| drop(contention.step(STEP_US, &[alone])));
+    let mut own = ALL;
+    let step = |_| {
+        // What it may be charged is what it is, whatever that is in launches.
+        let launches = 30_000 * ALL / (1_500 * own);
+        let mut resident = filled(1, ALL * 7 / 10, 100 - launches, STEP_US * 7 / 10);
+        if !is_full {
+            resident.work = Work::Launches(1_000);
+        }
+        let newcomer = short(id, ALL * 3 / 10, launches, 30_000);
+        own = contention.step(STEP_US, &[resident, newcomer])[1];
+        own
+    };
+    (0..steps).map(step).collect()
+}
+
+#[test]
+fn a_newcomer_had_what_the_launches_of_the_others_leave_of_a_full_card() {
+    let told = newcomer(&mut Contention::default(), 2, true, UNHEARD);
+    let own = told[UNHEARD - 1];
+    assert!(own.abs_diff(ALL * 2 / 3) < ALL / 20, "{told:?}");
+    // What nobody uses was nobody's.
+    let told = newcomer(&mut Contention::default(), 2, false, UNHEARD);
+    assert_eq!(told, [ALL; UNHEARD]);
+}
+
+#[test]
+fn launches_that_seem_to_cost_more_than_before_do_not() {
+    // Beyond twice what they did it is not the others' turns.
+    for (measured_us, due) in [(1_500, ALL * 2 / 3), (5_000, ALL / 2)] {
+        let mut contention = Contention::default();
+        let resident = |launches, charged_us| short(1, ALL * 3 / 10, launches, charged_us);
+        for _ in 0..10 {
+            contention.step(STEP_US, &[resident(30, 30_000)]);
+        }
+        // Who pauses is known for what it did.
+        for _ in 0..100 {
+            contention.step(STEP_US, &[resident(0, 0)]);
+        }
+        let mut own = ALL;
+        for step in 0..UNHEARD {
+            let launches = 60_000 * ALL / (measured_us * own);
+            let charged_us = launches * measured_us * own / ALL;
+            let newcomer = filled(2, ALL * 7 / 10, 50, STEP_US * 7 / 10);
+            own = contention.step(STEP_US, &[resident(launches, charged_us), newcomer])[0];
+            assert!(step > 0 || own == ALL, "the first one is half of before");
+            // What is decided between two steps is decided from what is known.
+            let between = contention.step(0, &[resident(0, 0), filled(2, ALL * 7 / 10, 0, 0)]);
+            assert_eq!(between[0], own);
+        }
+        assert!(own.abs_diff(due) < ALL / 20, "{measured_us}: {own}");
+    }
+}
+
+#[test]
+fn a_few_launches_more_or_less_say_little() {
+    let mut contention = Contention::default();
+    let resident = |launches| short(1, ALL * 3 / 10, launches, 30_000);
+    let newcomer = filled(2, ALL * 7 / 10, 50, STEP_US * 7 / 10);
+    for _ in 0..10 {
+        contention.step(STEP_US, &[resident(3)]);
+    }
+    contention.step(STEP_US, &[resident(3), newcomer]);
+    let own = contention.step(STEP_US, &[resident(2), newcomer])[0];
+    assert!(own > ALL * 85 / 100, "{own}");
+}
+
+#[test]
+fn two_of_whom_nothing_is_known_teach_nothing_about_each_other() {
+    let mut contention = Contention::default();
+    let both = [
+        filled(1, ALL * 7 / 10, 60, STEP_US * 7 / 10),
+        short(2, ALL * 3 / 10, 30, 30_000),
+    ];
+    for _ in 0..UNHEARD {
+        assert_eq!(contention.step(STEP_US, &both)[1], ALL);
+    }
+    // Nor does it help that something is known of a third one.
+    let mut contention = Contention::default();
+    let known = filled(1, ALL / 2, 100, STEP_US);
+    (0..10).for_each(|_| drop(contention.step(STEP_US, &[known])));
+    let known = filled(1, ALL / 2, 80, STEP_US / 2);
+    let others = [2, 3].map(|id| short(id, ALL / 4, 25, 25_000));
+    for _ in 0..UNHEARD {
+        let told = contention.step(STEP_US, &[known, others[0], others[1]]);
+        assert_eq!(told[1..], [ALL; 2]);
+    }
+}
+
+#[test]
+fn who_has_come_and_rests_teaches_nothing() {
+    let mut contention = Contention::default();
+    let alone = filled(1, ALL * 7 / 10, 100, STEP_US);
+    (0..10).for_each(|_| drop(contention.step(STEP_US, &[alone])));
+    let resting = Active {
+        is_at_work: false,
+        ..short(2, ALL * 3 / 10, 0, 0)
+    };
+    for _ in 0..2 {
+        let slower = filled(1, ALL * 7 / 10, 60, STEP_US);
+        contention.step(STEP_US, &[slower, resting]);
+    }
+    let resident = filled(1, ALL * 7 / 10, 80, STEP_US * 7 / 10);
+    let newcomer = short(2, ALL * 3 / 10, 20, 30_000);
+    let own = contention.step(STEP_US, &[resident, newcomer])[1];
+    assert!(own < ALL * 3 / 4, "{own}");
+}
+
+#[test]
+fn what_nvml_says_outweighs_what_was_concluded_without_it() {
+    let mut contention = Contention::default();
+    let mut own = *newcomer(&mut contention, 2, true, UNHEARD).last().unwrap();
+    let concluded = own;
+    let resident = filled(1, ALL * 7 / 10, 80, STEP_US * 7 / 10);
+    let new = short(2, ALL * 3 / 10, 30, 30_000);
+    // All that it measured was its own.
+    for _ in 0..UNHEARD * 2 {
+        let measured_us = 30_000 * ALL / own;
+        let seen = [(1, STEP_US - measured_us), (2, measured_us)];
+        contention.observe(STEP_US, &seen);
+        own = contention.step(STEP_US, &[resident, new])[1];
+    }
+    let missing = ALL - own;
+    assert!(missing * 3 < ALL - concluded, "{concluded} {own}");
+}
+
+#[test]
+fn who_comes_again_and_again_with_others_is_not_new_for_ever() {
+    let mut contention = Contention::default();
+    // Never the same two one after the other, and NVML is never heard.
+    let told: Vec<u64> = (0..12)
+        .map(|round| newcomer(&mut contention, 2 + round % 2, true, UNHEARD)[UNHEARD - 1])
+        .collect();
+    assert!(told[0] < ALL * 3 / 4, "{told:?}");
+    // Half of what was believed is forgotten each time, and nothing comes in its place.
+    assert!(told[11] > ALL * 9 / 10, "{told:?}");
 }

@@ -88,6 +88,8 @@ pub(crate) struct Load {
     pub(crate) host_us: u64,
     /// Whether it works at that moment.
     pub(crate) works: fn(u64) -> bool,
+    /// How many times as long its kernels are at that moment.
+    pub(crate) longer: fn(u64) -> u64,
 }
 
 impl Load {
@@ -104,6 +106,7 @@ impl Load {
             depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
             host_us: 0,
             works: |_| true,
+            longer: |_| 1,
         }
     }
 
@@ -122,6 +125,11 @@ impl Load {
 
     pub(crate) fn works(mut self, works: fn(u64) -> bool) -> Self {
         self.works = works;
+        self
+    }
+
+    pub(crate) fn longer(mut self, longer: fn(u64) -> u64) -> Self {
+        self.longer = longer;
         self
     }
 }
@@ -379,6 +387,7 @@ impl Tenant {
                 self.began_us = (!hardware.records_in_turn).then_some(now_us);
             }
             let length = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
+            let length = length * (self.load.longer)(now_us - SECOND_US);
             self.launched += 1;
             self.queue.push_back(Kernel {
                 left_us: length,
@@ -453,6 +462,7 @@ impl Tenant {
             self.was_idle = !in_debt;
             return Measured {
                 used_us: 0,
+                launches: 0,
                 waited: in_debt,
                 launch_us: self.launch_us,
                 rests,
@@ -469,6 +479,7 @@ impl Tenant {
         }
         Measured {
             used_us,
+            launches,
             waited,
             launch_us: self.launch_us,
             rests,
