@@ -37,6 +37,7 @@
 mod blocks;
 mod card;
 mod cuda;
+mod destroyed_pools;
 mod discover;
 mod driver;
 mod elements;

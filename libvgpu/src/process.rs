@@ -11,6 +11,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::blocks::{Blocks, SmallArrays};
+use crate::destroyed_pools::DestroyedPools;
 use crate::discover;
 use crate::environment::{self, Environment};
 use crate::guard::{Attempts, Gate, Guard};
@@ -70,6 +71,8 @@ pub(crate) struct Process {
     pub(crate) pools: HeldMap,
     /// What is free in them.
     pub(crate) room: Room,
+    /// Those that were destroyed before everything in them was freed.
+    pub(crate) destroyed_pools: DestroyedPools,
     /// Memory that others may have opened: linear by IPC handle, of pools by pointer.
     pub(crate) available: SharedChunks,
     /// Memory of others that was opened in the same ways.

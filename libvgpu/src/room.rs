@@ -12,7 +12,7 @@
 //! - A pool gives chunks back to the card only if nothing in them is allocated. So once it has given some back, which
 //!   ones it does not say, only what is free in chunks that something is allocated in counts.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::guard::Guard;
 use crate::held::{Held, HeldMap};
@@ -170,6 +170,8 @@ impl Place {
 pub(crate) struct Room {
     /// By pointer; `context` is the pool.
     allocated: HeldMap,
+    /// Whether anything may be allocated that is not remembered there.
+    is_incomplete: AtomicBool,
     guard: AtomicU32,
     count: AtomicU32,
     extents: [Place; EXTENTS],
@@ -215,7 +217,13 @@ impl Room {
             card,
             context: pool,
         };
-        self.allocated.insert(start, held);
+        self.remember(start, held);
+    }
+
+    fn remember(&self, start: u64, held: Held) {
+        if !self.allocated.insert(start, held) {
+            self.is_incomplete.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether the pointer is what a pool gave.
@@ -254,7 +262,7 @@ impl Room {
     pub(crate) fn keep(&self, start: u64, held: Held) {
         let _guard = Guard::take(&self.guard);
         self.cut(start, start.saturating_add(held.bytes));
-        self.allocated.insert(start, held);
+        self.remember(start, held);
     }
 
     /// Whether the pool has room for an allocation in that stream without growing. `has_passed` says of another stream
@@ -285,10 +293,27 @@ impl Room {
         self.doubt_all_of(pool);
     }
 
-    /// The pool is gone.
+    /// Nothing is known of the pool any more.
     pub(crate) fn forget_pool(&self, pool: u64) {
+        self.is_incomplete.store(true, Ordering::Relaxed);
+        self.end_pool(pool, |_| {});
+    }
+
+    /// How much is allocated in a pool, of which everything that is allocated is known; else `None`.
+    pub(crate) fn allocated_in(&self, pool: u64) -> Option<u64> {
+        let mut bytes = 0u64;
+        self.allocated.for_each(|_, held| {
+            if held.context == pool {
+                bytes = bytes.saturating_add(held.bytes);
+            }
+        });
+        (!self.is_incomplete.load(Ordering::Relaxed)).then_some(bytes)
+    }
+
+    /// The pool is gone. Hands everything to `each` that is allocated in it.
+    pub(crate) fn end_pool(&self, pool: u64, mut each: impl FnMut(u64)) {
         self.allocated
-            .remove_all(|held| held.context == pool, |_, _| {});
+            .remove_all(|held| held.context == pool, |start, _| each(start));
         self.forget(|extent| extent.pool == pool);
     }
 
@@ -299,7 +324,10 @@ impl Room {
 
     /// A context is gone, and whatever went with it.
     pub(crate) fn forget_all(&self) {
-        self.allocated.remove_all(|_| true, |_, _| {});
+        self.allocated.remove_all(
+            |_| true,
+            |_, _| self.is_incomplete.store(true, Ordering::Relaxed),
+        );
         self.forget(|_| true);
     }
 

@@ -183,6 +183,7 @@ pub(crate) fn release_all_of(context: u64) {
     });
     exchange::end_context(process, context);
     process.room.forget_all();
+    process.destroyed_pools.forget_all();
     process.arrays.remove_all(ends, |array, held| {
         array::give_back_array(process, array, held)
     });

@@ -14,6 +14,7 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
     CUstream,
 };
+use crate::destroyed_pools::Freed;
 use crate::hooks::kept::pools::{attribute, expect, key_of, reserved_of, settle, trim, unpaid};
 use crate::hooks::kept::{deny, take_ahead};
 use crate::meter::{self, NullStream};
@@ -23,6 +24,7 @@ use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
 
+pub(crate) mod destroyed;
 pub(crate) mod share;
 mod streams;
 mod whence;
@@ -235,11 +237,26 @@ pub(crate) fn free(
         .and_then(streams::key_of);
     let _passage = process.within.pass();
     let held = process.room.free(pointer, key);
+    let of_destroyed = process.destroyed_pools.take(pointer);
     let result = call();
     if result == CUDA_SUCCESS {
         share::freed(process, pointer);
-    } else if let Some(held) = held {
+        if let Some(taken) = of_destroyed {
+            let when = match (stream, key) {
+                // `cuMemFree` waits for no stream.
+                (None, _) => Freed::Now,
+                (Some(_), Some(key)) => Freed::InOrderOf(key),
+                (Some(_), None) => Freed::Unknown,
+            };
+            destroyed::freed(process, taken, when);
+        }
+        return result;
+    }
+    if let Some(held) = held {
         process.room.keep(pointer, held);
+    }
+    if let Some(taken) = of_destroyed {
+        process.destroyed_pools.keep(pointer, taken);
     }
     result
 }
@@ -247,6 +264,7 @@ pub(crate) fn free(
 /// Whether a pool of this process gave the pointer, or one of another process.
 pub(crate) fn has(process: &Process, pointer: CUdeviceptr) -> bool {
     process.room.is_from_pool(pointer)
+        || process.destroyed_pools.has(pointer)
         || process.available.has(pointer)
         || process.opened.has(pointer)
 }
@@ -268,7 +286,8 @@ pub(crate) unsafe fn create(
     result
 }
 
-/// A destroyed pool keeps the chunks in which something is allocated as long as that is; so much stays charged.
+/// A destroyed pool keeps the chunks in which something is allocated as long as that is; so much stays charged, see
+/// [`crate::destroyed_pools`].
 pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemoryPool) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pool) };
@@ -284,19 +303,30 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
     let Some(held) = known else {
         return call();
     };
+    // Nothing is allocated or freed meanwhile, or it is not certain what is left.
+    let alone = process.within.pass_alone();
     trim(pool);
-    let is_in_use =
-        attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT).is_none_or(|bytes| bytes != 0);
+    let used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    let is_in_use = used.is_none_or(|bytes| bytes != 0);
     let kept = reserved_of(pool).filter(|_| is_in_use).unwrap_or(0);
+    let is_known = alone.is_some() && process.room.allocated_in(key) >= used.or(Some(u64::MAX));
     let result = call();
     if result != CUDA_SUCCESS {
         process.pools.insert(key, held);
         return result;
     }
-    process.room.forget_pool(key);
     if let Some(card) = Card::at(process, held.card) {
         card.release(held.bytes.saturating_sub(kept));
     }
+    // No more than was charged can come back.
+    let charged = kept.min(held.bytes);
+    if charged == 0 || !is_known {
+        process.room.end_pool(key, |_| {});
+        return result;
+    }
+    process.destroyed_pools.add(held.card, charged, |take_in| {
+        process.room.end_pool(key, take_in);
+    });
     result
 }
 
@@ -306,5 +336,6 @@ pub(crate) fn forget_stream(stream: CUstream) {
         && let Some(key) = streams::key_of(stream)
     {
         process.room.forget_stream(key);
+        destroyed::forget_stream(process, key);
     }
 }

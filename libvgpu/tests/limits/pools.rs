@@ -108,6 +108,95 @@ fn a_pool_that_is_destroyed_before_its_memory_is_freed_stays_charged() {
 }
 
 #[test]
+fn a_destroyed_pool_is_charged_until_the_last_of_its_memory_is_freed() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    for _ in 0..3 {
+        let pool = process.ok("pool 0")[0];
+        let [small, large, own] = [MIB, 100 * MIB, 200 * MIB]
+            .map(|bytes| process.ok(&format!("frompool {bytes} {pool}"))[0]);
+        process.ok(&format!("destroypool {pool}"));
+        assert_eq!(used(&mut process), 332 * MIB);
+        // In either way, and in any order.
+        process.ok(&format!("freeasync {large}"));
+        process.ok(&format!("free {own}"));
+        process.ok("sync");
+        assert_eq!(used(&mut process), 332 * MIB, "something is left");
+        process.ok(&format!("freeasync {small}"));
+        process.ok("sync");
+        assert_eq!(used_bytes(&container), 0);
+        // Also where nobody has asked before.
+        let all = process.alloc(GIB);
+        process.ok(&format!("free {all}"));
+        assert_eq!(used(&mut process), 0);
+    }
+}
+
+/// What is freed in a stream is taken until the stream has come so far.
+#[test]
+fn a_destroyed_pool_is_charged_until_the_streams_have_come_so_far() {
+    for is_destroyed in [false, true] {
+        let container = Container::with_memory(GIB);
+        let mut process = container.process();
+        let word = process.alloc(2 * MIB);
+        let stream = process.ok("stream")[0];
+        let pool = process.ok("pool 0")[0];
+        let place = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
+        process.ok(&format!("destroypool {pool}"));
+        process.ok(&format!("stall {stream} {word}"));
+        process.ok(&format!("freein {place} {stream}"));
+        assert_eq!(used(&mut process), 602 * MIB);
+        process.refused(&format!("alloc {}", 500 * MIB));
+        if is_destroyed {
+            // It cannot be asked any more.
+            process.ok(&format!("destroystream {stream}"));
+        }
+        process.ok(&format!("tell {word}"));
+        process.ok("sync");
+        if is_destroyed {
+            assert_eq!(used(&mut process), 602 * MIB);
+            process.refused(&format!("alloc {}", 500 * MIB));
+        } else {
+            process.ok(&format!("alloc {}", 900 * MIB));
+            assert_eq!(used(&mut process), 902 * MIB);
+        }
+    }
+}
+
+/// A stream that is destroyed is asked for the last time.
+#[test]
+fn what_a_stream_has_freed_before_it_is_destroyed_is_free() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let stream = process.ok("stream")[0];
+    let pool = process.ok("pool 0")[0];
+    let place = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
+    process.ok(&format!("destroypool {pool}"));
+    process.ok(&format!("freein {place} {stream}"));
+    process.ok("sync");
+    process.ok(&format!("destroystream {stream}"));
+    assert_eq!(used(&mut process), 0);
+}
+
+/// Where it is not certain that all is known which lies in a pool, it is not taken to be empty.
+#[test]
+fn a_pool_of_which_not_all_is_known_stays_charged() {
+    let container = Container::with_memory(GIB);
+    let mut process = container.process();
+    let context = process.ok("context 0")[0];
+    process.ok(&format!("async {MIB}"));
+    process.ok(&format!("destroy {context}"));
+    process.init(0);
+    let pool = process.ok("pool 0")[0];
+    let place = process.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
+    let before = used(&mut process);
+    process.ok(&format!("destroypool {pool}"));
+    process.ok(&format!("freeasync {place}"));
+    process.ok("sync");
+    assert_eq!(used(&mut process), before);
+}
+
+#[test]
 fn a_pool_counts_on_its_own_card_whatever_context_asks() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));

@@ -7,6 +7,8 @@
 
 #[path = "../../src/blocks.rs"]
 mod blocks;
+#[path = "../../src/destroyed_pools.rs"]
+mod destroyed_pools;
 #[path = "../../src/elements.rs"]
 mod elements;
 #[path = "../../src/environment/variables.rs"]
@@ -30,6 +32,7 @@ mod room;
 mod shared_chunks;
 
 mod counts;
+mod destroyed;
 mod formats;
 mod gates;
 mod growths;

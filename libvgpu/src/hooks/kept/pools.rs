@@ -11,6 +11,7 @@ use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
 use crate::growth::Growth;
+use crate::hooks::pool::destroyed;
 use crate::room::Change;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
@@ -122,11 +123,13 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 /// Notes what the card's pools have given back meanwhile.
 pub(super) fn refresh(card: Card) {
     for_each_pool(card, |pool| look_at(card, pool, false));
+    destroyed::settle(card);
 }
 
-/// Makes the process's pools give back what they do not use. `false` if it has none on that card.
+/// Makes the process's pools give back what they do not use. `false` if it has none on that card, and none was destroyed
+/// that has given anything back.
 pub(super) fn trim_all(card: Card) -> bool {
-    let mut has_any = false;
+    let mut has_any = destroyed::settle(card);
     card.process()
         .pools
         .for_each(|_, held| has_any |= held.card == card.index());

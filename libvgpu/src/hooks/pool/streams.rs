@@ -100,12 +100,24 @@ pub(super) fn has_passed(key: u64) -> bool {
     if key & (LEGACY | PER_THREAD) != 0 {
         return false;
     }
-    let (Some(query), Ok(address)) = (QUERY.address(), usize::try_from(key)) else {
+    usize::try_from(key).is_ok_and(|address| is_idle(ptr::with_exposed_provenance_mut(address)))
+}
+
+/// As [`has_passed`], also of the default streams of this thread.
+pub(super) fn is_done(key: u64) -> bool {
+    let defaults = [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].into_iter();
+    let mut own = defaults.filter(|stream| key_of(*stream) == Some(key));
+    own.next().map_or_else(|| has_passed(key), is_idle)
+}
+
+/// Asks a stream that was used and has not been destroyed (see [`super::forget_stream`]), unless something is being
+/// captured.
+fn is_idle(stream: CUstream) -> bool {
+    let Some(query) = QUERY.address() else {
         return false;
     };
     // SAFETY: the signature of `cuStreamQuery`.
     let query = unsafe { core::mem::transmute::<NonNull<_>, Query>(query) };
-    let stream = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: a stream that was used and has not been destroyed: `pool::forget_stream`.
+    // SAFETY: the caller's stream.
     meter::while_nothing_is_captured(|| unsafe { query(stream) }) == Some(CUDA_SUCCESS)
 }

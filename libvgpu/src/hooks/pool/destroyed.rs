@@ -1,0 +1,42 @@
+//! Pools that were destroyed before everything in them was freed; see [`crate::destroyed_pools`].
+
+use super::streams;
+use crate::card::Card;
+use crate::destroyed_pools::Freed;
+use crate::held::Held;
+use crate::process::Process;
+
+fn release(process: &'static Process, pool: Held) {
+    if let Some(card) = Card::at(process, pool.card) {
+        card.release(pool.bytes);
+    }
+}
+
+/// An allocation of a destroyed pool was freed.
+pub(super) fn freed(process: &'static Process, taken: Held, when: Freed) {
+    let release = |pool| release(process, pool);
+    process.destroyed_pools.freed(taken, when, release);
+}
+
+/// Returns the charge of destroyed pools of that card of which nothing is left, as far as streams have come. `false` if
+/// there is none.
+pub(crate) fn settle(card: Card) -> bool {
+    let process = card.process();
+    let mut is_any = false;
+    let release = |pool| {
+        is_any = true;
+        release(process, pool);
+    };
+    process
+        .destroyed_pools
+        .settle(card.index(), streams::is_done, release);
+    is_any
+}
+
+/// A stream is about to be destroyed, which can be asked for the last time.
+pub(super) fn forget_stream(process: &'static Process, stream: u64) {
+    for card in (0..=u8::MAX).map_while(|index| Card::at(process, index)) {
+        settle(card);
+    }
+    process.destroyed_pools.forget_stream(stream);
+}

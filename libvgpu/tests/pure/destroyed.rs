@@ -1,0 +1,189 @@
+//! Pools that were destroyed before everything in them was freed: charged until the last of it is, for certain.
+
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+use std::thread;
+
+use crate::destroyed_pools::{DestroyedPools, Freed};
+use crate::room::{CHUNK, Change, Room};
+
+const STREAM: u64 = 0x100;
+const OTHER_STREAM: u64 = 0x200;
+
+fn no_pools() -> DestroyedPools {
+    // SAFETY: all zeroes is none.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// Pools with what was released of them: card and bytes.
+struct Pools {
+    pools: DestroyedPools,
+    released: RefCell<Vec<(u8, u64)>>,
+}
+
+impl Pools {
+    fn new() -> Self {
+        Self {
+            pools: no_pools(),
+            released: RefCell::default(),
+        }
+    }
+
+    fn add(&self, card: u8, bytes: u64, pointers: &[u64]) {
+        let take_in = |take_in: &mut dyn FnMut(u64)| pointers.iter().copied().for_each(take_in);
+        self.pools.add(card, bytes, take_in);
+    }
+
+    fn free(&self, pointer: u64, when: Freed) {
+        let taken = self.pools.take(pointer).unwrap();
+        let release = |pool: crate::held::Held| {
+            self.released.borrow_mut().push((pool.card, pool.bytes));
+        };
+        self.pools.freed(taken, when, release);
+    }
+
+    fn settle(&self, card: u8, passed: &[u64]) {
+        let has_passed = |stream| passed.contains(&stream);
+        self.pools.settle(card, has_passed, |pool| {
+            self.released.borrow_mut().push((pool.card, pool.bytes));
+        });
+    }
+
+    fn released(&self) -> Vec<(u8, u64)> {
+        self.released.take()
+    }
+}
+
+#[test]
+fn a_pool_is_released_with_the_last_of_its_allocations() {
+    let pools = Pools::new();
+    pools.add(3, 50, &[1, 2, 3]);
+    pools.add(4, 70, &[10]);
+    assert!(pools.pools.has(1) && pools.pools.has(10) && !pools.pools.has(4));
+    pools.free(2, Freed::Now);
+    pools.free(1, Freed::Now);
+    assert_eq!(pools.released(), []);
+    pools.free(10, Freed::Now);
+    assert_eq!(pools.released(), [(4, 70)]);
+    pools.free(3, Freed::Now);
+    assert_eq!(pools.released(), [(3, 50)]);
+    assert!(pools.pools.take(3).is_none(), "freed twice");
+}
+
+#[test]
+fn what_is_freed_in_a_stream_counts_when_that_has_come_so_far() {
+    let pools = Pools::new();
+    pools.add(3, 50, &[1, 2]);
+    pools.add(4, 70, &[10]);
+    pools.free(1, Freed::InOrderOf(STREAM));
+    pools.free(2, Freed::InOrderOf(OTHER_STREAM));
+    pools.free(10, Freed::InOrderOf(STREAM));
+    pools.settle(3, &[]);
+    pools.settle(3, &[STREAM]);
+    assert_eq!(pools.released(), [], "another card's, or another stream's");
+    pools.settle(3, &[OTHER_STREAM]);
+    assert_eq!(pools.released(), [(3, 50)]);
+    pools.settle(4, &[OTHER_STREAM]);
+    assert_eq!(pools.released(), []);
+    pools.settle(4, &[STREAM]);
+    pools.settle(4, &[STREAM]);
+    assert_eq!(pools.released(), [(4, 70)], "once");
+}
+
+#[test]
+fn what_is_not_certain_is_never_released() {
+    let streams = [STREAM, OTHER_STREAM];
+    let pools = Pools::new();
+    pools.add(3, 50, &[1, 2]);
+    pools.free(1, Freed::Unknown);
+    pools.free(2, Freed::Now);
+    pools.add(3, 60, &[3]);
+    pools.free(3, Freed::InOrderOf(STREAM));
+    pools.pools.forget_stream(STREAM);
+    pools.settle(3, &streams);
+    assert_eq!(pools.released(), []);
+    pools.add(3, 70, &[4, 5]);
+    pools.free(4, Freed::InOrderOf(STREAM));
+    pools.pools.forget_all();
+    assert!(!pools.pools.has(5));
+    pools.settle(3, &streams);
+    assert_eq!(pools.released(), []);
+    // One that the driver has not freed after all.
+    pools.add(3, 80, &[6]);
+    let taken = pools.pools.take(6).unwrap();
+    pools.pools.keep(6, taken);
+    pools.settle(3, &streams);
+    assert_eq!(pools.released(), []);
+    pools.free(6, Freed::Now);
+    assert_eq!(pools.released(), [(3, 80)]);
+}
+
+#[test]
+fn of_threads_that_look_at_the_same_time_one_releases() {
+    let rounds = if cfg!(miri) { 3 } else { 200 };
+    let pools = no_pools();
+    for round in 0..rounds {
+        let pointers: Vec<u64> = (0..8).map(|index| round * 8 + index).collect();
+        pools.add(3, 50, |take_in| pointers.iter().copied().for_each(take_in));
+        let released: usize = thread::scope(|scope| {
+            let threads: Vec<_> = pointers
+                .chunks(2)
+                .map(|pointers| {
+                    let pools = &pools;
+                    scope.spawn(move || {
+                        let mut released = 0;
+                        for (index, pointer) in pointers.iter().enumerate() {
+                            let when = [Freed::Now, Freed::InOrderOf(STREAM)][index];
+                            let taken = pools.take(*pointer).unwrap();
+                            pools.freed(taken, when, |_| released += 1);
+                            pools.settle(3, |_| true, |_| released += 1);
+                        }
+                        released
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .sum()
+        });
+        assert_eq!(released, 1);
+    }
+}
+
+/// What lies in a pool is only said where nothing can be missing.
+#[test]
+fn a_pool_says_what_lies_in_it_or_that_it_does_not_know() {
+    let changes: [fn(&Room); 3] = [
+        |_| {},
+        // The driver took back what nobody had paid for.
+        |room| room.forget_pool(9),
+        Room::forget_all,
+    ];
+    for (index, change) in changes.into_iter().enumerate() {
+        // SAFETY: all zeroes is nothing.
+        let room: Room = unsafe { MaybeUninit::zeroed().assume_init() };
+        let allocate = |pool, start, before_bytes| {
+            let change = Change {
+                before_bytes,
+                after_bytes: CHUNK,
+            };
+            room.allocate(pool, 0, start, 1000, change);
+        };
+        assert_eq!(room.allocated_in(7), Some(0));
+        allocate(7, CHUNK, 0);
+        allocate(7, CHUNK + 1024, CHUNK);
+        allocate(8, 9 * CHUNK, 0);
+        assert_eq!(room.allocated_in(7), Some(2048));
+        change(&room);
+        assert_eq!(room.allocated_in(7), (index == 0).then_some(2048));
+        let mut pointers = Vec::new();
+        room.end_pool(7, |pointer| pointers.push(pointer));
+        pointers.sort_unstable();
+        if index != 2 {
+            assert_eq!(pointers, [CHUNK, CHUNK + 1024]);
+            assert!(room.is_from_pool(9 * CHUNK));
+        }
+        assert!(!room.is_from_pool(CHUNK));
+    }
+}
