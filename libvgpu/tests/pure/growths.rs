@@ -249,6 +249,10 @@ fn graphs_that_are_launched_again_are_charged_for_what_the_driver_has() {
         .into_iter()
         .flat_map(|graphs| (0..4).map(move |known| (graphs, [known & 1 != 0, known & 2 != 0])))
     {
+        // Miri takes one of these, of which the graphs share what the driver has.
+        if cfg!(miri) && (graphs, known) != ([0, 1], [true, true]) {
+            continue;
+        }
         let mut device = Device {
             needs,
             launched: known,
@@ -267,7 +271,7 @@ fn graphs_that_are_launched_again_are_charged_for_what_the_driver_has() {
             device.clone().go_on(&mut ends);
         }
     }
-    assert!(ends > 1000);
+    assert!(ends > if cfg!(miri) { 100 } else { 1000 });
 }
 
 /// A graph needs its memory once, however often it is launched.

@@ -194,7 +194,7 @@ fn a_page_read_while_it_changes_is_one_that_was_written() {
     let (page, first) = mapping::map_page(fd).unwrap();
     assert_eq!(first.spec, spec(1));
     assert_eq!(mapping::page_words(page).len(), PAGE_SIZE / 8);
-    let last = if cfg!(miri) { 8 } else { 500 };
+    let last = if cfg!(miri) { 4 } else { 500 };
     thread::scope(|scope| {
         scope.spawn(|| {
             for limit in 2..=last {

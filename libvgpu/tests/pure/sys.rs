@@ -1,10 +1,9 @@
 //! What the parts want of the system, from Rust's own allocator.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// As large as a page of memory.
 const ALIGNMENT: usize = 4096;
@@ -23,12 +22,15 @@ fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, ALIGNMENT).unwrap()
 }
 
+/// What locks begin at multiples of.
+const WORD: usize = 8;
+
 /// A file that is mapped as often as one likes, always at the same address.
 pub(crate) struct File {
     memory: NonNull<c_void>,
     size: usize,
-    /// Beginnings of what is locked.
-    locked: Mutex<BTreeSet<usize>>,
+    /// Whether what begins at each word is locked.
+    locked: Vec<AtomicBool>,
 }
 
 // SAFETY: what the pointer points to is looked at through atomics alone.
@@ -41,7 +43,7 @@ impl File {
         Box::leak(Box::new(Self {
             memory: map_zeroes(size).unwrap(),
             size,
-            locked: Mutex::default(),
+            locked: (0..size / WORD).map(|_| AtomicBool::new(false)).collect(),
         }))
     }
 }
@@ -72,9 +74,9 @@ pub(crate) fn map_file(fd: Fd, size: usize, _writable: bool) -> Option<NonNull<c
 }
 
 pub(crate) fn lock(fd: Fd, offset: usize, _length: usize) -> bool {
-    fd.0.locked.lock().unwrap().insert(offset)
+    !fd.0.locked[offset / WORD].swap(true, Ordering::SeqCst)
 }
 
 pub(crate) fn unlock(fd: Fd, offset: usize, _length: usize) {
-    fd.0.locked.lock().unwrap().remove(&offset);
+    fd.0.locked[offset / WORD].store(false, Ordering::SeqCst);
 }
