@@ -4,6 +4,11 @@
 //! card that runs them by turns would make each request of the higher one take twice as long. They go on by the clock,
 //! whatever has become of the agent, so an end that moves is told again before it comes.
 //!
+//! **Work that comes in pieces counts as one.** A program that waits for each of its kernels leaves the card idle in
+//! between, and what had to wait for the card ends later than was said. Each such gap would let in a kernel of the others,
+//! of any length. So they wait for a little more: for a quarter of the work, and for [`LINGERS_US`] where a tenth of the time
+//! has not been spent on that. Very short work that comes all the time does not keep them from the card.
+//!
 //! **Nobody is starved, whatever is claimed.** What a share is kept from is counted against what is guaranteed to it, or
 //! against the floor where nothing is. One that is owed [`OWED_US`] gives way to nobody until that is repaid. Only the
 //! time is counted in which it was let, not what it made of it: nothing that any tenant writes about itself changes that.
@@ -22,6 +27,14 @@ pub const OWED_US: u64 = 10_000;
 /// A share ends later than it says where it had to wait for the card: by this part of its work, µs at least and at most.
 const LATE: u64 = 4;
 const LATE_US: (u64, u64) = (50, 1_000);
+
+/// The others wait for so long whether a share goes on, µs: for a kernel of theirs of a millisecond that was in front, and for
+/// what a host takes from one kernel to the next.
+pub const LINGERS_US: u64 = 1_500;
+
+/// One part in so many of the time may go to that, and what may be saved up, µs.
+const LINGERS: u64 = 10;
+const SAVED_US: u64 = 20_000;
 
 /// So long before the end of its work a share is looked at again, µs.
 const LOOK_AHEAD_US: u64 = 500;
@@ -70,12 +83,30 @@ impl Default for Account {
     }
 }
 
+/// A share that others may give way to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Worker {
+    /// For how long they may wait whether it goes on: by its work, µs, and by the time that has passed, µs in [`LINGERS`] parts.
+    earned_us: u64,
+    saved: u64,
+    /// Its work, until that is over.
+    run: Option<Run>,
+}
+
+/// Work that counts as one, µs.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Until when the share says that it is at work.
+    busy_until_us: u64,
+    /// Until when others give way.
+    end_us: u64,
+}
+
 /// The shares of one card.
 #[derive(Debug, Clone)]
 pub struct Precedence<Id> {
     accounts: BTreeMap<Id, Account>,
-    /// Since when each of those at work is, µs.
-    begun_us: BTreeMap<Id, u64>,
+    workers: BTreeMap<Id, Worker>,
     looked_us: u64,
     next_us: u64,
 }
@@ -84,7 +115,7 @@ impl<Id> Default for Precedence<Id> {
     fn default() -> Self {
         Self {
             accounts: BTreeMap::new(),
-            begun_us: BTreeMap::new(),
+            workers: BTreeMap::new(),
             looked_us: 0,
             next_us: u64::MAX,
         }
@@ -110,54 +141,78 @@ impl<Id: Ord + Copy> Precedence<Id> {
     pub fn look(&mut self, now_us: u64, standings: &[Standing<Id>]) -> Vec<(Id, u64)> {
         let is_there = |id: &Id| standings.iter().any(|standing| standing.id == *id);
         self.accounts.retain(|id, _| is_there(id));
-        let busy: Vec<&Standing<Id>> = standings
+        self.workers.retain(|id, _| is_there(id));
+        let last_us = match std::mem::replace(&mut self.looked_us, now_us) {
+            0 => now_us,
+            last_us => last_us,
+        };
+        let runs: Vec<(&Standing<Id>, Run)> = standings
             .iter()
-            .filter(|standing| standing.busy_until_us > now_us)
+            .filter_map(|standing| {
+                let worker = self.workers.entry(standing.id).or_default();
+                worker.look(last_us, now_us, standing.busy_until_us);
+                Some((standing, worker.run?))
+            })
             .collect();
-        self.begun_us
-            .retain(|id, _| busy.iter().any(|standing| standing.id == *id));
-        let ends: Vec<(&Standing<Id>, u64)> = busy
-            .into_iter()
-            .map(|standing| (standing, self.end_us(now_us, standing)))
-            .collect();
-        let last_us = std::mem::replace(&mut self.looked_us, now_us);
         let told = standings.iter().map(|standing| {
             let above = || {
-                let ends = ends.iter();
-                ends.filter(|(other, _)| other.priority > standing.priority)
+                let runs = runs.iter();
+                runs.filter(|(other, _)| other.priority > standing.priority)
             };
             let account = self.accounts.entry(standing.id).or_default();
             account.settle(last_us, now_us, standing.kept);
             let others: u32 = above().map(|(other, _)| other.weight.max(1)).sum();
             let weight = i64::from(standing.weight.max(1));
             account.part = MILLION * weight / (weight + i64::from(others));
-            let until_us = above().map(|(_, end_us)| *end_us).max().unwrap_or(0);
+            let until_us = above().map(|(_, run)| run.end_us).max().unwrap_or(0);
             account.until_us = if account.is_owed { 0 } else { until_us };
             (standing.id, account.until_us)
         });
         let told = told.collect();
-        self.next_us = next_us(now_us, &ends);
+        self.next_us = next_us(now_us, runs.iter().map(|(_, run)| run));
         told
-    }
-
-    /// Until when others give way to one that is at work.
-    fn end_us(&mut self, now_us: u64, standing: &Standing<Id>) -> u64 {
-        let begun_us = *self.begun_us.entry(standing.id).or_insert(now_us);
-        let (shortest, longest) = LATE_US;
-        let length_us = standing.busy_until_us.saturating_sub(begun_us);
-        let late_us = (length_us / LATE).clamp(shortest, longest);
-        let end_us = standing.busy_until_us.saturating_add(late_us);
-        end_us.min(now_us.saturating_add(AHEAD_US))
     }
 }
 
-fn next_us<Id>(now_us: u64, ends: &[(&Standing<Id>, u64)]) -> u64 {
+impl Worker {
+    /// Takes note of until when the share says that it is at work.
+    fn look(&mut self, last_us: u64, now_us: u64, busy_until_us: u64) {
+        let passed_us = now_us.saturating_sub(last_us).min(LINGERS * SAVED_US);
+        self.saved = (self.saved + passed_us).min(LINGERS * SAVED_US);
+        let (shortest, longest) = LATE_US;
+        if let Some(run) = self.run {
+            let from_us = run.busy_until_us.saturating_add(shortest).max(last_us);
+            self.spend(run.end_us.min(now_us).saturating_sub(from_us));
+        }
+        if busy_until_us <= now_us {
+            self.run = self.run.filter(|run| run.end_us > now_us);
+            return;
+        }
+        let before_us = self.run.map_or(now_us, |run| run.busy_until_us.max(now_us));
+        let work_us = busy_until_us.saturating_sub(before_us);
+        self.earned_us = self.earned_us.saturating_add(work_us / LATE).min(longest);
+        let saved_us = (self.saved / LINGERS).clamp(shortest, LINGERS_US);
+        let end_us = busy_until_us.saturating_add(self.earned_us.max(saved_us));
+        self.run = Some(Run {
+            busy_until_us,
+            end_us: end_us.min(now_us.saturating_add(AHEAD_US)),
+        });
+    }
+
+    /// Takes off what others have waited for.
+    fn spend(&mut self, us: u64) {
+        let earned_us = us.min(self.earned_us);
+        self.earned_us -= earned_us;
+        self.saved = self.saved.saturating_sub(LINGERS * (us - earned_us));
+    }
+}
+
+fn next_us<'a>(now_us: u64, runs: impl Iterator<Item = &'a Run>) -> u64 {
     let (shortest, longest) = LOOK_US;
-    let soonest = ends
-        .iter()
-        .flat_map(|(standing, end_us)| {
-            let ends_us = standing.busy_until_us.min(*end_us);
-            [ends_us.saturating_sub(LOOK_AHEAD_US), ends_us, *end_us]
+    let soonest = runs
+        .flat_map(|run| {
+            let ends_us = run.busy_until_us.min(run.end_us);
+            [ends_us.saturating_sub(LOOK_AHEAD_US), ends_us, run.end_us]
         })
         .filter(|moment_us| *moment_us > now_us)
         .min();

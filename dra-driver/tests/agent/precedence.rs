@@ -1,7 +1,7 @@
 //! Who gives way to whom, in virtual time, and how often a tenant that calls is heard.
 
 use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
-use drava_dra_driver::agent::precedence::{AHEAD_US, OWED_US, Precedence, Standing};
+use drava_dra_driver::agent::precedence::{AHEAD_US, LINGERS_US, OWED_US, Precedence, Standing};
 use drava_dra_driver::agent::token::{Change, Contender, LONGEST_US, Ring};
 use drava_vgpu_abi::Priority;
 use drava_vgpu_abi::bucket::Turn;
@@ -64,6 +64,78 @@ fn who_is_lower_gives_way_until_the_work_is_over() {
         precedence.look(now + 19_600, &[standing(3, 0, 1, 0)]),
         [(3, 0)]
     );
+}
+
+/// Looks at one above, which says until when it is at work, and at one without a guarantee below, and when the agent itself
+/// would before `until_us`. Returns for how long the one below was kept from the card, µs.
+fn looks(precedence: &mut Precedence<u32>, now_us: &mut u64, busy_us: u64, until_us: u64) -> u64 {
+    let mut kept_us = 0;
+    while *now_us < until_us {
+        let all = [standing(1, 100, 50, busy_us), standing(2, 0, 1, 0)];
+        let told = precedence.look(*now_us, &all)[1].1;
+        let next_us = precedence.next_us().min(until_us);
+        kept_us += told.clamp(*now_us, next_us) - *now_us;
+        *now_us = next_us;
+    }
+    kept_us
+}
+
+#[test]
+fn work_that_began_late_is_not_over_when_it_should_be() {
+    let mut precedence = Precedence::default();
+    let (begun_us, mut now_us) = (BEGIN_US, BEGIN_US);
+    let until_us = begun_us + 4_000;
+    looks(&mut precedence, &mut now_us, until_us, until_us + 1);
+    assert!(precedence.gives_way(2, until_us + 900));
+    looks(&mut precedence, &mut now_us, until_us, until_us + 1_100);
+    assert!(!precedence.gives_way(2, until_us + 1_000));
+}
+
+#[test]
+fn work_that_comes_in_pieces_is_not_interrupted() {
+    let mut precedence = Precedence::default();
+    let mut now_us = BEGIN_US;
+    for _ in 0..40 {
+        let idle_us = now_us + 20_000;
+        looks(&mut precedence, &mut now_us, 0, idle_us);
+        // Ten kernels of 500 µs, of which the first waits for one of the others that takes 1 ms, and 200 µs from one to the next.
+        let (mut end_us, mut until_us) = (now_us + 1_000, now_us);
+        let begun_us = now_us;
+        for piece in 0..10 {
+            let is_kept = precedence.gives_way(2, now_us);
+            assert!(is_kept || piece == 0, "{piece}: {} µs", now_us - begun_us);
+            until_us = until_us.max(now_us) + 500;
+            end_us = end_us.max(now_us) + 500;
+            looks(&mut precedence, &mut now_us, until_us, end_us + 200);
+        }
+        let over_us = until_us + LINGERS_US;
+        looks(&mut precedence, &mut now_us, until_us, over_us + 1);
+        assert!(!precedence.gives_way(2, now_us), "it goes on in the end");
+    }
+}
+
+#[test]
+fn short_work_again_and_again_keeps_others_from_a_tenth_more_and_not_from_all() {
+    const SAVED_US: u64 = 20_000;
+    for pause_us in [300, 1_000, 3_000] {
+        let mut precedence = Precedence::default();
+        let mut now_us = BEGIN_US;
+        // However long it did nothing before.
+        for _ in 0..100 {
+            let idle_us = now_us + 100_000;
+            looks(&mut precedence, &mut now_us, 0, idle_us);
+        }
+        let (begun_us, mut kept_us, mut worked_us) = (now_us, 0, 0);
+        while now_us < begun_us + SECOND_US {
+            let (until_us, next_us) = (now_us + 50, now_us + pause_us);
+            kept_us += looks(&mut precedence, &mut now_us, until_us, next_us);
+            // With what it may be late in any case, and for its work.
+            worked_us += 50 + 50 + 50 / 4 + 1;
+        }
+        let most_us = worked_us + SECOND_US / 10 + SAVED_US;
+        assert!(kept_us <= most_us, "{pause_us}: {kept_us} of {most_us}");
+        assert!(kept_us > worked_us, "{pause_us}: nothing waits for more");
+    }
 }
 
 /// What each share below was let have of the card, in percent, while the first `busy` claim to be at work all the time,
