@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 use gpu_tenants::{Ground, Tenant, library};
 use serde_json::json;
@@ -142,7 +143,9 @@ fn bursts() {
 }
 
 /// One has 70 percent, is idle, and the other one uses all of the card. It wakes: how long until the other one is told
-/// to use less, and how much of what is its own it lacks in the first half second.
+/// to use less, and how much of what is its own it lacks in the first half second. That is the sum of what the other one had
+/// beyond its own part, and of the time in which the card had nothing to do; in which the woken one was kept from launching,
+/// by what it owes, for `waited_ms`, or else by the host.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn giving_back() {
@@ -154,7 +157,12 @@ fn giving_back() {
     let mut borrower = node.tenant(1);
     borrower.ok("start kernel ns=1000000 depth=16").unwrap();
     let mut owner = node.tenant(2);
-    let pids = [owner.pid()];
+    let pids = [owner.pid(), borrower.pid()];
+    let waited_us = || {
+        let region = std::fs::read(node.region(2)).unwrap();
+        let snapshot = Snapshot::decode(&region).unwrap();
+        snapshot.processes().map(|p| p.throttled_us).sum::<u64>()
+    };
     for _ in 0..20 {
         crate::node::eventually("all of the card for the other one", || {
             let rate = node.page(1).rate_us_per_s?;
@@ -162,6 +170,7 @@ fn giving_back() {
         });
         // For some steps of the agent, so that it is idle and not only slow.
         std::thread::sleep(Duration::from_millis(500));
+        let waited_before_us = waited_us();
         let (before, begun) = node.ground.used(&pids).unwrap();
         owner.ok("start kernel ns=1000000 depth=16").unwrap();
         // Asked more often than others do: what is measured is a few milliseconds.
@@ -172,10 +181,16 @@ fn giving_back() {
         let told = begun.elapsed();
         std::thread::sleep(WATCHED.saturating_sub(begun.elapsed()));
         let (after, ended) = node.ground.used(&pids).unwrap();
-        let due = 0.7 * (ended - begun).as_secs_f64();
-        let lacks = due - (after[0] - before[0]).as_secs_f64();
+        let length = (ended - begun).as_secs_f64();
+        let had = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
+        let lacks = 0.7 * length - had[0];
+        // Of its share, as what it lacks is.
+        let idle = length - had[0] - had[1];
+        let lent = had[1] - 0.3 * length;
+        let waited = (waited_us() - waited_before_us) as f64 / 1e3;
         report(&json!({
             "figure": "giving back", "told_ms": told.as_secs_f64() * 1e3, "lacks_ms": lacks / 0.7 * 1e3,
+            "lent_ms": lent / 0.7 * 1e3, "idle_ms": idle / 0.7 * 1e3, "waited_ms": waited,
         }));
         owner.ok("stop").unwrap();
     }

@@ -8,10 +8,10 @@ use drava_vgpu_abi::{ComputePolicy, Limits};
 use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
 use gpu_tenants::{Ground, Share, Tenant, share};
 
-/// Kernels so long that their share's debt says when the next one is due, and not the host. Each is paid for after 75 ms or
-/// more, and what comes due in the 50 ms after that is kept. A host that lets a tenant go on only every 100 ms, as a loaded
-/// one does, has it miss half of its share with kernels of 3 ms: what it has saved is less than what it is due meanwhile.
-const UNHURRIED: &str = "kernel ns=30000000 depth=4";
+/// Kernels so long that a share's debt says when the next one is due, and not the host: 40 percent pay for each in 112 ms,
+/// and keep what comes due in the 50 ms after that. A loaded host lets a tenant go on every 100 ms. One with kernels of 3 ms
+/// misses half of its share then: it can keep no more than 50 ms of it until it is asked for again.
+const UNHURRIED: &str = "kernel ns=45000000 depth=3";
 
 /// A tenant with that share, which may have others, doing that.
 fn tenant(ground: &Ground, share: &Share, load: &str) -> Tenant {
@@ -103,7 +103,7 @@ fn processes_of_one_share_have_it_together() {
 fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
     let ground = crate::ground();
     let share = fixed(&ground, "share", 10);
-    let tenant = tenant(&ground, &share, "kernel ns=3000000 depth=8");
+    let tenant = tenant(&ground, &share, UNHURRIED);
     crate::await_percents(&ground, &[&tenant], &[10.0]);
     let changed = gpu_tenants::share(ComputePolicy::Fixed, 60).unwrap();
     share.change(&changed).unwrap();
@@ -144,7 +144,7 @@ fn a_tenant_that_dies_in_debt_leaves_it_to_its_share_and_to_nobody_else() {
     dying.kill().unwrap();
     let debt = poor.usage().unwrap().0.credit_us;
     assert!(debt < -50_000, "{debt}");
-    let tenant = tenant(&ground, &other, "kernel ns=3000000 depth=8");
+    let tenant = tenant(&ground, &other, UNHURRIED);
     crate::await_percents(&ground, &[&tenant], &[40.0]);
     // Its successor goes on when the debt is repaid, which it is by time alone.
     let mut successor = ground.tenant(Some(&poor), "dlsym").unwrap();
@@ -276,6 +276,6 @@ fn captures_in_one_thread_are_not_spoiled_by_launches_in_another() {
     assert!(launched > 40, "{launched}");
     tenant.ok("stop").unwrap();
     // And measuring goes on afterwards.
-    tenant.ok("start kernel ns=3000000 depth=8").unwrap();
+    tenant.ok(&format!("start {UNHURRIED}")).unwrap();
     crate::await_percents(&ground, &[&tenant], &[50.0]);
 }

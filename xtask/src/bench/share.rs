@@ -300,8 +300,10 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
             "giving back",
             "Giving back",
             "A share of 70 % is idle and its time lent to another one; it wakes. Milliseconds until the other one is told to use less, and for how long \
-             it had nothing of its share in the first half second, altogether.",
-            &["told_ms", "lacks_ms"],
+             it had nothing of its share in the first half second, altogether: because the other one had more than its own part (\"lent\"), and because \
+             the card had nothing to do (\"idle\"). \"waited\" is for how long its launches waited because of what it owed; a card that is idle for \
+             longer waits for a host that does not let its tenants go on.",
+            &["told_ms", "lacks_ms", "lent_ms", "idle_ms", "waited_ms"],
         ),
         (
             "latency",
