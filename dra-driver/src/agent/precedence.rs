@@ -7,7 +7,7 @@
 //! **Work that comes in pieces counts as one.** A program that waits for each of its kernels leaves the card idle in
 //! between, and what had to wait for the card ends later than was said. Each such gap would let in a kernel of the others,
 //! of any length. So they wait for a little more: for a quarter of the work, and for [`LINGERS_US`] where a tenth of the time
-//! has not been spent on that. Very short work that comes all the time does not keep them from the card.
+//! has not been spent on that and its work has come in pieces lately. Very short work that comes all the time does not keep them from the card.
 //!
 //! **Nobody is starved, whatever is claimed.** What a share is kept from is counted against what is guaranteed to it, or
 //! against the floor where nothing is. One that is owed [`OWED_US`] gives way to nobody until that is repaid. Only the
@@ -35,6 +35,9 @@ pub const LINGERS_US: u64 = 1_500;
 /// One part in so many of the time may go to that, and what may be saved up, µs.
 const LINGERS: u64 = 10;
 const SAVED_US: u64 = 20_000;
+
+/// A share whose work has come in pieces is waited for so many times in vain.
+const PIECES: u8 = 4;
 
 /// So long before the end of its work a share is looked at again, µs.
 const LOOK_AHEAD_US: u64 = 500;
@@ -91,6 +94,9 @@ struct Worker {
     saved: u64,
     /// Its work, until that is over.
     run: Option<Run>,
+    /// Until when it was at work last, µs, and for how many more times it is believed to go on after that.
+    worked_until_us: u64,
+    pieces: u8,
 }
 
 /// Work that counts as one, µs.
@@ -188,15 +194,30 @@ impl Worker {
             self.run = self.run.filter(|run| run.end_us > now_us);
             return;
         }
+        self.expect(now_us, busy_until_us);
         let before_us = self.run.map_or(now_us, |run| run.busy_until_us.max(now_us));
         let work_us = busy_until_us.saturating_sub(before_us);
         self.earned_us = self.earned_us.saturating_add(work_us / LATE).min(longest);
-        let saved_us = (self.saved / LINGERS).clamp(shortest, LINGERS_US);
+        let saved_us = match self.pieces {
+            0 => shortest,
+            _ => (self.saved / LINGERS).clamp(shortest, LINGERS_US),
+        };
         let end_us = busy_until_us.saturating_add(self.earned_us.max(saved_us));
         self.run = Some(Run {
             busy_until_us,
             end_us: end_us.min(now_us.saturating_add(AHEAD_US)),
         });
+    }
+
+    /// Takes note of whether it goes on soon after it was at work, before it is at work until `busy_until_us`.
+    fn expect(&mut self, now_us: u64, busy_until_us: u64) {
+        let idle_us = now_us.saturating_sub(self.worked_until_us);
+        self.worked_until_us = busy_until_us;
+        self.pieces = match idle_us {
+            0 => self.pieces,
+            1..=LINGERS_US => PIECES,
+            _ => self.pieces.saturating_sub(1),
+        };
     }
 
     /// Takes off what others have waited for.

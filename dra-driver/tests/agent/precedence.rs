@@ -95,7 +95,7 @@ fn work_that_began_late_is_not_over_when_it_should_be() {
 fn work_that_comes_in_pieces_is_not_interrupted() {
     let mut precedence = Precedence::default();
     let mut now_us = BEGIN_US;
-    for _ in 0..40 {
+    for request in 0..40 {
         let idle_us = now_us + 20_000;
         looks(&mut precedence, &mut now_us, 0, idle_us);
         // Ten kernels of 500 µs, of which the first waits for one of the others that takes 1 ms, and 200 µs from one to the next.
@@ -103,7 +103,9 @@ fn work_that_comes_in_pieces_is_not_interrupted() {
         let begun_us = now_us;
         for piece in 0..10 {
             let is_kept = precedence.gives_way(2, now_us);
-            assert!(is_kept || piece == 0, "{piece}: {} µs", now_us - begun_us);
+            // That it comes in pieces is seen in the first one.
+            let is_news = piece == 0 || (request, piece) == (0, 1);
+            assert!(is_kept || is_news, "{piece}: {} µs", now_us - begun_us);
             until_us = until_us.max(now_us) + 500;
             end_us = end_us.max(now_us) + 500;
             looks(&mut precedence, &mut now_us, until_us, end_us + 200);
@@ -115,9 +117,28 @@ fn work_that_comes_in_pieces_is_not_interrupted() {
 }
 
 #[test]
+fn nobody_waits_for_more_of_a_share_that_does_all_at_once() {
+    let mut precedence = Precedence::default();
+    let mut now_us = BEGIN_US;
+    // Once it came in pieces.
+    for _ in 0..2 {
+        let until_us = now_us + 500;
+        looks(&mut precedence, &mut now_us, until_us, until_us + 300);
+    }
+    let mut kept_us = 0;
+    for request in 0..100 {
+        let until_us = now_us + 4_000;
+        let next_us = until_us + 20_000;
+        let us = looks(&mut precedence, &mut now_us, until_us, next_us);
+        kept_us += if request < 10 { 0 } else { us };
+    }
+    assert_eq!(kept_us, 90 * 5_000);
+}
+
+#[test]
 fn short_work_again_and_again_keeps_others_from_a_tenth_more_and_not_from_all() {
     const SAVED_US: u64 = 20_000;
-    for pause_us in [300, 1_000, 3_000] {
+    for pause_us in [300, 700, 1_400] {
         let mut precedence = Precedence::default();
         let mut now_us = BEGIN_US;
         // However long it did nothing before.
