@@ -178,6 +178,10 @@ fn an_update_torn_at_any_byte_leaves_the_old_limits_or_the_new_ones() {
     let mut torn = page;
     for (done, (offset, byte)) in steps.iter().enumerate() {
         torn[*offset] = *byte;
+        // Miri takes seconds for each.
+        if cfg!(miri) && done % 8 != 0 {
+            continue;
+        }
         let found = decode(&torn).unwrap().spec;
         assert!(found == old || found == new, "after {} bytes", done + 1);
         // The next start of the driver repeats the update and succeeds.

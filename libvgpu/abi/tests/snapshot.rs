@@ -134,12 +134,11 @@ proptest! {
     #[test]
     fn noise_is_read_without_a_panic(seed: u64) {
         let mut state = seed | 1;
-        let mut bytes: Vec<u8> = (0..REGION_SIZE)
-            .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (state >> 56) as u8
-            })
-            .collect();
+        let mut bytes = vec![0; REGION_SIZE];
+        for word in bytes.chunks_exact_mut(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+        }
         put(&mut bytes, 0, u64::from_le_bytes(*b"DRAVAUSE"));
         put(&mut bytes, 8, 1);
         let snapshot = Snapshot::decode(&bytes).unwrap();
