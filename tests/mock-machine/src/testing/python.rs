@@ -2,7 +2,8 @@
 //!
 //! Installed from PyPI into a virtual environment beside the built programs, once per version of
 //! `python-clients.txt`. It appears under its final name only when it is complete, so that an
-//! interrupted installation is started again.
+//! interrupted installation is started again. So is one that was moved: its programs name the Python
+//! beside which they were installed.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ pub fn clients() -> anyhow::Result<PathBuf> {
     flock(&lock, FlockOperation::LockExclusive)?;
     let environment = directory.join("venv");
     let installed = environment.join("requirements.txt");
-    if fs::read_to_string(&installed).is_ok_and(|text| text == REQUIREMENTS) {
+    let wanted = format!("# in {}\n{REQUIREMENTS}", environment.display());
+    if fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
         return Ok(environment.join("bin"));
     }
     let _ = fs::remove_dir_all(&environment);
@@ -33,7 +35,7 @@ pub fn clients() -> anyhow::Result<PathBuf> {
         .arg(&environment))
     .context("these tests need python3 with its venv module (Debian: apt install python3-venv)")?;
     let requirements = directory.join("requirements.txt");
-    fs::write(&requirements, REQUIREMENTS)?;
+    fs::write(&requirements, wanted)?;
     run(Command::new(environment.join("bin/pip"))
         .args([
             "install",
