@@ -29,7 +29,7 @@ pub(crate) enum Target {
 #[derive(Clone, Copy)]
 pub(crate) struct Card {
     process: &'static Process,
-    uuid: DeviceUuid,
+    /// Index of its first share. No more is carried along, so that a card is passed in registers.
     first: u8,
 }
 
@@ -52,17 +52,15 @@ impl Card {
         let first = process.shares().position(|share| share.uuid() == uuid)?;
         Some(Self {
             process,
-            uuid,
             first: u8::try_from(first).ok()?,
         })
     }
 
     /// The card that [`Card::index`] named.
     pub(crate) fn at(process: &'static Process, index: u8) -> Option<Self> {
-        let share = process.shares().nth(usize::from(index))?;
+        process.shares().nth(usize::from(index))?;
         Some(Self {
             process,
-            uuid: share.uuid(),
             first: index,
         })
     }
@@ -78,10 +76,10 @@ impl Card {
     }
 
     pub(crate) fn shares(self) -> impl Iterator<Item = &'static Share> {
-        self.process
-            .shares()
-            .skip(usize::from(self.first))
-            .filter(move |share| share.uuid() == self.uuid)
+        let mut others = self.process.shares().skip(usize::from(self.first));
+        let first = others.next();
+        let is_same = move |share: &&Share| first.is_some_and(|first| first.uuid() == share.uuid());
+        first.into_iter().chain(others.filter(is_same))
     }
 
     /// Whether its memory is limited. Shares are summed, so one that is not limited frees all.

@@ -131,6 +131,7 @@ impl Attempts {
     }
 
     /// Whether it is so and not because of any that is under way.
+    #[inline]
     pub(crate) fn surely(&self, is_so: impl Fn() -> bool) -> bool {
         let before = self.none_until_now();
         before.is_some() && is_so() && before == self.none_until_now()

@@ -40,6 +40,7 @@ pub(crate) fn take_with(card: Card, reserve: impl Fn() -> bool) -> bool {
 }
 
 /// As [`take`], for a call that may not need all of it. A refusal is not counted as one: the caller may know another way.
+#[inline]
 pub(crate) fn take_ahead(card: Card, bytes: u64) -> Option<Passage<'static>> {
     let attempts = &card.process().attempts;
     let begin = || {
