@@ -17,6 +17,7 @@ mod memory;
 mod pools;
 mod processes;
 mod robustness;
+mod shared_pools;
 mod shares;
 mod sharing;
 mod shim;
