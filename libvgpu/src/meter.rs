@@ -57,6 +57,9 @@ pub(crate) struct Meter {
     leases: Leases,
     costs: Costs,
     samples: Samples,
+    /// How long launches take by the clock, others' time slices included; known where the agent is told until when the
+    /// share is at work.
+    lengths: Costs,
     /// GPU time that was counted too much, to be taken off what is counted next, microseconds.
     overcounted_us: AtomicU64,
     /// Corrections of less than a microsecond, nanoseconds in two's complement.
@@ -144,6 +147,7 @@ pub(crate) fn expect(kind: Kind, guess_ns: Option<u64>) {
     if let Some(process) = Process::get() {
         let cost = guess_ns.map_or(Cost::UNKNOWN, Cost::guess);
         process.meter.costs.change(kind, |_| cost);
+        process.meter.lengths.forget(kind);
     }
 }
 
@@ -151,6 +155,7 @@ pub(crate) fn expect(kind: Kind, guess_ns: Option<u64>) {
 pub(crate) fn doubt(kind: Kind) {
     if let Some(process) = Process::get() {
         process.meter.costs.change(kind, Cost::doubted);
+        process.meter.lengths.forget(kind);
     }
 }
 

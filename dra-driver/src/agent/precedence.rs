@@ -7,7 +7,8 @@
 //! **Work that comes in pieces counts as one.** A program that waits for each of its kernels leaves the card idle in
 //! between, and what had to wait for the card ends later than was said. Each such gap would let in a kernel of the others,
 //! of any length. So they wait for a little more: for a quarter of the work, and for [`LINGERS_US`] where a tenth of the time
-//! has not been spent on that and its work has come in pieces lately. Very short work that comes all the time does not keep them from the card.
+//! has not been spent on that and its work has come in pieces lately. Behind the third piece and later ones,
+//! which nothing of theirs was in front of, that is [`GAP_US`]. Very short work that comes all the time does not keep them from the card.
 //!
 //! **Nobody is starved, whatever is claimed.** What a share is kept from is counted against what is guaranteed to it, or
 //! against the floor where nothing is. One that is owed [`OWED_US`] gives way to nobody until that is repaid. Only the
@@ -28,9 +29,11 @@ pub const OWED_US: u64 = 10_000;
 const LATE: u64 = 4;
 const LATE_US: (u64, u64) = (50, 1_000);
 
-/// The others wait for so long whether a share goes on, µs: for a kernel of theirs of a millisecond that was in front, and for
-/// what a host takes from one kernel to the next.
-pub const LINGERS_US: u64 = 1_500;
+/// What a host takes from one kernel to the next, µs: the others wait for so long whether a share goes on.
+pub const GAP_US: u64 = 500;
+
+/// The same where a kernel of theirs of a millisecond may have been in front.
+pub const LINGERS_US: u64 = GAP_US + 1_000;
 
 /// One part in so many of the time may go to that, and what may be saved up, µs.
 const LINGERS: u64 = 10;
@@ -106,6 +109,8 @@ struct Run {
     busy_until_us: u64,
     /// Until when others give way.
     end_us: u64,
+    /// In how many pieces it came.
+    pieces: u8,
 }
 
 /// The shares of one card.
@@ -194,23 +199,31 @@ impl Worker {
             self.run = self.run.filter(|run| run.end_us > now_us);
             return;
         }
-        self.expect(now_us, busy_until_us);
+        let goes_on = self.expect(now_us, busy_until_us);
+        let before = self.run.filter(|run| run.end_us > now_us);
+        let pieces = before.map_or(1, |run| run.pieces.saturating_add(u8::from(goes_on)));
+        let lingers_us = match pieces {
+            // What others launched before they heard of the first piece may run behind it.
+            0..=2 => LINGERS_US,
+            _ => GAP_US,
+        };
         let before_us = self.run.map_or(now_us, |run| run.busy_until_us.max(now_us));
         let work_us = busy_until_us.saturating_sub(before_us);
         self.earned_us = self.earned_us.saturating_add(work_us / LATE).min(longest);
         let saved_us = match self.pieces {
             0 => shortest,
-            _ => (self.saved / LINGERS).clamp(shortest, LINGERS_US),
+            _ => (self.saved / LINGERS).clamp(shortest, lingers_us),
         };
         let end_us = busy_until_us.saturating_add(self.earned_us.max(saved_us));
         self.run = Some(Run {
             busy_until_us,
             end_us: end_us.min(now_us.saturating_add(AHEAD_US)),
+            pieces,
         });
     }
 
-    /// Takes note of whether it goes on soon after it was at work, before it is at work until `busy_until_us`.
-    fn expect(&mut self, now_us: u64, busy_until_us: u64) {
+    /// Takes note of whether it goes on soon after it was at work, before it is at work until `busy_until_us`, and says so.
+    fn expect(&mut self, now_us: u64, busy_until_us: u64) -> bool {
         let idle_us = now_us.saturating_sub(self.worked_until_us);
         self.worked_until_us = busy_until_us;
         self.pieces = match idle_us {
@@ -218,6 +231,7 @@ impl Worker {
             1..=LINGERS_US => PIECES,
             _ => self.pieces.saturating_sub(1),
         };
+        (1..=LINGERS_US).contains(&idle_us)
     }
 
     /// Takes off what others have waited for.

@@ -1,7 +1,7 @@
 //! Who gives way to whom, in virtual time, and how often a tenant that calls is heard.
 
 use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
-use drava_dra_driver::agent::precedence::{AHEAD_US, LINGERS_US, OWED_US, Precedence, Standing};
+use drava_dra_driver::agent::precedence::{AHEAD_US, GAP_US, OWED_US, Precedence, Standing};
 use drava_dra_driver::agent::token::{Change, Contender, LONGEST_US, Ring};
 use drava_vgpu_abi::Priority;
 use drava_vgpu_abi::bucket::Turn;
@@ -91,15 +91,15 @@ fn work_that_began_late_is_not_over_when_it_should_be() {
     assert!(!precedence.gives_way(2, until_us + 1_000));
 }
 
-#[test]
-fn work_that_comes_in_pieces_is_not_interrupted() {
+/// Requests of ten kernels of 500 µs, of which that one waits for one of the others that takes 1 ms, and 200 µs from one to the
+/// next.
+fn makes_requests_in_pieces(late: u32) {
     let mut precedence = Precedence::default();
     let mut now_us = BEGIN_US;
     for request in 0..40 {
         let idle_us = now_us + 20_000;
         looks(&mut precedence, &mut now_us, 0, idle_us);
-        // Ten kernels of 500 µs, of which the first waits for one of the others that takes 1 ms, and 200 µs from one to the next.
-        let (mut end_us, mut until_us) = (now_us + 1_000, now_us);
+        let (mut end_us, mut until_us) = (now_us, now_us);
         let begun_us = now_us;
         for piece in 0..10 {
             let is_kept = precedence.gives_way(2, now_us);
@@ -107,13 +107,24 @@ fn work_that_comes_in_pieces_is_not_interrupted() {
             let is_news = piece == 0 || (request, piece) == (0, 1);
             assert!(is_kept || is_news, "{piece}: {} µs", now_us - begun_us);
             until_us = until_us.max(now_us) + 500;
-            end_us = end_us.max(now_us) + 500;
+            end_us = end_us.max(now_us) + 500 + if piece == late { 1_000 } else { 0 };
             looks(&mut precedence, &mut now_us, until_us, end_us + 200);
         }
-        let over_us = until_us + LINGERS_US;
+        // None of the others was in front of the last one.
+        let over_us = until_us + GAP_US;
         looks(&mut precedence, &mut now_us, until_us, over_us + 1);
         assert!(!precedence.gives_way(2, now_us), "it goes on in the end");
     }
+}
+
+#[test]
+fn work_that_comes_in_pieces_is_not_interrupted() {
+    makes_requests_in_pieces(0);
+}
+
+#[test]
+fn what_was_launched_before_anybody_heard_of_a_request_may_run_behind_its_first_piece() {
+    makes_requests_in_pieces(1);
 }
 
 #[test]

@@ -305,15 +305,29 @@ fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
     }));
 }
 
+/// Such requests, by policy and beside short kernels.
+fn urgent(kernels: u32, ns: u64) {
+    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
+        for other_ns in [100_000, 1_000_000] {
+            latency(policy, Request { kernels, ns }, other_ns);
+        }
+    }
+}
+
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn urgent_requests() {
-    let lengths = [(1, 5_000_000), (10, 500_000), (1, 50_000_000)];
-    for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
-        for (kernels, ns) in lengths {
-            for other_ns in [100_000, 1_000_000] {
-                latency(policy, Request { kernels, ns }, other_ns);
-            }
-        }
-    }
+    urgent(1, 5_000_000);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn urgent_requests_in_pieces() {
+    urgent(10, 500_000);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask bench share"]
+fn urgent_requests_that_are_long() {
+    urgent(1, 50_000_000);
 }

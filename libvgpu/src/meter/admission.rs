@@ -7,7 +7,6 @@ use drava_vgpu_abi::cost::{Cost, Kind};
 
 use super::Meter;
 use super::lease::Lease;
-use super::samples::whole_length;
 use crate::card::Card;
 use crate::share::Share;
 use crate::sys::{self, KeepErrno};
@@ -134,7 +133,13 @@ impl Meter {
             lease.spend_admitted(ns);
             count_wait(card, waited_us);
             if manners.calls_agent {
-                tell(card, ns, now);
+                let length = self.lengths.get(kind);
+                let length_ns = if length.samples() == 0 {
+                    ns
+                } else {
+                    length.ns()
+                };
+                tell(card, length_ns, now);
             }
             return ns;
         }
@@ -288,9 +293,8 @@ fn want(card: Card, now: u64) {
     }
 }
 
-/// Says for how long the card will be busy with a launch that is charged `ns`, and calls the agent if it cannot know.
+/// Says for how long the card will be busy with a launch that takes `ns`, and calls the agent if it cannot know.
 fn tell(card: Card, ns: u64, now: u64) {
-    let ns = whole_length(card, ns);
     for share in card.shares().filter(|share| share.calls_agent()) {
         let is_news = share
             .bucket()

@@ -59,6 +59,14 @@ impl Costs {
         }
     }
 
+    /// Nothing is known of a kind any more.
+    pub(crate) fn forget(&self, kind: Kind) {
+        let is_its = |place: &&Place| place.kind.load(Ordering::Relaxed) == kind.number();
+        if let Some(place) = self.probe(kind).find(is_its) {
+            place.cost.store(Cost::UNKNOWN.word(), Ordering::Relaxed);
+        }
+    }
+
     fn place(&self, kind: Kind) -> Option<&Place> {
         for place in self.probe(kind) {
             let found = place.kind.load(Ordering::Relaxed);

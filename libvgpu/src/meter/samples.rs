@@ -28,6 +28,7 @@ use super::lease::Lease;
 use crate::card::{Card, current_context};
 use crate::cuda::{CUDA_ERROR_NOT_READY, CUDA_SUCCESS, CUstream};
 use crate::process::Process;
+use crate::share::Share;
 use crate::sys;
 
 mod clocks;
@@ -249,13 +250,18 @@ impl Meter {
         let Some(ns) = cost.likely_ns(sample) else {
             return;
         };
-        let own_ns = own_part(card, self.samples.new_part(pair, ns));
+        let new_ns = self.samples.new_part(pair, ns);
+        let own_ns = own_part(card, new_ns);
         self.settle(card, pair.charged_ns.load(Ordering::Relaxed), own_ns);
         if let Some(kind) = kind
             && pair.learns.load(Ordering::Relaxed) != 0
         {
             self.costs
                 .change(kind, |cost| cost.learn_from(sample, own_ns));
+            if card.shares().any(Share::calls_agent) {
+                self.lengths
+                    .change(kind, |length| length.learn_from(sample, new_ns));
+            }
         }
         if let Some(share) = first(card) {
             let us = own_part(card, ns) / 1_000;
@@ -271,7 +277,7 @@ impl Meter {
         if us == 0 {
             return;
         }
-        if let Some(bucket) = first(card).and_then(crate::share::Share::bucket) {
+        if let Some(bucket) = first(card).and_then(Share::bucket) {
             if difference > 0 {
                 bucket.charge(us);
             } else {
@@ -457,17 +463,9 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// How long a launch runs by the clock that is charged `ns`: the other way round, as far as that is likely.
-pub(super) fn whole_length(card: Card, ns: u64) -> u64 {
-    let parts = u64::from(first(card).map_or(contention::ALL, crate::share::Share::own_parts));
-    let all = u64::from(contention::ALL);
-    let whole = ns.saturating_mul(all).checked_div(parts).unwrap_or(ns);
-    whole.min(ns.saturating_mul(2))
-}
-
 /// The share's own part of time that events measured.
 fn own_part(card: Card, ns: u64) -> u64 {
-    let parts = first(card).map_or(contention::ALL, crate::share::Share::own_parts);
+    let parts = first(card).map_or(contention::ALL, Share::own_parts);
     if parts == contention::ALL {
         return ns;
     }

@@ -219,3 +219,34 @@ fn who_lends_its_time_calls_with_the_first_launch_after_a_pause() {
     share.write(&[lent(false)]).unwrap();
     assert!(!is_called(&mut tenant), "it has its time back");
 }
+
+#[test]
+fn a_launch_takes_as_long_as_it_did_by_the_clock_whatever_was_its_own_of_that() {
+    let ground = crate::ground();
+    let (share, mut tenant) = unhindered(&ground);
+    share.write(&[calls(true)]).unwrap();
+    let ns = 60_000_000;
+    let length_us = ns / 1_000;
+    // What is its own is said for the company that it has, and that changes.
+    for (learned, told) in [(500_000, 1_000_000), (1_000_000, 500_000)] {
+        share.set_own_time(learned).unwrap();
+        for _ in 0..16 {
+            tenant.ok(&format!("once {ns}")).unwrap();
+        }
+        share.set_own_time(told).unwrap();
+        let begun = now_us();
+        tenant.ok(&format!("queue {ns}")).unwrap();
+        let (until, launched) = (share.usage().unwrap().0.busy_until_us, now_us());
+        assert!(
+            until >= begun + length_us * 9 / 10,
+            "{} µs of {length_us}",
+            until - begun
+        );
+        assert!(
+            until <= launched + length_us * 3 / 2,
+            "{} µs of {length_us}",
+            until - launched
+        );
+        tenant.ok(&format!("once {ns}")).unwrap();
+    }
+}
