@@ -30,8 +30,13 @@ const TRIM: (i64, i64) = (7, 13);
 const FULL: i64 = 95;
 
 /// A share that would be under way for this part of the time and more, percent, is held back by nothing, if that takes
-/// nothing from others.
+/// nothing from others; and from then on until it would be for less than that, which takes more than a sample or two of NVML
+/// that say too much. One that is held back makes gaps, and seems to need less time for the same.
 const FREE_FROM: i64 = 97;
+const FREE_UNTIL: i64 = 90;
+
+/// From this part of the time on, percent, what is due to the shares is all that there is.
+const ALL_DUE: i64 = 99;
 
 /// Part of a tenant's use that is added to say what it wants, one in so many, and what is added at least.
 const HEADROOM: i64 = 8;
@@ -101,6 +106,8 @@ struct Loop {
     wanted_throughout: bool,
     /// Wanted more than it got in the last step.
     wanted: bool,
+    /// Is held back by nothing.
+    is_free: bool,
     /// Steps for which it still counts as waiting.
     waits_for: u8,
     /// Steps for which it still counts as active.
@@ -115,7 +122,8 @@ struct Loop {
 pub struct Controller<Id> {
     loops: BTreeMap<Id, Loop>,
     contention: Contention<Id>,
-    /// Since the last look at what is owed, µs, and for how long the card was busy then.
+    /// Since the last look at what is owed, µs, by the steps and by NVML, and for how long the card was busy then.
+    stepped_us: i64,
     observed_us: i64,
     busy_us: i64,
 }
@@ -125,6 +133,7 @@ impl<Id> Default for Controller<Id> {
         Self {
             loops: BTreeMap::new(),
             contention: Contention::default(),
+            stepped_us: 0,
             observed_us: 0,
             busy_us: 0,
         }
@@ -154,6 +163,7 @@ impl<Id: Ord + Copy> Controller<Id> {
             self.change_company();
         }
         let allotted = allot::allot(&tenants);
+        self.stepped_us = self.stepped_us.saturating_add(elapsed_us);
         for ((id, ..), (tenant, allotted)) in shares.iter().zip(tenants.iter().zip(&allotted)) {
             if let Some(state) = self.loops.get_mut(id) {
                 state.wanted = match tenant.demand {
@@ -257,7 +267,7 @@ impl<Id: Ord + Copy> Controller<Id> {
         let largest = allotted.iter().map(|allotted| allotted.part).max();
         // On a full card the largest ones fill what the others leave.
         let may_be_free = |tenant: &Tenant, allotted: &Allotment| {
-            given * 100 >= CARD * 99
+            given * 100 >= CARD * ALL_DUE
                 && tenant.spare == Spare::Taken
                 && Some(allotted.part) == largest
         };
@@ -270,11 +280,16 @@ impl<Id: Ord + Copy> Controller<Id> {
             .zip(tenants.iter().zip(allotted))
             .map(|((id, _, measured), (tenant, allotted))| {
                 let own = own.get(id).copied().unwrap_or(ALL);
-                let state = self.loops.get(id).filter(|state| state.wanted);
-                let rate = rate(allotted.rate, state.map_or(0, |state| state.lag_us));
-                let is_free =
-                    may_be_free(tenant, allotted) && allotted.rate * 100 >= to_i64(own) * FREE_FROM;
-                let rate = if is_free { HIGHEST } else { rate };
+                let state = self.loops.entry(*id).or_default();
+                let lag_us = if state.wanted { state.lag_us } else { 0 };
+                let free_from = if state.is_free { FREE_UNTIL } else { FREE_FROM };
+                state.is_free =
+                    may_be_free(tenant, allotted) && allotted.rate * 100 >= to_i64(own) * free_from;
+                let rate = if state.is_free {
+                    HIGHEST
+                } else {
+                    rate(allotted.rate, lag_us)
+                };
                 let guarantee = i64::from(tenant.cores.percent()) * CARD / 100;
                 let decision = Decision {
                     rate_us_per_s: u32::try_from(rate).unwrap_or(u32::MAX),
@@ -346,7 +361,9 @@ impl<Id: Ord + Copy> Controller<Id> {
         let due_us: i64 = counted().map(|state| state.due_us).sum();
         let got_us: i64 = counted().map(|state| state.seen_us).sum();
         let is_full = self.busy_us * 100 >= self.observed_us * FULL;
-        (self.observed_us, self.busy_us) = (0, 0);
+        let is_all_due = due_us * 100 >= self.stepped_us * ALL_DUE;
+        (self.stepped_us, self.observed_us, self.busy_us) = (0, 0, 0);
+        let mut lags = Vec::new();
         for state in self.loops.values_mut() {
             let part_us = std::mem::take(&mut state.due_us);
             let seen_us = std::mem::take(&mut state.seen_us);
@@ -360,8 +377,16 @@ impl<Id: Ord + Copy> Controller<Id> {
                 // Over one second the part in µs is also the rate.
                 let bound = part_us.saturating_mul(REPAY_S * (TRIM.1 - 10)) / 10;
                 state.lag_us = (state.lag_us + fair_us - seen_us).clamp(-bound, bound);
+                lags.push((part_us, &mut state.lag_us));
             }
             state.wanted_throughout = state.wanted;
+        }
+        // They cannot all have had too much of a card that is all theirs: that is what NVML's whole percents add.
+        let too_much_us = -lags.iter().map(|(_, lag_us)| **lag_us).sum::<i64>();
+        if is_full && is_all_due && too_much_us > 0 {
+            for (part_us, lag_us) in lags {
+                *lag_us += too_much_us * part_us / due_us;
+            }
         }
     }
 }

@@ -86,6 +86,31 @@ fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
 }
 
 #[test]
+fn a_sample_that_says_too_much_leaves_no_gaps_behind() {
+    let reads_more: [fn(u64) -> u64; 2] = [
+        |us| if us % 5_000_000 < 500_000 { 108 } else { 100 },
+        |us| if us % 2_000_000 < 400_000 { 104 } else { 100 },
+    ];
+    for hardware in [USUAL, OTHER] {
+        for (misread, kernels) in reads_more
+            .into_iter()
+            .flat_map(|misread| [(misread, [10_000, 1_000]), (misread, [20_000, 1_000])])
+        {
+            let mut card = Card::of(
+                hardware,
+                &[Load::balance(30, kernels[0]), Load::balance(70, kernels[1])],
+            );
+            card.misread(misread);
+            card.run(3.0);
+            let used = card.run(20.0);
+            let what = format!("kernels of {kernels:?} µs, {hardware:?}");
+            assert_near(&used, &[30.0, 70.0], POINTS, &what);
+            assert!(used.iter().sum::<f64>() >= 99.0, "{what}: {used:.1?}");
+        }
+    }
+}
+
+#[test]
 fn a_newcomer_has_its_share_within_300_ms_and_a_leaver_leaves_it() {
     let from_2_to_4 = |us: u64| (2_000_000..4_000_000).contains(&us);
     for hardware in [USUAL, OTHER] {

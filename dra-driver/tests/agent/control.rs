@@ -47,6 +47,40 @@ fn what_is_owed_fades_when_the_company_changes() {
     assert!((owed / 2).abs_diff(left) < owed / 10, "{owed} {left}");
 }
 
+/// Rates of two with 30 and 60 percent after a while in which NVML saw so much of them in each second.
+fn beside(third: Option<Step<u32>>, seen: [u64; 2]) -> [u32; 2] {
+    let mut controller = Controller::default();
+    let mut shares = vec![wants_all(1, 30), wants_all(2, 60)];
+    shares.extend(third);
+    let mut told = Vec::new();
+    for _ in 0..10 {
+        for _ in 0..10 {
+            told = controller.step(STEP_US, &shares);
+        }
+        let busy_us = SECOND_US * 99 / 100;
+        controller.observe(SECOND_US, busy_us, &[(1, seen[0]), (2, seen[1])]);
+    }
+    [0, 1].map(|index| told[index].1.rate_us_per_s)
+}
+
+#[test]
+fn nobody_is_held_back_for_what_all_seem_to_have_had_too_much() {
+    // A third and two thirds of the card are theirs, and samples in whole percents say a little more.
+    let rates = beside(None, [337_000, 674_000]);
+    assert!(rates[0] >= 333_000 && rates[1] >= 666_000, "{rates:?}");
+    // What one of them had too much is still the other one's.
+    let rates = beside(None, [363_333, 646_666]);
+    assert!(rates[0] < 320_000, "{rates:?}");
+    // And where somebody else has a part, too much is too much.
+    let mut other = wants_all(3, 10);
+    (other.2.used_us, other.2.waited) = (SECOND_US / 100, false);
+    let right = beside(Some(other), [290_000, 580_000]);
+    let rates = beside(Some(other), [320_000, 630_000]);
+    for (right, rate) in right.into_iter().zip(rates) {
+        assert!(rate < right * 95 / 100, "{rates:?} of {right}");
+    }
+}
+
 fn active(id: u32, part: u64, charged_us: u64) -> Active<u32> {
     Active {
         id,

@@ -179,6 +179,8 @@ pub(crate) struct Card {
     stepped_us: u64,
     /// Whether the controller and the correction of contention work.
     controlled: bool,
+    /// What NVML says of what it should, percent, at that moment.
+    misread: fn(u64) -> u64,
 }
 
 impl Card {
@@ -227,7 +229,13 @@ impl Card {
             slice_us: 0,
             stepped_us: SECOND_US,
             controlled: true,
+            misread: |_| 100,
         }
+    }
+
+    /// NVML says so many percent of what it should at that moment.
+    pub(crate) fn misread(&mut self, misread: fn(u64) -> u64) {
+        self.misread = misread;
     }
 
     /// The agent dies.
@@ -332,8 +340,9 @@ impl Card {
     }
 
     fn observe(&mut self) {
+        let says = (self.misread)(self.now_us - SECOND_US);
         let seen = |tenant: &mut Tenant| {
-            let percent = std::mem::take(&mut tenant.seen_busy_us) * 100 / SAMPLE_US;
+            let percent = std::mem::take(&mut tenant.seen_busy_us) * says / SAMPLE_US;
             let cut_off = u64::from((1..100).contains(&percent));
             (percent * 10 + cut_off * 5) * SAMPLE_US / 1000
         };
