@@ -73,9 +73,9 @@ fn nobody_is_held_back_for_what_all_seem_to_have_had_too_much() {
     assert!(rates[0] < 320_000, "{rates:?}");
     // And where somebody else has a part, too much is too much.
     let mut other = wants_all(3, 10);
-    (other.2.used_us, other.2.waited) = (SECOND_US / 100, false);
-    let right = beside(Some(other), [290_000, 580_000]);
-    let rates = beside(Some(other), [320_000, 630_000]);
+    (other.2.used_us, other.2.waited) = (STEP_US / 20, false);
+    let right = beside(Some(other), [310_000, 620_000]);
+    let rates = beside(Some(other), [340_000, 650_000]);
     for (right, rate) in right.into_iter().zip(rates) {
         assert!(rate < right * 95 / 100, "{rates:?} of {right}");
     }
