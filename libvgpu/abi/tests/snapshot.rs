@@ -133,11 +133,13 @@ fn other_files_are_told_apart() {
 proptest! {
     #[test]
     fn noise_is_read_without_a_panic(seed: u64) {
-        let mut state = seed | 1;
-        let mut bytes = vec![0; REGION_SIZE];
-        for word in bytes.chunks_exact_mut(8) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            word.copy_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+        let states = std::iter::successors(Some(seed | 1), |state| {
+            Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1))
+        });
+        // One by one into a growing vector: Miri remembers each borrow of a part.
+        let mut bytes = Vec::with_capacity(REGION_SIZE);
+        for state in states.take(REGION_SIZE / 8) {
+            bytes.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
         }
         put(&mut bytes, 0, u64::from_le_bytes(*b"DRAVAUSE"));
         put(&mut bytes, 8, 1);

@@ -309,10 +309,11 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
             "latency",
             "Priority",
             "A tenant with 50 % and priority 100 makes requests, one kernel each or several that it waits for one by one, with four times as long a pause after \
-             each; 50 alone, 50 beside a tenant without a guarantee that keeps the card busy with short kernels, and so on. Milliseconds of a request, and \
-             percent of the card that the other one got, and of what it gets while nobody else has a process there. \"Behind one kernel\": what the requests \
-             that were alone would take if each came at a random moment and waited for the kernel that runs then, as busy as the other one keeps the card: \
-             nothing that cannot interrupt kernels does better. What the host does besides is in all of it.",
+             each; 50 alone, 50 while a tenant without a guarantee keeps another card busy with short kernels (\"elsewhere\": what such a tenant takes of \
+             the host is in that, and nothing else), 50 beside one that does so with the same card, and so on. Milliseconds of a request, \
+             and percent of the card that the other one got, and of what it gets while nobody else has a process there. \"Behind one kernel\": what the \
+             requests that were alone would take if each came at a random moment and waited for the kernel that runs then, as busy as the other one keeps \
+             the card: nothing that cannot interrupt kernels does better.",
             &[
                 "policy",
                 "kernels",
@@ -320,12 +321,16 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
                 "best_effort_kernel_ms",
                 "requests",
                 "p50_ms",
+                "p50_elsewhere_ms",
                 "p50_beside_ms",
                 "p90_ms",
+                "p90_elsewhere_ms",
                 "p90_beside_ms",
                 "p99_ms",
+                "p99_elsewhere_ms",
                 "p99_beside_ms",
                 "p99_more_percent",
+                "p99_more_than_elsewhere_percent",
                 "p99_behind_one_kernel_ms",
                 "p99_behind_one_kernel_percent",
                 "best_effort_got",
