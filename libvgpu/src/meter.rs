@@ -155,7 +155,7 @@ pub(crate) fn expect(kind: Kind, guess_ns: Option<u64>) {
 pub(crate) fn doubt(kind: Kind) {
     if let Some(process) = Process::get() {
         process.meter.costs.change(kind, Cost::doubted);
-        process.meter.lengths.forget(kind);
+        process.meter.lengths.change(kind, Cost::doubted);
     }
 }
 
