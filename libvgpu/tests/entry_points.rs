@@ -191,9 +191,9 @@ fn what_could_take_memory_or_time_is_hooked_or_has_a_reason_not_to_be() {
 #[test]
 fn the_simulated_driver_has_no_function_that_is_not_classified() {
     let known = entry_points();
-    let library = drava_mock_machine::testing::built()
+    let library = simulator_machine::testing::built()
         .unwrap()
-        .join("libmock_cuda.so");
+        .join("libsimulator_cuda.so");
     let output = Command::new("nm")
         .args(["--dynamic", "--defined-only", "--format=posix"])
         .arg(library)

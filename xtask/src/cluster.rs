@@ -42,7 +42,7 @@ enum Action {
     },
     /// Print what a component wrote.
     Logs {
-        /// One of mock-machine, etcd, containerd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet [default: all].
+        /// One of simulator-machine, etcd, containerd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet [default: all].
         component: Option<Component>,
         /// Go on as it writes more.
         #[arg(long, short)]

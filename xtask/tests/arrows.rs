@@ -172,22 +172,22 @@ fn a_forbidden_arrow_is_found() {
 
 #[test]
 fn tests_may_be_leaned_on_by_tests_only() {
-    let mock = package("drava-mock-machine", "tests/mock-machine", &json!([]));
+    let simulator = package("simulator-machine", "tests/simulator/machine", &json!([]));
     let depends = |kind: Value| {
         package(
             "drava-nvml",
             "dra-driver/nvml",
-            &json!([{"name": "drava-mock-machine", "kind": kind}]),
+            &json!([{"name": "simulator-machine", "kind": kind}]),
         )
     };
     assert_eq!(
-        violations_of(&json!([mock, depends(json!("dev"))])),
+        violations_of(&json!([simulator, depends(json!("dev"))])),
         [""; 0]
     );
     for kind in [Value::Null, json!("build")] {
         assert_eq!(
-            violations_of(&json!([mock, depends(kind)])),
-            ["drava-nvml must not depend on drava-mock-machine"]
+            violations_of(&json!([simulator, depends(kind)])),
+            ["drava-nvml must not depend on simulator-machine"]
         );
     }
 }

@@ -3,14 +3,14 @@
 
 use std::os::fd::OwnedFd;
 
-use drava_mock_machine::client::Connection;
-use drava_mock_machine::control::Command;
-use drava_mock_machine::description::{A30X2, H100X2, RTX_PRO_6000X2};
-use drava_mock_machine::kernel::Faults;
-use drava_mock_machine::protocol::{CardIndex, ClientKind, InstanceId, MigRequest, Reply, Request};
-use drava_mock_machine::root::DriverRoot;
-use drava_mock_machine::testing::Machine;
 use drava_nvml::{Card, GpuLibrary, GpuUuid, Library, Mig, MigProfile, Placement, Status, find};
+use simulator_machine::client::Connection;
+use simulator_machine::control::Command;
+use simulator_machine::description::{A30X2, H100X2, RTX_PRO_6000X2};
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::{CardIndex, ClientKind, InstanceId, MigRequest, Reply, Request};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::Machine;
 
 /// A machine whose first card is in MIG mode.
 struct Partitioned {
@@ -65,7 +65,7 @@ impl Partitioned {
 fn request(
     machine: &Machine,
     request: MigRequest,
-) -> Result<Reply, drava_mock_machine::client::ClientError> {
+) -> Result<Reply, simulator_machine::client::ClientError> {
     let root = DriverRoot::new(machine.root());
     let (mut connection, _welcome): (_, _) = Connection::open(&root, ClientKind::Nvml)?;
     let card = CardIndex(0);

@@ -3,17 +3,17 @@
 
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::client::Connection;
-use drava_mock_machine::control::Command;
-use drava_mock_machine::description::{H100X2, T4};
-use drava_mock_machine::protocol::{CardEvent, CardIndex, ClientKind, Request};
-use drava_mock_machine::root::DriverRoot;
-use drava_mock_machine::testing::Machine;
 use drava_nvml::{
     AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, EventKind, GpuLibrary,
     GpuUuid, Inventory, Library, Memory, Mig, MigVariant, Placement, ProcessKind, ProcessMemory,
     Status, find,
 };
+use simulator_machine::client::Connection;
+use simulator_machine::control::Command;
+use simulator_machine::description::{H100X2, T4};
+use simulator_machine::protocol::{CardEvent, CardIndex, ClientKind, Request};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::Machine;
 
 const MIB: u64 = 1 << 20;
 

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::description::H200X8;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::{Ground, Tenant, library};
 use serde_json::{Value, json};
+use simulator_machine::description::H200X8;
 
 use crate::node::{AgentProcess, GIB, Node, eventually};
 

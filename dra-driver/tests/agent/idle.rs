@@ -9,12 +9,12 @@ use std::sync::Arc;
 use drava_dra_driver::agent::Agent;
 use drava_dra_driver::agent::observe::{Listed, Observation};
 use drava_dra_driver::agent::process::Described;
-use drava_mock_machine::description::H200X8;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::{Ground, library};
+use simulator_machine::description::H200X8;
 
 use crate::node::{GIB, Node};
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::card::What;
 use drava_dra_driver::agent::detect::{Kind, News, RegionProblem, Suspicion};
-use drava_mock_machine::control;
-use drava_mock_machine::kernel::Faults;
-use drava_mock_machine::protocol::CardIndex;
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
+use simulator_machine::control;
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::CardIndex;
 
 use crate::node::{GIB, MIB, Node, eventually};
 use gpu_tenants::Tenant;

@@ -6,14 +6,14 @@ use std::sync::OnceLock;
 
 use drava_dra_driver::claim::{ClaimRef, ClaimUid};
 use drava_dra_driver::inventory::NodeInventory;
-use drava_mock_machine::description;
-use drava_mock_machine::testing::Machine;
 use drava_nvml::{
     AddressingMode, Card, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid, Inventory,
     Memory, Mig, MigProfile, MigVariant, Placement,
 };
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use serde_json::{Value, json};
+use simulator_machine::description;
+use simulator_machine::testing::Machine;
 
 /// Name of the node.
 pub(crate) const NODE: &str = "node-a";

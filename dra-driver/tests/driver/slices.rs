@@ -5,13 +5,13 @@ use std::time::Duration;
 use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
-use drava_mock_machine::client::Connection;
-use drava_mock_machine::description;
-use drava_mock_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
-use drava_mock_machine::root::DriverRoot;
-use drava_mock_machine::testing::Machine;
 use futures::StreamExt as _;
 use serde_json::Value;
+use simulator_machine::client::Connection;
+use simulator_machine::description;
+use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::Machine;
 
 use crate::api_server::{CLAIMS, SLICES, eventually};
 use crate::fixture::Result::Share;

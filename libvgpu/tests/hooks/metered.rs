@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::slow_memory;
+use simulator_machine::testing::Machine;
 
 use crate::subject::{CARDS, Container, Subject};
 use crate::{base, classes, hooks, start};

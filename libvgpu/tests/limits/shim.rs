@@ -7,8 +7,8 @@ use std::process::Command;
 
 use drava_cdi::elf::Machine;
 use drava_cdi::ldcache::{Entry, LdCache};
-use drava_mock_machine::testing::python;
 use drava_vgpu_abi::paths;
+use simulator_machine::testing::python;
 
 use crate::interposer;
 use crate::loaders::build_library;

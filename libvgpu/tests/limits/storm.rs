@@ -9,9 +9,9 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::kernel::CardStatus;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
+use simulator_machine::kernel::CardStatus;
 
 use crate::interposer;
 use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};

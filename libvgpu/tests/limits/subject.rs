@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::description::H100X2;
-use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::snapshot::{ProcessUsage, Snapshot};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode, paths};
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::Machine;
 
 use crate::interposer;
 

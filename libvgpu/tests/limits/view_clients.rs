@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::testing::python;
 use drava_vgpu_abi::{Cores, Limits};
 use serde_json::{Value, json};
+use simulator_machine::testing::python;
 
 use crate::subject::{CARDS, Container, GIB};
 

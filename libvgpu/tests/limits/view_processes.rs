@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use drava_mock_machine::description::H100X2;
-use drava_mock_machine::testing::{Machine, python};
 use drava_vgpu_abi::Limits;
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::{Machine, python};
 
 use crate::subject::{CARDS, Container, GIB, MIB};
 

@@ -1,6 +1,6 @@
 //! What NVML keeps and counts beside its lists: processes in detail, accounting, performance monitoring.
 
-use drava_mock_machine::testing::python;
+use simulator_machine::testing::python;
 
 use crate::subject::{Container, GIB};
 use crate::view_processes::script;

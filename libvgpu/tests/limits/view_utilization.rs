@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use drava_mock_machine::description::H100X2;
-use drava_mock_machine::testing::{Machine, python};
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::{Machine, python};
 
 use crate::subject::{CARDS, Container, GIB};
 use crate::view_processes::script;

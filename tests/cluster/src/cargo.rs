@@ -127,9 +127,9 @@ pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
 pub(crate) fn build_node() -> Result<Built> {
     let packages = [
         "drava-cluster",
-        "drava-mock-machine",
-        "drava-mock-cuda",
-        "drava-mock-nvml",
+        "simulator-machine",
+        "simulator-cuda",
+        "simulator-nvml",
     ];
     let packages = packages.map(|package| format!("--package={package}"));
     build(

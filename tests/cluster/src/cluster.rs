@@ -55,14 +55,16 @@ impl Options {
 pub enum Machine {
     /// None: the simulated machine is not started.
     None,
-    /// Those that the file describes (see `tests/mock-machine/machines`).
+    /// Those that the file describes (see `tests/simulator/machine/machines`).
     File(PathBuf),
 }
 
 impl Default for Machine {
     /// Two H100.
     fn default() -> Self {
-        Self::File(crate::cargo::workspace_root().join("tests/mock-machine/machines/h100x2.yaml"))
+        Self::File(
+            crate::cargo::workspace_root().join("tests/simulator/machine/machines/h100x2.yaml"),
+        )
     }
 }
 

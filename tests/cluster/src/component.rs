@@ -18,7 +18,7 @@ use crate::config::{NODE_NAME, SERVICE_RANGE, STATE_DIR};
 #[serde(rename_all = "kebab-case")]
 pub enum Component {
     /// The simulated GPU machine.
-    MockMachine,
+    Simulator,
     /// etcd.
     Etcd,
     /// kube-apiserver.
@@ -36,7 +36,7 @@ pub enum Component {
 impl Component {
     /// Every component, in the order in which a reader looks for the first that is not ready.
     pub const ALL: [Self; 7] = [
-        Self::MockMachine,
+        Self::Simulator,
         Self::Etcd,
         Self::Containerd,
         Self::KubeApiserver,
@@ -49,7 +49,7 @@ impl Component {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::MockMachine => "mock-machine",
+            Self::Simulator => "simulator-machine",
             Self::Etcd => "etcd",
             Self::KubeApiserver => "kube-apiserver",
             Self::KubeControllerManager => "kube-controller-manager",
@@ -62,7 +62,7 @@ impl Component {
     /// What has to answer before this component is started. The others retry by themselves.
     fn after(self) -> Vec<Self> {
         match self {
-            Self::MockMachine | Self::Etcd | Self::Containerd => vec![],
+            Self::Simulator | Self::Etcd | Self::Containerd => vec![],
             Self::KubeApiserver => vec![Self::Etcd],
             Self::KubeControllerManager | Self::KubeScheduler => vec![Self::KubeApiserver],
             Self::Kubelet => vec![Self::KubeApiserver, Self::Containerd],
@@ -72,8 +72,8 @@ impl Component {
     /// What answers when this component does its work.
     fn probe(self) -> Probe {
         match self {
-            Self::MockMachine => Probe::Command(vec![
-                format!("{BUILD_DIR}/mock-machine"),
+            Self::Simulator => Probe::Command(vec![
+                format!("{BUILD_DIR}/simulator-machine"),
                 "ctl".into(),
                 format!("--root={SIMULATED_ROOT}"),
                 "status".into(),
@@ -95,7 +95,7 @@ impl Component {
 
     fn program(self) -> String {
         match self {
-            Self::MockMachine => format!("{BUILD_DIR}/mock-machine"),
+            Self::Simulator => format!("{BUILD_DIR}/simulator-machine"),
             Self::Etcd => format!("{TOOLS_DIR}/etcd/etcd"),
             Self::Containerd => format!("{TOOLS_DIR}/containerd/containerd"),
             Self::KubeApiserver
@@ -109,7 +109,7 @@ impl Component {
 
     fn args(self) -> Vec<String> {
         match self {
-            Self::MockMachine => mock_machine(),
+            Self::Simulator => simulator_machine(),
             Self::Etcd => etcd(),
             Self::KubeApiserver => kube_apiserver(),
             Self::KubeControllerManager => kube_controller_manager(),
@@ -194,7 +194,7 @@ fn loopback(port: u16) -> Probe {
     Probe::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
 }
 
-fn mock_machine() -> Vec<String> {
+fn simulator_machine() -> Vec<String> {
     vec![
         "serve".into(),
         format!("--machine={STATE_DIR}/machine.yaml"),

@@ -2,8 +2,8 @@
 
 use std::process::Output;
 
-use drava_mock_machine::description::{MIB, T4};
-use drava_mock_machine::testing::Machine;
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
 
 fn probe(machine: &Machine, arguments: &[&str]) -> anyhow::Result<Output> {
     Ok(machine

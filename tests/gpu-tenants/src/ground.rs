@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use drava_mock_machine::description::H100X2;
-use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode};
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::Machine;
 
 use crate::correction::Correction;
 use crate::share::Share;

@@ -2,11 +2,11 @@
 
 use std::process::{Command, Output};
 
-use drava_mock_machine::client::Connection;
-use drava_mock_machine::description::{H100X2, T4};
-use drava_mock_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
-use drava_mock_machine::root::DriverRoot;
-use drava_mock_machine::testing::Machine;
+use simulator_machine::client::Connection;
+use simulator_machine::description::{H100X2, T4};
+use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::Machine;
 
 fn view(machine: &Machine, arguments: &[&str]) -> anyhow::Result<Output> {
     Ok(machine

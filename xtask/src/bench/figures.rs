@@ -9,9 +9,9 @@ use serde_json::Value;
 
 /// What the simulated machine consists of.
 const MACHINE: [&str; 5] = [
-    "drava-mock-machine",
-    "drava-mock-cuda",
-    "drava-mock-nvml",
+    "simulator-machine",
+    "simulator-cuda",
+    "simulator-nvml",
     "cuda-probe",
     "gpu-view",
 ];
@@ -63,7 +63,7 @@ pub(crate) fn measure(
         .args(suite.arguments())
         .args([filter, "--", "--test-threads=1", "--nocapture"])
         .arg("--include-ignored")
-        .env("DRAVA_MOCK_BUILT", directory)
+        .env("DRAVA_SIMULATOR_BUILT", directory)
         .env("DRAVA_FIGURES", &file)
         .envs(variables.iter().map(|(name, value)| (name, value)))
         .output()

@@ -7,11 +7,11 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::{Profile, build_preload, build_programs, build_workspace};
-use drava_mock_machine::description::H100X2;
-use drava_mock_machine::testing::Machine;
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::Machine;
 use tempfile::TempDir;
 
 /// What `gpu-suite card` says.

@@ -151,7 +151,7 @@ fn prepare(
         processes: Component::ALL
             .into_iter()
             .filter(|component| {
-                *component != Component::MockMachine || options.machine != Machine::None
+                *component != Component::Simulator || options.machine != Machine::None
             })
             .map(Component::process)
             .collect(),

@@ -142,9 +142,9 @@ fn components_crash_stop_and_start() {
 
     assert!(
         cluster
-            .stop(Component::MockMachine)
+            .stop(Component::Simulator)
             .unwrap_err()
             .to_string()
-            .contains("runs no mock-machine")
+            .contains("runs no simulator-machine")
     );
 }

@@ -1,0 +1,47 @@
+//! Checkpoints of processes, by whoever may: locked, its memory taken to the host, and back.
+//!
+//! What a program can do with them is the daemon's decision; a locked process waits in its next
+//! call. Memory that other processes hold too keeps a process from being checkpointed.
+
+use std::ffi::{c_int, c_uint};
+
+use simulator_machine::client::ClientError;
+use simulator_machine::protocol::{CheckpointAction, ProcessPhase, Refusal, Reply, Request};
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::driver::driver_at_once;
+use crate::error::CudaError;
+
+/// Asks for something to be done with a process, which may be this one.
+fn ask(pid: c_int, action: CheckpointAction) -> Answer<ProcessPhase> {
+    let pid = u32::try_from(pid).map_err(|_| CudaError::InvalidValue)?;
+    match driver_at_once()?.try_request(&Request::Checkpoint { pid, action }) {
+        Ok(Reply::Phase(phase)) => Ok(phase),
+        Err(ClientError::Refused(Refusal::NotFound)) => Err(CudaError::InvalidValue),
+        Err(ClientError::Refused(Refusal::Invalid)) => Err(CudaError::IllegalState),
+        Err(ClientError::Refused(Refusal::NotSupported)) => Err(CudaError::NotSupported),
+        Ok(_) => Err(CudaError::Unknown),
+        Err(error) => Err(error.into()),
+    }
+}
+
+entry_points! {
+    "cuCheckpointProcessGetState" 12080 fn cuCheckpointProcessGetState(pid: c_int, state: Out<c_uint>) {
+        state.set(match ask(pid, CheckpointAction::Look)? {
+            ProcessPhase::Running => 0,
+            ProcessPhase::Locked => 1,
+            ProcessPhase::Checkpointed => 2,
+        })
+    }
+
+    // Any thread restores here: the one that every process has.
+    "cuCheckpointProcessGetRestoreThreadId" 12080 fn cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: Out<c_int>) {
+        ask(pid, CheckpointAction::Look)?;
+        thread.set(pid)
+    }
+
+    "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Lock).map(drop) }
+    "cuCheckpointProcessCheckpoint" 12080 fn cuCheckpointProcessCheckpoint(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Checkpoint).map(drop) }
+    "cuCheckpointProcessRestore" 12080 fn cuCheckpointProcessRestore(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Restore).map(drop) }
+    "cuCheckpointProcessUnlock" 12080 fn cuCheckpointProcessUnlock(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Unlock).map(drop) }
+}

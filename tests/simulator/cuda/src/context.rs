@@ -1,0 +1,495 @@
+//! Contexts: created, retained as primary, and current to a thread.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+use simulator_machine::kernel::PAGE_BYTES;
+use simulator_machine::protocol::{ContextId, Reply, Request};
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::heap::Heap;
+use crate::stream::wait_for;
+use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
+
+mod current;
+mod reserve;
+
+use current::Entered;
+pub(crate) use current::{current_context, current_handle};
+
+use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, Reserves};
+
+/// One context of this process.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The daemon's name for it.
+    pub(crate) id: ContextId,
+    pub(crate) device: CUdevice,
+    flags: c_uint,
+    /// How often it was attached to beside its making.
+    attached: u32,
+    limits: BTreeMap<c_uint, usize>,
+    cache_config: c_uint,
+    shared_memory_config: c_uint,
+    /// Memory for kernels.
+    pub(crate) reserves: Reserves,
+    /// Small allocations.
+    pub(crate) heap: Heap,
+    /// Set where it is a part of another one.
+    pub(crate) green: Option<Green>,
+}
+
+/// What makes a context a green one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Green {
+    /// The context whose memory, modules and events it shares.
+    pub(crate) primary: CUcontext,
+    /// How many multiprocessors its kernels fill at most.
+    pub(crate) multiprocessors: u32,
+}
+
+/// The primary context of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Primary {
+    context: Option<CUcontext>,
+    retained: u32,
+    flags: c_uint,
+}
+
+impl State {
+    /// The context current to this thread.
+    pub(crate) fn current(&self) -> Answer<&Context> {
+        let context = self.contexts.get(&current_handle()?);
+        context.ok_or(CudaError::ContextIsDestroyed)
+    }
+
+    /// A context on a device: the current one if that is there.
+    pub(crate) fn context_on(&self, device: CUdevice) -> Answer<CUcontext> {
+        let current = current_handle()?;
+        let is_there = |handle: &CUcontext| {
+            let context = self.contexts.get(handle);
+            context.is_some_and(|context| context.device == device)
+        };
+        if is_there(&current) {
+            return Ok(current);
+        }
+        let mut handles = self.contexts.keys();
+        let other = handles.find(|handle| is_there(handle));
+        other.copied().ok_or(CudaError::InvalidContext)
+    }
+
+    /// The context current to this thread.
+    pub(crate) fn current_mut(&mut self) -> Answer<&mut Context> {
+        let context = self.contexts.get_mut(&current_handle()?);
+        context.ok_or(CudaError::ContextIsDestroyed)
+    }
+
+    fn create_context(
+        &mut self,
+        driver: &Driver,
+        device: CUdevice,
+        flags: c_uint,
+    ) -> Answer<CUcontext> {
+        let used = driver.device(device)?;
+        let card = used.card;
+        let Reply::ContextCreated { context: id } =
+            driver.request(&Request::CreateContext { card })?
+        else {
+            return Err(CudaError::Unknown);
+        };
+        if let Some(instance) = &used.instance {
+            instance.enter(driver, card, id)?;
+        }
+        let handle = CUcontext(self.handle());
+        let context = Context {
+            id,
+            device,
+            flags,
+            attached: 0,
+            limits: default_limits(),
+            cache_config: 0,
+            shared_memory_config: 0,
+            reserves: Reserves::default(),
+            heap: Heap::new(PAGE_BYTES),
+            green: None,
+        };
+        self.contexts.insert(handle, context);
+        Ok(handle)
+    }
+
+    /// Adds a part of a context.
+    pub(crate) fn add_green(&mut self, primary: CUcontext, green: Green) -> Answer<CUcontext> {
+        let owner = self
+            .contexts
+            .get(&primary)
+            .ok_or(CudaError::InvalidContext)?;
+        let context = Context {
+            id: owner.id,
+            device: owner.device,
+            flags: owner.flags,
+            attached: 0,
+            limits: default_limits(),
+            cache_config: 0,
+            shared_memory_config: 0,
+            reserves: Reserves::default(),
+            heap: Heap::new(PAGE_BYTES),
+            green: Some(green),
+        };
+        let handle = CUcontext(self.handle());
+        self.contexts.insert(handle, context);
+        Ok(handle)
+    }
+
+    /// Removes a part of a context with its streams.
+    pub(crate) fn remove_green(&mut self, handle: CUcontext) {
+        self.contexts.remove(&handle);
+        self.forget_streams(handle);
+        self.greens.forget_context(handle);
+    }
+
+    /// Whose memory, modules and events a context uses.
+    pub(crate) fn owner(&self, context: CUcontext) -> CUcontext {
+        let green = self
+            .contexts
+            .get(&context)
+            .and_then(|context| context.green);
+        green.map_or(context, |green| green.primary)
+    }
+
+    fn destroy_context(&mut self, driver: &Driver, handle: CUcontext) -> Answer {
+        let context = self
+            .contexts
+            .remove(&handle)
+            .ok_or(CudaError::InvalidContext)?;
+        let parts: Vec<CUcontext> = self
+            .contexts
+            .iter()
+            .filter(|(_, part)| part.green.is_some_and(|green| green.primary == handle))
+            .map(|(part, _)| *part)
+            .collect();
+        for part in parts {
+            self.remove_green(part);
+        }
+        self.forget_opened(driver, handle)?;
+        self.addresses.forget_context(handle);
+        self.pools.forget_context(handle);
+        self.graphs.memory.forget_context(handle);
+        self.forget_streams(handle);
+        self.events.forget_context(handle);
+        self.modules.forget_context(handle);
+        self.libraries.forget_context(handle);
+        self.unmap_arrays(driver, handle)?;
+        self.arrays.forget_context(handle);
+        self.peers.forget_context(handle);
+        driver
+            .request(&Request::DestroyContext {
+                context: context.id,
+            })
+            .map(drop)
+    }
+
+    fn primary(&mut self, device: CUdevice) -> Answer<&mut Primary> {
+        let index = usize::try_from(device).map_err(|_| CudaError::InvalidDevice)?;
+        self.primaries
+            .get_mut(index)
+            .ok_or(CudaError::InvalidDevice)
+    }
+
+    /// Retains a device's primary context, creating it where needed.
+    pub(crate) fn retain_primary(
+        &mut self,
+        driver: &Driver,
+        device: CUdevice,
+    ) -> Answer<CUcontext> {
+        let primary = self.primary(device)?;
+        let flags = primary.flags;
+        let handle = match primary.context {
+            Some(handle) => handle,
+            None => self.create_context(driver, device, flags)?,
+        };
+        let primary = self.primary(device)?;
+        primary.context = Some(handle);
+        primary.retained += 1;
+        Ok(handle)
+    }
+
+    pub(crate) fn release_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+        let primary = self.primary(device)?;
+        primary.retained = primary
+            .retained
+            .checked_sub(1)
+            .ok_or(CudaError::InvalidContext)?;
+        if primary.retained == 0 {
+            self.reset_primary(driver, device)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn reset_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+        let primary = self.primary(device)?;
+        primary.retained = 0;
+        match primary.context.take() {
+            Some(handle) => self.destroy_context(driver, handle),
+            None => Ok(()),
+        }
+    }
+
+    fn is_primary(&self, handle: CUcontext) -> bool {
+        self.primaries
+            .iter()
+            .any(|primary| primary.context == Some(handle))
+    }
+}
+
+/// `CU_LIMIT_STACK_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`
+const STACK_SIZE: c_uint = 0;
+const MALLOC_HEAP_SIZE: c_uint = 2;
+
+fn default_limits() -> BTreeMap<c_uint, usize> {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    BTreeMap::from([
+        (STACK_SIZE, size(DEFAULT_STACK_BYTES)),
+        (1, 1 << 20), // printf buffer
+        (MALLOC_HEAP_SIZE, size(DEFAULT_HEAP_BYTES)),
+        (3, 2),    // depth of device-side synchronisation
+        (4, 2048), // pending device-side launches
+        (5, 64),   // L2 fetch granularity
+        (6, 0),    // persisting L2
+    ])
+}
+
+entry_points! {
+    "cuCtxCreate" 2000 fn cuCtxCreate(context: Out<CUcontext>, flags: c_uint, device: CUdevice) { create(context, flags, device) }
+    "cuCtxCreate" 3020 fn cuCtxCreate_v2(context: Out<CUcontext>, flags: c_uint, device: CUdevice) { create(context, flags, device) }
+    "cuCtxCreate" 11040 fn cuCtxCreate_v3(context: Out<CUcontext>, _affinity: In<u64>, _count: c_int, flags: c_uint, device: CUdevice) { create(context, flags, device) }
+    "cuCtxCreate" 12050 fn cuCtxCreate_v4(context: Out<CUcontext>, _parameters: In<CUctxCreateParams>, flags: c_uint, device: CUdevice) { create(context, flags, device) }
+
+    "cuCtxDestroy" 2000 fn cuCtxDestroy(context: CUcontext) { destroy(context) }
+    "cuCtxDestroy" 4000 fn cuCtxDestroy_v2(context: CUcontext) { destroy(context) }
+
+    "cuCtxAttach" 2000 fn cuCtxAttach(context: Out<CUcontext>, flags: c_uint) {
+        if flags != 0 || context.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        driver()?.state().current_mut()?.attached += 1;
+        context.set(current_handle()?)
+    }
+    "cuCtxDetach" 2000 fn cuCtxDetach(context: CUcontext) { detach(context) }
+
+    "cuCtxPushCurrent" 2000 fn cuCtxPushCurrent(context: CUcontext) { push(context) }
+    "cuCtxPushCurrent" 4000 fn cuCtxPushCurrent_v2(context: CUcontext) { push(context) }
+    "cuCtxPopCurrent" 2000 fn cuCtxPopCurrent(context: Out<CUcontext>) { pop(context) }
+    "cuCtxPopCurrent" 4000 fn cuCtxPopCurrent_v2(context: Out<CUcontext>) { pop(context) }
+
+    "cuCtxSetCurrent" 4000 fn cuCtxSetCurrent(context: CUcontext) {
+        driver()?;
+        let entered = match context {
+            CUcontext::NULL => None,
+            context => Some(Entered::find(context)?),
+        };
+        current::replace(entered);
+        Ok(())
+    }
+
+    "cuCtxGetCurrent" 4000 fn cuCtxGetCurrent(context: Out<CUcontext>) {
+        driver()?;
+        context.set(current::top().map_or(CUcontext::NULL, |entered| entered.context))
+    }
+
+    "cuCtxGetDevice" 2000 fn cuCtxGetDevice(device: Out<CUdevice>) {
+        device.set(driver()?.state().current()?.device)
+    }
+
+    "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: Out<CUdevice>, context: CUcontext) {
+        with(context, |context| device.set(context.device))
+    }
+
+    "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: Out<c_uint>) {
+        flags.set(driver()?.state().current()?.flags)
+    }
+
+    "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: c_uint) {
+        driver()?.state().current_mut()?.flags = flags;
+        Ok(())
+    }
+
+    "cuCtxGetId" 12000 fn cuCtxGetId(context: CUcontext, id: Out<c_ulonglong>) {
+        with(context, |context| id.set(context.id.0))
+    }
+
+    "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: CUcontext, version: Out<c_uint>) {
+        const CONTEXT_API: c_uint = 3020;
+        with(context, |_| version.set(CONTEXT_API))
+    }
+
+    "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+        driver()?.state().current()?;
+        least.set_if_wanted(0);
+        greatest.set_if_wanted(-5);
+        Ok(())
+    }
+
+    "cuCtxGetLimit" 3010 fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) {
+        let driver = driver()?;
+        let state = driver.state();
+        let found = state.current()?.limits.get(&limit).copied();
+        value.set(found.ok_or(CudaError::UnsupportedLimit)?)
+    }
+
+    "cuCtxSetLimit" 3010 fn cuCtxSetLimit(limit: c_uint, value: usize) {
+        let driver = driver()?;
+        let handle = current_handle()?;
+        let mut state = driver.state();
+        if !state.current()?.limits.contains_key(&limit) {
+            return Err(CudaError::UnsupportedLimit);
+        }
+        match limit {
+            STACK_SIZE => state.require_local(driver, handle, value as u64)?,
+            MALLOC_HEAP_SIZE => state.require_heap(driver, handle, value as u64)?,
+            _ => {}
+        }
+        state.current_mut()?.limits.insert(limit, value);
+        Ok(())
+    }
+
+    "cuCtxGetCacheConfig" 3020 fn cuCtxGetCacheConfig(config: Out<c_uint>) {
+        config.set(driver()?.state().current()?.cache_config)
+    }
+
+    "cuCtxSetCacheConfig" 3020 fn cuCtxSetCacheConfig(config: c_uint) {
+        driver()?.state().current_mut()?.cache_config = config;
+        Ok(())
+    }
+
+    "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: Out<c_uint>) {
+        config.set(driver()?.state().current()?.shared_memory_config)
+    }
+
+    "cuCtxSetSharedMemConfig" 4020 fn cuCtxSetSharedMemConfig(config: c_uint) {
+        driver()?.state().current_mut()?.shared_memory_config = config;
+        Ok(())
+    }
+
+    "cuCtxResetPersistingL2Cache" 11000 fn cuCtxResetPersistingL2Cache() {
+        driver()?.state().current().map(drop)
+    }
+
+    "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(context: Out<CUcontext>, device: CUdevice) {
+        let driver = driver()?;
+        context.set(driver.state().retain_primary(driver, device)?)
+    }
+
+    "cuDevicePrimaryCtxRelease" 7000 fn cuDevicePrimaryCtxRelease(device: CUdevice) { release(device) }
+    "cuDevicePrimaryCtxRelease" 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) { release(device) }
+    "cuDevicePrimaryCtxReset" 7000 fn cuDevicePrimaryCtxReset(device: CUdevice) { reset(device) }
+    "cuDevicePrimaryCtxReset" 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice) { reset(device) }
+    "cuDevicePrimaryCtxSetFlags" 7000 fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: c_uint) { set_primary_flags(device, flags) }
+    "cuDevicePrimaryCtxSetFlags" 11000 fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: c_uint) { set_primary_flags(device, flags) }
+
+    "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: Out<c_uint>, active: Out<c_int>) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let primary = state.primary(device)?;
+        flags.set_if_wanted(primary.flags);
+        active.set_if_wanted(c_int::from(primary.context.is_some()));
+        Ok(())
+    }
+}
+
+fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> Answer {
+    if context.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let handle = driver.state().create_context(driver, device, flags)?;
+    current::push(Entered::created(handle));
+    context.set(handle)
+}
+
+/// Waits for what a context still has to do.
+pub(crate) fn finish(driver: &Driver, context: CUcontext) -> Answer {
+    let points = driver.state().points_of_context(driver, context);
+    wait_for(driver, &points)
+}
+
+/// The last one who is attached ends a context.
+fn detach(context: CUcontext) -> Answer {
+    if current_handle()? != context {
+        return Err(CudaError::InvalidContext);
+    }
+    {
+        let mut state = driver()?.state();
+        let current = state.current_mut()?;
+        if let Some(left) = current.attached.checked_sub(1) {
+            current.attached = left;
+            return Ok(());
+        }
+    }
+    destroy(context)
+}
+
+fn destroy(context: CUcontext) -> Answer {
+    let driver = driver()?;
+    finish(driver, context)?;
+    let mut state = driver.state();
+    let is_green = state.owner(context) != context;
+    if state.is_primary(context) || is_green {
+        return Err(CudaError::InvalidContext);
+    }
+    state.destroy_context(driver, context)?;
+    if current::top().is_some_and(|entered| entered.context == context) {
+        current::pop();
+    }
+    Ok(())
+}
+
+fn push(context: CUcontext) -> Answer {
+    current::push(Entered::find(context)?);
+    Ok(())
+}
+
+fn pop(context: Out<CUcontext>) -> Answer {
+    driver()?;
+    let popped = current::pop().ok_or(CudaError::InvalidContext)?;
+    context.set_if_wanted(popped.context);
+    Ok(())
+}
+
+/// Runs with a context, where the null handle means the current one.
+pub(crate) fn with(handle: CUcontext, action: impl FnOnce(&Context) -> Answer) -> Answer {
+    let driver = driver()?;
+    let state = driver.state();
+    let context = match handle {
+        CUcontext::NULL => state.current()?,
+        handle => state
+            .contexts
+            .get(&handle)
+            .ok_or(CudaError::InvalidContext)?,
+    };
+    action(context)
+}
+
+fn finish_primary(driver: &Driver, device: CUdevice) -> Answer {
+    let context = driver.state().primary(device)?.context;
+    context.map_or(Ok(()), |context| finish(driver, context))
+}
+
+fn release(device: CUdevice) -> Answer {
+    let driver = driver()?;
+    finish_primary(driver, device)?;
+    driver.state().release_primary(driver, device)
+}
+
+fn reset(device: CUdevice) -> Answer {
+    let driver = driver()?;
+    finish_primary(driver, device)?;
+    driver.state().reset_primary(driver, device)
+}
+
+fn set_primary_flags(device: CUdevice, flags: c_uint) -> Answer {
+    driver()?.state().primary(device)?.flags = flags;
+    Ok(())
+}

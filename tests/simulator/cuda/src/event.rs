@@ -1,0 +1,363 @@
+//! Events: points in streams, with the card's time at which they were reached.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_float, c_uint};
+
+use simulator_machine::channel::EVENTS;
+use simulator_machine::kernel::engine::Work;
+
+use crate::abi::{Answer, Out, entry_points};
+use crate::capture::Captured;
+use crate::context::current_handle;
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::operation::{Operation, enqueue};
+use crate::stream::{Point, Stream, wait_for, with_room};
+use crate::types::{CUcontext, CUevent, CUstream};
+
+mod shared;
+
+pub(crate) use shared::ENTRY_POINTS as SHARED_ENTRY_POINTS;
+use shared::{SharedEvent, check_flags};
+
+/// `CU_EVENT_INTERPROCESS`
+const INTERPROCESS: c_uint = 4;
+/// `CU_EVENT_DISABLE_TIMING`
+const DISABLE_TIMING: c_uint = 2;
+
+/// All events of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    created: BTreeMap<CUevent, Event>,
+    /// How often each cell was recorded; goes on over reuse of a cell.
+    recordings: Vec<u64>,
+    /// Cells of destroyed events.
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    context: CUcontext,
+    cell: u32,
+    flags: c_uint,
+    last: Option<Recorded>,
+    /// The last recording was in a stream from which a graph was captured.
+    captured: Option<Captured>,
+    /// Where its recordings are counted, when other processes know it.
+    shared: Option<SharedEvent>,
+}
+
+/// What a caller waits for in the place of a stream that cannot.
+pub(crate) enum Foreign {
+    /// A stream of another context.
+    Point(Point),
+    /// A recording by another process.
+    Recording(Box<Event>, u64),
+}
+
+impl Foreign {
+    /// Waits. No lock may be held.
+    pub(crate) fn wait(&self, driver: &Driver) -> Answer {
+        match self {
+            Self::Point(point) => wait_for(driver, &[*point]),
+            Self::Recording(event, recording) => match &event.shared {
+                Some(shared) => shared.wait(driver, *recording),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Recorded {
+    context: CUcontext,
+    point: Point,
+    recording: u64,
+}
+
+impl Events {
+    fn cell(&mut self) -> Answer<u32> {
+        if let Some(cell) = self.free.pop() {
+            return Ok(cell);
+        }
+        let cell = u32::try_from(self.recordings.len())
+            .ok()
+            .filter(|cell| *cell < EVENTS);
+        self.recordings.push(0);
+        cell.ok_or(CudaError::OutOfMemory)
+    }
+
+    fn get(&self, handle: CUevent) -> Answer<Event> {
+        self.created
+            .get(&handle)
+            .cloned()
+            .ok_or(CudaError::InvalidHandle)
+    }
+
+    fn get_mut(&mut self, handle: CUevent) -> Answer<&mut Event> {
+        self.created
+            .get_mut(&handle)
+            .ok_or(CudaError::InvalidHandle)
+    }
+
+    /// Forgets the events of a context that is destroyed.
+    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+        let free = &mut self.free;
+        self.created.retain(|_, event| {
+            let keep = event.context != context;
+            if !keep && event.shared.is_none() {
+                free.push(event.cell);
+            }
+            keep
+        });
+    }
+}
+
+impl Event {
+    /// Whether a recording has not been reached.
+    fn is_pending(&self, driver: &Driver) -> bool {
+        let recorded = self.last.is_some() || self.shared.is_some();
+        recorded && self.reached(driver).is_none()
+    }
+
+    /// When the last recording was reached; `None` while it was not.
+    fn reached(&self, driver: &Driver) -> Option<u64> {
+        if let Some(shared) = &self.shared {
+            return shared.reached(shared.last());
+        }
+        let last = self.last?;
+        let (recording, at) = driver.channel().event(self.cell);
+        (recording >= last.recording).then_some(at)
+    }
+
+    /// Refuses an event that stands for a point in a graph.
+    fn require_recorded(&self) -> Answer {
+        match self.captured {
+            Some(_) => Err(CudaError::CapturedEvent),
+            None => Ok(()),
+        }
+    }
+}
+
+impl State {
+    /// Refuses what is no event.
+    pub(crate) fn require_event(&self, event: CUevent) -> Answer {
+        self.events.get(event).map(drop)
+    }
+
+    /// Puts a recording on a stream.
+    pub(crate) fn record(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        handle: CUevent,
+    ) -> Answer<Point> {
+        let Event {
+            cell,
+            context,
+            shared,
+            ..
+        } = self.events.get(handle)?;
+        if context != self.owner(stream.context) {
+            return Err(CudaError::InvalidHandle);
+        }
+        let count = self.events.recordings.get_mut(cell as usize);
+        let count = count.ok_or(CudaError::InvalidHandle)?;
+        *count += 1;
+        let mut recording = *count;
+        if let Some(shared) = shared {
+            recording = shared.next();
+            *count = recording.max(*count);
+        }
+        let work = Work::Record {
+            event: cell,
+            recording,
+        };
+        let point = self.submit(driver, stream, work)?;
+        let event = self.events.get_mut(handle)?;
+        event.captured = None;
+        event.last = Some(Recorded {
+            context,
+            point,
+            recording,
+        });
+        Ok(point)
+    }
+
+    /// Lets a stream wait for an event. The result is what the caller has to wait for in its place.
+    pub(crate) fn wait_event(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        handle: CUevent,
+    ) -> Answer<Option<Foreign>> {
+        let event = self.events.get(handle)?;
+        if !event.is_pending(driver) {
+            return Ok(None);
+        }
+        let others = event.shared.as_ref().map(SharedEvent::last);
+        let own = event
+            .last
+            .filter(|last| others.is_none_or(|others| others == last.recording));
+        match (own, others) {
+            (Some(last), _) if self.owner(last.context) == self.owner(stream.context) => {
+                let work = Work::Wait {
+                    stream: last.point.cell,
+                    ticket: last.point.ticket,
+                };
+                self.submit(driver, stream, work).map(|_| None)
+            }
+            (Some(last), _) => Ok(Some(Foreign::Point(last.point))),
+            (None, Some(recording)) => Ok(Some(Foreign::Recording(Box::new(event), recording))),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a captured graph.
+const EXTERNAL: c_uint = 1;
+
+entry_points! {
+    "cuEventCreate" 2000 fn cuEventCreate(result: Out<CUevent>, flags: c_uint) {
+        if flags > 7 || result.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        check_flags(flags)?;
+        let driver = driver()?;
+        let context = current_handle()?;
+        let mut state = driver.state();
+        state.current()?;
+        let cell = state.events.cell()?;
+        let handle = CUevent(state.handle());
+        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None, shared: None });
+        result.set(handle)
+    }
+
+    "cuEventDestroy" 2000 fn cuEventDestroy(event: CUevent) { destroy(event) }
+    "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
+
+    "cuEventRecord" 2000 fn cuEventRecord(event: CUevent, stream: CUstream) ptsz(stream) cuEventRecord_ptsz { record(event, stream, 0) }
+    "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) ptsz(stream) cuEventRecordWithFlags_ptsz { record(event, stream, flags) }
+
+    "cuEventQuery" 2000 fn cuEventQuery(event: CUevent) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let event = state.events.get(event)?;
+        event.require_recorded()?;
+        state.potentially_unsafe()?;
+        match event.is_pending(driver) {
+            true => Err(CudaError::NotReady),
+            false => Ok(()),
+        }
+    }
+
+    "cuEventSynchronize" 2000 fn cuEventSynchronize(event: CUevent) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let event = state.events.get(event)?;
+        event.require_recorded()?;
+        state.potentially_unsafe()?;
+        drop(state);
+        match (&event.shared, event.last) {
+            (Some(shared), _) => shared.wait(driver, shared.last())?,
+            (None, Some(last)) if event.reached(driver).is_none() => wait_for(driver, &[last.point])?,
+            _ => {}
+        }
+        driver.state().trim_pools(driver)
+    }
+
+    "cuEventElapsedTime" 2000 fn cuEventElapsedTime(milliseconds: Out<c_float>, start: CUevent, end: CUevent) { elapsed(milliseconds, start, end) }
+    "cuEventElapsedTime" 12080 fn cuEventElapsedTime_v2(milliseconds: Out<c_float>, start: CUevent, end: CUevent) { elapsed(milliseconds, start, end) }
+
+    "cuStreamWaitEvent" 3020 fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) ptsz(stream) cuStreamWaitEvent_ptsz {
+        if flags & !EXTERNAL != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let foreign = with_room(stream, |driver, state, stream| {
+            let found = state.events.get(event)?;
+            if let Some(captured) = found.captured {
+                return state.join(stream, &captured).map(|()| None);
+            }
+            if !state.is_capturing(stream)? {
+                return state.wait_event(driver, stream, event);
+            }
+            if flags & EXTERNAL != 0 {
+                return state.capture(stream, Operation::Wait(event)).map(|_| None);
+            }
+            match found.last {
+                // The graph would wait for something outside of it.
+                Some(_) => Err(state.invalidate(stream, CudaError::StreamCaptureIsolation)),
+                None if found.shared.is_some() => {
+                    Err(state.invalidate(stream, CudaError::StreamCaptureIsolation))
+                }
+                None => Ok(None),
+            }
+        })?;
+        match foreign {
+            // Cards do not see each other's streams: the caller waits in the stream's place.
+            Some(foreign) => foreign.wait(driver()?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn destroy(handle: CUevent) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    let event = state
+        .events
+        .created
+        .remove(&handle)
+        .ok_or(CudaError::InvalidHandle)?;
+    // The daemon still takes the cell of a shared event for that event.
+    if event.shared.is_none() {
+        state.events.free.push(event.cell);
+    }
+    Ok(())
+}
+
+fn record(handle: CUevent, stream: CUstream, flags: c_uint) -> Answer {
+    if flags & !EXTERNAL != 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    if flags & EXTERNAL != 0 {
+        return enqueue(stream, |_, state, _| {
+            state.require_event(handle)?;
+            Ok(Operation::Record(handle))
+        })
+        .map(drop);
+    }
+    with_room(stream, |driver, state, stream| {
+        if !state.is_capturing(stream)? {
+            return state.record(driver, stream, handle).map(drop);
+        }
+        let point = state.captured_point(stream)?;
+        state.events.get_mut(handle)?.captured = Some(point);
+        Ok(())
+    })
+}
+
+fn elapsed(milliseconds: Out<c_float>, start: CUevent, end: CUevent) -> Answer {
+    let driver = driver()?;
+    let state = driver.state();
+    let (start, end) = (state.events.get(start)?, state.events.get(end)?);
+    for event in [&start, &end] {
+        event.require_recorded()?;
+        if event.flags & DISABLE_TIMING != 0 || event.last.is_none() {
+            return Err(CudaError::InvalidHandle);
+        }
+    }
+    let reached = |event: &Event| event.reached(driver).ok_or(CudaError::NotReady);
+    let (start, end) = (reached(&start)?, reached(&end)?);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "CUDA measures with the precision of a float"
+    )]
+    #[expect(clippy::cast_precision_loss, reason = "as above")]
+    let length = |nanos: u64| (nanos as f64 / 1e6) as c_float;
+    milliseconds.set(if end >= start {
+        length(end - start)
+    } else {
+        -length(start - end)
+    })
+}

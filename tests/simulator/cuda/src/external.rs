@@ -1,0 +1,101 @@
+//! External memory: what another process or another API exported as a file descriptor.
+//!
+//! Here a descriptor stands for physical memory of the virtual memory API, which a graphics API
+//! would have allocated on hardware. The object holds it; each buffer maps a part of it.
+
+use std::collections::BTreeMap;
+use std::os::fd::FromRawFd;
+
+use simulator_machine::kernel::PAGE_BYTES;
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::memory::{Mapping, RangeKind};
+use crate::types::{
+    CUdeviceptr, CUexternalMemory, CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc,
+};
+use crate::virtual_memory::{Handle, borrowed};
+
+/// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD`
+const OPAQUE_FD: std::ffi::c_uint = 1;
+
+/// External memory of this process, and the bytes that it was said to have.
+#[derive(Debug, Default)]
+pub(crate) struct Externals(BTreeMap<CUexternalMemory, (Handle, u64)>);
+
+impl State {
+    fn map_external(
+        &mut self,
+        driver: &Driver,
+        external: CUexternalMemory,
+        buffer: &CUexternalMemoryBufferDesc,
+    ) -> Answer<CUdeviceptr> {
+        let found = self.externals.0.get(&external).copied();
+        let (handle, bytes) = found.ok_or(CudaError::InvalidHandle)?;
+        let end = buffer.offset.checked_add(buffer.bytes);
+        let fits = end.is_some_and(|end| end <= bytes);
+        if !fits
+            || buffer.bytes == 0
+            || buffer.flags != 0
+            || !buffer.offset.is_multiple_of(PAGE_BYTES)
+        {
+            return Err(CudaError::InvalidValue);
+        }
+        let context = crate::context::current_handle()?;
+        let (file, start) = self.virtual_memory.file_behind(driver, handle)?;
+        let mapping = Mapping::of_memory(
+            file,
+            start + buffer.offset,
+            buffer.bytes.next_multiple_of(PAGE_BYTES),
+        )?;
+        let kind = RangeKind::External { context };
+        Ok(self.addresses.insert(mapping, buffer.bytes, kind))
+    }
+}
+
+entry_points! {
+    // The descriptor is the object's from now on.
+    "cuImportExternalMemory" 10000 fn cuImportExternalMemory(external: Out<CUexternalMemory>, description: In<CUexternalMemoryHandleDesc>) {
+        let description = description.get()?;
+        if external.is_null() || description.bytes == 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        if description.kind != OPAQUE_FD {
+            return Err(CudaError::NotSupported);
+        }
+        crate::context::current_handle()?;
+        let number = usize::try_from(description.descriptor).map_err(|_| CudaError::InvalidValue)?;
+        let descriptor = borrowed(number)?;
+        let driver = driver()?;
+        let mut state = driver.state();
+        let handle = state.import(driver, descriptor)?;
+        let (_, size) = state.virtual_memory.whereabouts(state.virtual_memory.allocation(handle)?)?;
+        if description.bytes > size {
+            state.release(driver, handle)?;
+            return Err(CudaError::InvalidValue);
+        }
+        // SAFETY: open, and by a successful import handed over to the driver.
+        drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(description.descriptor) });
+        let made = CUexternalMemory(state.handle());
+        state.externals.0.insert(made, (handle, description.bytes));
+        external.set(made)
+    }
+
+    "cuExternalMemoryGetMappedBuffer" 10000 fn cuExternalMemoryGetMappedBuffer(address: Out<CUdeviceptr>, external: CUexternalMemory, buffer: In<CUexternalMemoryBufferDesc>) {
+        let buffer = buffer.get()?;
+        if address.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        address.set(driver.state().map_external(driver, external, &buffer)?)
+    }
+
+    // Buffers are the program's to free, and do not keep the memory.
+    "cuDestroyExternalMemory" 10000 fn cuDestroyExternalMemory(external: CUexternalMemory) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let (handle, _) = state.externals.0.remove(&external).ok_or(CudaError::InvalidHandle)?;
+        state.release(driver, handle)
+    }
+}

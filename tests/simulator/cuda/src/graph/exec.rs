@@ -1,0 +1,472 @@
+//! Graphs made ready to launch: launching and changing them.
+//!
+//! A launch puts every step on a stream of its own lane. The first lane is the stream that the
+//! graph is launched into, which goes on when all lanes are done; launches of one executable graph
+//! come after each other.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_uint, c_ulonglong};
+
+use simulator_machine::kernel::engine::Work;
+
+use super::plan::{self, Step, flatten};
+use super::{NO_NODE, Node};
+use crate::abi::{Answer, In, InOut, Out, Untyped, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::operation::Operation;
+use crate::stream::{Point, Stream, wait_for, with_room};
+use crate::types::{
+    CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo,
+    CUgraphInstantiateParams, CUgraphNode, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
+    CUkernelNodeParamsV2, CUmemcpy3D, CUmemsetNodeParams, CUstream,
+};
+
+/// Most steps of one graph: what a stream can have queued.
+const MOST_STEPS: usize = 1 << 14;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+const UPLOAD: u64 = 2;
+/// All `CUDA_GRAPH_INSTANTIATE_FLAG_*` that are known.
+const FLAGS: u64 = 0xf;
+
+/// All executable graphs of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Execs(BTreeMap<CUgraphExec, Exec>);
+
+#[derive(Debug)]
+struct Exec {
+    steps: Vec<Step>,
+    /// Steps by the nodes that they come from, of the first graph and of those it was updated to.
+    by_node: BTreeMap<CUgraphNode, usize>,
+    flags: u64,
+    /// Cells of all lanes but the first.
+    lanes: Vec<u32>,
+    last: Option<(CUcontext, Point)>,
+}
+
+/// What a launch found.
+enum Launched {
+    Queued,
+    /// The last launch, in another context, has to be waited for.
+    After(Point),
+}
+
+impl Execs {
+    fn get(&self, handle: CUgraphExec) -> Answer<&Exec> {
+        self.0.get(&handle).ok_or(CudaError::InvalidValue)
+    }
+
+    fn get_mut(&mut self, handle: CUgraphExec) -> Answer<&mut Exec> {
+        self.0.get_mut(&handle).ok_or(CudaError::InvalidValue)
+    }
+}
+
+impl Exec {
+    fn step(&mut self, node: CUgraphNode) -> Answer<&mut Step> {
+        let index = self.by_node.get(&node).ok_or(CudaError::InvalidValue)?;
+        self.steps.get_mut(*index).ok_or(CudaError::InvalidValue)
+    }
+}
+
+fn by_node(steps: &[Step]) -> BTreeMap<CUgraphNode, usize> {
+    let numbered = steps.iter().enumerate();
+    numbered.map(|(index, step)| (step.node, index)).collect()
+}
+
+impl State {
+    fn instantiate(&mut self, driver: &Driver, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
+        if flags & !FLAGS != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let steps = flatten(&self.graphs, graph).map_err(|_| CudaError::InvalidValue)?;
+        if steps.len() > MOST_STEPS {
+            return Err(CudaError::OutOfMemory);
+        }
+        let mut lanes = Vec::new();
+        for _ in 1..plan::lanes(&steps) {
+            lanes.push(self.hidden_cell(driver)?);
+        }
+        let handle = CUgraphExec(self.handle());
+        // Handles are unique: it holds its references as a graph does.
+        self.copy_user_objects(graph, CUgraph(handle.0))?;
+        let exec = Exec {
+            by_node: by_node(&steps),
+            steps,
+            flags,
+            lanes,
+            last: None,
+        };
+        self.graphs.execs.0.insert(handle, exec);
+        Ok(handle)
+    }
+
+    fn destroy_exec(&mut self, handle: CUgraphExec) -> Answer {
+        let exec = self.graphs.execs.0.remove(&handle);
+        // What was launched is still done.
+        self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
+        self.forget_user_objects(CUgraph(handle.0))
+    }
+
+    /// Does something with an executable graph for which its memory may be used again: it comes after its last launch.
+    fn with_memory_of<T>(
+        &mut self,
+        handle: CUgraphExec,
+        use_it: impl FnOnce(&mut Self) -> Answer<T>,
+    ) -> Answer<T> {
+        self.graphs.memory.begin_launch(handle);
+        let result = use_it(self);
+        let last = self
+            .graphs
+            .execs
+            .get(handle)
+            .ok()
+            .and_then(|exec| exec.last);
+        self.graphs.memory.end_launch(last.map(|(_, end)| end));
+        result
+    }
+
+    /// Takes the memory that a launch will need.
+    fn upload_exec(&mut self, driver: &Driver, stream: Stream, handle: CUgraphExec) -> Answer {
+        let steps = self.graphs.execs.get(handle)?.steps.clone();
+        let context = self.owner(stream.context);
+        self.with_memory_of(handle, |state| {
+            let operations = steps.iter().map(|step| &step.operation);
+            state.take_graph_memory_ahead(driver, context, operations)
+        })
+    }
+
+    /// Puts all steps on streams.
+    fn launch_exec(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        handle: CUgraphExec,
+    ) -> Answer<Launched> {
+        let exec = self.graphs.execs.get(handle)?;
+        let steps = exec.steps.clone();
+        let auto_free = exec.flags & AUTO_FREE_ON_LAUNCH != 0;
+        let last = exec.last.filter(|(_, last)| !driver.is_reached(*last));
+        let lanes: Vec<Stream> = std::iter::once(stream)
+            .chain(
+                exec.lanes
+                    .iter()
+                    .map(|cell| Stream::hidden(stream.context, *cell)),
+            )
+            .collect();
+        self.free_before_launch(&steps, auto_free)?;
+        match last {
+            Some((context, last)) if context != stream.context => return Ok(Launched::After(last)),
+            Some((_, last)) if last.cell != stream.cell => {
+                self.wait_in(driver, stream, last)?;
+            }
+            _ => {}
+        }
+        let begin = match lanes.len() {
+            1 => None,
+            _ => Some(self.marker(driver, stream)?),
+        };
+        let mut points: Vec<Option<Point>> = Vec::with_capacity(steps.len());
+        // What each lane has waited for: the last ticket by cell.
+        let mut waited: Vec<BTreeMap<u32, u64>> = vec![BTreeMap::new(); lanes.len()];
+        for step in &steps {
+            let lane = lanes.get(step.lane).copied().ok_or(CudaError::Unknown)?;
+            let waited = waited.get_mut(step.lane).ok_or(CudaError::Unknown)?;
+            let before = step.after.iter().filter_map(|index| *points.get(*index)?);
+            let before: Vec<Point> = begin.into_iter().chain(before).collect();
+            for point in before {
+                let known = waited.entry(point.cell).or_default();
+                if point.cell != lane.cell && *known < point.ticket {
+                    *known = point.ticket;
+                    self.wait_in(driver, lane, point)?;
+                }
+            }
+            let done = match step.enabled {
+                true => self.perform(driver, lane, &step.operation)?,
+                false => None,
+            };
+            points.push(done.or_else(|| self.unfinished(driver, lane.cell)));
+        }
+        for lane in lanes.iter().skip(1) {
+            if let Some(point) = self.unfinished(driver, lane.cell) {
+                self.wait_in(driver, stream, point)?;
+            }
+        }
+        let end = self.unfinished(driver, stream.cell);
+        self.graphs.execs.get_mut(handle)?.last = end.map(|end| (stream.context, end));
+        Ok(Launched::Queued)
+    }
+
+    fn wait_in(&mut self, driver: &Driver, stream: Stream, point: Point) -> Answer {
+        let work = Work::Wait {
+            stream: point.cell,
+            ticket: point.ticket,
+        };
+        self.submit(driver, stream, work).map(drop)
+    }
+
+    /// Memory that the last launch took and nobody freed.
+    fn free_before_launch(&mut self, steps: &[Step], auto_free: bool) -> Answer {
+        for step in steps {
+            if let Operation::Allocate(memory) = &step.operation
+                && self.graphs.memory.is_taken(memory.address)
+            {
+                if !auto_free {
+                    return Err(CudaError::InvalidValue);
+                }
+                self.release_graph_memory(memory.address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch into a captured stream becomes a child graph.
+    fn capture_exec(&mut self, stream: Stream, handle: CUgraphExec) -> Answer {
+        let steps = self.graphs.execs.get(handle)?.steps.clone();
+        let child = self.create_graph();
+        self.mark_child(child);
+        let mut nodes: Vec<CUgraphNode> = Vec::with_capacity(steps.len());
+        for step in steps {
+            let after = step.after.iter().filter_map(|index| nodes.get(*index));
+            let after: Vec<CUgraphNode> = after.copied().collect();
+            nodes.push(self.add_node(child, &after, step.operation)?);
+        }
+        self.capture(stream, Operation::Child(child)).map(drop)
+    }
+
+    /// Takes over the operations of another graph of the same shape; the error is the code and the
+    /// node that differs.
+    fn update(
+        &mut self,
+        handle: CUgraphExec,
+        graph: CUgraph,
+    ) -> Answer<Result<(), (c_uint, CUgraphNode)>> {
+        const TOPOLOGY_CHANGED: c_uint = 2;
+        const NODE_TYPE_CHANGED: c_uint = 3;
+        const NOT_SUPPORTED: c_uint = 6;
+        let new = flatten(&self.graphs, graph).map_err(|_| CudaError::InvalidValue)?;
+        let exec = self.graphs.execs.get_mut(handle)?;
+        if new.len() != exec.steps.len() {
+            return Ok(Err((TOPOLOGY_CHANGED, NO_NODE)));
+        }
+        for (old, new) in exec.steps.iter().zip(&new) {
+            if old.operation.node_type() != new.operation.node_type() {
+                return Ok(Err((NODE_TYPE_CHANGED, new.node)));
+            }
+            if old.after != new.after {
+                return Ok(Err((TOPOLOGY_CHANGED, new.node)));
+            }
+            if matches!(new.operation, Operation::Allocate(_)) {
+                return Ok(Err((NOT_SUPPORTED, new.node)));
+            }
+        }
+        exec.by_node.extend(by_node(&new));
+        for (old, new) in exec.steps.iter_mut().zip(new) {
+            old.operation = new.operation;
+        }
+        Ok(Ok(()))
+    }
+
+    /// Changes what a step does, not of which kind it is.
+    fn set_step(&mut self, handle: CUgraphExec, node: CUgraphNode, new: Operation) -> Answer {
+        let step = self.graphs.execs.get_mut(handle)?.step(node)?;
+        if step.operation.node_type() != new.node_type() {
+            return Err(CudaError::InvalidValue);
+        }
+        step.operation = new;
+        Ok(())
+    }
+
+    /// Changes the steps that come from a child graph.
+    fn set_child(&mut self, handle: CUgraphExec, node: CUgraphNode, new: CUgraph) -> Answer {
+        let Node {
+            operation: Operation::Child(old),
+            ..
+        } = self.graphs.node(node)?
+        else {
+            return Err(CudaError::InvalidValue);
+        };
+        let flat = |graph| flatten(&self.graphs, graph).map_err(|_| CudaError::InvalidValue);
+        let (old, new) = (flat(*old)?, flat(new)?);
+        let same = |(old, new): (&Step, &Step)| {
+            old.after == new.after && old.operation.node_type() == new.operation.node_type()
+        };
+        if old.len() != new.len() || !old.iter().zip(&new).all(same) {
+            return Err(CudaError::GraphExecUpdateFailure);
+        }
+        for (old, new) in old.into_iter().zip(new) {
+            self.set_step(handle, old.node, new.operation)?;
+        }
+        Ok(())
+    }
+}
+
+fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Answer {
+    if exec.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    exec.set(driver.state().instantiate(driver, graph, flags)?)
+}
+
+fn instantiate_and_upload(
+    exec: Out<CUgraphExec>,
+    graph: CUgraph,
+    flags: u64,
+    stream: CUstream,
+) -> Answer {
+    if exec.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let mut state = driver.state();
+    let stream = state.stream(driver, stream)?;
+    let handle = state.instantiate(driver, graph, flags)?;
+    if let Err(error) = state.upload_exec(driver, stream, handle) {
+        state.destroy_exec(handle)?;
+        return Err(error);
+    }
+    exec.set(handle)
+}
+
+fn launch(exec: CUgraphExec, handle: CUstream) -> Answer {
+    loop {
+        let launched = with_room(handle, |driver, state, stream| {
+            if state.is_capturing(stream)? {
+                state.capture_exec(stream, exec)?;
+                return Ok(Launched::Queued);
+            }
+            state.with_memory_of(exec, |state| state.launch_exec(driver, stream, exec))
+        })?;
+        match launched {
+            Launched::Queued => return Ok(()),
+            // Contexts do not see each other's streams: the caller waits in their place.
+            Launched::After(point) => wait_for(driver()?, &[point])?,
+        }
+    }
+}
+
+fn update(exec: CUgraphExec, graph: CUgraph) -> Answer<Result<(), (c_uint, CUgraphNode)>> {
+    driver()?.state().update(exec, graph)
+}
+
+fn set(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Answer {
+    driver()?.state().set_step(exec, node, operation)
+}
+
+entry_points! {
+    "cuGraphInstantiate" 10000 fn cuGraphInstantiate(exec: Out<CUgraphExec>, graph: CUgraph, node: Out<CUgraphNode>, _log: Untyped, _log_bytes: usize) {
+        node.set_if_wanted(NO_NODE);
+        instantiate(exec, graph, 0)
+    }
+    "cuGraphInstantiate" 11000 fn cuGraphInstantiate_v2(exec: Out<CUgraphExec>, graph: CUgraph, node: Out<CUgraphNode>, _log: Untyped, _log_bytes: usize) {
+        node.set_if_wanted(NO_NODE);
+        instantiate(exec, graph, 0)
+    }
+    "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(exec: Out<CUgraphExec>, graph: CUgraph, flags: c_ulonglong) { instantiate(exec, graph, flags) }
+
+    "cuGraphInstantiateWithParams" 12000 fn cuGraphInstantiateWithParams(exec: Out<CUgraphExec>, graph: CUgraph, params: InOut<CUgraphInstantiateParams>) ptds(_stream) cuGraphInstantiateWithParams_ptsz {
+        const ERROR: c_uint = 1;
+        let mut given = params.get()?;
+        let answer = match given.flags & UPLOAD {
+            0 => instantiate(exec, graph, given.flags),
+            _ => instantiate_and_upload(exec, graph, given.flags, given.upload_stream),
+        };
+        given.error_node = NO_NODE;
+        given.result = if answer.is_ok() { 0 } else { ERROR };
+        params.set(given)?;
+        answer
+    }
+
+    "cuGraphLaunch" 10000 fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) ptsz(stream) cuGraphLaunch_ptsz { launch(exec, stream) }
+
+    "cuGraphUpload" 11010 fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) ptsz(stream) cuGraphUpload_ptsz {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let stream = state.stream(driver, stream)?;
+        state.upload_exec(driver, stream, exec)
+    }
+
+    "cuGraphExecDestroy" 10000 fn cuGraphExecDestroy(exec: CUgraphExec) {
+        driver()?.state().destroy_exec(exec)
+    }
+
+    "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: CUgraphExec, flags: Out<u64>) {
+        flags.set(driver()?.state().graphs.execs.get(exec)?.flags)
+    }
+
+    "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: Out<CUgraphNode>, result: Out<c_uint>) {
+        let (code, which) = match update(exec, graph)? {
+            Ok(()) => (0, NO_NODE),
+            Err(difference) => difference,
+        };
+        node.set_if_wanted(which);
+        result.set_if_wanted(code);
+        if code == 0 { Ok(()) } else { Err(CudaError::GraphExecUpdateFailure) }
+    }
+    "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: Out<CUgraphExecUpdateResultInfo>) {
+        let (code, which) = match update(exec, graph)? {
+            Ok(()) => (0, NO_NODE),
+            Err(difference) => difference,
+        };
+        info.set(CUgraphExecUpdateResultInfo { result: code, error_node: which, error_from_node: NO_NODE })?;
+        if code == 0 { Ok(()) } else { Err(CudaError::GraphExecUpdateFailure) }
+    }
+
+    "cuGraphExecKernelNodeSetParams" 10010 fn cuGraphExecKernelNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CUkernelNodeParams>) {
+        let params = CUkernelNodeParamsV2::from_v1(params.get()?);
+        let driver = driver()?;
+        let mut state = driver.state();
+        let operation = state.kernel_from(driver, &params)?;
+        state.set_step(exec, node, operation)
+    }
+    "cuGraphExecKernelNodeSetParams" 12000 fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: In<CUkernelNodeParamsV2>) {
+        let params = params.get()?;
+        let driver = driver()?;
+        let mut state = driver.state();
+        let operation = state.kernel_from(driver, &params)?;
+        state.set_step(exec, node, operation)
+    }
+
+    "cuGraphExecMemcpyNodeSetParams" 10020 fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: In<CUmemcpy3D>, _context: CUcontext) { set(exec, node, Operation::Copy(copy.get()?)) }
+    "cuGraphExecMemsetNodeSetParams" 10020 fn cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: CUgraphNode, fill: In<CUmemsetNodeParams>, _context: CUcontext) { set(exec, node, Operation::Fill(fill.get()?)) }
+    "cuGraphExecHostNodeSetParams" 10020 fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CUhostNodeParams>) { set(exec, node, params.get()?.operation()?) }
+    "cuGraphExecChildGraphNodeSetParams" 11010 fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) {
+        driver()?.state().set_child(exec, node, child)
+    }
+    "cuGraphExecEventRecordNodeSetEvent" 11010 fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
+        let mut state = driver()?.state();
+        state.require_event(event)?;
+        state.set_step(exec, node, Operation::Record(event))
+    }
+    "cuGraphExecEventWaitNodeSetEvent" 11010 fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
+        let mut state = driver()?.state();
+        state.require_event(event)?;
+        state.set_step(exec, node, Operation::Wait(event))
+    }
+
+    "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: InOut<CUgraphNodeParams>) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let operation = state.operation_from(driver, params.get()?)?;
+        match operation {
+            Operation::Child(child) => state.set_child(exec, node, child),
+            operation => state.set_step(exec, node, operation),
+        }
+    }
+
+    "cuGraphNodeSetEnabled" 11060 fn cuGraphNodeSetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: c_uint) {
+        let mut state = driver()?.state();
+        let step = state.graphs.execs.get_mut(exec)?.step(node)?;
+        if !matches!(step.operation, Operation::Kernel(_) | Operation::Copy(_) | Operation::Fill(_)) {
+            return Err(CudaError::InvalidValue);
+        }
+        step.enabled = enabled != 0;
+        Ok(())
+    }
+    "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: Out<c_uint>) {
+        let mut state = driver()?.state();
+        enabled.set(state.graphs.execs.get_mut(exec)?.step(node)?.enabled.into())
+    }
+}

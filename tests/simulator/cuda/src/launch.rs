@@ -1,0 +1,300 @@
+//! Kernel launches: how long a kernel takes and how many multiprocessors it needs.
+
+use std::ffi::{c_uint, c_void};
+
+use simulator_machine::description::Compute;
+use simulator_machine::kernel::Nanos;
+use simulator_machine::kernel::engine::Work;
+
+use crate::abi::{Answer, In, entry_points};
+use crate::driver::{Driver, State};
+use crate::error::CudaError;
+use crate::module::{LOCAL_SIZE_BYTES, SPIN};
+use crate::operation::{Operation, enqueue};
+use crate::stream::{Point, Stream};
+use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstream};
+
+pub(crate) mod legacy;
+
+/// How long a kernel takes about which nothing is known.
+pub(crate) const DEFAULT_KERNEL_NANOS: Nanos = 5_000;
+
+/// Grid and block of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+}
+
+/// One launch, with what was read of its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub(crate) function: CUfunction,
+    pub(crate) shape: Shape,
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) nanos: Nanos,
+    /// The first parameter, where the function has one.
+    pub(crate) parameter: Option<u64>,
+}
+
+impl Shape {
+    fn threads(self) -> u64 {
+        self.block
+            .iter()
+            .fold(1, |product, side| product.saturating_mul(u64::from(*side)))
+    }
+
+    fn blocks(self) -> u64 {
+        self.grid
+            .iter()
+            .fold(1, |product, side| product.saturating_mul(u64::from(*side)))
+    }
+
+    /// Refuses what no card can run.
+    fn check(self) -> Answer {
+        match self.threads() {
+            1..=1024 if self.blocks() > 0 => Ok(()),
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+
+    /// How many multiprocessors its blocks fill.
+    fn multiprocessors(self, compute: &Compute) -> u32 {
+        let resident = u64::from(compute.threads_per_multiprocessor) / self.threads().max(1);
+        let needed = self.blocks().div_ceil(resident.clamp(1, 32));
+        u32::try_from(needed)
+            .unwrap_or(u32::MAX)
+            .clamp(1, compute.multiprocessors)
+    }
+}
+
+impl State {
+    /// Reads what there is to know about a launch.
+    pub(crate) fn launch(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        function: CUfunction,
+        shape: Shape,
+        shared_bytes: c_uint,
+        parameters: Parameters,
+    ) -> Answer<Launch> {
+        shape.check()?;
+        let function = self.function_in(driver, self.owner(context), function)?;
+        let (nanos, parameter) = match self.modules.function(function)?.name.to_bytes() {
+            name if name == SPIN.to_bytes() => {
+                let nanos = parameters.first()?;
+                (nanos, Some(nanos))
+            }
+            b"noop" => (0, None),
+            _ => (DEFAULT_KERNEL_NANOS, None),
+        };
+        Ok(Launch {
+            function,
+            shape,
+            shared_bytes,
+            nanos,
+            parameter,
+        })
+    }
+
+    /// Puts a launch on a stream.
+    pub(crate) fn run_kernel(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        launch: Launch,
+    ) -> Answer<Option<Point>> {
+        let function = self.modules.function(launch.function)?;
+        let local = function.attribute(LOCAL_SIZE_BYTES).unwrap_or(0);
+        let local = u64::try_from(local).unwrap_or(0);
+        let module = function.module;
+        self.make_resident(driver, module)?;
+        self.require_local(driver, self.owner(stream.context), local)?;
+        if launch.nanos == 0 && self.idle(driver, stream) {
+            // Takes no time after nothing: done.
+            return Ok(None);
+        }
+        let context = self
+            .contexts
+            .get(&stream.context)
+            .ok_or(CudaError::ContextIsDestroyed)?;
+        let compute = &driver.model(context.device)?.compute;
+        let most = context
+            .green
+            .map_or(u32::MAX, |green| green.multiprocessors);
+        let multiprocessors = launch.shape.multiprocessors(compute).min(most);
+        let work = Work::Kernel {
+            nanos: launch.nanos,
+            multiprocessors,
+        };
+        self.submit(driver, stream, work).map(Some)
+    }
+}
+
+/// The two ways of passing kernel parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameters {
+    /// Pointers to the parameters.
+    pub(crate) pointers: In<In<u64>>,
+    /// `CU_LAUNCH_PARAM_*` keys and values.
+    pub(crate) extra: In<*const c_void>,
+}
+
+impl Parameters {
+    /// The first parameter, as a 64-bit number.
+    fn first(self) -> Answer<u64> {
+        if let Ok(pointer) = self.pointers.get() {
+            return pointer.get();
+        }
+        const END: usize = 0;
+        const BUFFER_POINTER: usize = 1;
+        // Pairs of key and value; more than a few do not exist.
+        for pair in 0..4 {
+            let key = self.extra.element(pair * 2)?;
+            match key.addr() {
+                END => break,
+                BUFFER_POINTER => {
+                    return In::<u64>::at(self.extra.element(pair * 2 + 1)?.cast()).get();
+                }
+                _ => {}
+            }
+        }
+        Err(CudaError::InvalidValue)
+    }
+}
+
+/// What the blocks of a launch may do.
+#[derive(Clone, Copy)]
+enum Blocks {
+    /// Run in any order.
+    Apart,
+    /// Wait for each other: all must be resident at once, or they could wait forever.
+    Cooperative,
+}
+
+fn launch(
+    function: CUfunction,
+    shape: Shape,
+    blocks: Blocks,
+    shared_bytes: c_uint,
+    stream: CUstream,
+    parameters: Parameters,
+) -> Answer {
+    enqueue(stream, |driver, state, stream| {
+        let launch = state.launch(
+            driver,
+            stream.context,
+            function,
+            shape,
+            shared_bytes,
+            parameters,
+        )?;
+        if let Blocks::Cooperative = blocks {
+            let context = state.contexts.get(&stream.context);
+            let context = context.ok_or(CudaError::ContextIsDestroyed)?;
+            let compute = &driver.model(context.device)?.compute;
+            let all = compute.multiprocessors;
+            let own = context.green.map_or(all, |green| green.multiprocessors);
+            let resident = u64::from(compute.threads_per_multiprocessor) / shape.threads();
+            if shape.blocks() > resident.min(32) * u64::from(own) {
+                return Err(CudaError::CooperativeLaunchTooLarge);
+            }
+        }
+        Ok(Operation::Kernel(launch))
+    })
+    .map(drop)
+}
+
+entry_points! {
+    "cuLaunchKernel" 4000 fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
+    ) ptsz(stream) cuLaunchKernel_ptsz {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
+        launch(function, shape, Blocks::Apart, shared, stream, Parameters { pointers, extra })
+    }
+
+    "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, pointers: In<In<u64>>, extra: In<*const c_void>) ptds(default) cuLaunchKernelEx_ptsz {
+        let config = config.get()?;
+        let stream = if config.stream == CUstream::NULL { default } else { config.stream };
+        let shape = Shape { grid: config.grid, block: config.block };
+        launch(function, shape, Blocks::Apart, config.shared_bytes, stream, Parameters { pointers, extra })
+    }
+
+    "cuLaunchCooperativeKernel" 9000 fn cuLaunchCooperativeKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared: c_uint, stream: CUstream, pointers: In<In<u64>>,
+    ) ptsz(stream) cuLaunchCooperativeKernel_ptsz {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
+        launch(function, shape, Blocks::Cooperative, shared, stream, Parameters { pointers, extra: In::NULL })
+    }
+
+    // Devices do not wait for each other here.
+    "cuLaunchCooperativeKernelMultiDevice" 9000 fn cuLaunchCooperativeKernelMultiDevice(launches: In<CUlaunchParams>, count: c_uint, _flags: c_uint) {
+        let launches = launches.list(count as usize)?;
+        if launches.is_empty() {
+            return Err(CudaError::InvalidValue);
+        }
+        launches.into_iter().try_for_each(|one| {
+            let shape = Shape { grid: one.grid, block: one.block };
+            let parameters = Parameters { pointers: In::at(one.pointers.cast()), extra: In::NULL };
+            launch(one.function, shape, Blocks::Cooperative, one.shared_bytes, one.stream, parameters)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMPUTE: Compute = Compute {
+        multiprocessors: 132,
+        cores: 16896,
+        threads_per_multiprocessor: 2048,
+        time_slice_microseconds: 2000,
+        copy_engines: 3,
+    };
+
+    fn shape(blocks: c_uint, threads: c_uint) -> Shape {
+        Shape {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+        }
+    }
+
+    #[test]
+    fn a_kernel_needs_the_multiprocessors_that_its_blocks_fill() {
+        let cases = [
+            (1, 1, 1),
+            (32, 1, 1),
+            (33, 1, 2),
+            (8, 256, 1),
+            (132, 1024, 66),
+            (1 << 30, 1024, 132),
+        ];
+        for (blocks, threads, expected) in cases {
+            assert_eq!(
+                shape(blocks, threads).multiprocessors(&COMPUTE),
+                expected,
+                "{blocks}x{threads}"
+            );
+        }
+        let huge = Shape {
+            grid: [c_uint::MAX; 3],
+            block: [1, 1, 1],
+        };
+        assert_eq!(huge.multiprocessors(&COMPUTE), 132);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for (blocks, threads) in [(0, 1), (1, 0), (1, 1025)] {
+            assert_eq!(shape(blocks, threads).check(), Err(CudaError::InvalidValue));
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Plain device memory, managed memory and host memory.
+//!
+//! Device memory is a range of the card's memory file, mapped: the address a program gets is where
+//! it is mapped, and other processes that share the allocation see the same bytes.
+
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+
+use simulator_machine::kernel::PAGE_BYTES;
+use simulator_machine::protocol::{AllocationId, Reply, Request};
+
+use crate::abi::{Address, Answer, Out, entry_points};
+use crate::context::current_handle;
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::heap::Freed;
+use crate::types::{CUcontext, CUdeviceptr, CUmemoryPool};
+
+mod mapping;
+
+pub(crate) use mapping::{Mapping, Reservation};
+
+/// Everything that has an address, by first byte. Invariant: ranges are disjoint.
+#[derive(Debug, Default)]
+pub(crate) struct AddressSpace {
+    ranges: BTreeMap<u64, Range>,
+}
+
+#[derive(Debug)]
+struct Range {
+    mapping: Mapping,
+    /// What the program asked for; the mapping is rounded up.
+    bytes: u64,
+    kind: RangeKind,
+}
+
+/// What lies in a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RangeKind {
+    /// One allocation on a card.
+    Device {
+        context: CUcontext,
+        allocation: AllocationId,
+    },
+    /// A block of small allocations on a card.
+    Heap {
+        context: CUcontext,
+        allocation: AllocationId,
+    },
+    /// A chunk of a memory pool.
+    Pool {
+        context: CUcontext,
+        allocation: AllocationId,
+        pool: CUmemoryPool,
+    },
+    /// Memory that a graph took.
+    Graph { context: CUcontext },
+    /// Mapped into reserved addresses; belongs to no context.
+    Virtual,
+    /// Memory of another process.
+    Opened {
+        context: CUcontext,
+        allocation: AllocationId,
+    },
+    /// External memory, whose object holds it.
+    External { context: CUcontext },
+    /// A chunk of a pool of the host's or of managed memory.
+    HostPool {
+        context: CUcontext,
+        pool: CUmemoryPool,
+        is_managed: bool,
+    },
+    /// Managed memory, which lives on the host.
+    Managed { context: CUcontext },
+    /// Pinned host memory that the driver allocated.
+    Host { context: CUcontext, flags: c_uint },
+    /// Host memory of the program's, pinned.
+    Registered { context: CUcontext, flags: c_uint },
+}
+
+impl RangeKind {
+    /// The context that it goes with.
+    pub(crate) fn context(self) -> CUcontext {
+        match self {
+            Self::Device { context, .. }
+            | Self::Heap { context, .. }
+            | Self::Pool { context, .. }
+            | Self::Graph { context }
+            | Self::External { context }
+            | Self::HostPool { context, .. }
+            | Self::Opened { context, .. }
+            | Self::Managed { context }
+            | Self::Host { context, .. }
+            | Self::Registered { context, .. } => context,
+            Self::Virtual => CUcontext::NULL,
+        }
+    }
+}
+
+impl AddressSpace {
+    pub(crate) fn insert(&mut self, mapping: Mapping, bytes: u64, kind: RangeKind) -> u64 {
+        let base = mapping.base();
+        self.ranges.insert(
+            base,
+            Range {
+                mapping,
+                bytes,
+                kind,
+            },
+        );
+        base
+    }
+
+    /// The range that an address lies in.
+    fn containing(&self, address: u64) -> Option<(u64, &Range)> {
+        let (base, range) = self.ranges.range(..=address).next_back()?;
+        (address - base < range.mapping.length()).then_some((*base, range))
+    }
+
+    /// Where the range of an address begins, and what it is.
+    pub(crate) fn bounds(&self, address: u64) -> Option<(u64, RangeKind)> {
+        let (base, range) = self.containing(address)?;
+        Some((base, range.kind))
+    }
+
+    /// Removes a range and returns what it was.
+    pub(crate) fn remove(&mut self, base: u64) -> Option<RangeKind> {
+        self.ranges.remove(&base).map(|range| range.kind)
+    }
+
+    /// Removes what belongs to a context.
+    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+        self.ranges
+            .retain(|_, range| range.kind.context() != context);
+    }
+}
+
+impl State {
+    /// Takes memory of the current context's card and maps it.
+    pub(crate) fn map_new(
+        &mut self,
+        driver: &Driver,
+        bytes: u64,
+    ) -> Answer<(AllocationId, Mapping)> {
+        self.map_aligned(driver, current_handle()?, bytes, PAGE_BYTES)
+    }
+
+    /// Takes memory of a context's card and maps it at a multiple of `alignment`.
+    pub(crate) fn map_aligned(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        bytes: u64,
+        alignment: u64,
+    ) -> Answer<(AllocationId, Mapping)> {
+        let context = self.contexts.get(&context);
+        let context = context.ok_or(CudaError::ContextIsDestroyed)?;
+        let (id, device) = (context.id, driver.device(context.device)?);
+        let request = Request::Allocate { context: id, bytes };
+        let Reply::Allocated {
+            allocation,
+            offset,
+            bytes,
+        } = driver.request(&request)?
+        else {
+            return Err(CudaError::Unknown);
+        };
+        match Mapping::aligned(&device.memory, offset, bytes, alignment) {
+            Ok(mapping) => Ok((allocation, mapping)),
+            Err(errno) => {
+                driver.request(&Request::Free { allocation })?;
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// `cuMemAlloc`.
+    pub(crate) fn allocate(&mut self, driver: &Driver, bytes: u64) -> Answer<CUdeviceptr> {
+        if bytes == 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let context = current_handle()?;
+        self.current()?;
+        if bytes > self.current()?.heap.largest() {
+            let (allocation, mapping) = self.map_new(driver, bytes)?;
+            return Ok(self.addresses.insert(
+                mapping,
+                bytes,
+                RangeKind::Device {
+                    context,
+                    allocation,
+                },
+            ));
+        }
+        if let Some(address) = self.current_mut()?.heap.allocate(bytes) {
+            return Ok(address);
+        }
+        let (allocation, mapping) = self.map_new(driver, PAGE_BYTES)?;
+        let kind = RangeKind::Heap {
+            context,
+            allocation,
+        };
+        let base = self.addresses.insert(mapping, PAGE_BYTES, kind);
+        let heap = &mut self.current_mut()?.heap;
+        heap.add_block(base);
+        heap.allocate(bytes).ok_or(CudaError::OutOfMemory)
+    }
+
+    /// `cuMemFree`: the null pointer is no error.
+    pub(crate) fn free(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+        if address == 0 {
+            return Ok(());
+        }
+        let (base, range) = self
+            .addresses
+            .containing(address)
+            .ok_or(CudaError::InvalidValue)?;
+        let allocation = match range.kind {
+            RangeKind::Device { allocation, .. } if base == address => allocation,
+            RangeKind::Heap {
+                context,
+                allocation,
+            } => {
+                let owner = self
+                    .contexts
+                    .get_mut(&context)
+                    .ok_or(CudaError::InvalidValue)?;
+                match owner.heap.free(address) {
+                    Freed::Unknown => return Err(CudaError::InvalidValue),
+                    Freed::BlockInUse => return Ok(()),
+                    Freed::BlockEmpty => allocation,
+                }
+            }
+            // Freed as if on a stream that is done.
+            RangeKind::Pool { .. } | RangeKind::HostPool { .. } => {
+                return self.free_to_pool(driver, address);
+            }
+            RangeKind::Graph { .. } if base == address => {
+                return self.release_graph_memory(address);
+            }
+            RangeKind::Opened { .. } => return self.free_opened(driver, address),
+            // What is behind an external buffer is its object's.
+            RangeKind::Managed { .. } | RangeKind::External { .. } if base == address => {
+                self.addresses.ranges.remove(&base);
+                return Ok(());
+            }
+            _ => return Err(CudaError::InvalidValue),
+        };
+        self.addresses.ranges.remove(&base);
+        driver.request(&Request::Free { allocation }).map(drop)
+    }
+
+    /// Start and size of the allocation that an address lies in.
+    pub(crate) fn allocation_at(
+        &self,
+        address: CUdeviceptr,
+    ) -> Option<(CUdeviceptr, u64, RangeKind)> {
+        let (base, range) = self.addresses.containing(address)?;
+        if let RangeKind::Heap { context, .. } = range.kind {
+            let (start, length) = self.contexts.get(&context)?.heap.containing(address)?;
+            return Some((start, length, range.kind));
+        }
+        if let RangeKind::Pool { pool, .. } | RangeKind::HostPool { pool, .. } = range.kind {
+            let (start, length) = self.pools.containing(pool, address)?;
+            return Some((start, length, range.kind));
+        }
+        (address - base < range.bytes).then_some((base, range.bytes, range.kind))
+    }
+}
+
+entry_points! {
+    "cuMemGetInfo" 2000 fn cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) {
+        let (free_bytes, total_bytes) = memory_info()?;
+        let narrow = |bytes| c_uint::try_from(bytes).unwrap_or(c_uint::MAX);
+        free.set_if_wanted(narrow(free_bytes));
+        total.set_if_wanted(narrow(total_bytes));
+        Ok(())
+    }
+    "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let (free_bytes, total_bytes) = memory_info()?;
+        let size = |bytes| usize::try_from(bytes).map_err(|_| CudaError::InvalidValue);
+        free.set_if_wanted(size(free_bytes)?);
+        total.set_if_wanted(size(total_bytes)?);
+        Ok(())
+    }
+
+    "cuMemAlloc" 2000 fn cuMemAlloc(address: Out<c_uint>, bytes: c_uint) {
+        // Addresses of this form have 32 bits, which no memory of a 64-bit process has.
+        let _ = (address, bytes);
+        Err(CudaError::NotSupported)
+    }
+    "cuMemAlloc" 3020 fn cuMemAlloc_v2(address: Out<CUdeviceptr>, bytes: usize) {
+        if address.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        address.set(state.allocate(driver, bytes as u64)?)
+    }
+
+    "cuMemAllocPitch" 2000 fn cuMemAllocPitch(address: Out<c_uint>, pitch: Out<c_uint>, width: c_uint, height: c_uint, element: c_uint) {
+        // As above.
+        let _ = (address, pitch, width, height, element);
+        Err(CudaError::NotSupported)
+    }
+    "cuMemAllocPitch" 3020 fn cuMemAllocPitch_v2(address: Out<CUdeviceptr>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) {
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 || address.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        let row = width.checked_next_multiple_of(512).ok_or(CudaError::InvalidValue)?;
+        let bytes = row.checked_mul(height).ok_or(CudaError::InvalidValue)?;
+        pitch.set(row)?;
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        address.set(state.allocate(driver, bytes as u64)?)
+    }
+
+    "cuMemFree" 2000 fn cuMemFree(address: c_uint) { free(address.into()) }
+    "cuMemFree" 3020 fn cuMemFree_v2(address: CUdeviceptr) { free(address) }
+
+    "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) {
+        let driver = driver()?;
+        let (start, bytes, _) = driver.state().allocation_at(address).ok_or(CudaError::NotFound)?;
+        base.set_if_wanted(start);
+        size.set_if_wanted(usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?);
+        Ok(())
+    }
+
+    // Managed memory lives on the host; what a card keeps of it is a cache.
+    "cuMemAllocManaged" 6000 fn cuMemAllocManaged(address: Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
+        const ATTACH_GLOBAL: c_uint = 1;
+        const ATTACH_HOST: c_uint = 2;
+        if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) || bytes == 0 || address.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let context = current_handle()?;
+        address.set(on_host(bytes, RangeKind::Managed { context })?)
+    }
+
+    "cuMemAllocHost" 2000 fn cuMemAllocHost(address: Out<Address>, bytes: c_uint) {
+        allocate_host(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?, 0)
+    }
+    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(address: Out<Address>, bytes: usize) { allocate_host(address, bytes, 0) }
+    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(address: Out<Address>, bytes: usize, flags: c_uint) { allocate_host(address, bytes, flags) }
+
+    "cuMemFreeHost" 2000 fn cuMemFreeHost(address: Address) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        let base = address.number();
+        let range = state.addresses.ranges.get(&base).ok_or(CudaError::InvalidValue)?;
+        if !matches!(range.kind, RangeKind::Host { .. }) {
+            return Err(CudaError::InvalidValue);
+        }
+        state.addresses.ranges.remove(&base);
+        Ok(())
+    }
+
+    "cuMemHostRegister" 4000 fn cuMemHostRegister(address: Address, bytes: c_uint, flags: c_uint) {
+        register(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?, flags)
+    }
+    "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(address: Address, bytes: usize, flags: c_uint) { register(address, bytes, flags) }
+
+    "cuMemHostUnregister" 4000 fn cuMemHostUnregister(address: Address) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        state.potentially_unsafe()?;
+        let base = address.number();
+        match state.addresses.ranges.get(&base) {
+            Some(Range { kind: RangeKind::Registered { .. }, .. }) => {
+                state.addresses.ranges.remove(&base);
+                Ok(())
+            }
+            _ => Err(CudaError::HostMemoryNotRegistered),
+        }
+    }
+
+    "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(device: Out<CUdeviceptr>, address: Address, _flags: c_uint) {
+        driver()?;
+        // One address space: the card uses the host's address.
+        device.set(address.number())
+    }
+
+    "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: Out<c_uint>, address: Address) {
+        let driver = driver()?;
+        match driver.state().addresses.containing(address.number()) {
+            Some((_, Range { kind: RangeKind::Host { flags: given, .. } | RangeKind::Registered { flags: given, .. }, .. })) => flags.set(*given),
+            _ => Err(CudaError::InvalidValue),
+        }
+    }
+}
+
+fn memory_info() -> Answer<(u64, u64)> {
+    let driver = driver()?;
+    let device = driver.state().current()?.device;
+    let device = driver.device(device)?;
+    let card = device.card;
+    if let Some(instance) = &device.instance {
+        return instance.memory_info(driver, card);
+    }
+    match driver.request(&Request::MemoryInfo { card })? {
+        Reply::MemoryInfo {
+            free_bytes,
+            total_bytes,
+        } => Ok((free_bytes, total_bytes)),
+        _ => Err(CudaError::Unknown),
+    }
+}
+
+fn free(address: CUdeviceptr) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    state.potentially_unsafe()?;
+    state.free(driver, address)
+}
+
+/// Takes note of memory of the program's, which stays the program's.
+fn register(address: Address, bytes: usize, flags: c_uint) -> Answer {
+    let (base, length) = (address.number(), bytes as u64);
+    let end = base.checked_add(length).ok_or(CudaError::InvalidValue)?;
+    if base == 0 || bytes == 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let context = current_handle()?;
+    let mut state = driver.state();
+    state.current()?;
+    state.potentially_unsafe()?;
+    let before = state.addresses.ranges.range(..end).next_back();
+    if before.is_some_and(|(start, range)| start + range.mapping.length() > base) {
+        return Err(CudaError::HostMemoryAlreadyRegistered);
+    }
+    let kind = RangeKind::Registered { context, flags };
+    let mapping = Mapping::of_program(base, bytes);
+    state.addresses.insert(mapping, length, kind);
+    Ok(())
+}
+
+fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {
+    let driver = driver()?;
+    let mut state = driver.state();
+    state.current()?;
+    state.potentially_unsafe()?;
+    let mapping = Mapping::anonymous(bytes as u64)?;
+    Ok(state.addresses.insert(mapping, bytes as u64, kind))
+}
+
+fn allocate_host(address: Out<Address>, bytes: usize, flags: c_uint) -> Answer {
+    if bytes == 0 || address.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let context = current_handle()?;
+    let base = on_host(bytes, RangeKind::Host { context, flags })?;
+    address.set(Address::at(base))
+}

@@ -1,0 +1,340 @@
+//! Modules and their functions. Any image loads, and has every function that is asked for.
+//!
+//! As in the real driver a module takes memory when its first function is used, or when it is
+//! loaded where `CUDA_MODULE_LOADING=EAGER`.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use simulator_machine::protocol::{Reply, Request};
+
+use crate::abi::{Answer, In, Out, Text, entry_points};
+use crate::context::current_handle;
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::launch::legacy::Prepared;
+use crate::library::parameter;
+use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
+
+/// All modules of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    modules: BTreeMap<CUmodule, Module>,
+    functions: BTreeMap<CUfunction, Function>,
+}
+
+#[derive(Debug)]
+struct Module {
+    context: CUcontext,
+    /// Whether its memory was taken.
+    loaded: bool,
+    functions: BTreeMap<String, CUfunction>,
+    globals: BTreeMap<String, CUdeviceptr>,
+}
+
+/// One function of a module.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    pub(crate) module: CUmodule,
+    pub(crate) name: Arc<CStr>,
+    attributes: BTreeMap<c_uint, c_int>,
+    /// For launches as they were before CUDA 4.
+    pub(crate) prepared: Prepared,
+}
+
+impl Function {
+    /// An attribute's value, where there is such an attribute.
+    pub(crate) fn attribute(&self, which: c_uint) -> Option<c_int> {
+        let set = self.attributes.get(&which).copied();
+        set.or_else(|| default_attribute(&self.name, which))
+    }
+}
+
+/// Size of a global variable that a program asks for.
+const GLOBAL_BYTES: usize = 64 << 10;
+
+impl Modules {
+    pub(crate) fn function(&self, handle: CUfunction) -> Answer<&Function> {
+        self.functions.get(&handle).ok_or(CudaError::InvalidHandle)
+    }
+
+    pub(crate) fn function_mut(&mut self, handle: CUfunction) -> Answer<&mut Function> {
+        let function = self.functions.get_mut(&handle);
+        function.ok_or(CudaError::InvalidHandle)
+    }
+
+    /// Forgets the modules of a context that is destroyed.
+    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+        self.modules.retain(|_, module| module.context != context);
+        let modules = &self.modules;
+        self.functions
+            .retain(|_, function| modules.contains_key(&function.module));
+    }
+}
+
+impl State {
+    /// Loads a module into a context.
+    pub(crate) fn load_module(&mut self, driver: &Driver, context: CUcontext) -> Answer<CUmodule> {
+        if !self.contexts.contains_key(&context) {
+            return Err(CudaError::ContextIsDestroyed);
+        }
+        let handle = CUmodule(self.handle());
+        let module = Module {
+            context,
+            loaded: false,
+            functions: BTreeMap::new(),
+            globals: BTreeMap::new(),
+        };
+        self.modules.modules.insert(handle, module);
+        if !lazy()
+            && let Err(error) = self.make_resident(driver, handle)
+        {
+            self.modules.modules.remove(&handle);
+            return Err(error);
+        }
+        Ok(handle)
+    }
+
+    /// Takes the memory of a module, once.
+    pub(crate) fn make_resident(&mut self, driver: &Driver, handle: CUmodule) -> Answer {
+        let module = self
+            .modules
+            .modules
+            .get(&handle)
+            .ok_or(CudaError::InvalidHandle)?;
+        if module.loaded {
+            return Ok(());
+        }
+        let context = self
+            .contexts
+            .get(&module.context)
+            .ok_or(CudaError::ContextIsDestroyed)?;
+        let bytes = driver.model(context.device)?.memory.module_bytes;
+        // Stays until the context goes: the real driver keeps code memory for the next module.
+        match driver.request(&Request::Allocate {
+            context: context.id,
+            bytes,
+        })? {
+            Reply::Allocated { .. } => {}
+            _ => return Err(CudaError::Unknown),
+        }
+        if let Some(module) = self.modules.modules.get_mut(&handle) {
+            module.loaded = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn function(&mut self, module: CUmodule, name: &str) -> Answer<CUfunction> {
+        let known = &self
+            .modules
+            .modules
+            .get(&module)
+            .ok_or(CudaError::InvalidHandle)?
+            .functions;
+        if let Some(function) = known.get(name) {
+            return Ok(*function);
+        }
+        let c_name = std::ffi::CString::new(name).map_err(|_| CudaError::InvalidValue)?;
+        let handle = CUfunction(self.handle());
+        let function = Function {
+            module,
+            name: c_name.into(),
+            attributes: BTreeMap::new(),
+            prepared: Prepared::default(),
+        };
+        self.modules.functions.insert(handle, function);
+        if let Some(module) = self.modules.modules.get_mut(&module) {
+            module.functions.insert(name.to_owned(), handle);
+        }
+        Ok(handle)
+    }
+
+    /// Removes a module with its functions and globals.
+    pub(crate) fn unload_module(&mut self, driver: &Driver, handle: CUmodule) -> Answer {
+        let removed = self.modules.modules.remove(&handle);
+        let removed = removed.ok_or(CudaError::InvalidHandle)?;
+        let functions = &mut self.modules.functions;
+        functions.retain(|_, function| function.module != handle);
+        let mut globals = removed.globals.into_values();
+        globals.try_for_each(|global| self.free(driver, global))
+    }
+
+    /// A variable of a module, which exists once it was asked for: address and size.
+    pub(crate) fn global(
+        &mut self,
+        driver: &Driver,
+        handle: CUmodule,
+        name: &str,
+    ) -> Answer<(CUdeviceptr, usize)> {
+        let module = self.modules.modules.get(&handle);
+        let module = module.ok_or(CudaError::InvalidHandle)?;
+        if let Some(address) = module.globals.get(name) {
+            return Ok((*address, GLOBAL_BYTES));
+        }
+        let address = self.allocate(driver, GLOBAL_BYTES as u64)?;
+        if let Some(module) = self.modules.modules.get_mut(&handle) {
+            module.globals.insert(name.to_owned(), address);
+        }
+        Ok((address, GLOBAL_BYTES))
+    }
+}
+
+/// `CUDA_MODULE_LOADING`: lazy unless the environment says otherwise.
+fn lazy() -> bool {
+    std::env::var("CUDA_MODULE_LOADING").map_or(true, |mode| mode != "EAGER")
+}
+
+entry_points! {
+    "cuModuleLoad" 2000 fn cuModuleLoad(module: Out<CUmodule>, path: Text) {
+        let path = path.get()?;
+        if !std::path::Path::new(&path).exists() {
+            return Err(CudaError::FileNotFound);
+        }
+        load_here(module)
+    }
+
+    "cuModuleLoadData" 2000 fn cuModuleLoadData(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
+    "cuModuleLoadDataEx" 2010 fn cuModuleLoadDataEx(module: Out<CUmodule>, image: In<c_char>, _count: c_uint, _options: In<c_uint>, _values: In<*mut c_void>) { load(module, image) }
+    "cuModuleLoadFatBinary" 2000 fn cuModuleLoadFatBinary(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
+
+    "cuModuleUnload" 2000 fn cuModuleUnload(module: CUmodule) {
+        let driver = driver()?;
+        driver.state().unload_module(driver, module)
+    }
+
+    "cuModuleGetLoadingMode" 11070 fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
+        const EAGER: c_uint = 1;
+        const LAZY: c_uint = 2;
+        driver()?;
+        mode.set(if lazy() { LAZY } else { EAGER })
+    }
+
+    "cuModuleGetFunction" 2000 fn cuModuleGetFunction(function: Out<CUfunction>, module: CUmodule, name: Text) {
+        let name = name.get()?;
+        function.set(driver()?.state().function(module, &name)?)
+    }
+
+    "cuModuleGetGlobal" 3020 fn cuModuleGetGlobal_v2(address: Out<CUdeviceptr>, bytes: Out<usize>, module: CUmodule, name: Text) {
+        let name = name.get()?;
+        let driver = driver()?;
+        let (found, size) = driver.state().global(driver, module, &name)?;
+        address.set_if_wanted(found);
+        bytes.set_if_wanted(size);
+        Ok(())
+    }
+
+    "cuFuncGetAttribute" 2020 fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: CUfunction) {
+        let driver = driver()?;
+        let state = driver.state();
+        let found = state.modules.function(function)?.attribute(attribute);
+        value.set(found.ok_or(CudaError::InvalidValue)?)
+    }
+
+    "cuFuncSetAttribute" 9000 fn cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let function = state.modules.function_mut(function)?;
+        default_attribute(&function.name, attribute).ok_or(CudaError::InvalidValue)?;
+        function.attributes.insert(attribute, value);
+        Ok(())
+    }
+
+    "cuFuncSetCacheConfig" 3000 fn cuFuncSetCacheConfig(function: CUfunction, _config: c_uint) {
+        driver()?.state().modules.function(function).map(drop)
+    }
+
+    "cuFuncSetSharedMemConfig" 4020 fn cuFuncSetSharedMemConfig(function: CUfunction, _config: c_uint) {
+        driver()?.state().modules.function(function).map(drop)
+    }
+
+    "cuFuncGetModule" 11000 fn cuFuncGetModule(module: Out<CUmodule>, function: CUfunction) {
+        module.set(driver()?.state().modules.function(function)?.module)
+    }
+
+    "cuFuncGetName" 12030 fn cuFuncGetName(name: Out<*const c_char>, function: CUfunction) {
+        // The function, and with it the string, lives as long as its module.
+        name.set(driver()?.state().modules.function(function)?.name.as_ptr())
+    }
+
+    "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: Out<usize>, size: Out<usize>) {
+        let state = driver()?.state();
+        parameter(&state.modules.function(function)?.name, index, offset, size)
+    }
+
+    "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(loaded: Out<c_uint>, function: CUfunction) {
+        let driver = driver()?;
+        let state = driver.state();
+        let module = state.modules.function(function)?.module;
+        let module = state.modules.modules.get(&module).ok_or(CudaError::InvalidHandle)?;
+        loaded.set(module.loaded.into())
+    }
+
+    "cuFuncLoad" 12040 fn cuFuncLoad(function: CUfunction) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let module = state.modules.function(function)?.module;
+        state.make_resident(driver, module)
+    }
+
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<c_int>, function: CUfunction, block_size: c_int, _shared: usize) { occupancy(blocks, function, block_size) }
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<c_int>, function: CUfunction, block_size: c_int, _shared: usize, _flags: c_uint) { occupancy(blocks, function, block_size) }
+}
+
+fn load(module: Out<CUmodule>, image: In<c_char>) -> Answer {
+    image.get()?;
+    load_here(module)
+}
+
+fn load_here(module: Out<CUmodule>) -> Answer {
+    let context = current_handle()?;
+    let driver = driver()?;
+    let mut state = driver.state();
+    state.potentially_unsafe()?;
+    module.set(state.load_module(driver, context)?)
+}
+
+/// The kernel that takes as long as its parameter says.
+pub(crate) const SPIN: &CStr = c"spin";
+
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
+pub(crate) const LOCAL_SIZE_BYTES: c_uint = 3;
+
+/// Local memory of one thread of a function, from a name as `local_4096`.
+fn local_bytes(name: &CStr) -> c_int {
+    let name = name.to_str().unwrap_or_default();
+    let number = name.strip_prefix("local_");
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// `CU_FUNC_ATTRIBUTE_*` of a function that nobody compiled.
+pub(crate) fn default_attribute(name: &CStr, attribute: c_uint) -> Option<c_int> {
+    Some(match attribute {
+        // MAX_THREADS_PER_BLOCK
+        0 => 1024,
+        // SHARED_ and CONST_SIZE_BYTES
+        1 | 2 => 0,
+        LOCAL_SIZE_BYTES => local_bytes(name),
+        // NUM_REGS, PTX_VERSION, BINARY_VERSION, CACHE_MODE_CA
+        4 => 32,
+        5 | 6 => 90,
+        7 => 0,
+        // MAX_DYNAMIC_SHARED_SIZE_BYTES, PREFERRED_SHARED_MEMORY_CARVEOUT
+        8 => 48 << 10,
+        9 => -1,
+        // Clusters
+        10..=16 => 0,
+        _ => return None,
+    })
+}
+
+fn occupancy(blocks: Out<c_int>, function: CUfunction, block_size: c_int) -> Answer {
+    let driver = driver()?;
+    let state = driver.state();
+    state.modules.function(function)?;
+    let device = state.current()?.device;
+    let threads = driver.model(device)?.compute.threads_per_multiprocessor;
+    let size = u32::try_from(block_size).ok().filter(|size| *size > 0);
+    let fit = (threads / size.ok_or(CudaError::InvalidValue)?).min(32);
+    blocks.set(c_int::try_from(fit).map_err(|_| CudaError::InvalidValue)?)
+}

@@ -1,0 +1,471 @@
+//! Memory pools and stream-ordered allocation.
+//!
+//! A pool reserves the card's memory in chunks and hands out parts of them. What is freed stays
+//! reserved until a synchronisation finds more unused than the pool's release threshold, as in the
+//! real driver: a later allocation of the same size costs nothing.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
+
+use simulator_machine::kernel::PAGE_BYTES;
+use simulator_machine::protocol::{AllocationId, Request};
+
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::context::current_handle;
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::heap::{Freed, Heap};
+use crate::memory::{Mapping, RangeKind};
+use crate::operation::Operation;
+use crate::stream::with_room;
+use crate::types::{
+    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool,
+    CUstream,
+};
+use crate::virtual_memory::FILE_DESCRIPTOR;
+
+mod attributes;
+mod home;
+mod share;
+
+pub(crate) use attributes::ENTRY_POINTS as ATTRIBUTE_ENTRY_POINTS;
+use home::Home;
+pub(crate) use share::ENTRY_POINTS as SHARE_ENTRY_POINTS;
+
+/// Size of the chunks that small allocations share, and what all chunks are aligned to in the address space.
+const CHUNK_BYTES: u64 = 32 << 20;
+
+/// All pools of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Pools {
+    pools: BTreeMap<CUmemoryPool, Pool>,
+    /// The pools that were there from the start.
+    defaults: BTreeMap<Home, CUmemoryPool>,
+    /// The pools that were put in their places; of a card, `cuMemAllocAsync` takes from it.
+    current: BTreeMap<Home, CUmemoryPool>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    home: Home,
+    max_bytes: Option<u64>,
+    threshold: u64,
+    /// Small allocations.
+    heap: Heap,
+    /// Allocations with memory of their own: start and size asked for.
+    large: BTreeMap<u64, u64>,
+    /// Every chunk: start, and what it is.
+    chunks: BTreeMap<u64, Chunk>,
+    used: u64,
+    used_high: u64,
+    reserved_high: u64,
+    /// Destroyed by the program; goes when its last allocation does.
+    destroyed: bool,
+    /// Whether other processes may import it.
+    exportable: bool,
+    /// Another process's: nothing is allocated from it here.
+    imported: bool,
+    /// The reuse policies; they change nothing here.
+    policies: BTreeMap<c_uint, c_int>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    context: CUcontext,
+    /// None for memory of the host.
+    allocation: Option<AllocationId>,
+    bytes: u64,
+    idle: bool,
+}
+
+impl Pool {
+    fn new(home: Home, max_bytes: Option<u64>) -> Self {
+        Self {
+            home,
+            max_bytes,
+            threshold: 0,
+            heap: Heap::new(CHUNK_BYTES),
+            large: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+            used: 0,
+            used_high: 0,
+            reserved_high: 0,
+            destroyed: false,
+            exportable: false,
+            imported: false,
+            policies: BTreeMap::new(),
+        }
+    }
+
+    fn reserved(&self) -> u64 {
+        self.chunks.values().map(|chunk| chunk.bytes).sum()
+    }
+
+    fn use_more(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.used_high = self.used_high.max(self.used);
+    }
+
+    fn containing(&self, address: u64) -> Option<(u64, u64)> {
+        if let Some((start, bytes)) = self.large.range(..=address).next_back()
+            && address - start < *bytes
+        {
+            return Some((*start, *bytes));
+        }
+        self.heap.containing(address)
+    }
+}
+
+impl Pools {
+    /// The allocation of a pool that an address lies in: start and size.
+    pub(crate) fn containing(&self, pool: CUmemoryPool, address: u64) -> Option<(u64, u64)> {
+        self.pools.get(&pool)?.containing(address)
+    }
+
+    fn get(&mut self, pool: CUmemoryPool) -> Answer<&mut Pool> {
+        self.pools.get_mut(&pool).ok_or(CudaError::InvalidValue)
+    }
+
+    /// Forgets chunks of a context that is destroyed.
+    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+        for pool in self.pools.values_mut() {
+            let before = pool.chunks.len();
+            pool.chunks.retain(|_, chunk| chunk.context != context);
+            if pool.chunks.len() != before {
+                pool.heap = Heap::new(CHUNK_BYTES);
+                pool.large.clear();
+                pool.used = 0;
+            }
+        }
+    }
+}
+
+impl State {
+    fn default_pool(&mut self, home: Home) -> CUmemoryPool {
+        if let Some(pool) = self.pools.defaults.get(&home) {
+            return *pool;
+        }
+        let handle = CUmemoryPool(self.handle());
+        self.pools.pools.insert(handle, Pool::new(home, None));
+        self.pools.defaults.insert(home, handle);
+        handle
+    }
+
+    fn current_pool(&mut self, home: Home) -> CUmemoryPool {
+        match self.pools.current.get(&home) {
+            Some(pool) => *pool,
+            None => self.default_pool(home),
+        }
+    }
+
+    /// Maps memory for a chunk of a pool.
+    fn map_chunk(
+        &mut self,
+        driver: &Driver,
+        handle: CUmemoryPool,
+        context: CUcontext,
+        bytes: u64,
+    ) -> Answer<(Option<AllocationId>, Mapping, RangeKind)> {
+        let home = self.pools.get(handle)?.home;
+        if home.card().is_none() {
+            let is_managed = matches!(home, Home::Managed(..));
+            let kind = RangeKind::HostPool {
+                context,
+                pool: handle,
+                is_managed,
+            };
+            return Ok((None, Mapping::anonymous(bytes)?, kind));
+        }
+        let (allocation, mapping) = match self.map_aligned(driver, context, bytes, CHUNK_BYTES) {
+            Err(CudaError::OutOfMemory) => {
+                // What the pool keeps unused is given up before a request is refused.
+                self.trim(driver, handle, 0)?;
+                self.map_aligned(driver, context, bytes, CHUNK_BYTES)?
+            }
+            mapped => mapped?,
+        };
+        let kind = RangeKind::Pool {
+            context,
+            allocation,
+            pool: handle,
+        };
+        Ok((Some(allocation), mapping, kind))
+    }
+
+    /// Reserves a chunk for a pool: one that is idle and large enough, or a new one.
+    fn chunk(&mut self, driver: &Driver, handle: CUmemoryPool, bytes: u64) -> Answer<u64> {
+        let pool = self.pools.get(handle)?;
+        let fits = |(_, chunk): &(&u64, &mut Chunk)| chunk.idle && chunk.bytes == bytes;
+        if let Some((base, chunk)) = pool.chunks.iter_mut().find(fits) {
+            chunk.idle = false;
+            return Ok(*base);
+        }
+        let reserved = pool.reserved();
+        if pool.max_bytes.is_some_and(|most| reserved + bytes > most) {
+            return Err(CudaError::OutOfMemory);
+        }
+        // Of the pool's own card, whatever context is current.
+        let context = match pool.home.card() {
+            Some(device) => self.context_on(device)?,
+            None => current_handle()?,
+        };
+        let (allocation, mapping, kind) = self.map_chunk(driver, handle, context, bytes)?;
+        let base = self.addresses.insert(mapping, bytes, kind);
+        let pool = self.pools.get(handle)?;
+        pool.chunks.insert(
+            base,
+            Chunk {
+                context,
+                allocation,
+                bytes,
+                idle: false,
+            },
+        );
+        pool.reserved_high = pool.reserved_high.max(pool.reserved());
+        Ok(base)
+    }
+
+    fn allocate_from(
+        &mut self,
+        driver: &Driver,
+        handle: CUmemoryPool,
+        bytes: u64,
+    ) -> Answer<CUdeviceptr> {
+        let pool = self.pools.get(handle)?;
+        if bytes == 0 || pool.imported {
+            return Err(CudaError::InvalidValue);
+        }
+        if bytes > pool.heap.largest() {
+            let rounded = bytes
+                .checked_next_multiple_of(PAGE_BYTES)
+                .ok_or(CudaError::OutOfMemory)?;
+            let base = self.chunk(driver, handle, rounded)?;
+            let pool = self.pools.get(handle)?;
+            pool.large.insert(base, bytes);
+            pool.use_more(bytes);
+            return Ok(base);
+        }
+        if let Some(address) = pool.heap.allocate(bytes) {
+            pool.use_more(bytes);
+            return Ok(address);
+        }
+        let base = self.chunk(driver, handle, CHUNK_BYTES)?;
+        let pool = self.pools.get(handle)?;
+        pool.heap.add_block(base);
+        let address = pool.heap.allocate(bytes).ok_or(CudaError::OutOfMemory)?;
+        pool.use_more(bytes);
+        Ok(address)
+    }
+
+    /// Gives an allocation back to its pool, which keeps the memory.
+    pub(crate) fn free_to_pool(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+        let (start, bytes, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
+        let (RangeKind::Pool { pool: handle, .. } | RangeKind::HostPool { pool: handle, .. }) =
+            kind
+        else {
+            return self.free(driver, address);
+        };
+        if start != address {
+            return Err(CudaError::InvalidValue);
+        }
+        let pool = self.pools.get(handle)?;
+        let emptied = if pool.large.remove(&address).is_some() {
+            Some(address)
+        } else {
+            let base = pool
+                .chunks
+                .range(..=address)
+                .next_back()
+                .map(|(base, _)| *base);
+            match pool.heap.free(address) {
+                Freed::Unknown => return Err(CudaError::InvalidValue),
+                Freed::BlockInUse => None,
+                Freed::BlockEmpty => base,
+            }
+        };
+        pool.used = pool.used.saturating_sub(bytes);
+        if let Some(chunk) = emptied.and_then(|base| pool.chunks.get_mut(&base)) {
+            chunk.idle = true;
+        }
+        self.bury(driver, handle)
+    }
+
+    /// Removes a destroyed pool, as far as nothing of it is in use.
+    fn bury(&mut self, driver: &Driver, handle: CUmemoryPool) -> Answer {
+        if !self.pools.get(handle)?.destroyed {
+            return Ok(());
+        }
+        self.trim(driver, handle, 0)?;
+        if self.pools.get(handle)?.chunks.is_empty() {
+            self.pools.pools.remove(&handle);
+        }
+        Ok(())
+    }
+
+    /// Gives idle chunks back to the card until a pool reserves no more than `keep`.
+    fn trim(&mut self, driver: &Driver, handle: CUmemoryPool, keep: u64) -> Answer {
+        loop {
+            let pool = self.pools.get(handle)?;
+            if pool.reserved() <= keep {
+                return Ok(());
+            }
+            let idle = pool.chunks.iter().find(|(_, chunk)| chunk.idle);
+            let Some((base, allocation)) = idle.map(|(base, chunk)| (*base, chunk.allocation))
+            else {
+                return Ok(());
+            };
+            pool.chunks.remove(&base);
+            self.addresses.remove(base);
+            if let Some(allocation) = allocation {
+                driver.request(&Request::Free { allocation })?;
+            }
+        }
+    }
+
+    /// What a synchronisation does: pools release what they hold above their thresholds.
+    pub(crate) fn trim_pools(&mut self, driver: &Driver) -> Answer {
+        let pools: Vec<(CUmemoryPool, u64)> = self
+            .pools
+            .pools
+            .iter()
+            .map(|(handle, pool)| (*handle, pool.threshold))
+            .collect();
+        pools
+            .into_iter()
+            .try_for_each(|(handle, threshold)| self.trim(driver, handle, threshold))
+    }
+}
+
+/// Allocates from a pool, or from the device's current one; a node of the graph that is captured
+/// from the stream takes memory when the graph is launched.
+fn allocate_async(
+    address: Out<CUdeviceptr>,
+    bytes: usize,
+    pool: Option<CUmemoryPool>,
+    stream: CUstream,
+) -> Answer {
+    if address.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    address.set(with_room(stream, |driver, state, stream| {
+        let context = state.contexts.get(&stream.context);
+        let mut home = Home::Card(context.ok_or(CudaError::ContextIsDestroyed)?.device);
+        if let Some(pool) = pool {
+            home = state.pools.get(pool)?.home;
+        }
+        if state.is_capturing(stream)? {
+            // A graph takes memory of cards.
+            let device = home.card().ok_or(CudaError::NotSupported)?;
+            let memory = state.new_memory_node(driver, device, bytes as u64)?;
+            state.capture(stream, Operation::Allocate(memory))?;
+            return Ok(memory.address);
+        }
+        let pool = pool.unwrap_or_else(|| state.current_pool(home));
+        state.allocate_from(driver, pool, bytes as u64)
+    })?)
+}
+
+/// The home that a caller means.
+fn home(location: In<CUmemLocation>, kind: c_uint) -> Answer<Home> {
+    Home::new(driver()?, location.get()?, kind)
+}
+
+fn set_current(home: Home, pool: CUmemoryPool) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    if state.pools.get(pool)?.home != home {
+        return Err(CudaError::InvalidValue);
+    }
+    state.pools.current.insert(home, pool);
+    Ok(())
+}
+
+entry_points! {
+    "cuMemAllocAsync" 11020 fn cuMemAllocAsync(address: Out<CUdeviceptr>, bytes: usize, stream: CUstream) ptsz(stream) cuMemAllocAsync_ptsz { allocate_async(address, bytes, None, stream) }
+    "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) ptsz(stream) cuMemAllocFromPoolAsync_ptsz { allocate_async(address, bytes, Some(pool), stream) }
+
+    "cuMemFreeAsync" 11020 fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) ptsz(stream) cuMemFreeAsync_ptsz {
+        with_room(stream, |driver, state, stream| {
+            match state.is_capturing(stream)? {
+                true => state.capture(stream, Operation::Free(address)).map(drop),
+                false => state.free_to_pool(driver, address),
+            }
+        })
+    }
+
+    "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
+        let driver = driver()?;
+        driver.device(device)?;
+        pool.set(driver.state().default_pool(Home::Card(device)))
+    }
+
+    "cuDeviceGetMemPool" 11020 fn cuDeviceGetMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
+        let driver = driver()?;
+        driver.device(device)?;
+        pool.set(driver.state().current_pool(Home::Card(device)))
+    }
+
+    "cuDeviceSetMemPool" 11020 fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
+        driver()?.device(device)?;
+        set_current(Home::Card(device), pool)
+    }
+
+    "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
+        pool.set(driver()?.state().default_pool(home(location, kind)?))
+    }
+    "cuMemGetMemPool" 13000 fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
+        pool.set(driver()?.state().current_pool(home(location, kind)?))
+    }
+    "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: In<CUmemLocation>, kind: c_uint, pool: CUmemoryPool) {
+        set_current(home(location, kind)?, pool)
+    }
+
+    "cuMemPoolCreate" 11020 fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) {
+        let properties = properties.get()?;
+        let driver = driver()?;
+        if pool.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let home = Home::new(driver, properties.location, properties.alloc_type)?;
+        let exportable = properties.handle_types & FILE_DESCRIPTOR != 0;
+        if exportable && home.card().is_none() {
+            return Err(CudaError::NotSupported);
+        }
+        let most = (properties.max_size > 0).then_some(properties.max_size as u64);
+        let mut state = driver.state();
+        let handle = CUmemoryPool(state.handle());
+        let mut created = Pool::new(home, most);
+        created.exportable = exportable;
+        state.pools.pools.insert(handle, created);
+        pool.set(handle)
+    }
+
+    "cuMemPoolDestroy" 11020 fn cuMemPoolDestroy(pool: CUmemoryPool) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        if state.pools.defaults.values().any(|default| *default == pool) {
+            return Err(CudaError::InvalidValue);
+        }
+        state.pools.get(pool)?.destroyed = true;
+        state.pools.current.retain(|_, current| *current != pool);
+        state.bury(driver, pool)
+    }
+
+    "cuMemPoolTrimTo" 11020 fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
+        let driver = driver()?;
+        driver.state().trim(driver, pool, keep as u64)
+    }
+
+    "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(pool: CUmemoryPool, _map: In<CUmemAccessDesc>, _count: usize) {
+        // Every card of the machine can reach every other one's memory.
+        driver()?.state().pools.get(pool).map(drop)
+    }
+
+    "cuMemPoolGetAccess" 11020 fn cuMemPoolGetAccess(flags: Out<c_uint>, pool: CUmemoryPool, location: In<CUmemLocation>) {
+        const READ_WRITE: c_uint = 3;
+        let driver = driver()?;
+        driver.device(location.get()?.id)?;
+        driver.state().pools.get(pool)?;
+        flags.set(READ_WRITE)
+    }
+}

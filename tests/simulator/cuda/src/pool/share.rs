@@ -1,0 +1,138 @@
+//! Pools and their memory in other processes.
+//!
+//! The descriptor of a pool only names its card. What keeps memory alive is each pointer that was
+//! imported, until it is freed there.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::os::fd::{BorrowedFd, IntoRawFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{pread, pwrite};
+use simulator_machine::protocol::{AllocationId, CardIndex, Request};
+
+use super::{Home, Pool};
+use crate::abi::{Answer, In, Out, Untyped, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::ipc::Part;
+use crate::memory::RangeKind;
+use crate::types::{CUdevice, CUdeviceptr, CUipcHandle, CUmemoryPool};
+use crate::virtual_memory::{FILE_DESCRIPTOR, borrowed};
+
+/// Tell descriptors and pointers of pools from anything else.
+const POOL: u64 = 0x6c6f_6f70_6375_6461;
+const POINTER: u64 = 0x7274_706c_6375_6461;
+
+/// The descriptor of a pool.
+fn export(card: CardIndex) -> Answer<std::os::fd::OwnedFd> {
+    let file = memfd_create("simulated-gpu-pool", MemfdFlags::CLOEXEC)?;
+    let handle = CUipcHandle::of([POOL, u64::from(card.0)]);
+    pwrite(&file, &handle.bytes, 0)?;
+    Ok(file)
+}
+
+/// Whose pool a descriptor is.
+fn read(descriptor: BorrowedFd<'_>) -> Answer<CardIndex> {
+    let mut bytes = [0; 64];
+    let length = pread(descriptor, &mut bytes, 0).map_err(|_| CudaError::InvalidValue)?;
+    let [magic, card] = CUipcHandle { bytes }.words();
+    match u32::try_from(card) {
+        Ok(card) if length == bytes.len() && magic == POOL => Ok(CardIndex(card)),
+        _ => Err(CudaError::InvalidValue),
+    }
+}
+
+impl State {
+    fn import_pool(&mut self, driver: &Driver, card: CardIndex) -> Answer<CUmemoryPool> {
+        let position = driver.devices().iter().position(|one| one.card == card);
+        let device = position.and_then(|index| CUdevice::try_from(index).ok());
+        let device = device.ok_or(CudaError::InvalidDevice)?;
+        let mut pool = Pool::new(Home::Card(device), None);
+        pool.imported = true;
+        let handle = CUmemoryPool(self.handle());
+        self.pools.pools.insert(handle, pool);
+        Ok(handle)
+    }
+
+    fn export_pointer(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer<CUipcHandle> {
+        let found = self.allocation_at(address);
+        let (start, bytes, kind) = found.ok_or(CudaError::InvalidValue)?;
+        let RangeKind::Pool {
+            allocation, pool, ..
+        } = kind
+        else {
+            return Err(CudaError::InvalidValue);
+        };
+        if !self.pools.get(pool)?.exportable || start != address {
+            return Err(CudaError::InvalidValue);
+        }
+        let (base, _) = self
+            .addresses
+            .bounds(address)
+            .ok_or(CudaError::InvalidValue)?;
+        driver.request(&Request::Share { allocation })?;
+        Ok(CUipcHandle::of([
+            POINTER,
+            allocation.0,
+            start - base,
+            bytes,
+        ]))
+    }
+
+    fn import_pointer(
+        &mut self,
+        driver: &Driver,
+        pool: CUmemoryPool,
+        data: &CUipcHandle,
+    ) -> Answer<CUdeviceptr> {
+        let [magic, allocation, within, bytes] = data.words();
+        if magic != POINTER || !self.pools.get(pool)?.imported {
+            return Err(CudaError::InvalidValue);
+        }
+        let part = Part {
+            allocation: AllocationId(allocation),
+            within,
+            bytes,
+            of_pool: true,
+        };
+        self.open_part(driver, part)
+    }
+}
+
+entry_points! {
+    "cuMemPoolExportToShareableHandle" 11020 fn cuMemPoolExportToShareableHandle(shareable: Untyped, pool: CUmemoryPool, kind: c_uint, flags: c_ulonglong) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let pool = state.pools.get(pool)?;
+        if kind != FILE_DESCRIPTOR || flags != 0 || !pool.exportable {
+            return Err(CudaError::InvalidValue);
+        }
+        let device = pool.home.card().ok_or(CudaError::InvalidValue)?;
+        let card = driver.device(device)?.card;
+        let shareable = shareable.out::<c_int>();
+        if shareable.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        shareable.set(export(card)?.into_raw_fd())
+    }
+
+    "cuMemPoolImportFromShareableHandle" 11020 fn cuMemPoolImportFromShareableHandle(pool: Out<CUmemoryPool>, shareable: Untyped, kind: c_uint, flags: c_ulonglong) {
+        if kind != FILE_DESCRIPTOR || flags != 0 || pool.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let card = read(borrowed(shareable.number())?)?;
+        let driver = driver()?;
+        pool.set(driver.state().import_pool(driver, card)?)
+    }
+
+    "cuMemPoolExportPointer" 11020 fn cuMemPoolExportPointer(data: Out<CUipcHandle>, address: CUdeviceptr) {
+        let driver = driver()?;
+        data.set(driver.state().export_pointer(driver, address)?)
+    }
+
+    "cuMemPoolImportPointer" 11020 fn cuMemPoolImportPointer(address: Out<CUdeviceptr>, pool: CUmemoryPool, data: In<CUipcHandle>) {
+        let data = data.get()?;
+        let driver = driver()?;
+        address.set(driver.state().import_pointer(driver, pool, &data)?)
+    }
+}

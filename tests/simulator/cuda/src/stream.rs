@@ -1,0 +1,453 @@
+//! Streams: in-order queues of work, and the rules by which the default streams order the others.
+//!
+//! Each stream has a cell in the process's channel. Work gets the stream's next ticket; the daemon
+//! publishes the last completed one.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use simulator_machine::channel::{Action, Command, STREAMS};
+use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::ContextId;
+use simulator_machine::server::now;
+
+use crate::abi::{Answer, Out, entry_points};
+use crate::context::current_context;
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::types::{CUcontext, CUdevice, CUstream};
+
+/// Work that a stream takes before a launch blocks, as on hardware.
+const DEPTH: u64 = 1024;
+/// How often a waiting thread looks whether the driver is still there.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// `CU_STREAM_NON_BLOCKING`
+const NON_BLOCKING: c_uint = 1;
+
+/// All streams of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    created: BTreeMap<CUstream, Stream>,
+    /// The streams that nobody created.
+    defaults: BTreeMap<(CUcontext, Default), Stream>,
+    /// The last ticket of each cell; tickets rise over reuse of a cell.
+    last: Vec<u64>,
+    /// Cells of destroyed streams.
+    free: Vec<u32>,
+}
+
+/// A default stream of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Default {
+    Legacy,
+    PerThread(u64),
+}
+
+/// One stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream {
+    pub(crate) context: CUcontext,
+    /// Its cell.
+    pub(crate) cell: u32,
+    flags: c_uint,
+    priority: c_int,
+    legacy: bool,
+}
+
+impl Stream {
+    /// A stream that programs do not know of; nothing is ordered with it by itself.
+    pub(crate) fn hidden(context: CUcontext, cell: u32) -> Self {
+        Self {
+            context,
+            cell,
+            flags: NON_BLOCKING,
+            priority: 0,
+            legacy: false,
+        }
+    }
+
+    /// Whether it is ordered with the legacy default stream.
+    pub(crate) fn blocking(&self) -> bool {
+        self.flags & NON_BLOCKING == 0
+    }
+
+    /// Whether it is the default stream that waits for all others.
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.legacy
+    }
+}
+
+/// A point in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) cell: u32,
+    pub(crate) ticket: u64,
+}
+
+/// A number for the calling thread.
+pub(crate) fn this_thread() -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    thread_local!(static NUMBER: u64 = {
+        let id: ThreadId = std::thread::current().id();
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        hasher.finish()
+    });
+    NUMBER.with(|number| *number)
+}
+
+impl Streams {
+    fn cell(&mut self, completed: impl Fn(u32) -> u64) -> Answer<u32> {
+        let last = &self.last;
+        let idle = |cell: &u32| {
+            last.get(*cell as usize)
+                .is_none_or(|last| completed(*cell) >= *last)
+        };
+        if let Some(position) = self.free.iter().position(idle) {
+            return Ok(self.free.swap_remove(position));
+        }
+        let cell = u32::try_from(self.last.len())
+            .ok()
+            .filter(|cell| *cell < STREAMS);
+        self.last.push(0);
+        cell.ok_or(CudaError::OutOfMemory)
+    }
+
+    fn last(&self, cell: u32) -> u64 {
+        self.last.get(cell as usize).copied().unwrap_or(0)
+    }
+
+    fn next_ticket(&mut self, cell: u32) -> u64 {
+        self.last.get_mut(cell as usize).map_or(0, |last| {
+            *last += 1;
+            *last
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Stream> {
+        self.created.values().chain(self.defaults.values())
+    }
+
+    fn of_context(&self, context: CUcontext) -> impl Iterator<Item = &Stream> {
+        self.all().filter(move |stream| stream.context == context)
+    }
+}
+
+impl State {
+    /// The stream behind a handle; the null handle is the current context's legacy stream.
+    pub(crate) fn stream(&mut self, driver: &Driver, handle: CUstream) -> Answer<Stream> {
+        let which = match handle {
+            CUstream::NULL | CUstream::LEGACY => Default::Legacy,
+            CUstream::PER_THREAD => Default::PerThread(this_thread()),
+            handle => {
+                driver_is_used_by_a_context(self)?;
+                return self
+                    .streams
+                    .created
+                    .get(&handle)
+                    .copied()
+                    .ok_or(CudaError::InvalidHandle);
+            }
+        };
+        let context = current_context()?;
+        self.current()?;
+        if let Some(stream) = self.streams.defaults.get(&(context, which)) {
+            return Ok(*stream);
+        }
+        let cell = self.streams.cell(|cell| driver.channel().completed(cell))?;
+        let legacy = which == Default::Legacy;
+        let stream = Stream {
+            context,
+            cell,
+            flags: 0,
+            priority: 0,
+            legacy,
+        };
+        self.streams.defaults.insert((context, which), stream);
+        Ok(stream)
+    }
+
+    /// Appends work to a stream, after what the default streams' rules put before it.
+    pub(crate) fn submit(&mut self, driver: &Driver, stream: Stream, work: Work) -> Answer<Point> {
+        let context = self
+            .contexts
+            .get(&stream.context)
+            .ok_or(CudaError::ContextIsDestroyed)?
+            .id;
+        for point in self.implied(driver, stream) {
+            self.append(
+                driver,
+                context,
+                stream.cell,
+                Work::Wait {
+                    stream: point.cell,
+                    ticket: point.ticket,
+                },
+            );
+        }
+        Ok(self.append(driver, context, stream.cell, work))
+    }
+
+    /// Unfinished work that the default streams' rules put before new work of a stream.
+    fn implied(&self, driver: &Driver, stream: Stream) -> Vec<Point> {
+        if !stream.blocking() {
+            return Vec::new();
+        }
+        let orders = |other: &&Stream| {
+            other.cell != stream.cell && other.blocking() && (stream.legacy || other.legacy)
+        };
+        let before = self.streams.of_context(stream.context).filter(orders);
+        before
+            .filter_map(|other| self.unfinished(driver, other.cell))
+            .collect()
+    }
+
+    /// A cell for a stream that programs do not know of.
+    pub(crate) fn hidden_cell(&mut self, driver: &Driver) -> Answer<u32> {
+        self.streams.cell(|cell| driver.channel().completed(cell))
+    }
+
+    /// Gives cells back; what is queued in them is still done.
+    pub(crate) fn free_cells(&mut self, cells: Vec<u32>) {
+        self.streams.free.extend(cells);
+    }
+
+    /// The last point of a stream, unless it is completed.
+    pub(crate) fn unfinished(&self, driver: &Driver, cell: u32) -> Option<Point> {
+        let ticket = self.streams.last(cell);
+        (driver.channel().completed(cell) < ticket).then_some(Point { cell, ticket })
+    }
+
+    fn append(&mut self, driver: &Driver, context: ContextId, cell: u32, work: Work) -> Point {
+        let ticket = self.streams.next_ticket(cell);
+        let action = Action::Submit(work);
+        driver.channel().submit(Command {
+            at: now(),
+            context,
+            stream: cell,
+            ticket,
+            action,
+        });
+        Point { cell, ticket }
+    }
+
+    /// The point to wait for before a stream takes more work, if it is full.
+    pub(crate) fn crowded(&self, driver: &Driver, stream: Stream) -> Option<Point> {
+        let last = self.streams.last(stream.cell);
+        let pending = last.saturating_sub(driver.channel().completed(stream.cell));
+        (pending >= DEPTH).then(|| Point {
+            cell: stream.cell,
+            ticket: last - DEPTH / 2,
+        })
+    }
+
+    /// Whether everything a stream has to wait for is completed already.
+    pub(crate) fn idle(&self, driver: &Driver, stream: Stream) -> bool {
+        self.unfinished(driver, stream.cell).is_none() && self.implied(driver, stream).is_empty()
+    }
+
+    /// Everything that a wait for a stream waits for.
+    fn points_of_stream(&self, driver: &Driver, stream: Stream) -> Vec<Point> {
+        let mut points = self.implied(driver, stream);
+        if !stream.legacy {
+            points.clear();
+        }
+        points.extend(self.unfinished(driver, stream.cell));
+        points
+    }
+
+    /// Everything a context has not completed.
+    pub(crate) fn points_of_context(&self, driver: &Driver, context: CUcontext) -> Vec<Point> {
+        let streams = self.streams.all();
+        // The parts of a context are done when it is.
+        streams
+            .filter(|stream| stream.context == context || self.owner(stream.context) == context)
+            .filter_map(|stream| self.unfinished(driver, stream.cell))
+            .collect()
+    }
+
+    /// All streams of a context.
+    pub(crate) fn streams_of(&self, context: CUcontext) -> Vec<Stream> {
+        self.streams.of_context(context).copied().collect()
+    }
+
+    /// Makes a stream in a context.
+    pub(crate) fn create_stream(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+        flags: c_uint,
+        priority: c_int,
+    ) -> Answer<CUstream> {
+        let cell = self.hidden_cell(driver)?;
+        let handle = CUstream(self.handle());
+        let stream = Stream {
+            context,
+            cell,
+            flags,
+            // Out of the range that cuCtxGetStreamPriorityRange names: clamped, as on hardware.
+            priority: priority.clamp(-5, 0),
+            legacy: false,
+        };
+        self.streams.created.insert(handle, stream);
+        Ok(handle)
+    }
+
+    /// Forgets the streams of a context that is destroyed.
+    pub(crate) fn forget_streams(&mut self, context: CUcontext) {
+        let cells: Vec<u32> = self
+            .streams
+            .of_context(context)
+            .map(|stream| stream.cell)
+            .collect();
+        self.streams.free.extend(cells);
+        self.streams
+            .created
+            .retain(|_, stream| stream.context != context);
+        self.streams
+            .defaults
+            .retain(|(owner, _), _| *owner != context);
+    }
+}
+
+/// A created stream can be used without a current context, but not without any.
+fn driver_is_used_by_a_context(state: &State) -> Answer {
+    match state.contexts.is_empty() {
+        true => Err(CudaError::InvalidContext),
+        false => Ok(()),
+    }
+}
+
+/// Waits until points are reached. No lock may be held.
+pub(crate) fn wait_for(driver: &Driver, points: &[Point]) -> Answer {
+    for point in points {
+        while !driver.channel().wait(point.cell, point.ticket, PATIENCE) {
+            driver.require_alive()?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs with the state locked, once the stream has room for more work.
+pub(crate) fn with_room<T>(
+    handle: CUstream,
+    action: impl FnOnce(&'static Driver, &mut State, Stream) -> Answer<T>,
+) -> Answer<T> {
+    let driver = driver()?;
+    loop {
+        let mut state = driver.state();
+        let stream = state.stream(driver, handle)?;
+        match state.crowded(driver, stream) {
+            None => return action(driver, &mut state, stream),
+            Some(point) => {
+                drop(state);
+                wait_for(driver, &[point])?;
+            }
+        }
+    }
+}
+
+entry_points! {
+    "cuStreamCreate" 2000 fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) { create(stream, flags, 0) }
+    "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, priority: c_int) { create(stream, flags, priority) }
+
+    "cuStreamDestroy" 2000 fn cuStreamDestroy(stream: CUstream) { destroy(stream) }
+    "cuStreamDestroy" 4000 fn cuStreamDestroy_v2(stream: CUstream) { destroy(stream) }
+
+    "cuStreamSynchronize" 2000 fn cuStreamSynchronize(stream: CUstream) ptsz(stream) cuStreamSynchronize_ptsz {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let stream = state.stream(driver, stream)?;
+        state.require_not_capturing(stream)?;
+        let points = state.points_of_stream(driver, stream);
+        drop(state);
+        wait_for(driver, &points)?;
+        driver.state().trim_pools(driver)
+    }
+
+    "cuStreamQuery" 2000 fn cuStreamQuery(stream: CUstream) ptsz(stream) cuStreamQuery_ptsz {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let stream = state.stream(driver, stream)?;
+        state.require_not_capturing(stream)?;
+        match state.points_of_stream(driver, stream).is_empty() {
+            true => Ok(()),
+            false => Err(CudaError::NotReady),
+        }
+    }
+
+    "cuStreamGetFlags" 5050 fn cuStreamGetFlags(stream: CUstream, flags: Out<c_uint>) ptsz(stream) cuStreamGetFlags_ptsz {
+        let driver = driver()?;
+        flags.set(driver.state().stream(driver, stream)?.flags)
+    }
+
+    "cuStreamGetPriority" 5050 fn cuStreamGetPriority(stream: CUstream, priority: Out<c_int>) ptsz(stream) cuStreamGetPriority_ptsz {
+        let driver = driver()?;
+        priority.set(driver.state().stream(driver, stream)?.priority)
+    }
+
+    "cuStreamGetId" 12000 fn cuStreamGetId(stream: CUstream, id: Out<c_ulonglong>) ptsz(stream) cuStreamGetId_ptsz {
+        let driver = driver()?;
+        id.set(driver.state().stream(driver, stream)?.cell.into())
+    }
+
+    "cuStreamGetCtx" 9020 fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) ptsz(stream) cuStreamGetCtx_ptsz {
+        let driver = driver()?;
+        context.set(driver.state().stream(driver, stream)?.context)
+    }
+
+    "cuStreamGetDevice" 12080 fn cuStreamGetDevice(stream: CUstream, device: Out<CUdevice>) ptsz(stream) cuStreamGetDevice_ptsz {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let stream = state.stream(driver, stream)?;
+        let context = state.contexts.get(&stream.context).ok_or(CudaError::ContextIsDestroyed)?;
+        device.set(context.device)
+    }
+
+    "cuCtxSynchronize" 2000 fn cuCtxSynchronize() { synchronize(current_context()?) }
+    "cuCtxSynchronize" 13000 fn cuCtxSynchronize_v2(context: CUcontext) {
+        let context = if context == CUcontext::NULL { current_context()? } else { context };
+        synchronize(context)
+    }
+}
+
+fn create(result: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
+    if flags & !NON_BLOCKING != 0 || result.is_null() {
+        return Err(CudaError::InvalidValue);
+    }
+    let driver = driver()?;
+    let context = current_context()?;
+    let mut state = driver.state();
+    state.current()?;
+    result.set(state.create_stream(driver, context, flags, priority)?)
+}
+
+/// What is queued is still done; only the handle goes.
+fn destroy(handle: CUstream) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    let stream = state
+        .streams
+        .created
+        .remove(&handle)
+        .ok_or(CudaError::InvalidHandle)?;
+    state.captures.forget_stream(stream.cell);
+    state.streams.free.push(stream.cell);
+    Ok(())
+}
+
+fn synchronize(context: CUcontext) -> Answer {
+    let driver = driver()?;
+    let mut state = driver.state();
+    if !state.contexts.contains_key(&context) {
+        return Err(CudaError::ContextIsDestroyed);
+    }
+    state.require_no_capture_in(context)?;
+    let points = state.points_of_context(driver, context);
+    drop(state);
+    wait_for(driver, &points)?;
+    driver.state().trim_pools(driver)
+}

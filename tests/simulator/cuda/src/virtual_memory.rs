@@ -1,0 +1,499 @@
+//! Virtual memory management: addresses that are reserved, physical memory behind handles, and the
+//! mapping of one to the other.
+//!
+//! Physical memory lives until its handles are released, its mappings gone and the descriptors that
+//! it was exported as closed, in whatever process they are.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+
+use simulator_machine::kernel::PAGE_BYTES;
+use simulator_machine::protocol::{AllocationId, CardIndex, Reply, Request};
+
+use crate::abi::{Address, Answer, In, Out, Untyped, entry_points};
+use crate::driver::{Driver, State, driver};
+use crate::error::CudaError;
+use crate::memory::{Mapping, RangeKind, Reservation};
+use crate::types::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+
+/// `CUmemGenericAllocationHandle`
+pub(crate) type Handle = c_ulonglong;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`
+const PINNED: c_uint = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+pub(crate) const FILE_DESCRIPTOR: c_uint = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ` and `_READWRITE`
+const ACCESS: [c_uint; 2] = [1, 3];
+
+/// Everything that this process reserved, made and mapped.
+#[derive(Debug, Default)]
+pub(crate) struct VirtualMemory {
+    mapped: BTreeMap<u64, Mapped>,
+    reservations: BTreeMap<u64, Reservation>,
+    memory: BTreeMap<AllocationId, Memory>,
+    handles: BTreeMap<Handle, AllocationId>,
+}
+
+/// Physical memory that this process holds, once for all its uses.
+#[derive(Debug)]
+struct Memory {
+    handle: Handle,
+    handles: u32,
+    mappings: u32,
+    /// Multicast objects that it is bound to.
+    bindings: u32,
+    card: CardIndex,
+    offset: u64,
+    bytes: u64,
+    properties: CUmemAllocationProp,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    allocation: AllocationId,
+    bytes: u64,
+    /// Flags by device.
+    access: BTreeMap<CUdevice, c_uint>,
+}
+
+impl VirtualMemory {
+    fn memory(&mut self, handle: Handle) -> Answer<(AllocationId, &mut Memory)> {
+        let id = *self.handles.get(&handle).ok_or(CudaError::InvalidValue)?;
+        let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;
+        Ok((id, memory))
+    }
+
+    /// The mapping that an address lies in.
+    fn containing(&self, address: u64) -> Option<(u64, &Mapped)> {
+        let (base, mapped) = self.mapped.range(..=address).next_back()?;
+        (address - base < mapped.bytes).then_some((*base, mapped))
+    }
+
+    /// The mappings that make up a range exactly.
+    fn exactly(&self, address: u64, bytes: u64) -> Answer<Vec<u64>> {
+        let mut found = Vec::new();
+        let mut next = address;
+        let end = address.checked_add(bytes).ok_or(CudaError::InvalidValue)?;
+        while next < end {
+            let mapped = self.mapped.get(&next).ok_or(CudaError::InvalidValue)?;
+            found.push(next);
+            next += mapped.bytes;
+        }
+        match next == end && !found.is_empty() {
+            true => Ok(found),
+            false => Err(CudaError::InvalidValue),
+        }
+    }
+
+    /// Whether a range is mapped without gaps, and some device may use all of it.
+    pub(crate) fn is_accessible(&self, address: u64, bytes: u64) -> bool {
+        let mut next = address;
+        let Some(end) = address.checked_add(bytes) else {
+            return false;
+        };
+        while next < end {
+            match self.containing(next) {
+                Some((base, mapped)) if !mapped.access.is_empty() => next = base + mapped.bytes,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Whose memory is mapped at an address.
+    pub(crate) fn device_of(&self, address: u64) -> Option<CUdevice> {
+        let (_, mapped) = self.containing(address)?;
+        Some(self.memory.get(&mapped.allocation)?.properties.location.id)
+    }
+
+    /// The memory behind a handle.
+    pub(crate) fn allocation(&self, handle: Handle) -> Answer<AllocationId> {
+        let allocation = self.handles.get(&handle);
+        allocation.copied().ok_or(CudaError::InvalidValue)
+    }
+
+    /// The memory that is mapped from an address on.
+    pub(crate) fn mapped_at(&self, address: u64) -> Answer<AllocationId> {
+        let mapped = self.mapped.get(&address).ok_or(CudaError::InvalidValue)?;
+        Ok(mapped.allocation)
+    }
+
+    /// On which device memory is, and how much it is.
+    pub(crate) fn whereabouts(&self, id: AllocationId) -> Answer<(CUdevice, u64)> {
+        let memory = self.memory.get(&id).ok_or(CudaError::InvalidValue)?;
+        Ok((memory.properties.location.id, memory.bytes))
+    }
+
+    /// A card's memory, and where in it that behind a handle begins.
+    pub(crate) fn file_behind<'a>(
+        &self,
+        driver: &'a Driver,
+        handle: Handle,
+    ) -> Answer<(&'a OwnedFd, u64)> {
+        let memory = self.memory.get(&self.allocation(handle)?);
+        let memory = memory.ok_or(CudaError::InvalidValue)?;
+        let (card, offset) = (memory.card, memory.offset);
+        let device = driver.devices().iter().find(|device| device.card == card);
+        Ok((&device.ok_or(CudaError::InvalidDevice)?.memory, offset))
+    }
+
+    /// Memory is bound to a multicast object.
+    pub(crate) fn hold(&mut self, id: AllocationId) -> Answer {
+        let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;
+        memory.bindings += 1;
+        Ok(())
+    }
+
+    /// Whether an address is reserved, mapped or not.
+    pub(crate) fn is_reserved(&self, address: u64) -> bool {
+        let before = self.reservations.range(..=address).next_back();
+        before.is_some_and(|(_, reservation)| reservation.contains(address, 1))
+    }
+}
+
+/// Refuses properties of memory that is not a card's.
+fn card_of(driver: &Driver, properties: &CUmemAllocationProp) -> Answer<CardIndex> {
+    if properties.kind != PINNED {
+        return Err(CudaError::InvalidValue);
+    }
+    match properties.location.kind {
+        CUmemLocation::DEVICE => Ok(driver.device(properties.location.id)?.card),
+        // Memory of the host, which is not simulated this way.
+        2..=4 => Err(CudaError::NotSupported),
+        _ => Err(CudaError::InvalidValue),
+    }
+}
+
+impl State {
+    fn create_memory(
+        &mut self,
+        driver: &Driver,
+        bytes: u64,
+        properties: CUmemAllocationProp,
+    ) -> Answer<Handle> {
+        let card = card_of(driver, &properties)?;
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(CudaError::InvalidValue);
+        }
+        if properties.handle_types & !FILE_DESCRIPTOR != 0 {
+            return Err(CudaError::NotSupported);
+        }
+        match driver.request(&Request::CreateMemory { card, bytes })? {
+            Reply::Allocated {
+                allocation,
+                offset,
+                bytes,
+            } => Ok(self.add_memory(allocation, card, offset, bytes, properties)),
+            _ => Err(CudaError::Unknown),
+        }
+    }
+
+    fn add_memory(
+        &mut self,
+        allocation: AllocationId,
+        card: CardIndex,
+        offset: u64,
+        bytes: u64,
+        properties: CUmemAllocationProp,
+    ) -> Handle {
+        let handle = self.handle() as Handle;
+        let memory = Memory {
+            handle,
+            handles: 1,
+            mappings: 0,
+            bindings: 0,
+            card,
+            offset,
+            bytes,
+            properties,
+        };
+        self.virtual_memory.handles.insert(handle, allocation);
+        self.virtual_memory.memory.insert(allocation, memory);
+        handle
+    }
+
+    /// Gives memory up when neither a handle nor a mapping is left.
+    fn bury_memory(&mut self, driver: &Driver, allocation: AllocationId) -> Answer {
+        let space = &mut self.virtual_memory;
+        let Some(memory) = space.memory.get(&allocation) else {
+            return Ok(());
+        };
+        if memory.handles == 0 {
+            space.handles.remove(&memory.handle);
+        }
+        if memory.handles > 0 || memory.mappings > 0 || memory.bindings > 0 {
+            return Ok(());
+        }
+        space.memory.remove(&allocation);
+        driver.request(&Request::Release { allocation }).map(drop)
+    }
+
+    /// What was held by [`VirtualMemory::hold`] is not any more.
+    pub(crate) fn let_go(&mut self, driver: &Driver, id: AllocationId) -> Answer {
+        if let Some(memory) = self.virtual_memory.memory.get_mut(&id) {
+            memory.bindings = memory.bindings.saturating_sub(1);
+        }
+        self.bury_memory(driver, id)
+    }
+
+    /// Gives up one handle.
+    pub(crate) fn release(&mut self, driver: &Driver, handle: Handle) -> Answer {
+        let (allocation, memory) = self.virtual_memory.memory(handle)?;
+        memory.handles = memory
+            .handles
+            .checked_sub(1)
+            .ok_or(CudaError::InvalidValue)?;
+        self.bury_memory(driver, allocation)
+    }
+
+    fn map(&mut self, driver: &Driver, at: u64, bytes: u64, handle: Handle) -> Answer {
+        if let Some(mapped) = self.map_multicast(at, bytes, handle) {
+            return mapped;
+        }
+        let (allocation, memory) = self.virtual_memory.memory(handle)?;
+        if bytes == 0 || !(at | bytes).is_multiple_of(PAGE_BYTES) || bytes > memory.bytes {
+            return Err(CudaError::InvalidValue);
+        }
+        let space = &self.virtual_memory;
+        let reserved = space.reservations.range(..=at).next_back();
+        let (_, reservation) = reserved.ok_or(CudaError::InvalidValue)?;
+        if !reservation.contains(at, bytes) {
+            return Err(CudaError::InvalidValue);
+        }
+        let before = space.mapped.range(..at + bytes).next_back();
+        if before.is_some_and(|(base, mapped)| base + mapped.bytes > at) {
+            return Err(CudaError::InvalidValue);
+        }
+        let (file, offset) = space.file_behind(driver, handle)?;
+        let mapping = Mapping::place(reservation, at, file, offset, bytes)?;
+        self.addresses.insert(mapping, bytes, RangeKind::Virtual);
+        let mapped = Mapped {
+            allocation,
+            bytes,
+            access: BTreeMap::new(),
+        };
+        self.virtual_memory.mapped.insert(at, mapped);
+        self.virtual_memory.memory(handle)?.1.mappings += 1;
+        Ok(())
+    }
+
+    fn unmap(&mut self, driver: &Driver, at: u64, bytes: u64) -> Answer {
+        if let Some(unmapped) = self.unmap_multicast(driver, at, bytes) {
+            return unmapped;
+        }
+        for base in self.virtual_memory.exactly(at, bytes)? {
+            self.addresses.remove(base);
+            let Some(mapped) = self.virtual_memory.mapped.remove(&base) else {
+                continue;
+            };
+            if let Some(memory) = self.virtual_memory.memory.get_mut(&mapped.allocation) {
+                memory.mappings -= 1;
+            }
+            self.bury_memory(driver, mapped.allocation)?;
+        }
+        Ok(())
+    }
+
+    /// A handle for memory that this process was given.
+    pub(crate) fn import(&mut self, driver: &Driver, descriptor: BorrowedFd<'_>) -> Answer<Handle> {
+        let Reply::Opened {
+            card,
+            allocation,
+            offset,
+            bytes,
+        } = driver.request_about(&Request::Import, descriptor)?
+        else {
+            return Err(CudaError::Unknown);
+        };
+        if let Some(memory) = self.virtual_memory.memory.get_mut(&allocation) {
+            // Held before: once is enough.
+            memory.handles += 1;
+            let handle = memory.handle;
+            self.virtual_memory.handles.insert(handle, allocation);
+            driver.request(&Request::Release { allocation })?;
+            return Ok(handle);
+        }
+        let position = driver.devices().iter().position(|one| one.card == card);
+        let device = position.and_then(|index| CUdevice::try_from(index).ok());
+        let Some(id) = device else {
+            driver.request(&Request::Release { allocation })?;
+            return Err(CudaError::InvalidDevice);
+        };
+        let properties = CUmemAllocationProp {
+            kind: PINNED,
+            handle_types: FILE_DESCRIPTOR,
+            location: CUmemLocation {
+                kind: CUmemLocation::DEVICE,
+                id,
+            },
+            windows: std::ptr::null(),
+            flags: [0; 8],
+        };
+        Ok(self.add_memory(allocation, card, offset, bytes, properties))
+    }
+}
+
+/// Asks the daemon for a descriptor that stands for memory.
+fn export(driver: &Driver, allocation: AllocationId) -> Answer<OwnedFd> {
+    let (reply, mut fds) = driver.request_with_fds(&Request::Export { allocation })?;
+    match reply {
+        Reply::Exported { .. } => fds.pop().ok_or(CudaError::Unknown),
+        _ => Err(CudaError::Unknown),
+    }
+}
+
+/// A descriptor of the program's, which stays the program's.
+pub(crate) fn borrowed(descriptor: usize) -> Answer<BorrowedFd<'static>> {
+    let number = RawFd::try_from(descriptor).map_err(|_| CudaError::InvalidValue)?;
+    if number < 0 {
+        return Err(CudaError::InvalidValue);
+    }
+    // SAFETY: not -1; the program promised that it is open for the length of the call.
+    Ok(unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+entry_points! {
+    "cuMemAddressReserve" 10020 fn cuMemAddressReserve(address: Out<CUdeviceptr>, bytes: usize, alignment: usize, _hint: CUdeviceptr, flags: c_ulonglong) {
+        let bytes = bytes as u64;
+        let alignment = (alignment as u64).max(PAGE_BYTES);
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) || !alignment.is_power_of_two() || flags != 0 || address.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        let mut state = driver.state();
+        let reservation = Reservation::new(bytes, alignment)?;
+        let base = reservation.base();
+        state.virtual_memory.reservations.insert(base, reservation);
+        address.set(base)
+    }
+
+    "cuMemAddressFree" 10020 fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let space = &mut state.virtual_memory;
+        let reservation = space.reservations.get(&address).ok_or(CudaError::InvalidValue)?;
+        let end = address + reservation.length();
+        if reservation.length() != bytes as u64 || space.mapped.range(address..end).next().is_some() {
+            return Err(CudaError::InvalidValue);
+        }
+        space.reservations.remove(&address);
+        Ok(())
+    }
+
+    "cuMemCreate" 10020 fn cuMemCreate(handle: Out<Handle>, bytes: usize, properties: In<CUmemAllocationProp>, flags: c_ulonglong) {
+        if flags != 0 || handle.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        let properties = properties.get()?;
+        let driver = driver()?;
+        handle.set(driver.state().create_memory(driver, bytes as u64, properties)?)
+    }
+
+    "cuMemRelease" 10020 fn cuMemRelease(handle: Handle) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        if let Some(released) = state.release_multicast(driver, handle) {
+            return released;
+        }
+        state.release(driver, handle)
+    }
+
+    "cuMemMap" 10020 fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: Handle, flags: c_ulonglong) {
+        // The header says that the offset has to be 0.
+        if flags != 0 || offset != 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let driver = driver()?;
+        driver.state().map(driver, address, bytes as u64, handle)
+    }
+
+    "cuMemUnmap" 10020 fn cuMemUnmap(address: CUdeviceptr, bytes: usize) {
+        let driver = driver()?;
+        driver.state().unmap(driver, address, bytes as u64)
+    }
+
+    "cuMemSetAccess" 10020 fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, descriptions: In<CUmemAccessDesc>, count: usize) {
+        let descriptions = descriptions.list(count)?;
+        let driver = driver()?;
+        let mut state = driver.state();
+        let space = &mut state.virtual_memory;
+        for CUmemAccessDesc { location, flags } in descriptions {
+            if location.kind != CUmemLocation::DEVICE {
+                return Err(CudaError::NotSupported);
+            }
+            driver.device(location.id)?;
+            for base in space.exactly(address, bytes as u64)? {
+                let mapped = space.mapped.get_mut(&base).ok_or(CudaError::InvalidValue)?;
+                match flags {
+                    0 => { mapped.access.remove(&location.id); }
+                    flags if ACCESS.contains(&flags) => { mapped.access.insert(location.id, flags); }
+                    _ => return Err(CudaError::InvalidValue),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: Out<c_ulonglong>, location: In<CUmemLocation>, address: CUdeviceptr) {
+        let location = location.get()?;
+        let driver = driver()?;
+        driver.device(location.id)?;
+        let state = driver.state();
+        let (_, mapped) = state.virtual_memory.containing(address).ok_or(CudaError::InvalidValue)?;
+        flags.set(mapped.access.get(&location.id).copied().unwrap_or(0).into())
+    }
+
+    "cuMemGetAllocationGranularity" 10020 fn cuMemGetAllocationGranularity(granularity: Out<usize>, properties: In<CUmemAllocationProp>, option: c_uint) {
+        let driver = driver()?;
+        card_of(driver, &properties.get()?)?;
+        if option > 1 {
+            return Err(CudaError::InvalidValue);
+        }
+        granularity.set(usize::try_from(PAGE_BYTES).map_err(|_| CudaError::Unknown)?)
+    }
+
+    "cuMemGetAllocationPropertiesFromHandle" 10020 fn cuMemGetAllocationPropertiesFromHandle(properties: Out<CUmemAllocationProp>, handle: Handle) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        properties.set(state.virtual_memory.memory(handle)?.1.properties)
+    }
+
+    "cuMemRetainAllocationHandle" 11000 fn cuMemRetainAllocationHandle(handle: Out<Handle>, address: Address) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let space = &mut state.virtual_memory;
+        let (_, mapped) = space.containing(address.number()).ok_or(CudaError::InvalidValue)?;
+        let allocation = mapped.allocation;
+        let memory = space.memory.get_mut(&allocation).ok_or(CudaError::InvalidValue)?;
+        memory.handles += 1;
+        let retained = memory.handle;
+        space.handles.insert(retained, allocation);
+        handle.set(retained)
+    }
+
+    "cuMemExportToShareableHandle" 10020 fn cuMemExportToShareableHandle(shareable: Untyped, handle: Handle, kind: c_uint, flags: c_ulonglong) {
+        let driver = driver()?;
+        let mut state = driver.state();
+        let (allocation, memory) = state.virtual_memory.memory(handle)?;
+        if flags != 0 || kind != FILE_DESCRIPTOR || memory.properties.handle_types & kind == 0 {
+            return Err(CudaError::InvalidValue);
+        }
+        let shareable = shareable.out::<c_int>();
+        if shareable.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        shareable.set(export(driver, allocation)?.into_raw_fd())
+    }
+
+    "cuMemImportFromShareableHandle" 10020 fn cuMemImportFromShareableHandle(handle: Out<Handle>, shareable: Untyped, kind: c_uint) {
+        if kind != FILE_DESCRIPTOR || handle.is_null() {
+            return Err(CudaError::InvalidValue);
+        }
+        // The descriptor is passed as if it were the pointer.
+        let descriptor = borrowed(shareable.number())?;
+        let driver = driver()?;
+        handle.set(driver.state().import(driver, descriptor)?)
+    }
+}

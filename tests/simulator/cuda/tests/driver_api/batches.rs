@@ -1,0 +1,375 @@
+//! Batches of copies and prefetches, and copies with attributes.
+
+use cudarc::driver::sys;
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{Api, Handle, INVALID_VALUE, call};
+
+const NONE: Handle = std::ptr::null_mut();
+
+fn attributes() -> sys::CUmemcpyAttributes {
+    let mut attributes: sys::CUmemcpyAttributes = unsafe { std::mem::zeroed() };
+    attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    attributes
+}
+
+fn pointer(address: u64, row: usize) -> sys::CUmemcpy3DOperand {
+    sys::CUmemcpy3DOperand {
+        type_: sys::CUmemcpy3DOperandType::CU_MEMCPY_OPERAND_TYPE_POINTER,
+        op: sys::CUmemcpy3DOperand_st__bindgen_ty_1 {
+            ptr: sys::CUmemcpy3DOperand_st__bindgen_ty_1__bindgen_ty_1 {
+                ptr: address,
+                rowLength: row,
+                layerHeight: 0,
+                locHint: unsafe { std::mem::zeroed() },
+            },
+        },
+    }
+}
+
+fn in_array(array: Handle) -> sys::CUmemcpy3DOperand {
+    sys::CUmemcpy3DOperand {
+        type_: sys::CUmemcpy3DOperandType::CU_MEMCPY_OPERAND_TYPE_ARRAY,
+        op: sys::CUmemcpy3DOperand_st__bindgen_ty_1 {
+            array: sys::CUmemcpy3DOperand_st__bindgen_ty_1__bindgen_ty_2 {
+                array: array.cast(),
+                offset: sys::CUoffset3D { x: 0, y: 0, z: 0 },
+            },
+        },
+    }
+}
+
+fn volume(
+    src: sys::CUmemcpy3DOperand,
+    dst: sys::CUmemcpy3DOperand,
+    [width, height, depth]: [usize; 3],
+) -> sys::CUDA_MEMCPY3D_BATCH_OP {
+    sys::CUDA_MEMCPY3D_BATCH_OP {
+        src,
+        dst,
+        extent: sys::CUextent3D {
+            width,
+            height,
+            depth,
+        },
+        srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
+        flags: 0,
+    }
+}
+
+/// Places of 256 bytes: `[a, b]` hold two patterns, `[c, d]` nothing.
+struct Places {
+    full: [u64; 2],
+    empty: [u64; 2],
+}
+
+impl Places {
+    fn new(api: &Api) -> Self {
+        let place = || api.allocate(256).unwrap();
+        let places = Self {
+            full: [place(), place()],
+            empty: [place(), place()],
+        };
+        api.write(places.full[0], &[7; 256]);
+        api.write(places.full[1], &[9; 256]);
+        places
+    }
+}
+
+/// Copies that are handed over together.
+struct Batch<'a> {
+    from: &'a [u64],
+    to: &'a [u64],
+    sizes: &'a [usize],
+    /// The copies with which each of the attributes begins.
+    starts: &'a [usize],
+    stream: Handle,
+}
+
+impl Batch<'_> {
+    /// By the first form of the function, which says which copy is to blame; 77 where it says nothing.
+    fn first(&self, api: &Api) -> (u32, usize) {
+        let mut values = vec![attributes(); self.starts.len()];
+        let mut failed = 77;
+        let code = call!(
+            api,
+            "cuMemcpyBatchAsync",
+            self.to.as_ptr(),
+            self.from.as_ptr(),
+            self.sizes.as_ptr(),
+            self.sizes.len(),
+            values.as_mut_ptr(),
+            self.starts.as_ptr(),
+            self.starts.len(),
+            &raw mut failed,
+            self.stream
+        );
+        (code, failed)
+    }
+
+    fn second(&self, api: &Api) -> u32 {
+        let mut values = vec![attributes(); self.starts.len()];
+        call!(
+            api,
+            "cuMemcpyBatchAsync_v2",
+            self.to.as_ptr(),
+            self.from.as_ptr(),
+            self.sizes.as_ptr(),
+            self.sizes.len(),
+            values.as_mut_ptr(),
+            self.starts.as_ptr(),
+            self.starts.len(),
+            self.stream
+        )
+    }
+}
+
+#[test]
+fn a_batch_copies_each_of_its_parts() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(1);
+    for form in [1, 2] {
+        let places = Places::new(&api);
+        let batch = Batch {
+            from: &places.full,
+            to: &places.empty,
+            sizes: &[256, 16],
+            starts: &[0, 1],
+            stream,
+        };
+        let code = match form {
+            1 => batch.first(&api).0,
+            _ => batch.second(&api),
+        };
+        assert_eq!(code, 0, "form {form}");
+        api.synchronize();
+        assert_eq!(api.read(places.empty[0], 256), [7; 256], "form {form}");
+        assert_eq!(api.read(places.empty[1], 17)[..16], [9; 16], "form {form}");
+        assert_eq!(api.read(places.empty[1], 17)[16], 0, "form {form}");
+    }
+}
+
+#[test]
+fn a_batch_says_which_copy_is_to_blame() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(1);
+    let places = Places::new(&api);
+    let run = |sizes: [usize; 2], starts: &[usize], stream: Handle| {
+        let batch = Batch {
+            from: &places.full,
+            to: &places.empty,
+            sizes: &sizes,
+            starts,
+            stream,
+        };
+        batch.first(&api)
+    };
+    // Far beyond the second place.
+    assert_eq!(run([16, 4096 * 4096], &[0], stream), (INVALID_VALUE, 1));
+    assert_eq!(run([0, 16], &[0], stream), (INVALID_VALUE, 0));
+    // Attributes that do not begin with the first copy, none, and no stream of the program's.
+    assert_eq!(run([16, 16], &[1], stream), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[], stream), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[0], NONE), (INVALID_VALUE, usize::MAX));
+    assert_eq!(run([16, 16], &[0], stream), (0, 77));
+}
+
+#[test]
+fn copies_on_the_card_take_its_time_and_those_over_the_link_do_not() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(1);
+    let (first, second) = (
+        api.allocate(64 * MIB).unwrap(),
+        api.allocate(64 * MIB).unwrap(),
+    );
+    let mut host = vec![0u8; 64 << 20];
+    let host = host.as_mut_ptr().expose_provenance() as u64;
+    let copy = |to: u64, from: u64| {
+        let before = machine.card(0).unwrap().busy_nanos;
+        let batch = Batch {
+            from: &[from],
+            to: &[to],
+            sizes: &[64 << 20],
+            starts: &[0],
+            stream,
+        };
+        assert_eq!(batch.second(&api), 0);
+        api.synchronize();
+        machine.card(0).unwrap().busy_nanos - before
+    };
+    assert!(copy(second, first) > 0);
+    assert_eq!(copy(host, first), 0);
+    assert_eq!(copy(first, host), 0);
+}
+
+#[test]
+fn shaped_copies_come_in_batches_too() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(1);
+    let descriptor = sys::CUDA_ARRAY_DESCRIPTOR {
+        Width: 8,
+        Height: 4,
+        Format: sys::CUarray_format::CU_AD_FORMAT_FLOAT,
+        NumChannels: 1,
+    };
+    let mut array = NONE;
+    let code = call!(
+        api,
+        "cuArrayCreate_v2",
+        &raw mut array,
+        &raw const descriptor
+    );
+    assert_eq!(code, 0);
+    let rows: Vec<u8> = (0..128).collect();
+    let (from, to) = (api.allocate(128).unwrap(), api.allocate(256).unwrap());
+    api.write(from, &rows);
+    let into = volume(pointer(from, 8), in_array(array), [8, 4, 1]);
+    // Of each row the first four elements, into rows of sixteen.
+    let out = volume(in_array(array), pointer(to, 16), [4, 4, 1]);
+    let bad = volume(in_array(array), pointer(to, 16), [9, 4, 1]);
+    type Copies = Vec<sys::CUDA_MEMCPY3D_BATCH_OP>;
+    let first = |mut copies: Copies| {
+        let mut failed = 0usize;
+        let code = call!(
+            api,
+            "cuMemcpy3DBatchAsync",
+            copies.len(),
+            copies.as_mut_ptr(),
+            &raw mut failed,
+            0u64,
+            stream
+        );
+        (code, failed)
+    };
+    let second = |mut copies: Copies| {
+        call!(
+            api,
+            "cuMemcpy3DBatchAsync_v2",
+            copies.len(),
+            copies.as_mut_ptr(),
+            0u64,
+            stream
+        )
+    };
+    let single = |mut copies: Copies| {
+        let of_one = |copy: &mut _| {
+            call!(
+                api,
+                "cuMemcpy3DWithAttributesAsync",
+                std::ptr::from_mut::<sys::CUDA_MEMCPY3D_BATCH_OP>(copy),
+                0u64,
+                stream
+            )
+        };
+        copies.iter_mut().map(of_one).max().unwrap()
+    };
+    for round in 0..3 {
+        assert_eq!(call!(api, "cuMemsetD8_v2", to, 0u8, 256usize), 0);
+        let copies = vec![into, out];
+        let code = match round {
+            0 => first(copies).0,
+            1 => second(copies),
+            _ => single(copies),
+        };
+        assert_eq!(code, 0, "{round}");
+        api.synchronize();
+        let read = api.read(to, 256);
+        for row in 0..4 {
+            assert_eq!(read[row * 64..][..16], rows[row * 32..][..16], "{round}");
+            assert_eq!(read[row * 64 + 16..][..48], [0; 48], "{round}");
+        }
+    }
+    assert_eq!(first(vec![into, bad]), (INVALID_VALUE, 1));
+    assert_eq!(second(vec![bad]), INVALID_VALUE);
+}
+
+#[test]
+fn a_copy_with_attributes_is_a_copy() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let places = Places::new(&api);
+    let mut value = attributes();
+    let copy = |value: &mut sys::CUmemcpyAttributes| {
+        let value = std::ptr::from_mut(value);
+        call!(
+            api,
+            "cuMemcpyWithAttributesAsync",
+            places.empty[0],
+            places.full[1],
+            256usize,
+            value,
+            NONE
+        )
+    };
+    assert_eq!(copy(&mut value), 0);
+    api.synchronize();
+    assert_eq!(api.read(places.empty[0], 256), [9; 256]);
+    value.srcAccessOrder = sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
+    assert_eq!(copy(&mut value), INVALID_VALUE);
+}
+
+#[test]
+fn batches_of_hints_are_for_managed_memory() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(1);
+    let mut managed = [0u64; 2];
+    for address in &mut managed {
+        let code = call!(
+            api,
+            "cuMemAllocManaged",
+            std::ptr::from_mut(address),
+            4096usize,
+            1u32
+        );
+        assert_eq!(code, 0);
+    }
+    let plain = api.allocate(4096).unwrap();
+    let sizes = [4096usize; 2];
+    // To the device, then to the host.
+    let locations = [[1i32, 0], [2, 0]];
+    let prefetch = |addresses: [u64; 2], starts: [usize; 2], name: &str| {
+        let symbol = api.symbol(name);
+        let arguments = (
+            addresses.as_ptr(),
+            sizes.as_ptr(),
+            2usize,
+            locations.as_ptr(),
+            starts.as_ptr(),
+            2usize,
+            0u64,
+            stream,
+        );
+        crate::api::Invoke::invoke(symbol, arguments)
+    };
+    for name in [
+        "cuMemPrefetchBatchAsync",
+        "cuMemDiscardAndPrefetchBatchAsync",
+    ] {
+        assert_eq!(prefetch(managed, [0, 1], name), 0, "{name}");
+        assert_eq!(prefetch(managed, [0, 2], name), INVALID_VALUE, "{name}");
+        assert_eq!(
+            prefetch([managed[0], plain], [0, 1], name),
+            INVALID_VALUE,
+            "{name}"
+        );
+    }
+    let discard = |addresses: [u64; 2]| {
+        call!(
+            api,
+            "cuMemDiscardBatchAsync",
+            addresses.as_ptr(),
+            sizes.as_ptr(),
+            2usize,
+            0u64,
+            stream
+        )
+    };
+    assert_eq!(discard(managed), 0);
+    assert_eq!(discard([plain; 2]), INVALID_VALUE);
+}

@@ -1,0 +1,393 @@
+//! Stream capture: what becomes a graph, and what spoils it.
+
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{Api, Handle, call};
+
+const MS: u64 = 1_000_000;
+const NON_BLOCKING: u32 = 1;
+const NONE: Handle = std::ptr::null_mut();
+/// Blocks that fill a T4, at 1024 threads each.
+const ALL: u32 = 40;
+
+const GLOBAL: u32 = 0;
+const THREAD_LOCAL: u32 = 1;
+const RELAXED: u32 = 2;
+
+const ILLEGAL_STATE: u32 = 401;
+const UNSUPPORTED: u32 = 900;
+const INVALIDATED: u32 = 901;
+const MERGE: u32 = 902;
+const UNMATCHED: u32 = 903;
+const UNJOINED: u32 = 904;
+const ISOLATION: u32 = 905;
+const IMPLICIT: u32 = 906;
+const CAPTURED_EVENT: u32 = 907;
+const WRONG_THREAD: u32 = 908;
+
+fn begin(api: &Api, stream: Handle, mode: u32) {
+    assert_eq!(call!(api, "cuStreamBeginCapture_v2", stream, mode), 0);
+}
+
+fn end(api: &Api, stream: Handle) -> Result<Handle, u32> {
+    let mut graph = NONE;
+    match call!(api, "cuStreamEndCapture", stream, &raw mut graph) {
+        0 => Ok(graph),
+        error => {
+            assert!(graph.is_null());
+            Err(error)
+        }
+    }
+}
+
+fn status(api: &Api, stream: Handle) -> u32 {
+    let mut status = 9u32;
+    let code = call!(api, "cuStreamIsCapturing", stream, &raw mut status);
+    assert_eq!(code, 0);
+    status
+}
+
+fn record(api: &Api, event: Handle, stream: Handle) -> u32 {
+    call!(api, "cuEventRecord", event, stream)
+}
+
+fn wait(api: &Api, stream: Handle, event: Handle) -> u32 {
+    call!(api, "cuStreamWaitEvent", stream, event, 0u32)
+}
+
+fn count(api: &Api, call: &str, graph: Handle) -> usize {
+    let mut count = 0usize;
+    let code = match call {
+        "nodes" => call!(api, "cuGraphGetNodes", graph, NONE, &raw mut count),
+        _ => call!(api, "cuGraphGetEdges", graph, NONE, NONE, &raw mut count),
+    };
+    assert_eq!(code, 0);
+    count
+}
+
+/// Runs on a thread of its own, in the same context.
+fn elsewhere<T: Send>(api: &Api, action: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            api.enter(0);
+            action()
+        });
+        thread.join().unwrap()
+    })
+}
+
+#[test]
+fn what_is_captured_is_not_done_until_it_is_launched() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let (stream, side) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
+    let (forked, joined) = (api.event(), api.event());
+    let memory = api.allocate(4 * MIB).unwrap();
+    assert_eq!(status(&api, stream), 0);
+    begin(&api, stream, GLOBAL);
+    assert_eq!((status(&api, stream), status(&api, side)), (1, 0));
+    api.spin(spin, stream, ALL, 10 * MS);
+    assert_eq!(record(&api, forked, stream), 0);
+    assert_eq!(wait(&api, side, forked), 0);
+    assert_eq!(status(&api, side), 1);
+    api.spin(spin, stream, ALL / 2, 20 * MS);
+    api.spin(spin, side, ALL / 2, 30 * MS);
+    assert_eq!(record(&api, joined, side), 0);
+    assert_eq!(wait(&api, stream, joined), 0);
+    let code = call!(api, "cuMemsetD8Async", memory, 7u8, 4 * MIB, stream);
+    assert_eq!(code, 0);
+    let graph = end(&api, stream).unwrap();
+    assert_eq!((status(&api, stream), status(&api, side)), (0, 0));
+    assert_eq!(
+        (count(&api, "nodes", graph), count(&api, "edges", graph)),
+        (4, 4)
+    );
+    assert_eq!(machine.card(0).unwrap().processes[0].kernels, 0);
+
+    let mut exec = NONE;
+    let code = call!(
+        api,
+        "cuGraphInstantiateWithFlags",
+        &raw mut exec,
+        graph,
+        0u64
+    );
+    assert_eq!(code, 0);
+    for round in 1..=3 {
+        assert_eq!(call!(api, "cuGraphLaunch", exec, stream), 0);
+        api.synchronize();
+        let process = &machine.card(0).unwrap().processes[0];
+        let kernels = process.busy_nanos / (10 * MS);
+        // Ten and thirty milliseconds, twenty of them beside the thirty; and the memset.
+        assert_eq!((process.kernels, kernels), (4 * round, 4 * round));
+    }
+}
+
+#[test]
+fn calls_of_other_threads_spoil_a_global_capture_and_no_other() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let (stream, other) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
+    let event = api.event();
+    assert_eq!(record(&api, event, other), 0);
+    api.synchronize();
+    // As numbers, which other threads may use.
+    let (event, other) = (event.addr(), other.addr());
+    let calls: [(&str, &(dyn Fn() -> u32 + Sync)); 7] = [
+        ("cuEventQuery", &|| call!(api, "cuEventQuery", event)),
+        ("cuEventSynchronize", &|| {
+            call!(api, "cuEventSynchronize", event)
+        }),
+        ("cuStreamQuery", &|| call!(api, "cuStreamQuery", other)),
+        ("cuStreamSynchronize", &|| {
+            call!(api, "cuStreamSynchronize", other)
+        }),
+        ("cuMemAlloc", &|| {
+            let mut address = 0u64;
+            call!(api, "cuMemAlloc_v2", &raw mut address, 4096usize)
+        }),
+        ("cuMemFree", &|| call!(api, "cuMemFree_v2", 0u64)),
+        ("cuModuleLoadData", &|| {
+            let mut module = NONE;
+            call!(
+                api,
+                "cuModuleLoadData",
+                &raw mut module,
+                c"any image".as_ptr()
+            )
+        }),
+    ];
+    for (name, made) in calls {
+        for (mode, own, expected) in [
+            (GLOBAL, false, UNSUPPORTED),
+            (THREAD_LOCAL, false, 0),
+            (RELAXED, false, 0),
+            (GLOBAL, true, UNSUPPORTED),
+            (THREAD_LOCAL, true, UNSUPPORTED),
+            (RELAXED, true, 0),
+        ] {
+            begin(&api, stream, mode);
+            api.spin(spin, stream, 1, MS);
+            let code = if own { made() } else { elsewhere(&api, made) };
+            assert_eq!(code, expected, "{name} in mode {mode}, own thread: {own}");
+            let spoilt = expected != 0;
+            assert_eq!(status(&api, stream), if spoilt { 2 } else { 1 });
+            if spoilt {
+                let event = api.event();
+                assert_eq!(record(&api, event, stream), INVALIDATED);
+                assert_eq!(end(&api, stream), Err(INVALIDATED));
+            } else {
+                let graph = end(&api, stream).unwrap();
+                assert_eq!(call!(api, "cuGraphDestroy", graph), 0);
+            }
+            assert_eq!(status(&api, stream), 0);
+        }
+    }
+}
+
+#[test]
+fn a_thread_in_relaxed_mode_spoils_nothing() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(NON_BLOCKING);
+    let mut mode = RELAXED;
+    let exchange = |mode: &mut u32| {
+        call!(
+            api,
+            "cuThreadExchangeStreamCaptureMode",
+            std::ptr::from_mut(mode)
+        )
+    };
+    begin(&api, stream, GLOBAL);
+    assert_eq!((exchange(&mut mode), mode), (0, GLOBAL));
+    api.allocate(4096).unwrap();
+    assert_eq!((exchange(&mut mode), mode), (0, RELAXED));
+    assert_eq!(status(&api, stream), 1);
+    assert_eq!(api.allocate(4096), Err(UNSUPPORTED));
+    assert_eq!(end(&api, stream), Err(INVALIDATED));
+}
+
+#[test]
+fn a_captured_stream_cannot_be_waited_for() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(NON_BLOCKING);
+    let event = api.event();
+    let waits: [&dyn Fn() -> u32; 4] = [
+        &|| call!(api, "cuStreamSynchronize", stream),
+        &|| call!(api, "cuStreamQuery", stream),
+        &|| call!(api, "cuCtxSynchronize"),
+        &|| {
+            let mut host = [0u8; 4];
+            let address = api.allocate(4096).unwrap_or(0);
+            call!(api, "cuMemcpyDtoH_v2", host.as_mut_ptr(), address, 4usize)
+        },
+    ];
+    for refused in waits {
+        begin(&api, stream, RELAXED);
+        let code = refused();
+        // What is synchronous touches another stream here: relaxed mode allows it.
+        if code == 0 {
+            end(&api, stream).unwrap();
+            continue;
+        }
+        assert_eq!(code, UNSUPPORTED);
+        assert_eq!(end(&api, stream), Err(INVALIDATED));
+    }
+    begin(&api, stream, GLOBAL);
+    assert_eq!(record(&api, event, stream), 0);
+    assert_eq!(call!(api, "cuEventQuery", event), CAPTURED_EVENT);
+    assert_eq!(call!(api, "cuEventSynchronize", event), CAPTURED_EVENT);
+    // Neither spoils the capture.
+    end(&api, stream).unwrap();
+}
+
+#[test]
+fn forks_have_to_be_joined_in_the_stream_where_the_capture_began() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let (stream, side) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
+    let event = api.event();
+    let fork = || {
+        begin(&api, stream, GLOBAL);
+        api.spin(spin, stream, 1, MS);
+        assert_eq!(record(&api, event, stream), 0);
+        assert_eq!(wait(&api, side, event), 0);
+    };
+    fork();
+    // Nothing was put on the side: it is joined.
+    let graph = end(&api, stream).unwrap();
+    assert_eq!(count(&api, "nodes", graph), 1);
+
+    fork();
+    api.spin(spin, side, 1, MS);
+    assert_eq!(end(&api, stream), Err(UNJOINED));
+
+    fork();
+    assert_eq!(end(&api, side), Err(UNMATCHED));
+    assert_eq!(end(&api, stream), Err(INVALIDATED));
+
+    assert_eq!(end(&api, stream), Err(ILLEGAL_STATE));
+    fork();
+    // Destroying the stream does not leave the capture open.
+    assert_eq!(call!(api, "cuStreamDestroy_v2", side), 0);
+    assert_eq!(end(&api, stream), Err(INVALIDATED));
+}
+
+#[test]
+fn captures_do_not_mix_with_each_other_or_with_what_is_outside() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let (first, second) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
+    let event = api.event();
+    begin(&api, first, THREAD_LOCAL);
+    begin(&api, second, THREAD_LOCAL);
+    assert_eq!(record(&api, event, first), 0);
+    assert_eq!(wait(&api, second, event), MERGE);
+    assert_eq!(end(&api, first), Err(INVALIDATED));
+    assert_eq!(end(&api, second), Err(INVALIDATED));
+
+    let outside = api.event();
+    assert_eq!(record(&api, outside, second), 0);
+    begin(&api, first, GLOBAL);
+    assert_eq!(wait(&api, first, outside), ISOLATION);
+    assert_eq!(end(&api, first), Err(INVALIDATED));
+
+    begin(&api, first, THREAD_LOCAL);
+    let number = first.addr();
+    let ended = elsewhere(&api, || {
+        let mut graph = 0usize;
+        call!(api, "cuStreamEndCapture", number, &raw mut graph)
+    });
+    assert_eq!(ended, WRONG_THREAD);
+    end(&api, first).unwrap();
+}
+
+#[test]
+fn the_default_stream_does_not_wait_for_a_captured_one() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let blocking = api.stream(0);
+    let event = api.event();
+    assert_eq!(
+        call!(api, "cuStreamBeginCapture_v2", NONE, RELAXED),
+        UNSUPPORTED
+    );
+    begin(&api, blocking, RELAXED);
+    assert_eq!(record(&api, event, NONE), IMPLICIT);
+    assert_eq!(end(&api, blocking), Err(INVALIDATED));
+    // Streams that the default stream does not wait for are no matter.
+    let free = api.stream(NON_BLOCKING);
+    begin(&api, free, RELAXED);
+    api.spin(spin, NONE, 1, MS);
+    end(&api, free).unwrap();
+}
+
+#[test]
+fn stream_ordered_memory_becomes_memory_of_the_graph() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let stream = api.stream(NON_BLOCKING);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let used = || machine.card(0).unwrap().used_bytes - idle;
+    begin(&api, stream, GLOBAL);
+    let mut address = 0u64;
+    let code = call!(api, "cuMemAllocAsync", &raw mut address, 64 * MIB, stream);
+    assert_eq!(code, 0);
+    assert_eq!(call!(api, "cuMemFreeAsync", address, stream), 0);
+    let graph = end(&api, stream).unwrap();
+    assert_eq!(used(), 0);
+    let mut exec = NONE;
+    let code = call!(
+        api,
+        "cuGraphInstantiateWithFlags",
+        &raw mut exec,
+        graph,
+        0u64
+    );
+    assert_eq!(code, 0);
+    assert_eq!(call!(api, "cuGraphLaunch", exec, stream), 0);
+    api.synchronize();
+    assert_eq!(used(), 64 * MIB);
+    assert_eq!(call!(api, "cuDeviceGraphMemTrim", 0), 0);
+    assert_eq!(used(), 0);
+}
+
+#[test]
+fn a_graph_launched_into_a_captured_stream_becomes_a_child() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    let stream = api.stream(NON_BLOCKING);
+    let instantiate = |graph: Handle| {
+        let mut exec = NONE;
+        let code = call!(
+            api,
+            "cuGraphInstantiateWithFlags",
+            &raw mut exec,
+            graph,
+            0u64
+        );
+        assert_eq!(code, 0);
+        exec
+    };
+    begin(&api, stream, GLOBAL);
+    api.spin(spin, stream, ALL, 10 * MS);
+    api.spin(spin, stream, ALL, 10 * MS);
+    let inner = instantiate(end(&api, stream).unwrap());
+    begin(&api, stream, GLOBAL);
+    assert_eq!(call!(api, "cuGraphLaunch", inner, stream), 0);
+    api.spin(spin, stream, ALL, 5 * MS);
+    let outer = end(&api, stream).unwrap();
+    assert_eq!(count(&api, "nodes", outer), 2);
+    let outer = instantiate(outer);
+    assert_eq!(call!(api, "cuGraphLaunch", outer, stream), 0);
+    api.synchronize();
+    let process = &machine.card(0).unwrap().processes[0];
+    assert_eq!((process.kernels, process.busy_nanos), (3, 25 * MS));
+}

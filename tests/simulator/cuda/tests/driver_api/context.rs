@@ -1,0 +1,104 @@
+use simulator_machine::description::{H100X2, MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{Api, Handle, INVALID_CONTEXT, NOT_INITIALIZED, call};
+
+const CONTEXT: u64 = 104 * MIB;
+
+#[test]
+fn nothing_works_before_cu_init() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::open(&machine);
+    let mut count = 0;
+    assert_eq!(
+        call!(api, "cuDeviceGetCount", &raw mut count),
+        NOT_INITIALIZED
+    );
+    assert_eq!(
+        api.error_name(NOT_INITIALIZED),
+        "CUDA_ERROR_NOT_INITIALIZED"
+    );
+    assert_eq!(call!(api, "cuInit", 0u32), 0);
+    assert_eq!(api.allocate(1), Err(INVALID_CONTEXT));
+    assert_eq!(machine.card(0).unwrap().used_bytes, 0);
+}
+
+#[test]
+fn the_primary_context_takes_memory_while_someone_retains_it() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let used = || machine.card(0).unwrap().used_bytes;
+    assert_eq!(used(), CONTEXT);
+    let mut second: Handle = std::ptr::null_mut();
+    assert_eq!(
+        call!(api, "cuDevicePrimaryCtxRetain", &raw mut second, 0),
+        0
+    );
+    assert_eq!(used(), CONTEXT);
+    api.allocate(64 * MIB).unwrap();
+    assert_eq!(call!(api, "cuDevicePrimaryCtxRelease_v2", 0), 0);
+    assert_eq!(used(), CONTEXT + 64 * MIB);
+    assert_eq!(call!(api, "cuDevicePrimaryCtxRelease_v2", 0), 0);
+    assert_eq!(used(), 0);
+    assert_eq!(
+        call!(api, "cuDevicePrimaryCtxRelease_v2", 0),
+        INVALID_CONTEXT
+    );
+    let (mut flags, mut active) = (7u32, 7);
+    assert_eq!(
+        call!(
+            api,
+            "cuDevicePrimaryCtxGetState",
+            0,
+            &raw mut flags,
+            &raw mut active
+        ),
+        0
+    );
+    assert_eq!((flags, active), (0, 0));
+}
+
+#[test]
+fn contexts_stack_per_thread() {
+    let machine = Machine::start(H100X2).unwrap();
+    let api = Api::open(&machine);
+    assert_eq!(call!(api, "cuInit", 0u32), 0);
+    let create = |device: i32| {
+        let mut context: Handle = std::ptr::null_mut();
+        assert_eq!(
+            call!(api, "cuCtxCreate_v2", &raw mut context, 0u32, device),
+            0
+        );
+        context
+    };
+    let current = || {
+        let mut context: Handle = std::ptr::null_mut();
+        assert_eq!(call!(api, "cuCtxGetCurrent", &raw mut context), 0);
+        context
+    };
+    let (first, second) = (create(0), create(1));
+    assert_eq!(current(), second);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(current().is_null()));
+    });
+    assert_eq!(call!(api, "cuCtxDestroy_v2", second), 0);
+    assert_eq!(current(), first);
+    let mut popped: Handle = std::ptr::null_mut();
+    assert_eq!(call!(api, "cuCtxPopCurrent_v2", &raw mut popped), 0);
+    assert_eq!((popped, current()), (first, std::ptr::null_mut()));
+    assert_eq!(call!(api, "cuCtxPushCurrent_v2", second), INVALID_CONTEXT);
+    assert_eq!(machine.card(1).unwrap().used_bytes, 0);
+}
+
+#[test]
+fn a_card_without_device_node_is_not_there() {
+    let machine = Machine::start(H100X2).unwrap();
+    std::fs::remove_file(machine.root().join("dev/nvidia0")).unwrap();
+    let api = Api::start(&machine);
+    let mut count = 0;
+    assert_eq!(call!(api, "cuDeviceGetCount", &raw mut count), 0);
+    assert_eq!(count, 1);
+    api.allocate(MIB).unwrap();
+    assert_eq!(machine.card(0).unwrap().used_bytes, 0);
+    assert_ne!(machine.card(1).unwrap().used_bytes, 0);
+}

@@ -1,0 +1,426 @@
+//! Graphs made node by node: what they do, how long it takes and what memory they hold.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys;
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{Api, Handle, INVALID_VALUE, call};
+
+const MS: u64 = 1_000_000;
+/// Keeps the card busy for longer than a program takes to queue a few calls.
+const BUSY: u64 = 400 * MS;
+const NON_BLOCKING: u32 = 1;
+const NONE: Handle = std::ptr::null_mut();
+/// Blocks that fill a T4, at 1024 threads each.
+const ALL: u32 = 40;
+const USED: u32 = 0;
+const RESERVED: u32 = 2;
+
+struct Graph<'a> {
+    api: &'a Api,
+    handle: Handle,
+    spin: Handle,
+}
+
+impl<'a> Graph<'a> {
+    fn new(api: &'a Api) -> Self {
+        let mut handle = NONE;
+        assert_eq!(call!(api, "cuGraphCreate", &raw mut handle, 0u32), 0);
+        let spin = api.function(c"spin");
+        Self { api, handle, spin }
+    }
+
+    /// Runs with the parameters of a kernel.
+    fn with_kernel<T>(
+        &self,
+        blocks: u32,
+        mut nanos: u64,
+        action: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T,
+    ) -> T {
+        let mut parameters = [(&raw mut nanos).cast::<c_void>()];
+        action(&sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.spin.cast(),
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 1024,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: parameters.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        })
+    }
+
+    fn kernel(&self, after: &[Handle], blocks: u32, nanos: u64) -> Handle {
+        let mut node = NONE;
+        let code = self.with_kernel(blocks, nanos, |params| {
+            call!(
+                self.api,
+                "cuGraphAddKernelNode_v2",
+                &raw mut node,
+                self.handle,
+                after.as_ptr(),
+                after.len(),
+                std::ptr::from_ref(params)
+            )
+        });
+        assert_eq!(code, 0);
+        node
+    }
+
+    fn memory(&self, after: &[Handle], bytes: usize) -> (Handle, u64) {
+        let mut node = NONE;
+        let mut params: sys::CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+        params.poolProps.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        params.poolProps.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        params.bytesize = bytes;
+        let code = call!(
+            self.api,
+            "cuGraphAddMemAllocNode",
+            &raw mut node,
+            self.handle,
+            after.as_ptr(),
+            after.len(),
+            &raw mut params
+        );
+        assert_eq!(code, 0);
+        (node, params.dptr)
+    }
+
+    fn free(&self, after: &[Handle], address: u64) -> Handle {
+        let mut node = NONE;
+        let code = call!(
+            self.api,
+            "cuGraphAddMemFreeNode",
+            &raw mut node,
+            self.handle,
+            after.as_ptr(),
+            after.len(),
+            address
+        );
+        assert_eq!(code, 0);
+        node
+    }
+
+    fn instantiate(&self, flags: u64) -> Handle {
+        let mut exec = NONE;
+        let code = call!(
+            self.api,
+            "cuGraphInstantiateWithFlags",
+            &raw mut exec,
+            self.handle,
+            flags
+        );
+        assert_eq!(code, 0);
+        exec
+    }
+}
+
+/// How long the card takes for what is put on a stream while it is busy.
+fn measure(api: &Api, stream: Handle, work: impl FnOnce()) -> f32 {
+    let spin = api.function(c"spin");
+    let (start, end) = (api.event(), api.event());
+    api.spin(spin, stream, ALL, BUSY);
+    assert_eq!(call!(api, "cuEventRecord", start, stream), 0);
+    work();
+    assert_eq!(call!(api, "cuEventRecord", end, stream), 0);
+    api.synchronize();
+    let mut milliseconds = 0f32;
+    assert_eq!(
+        call!(api, "cuEventElapsedTime", &raw mut milliseconds, start, end),
+        0
+    );
+    milliseconds
+}
+
+fn near(measured: f32, expected: f32) -> bool {
+    (measured - expected).abs() < 0.001 * expected + 0.01
+}
+
+fn launch(api: &Api, exec: Handle, stream: Handle) -> u32 {
+    call!(api, "cuGraphLaunch", exec, stream)
+}
+
+fn graph_memory(api: &Api, which: u32) -> u64 {
+    let mut bytes = 0u64;
+    let code = call!(
+        api,
+        "cuDeviceGetGraphMemAttribute",
+        0,
+        which,
+        &raw mut bytes
+    );
+    assert_eq!(code, 0);
+    bytes
+}
+
+#[test]
+fn branches_run_side_by_side_and_joins_wait_for_all() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    // All of them would fit beside each other, if nothing made them wait.
+    let first = graph.kernel(&[], ALL / 4, 10 * MS);
+    let left = graph.kernel(&[first], ALL / 4, 20 * MS);
+    let right = graph.kernel(&[first], ALL / 4, 30 * MS);
+    graph.kernel(&[left, right], ALL / 4, 5 * MS);
+    let exec = graph.instantiate(0);
+    assert_eq!(machine.card(0).unwrap().processes[0].kernels, 0);
+    let stream = api.stream(NON_BLOCKING);
+    let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
+    assert!(near(taken, 45.0), "{taken}");
+    // The graph itself is not needed any more.
+    assert_eq!(call!(api, "cuGraphDestroy", graph.handle), 0);
+    let taken = measure(&api, stream, || {
+        assert_eq!(launch(&api, exec, stream), 0);
+        assert_eq!(launch(&api, exec, stream), 0);
+    });
+    assert!(near(taken, 90.0), "{taken}");
+    let process = &machine.card(0).unwrap().processes[0];
+    // Three launches of four kernels, and two that kept the card busy.
+    assert_eq!(process.kernels, 3 * 4 + 2);
+    assert_eq!(process.busy_nanos, 3 * 45 * MS + 2 * BUSY);
+}
+
+#[test]
+fn launches_of_one_graph_into_two_streams_come_after_each_other() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    // Two of them would fit side by side.
+    graph.kernel(&[], 1, 50 * MS);
+    let exec = graph.instantiate(0);
+    let (first, second) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
+    assert_eq!(launch(&api, exec, first), 0);
+    assert_eq!(launch(&api, exec, second), 0);
+    api.synchronize();
+    let process = &machine.card(0).unwrap().processes[0];
+    assert_eq!((process.kernels, process.busy_nanos), (2, 100 * MS));
+}
+
+#[test]
+fn parameters_are_changed_in_place_and_by_an_update() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let node = graph.kernel(&[], ALL, 10 * MS);
+    let exec = graph.instantiate(0);
+    let stream = api.stream(NON_BLOCKING);
+    let code = graph.with_kernel(ALL, 20 * MS, |params| {
+        call!(
+            api,
+            "cuGraphExecKernelNodeSetParams_v2",
+            exec,
+            node,
+            std::ptr::from_ref(params)
+        )
+    });
+    assert_eq!(code, 0);
+    let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
+    assert!(near(taken, 20.0), "{taken}");
+
+    let other = Graph::new(&api);
+    other.kernel(&[], ALL, 7 * MS);
+    let mut info: sys::CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
+    let mut update = |graph: &Graph| {
+        let code = call!(
+            api,
+            "cuGraphExecUpdate_v2",
+            exec,
+            graph.handle,
+            &raw mut info
+        );
+        (code, info.result as u32)
+    };
+    assert_eq!(update(&other), (0, 0));
+    let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
+    assert!(near(taken, 7.0), "{taken}");
+    other.kernel(&[], ALL, 7 * MS);
+    const UPDATE_FAILURE: u32 = 910;
+    const TOPOLOGY_CHANGED: u32 = 2;
+    assert_eq!(update(&other), (UPDATE_FAILURE, TOPOLOGY_CHANGED));
+
+    assert_eq!(call!(api, "cuGraphNodeSetEnabled", exec, node, 0u32), 0);
+    let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
+    assert!(near(taken, 0.0), "{taken}");
+}
+
+#[test]
+fn memory_nodes_take_memory_at_the_launch_and_keep_it_until_trimmed() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let (allocate, address) = graph.memory(&[], (100 << 20) + 1);
+    let kernel = graph.kernel(&[allocate], ALL, MS);
+    graph.free(&[kernel], address);
+    let exec = graph.instantiate(0);
+    let idle = machine.card(0).unwrap().used_bytes;
+    let used = || machine.card(0).unwrap().used_bytes - idle;
+    // The kernel's module is 2 MiB.
+    let taken = 102 * MIB;
+    for _ in 0..3 {
+        assert_eq!(launch(&api, exec, NONE), 0);
+        api.synchronize();
+        assert_eq!(used(), taken + 2 * MIB);
+        assert_eq!(graph_memory(&api, USED), 0);
+        assert_eq!(graph_memory(&api, RESERVED), taken);
+    }
+    assert_eq!(call!(api, "cuDeviceGraphMemTrim", 0), 0);
+    assert_eq!((used(), graph_memory(&api, RESERVED)), (2 * MIB, 0));
+}
+
+#[test]
+fn memory_that_a_graph_leaves_behind_is_the_programs() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let (_, address) = graph.memory(&[], 4 << 20);
+    let exec = graph.instantiate(0);
+    // Not there before the launch.
+    assert_eq!(
+        call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB),
+        INVALID_VALUE
+    );
+    assert_eq!(launch(&api, exec, NONE), 0);
+    assert_eq!(call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB), 0);
+    assert_eq!(graph_memory(&api, USED), 4 * MIB);
+    // It cannot be taken a second time before it is freed.
+    assert_eq!(launch(&api, exec, NONE), INVALID_VALUE);
+    assert_eq!(call!(api, "cuMemFreeAsync", address, NONE), 0);
+    assert_eq!(launch(&api, exec, NONE), 0);
+    const AUTO_FREE_ON_LAUNCH: u64 = 1;
+    let exec = graph.instantiate(AUTO_FREE_ON_LAUNCH);
+    assert_eq!(launch(&api, exec, NONE), 0);
+    assert_eq!(launch(&api, exec, NONE), 0);
+    assert_eq!(graph_memory(&api, USED), 4 * MIB);
+    api.free(address);
+    assert_eq!(graph_memory(&api, USED), 0);
+}
+
+#[test]
+fn host_nodes_run_between_the_nodes_around_them() {
+    extern "C" fn note(seen: *mut c_void) {
+        let seen = unsafe { seen.cast::<AtomicU64>().as_ref() }.unwrap();
+        seen.fetch_add(1, Ordering::SeqCst);
+    }
+
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let calls = AtomicU64::new(0);
+    let before = graph.kernel(&[], ALL, 50 * MS);
+    let params = sys::CUDA_HOST_NODE_PARAMS {
+        fn_: Some(note),
+        userData: std::ptr::from_ref(&calls).cast_mut().cast(),
+    };
+    let mut host = NONE;
+    let code = call!(
+        api,
+        "cuGraphAddHostNode",
+        &raw mut host,
+        graph.handle,
+        &raw const before,
+        1usize,
+        &raw const params
+    );
+    assert_eq!(code, 0);
+    graph.kernel(&[host], ALL, 50 * MS);
+    let exec = graph.instantiate(0);
+    let stream = api.stream(NON_BLOCKING);
+    for round in 1..=3 {
+        assert_eq!(launch(&api, exec, stream), 0);
+        assert_eq!(call!(api, "cuStreamSynchronize", stream), 0);
+        assert_eq!(calls.load(Ordering::SeqCst), round);
+        let kernels = machine.card(0).unwrap().processes[0].kernels;
+        assert_eq!(kernels, 2 * round);
+    }
+}
+
+#[test]
+fn child_graphs_are_copies_and_run_in_the_place_of_their_node() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let child = Graph::new(&api);
+    child.kernel(&[], ALL, 10 * MS);
+    let graph = Graph::new(&api);
+    let first = graph.kernel(&[], ALL, MS);
+    let mut node = NONE;
+    let code = call!(
+        api,
+        "cuGraphAddChildGraphNode",
+        &raw mut node,
+        graph.handle,
+        &raw const first,
+        1usize,
+        child.handle
+    );
+    assert_eq!(code, 0);
+    graph.kernel(&[node], ALL, MS);
+    // Does not reach the copy.
+    child.kernel(&[], ALL, 100 * MS);
+    let mut clone = NONE;
+    assert_eq!(call!(api, "cuGraphClone", &raw mut clone, graph.handle), 0);
+    let stream = api.stream(NON_BLOCKING);
+    for handle in [graph.handle, clone] {
+        let copy = Graph {
+            api: &api,
+            handle,
+            spin: graph.spin,
+        };
+        let exec = copy.instantiate(0);
+        let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
+        assert!(near(taken, 12.0), "{taken}");
+    }
+}
+
+#[test]
+fn nodes_and_edges_are_listed_and_circles_are_refused() {
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let graph = Graph::new(&api);
+    let first = graph.kernel(&[], ALL, 3 * MS);
+    let second = graph.kernel(&[first], ALL, MS);
+    let (mut nodes, mut count) = ([NONE; 4], 4usize);
+    let list = nodes.as_mut_ptr();
+    assert_eq!(
+        call!(api, "cuGraphGetNodes", graph.handle, list, &raw mut count),
+        0
+    );
+    assert_eq!((count, nodes), (2, [first, second, NONE, NONE]));
+    let (mut from, mut to, mut count) = ([NONE; 2], [NONE; 2], 2usize);
+    let code = call!(
+        api,
+        "cuGraphGetEdges",
+        graph.handle,
+        from.as_mut_ptr(),
+        to.as_mut_ptr(),
+        &raw mut count
+    );
+    assert_eq!((code, count, from[0], to[0]), (0, 1, first, second));
+    let circle = call!(
+        api,
+        "cuGraphAddDependencies",
+        graph.handle,
+        &raw const second,
+        &raw const first,
+        1usize
+    );
+    assert_eq!(circle, INVALID_VALUE);
+    let mut kind = 99u32;
+    assert_eq!(call!(api, "cuGraphNodeGetType", second, &raw mut kind), 0);
+    assert_eq!(kind, 0);
+    let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    assert_eq!(
+        call!(api, "cuGraphKernelNodeGetParams_v2", first, &raw mut params),
+        0
+    );
+    let argument = unsafe { params.kernelParams.read() };
+    let nanos = unsafe { argument.cast::<u64>().read() };
+    assert_eq!((params.gridDimX, nanos), (ALL, 3 * MS));
+}

@@ -1,0 +1,321 @@
+//! Several processes on one card, and processes that die.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use simulator_machine::description::{MIB, T4};
+use simulator_machine::testing::Machine;
+
+use crate::api::{Api, Handle, NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, call};
+use crate::sharing;
+
+const CONTEXT: u64 = 104 * MIB;
+/// What a child process of these tests is to do.
+const ROLE: &str = "DRAVA_TEST_ROLE";
+
+/// What it is to do it with.
+const ARGUMENT: &str = "DRAVA_TEST_ARGUMENT";
+
+/// Starts this test program again in a role, and waits until it has done its part.
+fn start(machine: &Machine, role: &str) -> Child {
+    start_with(machine, role, "", None)
+}
+
+/// As [`start`], with an argument and a descriptor that the child inherits.
+pub(crate) fn start_with(
+    machine: &Machine,
+    role: &str,
+    argument: &str,
+    inherited: Option<RawFd>,
+) -> Child {
+    let mut command = machine.command(std::env::current_exe().unwrap());
+    command
+        .args(["processes::in_a_role", "--exact", "--nocapture"])
+        .env(ROLE, role)
+        .env(ARGUMENT, argument)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    if let Some(descriptor) = inherited {
+        let keep = move || match unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        unsafe { command.pre_exec(keep) };
+    }
+    let mut child = command.spawn().unwrap();
+    let stdout = BufReader::new(child.stdout.as_mut().unwrap());
+    // The test runner's own lines come first.
+    assert!(
+        stdout.lines().any(|line| line.unwrap() == "ready"),
+        "{role} ended early"
+    );
+    child
+}
+
+/// Says that this process has done its part.
+fn ready() {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(b"\nready\n").unwrap();
+    stdout.flush().unwrap();
+}
+
+/// What a child says at its end that lives on after its parent.
+const LIVES: &str = "still here";
+
+/// What the host has given for the memory of the cards that this process knows.
+fn memory_of_cards() -> u64 {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        let is_card = std::fs::read_link(&path).is_ok_and(|file| {
+            file.to_string_lossy()
+                .starts_with("/memfd:simulated-gpu-memory")
+        });
+        if let Some(file) = std::fs::metadata(&path).ok().filter(|_| is_card) {
+            files.insert(file.ino(), file.blocks() * 512);
+        }
+    }
+    assert!(!files.is_empty());
+    files.values().sum()
+}
+
+fn until_stdin_closes() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// Not a test by itself: what a child process does. Does nothing when run with the others.
+#[test]
+fn in_a_role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let argument = std::env::var(ARGUMENT).unwrap();
+    let api = Api::open_path(std::path::Path::new("libcuda.so.1"));
+    api.enter(0);
+    match role.as_str() {
+        "import" => {
+            let descriptor: RawFd = argument.parse().unwrap();
+            let imported = sharing::import(&api, descriptor);
+            assert_eq!(unsafe { libc::close(descriptor) }, 0);
+            let (address, _) = sharing::map(&api, imported, sharing::BYTES);
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
+        "pool" => {
+            let (descriptor, data) = argument.split_once(' ').unwrap();
+            let address = sharing::import_pointer(&api, descriptor.parse().unwrap(), data);
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
+        "wait for event" => {
+            let event = sharing::open_event(&api, &argument);
+            assert_eq!(call!(api, "cuEventQuery", event), NOT_READY);
+            ready();
+            let none: Handle = std::ptr::null_mut();
+            assert_eq!(call!(api, "cuStreamWaitEvent", none, event, 0u32), 0);
+            assert_eq!(call!(api, "cuEventSynchronize", event), 0);
+            assert_eq!(call!(api, "cuEventQuery", event), 0);
+            // Its turn to record.
+            assert_eq!(call!(api, "cuEventRecord", event, none), 0);
+            assert_eq!(call!(api, "cuEventSynchronize", event), 0);
+        }
+        "record event" => {
+            let event = sharing::open_event(&api, &argument);
+            let (spin, none) = (api.function(c"spin"), std::ptr::null_mut());
+            api.spin(spin, none, 40, 3_600_000_000_000);
+            assert_eq!(call!(api, "cuEventRecord", event, none), 0);
+            ready();
+            until_stdin_closes();
+        }
+        "open" => {
+            let address = sharing::open(&api, &argument).unwrap();
+            assert_eq!(sharing::read(&api, address), sharing::PATTERN);
+            ready();
+            until_stdin_closes();
+        }
+        "hold" => {
+            api.allocate(1000 * MIB).unwrap();
+            ready();
+            until_stdin_closes();
+        }
+        "fork" => {
+            api.allocate(1000 * MIB).unwrap();
+            if unsafe { libc::fork() } == 0 {
+                assert_eq!(api.allocate(1), Err(NOT_INITIALIZED));
+                assert_eq!(call!(api, "cuInit", 0u32), NOT_INITIALIZED);
+                ready();
+                until_stdin_closes();
+                unsafe { libc::_exit(0) };
+            }
+            // Leaves with the child still there, and without telling the driver.
+            unsafe { libc::_exit(0) };
+        }
+        "fork and close" => {
+            api.allocate(1000 * MIB).unwrap();
+            if unsafe { libc::fork() } == 0 {
+                assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+                ready();
+                until_stdin_closes();
+                println!("{LIVES}");
+                unsafe { libc::_exit(0) };
+            }
+            unsafe { libc::_exit(0) };
+        }
+        "touch" => {
+            let before = memory_of_cards();
+            let address = api.allocate(64 * MIB).unwrap();
+            api.write(address, &vec![7; 64 << 20]);
+            assert!(memory_of_cards() >= before + 64 * MIB);
+            api.free(address);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while memory_of_cards() > before {
+                assert!(Instant::now() < deadline, "it stays");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ready();
+            until_stdin_closes();
+        }
+        "spin" => {
+            let spin = api.function(c"spin");
+            api.spin(spin, std::ptr::null_mut(), 40, 3_600_000_000_000);
+            ready();
+            api.synchronize();
+        }
+        role => panic!("no role {role}"),
+    }
+}
+
+#[test]
+fn what_a_killed_process_held_is_free_at_once() {
+    let machine = Machine::start(T4).unwrap();
+    let mut children: Vec<Child> = (0..3).map(|_| start(&machine, "hold")).collect();
+    let card = machine.card(0).unwrap();
+    assert_eq!(card.used_bytes, 3 * (CONTEXT + 1000 * MIB));
+    let pids: Vec<u32> = card.processes.iter().map(|process| process.pid).collect();
+    assert!(children.iter().all(|child| pids.contains(&child.id())));
+    let api = Api::start(&machine);
+    assert_eq!(api.allocate(12_000 * MIB), Err(OUT_OF_MEMORY));
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    machine
+        .wait_for_card(0, |card| card.used_bytes == CONTEXT)
+        .unwrap();
+    api.allocate(12_000 * MIB).unwrap();
+}
+
+#[test]
+fn a_forked_child_keeps_its_parents_memory_alive_and_cannot_use_it() {
+    let machine = Machine::start(T4).unwrap();
+    let mut parent = start(&machine, "fork");
+    // Waiting would close it, and the child goes when it is closed.
+    let stdin = parent.stdin.take();
+    parent.wait().unwrap();
+    let card = machine.card(0).unwrap();
+    assert_eq!(card.used_bytes, CONTEXT + 1000 * MIB);
+    assert_eq!(card.processes[0].pid, parent.id());
+    drop(stdin);
+    machine
+        .wait_for_card(0, |card| card.used_bytes == 0)
+        .unwrap();
+}
+
+/// The memory lives as long as the device files are open, not as long as any child.
+#[test]
+fn a_forked_child_that_closes_the_device_files_keeps_nothing() {
+    let machine = Machine::start(T4).unwrap();
+    let mut parent = start(&machine, "fork and close");
+    let (stdin, stdout) = (parent.stdin.take(), parent.stdout.take());
+    parent.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.used_bytes == 0 && card.processes.is_empty())
+        .unwrap();
+    drop(stdin);
+    let mut rest = String::new();
+    stdout.unwrap().read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(LIVES), "the child has died: {rest:?}");
+}
+
+/// A program may use much more than the host has, one after the other.
+#[test]
+fn freed_memory_costs_the_host_nothing() {
+    let machine = Machine::start(T4).unwrap();
+    let mut child = start(&machine, "touch");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_killed_process_gives_up_the_card_in_the_middle_of_a_kernel() {
+    let machine = Machine::start(T4).unwrap();
+    let mut child = start(&machine, "spin");
+    let api = Api::start(&machine);
+    let spin = api.function(c"spin");
+    api.spin(spin, std::ptr::null_mut(), 40, 10_000_000);
+    api.synchronize();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    machine
+        .wait_for_card(0, |card| card.processes.len() == 1)
+        .unwrap();
+    let busy = machine.card(0).unwrap().busy_nanos;
+    api.spin(spin, std::ptr::null_mut(), 40, 10_000_000);
+    api.synchronize();
+    assert_eq!(machine.card(0).unwrap().busy_nanos, busy + 10_000_000);
+}
+
+#[test]
+fn two_processes_share_the_cards_time_equally() {
+    let machine = Machine::start(T4).unwrap();
+    let mut children = [start(&machine, "spin"), start(&machine, "spin")];
+    let card = machine
+        .wait_for_card(0, |card| card.busy_nanos > 500_000_000)
+        .unwrap();
+    let busy: Vec<u64> = card
+        .processes
+        .iter()
+        .map(|process| process.busy_nanos)
+        .collect();
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // One of them was alone while the other started.
+    let shared = busy.iter().min().unwrap();
+    assert!(*shared > 50_000_000, "{busy:?}");
+}
+
+#[test]
+fn a_client_that_sends_noise_loses_its_connection_and_nobody_else_anything() {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+
+    let machine = Machine::start(T4).unwrap();
+    let api = Api::start(&machine);
+    let address =
+        SocketAddrUnix::new(machine.root().join("run/nvidia-persistenced/socket")).unwrap();
+    for noise in [&[0xffu8; 4000][..], &[0, 9, 9, 9], &[1]] {
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        connect(&socket, &address).unwrap();
+        rustix::io::write(&socket, noise).unwrap();
+        let mut reply = [0; 100];
+        // Refused or cut off, never left waiting.
+        let _ = rustix::io::read(&socket, &mut reply);
+    }
+    api.allocate(MIB).unwrap();
+}

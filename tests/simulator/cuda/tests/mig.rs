@@ -1,0 +1,183 @@
+//! CUDA in MIG devices: which one a process gets, and that it has no more than that.
+
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+use simulator_machine::client::Connection;
+use simulator_machine::description::{H100X2, MIB};
+use simulator_machine::protocol::{
+    CardIndex, ClientKind, InstanceId, MigReply, MigRequest, Reply, Request,
+};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::Machine;
+
+/// A program that does not outlive the test, however that ends.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Both cards in MIG mode; the first has a 3g.40gb and a 1g.10gb. Returns their UUIDs.
+fn partitioned() -> anyhow::Result<(Machine, [String; 2])> {
+    let machine = Machine::start(H100X2)?;
+    let (mut nvml, _welcome) =
+        Connection::open(&DriverRoot::new(machine.root()), ClientKind::Nvml)?;
+    let mut ask = |card, request| {
+        let card = CardIndex(card);
+        nvml.request(&Request::Mig { card, request })
+    };
+    for card in [0, 1] {
+        ask(card, MigRequest::SetMode { enabled: true })?;
+    }
+    for (profile, compute) in [(9, 2), (19, 0)] {
+        let start = None;
+        let created = ask(0, MigRequest::CreateGpuInstance { profile, start })?;
+        let Reply::Mig(MigReply::Created(gpu)) = created else {
+            anyhow::bail!("{created:?}")
+        };
+        let profile = compute;
+        ask(
+            0,
+            MigRequest::CreateComputeInstance {
+                gpu,
+                profile,
+                start,
+            },
+        )?;
+    }
+    let uuids = machine
+        .card(0)?
+        .mig
+        .gpu_instances
+        .into_iter()
+        .map(|gpu| gpu.compute_instances[0].uuid.clone());
+    let uuids: Vec<String> = uuids.collect();
+    let [large, small] = &uuids[..] else {
+        anyhow::bail!("{uuids:?}")
+    };
+    Ok((machine, [large.clone(), small.clone()]))
+}
+
+/// What `cuda-probe` prints as JSON.
+fn probe(machine: &Machine, visible: Option<&str>, arguments: &[&str]) -> anyhow::Result<Value> {
+    let mut command = machine.program("cuda-probe")?;
+    command.args(arguments).args(["--output", "json"]);
+    if let Some(visible) = visible {
+        command.env("CUDA_VISIBLE_DEVICES", visible);
+    }
+    Ok(serde_json::from_slice(&command.output()?.stdout)?)
+}
+
+fn names(shown: &Value) -> Vec<&str> {
+    let devices = shown["devices"].as_array();
+    let devices = devices.into_iter().flatten();
+    devices
+        .filter_map(|device| device["name"].as_str())
+        .collect()
+}
+
+#[test]
+fn a_process_has_one_mig_device() -> anyhow::Result<()> {
+    let (machine, [large, small]) = partitioned()?;
+    let (three, one) = (
+        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    );
+    // The card with no instance is no device.
+    assert_eq!(names(&probe(&machine, None, &["info"])?), [three]);
+    assert_eq!(names(&probe(&machine, Some(&large), &["info"])?), [three]);
+    let shown = probe(&machine, Some(&format!("{small},{large}")), &["info"])?;
+    assert_eq!(names(&shown), [one]);
+    assert_eq!(shown["devices"][0]["multiprocessors"], 16);
+    assert_eq!(shown["devices"][0]["totalBytes"], 9984 * MIB);
+    let unknown = machine
+        .program("cuda-probe")?
+        .arg("info")
+        .env(
+            "CUDA_VISIBLE_DEVICES",
+            "MIG-00000000-0000-0000-0000-000000000000",
+        )
+        .output()?;
+    assert!(!unknown.status.success());
+    Ok(())
+}
+
+#[test]
+fn a_mig_device_whose_nodes_are_not_there_is_not_used() -> anyhow::Result<()> {
+    let (machine, [large, small]) = partitioned()?;
+    let instances = machine.card(0)?.mig.gpu_instances;
+    let access = format!(
+        "proc/driver/nvidia/capabilities/gpu0/mig/gi{}/access",
+        instances[0].id
+    );
+    let text = std::fs::read_to_string(machine.root().join(access))?;
+    let minor = text.lines().next().and_then(|line| line.split_once(": "));
+    let (_, minor) = minor.unwrap_or_default();
+    let node = format!("dev/nvidia-caps/nvidia-cap{minor}");
+    std::fs::remove_file(machine.root().join(node))?;
+    let shown = probe(&machine, None, &["info"])?;
+    assert_eq!(names(&shown), ["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]);
+    assert!(probe(&machine, Some(&large), &["info"]).is_err());
+    assert!(probe(&machine, Some(&small), &["info"]).is_ok());
+    Ok(())
+}
+
+#[test]
+fn memory_ends_with_the_instance_and_the_other_one_is_untouched() -> anyhow::Result<()> {
+    let (machine, [large, small]) = partitioned()?;
+    let mut program = machine.program("cuda-probe")?;
+    let fill = program.args(["fill", "--hold", "600"]);
+    let fill = fill.env("CUDA_VISIBLE_DEVICES", &small);
+    let holder = Background(fill.stdout(Stdio::null()).spawn()?);
+    let of = |card: &simulator_machine::kernel::CardStatus, at: usize| {
+        card.mig.gpu_instances[at].used_bytes
+    };
+    // All of it, to the last page.
+    let full = machine.wait_for_card(0, |card| of(card, 1) == 9984 * MIB)?;
+    assert_eq!(of(&full, 0), 0);
+    assert_eq!(full.processes.len(), 1);
+    let at = full.processes[0].instance.map(|InstanceId { gpu, .. }| gpu);
+    assert_eq!(at, Some(full.mig.gpu_instances[1].id));
+    let refused = probe(&machine, Some(&small), &["alloc", "--mib", "100"]);
+    assert!(refused.is_err() || refused.is_ok_and(|shown| !shown["error"].is_null()));
+    let other = probe(&machine, Some(&large), &["alloc", "--mib", "30000"])?;
+    assert_eq!(other["error"], Value::Null);
+    assert_eq!(other["after"]["totalBytes"], 40448 * MIB);
+    drop(holder);
+    machine.wait_for_card(0, |card| card.used_bytes == 0)?;
+    Ok(())
+}
+
+#[test]
+fn memory_without_a_context_of_its_own_counts_for_the_instance() -> anyhow::Result<()> {
+    let (machine, _) = partitioned()?;
+    let root = DriverRoot::new(machine.root());
+    let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda)?;
+    let card = CardIndex(0);
+    let Reply::ContextCreated { context } = cuda.request(&Request::CreateContext { card })? else {
+        anyhow::bail!("no context")
+    };
+    let small = &machine.card(0)?.mig.gpu_instances[1];
+    let instance = InstanceId {
+        gpu: small.id,
+        compute: small.compute_instances[0].id,
+    };
+    let request = MigRequest::Enter { context, instance };
+    cuda.request(&Request::Mig { card, request })?;
+    let used = || anyhow::Ok(machine.card(0)?.mig.gpu_instances[1].used_bytes);
+    let context_bytes = used()?;
+    let bytes = 5000 * MIB;
+    cuda.request(&Request::CreateMemory { card, bytes })?;
+    assert_eq!(used()?, context_bytes + bytes);
+    assert!(
+        cuda.request(&Request::CreateMemory { card, bytes })
+            .is_err()
+    );
+    assert_eq!(machine.card(0)?.processes.len(), 1);
+    Ok(())
+}

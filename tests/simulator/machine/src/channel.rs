@@ -1,0 +1,457 @@
+//! Shared memory between one process and the daemon: how work is submitted and completion seen
+//! without a system call, as user-mode submission on hardware works.
+//!
+//! The daemon makes a channel for each CUDA client. The client appends [`Command`]s to the ring
+//! and, when the daemon sleeps, writes to the doorbell. The daemon writes how far each stream is
+//! and the times of events, and wakes who waits on the futex beside them.
+//!
+//! Everything is an atomic number. What the client writes is untrusted: the daemon decodes each
+//! command and bounds every index; noise costs the client its own connection.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::thread::futex;
+
+use crate::kernel::Nanos;
+use crate::kernel::engine::{Direction, Work};
+use crate::protocol::ContextId;
+
+/// Streams that one process can have.
+pub const STREAMS: u32 = 1 << 14;
+/// Events that one process can have.
+pub const EVENTS: u32 = 1 << 16;
+/// Commands that fit in the ring.
+const RING: u32 = 1 << 12;
+/// Words of one command.
+const WORDS: usize = 7;
+
+#[repr(C)]
+struct Layout {
+    /// Commands appended so far, modulo 2³². Written by the client.
+    submitted: Lone,
+    /// Commands taken so far. Written by the daemon.
+    taken: Lone,
+    /// 1 while the daemon may sleep.
+    asleep: Lone,
+    /// Host functions announced so far; a futex.
+    host_calls: Lone,
+    /// 1 while the client's calls wait; a futex. Written by the daemon.
+    locked: Lone,
+    streams: [StreamCell; STREAMS as usize],
+    events: [EventCell; EVENTS as usize],
+    ring: [[AtomicU64; WORDS]; RING as usize],
+}
+
+/// A number alone in its cache line: every call of the client reads `locked`, and must not wait for what the daemon
+/// writes with each command.
+#[repr(C, align(64))]
+struct Lone(AtomicU32);
+
+impl Deref for Lone {
+    type Target = AtomicU32;
+
+    fn deref(&self) -> &AtomicU32 {
+        &self.0
+    }
+}
+
+#[repr(C)]
+struct StreamCell {
+    /// The last completed ticket.
+    completed: AtomicU64,
+    /// The last ticket whose host function may run.
+    host_ready: AtomicU64,
+    /// Changes with `completed`; a futex.
+    changes: AtomicU32,
+    /// How many wait on it.
+    waiters: AtomicU32,
+}
+
+#[repr(C)]
+struct EventCell {
+    /// The last completed recording.
+    recording: AtomicU64,
+    /// When it was.
+    at: AtomicU64,
+}
+
+/// What a client asks the card to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// The client's clock when it was submitted (`CLOCK_MONOTONIC`).
+    pub at: Nanos,
+    /// In which context.
+    pub context: ContextId,
+    /// In which stream.
+    pub stream: u32,
+    /// The stream's ticket for it.
+    pub ticket: u64,
+    /// What.
+    pub action: Action,
+}
+
+/// The action of a [`Command`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Append work to the stream.
+    Submit(Work),
+    /// The host function with this ticket has run.
+    HostDone,
+}
+
+impl Command {
+    fn encode(self) -> [u64; WORDS] {
+        let (kind, first, second) = match self.action {
+            Action::Submit(Work::Kernel {
+                nanos,
+                multiprocessors,
+            }) => (0, nanos, u64::from(multiprocessors)),
+            Action::Submit(Work::Copy {
+                nanos,
+                direction: Direction::ToCard,
+            }) => (1, nanos, 0),
+            Action::Submit(Work::Copy {
+                nanos,
+                direction: Direction::ToHost,
+            }) => (2, nanos, 0),
+            Action::Submit(Work::Wait { stream, ticket }) => (3, u64::from(stream), ticket),
+            Action::Submit(Work::Record { event, recording }) => (4, u64::from(event), recording),
+            Action::Submit(Work::Host) => (5, 0, 0),
+            Action::HostDone => (6, 0, 0),
+        };
+        [
+            kind,
+            self.at,
+            self.context.0,
+            u64::from(self.stream),
+            self.ticket,
+            first,
+            second,
+        ]
+    }
+
+    fn decode([kind, at, context, stream, ticket, first, second]: [u64; WORDS]) -> Option<Self> {
+        let stream = stream_index(stream)?;
+        let action = match kind {
+            0 => Action::Submit(Work::Kernel {
+                nanos: first,
+                multiprocessors: u32::try_from(second).ok()?,
+            }),
+            1 => Action::Submit(Work::Copy {
+                nanos: first,
+                direction: Direction::ToCard,
+            }),
+            2 => Action::Submit(Work::Copy {
+                nanos: first,
+                direction: Direction::ToHost,
+            }),
+            3 => Action::Submit(Work::Wait {
+                stream: stream_index(first)?,
+                ticket: second,
+            }),
+            4 => {
+                let event = u32::try_from(first).ok().filter(|event| *event < EVENTS)?;
+                Action::Submit(Work::Record {
+                    event,
+                    recording: second,
+                })
+            }
+            5 => Action::Submit(Work::Host),
+            6 => Action::HostDone,
+            _ => return None,
+        };
+        Some(Self {
+            at,
+            context: ContextId(context),
+            stream,
+            ticket,
+            action,
+        })
+    }
+}
+
+fn stream_index(word: u64) -> Option<u32> {
+    u32::try_from(word).ok().filter(|stream| *stream < STREAMS)
+}
+
+/// A mapped channel, of either side.
+#[derive(Debug)]
+pub struct Channel {
+    layout: &'static Layout,
+    doorbell: OwnedFd,
+    memory: OwnedFd,
+}
+
+impl std::fmt::Debug for Layout {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Layout").finish_non_exhaustive()
+    }
+}
+
+impl Channel {
+    /// A new channel.
+    ///
+    /// # Errors
+    /// When the system has no more memory or descriptors.
+    pub fn new() -> Result<Self, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("simulated-gpu-channel", flags)?;
+        ftruncate(&memory, size_of::<Layout>() as u64)?;
+        // A client that cut the file would kill the daemon with SIGBUS.
+        fcntl_add_seals(
+            &memory,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )?;
+        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Self::open(memory, doorbell)
+    }
+
+    /// The other side of a channel, from [`Self::descriptors`].
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub fn open(memory: OwnedFd, doorbell: OwnedFd) -> Result<Self, Errno> {
+        if rustix::fs::fstat(&memory)?.st_size.unsigned_abs() < size_of::<Layout>() as u64 {
+            return Err(Errno::INVAL);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size_of::<Layout>(),
+                access,
+                MapFlags::SHARED,
+                &memory,
+                0,
+            )
+        }?;
+        // SAFETY: page-aligned, as large as the layout, never truncated by us, all atomics for
+        // which any bytes are valid; it is unmapped only by `drop`, when no borrow can be left.
+        let layout = unsafe { base.cast::<Layout>().as_ref() }.ok_or(Errno::FAULT)?;
+        Ok(Self {
+            layout,
+            doorbell,
+            memory,
+        })
+    }
+
+    /// Memory and doorbell, to be sent to the other side.
+    #[must_use]
+    pub fn descriptors(&self) -> [&OwnedFd; 2] {
+        [&self.memory, &self.doorbell]
+    }
+
+    /// Client: appends a command; waits for room while the ring is full. Callers serialise.
+    pub fn submit(&self, command: Command) {
+        let layout = self.layout;
+        let submitted = layout.submitted.load(Ordering::Relaxed);
+        while submitted.wrapping_sub(layout.taken.load(Ordering::Acquire)) >= RING {
+            self.ring_doorbell();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let index = (submitted % RING) as usize;
+        let slot = layout.ring.get(index).into_iter().flatten();
+        for (word, value) in slot.zip(command.encode()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        layout
+            .submitted
+            .store(submitted.wrapping_add(1), Ordering::Release);
+        // Either we see that the daemon is going to sleep, or it sees our command before it does.
+        fence(Ordering::SeqCst);
+        if layout.asleep.load(Ordering::Relaxed) != 0 {
+            self.ring_doorbell();
+        }
+    }
+
+    fn ring_doorbell(&self) {
+        // Full means that it rings already.
+        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+    }
+
+    /// The last ticket that a stream completed.
+    #[must_use]
+    pub fn completed(&self, stream: u32) -> u64 {
+        self.stream(stream)
+            .map_or(u64::MAX, |cell| cell.completed.load(Ordering::Acquire))
+    }
+
+    /// Client: waits until a stream has completed a ticket; false when the time is over.
+    #[must_use]
+    pub fn wait(&self, stream: u32, ticket: u64, timeout: Duration) -> bool {
+        let Some(cell) = self.stream(stream) else {
+            return true;
+        };
+        if cell.completed.load(Ordering::Acquire) >= ticket {
+            return true;
+        }
+        cell.waiters.fetch_add(1, Ordering::SeqCst);
+        let seen = cell.changes.load(Ordering::SeqCst);
+        if cell.completed.load(Ordering::SeqCst) < ticket {
+            wait_on(&cell.changes, seen, timeout);
+        }
+        cell.waiters.fetch_sub(1, Ordering::SeqCst);
+        cell.completed.load(Ordering::Acquire) >= ticket
+    }
+
+    /// The last completed recording of an event and its time.
+    #[must_use]
+    pub fn event(&self, event: u32) -> (u64, Nanos) {
+        let cell = self.layout.events.get(event as usize);
+        cell.map_or((0, 0), |cell| {
+            let recording = cell.recording.load(Ordering::Acquire);
+            (recording, cell.at.load(Ordering::Acquire))
+        })
+    }
+
+    /// Client: how many host functions were announced so far.
+    #[must_use]
+    pub fn host_calls(&self) -> u32 {
+        self.layout.host_calls.load(Ordering::Acquire)
+    }
+
+    /// Client: waits for more host functions than were announced before.
+    pub fn wait_host_calls(&self, seen: u32, timeout: Duration) {
+        wait_on(&self.layout.host_calls, seen, timeout);
+    }
+
+    /// Client: lets its own thread return from [`Self::wait_host_calls`].
+    pub fn wake_host_thread(&self) {
+        self.layout.host_calls.fetch_add(1, Ordering::Release);
+        wake(&self.layout.host_calls);
+    }
+
+    /// Client: the last ticket of a stream whose host function may run.
+    #[must_use]
+    pub fn host_ready(&self, stream: u32) -> u64 {
+        self.stream(stream)
+            .map_or(0, |cell| cell.host_ready.load(Ordering::Acquire))
+    }
+
+    /// Daemon: takes the next command. `Err` when the client wrote something else.
+    ///
+    /// # Errors
+    /// When the ring does not hold a command.
+    pub fn take(&self) -> Result<Option<Command>, NotACommand> {
+        let layout = self.layout;
+        let taken = layout.taken.load(Ordering::Relaxed);
+        match layout.submitted.load(Ordering::Acquire).wrapping_sub(taken) {
+            0 => return Ok(None),
+            waiting if waiting > RING => return Err(NotACommand),
+            _ => {}
+        }
+        let slot = layout
+            .ring
+            .get((taken % RING) as usize)
+            .ok_or(NotACommand)?;
+        let words = slot.each_ref().map(|word| word.load(Ordering::Relaxed));
+        layout.taken.store(taken.wrapping_add(1), Ordering::Release);
+        Command::decode(words).map(Some).ok_or(NotACommand)
+    }
+
+    /// Daemon: says whether it is about to sleep; true when there is something to take.
+    #[must_use]
+    pub fn set_asleep(&self, asleep: bool) -> bool {
+        let layout = self.layout;
+        layout.asleep.store(u32::from(asleep), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        layout.submitted.load(Ordering::Relaxed) != layout.taken.load(Ordering::Relaxed)
+    }
+
+    /// Daemon: silences the doorbell.
+    pub fn answer_doorbell(&self) {
+        let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
+    }
+
+    /// Daemon: publishes how far a stream is.
+    pub fn complete(&self, stream: u32, ticket: u64) {
+        if let Some(cell) = self.stream(stream) {
+            cell.completed.store(ticket, Ordering::SeqCst);
+            cell.changes.fetch_add(1, Ordering::SeqCst);
+            if cell.waiters.load(Ordering::SeqCst) != 0 {
+                wake(&cell.changes);
+            }
+        }
+    }
+
+    /// Daemon: publishes when an event was reached.
+    pub fn record(&self, event: u32, recording: u64, at: Nanos) {
+        if let Some(cell) = self.layout.events.get(event as usize) {
+            cell.at.store(at, Ordering::Release);
+            cell.recording.store(recording, Ordering::Release);
+        }
+    }
+
+    /// Daemon: lets the client's calls wait, or go on.
+    pub fn set_locked(&self, locked: bool) {
+        self.layout
+            .locked
+            .store(u32::from(locked), Ordering::Release);
+        wake(&self.layout.locked);
+    }
+
+    /// Client: whether its calls have to wait.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.layout.locked.load(Ordering::Acquire) != 0
+    }
+
+    /// Client: waits until its calls may go on, or the time is over.
+    pub fn wait_while_locked(&self, timeout: Duration) {
+        wait_on(&self.layout.locked, 1, timeout);
+    }
+
+    /// Daemon: announces a host function.
+    pub fn call_host(&self, stream: u32, ticket: u64) {
+        if let Some(cell) = self.stream(stream) {
+            cell.host_ready.store(ticket, Ordering::Release);
+            self.layout.host_calls.fetch_add(1, Ordering::Release);
+            wake(&self.layout.host_calls);
+        }
+    }
+
+    fn stream(&self, stream: u32) -> Option<&StreamCell> {
+        self.layout.streams.get(stream as usize)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let base = std::ptr::from_ref(self.layout).cast_mut().cast();
+        // SAFETY: our mapping, whose only reference is the one that goes away here.
+        let _ = unsafe { rustix::mm::munmap(base, size_of::<Layout>()) };
+    }
+}
+
+impl AsFd for Channel {
+    /// The doorbell.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+}
+
+/// The ring holds something that is not a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client's ring does not hold a command")]
+pub struct NotACommand;
+
+fn wait_on(word: &AtomicU32, seen: u32, timeout: Duration) {
+    let timeout = futex::Timespec::try_from(timeout).ok();
+    // Woken, changed, interrupted or timed out: the caller looks again in any case.
+    let _ = futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref());
+}
+
+fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+#[cfg(test)]
+mod tests;

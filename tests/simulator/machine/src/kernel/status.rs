@@ -1,0 +1,109 @@
+//! The oracle's view of the machine, for tests and `simulator-machine ctl status`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::{CardIndex, InstanceId, MigState};
+
+use super::Kernel;
+
+/// The whole machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineStatus {
+    /// The cards, in order.
+    pub cards: Vec<CardStatus>,
+    /// Open connections, monitors included.
+    pub connections: usize,
+}
+
+/// One card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CardStatus {
+    /// Index and minor number.
+    pub index: u32,
+    /// UUID.
+    pub uuid: String,
+    /// All memory.
+    pub total_bytes: u64,
+    /// The driver's reserve.
+    pub reserved_bytes: u64,
+    /// Taken by contexts and allocations.
+    pub used_bytes: u64,
+    /// Left for more.
+    pub free_bytes: u64,
+    /// For how long any kernel was running.
+    pub busy_nanos: u64,
+    /// Percentage of the last sampling period.
+    pub gpu_percent: u32,
+    /// Processes with a context.
+    pub processes: Vec<ProcessStatus>,
+    /// Partitioning.
+    pub mig: MigState,
+}
+
+/// One process on a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessStatus {
+    /// PID as the daemon sees it; of the process that connected, even when only a forked child
+    /// is left.
+    pub pid: u32,
+    /// Memory of its contexts and allocations.
+    pub used_bytes: u64,
+    /// Where it runs, on a card in MIG mode.
+    pub instance: Option<InstanceId>,
+    /// Kernels completed.
+    pub kernels: u64,
+    /// For how long it held the card with a kernel running.
+    pub busy_nanos: u64,
+}
+
+impl Kernel {
+    /// What the machine looks like now.
+    #[must_use]
+    pub fn status(&self) -> MachineStatus {
+        let cards = (0u32..).zip(&self.cards).zip(&self.description.cards);
+        let cards = cards.map(|((index, card), described)| CardStatus {
+            index,
+            uuid: described.uuid.clone(),
+            total_bytes: card.model.memory.total_bytes,
+            reserved_bytes: card.model.memory.reserved_bytes,
+            used_bytes: card.ledger.taken_bytes(),
+            free_bytes: card.ledger.free_bytes(),
+            busy_nanos: card.engine.busy(),
+            gpu_percent: card.sensors().utilization.gpu_percent,
+            mig: self.mig_state(CardIndex(index)).unwrap_or_default(),
+            processes: self
+                .processes(CardIndex(index))
+                .into_iter()
+                .map(|process| {
+                    let (kernels, busy_nanos) = self.usage(CardIndex(index), process.pid);
+                    ProcessStatus {
+                        pid: process.pid,
+                        used_bytes: process.used_bytes,
+                        instance: process.instance,
+                        kernels,
+                        busy_nanos,
+                    }
+                })
+                .collect(),
+        });
+        MachineStatus {
+            cards: cards.collect(),
+            connections: self.clients.len(),
+        }
+    }
+
+    /// Kernels and busy time of a process on a card.
+    pub(super) fn usage(&self, card: CardIndex, pid: u32) -> (u64, u64) {
+        let of_process = self.contexts.iter().filter(|(_, context)| {
+            let client = self.clients.get(&context.client);
+            context.card == card && client.is_some_and(|client| client.pid == pid)
+        });
+        let usage = of_process.filter_map(|(id, _)| Some(self.card(card).ok()?.engine.usage(*id)));
+        usage.fold((0, 0), |(kernels, busy), (more, longer)| {
+            (kernels + more, busy + longer)
+        })
+    }
+}

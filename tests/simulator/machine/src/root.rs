@@ -1,0 +1,286 @@
+//! The driver root: one directory that looks like the root of a host with the NVIDIA driver.
+//!
+//! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
+//! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
+//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; where there are MIG
+//! instances, their nodes in `dev/nvidia-caps` and `proc/driver/nvidia/capabilities`.
+//!
+//! A library finds the root from its own path, so the same file serves a test on the host and,
+//! mounted at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. The device nodes are
+//! nodes of `/dev/null`: only their presence means anything.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
+
+use crate::protocol::{CardIndex, MigState};
+
+mod capabilities;
+
+/// Overrides the driver root that a library finds from its path.
+pub const ROOT_VARIABLE: &str = "SIMULATOR_ROOT";
+
+/// Library directory below the root, as Debian and Ubuntu lay it out.
+pub const LIBRARY_DIR: &str = if cfg!(target_arch = "aarch64") {
+    "usr/lib/aarch64-linux-gnu"
+} else {
+    "usr/lib/x86_64-linux-gnu"
+};
+
+/// A driver root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverRoot(PathBuf);
+
+impl DriverRoot {
+    /// The root at a directory.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// The root that a library lies in: what precedes `/usr/` in its path, or `/`.
+    /// [`ROOT_VARIABLE`] wins where set.
+    #[must_use]
+    pub fn of_library(library: Option<&Path>) -> Self {
+        if let Some(root) = std::env::var_os(ROOT_VARIABLE) {
+            return Self(root.into());
+        }
+        let Some(library) = library else {
+            return Self::new("/");
+        };
+        let library = fs::canonicalize(library).unwrap_or_else(|_| library.to_owned());
+        let usr = library
+            .ancestors()
+            .find(|ancestor| ancestor.file_name().is_some_and(|name| name == "usr"));
+        Self::new(usr.and_then(Path::parent).unwrap_or(Path::new("/")))
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the libraries lie.
+    #[must_use]
+    pub fn library_dir(&self) -> PathBuf {
+        self.0.join(LIBRARY_DIR)
+    }
+
+    /// The daemon's socket, at the place of `nvidia-persistenced`'s, which container runtimes
+    /// already know to mount.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("run/nvidia-persistenced/socket")
+    }
+
+    /// The control socket.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.0.join("run/simulator-machine/control")
+    }
+
+    /// Held locked by the daemon that serves this root.
+    #[must_use]
+    pub fn lock_file(&self) -> PathBuf {
+        self.0.join("run/simulator-machine/lock")
+    }
+
+    /// The device node of a card.
+    #[must_use]
+    pub fn device_node(&self, card: CardIndex) -> PathBuf {
+        self.0.join(format!("dev/nvidia{}", card.0))
+    }
+
+    /// Whether a card's device node is present, so that this process may use the card.
+    #[must_use]
+    pub fn sees(&self, card: CardIndex) -> bool {
+        self.device_node(card).exists()
+    }
+
+    /// Lays the root out, replacing what an earlier daemon left.
+    ///
+    /// # Errors
+    /// With the path that could not be written.
+    pub fn lay_out(&self, layout: &Layout<'_>) -> Result<(), LayOutError> {
+        let at = |path: &Path, result: io::Result<()>| {
+            result.map_err(|source| LayOutError {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        for directory in [
+            self.library_dir(),
+            self.0.join("dev"),
+            self.0.join("run/nvidia-persistenced"),
+            self.0.join("run/simulator-machine"),
+        ] {
+            at(&directory, fs::create_dir_all(&directory))?;
+        }
+        let control = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
+            .map(|name| self.0.join("dev").join(name));
+        let cards = (0..layout.cards).map(|index| self.device_node(CardIndex(index)));
+        for node in control.into_iter().chain(cards) {
+            at(&node, make_node(&node))?;
+        }
+        for card in (0..layout.cards).map(CardIndex) {
+            let nothing = MigState::default();
+            at(
+                &self.path().join("dev/nvidia-caps"),
+                self.lay_out_instances(card, &nothing),
+            )?;
+        }
+        if let Some(libraries) = layout.libraries {
+            for library in &LIBRARIES {
+                let path = library.install(libraries, &self.library_dir(), layout.driver_version);
+                if let Err((path, source)) = path {
+                    return Err(LayOutError { path, source });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What [`DriverRoot::lay_out`] puts into a root.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout<'a> {
+    /// How many device nodes.
+    pub cards: u32,
+    /// Suffix of the library files.
+    pub driver_version: &'a str,
+    /// Directory with the built libraries, where they are to be installed.
+    pub libraries: Option<&'a Path>,
+}
+
+/// A driver root cannot be laid out.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot lay out the driver root: {}", path.display())]
+pub struct LayOutError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+struct Library {
+    built: &'static str,
+    stem: &'static str,
+}
+
+/// Libraries as cargo names them and as the driver does.
+const LIBRARIES: [Library; 2] = [
+    Library {
+        built: "libsimulator_cuda.so",
+        stem: "libcuda.so",
+    },
+    Library {
+        built: "libsimulator_nvml.so",
+        stem: "libnvidia-ml.so",
+    },
+];
+
+impl Library {
+    /// Copies under a temporary name first: a process may have the old file mapped.
+    fn install(&self, from: &Path, to: &Path, version: &str) -> Result<(), (PathBuf, io::Error)> {
+        let source = from.join(self.built);
+        let file = format!("{}.{version}", self.stem);
+        let temporary = to.join(format!(".{file}.new"));
+        fs::copy(&source, &temporary).map_err(|error| (source, error))?;
+        let target = to.join(&file);
+        fs::rename(&temporary, &target).map_err(|error| (target, error))?;
+        let link = to.join(format!("{}.1", self.stem));
+        replace_link(Path::new(&file), &link).map_err(|error| (link, error))
+    }
+}
+
+fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    symlink(target, link)
+}
+
+/// A character device 1:3, or an empty file where that needs a privilege we lack.
+fn make_node(path: &Path) -> io::Result<()> {
+    let made = mknodat(
+        rustix::fs::CWD,
+        path,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o666),
+        makedev(1, 3),
+    );
+    match made {
+        Ok(()) => {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+        }
+        Err(Errno::EXIST) => Ok(()),
+        Err(Errno::PERM | Errno::ACCESS) => fs::write(path, []),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_of_a_library_is_what_precedes_usr() {
+        let of = |path: &str| DriverRoot::of_library(Some(Path::new(path)));
+        assert_eq!(
+            of("/opt/sim/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+            DriverRoot::new("/opt/sim")
+        );
+        assert_eq!(of("/usr/lib64/libcuda.so.1"), DriverRoot::new("/"));
+        assert_eq!(of("/usr/local/lib/libcuda.so.1"), DriverRoot::new("/"));
+        assert_eq!(
+            of("/target/debug/libsimulator_cuda.so"),
+            DriverRoot::new("/")
+        );
+        assert_eq!(DriverRoot::of_library(None), DriverRoot::new("/"));
+    }
+
+    #[test]
+    fn laying_out_twice_replaces_libraries_and_keeps_nodes() {
+        let built = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let root = DriverRoot::new(directory.path());
+        for content in ["old", "new"] {
+            for library in &LIBRARIES {
+                fs::write(built.path().join(library.built), content).unwrap();
+            }
+            root.lay_out(&Layout {
+                cards: 2,
+                driver_version: "580.65.06",
+                libraries: Some(built.path()),
+            })
+            .unwrap();
+            let linked = root.library_dir().join("libcuda.so.1");
+            assert_eq!(fs::read_to_string(linked).unwrap(), content);
+        }
+        assert!(root.sees(CardIndex(1)));
+        assert!(!root.sees(CardIndex(2)));
+    }
+
+    #[test]
+    fn a_missing_library_is_named() {
+        let built = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let error = DriverRoot::new(directory.path())
+            .lay_out(&Layout {
+                cards: 0,
+                driver_version: "1",
+                libraries: Some(built.path()),
+            })
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("libsimulator_cuda.so"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! Files and descriptors of the daemon: its lock, its sockets, the cards' memory.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::epoll;
+use rustix::fs::{FlockOperation, MemfdFlags, flock, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+
+use super::{ServeError, system};
+use crate::root::DriverRoot;
+
+/// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
+const MEMORY_FILE_BYTES: u64 = 1 << 60;
+
+pub(super) fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> Result<(), ServeError> {
+    epoll::add(
+        epoll,
+        fd,
+        epoll::EventData::new_u64(token),
+        epoll::EventFlags::IN,
+    )
+    .map_err(system("watch a descriptor"))
+}
+
+pub(super) fn memory_file() -> Result<OwnedFd, ServeError> {
+    let file = memfd_create("simulated-gpu-memory", MemfdFlags::CLOEXEC)
+        .map_err(system("create a card's memory"))?;
+    ftruncate(&file, MEMORY_FILE_BYTES).map_err(system("size a card's memory"))?;
+    Ok(file)
+}
+
+/// Makes sure that this process alone serves the root; the kernel releases the lock when we die.
+pub(super) fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
+    let path = root.lock_file();
+    let file_error = |action, path: &Path, source| ServeError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|source| file_error("create", parent, source))?;
+    }
+    let file = fs::File::create(&path).map_err(|source| file_error("create", &path, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file.into()),
+        Err(Errno::WOULDBLOCK) => Err(ServeError::AlreadyServed {
+            root: root.path().to_owned(),
+        }),
+        Err(errno) => Err(file_error("lock", &path, errno.into())),
+    }
+}
+
+/// A listening socket at a path. The lock is held, so what lies there is of a daemon that died.
+/// It appears under its name only when it accepts connections.
+pub(super) fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
+    let error = |action: &'static str| {
+        move |source: Errno| ServeError::File {
+            action,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    };
+    let temporary = path.with_extension("new");
+    let _ = fs::remove_file(&temporary);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(error("create socket"))?;
+    let address = SocketAddrUnix::new(&temporary).map_err(error("name socket"))?;
+    bind(&socket, &address).map_err(error("bind socket"))?;
+    listen(&socket, 1024).map_err(error("listen on socket"))?;
+    let renamed = open_to_all(&temporary).and_then(|()| fs::rename(&temporary, path));
+    renamed.map_err(|source| ServeError::File {
+        action: "publish socket",
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(socket)
+}
+
+/// As the driver's device files, the socket is for every user.
+fn open_to_all(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+}

@@ -1,0 +1,52 @@
+//! Keeps the capabilities in the driver root those of the MIG instances that exist.
+
+use std::io::Write;
+
+use crate::control;
+use crate::protocol::{CardIndex, MigRequest, Reply, Request};
+
+use super::Server;
+
+impl Server {
+    /// After a request of a library.
+    pub(super) fn follow_request(&self, request: &Request, reply: &Reply) {
+        let Request::Mig { card, request } = request else {
+            return;
+        };
+        let changes = match request {
+            MigRequest::SetMode { .. }
+            | MigRequest::CreateGpuInstance { .. }
+            | MigRequest::DestroyGpuInstance { .. }
+            | MigRequest::CreateComputeInstance { .. }
+            | MigRequest::DestroyComputeInstance { .. } => true,
+            MigRequest::State
+            | MigRequest::RemainingGpuInstances { .. }
+            | MigRequest::RemainingComputeInstances { .. }
+            | MigRequest::Enter { .. } => false,
+        };
+        if changes && !matches!(reply, Reply::Refused(_)) {
+            self.show_instances(*card);
+        }
+    }
+
+    /// After a command of a controller.
+    pub(super) fn follow_command(&self, command: &control::Command) {
+        if let control::Command::Reset { card } = command {
+            self.show_instances(*card);
+        }
+    }
+
+    pub(super) fn show_instances(&self, card: CardIndex) {
+        let Some(state) = self.kernel.mig_state(card) else {
+            return;
+        };
+        if let Err(error) = self.root.lay_out_instances(card, &state) {
+            // The instance is there; only containers cannot be given it.
+            let _ = writeln!(
+                std::io::stderr(),
+                "simulator-machine: cannot write the capabilities of card {}: {error}",
+                card.0
+            );
+        }
+    }
+}

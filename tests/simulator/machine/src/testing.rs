@@ -1,0 +1,238 @@
+//! Starts a machine for a test.
+//!
+//! A test of real libraries needs things that cargo does not build for it: the daemon, the two
+//! cdylibs, and the programs that use them (artifact dependencies are not stable).
+//! [`Machine::start`] therefore runs `cargo build` for exactly those packages once per test
+//! process; when they are fresh this takes a fraction of a second. `DRAVA_SIMULATOR_BUILT=DIR` names a
+//! directory with all of them instead, for tests that run where there is no cargo.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use tempfile::TempDir;
+
+use crate::control::{self, Answer};
+use crate::kernel::{CardStatus, MachineStatus};
+use crate::root::DriverRoot;
+
+pub mod python;
+
+/// Directory with a built `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe` and
+/// `gpu-view`.
+pub const BUILT_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
+
+/// A running machine in a directory of its own. Dropping it kills the daemon.
+#[derive(Debug)]
+pub struct Machine {
+    root: DriverRoot,
+    daemon: Child,
+    machine_file: PathBuf,
+    _directory: TempDir,
+}
+
+impl Machine {
+    /// Starts the machine that a YAML text describes, such as [`crate::description::H100X2`].
+    ///
+    /// # Errors
+    /// When the daemon or the libraries cannot be built or started.
+    pub fn start(yaml: &str) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir().context("cannot make a directory for the machine")?;
+        let machine_file = directory.path().join("machine.yaml");
+        std::fs::write(&machine_file, yaml)?;
+        let root = DriverRoot::new(directory.path().join("root"));
+        let daemon = serve(&machine_file, root.path())?;
+        Ok(Self {
+            root,
+            daemon,
+            machine_file,
+            _directory: directory,
+        })
+    }
+
+    /// The driver root.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// Where `libcuda.so.1` and `libnvidia-ml.so.1` lie; for `LD_LIBRARY_PATH`.
+    #[must_use]
+    pub fn lib_dir(&self) -> PathBuf {
+        self.root.library_dir()
+    }
+
+    /// A command whose process finds the machine's libraries by their names.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", self.lib_dir());
+        command
+    }
+
+    /// As [`Self::command`], for `cuda-probe` or `gpu-view`.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn program(&self, name: &str) -> anyhow::Result<Command> {
+        Ok(self.command(built()?.join(name)))
+    }
+
+    /// The oracle's view of the machine.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn status(&self) -> anyhow::Result<MachineStatus> {
+        match self.control(&control::Command::Status)? {
+            Answer::Status(status) => Ok(status),
+            answer => bail!("unexpected answer {answer:?}"),
+        }
+    }
+
+    /// Lets something happen to the machine.
+    ///
+    /// # Errors
+    /// When the daemon does not answer or refuses.
+    pub fn control(&self, command: &control::Command) -> anyhow::Result<Answer> {
+        Ok(control::send(&self.root, command)?)
+    }
+
+    /// The oracle's view of one card.
+    ///
+    /// # Errors
+    /// When the daemon does not answer or there is no such card.
+    pub fn card(&self, index: usize) -> anyhow::Result<CardStatus> {
+        let status = self.status()?;
+        let card = status.cards.into_iter().nth(index);
+        card.with_context(|| format!("the machine has no card {index}"))
+    }
+
+    /// Waits until one card looks as expected, and returns it.
+    ///
+    /// # Errors
+    /// When it does not within half a minute; the message shows the card.
+    pub fn wait_for_card(
+        &self,
+        index: usize,
+        expected: impl Fn(&CardStatus) -> bool,
+    ) -> anyhow::Result<CardStatus> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let card = self.card(index)?;
+            if expected(&card) {
+                return Ok(card);
+            }
+            ensure!(Instant::now() < deadline, "not as expected: {card:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// PID of the daemon.
+    #[must_use]
+    pub fn daemon_pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// Kills the daemon, as a crash would, and starts another one on the same root: as after a
+    /// reload of the driver, nothing is held any more.
+    ///
+    /// # Errors
+    /// When the new daemon cannot be started.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.daemon.kill()?;
+        self.daemon.wait()?;
+        self.daemon = serve(&self.machine_file, self.root.path())?;
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It may have been killed by the test.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn serve(machine_file: &Path, root: &Path) -> anyhow::Result<Child> {
+    let built = built()?;
+    let mut daemon = Command::new(built.join("simulator-machine"))
+        .arg("serve")
+        .args([Path::new("--machine"), machine_file])
+        .args([Path::new("--root"), root])
+        .args([Path::new("--libs"), built])
+        .arg("--until-stdin-closes")
+        .stdout(Stdio::piped())
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot start simulator-machine")?;
+    let stdout = daemon
+        .stdout
+        .take()
+        .context("simulator-machine has no stdout")?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    if line.trim() != "ready" {
+        let status = daemon.wait()?;
+        bail!("simulator-machine did not become ready ({status}); its message is above");
+    }
+    Ok(daemon)
+}
+
+/// The directory with the daemon and the libraries, built on the first call.
+///
+/// # Errors
+/// When they cannot be built.
+pub fn built() -> anyhow::Result<&'static Path> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    built.as_deref().map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn build() -> anyhow::Result<PathBuf> {
+    if let Some(directory) = std::env::var_os(BUILT_VARIABLE) {
+        return Ok(directory.into());
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(workspace)
+        .args(["build", "--quiet", "--message-format=json"])
+        .args([
+            "-p",
+            "simulator-machine",
+            "-p",
+            "simulator-cuda",
+            "-p",
+            "simulator-nvml",
+            "-p",
+            "cuda-probe",
+            "-p",
+            "gpu-view",
+        ])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo to build the simulated machine")?;
+    ensure!(
+        output.status.success(),
+        "cargo could not build the simulated machine ({}); its message is above",
+        output.status
+    );
+    let messages = String::from_utf8(output.stdout)?;
+    let executable = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .find_map(|message| {
+            let path = message.get("executable")?.as_str()?;
+            path.ends_with("/simulator-machine")
+                .then(|| PathBuf::from(path))
+        })
+        .context("cargo did not say where it built simulator-machine")?;
+    let directory = executable
+        .parent()
+        .context("simulator-machine lies in no directory")?;
+    Ok(directory.to_owned())
+}

@@ -1,0 +1,90 @@
+//! The daemon as a program: starting, stopping, being killed.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+
+const DAEMON: &str = env!("CARGO_BIN_EXE_simulator-machine");
+const T4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/t4.yaml");
+
+fn serve(root: &std::path::Path) -> Command {
+    let mut command = Command::new(DAEMON);
+    command.args(["serve", "--machine", T4, "--root"]).arg(root);
+    command
+}
+
+fn start(root: &std::path::Path) -> anyhow::Result<Child> {
+    let mut child = serve(root).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().context("no stdout")?).read_line(&mut line)?;
+    assert_eq!(line, "ready\n");
+    Ok(child)
+}
+
+fn status(root: &std::path::Path) -> anyhow::Result<std::process::Output> {
+    Ok(Command::new(DAEMON)
+        .arg("ctl")
+        .arg("--root")
+        .arg(root)
+        .arg("status")
+        .output()?)
+}
+
+#[test]
+fn it_answers_when_it_is_ready_and_leaves_no_socket_when_it_is_stopped() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut daemon = start(root.path())?;
+    let answer = status(root.path())?;
+    let answer: serde_json::Value = serde_json::from_slice(&answer.stdout)?;
+    assert_eq!(answer["cards"][0]["usedBytes"], 0);
+    Command::new("kill")
+        .args(["-TERM", &daemon.id().to_string()])
+        .status()?;
+    assert!(daemon.wait()?.success());
+    assert!(!root.path().join("run/nvidia-persistenced/socket").exists());
+    assert!(!status(root.path())?.status.success());
+    Ok(())
+}
+
+#[test]
+fn one_root_has_one_daemon_and_a_killed_one_is_replaced() -> anyhow::Result<()> {
+    let root = tempfile::tempdir()?;
+    let mut first = start(root.path())?;
+    let second = serve(root.path()).output()?;
+    assert!(!second.status.success());
+    let message = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        message.contains("already serves") && message.contains("--root"),
+        "{message}"
+    );
+    first.kill()?;
+    first.wait()?;
+    assert!(root.path().join("run/nvidia-persistenced/socket").exists());
+    let mut third = start(root.path())?;
+    assert!(status(root.path())?.status.success());
+    third.kill()?;
+    third.wait()?;
+    Ok(())
+}
+
+#[test]
+fn a_machine_file_with_a_mistake_is_refused_with_the_mistake() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("machine.yaml");
+    std::fs::write(&file, std::fs::read_to_string(T4)?.replace("ecc:", "eec:"))?;
+    let output = Command::new(DAEMON)
+        .arg("serve")
+        .arg("--machine")
+        .arg(&file)
+        .arg("--root")
+        .arg(directory.path().join("root"))
+        .output()?;
+    assert!(!output.status.success());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("eec") && message.contains("machine.yaml"),
+        "{message}"
+    );
+    Ok(())
+}

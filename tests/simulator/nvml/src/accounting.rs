@@ -1,0 +1,98 @@
+//! Accounting: what a card keeps of processes, also after their end.
+
+use std::ffi::{c_uint, c_ulonglong};
+
+use nvml_wrapper_sys::bindings::{nvmlAccountingStats_t, nvmlDevice_t, nvmlEnableState_t};
+use simulator_machine::kernel::ACCOUNTED_PROCESSES;
+use simulator_machine::protocol::{
+    AccountingReply, AccountingRequest, AccountingStats, Reply, Request,
+};
+
+use crate::abi::{Answer, Out, entry_points, set_list};
+use crate::error::NvmlError;
+use crate::handle::{Device, device};
+use crate::mig::require_root;
+
+/// Asks something about a card's accounting.
+fn ask(device: Device, request: AccountingRequest) -> Answer<Option<AccountingReply>> {
+    let card = device.card;
+    match device
+        .library
+        .request(&Request::Accounting { card, request })?
+    {
+        Reply::Accounting(reply) => Ok(Some(reply)),
+        Reply::Done => Ok(None),
+        _ => Err(NvmlError::Unknown),
+    }
+}
+
+fn state(device: Device) -> Answer<(bool, Vec<c_uint>)> {
+    match ask(device, AccountingRequest::State)? {
+        Some(AccountingReply::State { enabled, pids }) => Ok((enabled, pids)),
+        _ => Err(NvmlError::Unknown),
+    }
+}
+
+/// Refuses a card whose accounting is off.
+fn enabled(handle: nvmlDevice_t) -> Answer<(Device, Vec<c_uint>)> {
+    let device = device(handle)?;
+    match state(device)? {
+        (true, pids) => Ok((device, pids)),
+        (false, _) => Err(NvmlError::NotSupported),
+    }
+}
+
+entry_points! {
+    fn nvmlDeviceGetAccountingMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
+        let (enabled, _) = state(device(handle)?)?;
+        mode.set(enabled.into())
+    }
+
+    fn nvmlDeviceSetAccountingMode(handle: nvmlDevice_t, mode: nvmlEnableState_t) {
+        let device = device(handle)?;
+        let enabled = match mode {
+            0 => false,
+            1 => true,
+            _ => return Err(NvmlError::InvalidArgument),
+        };
+        require_root()?;
+        ask(device, AccountingRequest::SetMode { enabled }).map(drop)
+    }
+
+    fn nvmlDeviceClearAccountingPids(handle: nvmlDevice_t) {
+        let device = device(handle)?;
+        require_root()?;
+        ask(device, AccountingRequest::Clear).map(drop)
+    }
+
+    fn nvmlDeviceGetAccountingBufferSize(handle: nvmlDevice_t, size: Out<c_uint>) {
+        state(device(handle)?)?;
+        size.set(ACCOUNTED_PROCESSES)
+    }
+
+    fn nvmlDeviceGetAccountingPids(handle: nvmlDevice_t, count: Out<c_uint>, pids: Out<c_uint>) {
+        let (_, known) = enabled(handle)?;
+        set_list(count, pids, known)
+    }
+
+    fn nvmlDeviceGetAccountingStats(handle: nvmlDevice_t, pid: c_uint, stats: Out<nvmlAccountingStats_t>) {
+        let (device, _) = enabled(handle)?;
+        match ask(device, AccountingRequest::Stats { pid })? {
+            Some(AccountingReply::Stats(kept)) => stats.set(shown(device, &kept)),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+}
+
+fn shown(device: Device, kept: &AccountingStats) -> nvmlAccountingStats_t {
+    const NANOS_PER_MILLISECOND: c_ulonglong = 1_000_000;
+    nvmlAccountingStats_t {
+        gpuUtilization: kept.gpu_percent,
+        memoryUtilization: kept.memory_percent,
+        maxMemoryUsage: kept.max_bytes,
+        time: kept.nanos / NANOS_PER_MILLISECOND,
+        startTime: device.library.microseconds(kept.started),
+        isRunning: kept.running.into(),
+        reserved: [0; 5],
+    }
+}

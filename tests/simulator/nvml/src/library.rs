@@ -1,0 +1,240 @@
+//! The state of the library in this process: initialised or not, and the connection.
+//!
+//! The initialisation count survives a fork, the connection does not: two processes on one socket
+//! would read each other's replies. A child connects anew at its first call, while the descriptor
+//! it inherited keeps the parent's resources alive, as an open device file does.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::time::{ClockId, clock_gettime};
+use simulator_machine::client::Connection;
+use simulator_machine::description::{CardDescription, CardModel, MachineDescription};
+use simulator_machine::protocol::{
+    CardIndex, CardState, ClientKind, InstanceId, MigReply, MigRequest, MigState, Reply, Request,
+    SampleState,
+};
+use simulator_machine::root::DriverRoot;
+
+use crate::abi::Answer;
+use crate::error::NvmlError;
+
+/// How often `nvmlInit` was called without `nvmlShutdown`.
+static INITIALIZED: AtomicU32 = AtomicU32::new(0);
+/// The library of the process that loaded or forked last; never freed, since other threads may
+/// be using it.
+static CURRENT: AtomicPtr<Library> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A connection to the machine.
+#[derive(Debug)]
+pub(crate) struct Library {
+    pid: u32,
+    machine: MachineDescription,
+    root: DriverRoot,
+    /// Cards whose device node this process can see, in index order.
+    visible: Vec<CardIndex>,
+    connection: Mutex<Connection>,
+    /// Nanoseconds between the epoch and the start of the machine's clock.
+    epoch: u64,
+}
+
+/// `nvmlInit`: counts, and connects at the first call.
+pub(crate) fn initialize() -> Answer {
+    current_or_connect()?;
+    INITIALIZED.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `nvmlShutdown`: the connection closes with the last one.
+pub(crate) fn shut_down() -> Answer {
+    let decremented = INITIALIZED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+        count.checked_sub(1)
+    });
+    let count = decremented.map_err(|_| NvmlError::Uninitialized)?;
+    if count == 1 {
+        CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Whether `nvmlInit` was called.
+pub(crate) fn require_initialized() -> Answer {
+    match INITIALIZED.load(Ordering::Relaxed) {
+        0 => Err(NvmlError::Uninitialized),
+        _ => Ok(()),
+    }
+}
+
+/// The initialised library.
+pub(crate) fn library() -> Answer<&'static Library> {
+    require_initialized()?;
+    current_or_connect()
+}
+
+fn current_or_connect() -> Answer<&'static Library> {
+    static CONNECTING: Mutex<()> = Mutex::new(());
+    if let Some(library) = current() {
+        return Ok(library);
+    }
+    let _guard = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = current() {
+        return Ok(library);
+    }
+    let library: &'static mut Library = Box::leak(Box::new(Library::connect()?));
+    CURRENT.store(library, Ordering::Release);
+    current().ok_or(NvmlError::Unknown)
+}
+
+fn current() -> Option<&'static Library> {
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or a leaked box that nobody has a mutable reference to.
+    let library = unsafe { current.as_ref() }?;
+    (library.pid == std::process::id()).then_some(library)
+}
+
+impl Library {
+    fn connect() -> Answer<Self> {
+        let root = root();
+        if !root.path().join("dev/nvidiactl").exists() {
+            return Err(NvmlError::DriverNotLoaded);
+        }
+        let (connection, welcome) = Connection::open(&root, ClientKind::Nvml)?;
+        let cards = u32::try_from(welcome.machine.cards.len()).unwrap_or(u32::MAX);
+        Ok(Self {
+            pid: std::process::id(),
+            visible: (0..cards)
+                .map(CardIndex)
+                .filter(|card| root.sees(*card))
+                .collect(),
+            machine: welcome.machine,
+            root,
+            connection: Mutex::new(connection),
+            epoch: nanoseconds(ClockId::Realtime).saturating_sub(nanoseconds(ClockId::Monotonic)),
+        })
+    }
+
+    pub(crate) fn machine(&self) -> &MachineDescription {
+        &self.machine
+    }
+
+    /// Cards that this process can see; a device's NVML index is its position here.
+    pub(crate) fn visible(&self) -> &[CardIndex] {
+        &self.visible
+    }
+
+    /// Whether this process can see the nodes of a MIG device.
+    pub(crate) fn sees_instance(&self, card: CardIndex, id: InstanceId) -> bool {
+        self.root.sees_instance(card, id)
+    }
+
+    /// A card's entry in the machine file.
+    pub(crate) fn card(&self, card: CardIndex) -> Answer<&CardDescription> {
+        let index = usize::try_from(card.0).map_err(|_| NvmlError::InvalidArgument)?;
+        self.machine
+            .cards
+            .get(index)
+            .ok_or(NvmlError::InvalidArgument)
+    }
+
+    /// A card's model.
+    pub(crate) fn model(&self, card: CardIndex) -> Answer<&CardModel> {
+        Ok(self.machine.model(self.card(card)?))
+    }
+
+    /// What a card reports now.
+    pub(crate) fn state(&self, card: CardIndex) -> Answer<CardState> {
+        match self.request(&Request::CardState { card })? {
+            Reply::CardState(state) => Ok(*state),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+
+    /// How a card is partitioned now.
+    pub(crate) fn mig(&self, card: CardIndex) -> Answer<MigState> {
+        match self.mig_request(card, MigRequest::State)? {
+            Some(MigReply::State(state)) => Ok(state),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+
+    /// Asks something about a card's partitioning.
+    pub(crate) fn mig_request(
+        &self,
+        card: CardIndex,
+        request: MigRequest,
+    ) -> Answer<Option<MigReply>> {
+        match self.request(&Request::Mig { card, request })? {
+            Reply::Mig(reply) => Ok(Some(reply)),
+            Reply::Done => Ok(None),
+            _ => Err(NvmlError::Unknown),
+        }
+    }
+
+    /// Sampling periods of a card that closed after a time in microseconds since the epoch.
+    pub(crate) fn samples(&self, card: CardIndex, since: u64) -> Answer<Vec<SampleState>> {
+        let monotonic = since.saturating_mul(1000).saturating_sub(self.epoch);
+        let request = Request::Samples {
+            card,
+            since: monotonic,
+        };
+        let Reply::Samples(mut samples) = self.request(&request)? else {
+            return Err(NvmlError::Unknown);
+        };
+        // Rounding to microseconds must not show a sample again.
+        samples.retain(|sample| self.microseconds(sample.end) > since);
+        Ok(samples)
+    }
+
+    /// A time of the machine, in microseconds since the epoch as NVML counts.
+    pub(crate) fn microseconds(&self, monotonic: u64) -> u64 {
+        monotonic.saturating_add(self.epoch) / 1000
+    }
+
+    /// Microseconds since the epoch, now.
+    pub(crate) fn now(&self) -> u64 {
+        self.microseconds(nanoseconds(ClockId::Monotonic))
+    }
+
+    /// Asks the daemon.
+    pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
+        Ok(self.connection().request(request)?)
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        // A panic elsewhere cannot leave half a message behind: packets are whole.
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    let (seconds, nanos) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+/// The driver root that this library was loaded from.
+pub(crate) fn root() -> DriverRoot {
+    DriverRoot::of_library(own_path().as_deref())
+}
+
+fn own_path() -> Option<PathBuf> {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    let address: *const libc::c_void = (&raw const INITIALIZED).cast();
+    // SAFETY: `info` is writable; any address may be asked about.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: `dladdr` succeeded and filled it.
+    let info = unsafe { info.assume_init() };
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: a terminated string that lives as long as the library is loaded.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(path.to_str().ok()?))
+}

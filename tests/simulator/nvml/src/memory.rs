@@ -1,0 +1,84 @@
+//! Memory figures.
+
+use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
+use simulator_machine::description::MIB;
+use simulator_machine::protocol::Figure;
+
+use crate::abi::{Answer, Out, entry_points};
+use crate::error::NvmlError;
+use crate::handle::{AnyDevice, any_device, device};
+
+entry_points! {
+    // Version 1 has no field for what the driver reserves: it counts as used.
+    fn nvmlDeviceGetMemoryInfo(handle: nvmlDevice_t, memory: Out<nvmlMemory_t>) {
+        let figures = figures(any_device(handle)?)?;
+        memory.set(nvmlMemory_t {
+            total: figures.total,
+            free: figures.free(),
+            used: figures.used + figures.reserved,
+        })
+    }
+
+    fn nvmlDeviceGetMemoryInfo_v2(handle: nvmlDevice_t, memory: Out<nvmlMemory_v2_t>) {
+        let device = any_device(handle)?;
+        let version = memory.require_version(2)?;
+        let figures = figures(device)?;
+        memory.set(nvmlMemory_v2_t {
+            version,
+            total: figures.total,
+            reserved: figures.reserved,
+            free: figures.free(),
+            used: figures.used,
+        })
+    }
+
+    // The window through which the host maps memory: as large as the memory, rounded to a power
+    // of two, on data centre cards.
+    fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, bar1: Out<nvmlBAR1Memory_t>) {
+        let figures = figures(any_device(handle)?)?;
+        let bar1Total = figures.total.next_power_of_two();
+        let bar1Used = MIB;
+        bar1.set(nvmlBAR1Memory_t { bar1Total, bar1Free: bar1Total - bar1Used, bar1Used })
+    }
+
+    fn nvmlDeviceGetMemoryBusWidth(handle: nvmlDevice_t, width: Out<std::ffi::c_uint>) {
+        width.set(device(handle)?.model()?.memory.bus_width_bits)
+    }
+}
+
+struct Figures {
+    total: u64,
+    reserved: u64,
+    used: u64,
+}
+
+impl Figures {
+    fn free(&self) -> u64 {
+        self.total
+            .saturating_sub(self.reserved)
+            .saturating_sub(self.used)
+    }
+}
+
+fn figures(device: AnyDevice) -> Answer<Figures> {
+    let device = match device {
+        AnyDevice::Card(device) => device,
+        AnyDevice::Mig(mig) => {
+            mig.device().reporting(Figure::Memory)?;
+            return Ok(Figures {
+                total: mig.gpu.profile()?.memory_bytes(),
+                reserved: 0,
+                used: mig.gpu.state.used_bytes,
+            });
+        }
+    };
+    let memory = &device.model()?.memory;
+    if !memory.reported_by_nvml {
+        return Err(NvmlError::NotSupported);
+    }
+    Ok(Figures {
+        total: memory.total_bytes,
+        reserved: memory.reserved_bytes,
+        used: device.reporting(Figure::Memory)?.used_bytes,
+    })
+}

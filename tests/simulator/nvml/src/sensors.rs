@@ -1,0 +1,191 @@
+//! Temperature, power, clocks, utilisation and the card's modes.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+use nvml_wrapper_sys::bindings::{
+    nvmlClockId_t, nvmlClockType_t, nvmlComputeMode_t, nvmlDevice_t, nvmlEnableState_t,
+    nvmlPstates_t, nvmlTemperature_t, nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t,
+    nvmlUtilization_t,
+};
+use simulator_machine::protocol::Figure;
+
+use crate::abi::{Answer, Out, entry_points};
+use crate::error::NvmlError;
+use crate::handle::{Device, device};
+
+const DISABLED: nvmlEnableState_t = 0;
+const ENABLED: nvmlEnableState_t = 1;
+/// `NVML_TEMPERATURE_GPU`
+const GPU_SENSOR: nvmlTemperatureSensors_t = 0;
+/// Length of a sampling period of decoders and the like.
+const SAMPLING_PERIOD_MICROSECONDS: c_uint = 1_000_000 / 6;
+
+entry_points! {
+    fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, rates: Out<nvmlUtilization_t>) {
+        let utilization = not_partitioned(handle)?.reporting(Figure::Utilization)?.utilization;
+        rates.set(nvmlUtilization_t { gpu: utilization.gpu_percent, memory: utilization.memory_percent })
+    }
+
+    fn nvmlDeviceGetEncoderUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
+    fn nvmlDeviceGetDecoderUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
+    fn nvmlDeviceGetJpgUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
+    fn nvmlDeviceGetOfaUtilization(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) { idle_engine(handle, percent, period) }
+
+    fn nvmlDeviceGetTemperature(handle: nvmlDevice_t, sensor: nvmlTemperatureSensors_t, celsius: Out<c_uint>) {
+        let device = device(handle)?;
+        if sensor != GPU_SENSOR {
+            return Err(NvmlError::InvalidArgument);
+        }
+        celsius.set(device.reporting(Figure::Temperature)?.temperature_celsius)
+    }
+
+    fn nvmlDeviceGetTemperatureV(handle: nvmlDevice_t, reading: Out<nvmlTemperature_t>) {
+        let device = device(handle)?;
+        let version = reading.require_version(1)?;
+        if reading.get()?.sensorType != GPU_SENSOR {
+            return Err(NvmlError::InvalidArgument);
+        }
+        let celsius = device.reporting(Figure::Temperature)?.temperature_celsius;
+        let temperature = c_int::try_from(celsius).map_err(|_| NvmlError::Unknown)?;
+        reading.set(nvmlTemperature_t { version, sensorType: GPU_SENSOR, temperature })
+    }
+
+    fn nvmlDeviceGetTemperatureThreshold(handle: nvmlDevice_t, threshold: nvmlTemperatureThresholds_t, celsius: Out<c_uint>) {
+        const SHUTDOWN: nvmlTemperatureThresholds_t = 0;
+        const SLOWDOWN: nvmlTemperatureThresholds_t = 1;
+        let temperature = device(handle)?.model()?.temperature_celsius;
+        match threshold {
+            SHUTDOWN => celsius.set(temperature.shutdown),
+            SLOWDOWN => celsius.set(temperature.slowdown),
+            _ => Err(NvmlError::NotSupported),
+        }
+    }
+
+    fn nvmlDeviceGetPowerUsage(handle: nvmlDevice_t, milliwatts: Out<c_uint>) {
+        milliwatts.set(device(handle)?.reporting(Figure::Power)?.power_milliwatts)
+    }
+
+    fn nvmlDeviceGetTotalEnergyConsumption(handle: nvmlDevice_t, millijoules: Out<c_ulonglong>) {
+        millijoules.set(device(handle)?.reporting(Figure::Power)?.energy_millijoules)
+    }
+
+    fn nvmlDeviceGetPowerManagementMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
+        device(handle)?;
+        mode.set(ENABLED)
+    }
+
+    fn nvmlDeviceGetPowerManagementLimit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) { power_limit(handle, milliwatts) }
+    fn nvmlDeviceGetPowerManagementDefaultLimit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) { power_limit(handle, milliwatts) }
+    fn nvmlDeviceGetEnforcedPowerLimit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) { power_limit(handle, milliwatts) }
+
+    fn nvmlDeviceGetPowerManagementLimitConstraints(handle: nvmlDevice_t, lowest: Out<c_uint>, highest: Out<c_uint>) {
+        let power = device(handle)?.model()?.power_milliwatts;
+        lowest.set(power.limit / 2)?;
+        highest.set(power.limit)
+    }
+
+    fn nvmlDeviceGetClockInfo(handle: nvmlDevice_t, clock: nvmlClockType_t, megahertz: Out<c_uint>) {
+        let device = device(handle)?;
+        megahertz.set(current_clock(device, clock)?)
+    }
+
+    fn nvmlDeviceGetMaxClockInfo(handle: nvmlDevice_t, clock: nvmlClockType_t, megahertz: Out<c_uint>) {
+        megahertz.set(highest_clock(device(handle)?, clock)?)
+    }
+
+    fn nvmlDeviceGetClock(handle: nvmlDevice_t, clock: nvmlClockType_t, which: nvmlClockId_t, megahertz: Out<c_uint>) {
+        const CURRENT: nvmlClockId_t = 0;
+        let device = device(handle)?;
+        let value = if which == CURRENT { current_clock(device, clock)? } else { highest_clock(device, clock)? };
+        megahertz.set(value)
+    }
+
+    fn nvmlDeviceGetApplicationsClock(handle: nvmlDevice_t, clock: nvmlClockType_t, megahertz: Out<c_uint>) {
+        megahertz.set(highest_clock(device(handle)?, clock)?)
+    }
+
+    fn nvmlDeviceGetDefaultApplicationsClock(handle: nvmlDevice_t, clock: nvmlClockType_t, megahertz: Out<c_uint>) {
+        megahertz.set(highest_clock(device(handle)?, clock)?)
+    }
+
+    fn nvmlDeviceGetPerformanceState(handle: nvmlDevice_t, state: Out<nvmlPstates_t>) {
+        device(handle)?;
+        state.set(0)
+    }
+
+    fn nvmlDeviceGetPowerState(handle: nvmlDevice_t, state: Out<nvmlPstates_t>) {
+        device(handle)?;
+        state.set(0)
+    }
+
+    fn nvmlDeviceGetCurrentClocksEventReasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) { clock_reasons(handle, reasons) }
+    fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) { clock_reasons(handle, reasons) }
+
+    fn nvmlDeviceGetComputeMode(handle: nvmlDevice_t, mode: Out<nvmlComputeMode_t>) {
+        const DEFAULT: nvmlComputeMode_t = 0;
+        device(handle)?;
+        mode.set(DEFAULT)
+    }
+
+    fn nvmlDeviceGetPersistenceMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
+        device(handle)?;
+        mode.set(ENABLED)
+    }
+
+    fn nvmlDeviceGetDisplayMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
+        device(handle)?;
+        mode.set(DISABLED)
+    }
+
+    fn nvmlDeviceGetDisplayActive(handle: nvmlDevice_t, active: Out<nvmlEnableState_t>) {
+        device(handle)?;
+        active.set(DISABLED)
+    }
+}
+
+/// In MIG mode a card does not know how busy it is.
+pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> Answer<Device> {
+    let device = device(handle)?;
+    match device.state()?.mig_enabled {
+        false => Ok(device),
+        true => Err(NvmlError::NotSupported),
+    }
+}
+
+fn idle_engine(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) -> Answer {
+    not_partitioned(handle)?;
+    percent.set(0)?;
+    period.set(SAMPLING_PERIOD_MICROSECONDS)
+}
+
+fn power_limit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) -> Answer {
+    milliwatts.set(device(handle)?.model()?.power_milliwatts.limit)
+}
+
+/// `nvmlClocksEventReasonGpuIdle` when nothing runs.
+fn clock_reasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) -> Answer {
+    let idle = device(handle)?.state()?.utilization.gpu_percent == 0;
+    reasons.set(c_ulonglong::from(idle))
+}
+
+const GRAPHICS_CLOCK: nvmlClockType_t = 0;
+const SM_CLOCK: nvmlClockType_t = 1;
+const MEMORY_CLOCK: nvmlClockType_t = 2;
+const VIDEO_CLOCK: nvmlClockType_t = 3;
+
+fn highest_clock(device: Device, clock: nvmlClockType_t) -> Answer<c_uint> {
+    let clocks = device.model()?.clocks_mhz;
+    match clock {
+        GRAPHICS_CLOCK | SM_CLOCK => Ok(clocks.graphics),
+        MEMORY_CLOCK => Ok(clocks.memory),
+        VIDEO_CLOCK => Ok(clocks.video),
+        _ => Err(NvmlError::InvalidArgument),
+    }
+}
+
+fn current_clock(device: Device, clock: nvmlClockType_t) -> Answer<c_uint> {
+    match clock {
+        GRAPHICS_CLOCK | SM_CLOCK => Ok(device.state()?.graphics_mhz),
+        _ => highest_clock(device, clock),
+    }
+}

@@ -1,0 +1,130 @@
+//! Cards that fail on demand, as monitoring programs see them.
+
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+use nvml_wrapper::error::NvmlError;
+use simulator_machine::control::Command;
+use simulator_machine::description::H100X2;
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::{CardIndex, Figure};
+use simulator_machine::testing::Machine;
+
+fn start() -> anyhow::Result<(Machine, Nvml)> {
+    let machine = Machine::start(H100X2)?;
+    let library = machine.lib_dir().join("libnvidia-ml.so.1");
+    let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
+    Ok((machine, nvml))
+}
+
+fn break_card(machine: &Machine, faults: Faults) -> anyhow::Result<()> {
+    let card = CardIndex(1);
+    machine.control(&Command::Break { card, faults })?;
+    Ok(())
+}
+
+#[test]
+fn a_lost_card_says_so_and_the_others_go_on() -> anyhow::Result<()> {
+    let (machine, nvml) = start()?;
+    let device = nvml.device_by_index(1)?;
+    break_card(
+        &machine,
+        Faults {
+            lost: true,
+            ..Faults::default()
+        },
+    )?;
+    assert!(matches!(device.memory_info(), Err(NvmlError::GpuLost)));
+    assert!(matches!(nvml.device_by_index(1), Err(NvmlError::GpuLost)));
+    assert_eq!(nvml.device_count()?, 2);
+    assert_eq!(nvml.device_by_index(0)?.memory_info()?.used, 0);
+    let refused = machine
+        .program("cuda-probe")?
+        .args(["alloc", "--mib", "1", "--device", "1"])
+        .output()?;
+    assert_eq!(refused.status.code(), Some(2));
+    break_card(&machine, Faults::default())?;
+    assert_eq!(device.memory_info()?.used, 0);
+    Ok(())
+}
+
+#[test]
+fn a_slow_card_is_slow_and_holds_nobody_else_up() -> anyhow::Result<()> {
+    let (machine, nvml) = start()?;
+    let delay = Duration::from_millis(400);
+    break_card(
+        &machine,
+        Faults {
+            delay,
+            ..Faults::default()
+        },
+    )?;
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| {
+            let begin = Instant::now();
+            nvml.device_by_index(1).map(|_| begin.elapsed())
+        });
+        // Another process, another connection.
+        machine.status()?;
+        assert!(!slow.is_finished());
+        assert!(slow.join().unwrap()? >= delay);
+        anyhow::Ok(())
+    })
+}
+
+#[test]
+fn figures_that_a_card_does_not_have_are_not_supported() -> anyhow::Result<()> {
+    let (machine, nvml) = start()?;
+    let unsupported = [
+        Figure::Memory,
+        Figure::Processes,
+        Figure::Utilization,
+        Figure::Temperature,
+        Figure::Power,
+    ];
+    break_card(
+        &machine,
+        Faults {
+            unsupported: unsupported.into(),
+            ..Faults::default()
+        },
+    )?;
+    let device = nvml.device_by_index(1)?;
+    assert!(matches!(device.memory_info(), Err(NvmlError::NotSupported)));
+    assert!(matches!(
+        device.running_compute_processes(),
+        Err(NvmlError::NotSupported)
+    ));
+    assert!(matches!(
+        device.utilization_rates(),
+        Err(NvmlError::NotSupported)
+    ));
+    assert!(matches!(
+        device.temperature(TemperatureSensor::Gpu),
+        Err(NvmlError::NotSupported)
+    ));
+    assert!(matches!(device.power_usage(), Err(NvmlError::NotSupported)));
+    assert_eq!(device.name()?, "NVIDIA H100 80GB HBM3");
+    Ok(())
+}
+
+#[test]
+fn contexts_can_be_refused() -> anyhow::Result<()> {
+    let (machine, _nvml) = start()?;
+    break_card(
+        &machine,
+        Faults {
+            refuses_contexts: true,
+            ..Faults::default()
+        },
+    )?;
+    let refused = machine.program("cuda-probe")?.args(["info"]).output()?;
+    assert!(refused.status.success());
+    let refused = machine
+        .program("cuda-probe")?
+        .args(["alloc", "--mib", "1", "--device", "1"])
+        .output()?;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("CUDA_ERROR_OUT_OF_MEMORY"));
+    Ok(())
+}

@@ -1,0 +1,481 @@
+//! MIG through the functions of the header: what is created, shown, refused and destroyed.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_uint};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::ptr::{null, null_mut};
+
+use anyhow::{Context, ensure};
+use nvml_wrapper_sys::bindings::{
+    NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t,
+    nvmlGpuInstancePlacement_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
+};
+use simulator_machine::client::Connection;
+use simulator_machine::control::Command;
+use simulator_machine::description::{A30X2, H100X2, MIB};
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::{
+    CardIndex, ClientKind, ContextId, InstanceId, MigRequest, Reply, Request,
+};
+use simulator_machine::root::DriverRoot;
+use simulator_machine::testing::{Machine, python};
+
+const SUCCESS: nvmlReturn_t = 0;
+const INVALID_ARGUMENT: nvmlReturn_t = 2;
+const NOT_SUPPORTED: nvmlReturn_t = 3;
+const NOT_FOUND: nvmlReturn_t = 6;
+const IN_USE: nvmlReturn_t = 19;
+const INSUFFICIENT_RESOURCES: nvmlReturn_t = 23;
+
+/// NVML on a machine of its own, initialised.
+struct Mig {
+    machine: Machine,
+    nvml: NvmlLib,
+}
+
+/// Calls a function of the library; every pointer argument is that of a live variable.
+macro_rules! call {
+    ($mig:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: pointers are to live variables or null, as the function allows.
+        unsafe { $mig.nvml.$name($($argument),*) }
+    }};
+}
+
+impl Mig {
+    fn start(yaml: &str) -> anyhow::Result<Self> {
+        let machine = Machine::start(yaml)?;
+        // SAFETY: the library does nothing when loaded.
+        let nvml = unsafe { NvmlLib::new(machine.lib_dir().join("libnvidia-ml.so.1")) }?;
+        let mig = Self { machine, nvml };
+        ensure!(call!(mig, nvmlInit_v2()) == SUCCESS);
+        Ok(mig)
+    }
+
+    /// Card 0.
+    fn card(&self) -> anyhow::Result<nvmlDevice_t> {
+        let mut card = null_mut();
+        ensure!(call!(self, nvmlDeviceGetHandleByIndex_v2(0, &raw mut card)) == SUCCESS);
+        Ok(card)
+    }
+
+    /// Card 0 in MIG mode.
+    fn partitioned(yaml: &str) -> anyhow::Result<(Self, nvmlDevice_t)> {
+        let mig = Self::start(yaml)?;
+        let card = mig.card()?;
+        ensure!(mig.set_mode(card, 1) == (SUCCESS, SUCCESS));
+        Ok((mig, card))
+    }
+
+    fn set_mode(&self, card: nvmlDevice_t, mode: c_uint) -> (nvmlReturn_t, nvmlReturn_t) {
+        let mut activation = SUCCESS;
+        let result = call!(self, nvmlDeviceSetMigMode(card, mode, &raw mut activation));
+        (result, activation)
+    }
+
+    fn mode(&self, card: nvmlDevice_t) -> (c_uint, c_uint) {
+        let (mut current, mut pending) = (9, 9);
+        let result = call!(
+            self,
+            nvmlDeviceGetMigMode(card, &raw mut current, &raw mut pending)
+        );
+        assert_eq!(result, SUCCESS);
+        (current, pending)
+    }
+
+    fn create(
+        &self,
+        card: nvmlDevice_t,
+        profile: c_uint,
+    ) -> Result<nvmlGpuInstance_t, nvmlReturn_t> {
+        let mut instance = null_mut();
+        match call!(
+            self,
+            nvmlDeviceCreateGpuInstance(card, profile, &raw mut instance)
+        ) {
+            SUCCESS => Ok(instance),
+            error => Err(error),
+        }
+    }
+
+    fn fill(
+        &self,
+        gpu: nvmlGpuInstance_t,
+        profile: c_uint,
+    ) -> Result<nvmlComputeInstance_t, nvmlReturn_t> {
+        let mut instance = null_mut();
+        let result = call!(
+            self,
+            nvmlGpuInstanceCreateComputeInstance(gpu, profile, &raw mut instance)
+        );
+        match result {
+            SUCCESS => Ok(instance),
+            error => Err(error),
+        }
+    }
+
+    fn device(&self, card: nvmlDevice_t, index: c_uint) -> Result<nvmlDevice_t, nvmlReturn_t> {
+        let mut device = null_mut();
+        let result = call!(
+            self,
+            nvmlDeviceGetMigDeviceHandleByIndex(card, index, &raw mut device)
+        );
+        match result {
+            SUCCESS => Ok(device),
+            error => Err(error),
+        }
+    }
+
+    fn name(&self, device: nvmlDevice_t) -> String {
+        let mut text = [0; 96];
+        assert_eq!(
+            call!(self, nvmlDeviceGetName(device, text.as_mut_ptr(), 96)),
+            SUCCESS
+        );
+        // SAFETY: the library terminates what it writes.
+        let name = unsafe { CStr::from_ptr(text.as_ptr()) };
+        name.to_string_lossy().into_owned()
+    }
+
+    fn uuid(&self, device: nvmlDevice_t) -> String {
+        let mut text = [0; 96];
+        assert_eq!(
+            call!(self, nvmlDeviceGetUUID(device, text.as_mut_ptr(), 96)),
+            SUCCESS
+        );
+        // SAFETY: the library terminates what it writes.
+        let uuid = unsafe { CStr::from_ptr(text.as_ptr()) };
+        uuid.to_string_lossy().into_owned()
+    }
+
+    fn processes(&self, device: nvmlDevice_t) -> Vec<(u32, u32, u32)> {
+        let mut infos = [nvmlProcessInfo_t {
+            pid: 0,
+            usedGpuMemory: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        }; 8];
+        let mut count = 8;
+        let result = call!(
+            self,
+            nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, infos.as_mut_ptr())
+        );
+        assert_eq!(result, SUCCESS);
+        let shown = infos.iter().take(count as usize);
+        shown
+            .map(|info| (info.pid, info.gpuInstanceId, info.computeInstanceId))
+            .collect()
+    }
+
+    /// This process, computing in an instance of card 0.
+    fn compute(&self, instance: InstanceId) -> anyhow::Result<(Connection, ContextId)> {
+        let root = DriverRoot::new(self.machine.root());
+        let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda)?;
+        let card = CardIndex(0);
+        let Reply::ContextCreated { context } = cuda.request(&Request::CreateContext { card })?
+        else {
+            anyhow::bail!("no context")
+        };
+        let request = MigRequest::Enter { context, instance };
+        cuda.request(&Request::Mig { card, request })?;
+        Ok((cuda, context))
+    }
+}
+
+#[test]
+fn an_instance_is_created_shown_and_destroyed() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(H100X2)?;
+    assert_eq!(mig.mode(card), (1, 1));
+    assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
+    let gpu = mig.create(card, 9).unwrap();
+    // A GPU instance alone is no device.
+    assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
+    let compute = mig.fill(gpu, 2).unwrap();
+    let device = mig.device(card, 0).unwrap();
+    assert_eq!(mig.name(device), "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
+    let uuid = mig.uuid(device);
+    assert!(uuid.starts_with("MIG-") && uuid.len() == 40, "{uuid}");
+
+    let text = std::ffi::CString::new(uuid)?;
+    let (mut same, mut parent) = (null_mut(), null_mut());
+    assert_eq!(
+        call!(mig, nvmlDeviceGetHandleByUUID(text.as_ptr(), &raw mut same)),
+        SUCCESS
+    );
+    assert_eq!(same, device);
+    assert_eq!(
+        call!(
+            mig,
+            nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device, &raw mut parent)
+        ),
+        SUCCESS
+    );
+    assert_eq!(parent, card);
+    let (mut is_mig, mut is_mig_card) = (9, 9);
+    assert_eq!(
+        call!(mig, nvmlDeviceIsMigDeviceHandle(device, &raw mut is_mig)),
+        SUCCESS
+    );
+    assert_eq!(
+        call!(mig, nvmlDeviceIsMigDeviceHandle(card, &raw mut is_mig_card)),
+        SUCCESS
+    );
+    assert_eq!((is_mig, is_mig_card), (1, 0));
+
+    let mut memory = nvmlMemory_t {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    assert_eq!(
+        call!(mig, nvmlDeviceGetMemoryInfo(device, &raw mut memory)),
+        SUCCESS
+    );
+    assert_eq!((memory.total, memory.used), (40448 * MIB, 0));
+    // SAFETY: plain numbers, for which all zeroes is a value.
+    let mut attributes: nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
+    assert_eq!(
+        call!(mig, nvmlDeviceGetAttributes_v2(device, &raw mut attributes)),
+        SUCCESS
+    );
+    assert_eq!(
+        (
+            attributes.multiprocessorCount,
+            attributes.gpuInstanceSliceCount,
+            attributes.computeInstanceSliceCount,
+            attributes.memorySizeMB
+        ),
+        (60, 3, 3, 40448)
+    );
+
+    assert_eq!(call!(mig, nvmlGpuInstanceDestroy(gpu)), IN_USE);
+    assert_eq!(mig.set_mode(card, 0).0, IN_USE);
+    assert_eq!(call!(mig, nvmlComputeInstanceDestroy(compute)), SUCCESS);
+    assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
+    let mut memory_of_gone = nvmlMemory_t {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    assert_eq!(
+        call!(
+            mig,
+            nvmlDeviceGetMemoryInfo(device, &raw mut memory_of_gone)
+        ),
+        INVALID_ARGUMENT
+    );
+    assert_eq!(
+        call!(mig, nvmlComputeInstanceDestroy(compute)),
+        INVALID_ARGUMENT
+    );
+    assert_eq!(call!(mig, nvmlGpuInstanceDestroy(gpu)), SUCCESS);
+    assert_eq!(mig.set_mode(card, 0), (SUCCESS, SUCCESS));
+    Ok(())
+}
+
+#[test]
+fn a_full_card_has_no_resources_and_a_taken_placement_is_refused() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(H100X2)?;
+    let place = |start, size| {
+        let placement = nvmlGpuInstancePlacement_t { start, size };
+        let mut instance = null_mut();
+        call!(
+            mig,
+            nvmlDeviceCreateGpuInstanceWithPlacement(
+                card,
+                9,
+                &raw const placement,
+                &raw mut instance
+            )
+        )
+    };
+    assert_eq!(place(1, 4), INVALID_ARGUMENT);
+    assert_eq!(place(0, 3), INVALID_ARGUMENT);
+    assert_eq!(place(4, 4), SUCCESS);
+    assert_eq!(place(4, 4), INSUFFICIENT_RESOURCES);
+    let remaining = |profile| {
+        let mut count = 99;
+        let result = call!(
+            mig,
+            nvmlDeviceGetGpuInstanceRemainingCapacity(card, profile, &raw mut count)
+        );
+        (result, count)
+    };
+    assert_eq!(remaining(9), (SUCCESS, 1));
+    assert_eq!(remaining(19), (SUCCESS, 4));
+    assert_eq!(remaining(0), (SUCCESS, 0));
+    assert_eq!(remaining(77).0, NOT_SUPPORTED);
+    let ids: BTreeSet<nvmlGpuInstance_t> = (0..4).map(|_| mig.create(card, 19).unwrap()).collect();
+    assert_eq!(ids.len(), 4);
+    assert_eq!(mig.create(card, 19), Err(INSUFFICIENT_RESOURCES));
+    let mut listed = [null_mut(); 7];
+    let mut count = 7;
+    let result = call!(
+        mig,
+        nvmlDeviceGetGpuInstances(card, 19, listed.as_mut_ptr(), &raw mut count)
+    );
+    assert_eq!((result, count), (SUCCESS, 4));
+    let listed: BTreeSet<_> = listed.into_iter().take(4).collect();
+    assert_eq!(listed, ids);
+    Ok(())
+}
+
+#[test]
+fn a_process_keeps_its_instance_and_is_listed_with_its_ids() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(H100X2)?;
+    let devices: Vec<_> = (0..2)
+        .map(|index| {
+            let gpu = mig.create(card, 19).unwrap();
+            let compute = mig.fill(gpu, 0).unwrap();
+            (compute, mig.device(card, index).unwrap())
+        })
+        .collect();
+    let [(busy, device), (idle, other)] = devices[..] else {
+        anyhow::bail!("two devices")
+    };
+    // The first instance of one slice lies last, at slice 6.
+    let (mut cuda, context) = mig.compute(InstanceId {
+        gpu: 13,
+        compute: 0,
+    })?;
+    let here = (std::process::id(), 13, 0);
+    assert_eq!(mig.processes(card), [here]);
+    assert_eq!(mig.processes(device), [here]);
+    assert_eq!(mig.processes(other), []);
+    assert_eq!(call!(mig, nvmlComputeInstanceDestroy(busy)), IN_USE);
+    assert_eq!(call!(mig, nvmlComputeInstanceDestroy(idle)), SUCCESS);
+
+    // It has the memory of its instance, not of the card.
+    let take = |bytes| Request::Allocate { context, bytes };
+    assert!(cuda.request(&take(9984 * MIB)).is_err());
+    let instances = mig.machine.card(0)?.mig.gpu_instances;
+    let context_bytes: u64 = instances.iter().map(|instance| instance.used_bytes).sum();
+    cuda.request(&take(9984 * MIB - context_bytes))?;
+    let mut memory = nvmlMemory_t {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    assert_eq!(
+        call!(mig, nvmlDeviceGetMemoryInfo(device, &raw mut memory)),
+        SUCCESS
+    );
+    assert_eq!((memory.free, memory.used), (0, 9984 * MIB));
+    cuda.request(&Request::DestroyContext { context })?;
+    assert_eq!(call!(mig, nvmlComputeInstanceDestroy(busy)), SUCCESS);
+    Ok(())
+}
+
+#[test]
+fn in_mig_mode_a_card_does_not_say_how_busy_it_is() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(H100X2)?;
+    let mut rates = nvml_wrapper_sys::bindings::nvmlUtilization_t { gpu: 0, memory: 0 };
+    let mut count = 0;
+    assert_eq!(
+        call!(mig, nvmlDeviceGetUtilizationRates(card, &raw mut rates)),
+        NOT_SUPPORTED
+    );
+    assert_eq!(
+        call!(
+            mig,
+            nvmlDeviceGetProcessUtilization(card, null_mut(), &raw mut count, 0)
+        ),
+        NOT_SUPPORTED
+    );
+    let mut kind = 0;
+    assert_eq!(
+        call!(
+            mig,
+            nvmlDeviceGetSamples(card, 1, 0, &raw mut kind, &raw mut count, null_mut())
+        ),
+        NOT_SUPPORTED
+    );
+    Ok(())
+}
+
+#[test]
+fn without_mig_mode_nothing_can_be_created() -> anyhow::Result<()> {
+    let mig = Mig::start(H100X2)?;
+    let card = mig.card()?;
+    assert_eq!(mig.create(card, 19), Err(NOT_SUPPORTED));
+    assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
+    assert_eq!(mig.device(card, 7), Err(INVALID_ARGUMENT));
+    assert_eq!(mig.set_mode(card, 2).0, INVALID_ARGUMENT);
+    let nowhere = call!(mig, nvmlDeviceSetMigMode(card, 1, null_mut()));
+    assert_eq!(nowhere, INVALID_ARGUMENT);
+    let mut instance = null_mut();
+    let no_placement = call!(
+        mig,
+        nvmlDeviceCreateGpuInstanceWithPlacement(card, 19, null(), &raw mut instance)
+    );
+    assert_eq!(no_placement, INVALID_ARGUMENT);
+    Ok(())
+}
+
+#[test]
+fn a_card_in_use_keeps_its_mode_until_it_is_free_or_reset() -> anyhow::Result<()> {
+    let mig = Mig::start(H100X2)?;
+    let card = mig.card()?;
+    let root = DriverRoot::new(mig.machine.root());
+    let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda)?;
+    cuda.request(&Request::CreateContext { card: CardIndex(0) })?;
+    assert_eq!(mig.set_mode(card, 1), (SUCCESS, IN_USE));
+    assert_eq!(mig.mode(card), (0, 1));
+    let reset = Command::Reset { card: CardIndex(0) };
+    assert!(mig.machine.control(&reset).is_err());
+    drop(cuda);
+    mig.machine
+        .wait_for_card(0, |card| card.processes.is_empty())?;
+    assert_eq!(mig.set_mode(card, 1), (SUCCESS, SUCCESS));
+    assert_eq!(mig.mode(card), (1, 1));
+    Ok(())
+}
+
+#[test]
+fn an_a30_that_others_have_open_waits_for_a_reset() -> anyhow::Result<()> {
+    let mig = Mig::start(A30X2)?;
+    let card = mig.card()?;
+    let script = "import pynvml; pynvml.nvmlInit(); print('open', flush=True); input()";
+    let mut watching = mig
+        .machine
+        .command(python::clients()?.join("python"))
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = String::new();
+    let stdout = watching.stdout.take().context("no pipe")?;
+    BufReader::new(stdout).read_line(&mut said)?;
+    assert_eq!(said.trim(), "open");
+    assert_eq!(mig.set_mode(card, 1), (SUCCESS, IN_USE));
+    watching.kill()?;
+    watching.wait()?;
+    assert_eq!(mig.mode(card), (0, 1));
+    mig.machine
+        .control(&Command::Reset { card: CardIndex(0) })?;
+    assert_eq!(mig.mode(card), (1, 1));
+    mig.create(card, 14).unwrap();
+    mig.machine
+        .control(&Command::Reset { card: CardIndex(0) })?;
+    assert_eq!(mig.machine.card(0)?.mig.gpu_instances, []);
+    Ok(())
+}
+
+#[test]
+fn creation_can_be_made_to_fail() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(H100X2)?;
+    let faults = Faults {
+        refuses_instances: true,
+        ..Faults::default()
+    };
+    let card_index = CardIndex(0);
+    let fail = |faults| Command::Break {
+        card: card_index,
+        faults,
+    };
+    mig.machine.control(&fail(faults))?;
+    assert_eq!(mig.create(card, 19), Err(INSUFFICIENT_RESOURCES));
+    mig.machine.control(&fail(Faults::default()))?;
+    mig.create(card, 19).unwrap();
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! Structs that say which version they are: each version that is known is filled, any other one is refused. The
+//! structs and the numbers are nvidia-ml-py's, which writes them down by hand.
+
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::{Machine, python};
+
+/// Calls each function with the right version, with none, with another number and with another size.
+const SCRIPT: &str = r#"
+import ctypes, pynvml
+from pynvml import *
+
+nvmlInit()
+card = nvmlDeviceGetHandleByIndex(0)
+assert nvmlDeviceSetMigMode(card, 1) == NVML_SUCCESS
+profile = nvmlDeviceGetGpuInstanceProfileInfo(card, NVML_GPU_INSTANCE_PROFILE_1_SLICE)
+instance = nvmlDeviceCreateGpuInstance(card, profile.id)
+other = nvmlDeviceGetHandleByIndex(1)
+uuid = nvmlDeviceGetUUID(other).encode()
+
+def by_uuid(struct):
+    struct.type = NVML_UUID_TYPE_ASCII
+    struct.value.str = uuid
+    return nvml("nvmlDeviceGetHandleByUUIDV")(ctypes.byref(struct), ctypes.byref(c_nvmlDevice_t()))
+
+def nvml(name):
+    return pynvml._nvmlGetFunctionPointer(name)
+
+def of(name, *arguments, before=other):
+    return lambda struct: nvml(name)(before, *arguments, ctypes.byref(struct))
+
+CALLS = [
+    (of("nvmlDeviceGetMemoryInfo_v2"), c_nvmlMemory_v2_t, nvmlMemory_v2),
+    (of("nvmlDeviceGetPciInfoExt"), nvmlPciInfoExt_v1_t, nvmlPciInfoExt_v1),
+    (of("nvmlDeviceGetGpuFabricInfoV"), c_nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v2),
+    (of("nvmlDeviceGetGpuFabricInfoV"), c_nvmlGpuFabricInfo_v3_t, nvmlGpuFabricInfo_v3),
+    (of("nvmlDeviceGetTemperatureV"), c_nvmlTemperature_v1_t, nvmlTemperature_v1),
+    (of("nvmlDeviceGetAddressingMode"), c_nvmlDeviceAddressingMode_t, nvmlDeviceAddressingMode_v1),
+    (of("nvmlDeviceGetRunningProcessDetailList"), c_nvmlProcessDetailList_v1_t, nvmlProcessDetailList_v1),
+    (of("nvmlDeviceGetGpuInstanceProfileInfoV", 0, before=card), c_nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v2),
+    (of("nvmlGpuInstanceGetComputeInstanceProfileInfoV", 0, 0, before=instance), c_nvmlComputeInstanceProfileInfo_v2_t, nvmlComputeInstanceProfileInfo_v2),
+    (by_uuid, c_nvmlUUID_t, nvmlUUID_v1),
+    (lambda struct: nvml("nvmlSystemGetDriverBranch")(ctypes.byref(struct), 80), c_nvmlSystemDriverBranchInfo_v1_t, SystemDriverBranchInfo_v1),
+]
+for index, (call, kind, version) in enumerate(CALLS):
+    assert version & 0xffffff == ctypes.sizeof(kind), (index, hex(version))
+    def answer(given):
+        # No struct of another version is larger than that.
+        room = (ctypes.c_byte * 4096)()
+        struct = kind.from_buffer(room)
+        struct.version = given
+        return call(struct), struct.version
+    assert answer(version) == (NVML_SUCCESS, version), (index, answer(version))
+    for wrong in (0, 1, version + 1, version + (8 << 24), 77 << 24):
+        code, left = answer(wrong)
+        assert code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH, (index, hex(wrong), code)
+        assert left == wrong, (index, "is written to")
+print(len(CALLS))
+"#;
+
+#[test]
+fn structs_of_known_versions_are_filled_and_others_refused() -> anyhow::Result<()> {
+    let machine = Machine::start(H100X2)?;
+    let output = machine
+        .command(python::clients()?.join("python"))
+        .args(["-c", SCRIPT])
+        .output()?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "11\n", "{error}");
+    Ok(())
+}
