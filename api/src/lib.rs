@@ -2,8 +2,10 @@
 //!
 //! No I/O, no client, no clock.
 
+pub mod condition;
 pub mod config;
 pub mod error;
+pub mod event;
 pub mod names;
 pub mod quantity;
 pub mod request;

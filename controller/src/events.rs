@@ -11,8 +11,6 @@ use tokio::sync::mpsc;
 
 use crate::notice::Notice;
 
-/// Component that the events name.
-const COMPONENT: &str = "drava-controller";
 /// Notices that may wait for the API server.
 const QUEUE: usize = 4096;
 /// Longest message that the API server takes.
@@ -68,6 +66,7 @@ async fn post(client: &Client, notice: Notice) {
 fn event(notice: Notice, namespace: &str, now: Timestamp) -> Event {
     let object = notice.regarding.name.as_deref().unwrap_or_default();
     let time = Time(now);
+    let component = notice.reason.component().as_str().to_owned();
     Event {
         metadata: ObjectMeta {
             name: Some(format!(
@@ -78,15 +77,15 @@ fn event(notice: Notice, namespace: &str, now: Timestamp) -> Event {
             namespace: Some(namespace.to_owned()),
             ..ObjectMeta::default()
         },
-        type_: Some(notice.tone.as_str().to_owned()),
-        reason: Some(notice.reason.to_owned()),
+        type_: Some(notice.reason.event_type().as_str().to_owned()),
+        reason: Some(notice.reason.as_str().to_owned()),
         message: Some(cut(&notice.message, MAX_MESSAGE_BYTES).to_owned()),
         involved_object: notice.regarding,
         source: Some(EventSource {
-            component: Some(COMPONENT.to_owned()),
+            component: Some(component.clone()),
             host: None,
         }),
-        reporting_component: Some(COMPONENT.to_owned()),
+        reporting_component: Some(component),
         first_timestamp: Some(time.clone()),
         last_timestamp: Some(time),
         count: Some(1),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_allocator::cluster::{ObjectKey, object_key};
+use drava_api::event::EventReason;
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -17,7 +18,7 @@ use crate::action::{Action, Job, JobOutcome};
 use crate::claim;
 use crate::events::Poster;
 use crate::health::Health;
-use crate::notice::{Notice, Tone, reason};
+use crate::notice::Notice;
 use crate::planner::{Moment, Planner, Settings};
 use crate::watches::{self, Kind, Observation};
 use crate::writes::{Timing, Writer};
@@ -123,7 +124,7 @@ impl Leader {
                         kind = notice.regarding.kind,
                         namespace = notice.regarding.namespace,
                         name = notice.regarding.name,
-                        reason = notice.reason,
+                        reason = notice.reason.as_str(),
                         text = notice.message,
                         "telling"
                     );
@@ -143,8 +144,7 @@ impl Leader {
                         }) {
                             poster.post(Notice {
                                 regarding: claim::reference(&release.claim),
-                                tone: Tone::Warning,
-                                reason: reason::RELEASED,
+                                reason: EventReason::Released,
                                 message: format!("released the allocation: {}", release.why),
                             });
                         }
@@ -177,8 +177,7 @@ impl Leader {
                     );
                     poster.post(Notice {
                         regarding,
-                        tone: Tone::Normal,
-                        reason: reason::ALLOCATED,
+                        reason: EventReason::Allocated,
                         message: format!(
                             "{summary}, for pod {}",
                             pod.name.as_deref().unwrap_or_default()

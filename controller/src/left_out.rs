@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::pool::PoolProblem;
+use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::ObjectReference;
 
-use crate::notice::{Notice, Tone, reason};
+use crate::notice::Notice;
 
 /// Problems by pool, as they were told last.
 #[derive(Debug, Default)]
@@ -31,9 +32,8 @@ impl LeftOut {
             tracing::warn!(pool, node, problem, "the devices of a pool are left out");
             news.extend(node.map(|node| Notice {
                 regarding: node_reference(node),
-                tone: Tone::Warning,
-                reason: reason::POOL_LEFT_OUT,
-                message: format!("the devices of pool {pool} are not used: {problem}"),
+                reason: EventReason::GpuPoolExcluded,
+                message: format!("pool {pool} is excluded from allocation: {problem}"),
             }));
             self.0.insert(pool.to_owned(), problem);
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
@@ -12,49 +13,13 @@ const QUIET: Duration = Duration::from_secs(5);
 /// Time after which the same text is said again, well before the API server forgets the event.
 const REPEAT: Duration = Duration::from_secs(30 * 60);
 
-/// Whether an event is good or bad news.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
-    /// `Normal`.
-    Normal,
-    /// `Warning`.
-    Warning,
-}
-
-impl Tone {
-    /// Value of the event's `type`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Normal => "Normal",
-            Self::Warning => "Warning",
-        }
-    }
-}
-
-/// Reasons of events; part of the interface.
-pub mod reason {
-    /// A pod, or its claim, has no place; the text begins with counts per reason code.
-    pub const UNSCHEDULABLE: &str = "GpuUnschedulable";
-    /// A claim was allocated.
-    pub const ALLOCATED: &str = "Allocated";
-    /// An allocation that nobody used was taken back.
-    pub const RELEASED: &str = "Released";
-    /// The API server refused an allocation.
-    pub const ALLOCATION_FAILED: &str = "AllocationFailed";
-    /// The devices of a node are left out.
-    pub const POOL_LEFT_OUT: &str = "GpuPoolLeftOut";
-}
-
 /// Something to tell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Notice {
     /// The object that it is about.
     pub regarding: ObjectReference,
-    /// Good or bad news.
-    pub tone: Tone,
-    /// Reason, see [`reason`].
-    pub reason: &'static str,
+    /// Reason; determines the type.
+    pub reason: EventReason,
     /// For the user.
     pub message: String,
 }
@@ -70,7 +35,7 @@ struct Said {
 /// Remembers what was said.
 #[derive(Debug, Default)]
 pub struct Notices {
-    said: BTreeMap<(String, &'static str), Said>,
+    said: BTreeMap<(String, EventReason), Said>,
 }
 
 impl Notices {
@@ -140,8 +105,7 @@ mod tests {
                 uid: Some("u".to_owned()),
                 ..ObjectReference::default()
             },
-            tone: Tone::Warning,
-            reason: reason::UNSCHEDULABLE,
+            reason: EventReason::GpuUnschedulable,
             message: message.to_owned(),
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
 use drava_allocator::placement::Policies;
+use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use crate::action::{Action, JobOutcome, Release};
 use crate::change::Change;
 use crate::left_out::LeftOut;
-use crate::notice::{Notice, Notices, Tone, reason};
+use crate::notice::{Notice, Notices};
 use crate::unreserved::Unreserved;
 use crate::waiting::Phase;
 use crate::waiting::list::WaitingList;
@@ -197,8 +198,7 @@ impl Planner {
                 waiting.pause(now);
                 self.to_tell.push(Notice {
                     regarding: pod::reference(&waiting.pod),
-                    tone: Tone::Warning,
-                    reason: reason::RELEASED,
+                    reason: EventReason::Released,
                     message: format!(
                         "claim {} had devices on node {node}, but the pod was not bound there; planning again, that node \
                          last",
@@ -276,8 +276,7 @@ impl Planner {
                 if failure.tell {
                     self.to_tell.push(Notice {
                         regarding: pod::reference(&waiting.pod),
-                        tone: Tone::Warning,
-                        reason: reason::ALLOCATION_FAILED,
+                        reason: EventReason::AllocationFailed,
                         message: failure.message,
                     });
                 }

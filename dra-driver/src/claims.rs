@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
@@ -19,7 +20,7 @@ use crate::prepare::apply::{Applier, Environment, Failure, Repairs};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::Record;
 use crate::proto::dra_v1::Device;
-use crate::report::{Injection, Reason, Reporter, Subject};
+use crate::report::{Injection, Reporter, Subject};
 
 /// How long the API server has to say what a claim is; the client tries again by itself in that time.
 const API_PATIENCE: Duration = Duration::from_secs(10);
@@ -200,7 +201,7 @@ impl<E: Effects> ClaimService<E> {
         if !repairs.is_empty() {
             self.reporter.event(
                 Subject::Claim(claim.clone()),
-                Reason::ClaimStateRepaired,
+                EventReason::ClaimStateRepaired,
                 repairs.join("; "),
             );
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use drava_api::names;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -31,7 +32,7 @@ use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
 use crate::publish::writer::Publisher;
-use crate::report::{Reason, Reporter, Subject};
+use crate::report::{Reporter, Subject};
 
 mod active;
 
@@ -323,7 +324,7 @@ async fn report_conditions(
         for (condition, reason) in unmet {
             reporter.event(
                 Subject::Node,
-                Reason::NotReady,
+                EventReason::NotReady,
                 format!("{condition}: {reason}"),
             );
         }

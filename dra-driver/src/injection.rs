@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -23,7 +24,7 @@ use crate::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{Loaded, Record, Stage};
-use crate::report::{Injection, PodRef, Reason, Subject};
+use crate::report::{Injection, PodRef, Subject};
 
 /// Time between two looks at claims that have no mark yet.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -179,7 +180,7 @@ fn tell<E: Effects>(claims: &ClaimService<E>, found: &ResourceClaim, record: &Re
     for subject in [Subject::Pod(pod), Subject::Claim(record.claim.clone())] {
         claims
             .reporter
-            .event(subject, Reason::CdiIgnored, note.clone());
+            .event(subject, EventReason::CdiIgnored, note.clone());
     }
     let state = claims.gpus.borrow().clone();
     if let State::Known(node) = state {

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use drava_api::names;
 use drava_cdi::SpecDir;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -30,7 +31,7 @@ use crate::prepare::apply::{Environment, Repairs};
 use crate::prepare::effects::Effects;
 use crate::prepare::plan::claim_ref;
 use crate::prepare::record::{Loaded, Stage, Store};
-use crate::report::{Reason, Subject};
+use crate::report::Subject;
 
 pub mod orphans;
 
@@ -251,7 +252,7 @@ impl<E: Effects> Reconciler<E> {
             let note = format!("removed what was left on the node of claim {uid}: {why}");
             let subject = claim.map_or(Subject::Node, Subject::Claim);
             let reporter = &self.claims.reporter;
-            reporter.event(subject, Reason::OrphanRemoved, note);
+            reporter.event(subject, EventReason::OrphanRemoved, note);
         }
         Ok(())
     }

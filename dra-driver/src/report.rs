@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use drava_api::event::{Component, EventReason};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -22,7 +23,7 @@ mod device_status;
 pub use device_status::{Breach, Injection};
 
 /// Field manager of what the driver writes into claims, and the name under which it reports.
-const COMPONENT: &str = "drava-dra-driver";
+const COMPONENT: &str = Component::NodeDriver.as_str();
 
 /// Reports that wait; beyond that the oldest reporter waits for the API server anyway.
 const QUEUE: usize = 256;
@@ -52,75 +53,17 @@ pub struct PodRef {
     pub uid: String,
 }
 
-/// Why an event is raised. Names are part of the documented interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// A claim's record, page, region or spec was missing or damaged and is in order again.
-    ClaimStateRepaired,
-    /// A claim's record is damaged.
-    ClaimRecordDamaged,
-    /// Something of a claim that is gone was removed.
-    OrphanRemoved,
-    /// The API server drops fields of our slices.
-    FieldsDropped,
-    /// The container runtime has ignored a claim's CDI devices.
-    CdiIgnored,
-    /// The driver is not ready, for a reason that a person has to put right.
-    NotReady,
-    /// A card is not offered, or not fully.
-    CardWithheld,
-    /// The processes of a claim hold more GPU memory than its limit.
-    MemoryOverLimit,
-    /// A process of a limited claim uses the GPU without libvgpu.
-    ProcessNotCounted,
-    /// The usage region of a share cannot be used.
-    UsageRegionDamaged,
-    /// A single kernel ran for so long that shares of time cannot be kept.
-    LongKernel,
-    /// A process was killed because it exceeded or escaped its limits.
-    ProcessKilled,
-}
-
-impl Reason {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::ClaimStateRepaired => "ClaimStateRepaired",
-            Self::ClaimRecordDamaged => "ClaimRecordDamaged",
-            Self::OrphanRemoved => "OrphanRemoved",
-            Self::FieldsDropped => "FieldsDropped",
-            Self::CdiIgnored => "CdiIgnored",
-            Self::NotReady => "NotReady",
-            Self::CardWithheld => "CardWithheld",
-            Self::MemoryOverLimit => "MemoryOverLimit",
-            Self::ProcessNotCounted => "ProcessNotCounted",
-            Self::UsageRegionDamaged => "UsageRegionDamaged",
-            Self::LongKernel => "LongKernel",
-            Self::ProcessKilled => "ProcessKilled",
-        }
-    }
-
-    const fn severity(self) -> EventType {
-        match self {
-            Self::OrphanRemoved => EventType::Normal,
-            Self::ClaimStateRepaired
-            | Self::ClaimRecordDamaged
-            | Self::FieldsDropped
-            | Self::CdiIgnored
-            | Self::NotReady
-            | Self::CardWithheld
-            | Self::MemoryOverLimit
-            | Self::ProcessNotCounted
-            | Self::UsageRegionDamaged
-            | Self::LongKernel
-            | Self::ProcessKilled => EventType::Warning,
-        }
+const fn event_type(reason: EventReason) -> EventType {
+    match reason.event_type() {
+        drava_api::event::EventType::Normal => EventType::Normal,
+        drava_api::event::EventType::Warning => EventType::Warning,
     }
 }
 
 enum Report {
     Event {
         subject: Subject,
-        reason: Reason,
+        reason: EventReason,
         note: String,
     },
     Status {
@@ -160,8 +103,8 @@ impl Reporter {
     }
 
     /// Logs and raises an event.
-    pub fn event(&self, subject: Subject, reason: Reason, note: String) {
-        match reason.severity() {
+    pub fn event(&self, subject: Subject, reason: EventReason, note: String) {
+        match event_type(reason) {
             EventType::Normal => tracing::info!(?subject, reason = reason.as_str(), note),
             EventType::Warning => tracing::warn!(?subject, reason = reason.as_str(), note),
         }
@@ -240,7 +183,7 @@ impl Writer {
                 note,
             } => {
                 let event = Event {
-                    type_: reason.severity(),
+                    type_: event_type(*reason),
                     reason: reason.as_str().to_owned(),
                     // The API takes 1 KiB.
                     note: Some(note.chars().take(1000).collect()),

@@ -1,12 +1,15 @@
-//! `cargo xtask codegen`: the checked-in generated sources.
+//! `cargo xtask codegen`: the checked-in generated files.
 //!
-//! The kubelet bindings of the driver come from its own minimal `.proto` files (no protoc: protox parses them). What is
-//! generated is checked in, so that building the driver needs none of this; `--check` fails when it is stale.
+//! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
+//! page of events from the tables in `drava-api`. Generated files are checked in, so that building the driver needs
+//! none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+mod events;
 
 /// Command line of `cargo xtask codegen`.
 #[derive(clap::Args)]
@@ -66,11 +69,15 @@ const BINDINGS: [Binding; 5] = [
 /// Generates everything, or with `--check` compares it with what is checked in.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Args { check } = args;
-    let driver = repository_root().join("dra-driver");
-    let mut stale = Vec::new();
+    let root = repository_root();
+    let driver = root.join("dra-driver");
+    let mut files = vec![(root.join(events::PATH), events::render())];
     for binding in &BINDINGS {
         let path = driver.join("src/proto").join(binding.rust);
-        let wanted = generate(binding, &driver.join("proto"))?;
+        files.push((path, generate(binding, &driver.join("proto"))?));
+    }
+    let mut stale = Vec::new();
+    for (path, wanted) in files {
         if fs::read_to_string(&path).is_ok_and(|present| present == wanted) {
             continue;
         }

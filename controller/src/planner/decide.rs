@@ -8,13 +8,14 @@ use drava_allocator::cluster::{ObjectKey, object_key};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
+use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
 use super::{Moment, Planner};
 use crate::action::{Action, ClaimWrite, Job};
-use crate::notice::{Notice, Tone, reason};
+use crate::notice::Notice;
 use crate::waiting::Phase;
 use crate::{allocation, claim, pod};
 
@@ -161,8 +162,7 @@ impl Planner {
         for regarding in std::iter::once(pod::reference(&waiting.pod)).chain(unallocated) {
             let notice = Notice {
                 regarding,
-                tone: Tone::Warning,
-                reason: reason::UNSCHEDULABLE,
+                reason: EventReason::GpuUnschedulable,
                 message: message.clone(),
             };
             actions.extend(self.notices.offer(notice, now).map(Action::Tell));

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::condition::ConditionReason;
+use drava_api::event::EventReason;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +19,7 @@ use crate::inventory::State;
 use crate::prepare::ShareId;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{Loaded, Record};
-use crate::report::{Breach, Injection, Reason, Subject};
+use crate::report::{Breach, Injection, Subject};
 
 const MIB: u64 = 1 << 20;
 
@@ -74,7 +76,7 @@ async fn tell<E: Effects>(
                 .or_default()
                 .insert(suspicion.kind(), breach.clone());
             (
-                breach.reason,
+                event_reason(suspicion.kind()),
                 format!("{about}: {}; {}", breach.message, remedy(suspicion.kind())),
             )
         }
@@ -94,7 +96,7 @@ async fn tell<E: Effects>(
                  only be kept over longer times than that; split it, or give the claim a whole card",
                 us / 1000
             );
-            (Reason::LongKernel, note)
+            (EventReason::LongKernel, note)
         }
         What::Killed { pid, why } => {
             let note = format!(
@@ -106,7 +108,7 @@ async fn tell<E: Effects>(
                     Kind::Region => "it damaged the usage region",
                 }
             );
-            (Reason::ProcessKilled, note)
+            (EventReason::ProcessKilled, note)
         }
     };
     claims
@@ -176,7 +178,7 @@ fn breach(suspicion: &Suspicion) -> Breach {
             limit_bytes,
             pids,
         } => Breach {
-            reason: Reason::MemoryOverLimit,
+            reason: ConditionReason::MemoryOverLimit,
             message: format!(
                 "its processes ({}) hold {} MiB of GPU memory, the limit is {} MiB",
                 pids.iter()
@@ -188,15 +190,23 @@ fn breach(suspicion: &Suspicion) -> Breach {
             ),
         },
         Suspicion::NotCounted { pid, name } => Breach {
-            reason: Reason::ProcessNotCounted,
+            reason: ConditionReason::ProcessNotCounted,
             message: format!(
                 "process {pid} ({name}) uses the GPU without libvgpu, so nothing limits it"
             ),
         },
         Suspicion::Region(problem) => Breach {
-            reason: Reason::UsageRegionDamaged,
+            reason: ConditionReason::UsageRegionDamaged,
             message: format!("its usage region {problem}, so libvgpu refuses GPU memory"),
         },
+    }
+}
+
+fn event_reason(kind: Kind) -> EventReason {
+    match kind {
+        Kind::OverLimit => EventReason::MemoryOverLimit,
+        Kind::NotCounted => EventReason::ProcessNotCounted,
+        Kind::Region => EventReason::UsageRegionDamaged,
     }
 }
 

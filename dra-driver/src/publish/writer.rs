@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_api::event::EventReason;
 use drava_api::names;
 use drava_nvml::GpuUuid;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -25,7 +26,7 @@ use crate::conditions::{Condition, Conditions};
 use crate::error::describe;
 use crate::inventory::{NodeInventory, State};
 use crate::plugin::health::{Devices, Health};
-use crate::report::{Reason, Reporter, Subject};
+use crate::report::{Reporter, Subject};
 
 /// Time in which changes by others are collected before they are looked at.
 const COLLECT: Duration = Duration::from_secs(1);
@@ -304,7 +305,7 @@ impl Publisher {
                  1.36); {effect}"
             );
             self.reporter
-                .event(Subject::Node, Reason::FieldsDropped, note);
+                .event(Subject::Node, EventReason::FieldsDropped, note);
         }
     }
 
@@ -313,7 +314,7 @@ impl Publisher {
             if memory.reported.insert(card.clone(), *reason) != Some(*reason) {
                 self.reporter.event(
                     Subject::Node,
-                    Reason::CardWithheld,
+                    EventReason::GpuUnavailable,
                     format!("card {card}: {reason}"),
                 );
             }

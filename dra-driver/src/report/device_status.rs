@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use drava_api::condition::ConditionReason;
 use drava_api::config::ComputePolicy;
 use drava_api::names;
 use k8s_openapi::jiff::Timestamp;
@@ -11,7 +12,6 @@ use crate::inventory::NodeInventory;
 use crate::prepare::record::Record;
 use crate::prepare::{Access, Prepared, Share, ShareId};
 use crate::publish::amounts;
-use crate::report::Reason;
 
 /// Whether containers get what a claim's CDI spec says, and keep to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,17 +27,15 @@ pub enum Injection {
 /// Why a share is not enforced at present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Breach {
-    /// In one word.
-    pub reason: Reason,
-    /// In a sentence.
+    /// Reason of the condition `Enforced`.
+    pub reason: ConditionReason,
+    /// Message of the condition.
     pub message: String,
 }
 
 /// A condition of a device, without its time.
 struct Condition {
-    kind: &'static str,
-    status: bool,
-    reason: &'static str,
+    reason: ConditionReason,
     message: String,
 }
 
@@ -81,29 +79,24 @@ fn is_status_of(status: &Value, device: &Prepared) -> bool {
 
 fn prepared(device: &Prepared) -> Condition {
     Condition {
-        kind: "Prepared",
-        status: true,
-        reason: "Prepared",
-        message: format!("card {} is ready for containers", device.card.uuid),
+        reason: ConditionReason::Prepared,
+        message: format!("GPU {} is ready for containers", device.card.uuid),
     }
 }
 
 fn enforced(device: &Prepared, inventory: &NodeInventory, injection: &Injection) -> Condition {
-    let (status, reason, message) = match &device.access {
+    let (reason, message) = match &device.access {
         Access::Share(share) => share_enforced(device, share, inventory, injection),
-        Access::Whole => (true, "WholeCard", "the claim has the card alone".to_owned()),
+        Access::Whole => (
+            ConditionReason::WholeGpu,
+            "the claim has the whole GPU".to_owned(),
+        ),
         Access::Admin => (
-            false,
-            "AdminAccess",
+            ConditionReason::AdminAccess,
             "admin access has no limits".to_owned(),
         ),
     };
-    Condition {
-        kind: "Enforced",
-        status,
-        reason,
-        message,
-    }
+    Condition { reason, message }
 }
 
 fn share_enforced(
@@ -111,16 +104,16 @@ fn share_enforced(
     share: &Share,
     inventory: &NodeInventory,
     injection: &Injection,
-) -> (bool, &'static str, String) {
+) -> (ConditionReason, String) {
     match injection {
         Injection::Expected => {}
         Injection::Ignored => {
-            let message = "the container runtime has ignored the CDI devices of the claim";
-            return (false, "CdiIgnored", message.to_owned());
+            let message = "the container runtime ignored the CDI devices of the claim";
+            return (ConditionReason::CdiIgnored, message.to_owned());
         }
         Injection::Seen(breaches) => {
             if let Some(breach) = breaches.get(&share.id) {
-                return (false, breach.reason.as_str(), breach.message.clone());
+                return (breach.reason, breach.message.clone());
             }
         }
     }
@@ -128,48 +121,52 @@ fn share_enforced(
         .card(&device.card.uuid)
         .and_then(amounts::unenforceable);
     if let Some(reason) = unenforceable {
-        return (false, "SharedAddressSpace", reason.to_owned());
+        return (ConditionReason::SharedAddressSpace, reason.to_owned());
     }
     if share.unmetered {
-        let message =
-            "the device class mounts graphics and video parts, whose allocations no limit covers";
-        return (false, "Unmetered", message.to_owned());
+        let message = "the device class mounts graphics and video libraries, whose allocations no limit covers";
+        return (ConditionReason::Unmetered, message.to_owned());
     }
     let mib = share.memory_bytes / amounts::MIB;
     let time = time(share);
     let message = format!("libvgpu limits memory to {mib} MiB; {time}");
-    (true, "Interposed", message)
+    (ConditionReason::Interposed, message)
 }
 
-/// What the share has of the card's time, in words.
+/// GPU time of the share, as text.
 fn time(share: &Share) -> String {
     let cores = share.cores;
     match (share.compute_policy, cores) {
         (ComputePolicy::None, _) => "GPU time is not metered".to_owned(),
-        (_, 0) => "GPU time is what others leave".to_owned(),
-        (ComputePolicy::Balance, _) => format!("{cores} % of the card's time are guaranteed"),
-        (ComputePolicy::Fixed, _) => format!("GPU time to {cores} % of the card's"),
-        (ComputePolicy::Token, _) => format!("{cores} % of the card's time in slices"),
+        (_, 0) => "GPU time is best effort (no guarantee)".to_owned(),
+        (ComputePolicy::Balance, _) => format!("{cores}% of GPU time guaranteed"),
+        (ComputePolicy::Fixed, _) => format!("GPU time limited to {cores}%"),
+        (ComputePolicy::Token, _) => format!("{cores}% of GPU time in time slices"),
     }
 }
 
 impl Condition {
     fn to_json(&self, before: Option<&Value>, now: Timestamp) -> Value {
-        let status = if self.status { "True" } else { "False" };
+        let kind = self.reason.condition_type();
+        let status = if self.reason.status() {
+            "True"
+        } else {
+            "False"
+        };
         let conditions = before
             .and_then(|before| before.get("conditions"))
             .and_then(Value::as_array);
         let unchanged = conditions.into_iter().flatten().find(|before| {
             let field = |name: &str| before.get(name).and_then(Value::as_str);
-            field("type") == Some(self.kind) && field("status") == Some(status)
+            field("type") == Some(kind.as_str()) && field("status") == Some(status)
         });
         let time = unchanged
             .and_then(|before| before.get("lastTransitionTime").cloned())
             .unwrap_or_else(|| json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()));
         json!({
-            "type": self.kind,
+            "type": kind.as_str(),
             "status": status,
-            "reason": self.reason,
+            "reason": self.reason.as_str(),
             "message": self.message,
             "lastTransitionTime": time,
         })

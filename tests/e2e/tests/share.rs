@@ -50,7 +50,7 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
         "gpu.drava.dev",
         &devices[0],
         "8Gi",
-        "libvgpu limits memory to 8192 MiB; 30 % of the card's time are guaranteed",
+        "libvgpu limits memory to 8192 MiB; 30% of GPU time guaranteed",
         "Reserved For",
     ] {
         ensure!(described.contains(word), "no {word:?} in\n{described}");

@@ -105,7 +105,7 @@ impl World {
                         notice.regarding.kind.unwrap(),
                         notice.regarding.name.unwrap()
                     ),
-                    notice.reason,
+                    notice.reason.as_str(),
                     notice.message,
                 )),
             }

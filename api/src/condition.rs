@@ -1,0 +1,105 @@
+//! Types and reasons of the conditions that the node driver writes into `status.devices` of a ResourceClaim.
+//!
+//! `cargo xtask codegen` writes `docs/reference/events.md` from this table.
+
+use std::fmt;
+
+/// Type of a condition of an allocated device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ConditionType {
+    /// The device is ready for containers.
+    Prepared,
+    /// Containers of the claim cannot exceed the limits of the device.
+    Enforced,
+}
+
+impl ConditionType {
+    /// All types.
+    pub const ALL: [Self; 2] = [Self::Prepared, Self::Enforced];
+
+    /// Value of the condition's field `type`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Prepared => "Prepared",
+            Self::Enforced => "Enforced",
+        }
+    }
+
+    /// Meaning of the status True.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Prepared => "The device is ready for containers.",
+            Self::Enforced => "Containers of the claim cannot exceed the limits of the device.",
+        }
+    }
+}
+
+macro_rules! condition_reasons {
+    ($($name:ident: $type:ident, $status:literal, $meaning:literal;)*) => {
+        /// Reason of a condition. The names are part of the interface.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum ConditionReason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl ConditionReason {
+            /// All reasons.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Value of the condition's field `reason`.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Type of the condition.
+            #[must_use]
+            pub const fn condition_type(self) -> ConditionType {
+                match self {
+                    $(Self::$name => ConditionType::$type,)*
+                }
+            }
+
+            /// Status of the condition: True or False.
+            #[must_use]
+            pub const fn status(self) -> bool {
+                match self {
+                    $(Self::$name => $status,)*
+                }
+            }
+
+            /// Cause of the status.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => $meaning,)*
+                }
+            }
+        }
+    };
+}
+
+condition_reasons! {
+    Prepared: Prepared, true, "The node driver prepared the device.";
+    Interposed: Enforced, true, "libvgpu enforces the limits of the share.";
+    WholeGpu: Enforced, true, "The claim has the whole GPU.";
+    AdminAccess: Enforced, false, "The claim has admin access, which has no limits.";
+    CdiIgnored: Enforced, false, "The container runtime ignored the CDI devices of the claim.";
+    MemoryOverLimit: Enforced, false, "The processes of the claim use more GPU memory than its limit.";
+    ProcessNotCounted: Enforced, false, "A process of the claim uses the GPU without libvgpu.";
+    SharedAddressSpace: Enforced, false, "The GPU shares page tables with the CPU (ATS), so host memory can reside in \
+        GPU memory.";
+    Unmetered: Enforced, false, "The device class mounts graphics and video libraries, whose allocations no limit \
+        covers.";
+    UsageRegionDamaged: Enforced, false, "The usage region of the share is damaged or missing.";
+}
+
+impl fmt::Display for ConditionReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

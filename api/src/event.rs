@@ -1,0 +1,167 @@
+//! Reasons of the Kubernetes events that drava emits, with what each means and what to do about it.
+//!
+//! The programs emit no event whose reason is not in this table. `cargo xtask codegen` writes
+//! `docs/reference/events.md` from it.
+
+use std::fmt;
+
+/// Type of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventType {
+    /// Information.
+    Normal,
+    /// A fault or a decision against the user.
+    Warning,
+}
+
+impl EventType {
+    /// Value of the event's field `type`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// Program that emits an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Component {
+    /// The controller.
+    Controller,
+    /// The node driver.
+    NodeDriver,
+}
+
+impl Component {
+    /// Value of the event's field `reportingComponent`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Controller => "drava-controller",
+            Self::NodeDriver => "drava-dra-driver",
+        }
+    }
+}
+
+macro_rules! event_reasons {
+    ($($name:ident: $type:ident, $component:ident, $objects:literal, $meaning:literal, $action:literal;)*) => {
+        /// Reason of an event. The names are part of the interface.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum EventReason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl EventReason {
+            /// All reasons.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Value of the event's field `reason`.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Type of the events with this reason.
+            #[must_use]
+            pub const fn event_type(self) -> EventType {
+                match self {
+                    $(Self::$name => EventType::$type,)*
+                }
+            }
+
+            /// Program that emits the reason.
+            #[must_use]
+            pub const fn component(self) -> Component {
+                match self {
+                    $(Self::$name => Component::$component,)*
+                }
+            }
+
+            /// Kinds of the objects that the events regard.
+            #[must_use]
+            pub const fn objects(self) -> &'static str {
+                match self {
+                    $(Self::$name => $objects,)*
+                }
+            }
+
+            /// Cause of the event.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => $meaning,)*
+                }
+            }
+
+            /// What a user or administrator can do.
+            #[must_use]
+            pub const fn action(self) -> &'static str {
+                match self {
+                    $(Self::$name => $action,)*
+                }
+            }
+        }
+    };
+}
+
+event_reasons! {
+    Allocated: Normal, Controller, "ResourceClaim",
+        "The controller allocated devices for a pod.",
+        "None.";
+    AllocationFailed: Warning, Controller, "Pod",
+        "The API server rejected an allocation.",
+        "None if a later attempt succeeds; otherwise follow the message.";
+    CdiIgnored: Warning, NodeDriver, "Pod, ResourceClaim",
+        "A container runs without the CDI devices of its claim, because CDI is off in the container runtime.",
+        "Set `enable_cdi = true` in containerd's config; restart containerd and the pod.";
+    ClaimStateRepaired: Warning, NodeDriver, "ResourceClaim",
+        "Node state of a prepared claim was missing or damaged and was repaired.",
+        "Find out which program changes the driver's directories if the event repeats.";
+    FieldsDropped: Warning, NodeDriver, "Node",
+        "The API server drops fields of the ResourceSlices, because a feature gate is off.",
+        "Turn on the feature gate that the message names.";
+    GpuPoolExcluded: Warning, Controller, "Node",
+        "The ResourceSlices of a node are inconsistent, so the controller allocates none of its GPUs.",
+        "Follow the message; restart the node driver of the node if the slices are malformed.";
+    GpuUnavailable: Warning, NodeDriver, "Node",
+        "A GPU is not published, or only as a whole.",
+        "Follow the message, for example set compute mode Default.";
+    GpuUnschedulable: Warning, Controller, "Pod, ResourceClaim",
+        "No node can serve the claims of a pod. The message begins with the number of nodes per reason code.",
+        "Run `kubectl drava explain pod`; change the claim or release GPUs.";
+    LongKernel: Warning, NodeDriver, "ResourceClaim",
+        "One kernel ran so long that the shares of its GPU are not kept over short periods.",
+        "Split the kernel or allocate a whole GPU.";
+    MemoryOverLimit: Warning, NodeDriver, "ResourceClaim",
+        "The processes of a claim use more GPU memory than its limit.",
+        "Check the program, restart the pod, and report the CUDA function to drava.";
+    NotReady: Warning, NodeDriver, "Node",
+        "The node driver is not ready. The message names the unmet condition: directories, artifacts, gpus, registered \
+         or published.",
+        "Follow the message.";
+    OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
+        "Node state of a claim that no longer exists was removed.",
+        "None.";
+    ProcessKilled: Warning, NodeDriver, "ResourceClaim",
+        "A process violated the limits of a claim whose device class has `enforcement: required`, and was killed.",
+        "See MemoryOverLimit, ProcessNotCounted and UsageRegionDamaged.";
+    ProcessNotCounted: Warning, NodeDriver, "ResourceClaim",
+        "A process of a limited claim uses the GPU without libvgpu; no limit is enforced.",
+        "Use an image with glibc and a dynamically linked program that keeps /etc/ld.so.preload; restart the pod.";
+    Released: Warning, Controller, "Pod, ResourceClaim",
+        "An allocation was released, because the pod was not bound to its node.",
+        "None: the controller allocates again and tries that node last.";
+    UsageRegionDamaged: Warning, NodeDriver, "ResourceClaim",
+        "The usage region of a share is damaged or missing; libvgpu denies GPU memory.",
+        "Restart the pod; its program wrote to /run/drava.";
+}
+
+impl fmt::Display for EventReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
