@@ -32,7 +32,7 @@ fn parts(tenants: &[Tenant]) -> Vec<i64> {
 }
 
 #[test]
-fn a_table_of_divisions() {
+fn divides_gpu_time_by_demand_and_priority() {
     use Demand::{All, Idle, UpTo};
     let low = |cores, demand| tenant(cores, Spare::Taken, -10, demand);
     let cases: &[(&str, &[Tenant], &[i64])] = &[
@@ -104,7 +104,7 @@ fn a_table_of_divisions() {
 }
 
 #[test]
-fn an_idle_tenant_may_begin_at_once() {
+fn lets_idle_share_start_without_delay() {
     let rates = |tenants: &[Tenant]| -> Vec<i64> {
         allot(tenants).iter().map(|a| a.rate / PERCENT).collect()
     };
@@ -149,7 +149,7 @@ fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {
 
 proptest! {
     #[test]
-    fn the_card_is_never_given_twice_nor_left_idle(tenants in any_tenants()) {
+    fn allocates_all_gpu_time_exactly_once(tenants in any_tenants()) {
         let allotted = allot(&tenants);
         let sum: i64 = allotted.iter().map(|a| a.part).sum();
         prop_assert!(sum <= CARD);
@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn guarantees_hold_and_nobody_starves(tenants in any_tenants()) {
+    fn keeps_guarantees_and_floors_for_any_shares(tenants in any_tenants()) {
         let beggars = tenants.iter().filter(|t| t.cores.percent() == 0 && t.demand != Demand::Idle).count();
         let lost = 2 * PERCENT;
         for (tenant, Allotment { part, rate }) in tenants.iter().zip(allot(&tenants)) {
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn a_higher_priority_is_served_before_a_lower_one_gets_idle_time(tenants in any_tenants()) {
+    fn lends_idle_time_to_highest_priority_first(tenants in any_tenants()) {
         let allotted = allot(&tenants);
         let takes_all = |t: &&Tenant| t.spare == Spare::Taken && t.demand == Demand::All;
         let Some(highest) = tenants.iter().filter(takes_all).map(|t| t.priority).max() else { return Ok(()) };

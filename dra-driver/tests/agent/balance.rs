@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::tenants::{Card, Load, OTHER, USUAL};
+use crate::simulated_gpu::{Card, Load, OTHER, USUAL};
 
 /// Shares may be off by so many points over ten seconds.
 const POINTS: f64 = 2.0;
@@ -23,7 +23,7 @@ fn assert_near(used: &[f64], due: &[f64], points: f64, what: &str) {
 }
 
 #[test]
-fn a_capped_share_alone_gets_exactly_that() {
+fn limits_fixed_share_to_its_cores() {
     for kernel_us in [100, 1_000, 7_000, 40_000] {
         for cores in [10, 30, 50, 70, 90] {
             let mut card = Card::new(&[Load::fixed(cores, kernel_us)]);
@@ -40,7 +40,7 @@ fn a_capped_share_alone_gets_exactly_that() {
 }
 
 #[test]
-fn a_share_that_may_take_idle_time_gets_the_whole_card_alone() {
+fn lends_whole_gpu_to_single_balance_share() {
     for depth in [1, 2, 8] {
         let mut load = Load::balance(10, 500);
         load.depth = depth;
@@ -51,7 +51,7 @@ fn a_share_that_may_take_idle_time_gets_the_whole_card_alone() {
 }
 
 #[test]
-fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
+fn keeps_shares_for_any_kernel_lengths() {
     let splits: [&[u32]; 6] = [
         &[50, 50],
         &[30, 70],
@@ -86,7 +86,7 @@ fn shares_of_two_and_more_are_kept_whatever_their_kernels() {
 }
 
 #[test]
-fn a_sample_that_says_too_much_leaves_no_gaps_behind() {
+fn leaves_no_gaps_after_overstated_nvml_sample() {
     let reads_more: [fn(u64) -> u64; 2] = [
         |us| if us % 5_000_000 < 500_000 { 108 } else { 100 },
         |us| if us % 2_000_000 < 400_000 { 104 } else { 100 },
@@ -111,7 +111,7 @@ fn a_sample_that_says_too_much_leaves_no_gaps_behind() {
 }
 
 #[test]
-fn a_newcomer_has_its_share_within_300_ms_and_a_leaver_leaves_it() {
+fn gives_new_share_its_time_within_300_ms() {
     let from_2_to_4 = |us: u64| (2_000_000..4_000_000).contains(&us);
     for hardware in [USUAL, OTHER] {
         let mut card = Card::of(
@@ -133,7 +133,7 @@ fn a_newcomer_has_its_share_within_300_ms_and_a_leaver_leaves_it() {
 /// Nobody knows what events measure on a card until NVML has shown it. But that launches of the one that was there before
 /// seem to cost more since then, or that less of them are made, shows it before.
 #[test]
-fn a_newcomer_with_any_part_has_that_within_300_ms() {
+fn gives_new_share_of_any_size_its_time_within_300_ms() {
     let from_2 = |us: u64| us >= 2_000_000;
     for hardware in [USUAL, OTHER] {
         for (there, new) in [(10, 90), (30, 70), (50, 50), (70, 30), (90, 10)] {
@@ -155,7 +155,7 @@ fn a_newcomer_with_any_part_has_that_within_300_ms() {
 }
 
 #[test]
-fn a_newcomer_leaves_the_card_busy_in_its_first_second() {
+fn keeps_gpu_busy_when_share_starts() {
     let from_2 = |us: u64| us >= 2_000_000;
     for hardware in [USUAL, OTHER] {
         for (there, new, kernels) in [(70, 30, [300, 20_000]), (10, 90, [20_000, 300])] {
@@ -176,7 +176,7 @@ fn a_newcomer_leaves_the_card_busy_in_its_first_second() {
 
 /// One is alone with short kernels. When another one comes, it launches much longer ones of the same kind.
 #[test]
-fn who_seems_to_launch_what_it_did_before_has_little_of_it() {
+fn bounds_gain_from_lengthened_kernels() {
     const PART: f64 = 30.0;
     // Of a second of the card: twice its part until NVML is heard, and what that takes to outweigh it.
     const MOST: f64 = 0.2;
@@ -210,7 +210,7 @@ fn who_seems_to_launch_what_it_did_before_has_little_of_it() {
 
 /// What was learned in the first meeting of two is true at once when they meet again.
 #[test]
-fn a_share_that_comes_back_to_the_same_company_has_its_part_within_300_ms() {
+fn gives_returning_share_its_time_within_300_ms() {
     let comes_back = |us: u64| (2_000_000..6_000_000).contains(&us) || us >= 8_000_000;
     for hardware in [USUAL, OTHER] {
         let mut card = Card::of(
@@ -228,7 +228,7 @@ fn a_share_that_comes_back_to_the_same_company_has_its_part_within_300_ms() {
 
 /// One that has most of the card wakes while the other one uses all of it: as soon as that is told, it has its part.
 #[test]
-fn idle_time_is_given_back_within_50_ms() {
+fn reclaims_lent_time_within_50_ms() {
     const WATCHED_S: f64 = 0.5;
     let wakes = |us: u64| us >= 2_000_000;
     let kernels = [200, 500, 1_000, 3_000, 10_000];
@@ -262,7 +262,7 @@ fn idle_time_is_given_back_within_50_ms() {
 }
 
 #[test]
-fn a_capped_share_takes_no_idle_time_and_its_own_is_lent() {
+fn lends_idle_time_to_balance_shares_only() {
     let sleeps = |us: u64| us < 5_000_000;
     let mut card = Card::new(&[
         Load::fixed(40, 500),
@@ -276,7 +276,7 @@ fn a_capped_share_takes_no_idle_time_and_its_own_is_lent() {
 }
 
 #[test]
-fn a_share_that_wants_less_than_its_guarantee_is_not_held_back() {
+fn does_not_throttle_share_below_its_guarantee() {
     // 1 ms of kernel and 4 ms on the host: a fifth of the card at most, half is guaranteed.
     let mut light = Load::balance(50, 1_000);
     (light.depth, light.host_us) = (1, 4_000);
@@ -294,7 +294,7 @@ fn a_share_that_wants_less_than_its_guarantee_is_not_held_back() {
 }
 
 #[test]
-fn priority_comes_first_and_nobody_starves() {
+fn prefers_higher_priority_without_starvation() {
     let mut card = Card::new(&[
         Load::balance(30, 500).priority(10),
         Load::balance(30, 500),
@@ -307,7 +307,7 @@ fn priority_comes_first_and_nobody_starves() {
 }
 
 #[test]
-fn best_effort_takes_what_is_left() {
+fn gives_remaining_time_to_best_effort_shares() {
     let mut card = Card::new(&[
         Load::fixed(60, 500),
         Load::balance(0, 500),
@@ -323,7 +323,7 @@ fn best_effort_takes_what_is_left() {
 }
 
 #[test]
-fn a_long_idle_time_saves_nothing_up_and_long_kernels_wind_nothing_up() {
+fn accumulates_no_credit_or_deficit_over_long_times() {
     let comes_back = |us: u64| !(3_000_000..20_000_000).contains(&us);
     let mut card = Card::new(&[
         Load::balance(50, 500),
@@ -344,7 +344,7 @@ fn a_long_idle_time_saves_nothing_up_and_long_kernels_wind_nothing_up() {
 }
 
 #[test]
-fn bursts_get_their_guarantee() {
+fn keeps_guarantee_of_bursty_share() {
     // 100 ms of work, 100 ms of rest.
     let bursts = |us: u64| (us / 100_000).is_multiple_of(2);
     let mut card = Card::new(&[Load::balance(50, 500).works(bursts), Load::balance(50, 500)]);
@@ -359,7 +359,7 @@ fn bursts_get_their_guarantee() {
 }
 
 #[test]
-fn without_an_agent_the_last_rates_hold() {
+fn keeps_last_rates_without_agent() {
     let mut card = Card::new(&[Load::fixed(30, 500), Load::fixed(60, 500)]);
     card.run(3.0);
     card.without_agent();
@@ -368,7 +368,7 @@ fn without_an_agent_the_last_rates_hold() {
 }
 
 #[test]
-fn a_mixed_company_adds_up() {
+fn divides_gpu_time_among_mixed_policies() {
     let policies = [ComputePolicy::Balance, ComputePolicy::Fixed];
     let loads: Vec<_> = (0..6)
         .map(|index| Load::new(10, policies[index % 2], 300 << index))
@@ -395,7 +395,7 @@ pub(crate) fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
 }
 
 #[test]
-fn any_company_gets_its_guarantees_and_wastes_nothing() {
+fn keeps_guarantees_for_random_active_sets() {
     for (seed, hardware) in (0..40).flat_map(|seed| [(seed, USUAL), (seed, OTHER)]) {
         let mut number = numbers(seed);
         let mut left = 100;

@@ -29,7 +29,7 @@ fn rate(controller: &mut Controller<u32>, shares: &[Step<u32>]) -> u32 {
 }
 
 #[test]
-fn what_is_owed_fades_when_the_company_changes() {
+fn halves_lag_on_active_set_change() {
     let mut controller = Controller::default();
     let two = [wants_all(1, 30), wants_all(2, 30)];
     let three = [two[0], two[1], wants_all(3, 30)];
@@ -64,7 +64,7 @@ fn beside(policy: ComputePolicy, seen: [u64; 2]) -> [u32; 2] {
 }
 
 #[test]
-fn nobody_is_held_back_for_what_all_seem_to_have_had_too_much() {
+fn throttles_no_share_for_nvml_rounding_surplus() {
     use ComputePolicy::{Balance, Fixed};
     // A third and two thirds of the card are theirs, and samples in whole percents say a little more.
     let rates = beside(Balance, [337_000, 674_000]);
@@ -89,7 +89,7 @@ fn active(id: u32, part: u64, charged_us: u64) -> Active<u32> {
 }
 
 #[test]
-fn what_was_learned_beside_others_is_half_forgotten() {
+fn halves_correction_on_active_set_change() {
     let mut contention = Contention::default();
     let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
     for _ in 0..10 {
@@ -116,7 +116,7 @@ fn what_was_learned_beside_others_is_half_forgotten() {
 }
 
 #[test]
-fn what_is_told_late_of_one_that_has_stopped_teaches_nothing() {
+fn ignores_late_samples_of_stopped_share() {
     let mut contention = Contention::default();
     let both = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
     let mut told = Vec::new();
@@ -158,7 +158,7 @@ fn terms(shares: &[Step<u32>; 2]) -> [(u32, Terms); 2] {
 }
 
 #[test]
-fn what_is_lent_is_given_back_and_lent_again_between_two_steps() {
+fn reclaims_and_relends_time_between_ticks() {
     let (mut controller, shares) = lent();
     let terms = terms(&shares);
     let rates = |controller: &mut Controller<u32>, turned: &[(u32, Turn)]| {
@@ -188,7 +188,7 @@ fn what_is_lent_is_given_back_and_lent_again_between_two_steps() {
 }
 
 #[test]
-fn nobody_is_measured_in_a_moment_between_two_steps() {
+fn leaves_measurements_unchanged_between_ticks() {
     let ((mut one, shares), (mut other, _)) = (lent(), lent());
     for _ in 0..30 {
         for _ in 0..50 {
@@ -216,7 +216,7 @@ fn learn(contention: &mut Contention<u32>, shares: &[Active<u32>]) {
 }
 
 #[test]
-fn what_was_learned_is_kept_while_one_of_two_pauses() {
+fn keeps_correction_while_one_share_pauses() {
     let mut contention = Contention::default();
     let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
     learn(&mut contention, &two);
@@ -234,7 +234,7 @@ fn what_was_learned_is_kept_while_one_of_two_pauses() {
 }
 
 #[test]
-fn samples_that_are_older_than_the_company_teach_nothing() {
+fn ignores_samples_older_than_active_set() {
     let mut contention = Contention::default();
     let two = [active(1, ALL / 5, 20_000), active(2, ALL / 5, 20_000)];
     contention.step(STEP_US, &two[..1]);
@@ -269,7 +269,7 @@ fn beside_a_full_queue(work: Work) -> [u64; 2] {
 }
 
 #[test]
-fn what_fits_into_a_time_slice_is_interrupted_by_nobody() {
+fn predicts_no_interruption_within_time_slice() {
     let near = |found: u64, due: u64| found.abs_diff(due) < ALL / 20;
     let [own, rest] = beside_a_full_queue(Work::Launches(500));
     assert!(near(own, ALL) && near(rest, 2 * ALL / 3), "{own} {rest}");
@@ -284,12 +284,12 @@ fn what_fits_into_a_time_slice_is_interrupted_by_nobody() {
 }
 
 #[test]
-fn who_takes_turns_is_not_interrupted_by_others_who_do() {
+fn predicts_no_interruption_between_token_shares() {
     assert_eq!(beside_a_full_queue(Work::Turns(20_000)), [ALL, ALL]);
 }
 
 #[test]
-fn what_is_learned_of_long_kernels_is_no_matter_of_a_second() {
+fn keeps_stable_estimate_for_rare_long_kernels() {
     // A kernel of half a second each five seconds, beside one that fills the rest.
     let mut contention = Contention::default();
     let share = |id, part, work, charged_us| Active {
@@ -368,7 +368,7 @@ fn newcomer(contention: &mut Contention<u32>, id: u32, is_full: bool, steps: usi
 }
 
 #[test]
-fn a_newcomer_had_what_the_launches_of_the_others_leave_of_a_full_card() {
+fn estimates_new_share_from_launches_on_full_gpu() {
     let told = newcomer(&mut Contention::default(), 2, true, UNHEARD);
     let own = told[UNHEARD - 1];
     assert!(own.abs_diff(ALL * 2 / 3) < ALL / 20, "{told:?}");
@@ -378,7 +378,7 @@ fn a_newcomer_had_what_the_launches_of_the_others_leave_of_a_full_card() {
 }
 
 #[test]
-fn launches_that_seem_to_cost_more_than_before_do_not() {
+fn attributes_longer_launches_to_contention() {
     // Beyond twice what they did it is not the others' turns.
     for (measured_us, due) in [(1_500, ALL * 2 / 3), (5_000, ALL / 2)] {
         let mut contention = Contention::default();
@@ -406,7 +406,7 @@ fn launches_that_seem_to_cost_more_than_before_do_not() {
 }
 
 #[test]
-fn a_few_launches_more_or_less_say_little() {
+fn ignores_small_changes_in_launch_count() {
     let mut contention = Contention::default();
     let resident = |launches| short(1, ALL * 3 / 10, launches, 30_000);
     let newcomer = filled(2, ALL * 7 / 10, 50, STEP_US * 7 / 10);
@@ -419,7 +419,7 @@ fn a_few_launches_more_or_less_say_little() {
 }
 
 #[test]
-fn two_of_whom_nothing_is_known_teach_nothing_about_each_other() {
+fn estimates_nothing_from_two_unknown_shares() {
     let mut contention = Contention::default();
     let both = [
         filled(1, ALL * 7 / 10, 60, STEP_US * 7 / 10),
@@ -441,7 +441,7 @@ fn two_of_whom_nothing_is_known_teach_nothing_about_each_other() {
 }
 
 #[test]
-fn who_has_come_and_rests_teaches_nothing() {
+fn estimates_nothing_from_idle_new_share() {
     let mut contention = Contention::default();
     let alone = filled(1, ALL * 7 / 10, 100, STEP_US);
     (0..10).for_each(|_| drop(contention.step(STEP_US, &[alone])));
@@ -460,7 +460,7 @@ fn who_has_come_and_rests_teaches_nothing() {
 }
 
 #[test]
-fn what_nvml_says_outweighs_what_was_concluded_without_it() {
+fn prefers_nvml_samples_to_launch_estimate() {
     let mut contention = Contention::default();
     let mut own = *newcomer(&mut contention, 2, true, UNHEARD).last().unwrap();
     let concluded = own;
@@ -478,7 +478,7 @@ fn what_nvml_says_outweighs_what_was_concluded_without_it() {
 }
 
 #[test]
-fn who_comes_again_and_again_with_others_is_not_new_for_ever() {
+fn forgets_launch_estimate_without_nvml_samples() {
     let mut contention = Contention::default();
     // Never the same two one after the other, and NVML is never heard.
     let told: Vec<u64> = (0..12)

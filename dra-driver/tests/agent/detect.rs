@@ -68,7 +68,7 @@ fn kinds(shares: &[ShareView<u32>], processes: &[GpuProcess<u32>]) -> Vec<(u32, 
 }
 
 #[test]
-fn within_the_limit_and_its_slack_nothing_is_suspected() {
+fn tolerates_use_within_limit_and_slack() {
     let shares = [share(1, GIB, &[counted(1, GIB)])];
     for used in [0, GIB, GIB + slack(1)] {
         assert_eq!(kinds(&shares, &[process(1, used, &[1])]), []);
@@ -80,7 +80,7 @@ fn within_the_limit_and_its_slack_nothing_is_suspected() {
 }
 
 #[test]
-fn what_counts_is_nvmls_figure_not_the_regions() {
+fn trusts_nvml_memory_over_region() {
     // The tenant has written that it uses nothing.
     let shares = [share(1, GIB, &[counted(1, 0)])];
     assert_eq!(
@@ -93,7 +93,7 @@ fn what_counts_is_nvmls_figure_not_the_regions() {
 }
 
 #[test]
-fn all_processes_of_a_share_count_together() {
+fn sums_memory_of_all_processes_of_share() {
     let shares = [
         share(1, GIB, &[counted(1, 0), counted(2, 0)]),
         share(2, GIB, &[counted(3, GIB)]),
@@ -107,7 +107,7 @@ fn all_processes_of_a_share_count_together() {
 }
 
 #[test]
-fn shares_that_a_process_has_together_are_judged_together() {
+fn checks_shares_of_one_process_together() {
     let shares = [
         share(1, GIB, &[counted(1, GIB)]),
         share(2, GIB, &[counted(1, GIB)]),
@@ -118,7 +118,7 @@ fn shares_that_a_process_has_together_are_judged_together() {
 }
 
 #[test]
-fn a_process_without_a_slot_is_not_counted() {
+fn reports_process_without_slot() {
     let shares = [share(1, GIB, &[counted(1, 0)])];
     assert_eq!(
         kinds(&shares, &[process(2, MIB, &[1])]),
@@ -133,7 +133,7 @@ fn a_process_without_a_slot_is_not_counted() {
 }
 
 #[test]
-fn a_damaged_region_is_told_and_not_its_processes() {
+fn reports_damaged_region_instead_of_its_processes() {
     let damaged = |region| ShareView {
         id: 1,
         limit_bytes: Some(GIB),
@@ -169,7 +169,7 @@ fn a_damaged_region_is_told_and_not_its_processes() {
 }
 
 #[test]
-fn a_breach_is_confirmed_told_once_and_over_when_it_stays_away() {
+fn reports_violation_once_until_cleared() {
     let mut judge = Judge::default();
     let suspicion = || {
         vec![(
@@ -207,7 +207,7 @@ fn a_breach_is_confirmed_told_once_and_over_when_it_stays_away() {
 }
 
 #[test]
-fn a_breach_that_was_told_is_not_confirmed_by_one_more_look() {
+fn requires_new_confirmation_after_interruption() {
     let mut judge = Judge::default();
     let suspicion = || vec![(1, Suspicion::Region(RegionProblem::Slots(9999)))];
     for _ in 0..CONFIRMATIONS {
@@ -227,13 +227,13 @@ fn a_breach_that_was_told_is_not_confirmed_by_one_more_look() {
 
 /// Looks at NVML are so often that the last one that it takes comes within two seconds.
 #[test]
-fn a_breach_is_confirmed_within_two_seconds() {
+fn confirms_violation_within_2_s() {
     let most = INTERVAL * CONFIRMATIONS;
     assert!(most < std::time::Duration::from_secs(2), "{most:?}");
 }
 
 #[test]
-fn one_bad_look_is_no_breach() {
+fn ignores_single_suspicious_scan() {
     let mut judge = Judge::default();
     for _ in 0..10 {
         let suspicion = Suspicion::Region(RegionProblem::Slots(9999));

@@ -38,7 +38,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// A node.
-pub(crate) struct Node {
+pub(crate) struct TestNode {
     pub(crate) ground: Ground,
     root: tempfile::TempDir,
     layout: Layout,
@@ -47,12 +47,12 @@ pub(crate) struct Node {
 }
 
 /// An agent that runs.
-pub(crate) struct Running {
+pub(crate) struct RunningAgent {
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Running {
+impl Drop for RunningAgent {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
@@ -62,7 +62,7 @@ impl Drop for Running {
     }
 }
 
-impl Node {
+impl TestNode {
     pub(crate) fn new() -> Self {
         Self::on(Ground::new(library::shipped().unwrap()).unwrap())
     }
@@ -308,14 +308,14 @@ impl Node {
     }
 
     /// Starts an agent.
-    pub(crate) fn agent(&self) -> Running {
+    pub(crate) fn agent(&self) -> RunningAgent {
         let config = self.config();
         let (stop, findings) = (CancellationToken::new(), Arc::clone(&self.findings));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             Agent::new(config).run(&stopped, |finding| findings.lock().unwrap().push(finding));
         });
-        Running {
+        RunningAgent {
             stop,
             thread: Some(thread),
         }
@@ -329,7 +329,11 @@ impl Node {
     /// Starts an agent in a process of its own. What it finds nobody is told.
     pub(crate) fn agent_process(&self) -> AgentProcess {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "node::an_agent"])
+            .args([
+                "--ignored",
+                "--exact",
+                "node::runs_agent_until_stdin_closes",
+            ])
             .env(NODE_VARIABLE, self.root.path())
             .env(DRIVER_VARIABLE, self.ground.machine().root())
             .stdin(Stdio::piped())
@@ -372,10 +376,10 @@ impl Node {
 const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";
 const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
 
-/// The agent of [`Node::agent_process`]. Lives as long as its standard input.
+/// The agent of [`TestNode::agent_process`]. Lives as long as its standard input.
 #[test]
 #[ignore = "a process that other tests start"]
-fn an_agent() {
+fn runs_agent_until_stdin_closes() {
     let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
     let config = config(&path(NODE_VARIABLE), &path(DRIVER_VARIABLE));
     let stop = CancellationToken::new();

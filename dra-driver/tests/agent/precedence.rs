@@ -21,7 +21,7 @@ fn standing(id: u32, priority: i32, kept_percent: u32, busy_until_us: u64) -> St
 }
 
 #[test]
-fn who_is_lower_gives_way_until_the_work_is_over() {
+fn yields_to_higher_priority_until_work_ends() {
     let mut precedence = Precedence::default();
     let now = BEGIN_US;
     let look = |precedence: &mut Precedence<u32>, now, until| {
@@ -81,7 +81,7 @@ fn looks(precedence: &mut Precedence<u32>, now_us: &mut u64, busy_us: u64, until
 }
 
 #[test]
-fn work_that_began_late_is_not_over_when_it_should_be() {
+fn extends_yield_for_work_that_started_late() {
     let mut precedence = Precedence::default();
     let (begun_us, mut now_us) = (BEGIN_US, BEGIN_US);
     let until_us = begun_us + 4_000;
@@ -118,17 +118,17 @@ fn makes_requests_in_pieces(late: u32) {
 }
 
 #[test]
-fn work_that_comes_in_pieces_is_not_interrupted() {
+fn yields_between_kernels_of_one_request() {
     makes_requests_in_pieces(0);
 }
 
 #[test]
-fn what_was_launched_before_anybody_heard_of_a_request_may_run_behind_its_first_piece() {
+fn tolerates_delay_of_second_kernel_in_request() {
     makes_requests_in_pieces(1);
 }
 
 #[test]
-fn nobody_waits_for_more_of_a_share_that_does_all_at_once() {
+fn holds_off_only_after_multi_kernel_requests() {
     let mut precedence = Precedence::default();
     let mut now_us = BEGIN_US;
     // Once it came in pieces.
@@ -147,7 +147,7 @@ fn nobody_waits_for_more_of_a_share_that_does_all_at_once() {
 }
 
 #[test]
-fn short_work_again_and_again_keeps_others_from_a_tenth_more_and_not_from_all() {
+fn bounds_hold_off_after_repeated_short_work() {
     const SAVED_US: u64 = 20_000;
     for pause_us in [300, 700, 1_400] {
         let mut precedence = Precedence::default();
@@ -203,7 +203,7 @@ fn claimed(busy: u32, below: &[(i32, u32)], duration_us: u64) -> Vec<(f64, u64)>
 }
 
 #[test]
-fn guarantees_and_floors_hold_whatever_is_claimed() {
+fn keeps_guarantees_under_constant_busy_claims() {
     for busy in [1, 2] {
         for kept in [1, 10, 20, 30] {
             let (percent, longest) = claimed(busy, &[(0, kept)], 30 * SECOND_US)[0];
@@ -223,7 +223,7 @@ fn guarantees_and_floors_hold_whatever_is_claimed() {
 }
 
 #[test]
-fn where_shares_take_turns_the_guarantee_is_counted_by_their_weight() {
+fn counts_guarantee_by_weight_in_token_mode() {
     let mut precedence = Precedence::default();
     let (mut stopped, mut had, ticks) = (0.0, 0.0, 60_000);
     for tick in 0..ticks {
@@ -249,7 +249,7 @@ fn where_shares_take_turns_the_guarantee_is_counted_by_their_weight() {
 }
 
 #[test]
-fn nobody_gives_way_where_all_have_the_same_priority() {
+fn does_not_yield_to_equal_priority() {
     let mut precedence = Precedence::default();
     for now in (BEGIN_US..BEGIN_US + SECOND_US).step_by(1_000) {
         let all = [1, 2, 3].map(|id| standing(id, 7, 1, now + 900));
@@ -263,7 +263,7 @@ fn nobody_gives_way_where_all_have_the_same_priority() {
 }
 
 #[test]
-fn a_tenant_that_calls_all_the_time_is_heard_now_and_then() {
+fn rate_limits_notifications_of_one_share() {
     let mut pace = Pace::default();
     let mut heard = 0u64;
     for now in (BEGIN_US..BEGIN_US + 10 * SECOND_US).step_by(10) {
@@ -290,7 +290,7 @@ fn a_tenant_that_calls_all_the_time_is_heard_now_and_then() {
 }
 
 #[test]
-fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
+fn revokes_token_of_yielding_share_and_compensates_it() {
     let contender = |id: usize, cores, wants, gives_way| Contender {
         id,
         cores,
@@ -341,7 +341,7 @@ fn who_gives_way_loses_the_token_at_once_and_not_what_is_due_to_it() {
 
 proptest! {
     #[test]
-    fn no_figures_starve_anybody_or_reach_too_far(
+    fn bounds_yield_for_any_reported_values(
         steps in proptest::collection::vec((0u64..200_000, any::<[u64; 3]>()), 1..60),
         priorities in any::<[i8; 3]>(),
     ) {

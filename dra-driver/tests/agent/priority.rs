@@ -1,4 +1,4 @@
-//! What the agent does for shares of higher priority: in virtual time with forged regions, and beside `libvgpu.so`.
+//! What the agent does for shares of higher priority: in virtual time with process regions, and beside `libvgpu.so`.
 
 use std::mem::offset_of;
 use std::time::Duration;
@@ -8,67 +8,67 @@ use drava_vgpu_abi::{ComputePolicy, Limits, Priority};
 use gpu_tenants::Tenant;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::idle::{Clockwork, Forged, SECOND_US, STEP_US};
-use crate::node::{Node, eventually};
+use crate::node::{TestNode, eventually};
 use crate::shares::limits;
+use crate::virtual_clock::{FakeProcess, SECOND_US, STEP_US, VirtualClockAgent};
 
-/// Shares with processes, of which the clockwork tells.
-pub(crate) fn inhabited(shares: &[Limits]) -> (Clockwork, Vec<Forged>) {
-    let node = Node::new();
+/// Shares with processes, of which the agent tells.
+pub(crate) fn with_processes(shares: &[Limits]) -> (VirtualClockAgent, Vec<FakeProcess>) {
+    let node = TestNode::new();
     for (number, limits) in (0..).zip(shares) {
         node.prepare(number, limits);
     }
-    let mut clockwork = Clockwork::on(node);
-    let card = clockwork.cards[0].clone();
-    let forged = (0..).zip(shares).map(|(number, _)| {
-        let forged = Forged::new(&clockwork.node, number);
-        clockwork.listed.push((card.clone(), forged.listed(number)));
-        forged
+    let mut agent = VirtualClockAgent::on(node);
+    let card = agent.cards[0].clone();
+    let process = (0..).zip(shares).map(|(number, _)| {
+        let process = FakeProcess::new(&agent.node, number);
+        agent.listed.push((card.clone(), process.listed(number)));
+        process
     });
-    let forged = forged.collect();
-    clockwork.run(STEP_US);
-    (clockwork, forged)
+    let process = process.collect();
+    agent.run(STEP_US);
+    (agent, process)
 }
 
 #[test]
-fn pages_say_how_shares_stand_to_each_other() {
+fn writes_priority_roles_to_pages() {
     use ComputePolicy::{Balance, Fixed, None as Unmetered, Token};
-    let window = |clockwork: &Clockwork, number| clockwork.node.manners(number)[1] > 0;
-    let calls = |clockwork: &Clockwork, number| clockwork.node.manners(number)[2] > 0;
-    let (mut clockwork, forged) = inhabited(&[
+    let window = |agent: &VirtualClockAgent, number| agent.node.manners(number)[1] > 0;
+    let calls = |agent: &VirtualClockAgent, number| agent.node.manners(number)[2] > 0;
+    let (mut agent, process) = with_processes(&[
         limits(Balance, 50, 100),
         limits(Fixed, 20, 0),
         limits(Balance, 0, -100),
         limits(Unmetered, 0, 50),
     ]);
-    let ranks = |clockwork: &Clockwork| {
-        [0, 1, 2, 3].map(|number| (calls(clockwork, number), window(clockwork, number)))
+    let ranks = |agent: &VirtualClockAgent| {
+        [0, 1, 2, 3].map(|number| (calls(agent, number), window(agent, number)))
     };
     let (call, give_way, neither) = ((true, false), (false, true), (false, false));
-    assert_eq!(ranks(&clockwork), [call, (true, true), give_way, neither]);
+    assert_eq!(ranks(&agent), [call, (true, true), give_way, neither]);
     // Who is alone with its priority, or with shares that nobody uses, is left in peace.
-    forged[0].ends();
-    clockwork
+    process[0].exit();
+    agent
         .listed
         .retain(|(_, listed)| listed.pid != forged_pid(0));
-    clockwork.run(15 * SECOND_US);
-    assert_eq!(ranks(&clockwork), [neither, call, give_way, neither]);
+    agent.run(15 * SECOND_US);
+    assert_eq!(ranks(&agent), [neither, call, give_way, neither]);
     // A priority that is changed counts from the next step on.
-    clockwork
+    agent
         .node
         .change_page(2, |limits| limits.priority = Priority::new(1).unwrap());
-    clockwork.run(2 * SECOND_US);
-    assert_eq!(ranks(&clockwork), [neither, give_way, call, neither]);
+    agent.run(2 * SECOND_US);
+    assert_eq!(ranks(&agent), [neither, give_way, call, neither]);
     // Those that are equal do not know of all this.
-    let (mut clockwork, forged) = inhabited(&[limits(Balance, 50, 7), limits(Token, 50, 7)]);
+    let (mut agent, process) = with_processes(&[limits(Balance, 50, 7), limits(Token, 50, 7)]);
     for step in 0..20 {
-        for forged in &forged {
-            forged.write(offset_of!(Header, busy_until_us), u64::MAX);
-            forged.works(clockwork.now_us, step * STEP_US);
+        for process in &process {
+            process.write(offset_of!(Header, busy_until_us), u64::MAX);
+            process.record_usage(agent.now_us, step * STEP_US);
         }
-        clockwork.run(STEP_US);
+        agent.run(STEP_US);
         for number in [0, 1] {
-            assert_eq!(clockwork.node.manners(number), [0; 3]);
+            assert_eq!(agent.node.manners(number), [0; 3]);
         }
     }
 }
@@ -78,43 +78,39 @@ fn forged_pid(number: u32) -> u32 {
 }
 
 #[test]
-fn a_share_at_work_has_others_give_way_and_no_longer() {
+fn yields_only_while_higher_priority_share_works() {
     use ComputePolicy::Balance;
-    let (mut clockwork, forged) = inhabited(&[limits(Balance, 50, 100), limits(Balance, 0, 0)]);
-    let until = |clockwork: &Clockwork| clockwork.node.manners(1)[0];
-    let now = clockwork.now_us;
-    forged[0].write(offset_of!(Header, busy_until_us), now + 20_000);
-    clockwork.run(1);
-    assert!(until(&clockwork) >= now + 20_000);
-    assert_eq!(clockwork.node.manners(0)[0], 0);
+    let (mut agent, process) = with_processes(&[limits(Balance, 50, 100), limits(Balance, 0, 0)]);
+    let until = |agent: &VirtualClockAgent| agent.node.manners(1)[0];
+    let now = agent.now_us;
+    process[0].write(offset_of!(Header, busy_until_us), now + 20_000);
+    agent.run(1);
+    assert!(until(&agent) >= now + 20_000);
+    assert_eq!(agent.node.manners(0)[0], 0);
     // It goes on working, which is seen in time although it does not call.
-    clockwork.run(15_000);
-    forged[0].write(offset_of!(Header, busy_until_us), now + 40_000);
-    clockwork.run(4_900);
-    assert!(until(&clockwork) >= now + 40_000);
+    agent.run(15_000);
+    process[0].write(offset_of!(Header, busy_until_us), now + 40_000);
+    agent.run(4_900);
+    assert!(until(&agent) >= now + 40_000);
     // It does not; and what the other one says of itself changes nothing.
-    forged[1].write(offset_of!(Header, busy_until_us), u64::MAX);
-    clockwork.run(40_000);
-    assert!(
-        until(&clockwork) <= clockwork.now_us,
-        "{}",
-        clockwork.now_us - now
-    );
-    assert_eq!(clockwork.node.manners(0)[0], 0);
+    process[1].write(offset_of!(Header, busy_until_us), u64::MAX);
+    agent.run(40_000);
+    assert!(until(&agent) <= agent.now_us, "{}", agent.now_us - now);
+    assert_eq!(agent.node.manners(0)[0], 0);
 }
 
 #[test]
-fn who_claims_to_be_at_work_for_ever_takes_no_guarantees() {
+fn keeps_guarantee_against_endless_busy_claim() {
     use ComputePolicy::Balance;
     for (percent, least) in [(40, 79), (0, 1)] {
-        let (mut clockwork, forged) =
-            inhabited(&[limits(Balance, 50, 100), limits(Balance, percent, 0)]);
-        forged[0].write(offset_of!(Header, busy_until_us), u64::MAX);
+        let (mut agent, process) =
+            with_processes(&[limits(Balance, 50, 100), limits(Balance, percent, 0)]);
+        process[0].write(offset_of!(Header, busy_until_us), u64::MAX);
         let (mut free, mut looks) = (0, 0);
         for _ in 0..10 * SECOND_US / 1_000 {
-            clockwork.run(1_000);
+            agent.run(1_000);
             looks += 1;
-            free += u32::from(clockwork.node.manners(1)[0] <= clockwork.now_us);
+            free += u32::from(agent.node.manners(1)[0] <= agent.now_us);
         }
         // The card runs both by turns while it may launch.
         assert!(free * 100 >= least * looks, "{percent}: {free} of {looks}");
@@ -131,11 +127,11 @@ pub(crate) fn now_us() -> u64 {
 }
 
 #[test]
-fn a_call_is_heard_long_before_anybody_would_look() {
-    let node = Node::new();
+fn yields_on_notification() {
+    let node = TestNode::new();
     node.prepare(0, &limits(ComputePolicy::Balance, 50, 100));
     node.prepare(1, &limits(ComputePolicy::Balance, 0, 0));
-    let forged = [0, 1].map(|number| Forged::new(&node, number));
+    let process = [0, 1].map(|number| FakeProcess::new(&node, number));
     let _agent = node.agent();
     // Without a call, the next look at a share whose time is lent is up to 20 ms away.
     let soon_us = 5_000;
@@ -143,13 +139,15 @@ fn a_call_is_heard_long_before_anybody_would_look() {
     let mut pause_ms = 0;
     eventually("most of twenty calls to be heard at once", || {
         // Others still want the card, or had it a moment ago.
-        forged.iter().for_each(|forged| forged.works(now_us(), 0));
+        process
+            .iter()
+            .for_each(|process| process.record_usage(now_us(), 0));
         eventually("one that is listened to", || {
             (node.manners(0)[2] > 0 && node.manners(1)[0] <= now_us()).then_some(())
         });
         let begun_us = now_us();
-        forged[0].write(offset_of!(Header, busy_until_us), begun_us + 30_000);
-        forged[0].calls();
+        process[0].write(offset_of!(Header, busy_until_us), begun_us + 30_000);
+        process[0].notify_agent();
         let mut heard = false;
         while !heard && now_us() < begun_us + soon_us {
             std::thread::sleep(Duration::from_micros(500));
@@ -165,7 +163,7 @@ fn a_call_is_heard_long_before_anybody_would_look() {
 }
 
 /// Milliseconds of the card that the other one had while the first made so many requests of one kernel each.
-fn meanwhile(node: &Node, urgent: &mut Tenant, other: &Tenant, requests: u32) -> f64 {
+fn meanwhile(node: &TestNode, urgent: &mut Tenant, other: &Tenant, requests: u32) -> f64 {
     let pids = [other.pid()];
     let mut had = Duration::ZERO;
     for _ in 0..requests {
@@ -181,7 +179,7 @@ fn meanwhile(node: &Node, urgent: &mut Tenant, other: &Tenant, requests: u32) ->
 /// The same with and without priority.
 fn comes_first(policy: ComputePolicy) {
     const REQUESTS: u32 = 6;
-    let node = Node::new();
+    let node = TestNode::new();
     node.prepare(1, &limits(policy, 50, 0));
     node.prepare(2, &limits(policy, 0, 0));
     let _agent = node.agent_process();
@@ -212,11 +210,11 @@ fn comes_first(policy: ComputePolicy) {
 }
 
 #[test]
-fn requests_of_higher_priority_come_first() {
+fn serves_requests_of_higher_priority_first() {
     comes_first(ComputePolicy::Balance);
 }
 
 #[test]
-fn requests_of_higher_priority_get_the_token_first() {
+fn grants_token_to_higher_priority_first() {
     comes_first(ComputePolicy::Token);
 }

@@ -9,7 +9,7 @@ use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{REGION_SIZE, paths};
 
-use crate::idle::Forged;
+use crate::virtual_clock::FakeProcess;
 
 /// A usage directory with a region.
 fn region() -> (tempfile::TempDir, PathBuf) {
@@ -20,14 +20,14 @@ fn region() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_one_region_says_is_not_read_in_the_next_one() {
+fn reads_each_region_independently() {
     let ((first, first_file), (second, second_file)) = (region(), region());
-    let (crowded, deserted) = (Forged::at(&first_file), Forged::at(&second_file));
+    let (crowded, deserted) = (FakeProcess::at(&first_file), FakeProcess::at(&second_file));
     // The first has a process in its third slot, the second had one in its first.
     let third = SLOTS_OFFSET + 2 * size_of::<Slot>();
     crowded.write(third + offset_of!(Slot, state), 0x101);
     crowded.write(offset_of!(Header, slots_in_use), 3);
-    deserted.ends();
+    deserted.exit();
     let mut scratch = Scratch::default();
     let mut processes = |dir: &tempfile::TempDir| {
         let view = Usage::open(dir.path()).view(&mut scratch).unwrap();
@@ -37,17 +37,17 @@ fn what_one_region_says_is_not_read_in_the_next_one() {
 }
 
 #[test]
-fn no_figure_is_larger_than_a_region_can_count() {
+fn caps_values_at_region_maximum() {
     let (dir, file) = region();
-    let forged = Forged::at(&file);
-    forged.write(offset_of!(Header, total), MAX_BYTES);
-    forged.write(SLOTS_OFFSET + offset_of!(Slot, used_bytes), u64::MAX);
+    let process = FakeProcess::at(&file);
+    process.write(offset_of!(Header, total), MAX_BYTES);
+    process.write(SLOTS_OFFSET + offset_of!(Slot, used_bytes), u64::MAX);
     let view = Usage::open(dir.path()).view(&mut Scratch::default());
     assert_eq!(view.unwrap().processes[0].used_bytes, MAX_BYTES);
 }
 
 #[test]
-fn a_region_that_was_put_in_the_place_of_another_is_the_one_that_is_read() {
+fn reads_region_that_replaced_another() {
     let (dir, file) = region();
     let mut scratch = Scratch::default();
     let mut usage = Usage::open(dir.path());
@@ -55,7 +55,7 @@ fn a_region_that_was_put_in_the_place_of_another_is_the_one_that_is_read() {
     fs::rename(&file, old).unwrap();
     assert!(usage.verify().is_err(), "there is none");
     fs::write(&file, vec![0; REGION_SIZE]).unwrap();
-    let _process = Forged::at(&file);
+    let _process = FakeProcess::at(&file);
     assert_eq!(usage.verify(), Ok(()));
     assert_eq!(usage.view(&mut scratch).unwrap().processes.len(), 1);
     // Straight from one to the other as well.

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::balance::numbers;
 use crate::escape::Escape;
-use crate::figures::report;
-use crate::node::{GIB, MIB, Node, eventually};
+use crate::measurements::report;
+use crate::node::{GIB, MIB, TestNode, eventually};
 
 const ESTIMATE: u64 = 528 * MIB;
 
@@ -50,7 +50,7 @@ fn correction(reserve_bytes: u64, excess_bytes: u64) -> Correction {
 }
 
 #[test]
-fn without_processes_and_with_modest_ones_the_estimate_holds() {
+fn keeps_estimate_without_excess() {
     let mut reserve = Reserve::default();
     assert_eq!(reserve.look(ESTIMATE, &[]), correction(ESTIMATE, 0));
     for driver in [0, 400 * MIB, ESTIMATE] {
@@ -60,7 +60,7 @@ fn without_processes_and_with_modest_ones_the_estimate_holds() {
 }
 
 #[test]
-fn what_a_full_process_shows_is_believed_at_once_and_ends_with_it() {
+fn follows_measured_process_until_exit() {
     let mut reserve = Reserve::default();
     let needy = settled(1, ESTIMATE + 40 * MIB, GIB);
     let modest = settled(2, ESTIMATE - 40 * MIB, GIB);
@@ -75,7 +75,7 @@ fn what_a_full_process_shows_is_believed_at_once_and_ends_with_it() {
 }
 
 #[test]
-fn the_reserve_falls_to_what_living_contexts_show_and_not_in_between() {
+fn lowers_reserve_only_after_enough_scans() {
     let mut reserve = Reserve::default();
     let more = |pid, more: u64| settled(pid, ESTIMATE + more * MIB, GIB);
     reserve.look(ESTIMATE, &[more(1, 100), more(2, 30)]);
@@ -97,7 +97,7 @@ fn the_reserve_falls_to_what_living_contexts_show_and_not_in_between() {
 }
 
 #[test]
-fn several_contexts_of_a_process_share_what_its_driver_has() {
+fn divides_driver_memory_among_contexts() {
     let mut reserve = Reserve::default();
     let mut three = settled(1, 3 * (ESTIMATE + 10 * MIB), GIB);
     three.charged_bytes = 3 * ESTIMATE;
@@ -106,7 +106,7 @@ fn several_contexts_of_a_process_share_what_its_driver_has() {
 }
 
 #[test]
-fn no_figure_is_believed_that_cannot_be_the_drivers() {
+fn caps_driver_memory_correction() {
     let mut reserve = Reserve::default();
     let seen = reserve.look(ESTIMATE, &[settled(1, 60 * GIB, GIB)]);
     let most = correction(ESTIMATE * RESERVE_FACTOR, ESTIMATE * EXCESS_FACTOR);
@@ -120,7 +120,7 @@ fn no_figure_is_believed_that_cannot_be_the_drivers() {
 }
 
 #[test]
-fn a_program_that_frees_and_allocates_all_the_time_is_not_taken_for_the_driver() {
+fn ignores_allocation_churn_in_driver_estimate() {
     for seed in 0..50 {
         let mut number = numbers(seed);
         let mut reserve = Reserve::default();
@@ -141,7 +141,7 @@ fn a_program_that_frees_and_allocates_all_the_time_is_not_taken_for_the_driver()
 }
 
 #[test]
-fn a_program_that_once_asked_for_more_is_looked_at_for_longer() {
+fn requires_more_scans_after_higher_peak() {
     let mut reserve = Reserve::default();
     let mut calm = settled(1, ESTIMATE + 40 * MIB, GIB);
     calm.most_requested_bytes = 3 * GIB;
@@ -207,7 +207,7 @@ fn process(pid: u32, used_bytes: Option<u64>, shares: &[u32]) -> GpuProcess<u32>
 }
 
 #[test]
-fn a_process_is_shown_once_with_all_that_it_asked_for() {
+fn lists_process_of_two_shares_once() {
     // Two shares of the card: the first paid for the context, both for what was asked for.
     let mut second = slot(1, 3 * GIB, 0);
     second.peak_bytes = 4 * GIB;
@@ -228,7 +228,7 @@ fn a_process_is_shown_once_with_all_that_it_asked_for() {
 }
 
 #[test]
-fn what_a_process_may_have_opened_of_others_is_not_the_drivers() {
+fn excludes_imported_memory_from_driver_memory() {
     let mut exporter = slot(1, 2 * GIB + ESTIMATE, ESTIMATE);
     exporter.exported_bytes = GIB;
     let views = [view(1, &[exporter, slot(2, ESTIMATE, ESTIMATE)])];
@@ -244,7 +244,7 @@ fn what_a_process_may_have_opened_of_others_is_not_the_drivers() {
 }
 
 #[test]
-fn of_whom_nothing_is_known_nothing_is_shown() {
+fn lists_only_known_processes() {
     let views = [view(1, &[slot(1, GIB, 0)])];
     // Not listed, not counted, no figure, of another share.
     assert_eq!(shown(1, &views, &[]), []);
@@ -261,15 +261,14 @@ fn fill(process: &mut Escape) {
 }
 
 #[test]
-fn what_the_driver_takes_beyond_the_estimate_is_repaid_by_denying_and_forgotten_with_its_processes()
-{
+fn denies_memory_until_driver_excess_is_repaid() {
     let error = 24 * MIB;
     let limit = 4 * GIB;
     let prepared = Limits {
         driver_reserve_bytes: CONTEXT_BYTES - error,
         ..Limits::memory(limit)
     };
-    let node = Node::new();
+    let node = TestNode::new();
     node.prepare(1, &prepared);
     let taken = || node.ground.machine().card(0).unwrap().used_bytes;
 

@@ -8,8 +8,8 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 use gpu_tenants::{Ground, Tenant, library};
 use serde_json::json;
 
-use crate::figures::report;
-use crate::node::{GIB, Node};
+use crate::measurements::report;
+use crate::node::{GIB, TestNode};
 
 const SETTLE: Duration = Duration::from_secs(4);
 
@@ -55,9 +55,9 @@ const LOADS: [[&str; 2]; 5] = [
 /// Two tenants with these shares that do that, and what each got, in percent of the card.
 fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64> {
     let node = if loads.iter().all(|load| load.starts_with("kernel")) {
-        Node::new()
+        TestNode::new()
     } else {
-        Node::on(Ground::with_slow_memory(library::shipped().unwrap()).unwrap())
+        TestNode::on(Ground::with_slow_memory(library::shipped().unwrap()).unwrap())
     };
     for (number, percent) in (1..).zip(shares) {
         node.prepare(number, &limits(policy, percent, 0));
@@ -92,7 +92,7 @@ fn two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) {
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn two_with_balance() {
+fn measures_two_balance_shares() {
     for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
         two(ComputePolicy::Balance, shares, loads);
     }
@@ -100,7 +100,7 @@ fn two_with_balance() {
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn two_with_tokens() {
+fn measures_two_token_shares() {
     for (loads, shares) in LOADS.into_iter().flat_map(|l| SPLITS.map(|s| (l, s))) {
         two(ComputePolicy::Token, shares, loads);
     }
@@ -109,7 +109,7 @@ fn two_with_tokens() {
 /// A fill takes the card 10 ms, a copy 20 ms.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn two_with_fills_and_copies() {
+fn measures_two_shares_with_fills_and_copies() {
     for load in ["fill ns=4096 depth=8", "copy ns=4096 depth=4"] {
         for shares in SPLITS {
             let loads = [load, "kernel ns=1000000 depth=16"];
@@ -123,7 +123,7 @@ fn two_with_fills_and_copies() {
 /// lacks of that. The other one may use the rest.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn bursts() {
+fn measures_bursts() {
     const WORK_S: f64 = 0.05;
     const PAUSE_S: f64 = 0.2;
     for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
@@ -148,9 +148,9 @@ fn bursts() {
 /// by what it owes, for `waited_ms`, or else by the host.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn giving_back() {
+fn measures_reclaim_of_lent_time() {
     const WATCHED: Duration = Duration::from_millis(500);
-    let node = Node::new();
+    let node = TestNode::new();
     node.prepare(1, &limits(ComputePolicy::Balance, 30, 0));
     node.prepare(2, &limits(ComputePolicy::Balance, 70, 0));
     let _agent = node.agent_process();
@@ -254,7 +254,7 @@ fn behind_one_kernel(alone: &[f64], kernel_ms: f64, busy: f64) -> Vec<f64> {
 /// Requests of a tenant of high priority: alone, while another one keeps another card busy with kernels of that length, which
 /// shows what that takes of the host, and beside one that takes whatever is left of its own card with such kernels.
 fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
-    let node = Node::new();
+    let node = TestNode::new();
     node.prepare(1, &limits(policy, 50, 100));
     node.prepare(2, &limits(policy, 0, 0));
     let _agent = node.agent_process();
@@ -333,18 +333,18 @@ fn urgent(kernels: u32, ns: u64) {
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn urgent_requests() {
+fn measures_latency_of_urgent_requests() {
     urgent(1, 5_000_000);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn urgent_requests_in_pieces() {
+fn measures_latency_of_multi_kernel_requests() {
     urgent(10, 500_000);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
-fn urgent_requests_that_are_long() {
+fn measures_latency_of_long_requests() {
     urgent(1, 50_000_000);
 }

@@ -92,7 +92,7 @@ fn always(cores: u32) -> Wanting {
 }
 
 #[test]
-fn turns_follow_the_cores() {
+fn divides_slices_by_cores() {
     let second = 1_000_000;
     for cores in [
         &[50, 50][..],
@@ -125,7 +125,7 @@ fn turns_follow_the_cores() {
 }
 
 #[test]
-fn time_that_one_does_not_want_goes_to_the_others() {
+fn gives_unwanted_time_to_other_shares() {
     let tenants = [
         always(50),
         Wanting {
@@ -139,7 +139,7 @@ fn time_that_one_does_not_want_goes_to_the_others() {
 }
 
 #[test]
-fn one_that_dies_loses_the_token_with_the_next_look() {
+fn revokes_token_of_dead_share_on_next_poll() {
     let mut ring = Ring::default();
     let wants = |id| Contender {
         id,
@@ -186,7 +186,7 @@ fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], Turn) {
 }
 
 #[test]
-fn the_next_one_is_told_before_the_slice_ends_and_begins_by_the_clock() {
+fn announces_next_slice_before_current_one_ends() {
     let (mut ring, both, next) = handed_on();
     assert_eq!(ring.look(next.from_us - 1, &both), []);
     assert_eq!(ring.holder(), Some(1));
@@ -196,7 +196,7 @@ fn the_next_one_is_told_before_the_slice_ends_and_begins_by_the_clock() {
 }
 
 #[test]
-fn the_next_one_begins_at_once_when_the_holder_wants_no_more() {
+fn starts_next_slice_early_when_holder_goes_idle() {
     let (mut ring, both, next) = handed_on();
     let now_us = next.from_us - 5_000;
     let changes = ring.look(now_us, &both[1..]);
@@ -209,7 +209,7 @@ fn the_next_one_begins_at_once_when_the_holder_wants_no_more() {
 }
 
 #[test]
-fn a_turn_that_nobody_wants_any_more_is_taken_back_before_it_begins() {
+fn revokes_unwanted_slice_before_it_starts() {
     let (mut ring, both, next) = handed_on();
     let changes = ring.look(next.from_us - 5_000, &both[..1]);
     let longer = Turn {
@@ -221,7 +221,7 @@ fn a_turn_that_nobody_wants_any_more_is_taken_back_before_it_begins() {
 }
 
 #[test]
-fn who_wanted_nothing_for_a_while_has_saved_nothing() {
+fn accumulates_no_slice_credit_while_idle() {
     let contenders = |wants: [bool; 3]| {
         [(1, 20), (2, 72), (3, 8)]
             .into_iter()
@@ -249,7 +249,7 @@ fn who_wanted_nothing_for_a_while_has_saved_nothing() {
 }
 
 #[test]
-fn one_that_is_alone_is_never_without_it_and_owes_nothing_later() {
+fn renews_token_of_single_share_without_debt() {
     let mut ring = Ring::default();
     let alone = [Contender {
         id: 1,
@@ -353,7 +353,7 @@ fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
 }
 
 #[test]
-fn what_runs_on_after_a_turn_is_taken_off_the_next_ones() {
+fn deducts_overrun_from_next_slices() {
     for (cores, other) in [(10, 90), (30, 70), (50, 50)] {
         for (kernel_us, others_us) in [
             (1_000, 1_000),
@@ -399,7 +399,7 @@ fn settle_turns(
 }
 
 #[test]
-fn a_turn_in_which_the_one_before_ran_on_is_made_up_for() {
+fn compensates_slice_shortened_by_overrun() {
     let both = [1, 2].map(|id| Contender {
         id,
         cores: 50,
@@ -425,7 +425,7 @@ fn a_turn_in_which_the_one_before_ran_on_is_made_up_for() {
 }
 
 #[test]
-fn what_is_owed_is_not_forgotten_by_wanting_nothing_for_a_moment() {
+fn keeps_overrun_debt_over_short_pause() {
     let contenders = |wants| {
         [(1, wants), (2, true), (3, true)].map(|(id, wants)| Contender {
             id,
@@ -473,7 +473,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whoever_wants_time_gets_its_turn_and_none_is_wasted(
+    fn grants_token_to_all_active_shares_without_gaps(
         tenants in proptest::collection::vec((0u32..=100, proptest::option::of(20_000u64..2_000_000)), 1..9)
     ) {
         let tenants: Vec<_> = tenants.into_iter().map(|(cores, period_us)| Wanting { cores, period_us }).collect();

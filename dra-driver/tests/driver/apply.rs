@@ -19,7 +19,7 @@ use crate::fixture::{claim, claim_ref, h100x2, share_id};
 use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
 
 #[test]
-fn a_share_gets_its_page_region_and_spec() {
+fn writes_page_region_and_spec_of_share() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     let (record, repairs) =
@@ -44,7 +44,7 @@ fn a_share_gets_its_page_region_and_spec() {
 }
 
 #[test]
-fn a_whole_card_gets_no_interposer() {
+fn injects_no_libvgpu_for_whole_gpu() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Whole(1)])).unwrap();
@@ -55,7 +55,7 @@ fn a_whole_card_gets_no_interposer() {
 }
 
 #[test]
-fn a_container_gets_only_what_its_request_names() {
+fn exposes_only_requested_devices_to_container() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(
@@ -84,7 +84,7 @@ fn a_container_gets_only_what_its_request_names() {
 }
 
 #[test]
-fn the_answer_and_the_node_stay_the_same_when_repeated() {
+fn repeats_prepare_without_changes() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let first = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -109,7 +109,7 @@ fn the_answer_and_the_node_stay_the_same_when_repeated() {
 }
 
 #[test]
-fn changed_policy_or_limits_of_a_live_page_are_kept() {
+fn keeps_changed_limits_of_live_page() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -128,7 +128,7 @@ fn changed_policy_or_limits_of_a_live_page_are_kept() {
 }
 
 #[test]
-fn what_is_missing_is_made_again_and_said() {
+fn recreates_and_reports_missing_files() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -164,7 +164,7 @@ fn what_is_missing_is_made_again_and_said() {
 }
 
 #[test]
-fn a_tenants_link_in_place_of_its_region_is_not_followed() {
+fn replaces_symlinked_region_without_following_it() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -178,7 +178,7 @@ fn a_tenants_link_in_place_of_its_region_is_not_followed() {
 }
 
 #[test]
-fn unprepare_leaves_nothing_and_can_be_repeated() {
+fn unprepares_completely_and_repeatedly() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(
@@ -208,7 +208,7 @@ fn unprepare_leaves_nothing_and_can_be_repeated() {
 
 /// A node on which one kind of effect fails and all others work: a full disk, a directory without permission.
 #[test]
-fn a_failed_first_preparation_leaves_nothing() {
+fn removes_everything_after_failed_first_prepare() {
     let node = TestNode::started();
     fs::remove_dir(&node.paths.cdi_dir).unwrap();
     fs::write(&node.paths.cdi_dir, "in the way").unwrap();
@@ -255,7 +255,7 @@ impl Tmpfs for NoMounts {
 }
 
 #[test]
-fn a_preparation_that_fails_in_the_middle_is_taken_back_unless_containers_may_run() {
+fn rolls_back_failed_prepare_unless_containers_may_run() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let failing = NodeEffects::new(node.layout(), Box::new(NoMounts));
@@ -281,7 +281,7 @@ fn a_preparation_that_fails_in_the_middle_is_taken_back_unless_containers_may_ru
 }
 
 #[test]
-fn a_page_of_another_share_is_no_page_of_this_one() {
+fn replaces_limits_page_of_another_share() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     let (first, second) = (
@@ -302,7 +302,7 @@ fn a_page_of_another_share_is_no_page_of_this_one() {
 }
 
 #[test]
-fn a_missing_device_file_is_found_before_anything_is_changed() {
+fn rejects_missing_device_file_before_any_change() {
     let node = TestNode::started();
     let mut inventory = h100x2();
     inventory.gpus.cards[1].minor = 7;
@@ -325,7 +325,7 @@ fn a_missing_device_file_is_found_before_anything_is_changed() {
 }
 
 #[test]
-fn of_two_claims_at_once_that_do_not_fit_together_exactly_one_is_prepared() {
+fn prepares_one_of_two_conflicting_concurrent_claims() {
     let node = TestNode::started();
     let (first, second) = (node.applier(node.effects()), node.applier(node.effects()));
     for round in 0..20 {
@@ -348,7 +348,7 @@ fn of_two_claims_at_once_that_do_not_fit_together_exactly_one_is_prepared() {
 }
 
 #[test]
-fn a_claim_that_was_allocated_anew_is_prepared_anew() {
+fn replaces_preparation_of_reallocated_claim() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
@@ -364,7 +364,7 @@ fn a_claim_that_was_allocated_anew_is_prepared_anew() {
 }
 
 #[test]
-fn a_running_claim_keeps_its_library_and_hook_over_an_upgrade() {
+fn keeps_library_and_hook_of_running_claim_on_upgrade() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (before, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -400,7 +400,7 @@ fn a_running_claim_keeps_its_library_and_hook_over_an_upgrade() {
 }
 
 #[test]
-fn the_guard_sees_what_is_prepared_and_what_is_intended() {
+fn counts_prepared_and_interrupted_claims_for_overcommit() {
     let node = TestNode::started();
     let half = claim(1, &[Share(0, "40Gi", "50")]);
     // Interrupted right after the record of the intent.

@@ -7,8 +7,8 @@ use drava_dra_driver::report::PodRef;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
+use crate::cluster::TestCluster;
 use crate::fixture::claim_ref;
-use crate::harness::World;
 
 /// A pod named `pod` whose container uses `claim-<number>` and is in this state.
 fn pod(number: u32, state: &Value) -> Value {
@@ -34,7 +34,7 @@ fn pod(number: u32, state: &Value) -> Value {
 }
 
 #[test]
-fn only_a_started_container_that_uses_the_claim_counts() {
+fn considers_only_started_containers_of_claim() {
     let wanted = PodRef {
         namespace: "default".to_owned(),
         name: "pod".to_owned(),
@@ -64,17 +64,17 @@ fn only_a_started_container_that_uses_the_claim_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_runtime_that_ignores_cdi_is_noticed() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
-    world.prepare_shares(&plugin, &[1, 2]).await;
+async fn reports_container_runtime_that_ignores_cdi() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2]).await;
     // Claim 1 was injected: the hook has left its mark.
-    fs::write(world.usage(1).join("injected"), "").unwrap();
+    fs::write(cluster.usage(1).join("injected"), "").unwrap();
     let mut both = pod(1, &json!({"running": {}}));
     both["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "claim-1"}, {"name": "gpu", "resourceClaimName": "claim-2"}]);
-    world.api.put_pod(&both);
+    cluster.api.put_pod(&both);
     let told = || {
-        let events = world.api.events_with_kind();
+        let events = cluster.api.events_with_kind();
         let about = |kind: &str| {
             let about =
                 |event: &&(String, String, String)| event.0 == "CdiIgnored" && event.2 == kind;
@@ -89,14 +89,14 @@ async fn a_container_runtime_that_ignores_cdi_is_noticed() {
         "{of_pod}"
     );
     assert!(
-        world
+        cluster
             .api
             .events()
             .iter()
             .all(|(reason, note)| reason != "CdiIgnored" || !note.contains("claim-1"))
     );
     let enforced = || {
-        let condition = world.api.condition("claim-2", "Enforced");
+        let condition = cluster.api.condition("claim-2", "Enforced");
         condition.filter(|condition| condition["status"] == "False")
     };
     assert_eq!(

@@ -8,14 +8,14 @@ use drava_dra_driver::driver::Config;
 use serde_json::json;
 
 use crate::api_server::eventually;
+use crate::cluster::{TestCluster, kubelet_claim, refusal};
 use crate::fixture::Result::{Share, Whole};
 use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
-use crate::harness::{World, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_trace() {
-    let world = World::new().await;
-    let (running, plugin) = world.ready().await;
+async fn prepares_idempotently_and_unprepares_completely() {
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.ready().await;
     assert_eq!(
         plugin.info.supported_versions,
         [
@@ -25,7 +25,7 @@ async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_tra
             "v1alpha1.DRAResourceHealth"
         ]
     );
-    world
+    cluster
         .api
         .put_claim(&claim(1, &[Share(0, "8Gi", "30"), Whole(1)]));
     let devices = plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
@@ -53,19 +53,19 @@ async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_tra
         whole.cdi_device_ids,
         [format!("gpu.drava.dev/claim={uid}-gpu1-gpu-1")]
     );
-    let spec = fs::read(world.spec(1)).unwrap();
+    let spec = fs::read(cluster.spec(1)).unwrap();
     assert_eq!(
         plugin.prepare_one(&kubelet_claim(1)).await.unwrap(),
         devices
     );
-    assert_eq!(fs::read(world.spec(1)).unwrap(), spec);
+    assert_eq!(fs::read(cluster.spec(1)).unwrap(), spec);
 
     for _ in 0..2 {
         plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     }
-    assert_eq!(world.node.traces(), (Vec::new(), Default::default()));
+    assert_eq!(cluster.node.traces(), (Vec::new(), Default::default()));
     assert!(
-        fs::read_dir(world.node.layout().locks())
+        fs::read_dir(cluster.node.layout().locks())
             .unwrap()
             .all(|lock| {
                 !lock
@@ -78,24 +78,24 @@ async fn a_claim_is_prepared_the_same_way_each_time_and_unprepared_without_a_tra
 
     running.stop().await;
     assert_eq!(
-        world.kubelet.registry().unwrap(),
+        cluster.kubelet.registry().unwrap(),
         Vec::<PathBuf>::new(),
         "own sockets are removed on a clean stop"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_are_per_claim_and_name_claim_field_and_remedy() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
-    world.api.put_claim(&claim_with(
+async fn reports_errors_per_claim_with_field_and_action() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
+    cluster.api.put_claim(&claim_with(
         2,
         &[Share(0, "8Gi", "0")],
         &config("FromClaim", &json!({"colour": "red"})),
     ));
-    world.api.put_claim(&claim(3, &[Share(0, "8Gi", "101")]));
-    world.api.put_claim(&claim(4, &[Share(5, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(3, &[Share(0, "8Gi", "101")]));
+    cluster.api.put_claim(&claim(4, &[Share(5, "8Gi", "0")]));
     let claims = [1, 2, 3, 4, 5].map(kubelet_claim);
     let outcomes = plugin.prepare(&claims).await.unwrap();
     assert!(outcomes[&claims[0].uid].is_ok());
@@ -129,7 +129,7 @@ async fn errors_are_per_claim_and_name_claim_field_and_remedy() {
     );
     assert!(plugin.unprepare_one(&hostile).await.is_err());
 
-    world.api.set_down(true);
+    cluster.api.set_down(true);
     let error = refusal(&plugin, 7).await;
     assert!(error.contains("get it from the API server"), "{error}");
     // Unprepare needs no API server.
@@ -137,12 +137,12 @@ async fn errors_are_per_claim_and_name_claim_field_and_remedy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_claims_at_once_do_not_over_commit_a_card() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
+async fn rejects_overcommit_by_concurrent_claims() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
     let claims = [1, 2].map(kubelet_claim);
     for number in [1, 2] {
-        world
+        cluster
             .api
             .put_claim(&claim(number, &[Share(0, "50Gi", "0")]));
     }
@@ -164,42 +164,42 @@ async fn two_claims_at_once_do_not_over_commit_a_card() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
-    let world = World::new().await;
+async fn waits_for_gpu_of_terminating_claim() {
+    let cluster = TestCluster::new().await;
     let patient = Config {
         leaving_patience: Duration::from_secs(3600),
-        ..world.config()
+        ..cluster.config()
     };
-    let running = world.start_with(patient, world.source());
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let running = cluster.start_with(patient, cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
     let claims = [1, 2].map(kubelet_claim);
     // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers, and somebody
     // may have made another one of the same name, or taken its allocation back.
-    let leave: [fn(&World); 3] = [
-        |world| world.api.delete_claim(&claim(1, &[])),
-        |world| {
+    let leave: [fn(&TestCluster); 3] = [
+        |cluster| cluster.api.delete_claim(&claim(1, &[])),
+        |cluster| {
             let mut other = claim(1, &[Whole(1)]);
             other.metadata.uid = Some("another-uid".to_owned());
-            world.api.put_claim(&other);
+            cluster.api.put_claim(&other);
         },
-        |world| {
+        |cluster| {
             let mut idle = claim(1, &[]);
             idle.status = None;
-            world.api.put_claim(&idle);
+            cluster.api.put_claim(&idle);
         },
     ];
     for leave in leave {
         for number in [1, 2] {
-            world.api.put_claim(&claim(number, &[Whole(0)]));
+            cluster.api.put_claim(&claim(number, &[Whole(0)]));
         }
         plugin.prepare_one(&claims[0]).await.unwrap();
         // The first is there to stay: no waiting.
         let error = refusal(&plugin, 2).await;
         assert!(error.contains("holds it as a whole card"), "{error}");
 
-        leave(&world);
-        let looked_up = || world.api.lookups("claim-2");
+        leave(&cluster);
+        let looked_up = || cluster.api.lookups("claim-2");
         let before = looked_up();
         let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
             // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
@@ -216,13 +216,13 @@ async fn a_claim_waits_for_the_card_of_one_that_is_leaving() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_devices_say_what_was_prepared_and_are_written_once() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
+async fn writes_status_devices_once() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     let devices = eventually("status.devices", || {
-        let claim = world.api.claim("claim-1");
+        let claim = cluster.api.claim("claim-1");
         claim["status"]["devices"].as_array().cloned()
     });
     let device = devices.await.remove(0);
@@ -246,7 +246,7 @@ async fn status_devices_say_what_was_prepared_and_are_written_once() {
             .contains("8192 MiB")
     );
     let status_writes = || {
-        world
+        cluster
             .api
             .writes()
             .iter()
@@ -255,7 +255,7 @@ async fn status_devices_say_what_was_prepared_and_are_written_once() {
     };
     assert_eq!(status_writes(), 1);
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    world.api.put_claim(&claim(2, &[Share(0, "8Gi", "30")]));
+    cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "30")]));
     plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
     eventually("the second claim's status", || {
         (status_writes() == 2).then_some(())

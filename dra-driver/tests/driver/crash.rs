@@ -92,7 +92,7 @@ impl Effects for PowerCut {
 }
 
 #[test]
-fn a_crash_after_any_step_of_prepare_is_completed_by_the_next() {
+fn completes_prepare_after_crash_at_any_step() {
     let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
     let reference = TestNode::started();
     let (whole, _) = prepare(
@@ -125,7 +125,7 @@ fn a_crash_after_any_step_of_prepare_is_completed_by_the_next() {
 }
 
 #[test]
-fn a_crash_after_any_step_of_prepare_is_taken_back_by_unprepare() {
+fn unprepares_after_crash_at_any_prepare_step() {
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     for step in 0..=5 {
         let node = TestNode::started();
@@ -147,7 +147,7 @@ fn a_crash_after_any_step_of_prepare_is_taken_back_by_unprepare() {
 }
 
 #[test]
-fn a_crash_after_any_step_of_unprepare_is_completed_by_the_next() {
+fn completes_unprepare_after_crash_at_any_step() {
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     for step in 0..4 {
         let node = TestNode::started();

@@ -66,7 +66,7 @@ fn subcommands(edits: &ContainerEdits) -> Vec<&str> {
 }
 
 #[test]
-fn a_share_gets_stubs_in_the_place_of_the_drivers_libraries() {
+fn mounts_stubs_over_nvidia_libraries_for_share() {
     let node = TestNode::started();
     let share = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Shim, 1, &share);
@@ -83,7 +83,7 @@ fn a_share_gets_stubs_in_the_place_of_the_drivers_libraries() {
 }
 
 #[test]
-fn a_whole_card_is_the_same_in_both_modes() {
+fn writes_same_spec_for_whole_gpu_in_both_modes() {
     let specs = [Mode::Preload, Mode::Shim].map(|mode| {
         let node = TestNode::started();
         prepare(&node, mode, 1, &claim(1, &[Whole(1)]));
@@ -97,7 +97,7 @@ fn a_whole_card_is_the_same_in_both_modes() {
 /// A container that names only the whole card has the driver's own libraries; one that has both devices has the file
 /// of one of them, and the hook sees which.
 #[test]
-fn a_share_beside_a_whole_card_has_stubs_of_its_own() {
+fn mounts_stubs_for_share_alongside_whole_gpu() {
     let node = TestNode::started();
     let both = claim(1, &[Share(0, "8Gi", "0"), Whole(1)]);
     prepare(&node, Mode::Shim, 1, &both);
@@ -123,7 +123,7 @@ fn a_share_beside_a_whole_card_has_stubs_of_its_own() {
 }
 
 #[test]
-fn a_claim_keeps_the_mode_that_it_was_prepared_with() {
+fn keeps_delivery_mode_of_prepared_claim() {
     for (first, then) in [(Mode::Preload, Mode::Shim), (Mode::Shim, Mode::Preload)] {
         let node = TestNode::started();
         let found = claim(1, &[Share(0, "8Gi", "30")]);
@@ -164,7 +164,7 @@ fn upgrade(node: &TestNode) {
 }
 
 #[test]
-fn a_rebuilt_record_says_with_what_the_containers_of_the_claim_run() {
+fn rebuilds_record_from_cdi_spec() {
     let shares: &[fn() -> ResourceClaim] = &[
         || claim(1, &[Share(0, "8Gi", "30")]),
         || claim(1, &[Share(0, "8Gi", "30"), Whole(1)]),
@@ -190,7 +190,7 @@ fn a_rebuilt_record_says_with_what_the_containers_of_the_claim_run() {
 }
 
 #[test]
-fn a_rebuilt_record_names_the_stubs_of_an_older_version() {
+fn rebuilds_record_with_stubs_of_older_version() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (mut record, _) = prepare(&node, Mode::Shim, 1, &found);
@@ -216,7 +216,7 @@ fn a_rebuilt_record_names_the_stubs_of_an_older_version() {
 }
 
 #[test]
-fn a_record_that_nothing_is_left_of_is_rebuilt_as_for_a_new_claim_and_that_is_told() {
+fn rebuilds_record_as_new_claim_without_usable_cdi_spec() {
     let damages: [fn(&TestNode); 3] = [
         |node| fs::remove_file(spec_path(node, 1)).unwrap(),
         |node| fs::write(spec_path(node, 1), "noise").unwrap(),
@@ -249,7 +249,7 @@ fn a_record_that_nothing_is_left_of_is_rebuilt_as_for_a_new_claim_and_that_is_to
 }
 
 #[test]
-fn what_a_damaged_record_held_is_held_whatever_has_become_of_the_card() {
+fn rebuilds_record_on_gpu_that_became_unavailable() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Preload, 1, &found);
@@ -263,7 +263,7 @@ fn what_a_damaged_record_held_is_held_whatever_has_become_of_the_card() {
 }
 
 #[test]
-fn two_damaged_records_do_not_wait_for_each_other() {
+fn rebuilds_two_damaged_records_independently() {
     for is_spec_left in [true, false] {
         let node = TestNode::started();
         let shares = [1, 2].map(|number| claim(number, &[Share(0, "30Gi", "0")]));
@@ -301,7 +301,7 @@ fn two_damaged_records_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_record_of_an_older_build_means_preload() {
+fn reads_record_without_delivery_as_preload() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, Mode::Preload, 1, &found);
@@ -326,7 +326,7 @@ fn a_record_of_an_older_build_means_preload() {
 }
 
 #[test]
-fn stubs_in_use_stay_and_missing_ones_are_replaced() {
+fn keeps_stubs_in_use_and_replaces_missing_stubs() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Shim, 1, &found);

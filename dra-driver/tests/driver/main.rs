@@ -3,25 +3,25 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod agent;
 mod api_server;
 mod apply;
 mod cdi_ignored;
 mod claims;
+mod cluster;
 mod crash;
 mod delivery;
+mod enforcement_events;
 mod fixture;
-mod guard;
-mod harness;
 mod kubelet;
 mod mounts;
 mod node;
 mod orphans;
+mod overcommit;
 mod plan;
 mod publish;
 mod readiness;
 mod record;
 mod recovery;
 mod retained;
+mod rolling_update;
 mod slices;
-mod update;

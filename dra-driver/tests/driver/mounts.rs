@@ -18,7 +18,7 @@ use crate::node::TestNode;
 const INSIDE: &str = "DRAVA_TEST_IN_MOUNT_NAMESPACE";
 
 #[test]
-fn a_share_has_a_small_tmpfs_of_its_own() {
+fn mounts_size_limited_tmpfs_per_share() {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
@@ -28,7 +28,7 @@ fn a_share_has_a_small_tmpfs_of_its_own() {
         .arg(program)
         .args([
             "--exact",
-            "mounts::a_share_has_a_small_tmpfs_of_its_own",
+            "mounts::mounts_size_limited_tmpfs_per_share",
             "--nocapture",
         ])
         .env(INSIDE, "1")
@@ -50,7 +50,7 @@ fn a_share_has_a_small_tmpfs_of_its_own() {
 
 /// Not `eprintln!`, which is hidden for tests that pass.
 fn skipped(reason: &str) {
-    let test = "mounts::a_share_has_a_small_tmpfs_of_its_own";
+    let test = "mounts::mounts_size_limited_tmpfs_per_share";
     let line = format!("skipped: {test}: {reason}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }

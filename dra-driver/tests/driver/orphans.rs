@@ -34,7 +34,7 @@ fn recorded(stages: &[(u32, Stage)]) -> Found {
 }
 
 #[test]
-fn a_prepared_claim_is_restored_while_it_holds_and_removed_only_after_a_grace() {
+fn removes_prepared_claim_only_after_grace_period() {
     let found = recorded(&[(1, Stage::Prepared)]);
     assert_eq!(
         decide(&found, &[(1, Presence::Holds(claim_ref(1)))]),
@@ -49,7 +49,7 @@ fn a_prepared_claim_is_restored_while_it_holds_and_removed_only_after_a_grace() 
 }
 
 #[test]
-fn an_interrupted_preparation_waits_for_kubelet_or_goes_with_its_claim() {
+fn removes_interrupted_prepare_of_deleted_claim() {
     let found = recorded(&[(1, Stage::Intent)]);
     assert_eq!(decide(&found, &[(1, Presence::Holds(claim_ref(1)))]), []);
     assert_eq!(
@@ -59,7 +59,7 @@ fn an_interrupted_preparation_waits_for_kubelet_or_goes_with_its_claim() {
 }
 
 #[test]
-fn a_damaged_record_is_rebuilt_and_what_exists_for_it_is_no_stray() {
+fn rebuilds_damaged_record_and_keeps_its_files() {
     let uid = claim_ref(1).uid;
     let found = Found {
         damaged: BTreeSet::from([uid.clone()]),
@@ -75,7 +75,7 @@ fn a_damaged_record_is_rebuilt_and_what_exists_for_it_is_no_stray() {
 }
 
 #[test]
-fn an_interrupted_rebuild_is_no_interrupted_first_preparation() {
+fn resumes_interrupted_rebuild() {
     let mut found = recorded(&[(1, Stage::Intent)]);
     found.damaged.insert(claim_ref(1).uid);
     assert_eq!(decide(&found, &[(1, Presence::Lost(Duration::ZERO))]), []);
@@ -87,7 +87,7 @@ fn an_interrupted_rebuild_is_no_interrupted_first_preparation() {
 }
 
 #[test]
-fn what_nothing_is_recorded_for_is_removed() {
+fn removes_files_without_record() {
     let mut found = recorded(&[(1, Stage::Prepared)]);
     found.traces = BTreeSet::from([claim_ref(1).uid, claim_ref(2).uid]);
     let actions = decide(&found, &[(1, Presence::Lost(Duration::ZERO))]);

@@ -21,7 +21,7 @@ fn refused(claim: &ResourceClaim) -> String {
 }
 
 #[test]
-fn a_share_is_what_was_consumed_under_the_settings_of_class_and_claim() {
+fn plans_share_from_capacity_and_config() {
     let config = json!([
         config("FromClass", &json!({"maxPriority": 50}))[0],
         config(
@@ -54,7 +54,7 @@ fn a_share_is_what_was_consumed_under_the_settings_of_class_and_claim() {
 }
 
 #[test]
-fn results_of_other_drivers_are_not_ours_and_alternatives_belong_to_their_request() {
+fn ignores_results_of_other_drivers() {
     let mut claim = claim(1, &[Whole(0), Whole(1)]);
     let results = results_of(&mut claim);
     results[0].driver = "gpu.nvidia.com".to_owned();
@@ -71,14 +71,14 @@ fn results_of_other_drivers_are_not_ours_and_alternatives_belong_to_their_reques
 }
 
 #[test]
-fn admin_access_holds_nothing() {
+fn plans_admin_access() {
     let mut claim = claim(1, &[Whole(0)]);
     results_of(&mut claim)[0].admin_access = Some(true);
     assert_eq!(plan(&claim).unwrap()[0].access, Access::Admin);
 }
 
 #[test]
-fn claims_that_are_not_ready_are_refused_with_what_is_missing() {
+fn rejects_incomplete_claim_with_missing_field() {
     let sound = || claim(1, &[Share(0, "8Gi", "0")]);
     let with = |change: fn(&mut ResourceClaim)| {
         let mut claim = sound();
@@ -114,7 +114,7 @@ fn claims_that_are_not_ready_are_refused_with_what_is_missing() {
 }
 
 #[test]
-fn a_vanished_device_is_named_with_what_is_there() {
+fn reports_missing_device_with_present_devices() {
     let mut inventory = h100x2();
     inventory.gpus.cards.remove(1);
     let claim = claim(1, &[Share(1, "8Gi", "0")]);
@@ -125,7 +125,7 @@ fn a_vanished_device_is_named_with_what_is_there() {
 }
 
 #[test]
-fn amounts_that_cannot_be_are_refused_with_their_field() {
+fn rejects_invalid_amounts_with_field() {
     for (capacity, value, text) in [
         (
             "cores",
@@ -171,7 +171,7 @@ fn amounts_that_cannot_be_are_refused_with_their_field() {
 }
 
 #[test]
-fn a_share_without_share_id_or_capacity_names_the_feature_gate() {
+fn names_feature_gate_for_share_without_id_or_capacity() {
     for field in ["shareID", "consumedCapacity"] {
         let mut claim = serde_json::to_value(claim(1, &[Share(0, "8Gi", "30")])).unwrap();
         let result = &mut claim["status"]["allocation"]["devices"]["results"][0];
@@ -188,7 +188,7 @@ fn a_share_without_share_id_or_capacity_names_the_feature_gate() {
 }
 
 #[test]
-fn config_that_a_claim_may_not_set_is_refused_with_its_field() {
+fn rejects_config_forbidden_for_claims_with_field() {
     for (fields, text) in [
         (
             json!({"colour": "red"}),
@@ -226,7 +226,7 @@ fn config_that_a_claim_may_not_set_is_refused_with_its_field() {
 }
 
 #[test]
-fn what_nobody_enforces_on_a_whole_card_is_refused() {
+fn rejects_share_config_on_whole_gpu() {
     for (source, fields, field) in [
         (
             "FromClaim",

@@ -79,12 +79,12 @@ pub(crate) fn stored(before: &[ResourceSlice], changes: &[Change]) -> Vec<Resour
 }
 
 #[test]
-fn golden_h100x2() {
+fn publishes_h100x2_slices() {
     insta::assert_yaml_snapshot!(sent(&desired(&h100x2())));
 }
 
 #[test]
-fn golden_t4() {
+fn publishes_t4_slices() {
     insta::assert_yaml_snapshot!(sent(&desired(&t4())));
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn devices(pool: &Pool) -> Vec<&Device> {
 }
 
 #[test]
-fn native_mode_has_no_taints_and_managed_mode_has_them_on_every_device() {
+fn taints_devices_in_managed_mode_only() {
     let pool = publish::desired(
         NODE,
         &h100x2(),
@@ -113,7 +113,7 @@ fn native_mode_has_no_taints_and_managed_mode_has_them_on_every_device() {
 }
 
 #[test]
-fn every_device_has_the_same_attribute_keys() {
+fn publishes_same_attribute_keys_on_every_device() {
     let pool = desired(&h100x2());
     let keys: BTreeSet<Vec<&String>> = devices(&pool)
         .iter()
@@ -123,7 +123,7 @@ fn every_device_has_the_same_attribute_keys() {
 }
 
 #[test]
-fn a_card_that_cannot_be_shared_is_whole_only_and_says_why() {
+fn publishes_unshareable_gpu_as_whole_only() {
     let with = |change: fn(&mut drava_nvml::Card)| {
         let mut inventory = t4();
         inventory.gpus.cards.iter_mut().for_each(change);
@@ -165,7 +165,7 @@ fn a_card_that_cannot_be_shared_is_whole_only_and_says_why() {
 }
 
 #[test]
-fn a_server_without_a_gate_gets_no_shares_at_all() {
+fn publishes_no_shares_without_feature_gate() {
     for features in [
         Features {
             counters: false,
@@ -209,7 +209,7 @@ fn a_server_without_a_gate_gets_no_shares_at_all() {
 }
 
 #[test]
-fn what_is_published_is_not_written_again() {
+fn skips_unchanged_slices() {
     let pool = desired(&h100x2());
     let mut slices = first_publication(&pool);
     // The server's own spelling.
@@ -227,7 +227,7 @@ fn what_is_published_is_not_written_again() {
 }
 
 #[test]
-fn one_changed_slice_keeps_the_generation_and_the_taint_times() {
+fn keeps_generation_and_taint_times_on_single_change() {
     let pool = desired(&h100x2());
     let mut slices = first_publication(&pool);
     let devices = slices
@@ -258,7 +258,7 @@ fn one_changed_slice_keeps_the_generation_and_the_taint_times() {
 }
 
 #[test]
-fn more_than_one_change_makes_a_new_generation_of_all_slices() {
+fn increments_generation_on_multiple_changes() {
     let slices = first_publication(&desired(&h100x2()));
     let mut grown = h100x2();
     for minor in 2..10 {
@@ -285,7 +285,7 @@ fn more_than_one_change_makes_a_new_generation_of_all_slices() {
 }
 
 #[test]
-fn a_slice_of_an_earlier_layout_is_deleted() {
+fn deletes_slice_of_earlier_layout() {
     let pool = desired(&t4());
     let mut slices = first_publication(&pool);
     let mut old = slices[0].clone();
@@ -303,7 +303,7 @@ fn a_slice_of_an_earlier_layout_is_deleted() {
 }
 
 #[test]
-fn another_pool_has_its_own_generation() {
+fn ignores_generation_of_other_pool() {
     let pool = desired(&t4());
     let mut of_another = first_publication(&pool);
     for slice in &mut of_another {
@@ -319,7 +319,7 @@ fn another_pool_has_its_own_generation() {
 }
 
 #[test]
-fn wiped_and_edited_slices_are_repaired() {
+fn repairs_deleted_and_edited_slices() {
     let pool = desired(&h100x2());
     let slices = first_publication(&pool);
     assert_eq!(
@@ -343,7 +343,7 @@ fn wiped_and_edited_slices_are_repaired() {
 }
 
 #[test]
-fn dropped_fields_are_recognised_one_by_one() {
+fn detects_each_dropped_field() {
     let slices = first_publication(&desired(&h100x2()));
     let sent = slices
         .iter()
@@ -440,7 +440,7 @@ pub(crate) fn check_limits(pool: &Pool) {
 }
 
 #[test]
-fn a_range_without_room_for_a_step_has_none() {
+fn omits_step_in_range_smaller_than_step() {
     for (mib, has_step) in [(1, false), (2, true)] {
         let mut inventory = t4();
         let card = &mut inventory.gpus.cards[0];
@@ -462,7 +462,7 @@ fn a_range_without_room_for_a_step_has_none() {
 proptest! {
     /// The API server's limits hold for any number of cards, and what a card offers is never more than it has.
     #[test]
-    fn api_limits_hold(
+    fn respects_api_limits(
         count in 0u32..80,
         node in "[a-z][a-z0-9.-]{0,251}[a-z0-9]",
         total in 0u64..200 << 30,

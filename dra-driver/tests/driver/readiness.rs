@@ -9,21 +9,21 @@ use drava_dra_driver::inventory::Source;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
+use crate::cluster::{TestCluster, free_address, get, kubelet_claim, refusal};
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, free_address, get, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
-    let world = World::new().await;
-    let root = world.node.root.path().join("driver-root");
+async fn reports_missing_nvidia_libraries_and_recovers() {
+    let cluster = TestCluster::new().await;
+    let root = cluster.node.root.path().join("driver-root");
     fs::create_dir(&root).unwrap();
     let source = Source {
         rescan: Duration::from_millis(100),
         ..Source::nvml(root.clone(), root.clone())
     };
-    let running = world.start_with(world.config(), source);
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let running = cluster.start_with(cluster.config(), source);
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     let reason = running
         .complains(Condition::Gpus, "libnvidia-ml.so.1")
         .await;
@@ -33,7 +33,7 @@ async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
             && reason.contains("--driver-root"),
         "{reason}"
     );
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     let error = refusal(&plugin, 1).await;
     assert!(
         error.contains("default/claim-1") && error.contains("libnvidia-ml.so.1"),
@@ -41,25 +41,25 @@ async fn a_node_without_driver_libraries_says_where_it_looked_and_recovers() {
     );
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     let event = eventually("event", || {
-        world
+        cluster
             .api
             .events()
             .into_iter()
             .find(|(reason, _)| reason == "NotReady")
     });
     assert!(event.await.1.contains("libnvidia-ml.so.1"));
-    assert!(world.api.slices().is_empty());
+    assert!(cluster.api.slices().is_empty());
 
     // The simulated machine's own NVML, loaded as on a node.
     fs::remove_dir(&root).unwrap();
     std::os::unix::fs::symlink(crate::fixture::machine_root(), &root).unwrap();
     running.is_ready().await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    insta::assert_json_snapshot!(published_devices(&world));
+    insta::assert_json_snapshot!(published_devices(&cluster));
 }
 
 /// Names and some figures of what is published, without what changes from run to run.
-fn published_devices(world: &World) -> Vec<Value> {
+fn published_devices(cluster: &TestCluster) -> Vec<Value> {
     let entry = |device: &Value| {
         json!({
             "name": device["name"],
@@ -70,18 +70,18 @@ fn published_devices(world: &World) -> Vec<Value> {
             "counters": device["consumesCounters"][0]["counters"],
         })
     };
-    world.api.devices().iter().map(entry).collect()
+    cluster.api.devices().iter().map(entry).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_node_object_and_an_unusable_directory_are_named() {
-    let world = World::new().await;
-    let running = world.start_with(
+async fn reports_missing_node_object_and_unusable_directory() {
+    let cluster = TestCluster::new().await;
+    let running = cluster.start_with(
         Config {
             node: "node-b".to_owned(),
-            ..world.config()
+            ..cluster.config()
         },
-        world.source(),
+        cluster.source(),
     );
     let reason = running
         .complains(Condition::Published, "no Node object node-b")
@@ -89,9 +89,9 @@ async fn a_missing_node_object_and_an_unusable_directory_are_named() {
     assert!(reason.contains("--node-name"), "{reason}");
     running.stop().await;
 
-    let mut broken = world.config();
-    broken.paths.state_dir = world.node.root.path().join("image/libvgpu.so");
-    let running = world.start_with(broken, world.source());
+    let mut broken = cluster.config();
+    broken.paths.state_dir = cluster.node.root.path().join("image/libvgpu.so");
+    let running = cluster.start_with(broken, cluster.source());
     let reason = running
         .complains(Condition::Directories, "cannot write to")
         .await;
@@ -100,12 +100,12 @@ async fn a_missing_node_object_and_an_unusable_directory_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readyz_says_what_is_missing_and_the_node_is_told_each_reason() {
-    let world = World::new().await;
-    let mut config = world.config();
-    config.paths.artifacts_dir = world.node.root.path().join("no-image");
+async fn reports_unmet_conditions_in_readyz_and_events() {
+    let cluster = TestCluster::new().await;
+    let mut config = cluster.config();
+    config.paths.artifacts_dir = cluster.node.root.path().join("no-image");
     config.listen = free_address();
-    let running = world.start_with(config.clone(), world.source());
+    let running = cluster.start_with(config.clone(), cluster.source());
     running.complains(Condition::Artifacts, "libvgpu.so").await;
     let get = |path: &'static str| get(config.listen, path);
     assert!(get("/healthz").await.starts_with("HTTP/1.0 200"));
@@ -116,7 +116,7 @@ async fn readyz_says_what_is_missing_and_the_node_is_told_each_reason() {
         "{unready}"
     );
     let told = |text: &'static str| {
-        let events = world.api.events();
+        let events = cluster.api.events();
         events
             .into_iter()
             .find(|(reason, note)| reason == "NotReady" && note.starts_with(text))
@@ -128,15 +128,15 @@ async fn readyz_says_what_is_missing_and_the_node_is_told_each_reason() {
     })
     .await;
 
-    fs::create_dir(world.node.root.path().join("no-image")).unwrap();
+    fs::create_dir(cluster.node.root.path().join("no-image")).unwrap();
     for artifact in ["libvgpu.so", "drava-cdi-hook"] {
         fs::copy(
-            world.node.paths.artifacts_dir.join(artifact),
+            cluster.node.paths.artifacts_dir.join(artifact),
             config.paths.artifacts_dir.join(artifact),
         )
         .unwrap();
     }
-    world.kubelet.register("gpu.drava.dev").await.unwrap();
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
     assert!(get("/readyz").await.ends_with("ready\n"));
 }

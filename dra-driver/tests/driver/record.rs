@@ -23,7 +23,7 @@ fn damage(node: &TestNode, number: u32) {
 }
 
 #[test]
-fn a_damaged_record_is_set_aside_and_rebuilt_around_what_runs() {
+fn rebuilds_damaged_record_without_disrupting_containers() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -70,7 +70,7 @@ fn a_damaged_record_is_set_aside_and_rebuilt_around_what_runs() {
 }
 
 #[test]
-fn a_rebuild_that_fails_takes_nothing_away_from_containers_that_run() {
+fn keeps_files_of_running_containers_if_rebuild_fails() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -93,7 +93,7 @@ fn a_rebuild_that_fails_takes_nothing_away_from_containers_that_run() {
 }
 
 #[test]
-fn a_record_of_another_version_cut_short_or_of_another_claim_is_damaged() {
+fn detects_damaged_record() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();

@@ -6,45 +6,45 @@ use std::time::Duration;
 use drava_dra_driver::driver::Config;
 
 use crate::api_server::eventually;
+use crate::cluster::{TestCluster, inode, kubelet_claim, refusal};
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, inode, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn running_claims_survive_a_killed_driver_and_a_reboot() {
-    let world = World::new().await;
-    let (running, plugin) = world.ready().await;
+async fn restores_running_claims_after_kill_and_reboot() {
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.ready().await;
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    world.api.put_claim(&found);
+    cluster.api.put_claim(&found);
     let devices = plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let complete = world.node.traces();
+    let complete = cluster.node.traces();
     let page = complete
         .0
         .iter()
         .find(|name| name.ends_with("/page"))
         .unwrap()
         .clone();
-    let page = world.node.root.path().join(page);
+    let page = cluster.node.root.path().join(page);
     let before = inode(&page);
 
     running.kill().await;
-    let (running, plugin) = world.ready().await;
+    let (running, plugin) = cluster.ready().await;
     assert_eq!(
         plugin.prepare_one(&kubelet_claim(1)).await.unwrap(),
         devices
     );
     assert_eq!(
-        (world.node.traces(), inode(&page)),
+        (cluster.node.traces(), inode(&page)),
         (complete.clone(), before)
     );
 
     // A reboot empties the run directories; kubelet need not ask again.
     running.kill().await;
-    world.node.tmpfs.reboot();
-    fs::remove_file(world.spec(1)).unwrap();
-    let (_running, plugin) = world.ready().await;
+    cluster.node.tmpfs.reboot();
+    fs::remove_file(cluster.spec(1)).unwrap();
+    let (_running, plugin) = cluster.ready().await;
     eventually("restoration", || {
-        (world.node.traces() == complete).then_some(())
+        (cluster.node.traces() == complete).then_some(())
     })
     .await;
     assert_eq!(inode(&page), before);
@@ -55,33 +55,40 @@ async fn running_claims_survive_a_killed_driver_and_a_reboot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orphans_are_removed_at_start() {
-    let world = World::new().await;
-    let (running, plugin) = world.ready().await;
+async fn removes_orphans_at_start() {
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.ready().await;
     for number in [1, 2] {
         let found = claim(number, &[Share(0, "8Gi", "0")]);
-        world.api.put_claim(&found);
+        cluster.api.put_claim(&found);
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
     }
     running.kill().await;
     // Claim 1 is deleted by force; claim 3 has only a spec, and one file is somebody else's.
-    world.api.delete_claim(&claim(1, &[]));
-    fs::copy(world.spec(1), world.spec(3)).unwrap();
-    fs::write(world.node.paths.cdi_dir.join("other-vendor.json"), "{}").unwrap();
-    let (_running, _plugin) = world.ready().await;
+    cluster.api.delete_claim(&claim(1, &[]));
+    fs::copy(cluster.spec(1), cluster.spec(3)).unwrap();
+    fs::write(cluster.node.paths.cdi_dir.join("other-vendor.json"), "{}").unwrap();
+    let (_running, _plugin) = cluster.ready().await;
     eventually("claim 1 is gone", || {
-        (!world.spec(1).exists() && !world.record(1).exists()).then_some(())
+        (!cluster.spec(1).exists() && !cluster.record(1).exists()).then_some(())
     })
     .await;
     eventually("claim 3 is gone", || {
-        (!world.spec(3).exists()).then_some(())
+        (!cluster.spec(3).exists()).then_some(())
     })
     .await;
-    assert!(world.spec(2).exists() && world.record(2).exists());
-    assert!(world.node.paths.cdi_dir.join("other-vendor.json").exists());
-    assert_eq!(world.node.tmpfs.mounted().len(), 1);
+    assert!(cluster.spec(2).exists() && cluster.record(2).exists());
+    assert!(
+        cluster
+            .node
+            .paths
+            .cdi_dir
+            .join("other-vendor.json")
+            .exists()
+    );
+    assert_eq!(cluster.node.tmpfs.mounted().len(), 1);
     eventually("event", || {
-        world
+        cluster
             .api
             .events()
             .into_iter()
@@ -91,23 +98,23 @@ async fn orphans_are_removed_at_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_is_gone_keeps_its_devices_until_the_grace_has_passed() {
-    let world = World::new().await;
+async fn keeps_devices_of_deleted_claim_in_grace_period() {
+    let cluster = TestCluster::new().await;
     let patient = Config {
         orphan_grace: Duration::from_secs(3600),
-        ..world.config()
+        ..cluster.config()
     };
-    let (running, plugin) = world.ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+    let (running, plugin) = cluster.ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     running.stop().await;
-    world.api.delete_claim(&claim(1, &[]));
-    fs::remove_file(world.spec(1)).unwrap();
-    let running = world.start_with(patient, world.source());
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    cluster.api.delete_claim(&claim(1, &[]));
+    fs::remove_file(cluster.spec(1)).unwrap();
+    let running = cluster.start_with(patient, cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
     // Its pod may still run: the card is not free.
-    world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     let error = refusal(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),
@@ -118,28 +125,28 @@ async fn a_claim_that_is_gone_keeps_its_devices_until_the_grace_has_passed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_record_is_rebuilt_from_the_api_server() {
-    let world = World::new().await;
-    let (running, plugin) = world.ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+async fn rebuilds_damaged_record_from_api_server() {
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let sound = fs::read(world.record(1)).unwrap();
+    let sound = fs::read(cluster.record(1)).unwrap();
     running.kill().await;
-    fs::write(world.record(1), &sound[..sound.len() - 9]).unwrap();
-    let (_running, plugin) = world.ready().await;
+    fs::write(cluster.record(1), &sound[..sound.len() - 9]).unwrap();
+    let (_running, plugin) = cluster.ready().await;
     eventually("rebuilt", || {
-        (fs::read(world.record(1)).ok()? == sound).then_some(())
+        (fs::read(cluster.record(1)).ok()? == sound).then_some(())
     })
     .await;
     let event = eventually("event", || {
-        world
+        cluster
             .api
             .events()
             .into_iter()
             .find(|(reason, _)| reason == "ClaimStateRepaired")
     });
     assert!(event.await.1.contains("cut short"));
-    world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     let error = refusal(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),

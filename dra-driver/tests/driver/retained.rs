@@ -68,7 +68,7 @@ fn partitioned(card: &mut Card) {
 }
 
 #[test]
-fn a_card_that_is_gone_stays_published_as_it_was_with_a_taint() {
+fn retains_lost_gpu_with_taint() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
     let inventory = without_the_first_card();
@@ -91,7 +91,7 @@ fn a_card_that_is_gone_stays_published_as_it_was_with_a_taint() {
 }
 
 #[test]
-fn another_card_on_the_same_device_file_takes_the_place_of_the_one_that_is_gone() {
+fn replaces_lost_gpu_with_same_minor_number() {
     let slices = first_publication(&desired(&h100x2()));
     let mut inventory = h100x2();
     inventory.gpus.cards[0].uuid = GpuUuid::new("GPU-11111111-0000-4000-8000-000000000000");
@@ -101,7 +101,7 @@ fn another_card_on_the_same_device_file_takes_the_place_of_the_one_that_is_gone(
 }
 
 #[test]
-fn of_a_card_that_is_gone_no_more_is_offered_than_the_server_keeps() {
+fn retains_only_devices_supported_by_api_server() {
     let slices = first_publication(&desired(&h100x2()));
     let features = Features {
         counters: false,
@@ -118,7 +118,7 @@ fn of_a_card_that_is_gone_no_more_is_offered_than_the_server_keeps() {
 }
 
 #[test]
-fn of_two_generations_the_newer_counts() {
+fn reads_published_gpus_from_newest_generation() {
     let older = first_publication(&desired(&h100x2()));
     let mut slices = first_publication(&desired(&without_the_first_card()));
     for slice in &mut slices {
@@ -140,7 +140,7 @@ fn of_two_generations_the_newer_counts() {
 }
 
 #[test]
-fn a_card_that_is_gone_may_go_once_its_taint_has_stood_for_a_while() {
+fn withdraws_lost_gpu_after_taint_grace_period() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = without_the_first_card();
     let mut published = PublishedCards::of_slices(&slices, POOL);
@@ -180,7 +180,7 @@ fn a_card_that_is_gone_may_go_once_its_taint_has_stood_for_a_while() {
 }
 
 #[test]
-fn a_card_in_another_mode_stays_published_as_it_was_with_the_reason() {
+fn retains_gpu_in_excluded_mode_with_reason() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
     let prohibited = |card: &mut Card| card.compute_mode = ComputeMode::Prohibited;
@@ -210,7 +210,7 @@ fn a_card_in_another_mode_stays_published_as_it_was_with_the_reason() {
 }
 
 #[test]
-fn only_what_the_new_mode_excludes_is_tainted() {
+fn taints_only_devices_excluded_by_new_mode() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
     let exclusive = with_the_first_card(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
@@ -247,7 +247,7 @@ fn only_what_the_new_mode_excludes_is_tainted() {
 }
 
 #[test]
-fn what_is_retained_competes_for_the_counters_that_the_card_has_now() {
+fn consumes_current_counters_for_retained_devices() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = with_the_first_card(|card| {
         card.compute_mode = ComputeMode::ExclusiveProcess;
@@ -269,7 +269,7 @@ fn what_is_retained_competes_for_the_counters_that_the_card_has_now() {
 }
 
 #[test]
-fn a_card_with_another_device_file_is_published_anew() {
+fn republishes_gpu_with_new_minor_number() {
     let slices = first_publication(&desired(&h100x2()));
     let moved = with_the_first_card(|card| {
         card.minor = 7;
@@ -280,7 +280,7 @@ fn a_card_with_another_device_file_is_published_anew() {
 }
 
 #[test]
-fn a_claim_holds_the_devices_of_this_driver_and_pool_only() {
+fn counts_allocated_devices_of_own_driver_and_pool_only() {
     let allocated = |claims: &[ResourceClaim]| publish::retained::allocated(claims, POOL);
     let mut elsewhere = claim(2, &[Whole(1)]);
     results_of(&mut elsewhere)[0].pool = "another/gpus".to_owned();

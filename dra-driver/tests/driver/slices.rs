@@ -14,19 +14,19 @@ use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
 use crate::api_server::{CLAIMS, SLICES, eventually};
+use crate::cluster::{TestCluster, kubelet_claim, refusal};
 use crate::fixture::Result::Share;
 use crate::fixture::claim;
-use crate::harness::{World, kubelet_claim, refusal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_that_kubelet_wipes_or_somebody_edits_are_published_again() {
-    let world = World::new().await;
-    let (_running, _plugin) = world.ready().await;
-    let published = world.api.slices();
+async fn republishes_deleted_and_edited_slices() {
+    let cluster = TestCluster::new().await;
+    let (_running, _plugin) = cluster.ready().await;
+    let published = cluster.api.slices();
     assert_eq!(published.len(), 2);
-    world.api.wipe_slices();
+    cluster.api.wipe_slices();
     eventually("republication", || {
-        (world.api.slices().len() == 2).then_some(())
+        (cluster.api.slices().len() == 2).then_some(())
     })
     .await;
 
@@ -36,18 +36,18 @@ async fn slices_that_kubelet_wipes_or_somebody_edits_are_published_again() {
         .unwrap();
     let taints = |slice: &Value| slice["spec"]["devices"][0]["taints"].clone();
     let before = taints(&published[name]);
-    world.api.edit_slice(name, |slice| {
+    cluster.api.edit_slice(name, |slice| {
         slice["spec"]["devices"][0]["taints"] = Value::Null
     });
     eventually("repair", || {
-        (taints(&world.api.slices()[name]) == before).then_some(())
+        (taints(&cluster.api.slices()[name]) == before).then_some(())
     })
     .await;
-    world.api.edit_slice(name, |slice| {
+    cluster.api.edit_slice(name, |slice| {
         slice["metadata"]["ownerReferences"] = Value::Null
     });
     eventually("owner", || {
-        world.api.slices()[name]["metadata"]["ownerReferences"]
+        cluster.api.slices()[name]["metadata"]["ownerReferences"]
             .as_array()
             .map(drop)
     })
@@ -55,45 +55,45 @@ async fn slices_that_kubelet_wipes_or_somebody_edits_are_published_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_of_an_earlier_layout_are_deleted_and_no_others() {
-    let world = World::new().await;
-    let (_running, _plugin) = world.ready().await;
-    let mut published = world.api.slices();
+async fn deletes_only_own_slices_of_earlier_layout() {
+    let cluster = TestCluster::new().await;
+    let (_running, _plugin) = cluster.ready().await;
+    let mut published = cluster.api.slices();
     let (_, of_ours) = published.pop_first().unwrap();
     let mut of_others = of_ours.clone();
     of_others["spec"]["nodeName"] = Value::from("node-b");
-    world.api.put_slice("theirs", of_others);
-    world.api.put_slice("old", of_ours);
+    cluster.api.put_slice("theirs", of_others);
+    cluster.api.put_slice("old", of_ours);
     eventually("deletion", || {
-        (!world.api.slices().contains_key("old")).then_some(())
+        (!cluster.api.slices().contains_key("old")).then_some(())
     })
     .await;
-    assert!(world.api.slices().contains_key("theirs"));
+    assert!(cluster.api.slices().contains_key("theirs"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_driver_writes_no_slice_that_is_right() {
-    let world = World::new().await;
-    let (running, _plugin) = world.ready().await;
+async fn writes_no_unchanged_slice_after_restart() {
+    let cluster = TestCluster::new().await;
+    let (running, _plugin) = cluster.ready().await;
     running.stop().await;
-    let writes = world.api.writes().len();
-    let (_running, _plugin) = world.ready().await;
-    assert_eq!(world.api.writes().len(), writes);
+    let writes = cluster.api.writes().len();
+    let (_running, _plugin) = cluster.ready().await;
+    assert_eq!(cluster.api.writes().len(), writes);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_drops_counters_gets_whole_cards_and_an_event_with_the_gate() {
-    let world = World::new().await;
-    world
+async fn publishes_whole_gpus_if_counters_are_dropped() {
+    let cluster = TestCluster::new().await;
+    cluster
         .api
         .drop_fields(&["sharedCounters", "consumesCounters"]);
-    let (_running, _plugin) = world.ready().await;
-    let slices = world.api.slices();
-    let devices = world.api.devices();
+    let (_running, _plugin) = cluster.ready().await;
+    let slices = cluster.api.slices();
+    let devices = cluster.api.devices();
     let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
     assert_eq!(names, ["gpu-0", "gpu-1"]);
     let event = eventually("event", || {
-        world
+        cluster
             .api
             .events()
             .into_iter()
@@ -101,24 +101,26 @@ async fn a_server_that_drops_counters_gets_whole_cards_and_an_event_with_the_gat
     });
     assert!(event.await.1.contains("DRAPartitionableDevices"));
     // No fight: it stays as it is.
-    let writes = world.api.writes().len();
+    let writes = cluster.api.writes().len();
     // The slices are looked at after each change; a write that the first look found necessary precedes the second.
     // One more, because the list with which a watch begins is taken for a look.
     for _ in 0..3 {
-        let looks = world.api.lists(SLICES);
-        world.api.edit_slice(slices.keys().next().unwrap(), |_| {});
+        let looks = cluster.api.lists(SLICES);
+        cluster
+            .api
+            .edit_slice(slices.keys().next().unwrap(), |_| {});
         eventually("a look at the slices", || {
-            (world.api.lists(SLICES) > looks).then_some(())
+            (cluster.api.lists(SLICES) > looks).then_some(())
         })
         .await;
     }
-    assert_eq!(world.api.writes().len(), writes);
+    assert_eq!(cluster.api.writes().len(), writes);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
+async fn taints_lost_gpu_until_it_returns() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
     let mut stream = plugin.watch_health().await.unwrap();
     let health = |message: &drava_dra_driver::proto::health_v1::NodeWatchResourcesResponse,
                   name: &str| {
@@ -133,14 +135,14 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
     assert_eq!(health(&first, "gpu-1-vgpu"), HealthStatus::Healthy);
 
     let mut taken = None;
-    world
+    cluster
         .gpus
         .change(|inventory| taken = Some(inventory.cards.remove(1)));
-    eventually("taint", || (!unhealthy(&world).is_empty()).then_some(())).await;
+    eventually("taint", || (!unhealthy(&cluster).is_empty()).then_some(())).await;
     let next = stream.next().await.unwrap().unwrap();
     assert_eq!(health(&next, "gpu-1-vgpu"), HealthStatus::Unhealthy);
     assert_eq!(health(&next, "gpu-0-vgpu"), HealthStatus::Healthy);
-    world.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
     let error = refusal(&plugin, 1).await;
     assert!(
         error.contains(
@@ -149,18 +151,20 @@ async fn a_card_that_vanishes_is_tainted_refused_and_unhealthy_and_comes_back() 
         "{error}"
     );
 
-    world.gpus.change(|inventory| inventory.cards.extend(taken));
-    eventually("recovery", || unhealthy(&world).is_empty().then_some(())).await;
+    cluster
+        .gpus
+        .change(|inventory| inventory.cards.extend(taken));
+    eventually("recovery", || unhealthy(&cluster).is_empty().then_some(())).await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_library_fails_the_slices_stay_and_the_health_is_unknown() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
-    let published = world.api.slices();
+async fn keeps_slices_and_reports_unknown_health_without_nvml() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
+    let published = cluster.api.slices();
     let mut stream = plugin.watch_health().await.unwrap();
-    world.gpus.fail();
+    cluster.gpus.fail();
     let message = loop {
         let message = stream.next().await.unwrap().unwrap();
         let is_healthy = |one: &DeviceHealth| one.health() == HealthStatus::Healthy;
@@ -173,52 +177,55 @@ async fn while_the_library_fails_the_slices_stay_and_the_health_is_unknown() {
         assert_eq!(device.health(), HealthStatus::Unknown);
         assert!(device.message.contains("number of cards"), "{device:?}");
     }
-    assert_eq!(world.api.slices(), published);
+    assert_eq!(cluster.api.slices(), published);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_card_outlives_the_driver_while_a_claim_holds_it_and_is_withdrawn_then() {
-    let world = World::new().await;
-    let (running, _plugin) = world.ready().await;
-    world.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
+async fn retains_lost_gpu_across_restart_while_allocated() {
+    let cluster = TestCluster::new().await;
+    let (running, _plugin) = cluster.ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
     running.stop().await;
-    world
+    cluster
         .gpus
         .change(|inventory| drop(inventory.cards.remove(1)));
 
     let impatient = Config {
         retained_grace: Duration::ZERO,
-        ..world.config()
+        ..cluster.config()
     };
-    let running = world.start_with(impatient, world.source());
-    world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let running = cluster.start_with(impatient, cluster.source());
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
     // It could have been withdrawn each time that the claims were listed.
     eventually("two looks at the claims", || {
-        (world.api.lists(CLAIMS) >= 2).then_some(())
+        (cluster.api.lists(CLAIMS) >= 2).then_some(())
     })
     .await;
     let lost = ["gpu-1: lost", "gpu-1-vgpu: lost"];
-    assert_eq!(unhealthy(&world), lost);
+    assert_eq!(unhealthy(&cluster), lost);
     // Kubelet deletes all slices of its node when it restarts.
-    world.api.wipe_slices();
+    cluster.api.wipe_slices();
     eventually("publication anew", || {
-        (unhealthy(&world) == lost).then_some(())
+        (unhealthy(&cluster) == lost).then_some(())
     })
     .await;
 
-    world.api.delete_claim(&claim(1, &[]));
-    eventually("withdrawal", || unhealthy(&world).is_empty().then_some(())).await;
-    assert_eq!(world.api.slices().len(), 2);
+    cluster.api.delete_claim(&claim(1, &[]));
+    eventually("withdrawal", || {
+        unhealthy(&cluster).is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(cluster.api.slices().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_card_switched_to_mig_stays_published_while_a_claim_holds_it_and_is_withdrawn_then() {
-    let world = World::new().await;
+async fn retains_gpu_in_mig_mode_while_allocated() {
+    let cluster = TestCluster::new().await;
     let machine = Machine::start(description::H100X2).unwrap();
     let mut impatient = Config {
         retained_grace: Duration::ZERO,
-        ..world.config()
+        ..cluster.config()
     };
     impatient.paths.driver_root_mount = machine.root().to_owned();
     let source = Source {
@@ -228,32 +235,35 @@ async fn a_card_switched_to_mig_stays_published_while_a_claim_holds_it_and_is_wi
             machine.root().to_owned(),
         )
     };
-    let running = world.start_with(impatient, source);
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let running = cluster.start_with(impatient, source);
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     running.is_ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let offered = world.api.devices();
+    let offered = cluster.api.devices();
 
-    let lists = world.api.lists(CLAIMS);
+    let lists = cluster.api.lists(CLAIMS);
     set_mig_mode(&machine, true);
     let partitioned = ["gpu-0: mig-mode", "gpu-0-vgpu: mig-mode"];
-    eventually("taint", || (unhealthy(&world) == partitioned).then_some(())).await;
-    eventually("two looks at the claims", || {
-        (world.api.lists(CLAIMS) >= lists + 2).then_some(())
+    eventually("taint", || {
+        (unhealthy(&cluster) == partitioned).then_some(())
     })
     .await;
-    assert_eq!(unhealthy(&world), partitioned);
-    assert_eq!(world.api.devices().len(), offered.len());
-    world.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
+    eventually("two looks at the claims", || {
+        (cluster.api.lists(CLAIMS) >= lists + 2).then_some(())
+    })
+    .await;
+    assert_eq!(unhealthy(&cluster), partitioned);
+    assert_eq!(cluster.api.devices().len(), offered.len());
+    cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
     let error = refusal(&plugin, 2).await;
     assert!(error.contains("MIG mode is on"), "{error}");
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
-    world.api.delete_claim(&claim(1, &[]));
-    world.api.delete_claim(&claim(2, &[]));
+    cluster.api.delete_claim(&claim(1, &[]));
+    cluster.api.delete_claim(&claim(2, &[]));
     let names = || -> Vec<Value> {
-        let devices = world.api.devices().into_iter();
+        let devices = cluster.api.devices().into_iter();
         devices.map(|device| device["name"].clone()).collect()
     };
     eventually("withdrawal", || {
@@ -262,13 +272,13 @@ async fn a_card_switched_to_mig_stays_published_while_a_claim_holds_it_and_is_wi
     .await;
     set_mig_mode(&machine, false);
     eventually("recovery", || {
-        (world.api.devices() == offered).then_some(())
+        (cluster.api.devices() == offered).then_some(())
     })
     .await;
 }
 
 /// The devices that must not be used, with the reason.
-fn unhealthy(world: &World) -> Vec<String> {
+fn unhealthy(cluster: &TestCluster) -> Vec<String> {
     let reason = |device: &Value| {
         let taints = device["taints"].as_array()?;
         let taint = taints
@@ -277,7 +287,7 @@ fn unhealthy(world: &World) -> Vec<String> {
         let (name, reason) = (device["name"].as_str()?, taint["value"].as_str()?);
         Some(format!("{name}: {reason}"))
     };
-    world.api.devices().iter().filter_map(reason).collect()
+    cluster.api.devices().iter().filter_map(reason).collect()
 }
 
 /// Switches the first card, as `nvidia-smi -mig` does.

@@ -8,7 +8,7 @@ use super::report::Report;
 
 /// Runs the bench.
 pub(crate) fn run(_args: &Args, report: &mut Report) -> Result<()> {
-    let figures = measure(Suite::Agent, "figures::claims", &[])?;
+    let figures = measure(Suite::Agent, "measurements::", &[])?;
     report.part(
         "Cost",
         "CPU time of an agent process over 30 seconds, in percent of one core, and its system calls that read, per \

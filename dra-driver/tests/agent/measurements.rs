@@ -10,7 +10,7 @@ use gpu_tenants::{Ground, Tenant, library};
 use serde_json::{Value, json};
 use simulator_machine::description::H200X8;
 
-use crate::node::{AgentProcess, GIB, Node, eventually};
+use crate::node::{AgentProcess, GIB, TestNode, eventually};
 
 const CARDS: u32 = 8;
 
@@ -62,8 +62,8 @@ impl Spent {
 }
 
 /// A node of eight cards with so many claims on each.
-fn node(claims: u32) -> Node {
-    let node = Node::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+fn node(claims: u32) -> TestNode {
+    let node = TestNode::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
     let machine = node.ground.machine().status().unwrap();
     let limits = Limits {
         cores: Cores::new(100 / claims).unwrap(),
@@ -79,7 +79,7 @@ fn node(claims: u32) -> Node {
 }
 
 /// Percent of a core and reads per second of an agent that has settled.
-fn cost(node: &Node, last: u32) -> (f64, f64) {
+fn cost(node: &TestNode, last: u32) -> (f64, f64) {
     let agent = node.agent_process();
     eventually("a rate for the last claim", || {
         node.page(last).rate_us_per_s
@@ -92,7 +92,7 @@ fn cost(node: &Node, last: u32) -> (f64, f64) {
 }
 
 #[test]
-fn claims_without_processes_cost_next_to_nothing() {
+fn reads_idle_claims_less_than_once_per_second() {
     let claims = 64;
     let node = node(claims);
     let (percent, reads) = cost(&node, CARDS * claims - 1);
@@ -106,7 +106,7 @@ fn claims_without_processes_cost_next_to_nothing() {
 
 #[test]
 #[ignore = "starts 64 processes: cargo xtask bench agent"]
-fn claims_that_are_busy() {
+fn measures_cost_of_busy_claims() {
     let claims = 8;
     let node = node(claims);
     let tenants: Vec<Tenant> = (0..CARDS * claims)

@@ -9,15 +9,15 @@ use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
 
 use crate::api_server::eventually;
+use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
 use crate::fixture::Result::Share;
 use crate::fixture::{claim, machine_root};
-use crate::harness::{World, free_address, get, kubelet_claim};
 
 /// An instance whose sockets are named after its pod. The fake kubelet registers the first in the alphabet.
-fn instance(world: &World, pod_uid: &str) -> Config {
+fn instance(cluster: &TestCluster, pod_uid: &str) -> Config {
     Config {
         pod_uid: Some(pod_uid.to_owned()),
-        ..world.config()
+        ..cluster.config()
     }
 }
 
@@ -30,17 +30,17 @@ fn source_of(root: &Path) -> Source {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_instance_that_cannot_serve_leaves_the_node_to_the_old_one() {
-    let world = World::new().await;
-    let old = world.start_with(instance(&world, "old"), world.source());
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+async fn leaves_node_to_old_instance_until_ready() {
+    let cluster = TestCluster::new().await;
+    let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     old.is_ready().await;
 
-    let root = world.node.root.path().join("driver-root");
-    let mut config = instance(&world, "new");
-    config.paths.artifacts_dir = world.node.root.path().join("no-image");
+    let root = cluster.node.root.path().join("driver-root");
+    let mut config = instance(&cluster, "new");
+    config.paths.artifacts_dir = cluster.node.root.path().join("no-image");
     config.listen = free_address();
-    let new = world.start_with(config.clone(), source_of(&root));
+    let new = cluster.start_with(config.clone(), source_of(&root));
     let waits = "another instance serves this node and goes on until this one can: artifacts: read";
     let reason = new.complains(Condition::Registered, waits).await;
     let reason = match reason.contains("gpus: not yet") {
@@ -48,7 +48,7 @@ async fn a_new_instance_that_cannot_serve_leaves_the_node_to_the_old_one() {
         false => reason,
     };
     assert!(reason.contains("; gpus: "), "{reason}");
-    let sockets = || world.kubelet.registry().unwrap().len();
+    let sockets = || cluster.kubelet.registry().unwrap().len();
     assert_eq!(sockets(), 1);
     let unready = get(config.listen, "/readyz").await;
     assert!(unready.starts_with("HTTP/1.0 503"), "{unready}");
@@ -57,19 +57,19 @@ async fn a_new_instance_that_cannot_serve_leaves_the_node_to_the_old_one() {
         "{unready}"
     );
     eventually("an event on the node", || {
-        let events = world.api.events();
+        let events = cluster.api.events();
         events
             .into_iter()
             .find(|(reason, note)| reason == "NotReady" && note.contains(waits))
     })
     .await;
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
     // Half of what it needs is not enough.
     fs::create_dir(&config.paths.artifacts_dir).unwrap();
     for artifact in ["libvgpu.so", "drava-cdi-hook"] {
-        let image = world.node.paths.artifacts_dir.join(artifact);
+        let image = cluster.node.paths.artifacts_dir.join(artifact);
         fs::copy(image, config.paths.artifacts_dir.join(artifact)).unwrap();
     }
     new.complains(Condition::Registered, "until this one can: gpus: ")
@@ -78,7 +78,7 @@ async fn a_new_instance_that_cannot_serve_leaves_the_node_to_the_old_one() {
 
     std::os::unix::fs::symlink(machine_root(), &root).unwrap();
     eventually("two sockets", || (sockets() == 2).then_some(())).await;
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     assert!(
         plugin.info.endpoint.contains("dra-new"),
         "{:?}",
@@ -89,57 +89,57 @@ async fn a_new_instance_that_cannot_serve_leaves_the_node_to_the_old_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_cannot_serve_registers_when_the_other_one_stops() {
-    let world = World::new().await;
-    let old = world.start_with(instance(&world, "old"), world.source());
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+async fn registers_unready_instance_when_other_one_stops() {
+    let cluster = TestCluster::new().await;
+    let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     old.is_ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
-    let root = world.node.root.path().join("driver-root");
-    let new = world.start_with(instance(&world, "new"), source_of(&root));
+    let root = cluster.node.root.path().join("driver-root");
+    let new = cluster.start_with(instance(&cluster, "new"), source_of(&root));
     new.complains(Condition::Registered, "another instance serves this node")
         .await;
     old.stop().await;
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
-    world.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
     let error = plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
     assert!(error.to_string().contains("driver-root"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_instance_serves_beside_the_first_and_takes_over() {
-    let world = World::new().await;
-    let first = world.start_with(instance(&world, "pod-1"), world.source());
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+async fn serves_alongside_first_instance_and_takes_over() {
+    let cluster = TestCluster::new().await;
+    let first = cluster.start_with(instance(&cluster, "pod-1"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     first.is_ready().await;
-    world.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
-    let second = world.start_with(instance(&world, "pod-2"), world.source());
+    let second = cluster.start_with(instance(&cluster, "pod-2"), cluster.source());
     eventually("two sockets", || {
-        (world.kubelet.registry().unwrap().len() == 2).then_some(())
+        (cluster.kubelet.registry().unwrap().len() == 2).then_some(())
     })
     .await;
     first.stop().await;
-    let plugin = world.kubelet.register("gpu.drava.dev").await.unwrap();
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     second.is_ready().await;
-    world.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     assert!(plugin.prepare_one(&kubelet_claim(2)).await.is_err());
-    world.api.wipe_slices();
+    cluster.api.wipe_slices();
     eventually("the second publishes", || {
-        (world.api.slices().len() == 2).then_some(())
+        (cluster.api.slices().len() == 2).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_instance_of_the_same_name_waits() {
-    let world = World::new().await;
-    let (first, _plugin) = world.ready().await;
-    let second = world.start();
+async fn waits_for_other_instance_with_same_socket() {
+    let cluster = TestCluster::new().await;
+    let (first, _plugin) = cluster.ready().await;
+    let second = cluster.start();
     second
         .complains(
             Condition::Registered,
@@ -147,6 +147,6 @@ async fn a_second_instance_of_the_same_name_waits() {
         )
         .await;
     first.stop().await;
-    world.kubelet.register("gpu.drava.dev").await.unwrap();
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     second.is_ready().await;
 }

@@ -104,7 +104,7 @@ impl GpuLibrary for FakeGpus {
 }
 
 /// A node, its kubelet and the API server. Drivers come and go on it.
-pub(crate) struct World {
+pub(crate) struct TestCluster {
     pub(crate) node: TestNode,
     pub(crate) api: ApiServer,
     pub(crate) kubelet: FakeKubelet,
@@ -118,7 +118,7 @@ pub(crate) struct Running {
     task: JoinHandle<Result<(), RunError>>,
 }
 
-impl World {
+impl TestCluster {
     pub(crate) async fn new() -> Self {
         let node = TestNode::new();
         let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();

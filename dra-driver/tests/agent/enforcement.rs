@@ -13,7 +13,7 @@ use simulator_machine::control;
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::CardIndex;
 
-use crate::node::{GIB, MIB, Node, eventually};
+use crate::node::{GIB, MIB, TestNode, eventually};
 use gpu_tenants::Tenant;
 
 /// A share with 4 GiB.
@@ -26,7 +26,7 @@ fn cores(percent: u32, policy: ComputePolicy) -> Limits {
 }
 
 /// Launches kernels of these lengths, some of them ahead.
-fn busy(node: &Node, number: u32, ns: u64) -> Tenant {
+fn busy(node: &TestNode, number: u32, ns: u64) -> Tenant {
     let mut tenant = node.tenant(number);
     tenant
         .ok(&format!("start kernel ns={ns} depth=16"))
@@ -35,7 +35,7 @@ fn busy(node: &Node, number: u32, ns: u64) -> Tenant {
 }
 
 /// Waits until the tenants have these percentages of the card for a while: a loaded host can keep them from it.
-fn await_percents(node: &Node, tenants: &[&Tenant], due: &[f64], points: f64) {
+fn await_percents(node: &TestNode, tenants: &[&Tenant], due: &[f64], points: f64) {
     let mut seen = Vec::new();
     for _ in 0..20 {
         let got = node.percents(tenants, Duration::ZERO, Duration::from_secs(2));
@@ -52,7 +52,7 @@ fn await_percents(node: &Node, tenants: &[&Tenant], due: &[f64], points: f64) {
 }
 
 /// Waits until the tenant has more than that, as it can only while it has the card alone.
-fn await_more_than(node: &Node, tenant: &Tenant, percent: f64) {
+fn await_more_than(node: &TestNode, tenant: &Tenant, percent: f64) {
     let mut seen = Vec::new();
     for _ in 0..20 {
         let got = node.percents(&[tenant], Duration::ZERO, Duration::from_secs(1));
@@ -69,8 +69,8 @@ fn confirmed(finding: &drava_dra_driver::agent::Finding, kind: Kind) -> bool {
 }
 
 #[test]
-fn shares_are_kept_idle_time_is_lent_and_given_back() {
-    let node = Node::new();
+fn keeps_balance_shares_and_reclaims_lent_time() {
+    let node = TestNode::new();
     node.prepare(1, &cores(30, ComputePolicy::Balance));
     node.prepare(2, &cores(70, ComputePolicy::Balance));
     let _agent = node.agent();
@@ -83,8 +83,8 @@ fn shares_are_kept_idle_time_is_lent_and_given_back() {
 }
 
 #[test]
-fn turns_are_taken_in_token_mode_and_a_dead_tenant_loses_its_own() {
-    let node = Node::new();
+fn divides_time_by_token_and_drops_dead_process() {
+    let node = TestNode::new();
     node.prepare(1, &cores(50, ComputePolicy::Token));
     node.prepare(2, &cores(50, ComputePolicy::Token));
     let _agent = node.agent();
@@ -95,8 +95,8 @@ fn turns_are_taken_in_token_mode_and_a_dead_tenant_loses_its_own() {
 }
 
 #[test]
-fn claims_come_and_go_and_a_new_agent_goes_on() {
-    let node = Node::new();
+fn follows_claims_across_agent_restart() {
+    let node = TestNode::new();
     node.prepare(1, &cores(30, ComputePolicy::Fixed));
     let agent = node.agent();
     eventually("a rate for the first", || node.page(1).rate_us_per_s);
@@ -118,8 +118,8 @@ fn claims_come_and_go_and_a_new_agent_goes_on() {
 }
 
 #[test]
-fn who_was_there_before_the_agent_is_governed_and_a_killed_agent_is_followed_by_another() {
-    let mut node = Node::new();
+fn controls_running_processes_across_agent_kill() {
+    let mut node = TestNode::new();
     node.enforcement = Enforcement::Required;
     node.prepare(1, &cores(30, ComputePolicy::Balance));
     node.prepare(2, &cores(70, ComputePolicy::Balance));
@@ -148,8 +148,8 @@ fn who_was_there_before_the_agent_is_governed_and_a_killed_agent_is_followed_by_
 }
 
 #[test]
-fn a_region_that_grows_in_use_is_told_and_its_limit_holds() {
-    let node = Node::new();
+fn reports_grown_region_and_keeps_its_limit() {
+    let node = TestNode::new();
     node.prepare(1, &Limits::memory(2 * GIB));
     let _agent = node.agent();
     let mut process = node.escape(1, "cuMemAlloc_v2", GIB, true);
@@ -168,8 +168,8 @@ fn a_region_that_grows_in_use_is_told_and_its_limit_holds() {
 }
 
 #[test]
-fn memory_taken_by_an_unknown_function_is_detected_and_told_once() {
-    let node = Node::new();
+fn reports_memory_from_unknown_function_once() {
+    let node = TestNode::new();
     node.prepare(1, &Limits::memory(2 * GIB));
     node.prepare(2, &Limits::memory(2 * GIB));
     let _agent = node.agent();
@@ -180,7 +180,7 @@ fn memory_taken_by_an_unknown_function_is_detected_and_told_once() {
     });
     assert_eq!(
         (found.claim.as_str(), &found.share),
-        ("claim-1", &Node::share_id(1))
+        ("claim-1", &TestNode::share_id(1))
     );
     let What::News(News::Confirmed(Suspicion::OverLimit {
         used_bytes,
@@ -206,8 +206,8 @@ fn memory_taken_by_an_unknown_function_is_detected_and_told_once() {
 }
 
 #[test]
-fn a_process_without_libvgpu_is_detected_and_killed_only_where_that_is_asked_for() {
-    let mut node = Node::new();
+fn kills_process_without_libvgpu_only_if_required() {
+    let mut node = TestNode::new();
     node.prepare(1, &Limits::memory(2 * GIB));
     node.enforcement = Enforcement::Required;
     node.prepare(2, &Limits::memory(2 * GIB));
@@ -233,7 +233,7 @@ fn a_process_without_libvgpu_is_detected_and_killed_only_where_that_is_asked_for
 }
 
 #[test]
-fn a_damaged_region_is_detected_whatever_was_done_to_it_and_harms_only_its_share() {
+fn detects_any_damaged_region_without_affecting_others() {
     type Damage = fn(&std::path::Path);
     type IsIt = fn(&RegionProblem) -> bool;
     let damages: [(&str, Damage, IsIt); 6] = [
@@ -290,7 +290,7 @@ fn a_damaged_region_is_detected_whatever_was_done_to_it_and_harms_only_its_share
             |problem| matches!(problem, RegionProblem::Unreadable(_)),
         ),
     ];
-    let node = Node::new();
+    let node = TestNode::new();
     for number in 1..=7 {
         node.prepare(number, &cores(10, ComputePolicy::Fixed));
     }
@@ -301,7 +301,7 @@ fn a_damaged_region_is_detected_whatever_was_done_to_it_and_harms_only_its_share
     }
     for (number, (what, _, is_it)) in (1..).zip(&damages) {
         node.finds(what, |finding| {
-            let is_its = finding.share == Node::share_id(number);
+            let is_its = finding.share == TestNode::share_id(number);
             is_its && matches!(&finding.what, What::News(News::Confirmed(Suspicion::Region(problem))) if is_it(problem))
         });
     }
@@ -312,13 +312,13 @@ fn a_damaged_region_is_detected_whatever_was_done_to_it_and_harms_only_its_share
             .lock()
             .unwrap()
             .iter()
-            .all(|finding| finding.share != Node::share_id(7))
+            .all(|finding| finding.share != TestNode::share_id(7))
     );
 }
 
 #[test]
-fn a_card_whose_nvml_hangs_keeps_its_rates_and_its_regions_are_watched() {
-    let node = Node::new();
+fn scans_regions_while_nvml_hangs() {
+    let node = TestNode::new();
     node.prepare(1, &cores(30, ComputePolicy::Fixed));
     node.prepare(2, &cores(30, ComputePolicy::Fixed));
     let _agent = node.agent();
@@ -346,8 +346,8 @@ fn a_card_whose_nvml_hangs_keeps_its_rates_and_its_regions_are_watched() {
 }
 
 #[test]
-fn a_kernel_that_is_too_long_is_told() {
-    let node = Node::new();
+fn reports_long_kernel() {
+    let node = TestNode::new();
     node.prepare(1, &cores(50, ComputePolicy::Fixed));
     let _agent = node.agent();
     eventually("a rate", || node.page(1).rate_us_per_s);

@@ -3,17 +3,17 @@
 use std::fs::OpenOptions;
 
 use crate::api_server::eventually;
-use crate::harness::World;
+use crate::cluster::TestCluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_again() {
-    let world = World::new().await;
-    let (_running, plugin) = world.ready().await;
-    world.prepare_shares(&plugin, &[1, 2]).await;
+async fn reports_damaged_region_until_repaired() {
+    let cluster = TestCluster::new().await;
+    let (_running, plugin) = cluster.ready().await;
+    cluster.prepare_shares(&plugin, &[1, 2]).await;
     let region_of = |number: u32| {
         let mut file = OpenOptions::new();
         file.write(true)
-            .open(world.usage(number).join("region"))
+            .open(cluster.usage(number).join("region"))
             .unwrap()
     };
     let region = region_of(1);
@@ -21,7 +21,7 @@ async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_
     region.set_len(100).unwrap();
 
     let told = |claim: &str| -> Vec<String> {
-        let events = world.api.events();
+        let events = cluster.api.events();
         events
             .into_iter()
             .filter(|(reason, note)| reason == "UsageRegionDamaged" && note.contains(claim))
@@ -34,7 +34,7 @@ async fn a_damaged_region_is_told_in_an_event_and_a_condition_until_it_is_sound_
         "{note}"
     );
     assert!(note.contains("restart the pod"), "{note}");
-    let enforced = |claim: &str| world.api.condition(claim, "Enforced");
+    let enforced = |claim: &str| cluster.api.condition(claim, "Enforced");
     let damaged = || enforced("claim-1").filter(|condition| condition["status"] == "False");
     assert_eq!(
         eventually("a condition", damaged).await["reason"],

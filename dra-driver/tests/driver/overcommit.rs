@@ -29,7 +29,7 @@ fn guard(
 }
 
 #[test]
-fn shares_that_fit_pass_and_the_next_one_is_refused_with_the_figures() {
+fn rejects_share_beyond_memory_or_cores_with_amounts() {
     let half = prepared(1, &[Share(0, "40Gi", "50")]);
     assert_eq!(
         guard(
@@ -68,7 +68,7 @@ fn shares_that_fit_pass_and_the_next_one_is_refused_with_the_figures() {
 }
 
 #[test]
-fn slots_are_counted() {
+fn rejects_share_beyond_slots() {
     let others: Vec<_> = (1..=10)
         .map(|number| prepared(number, &[Share(0, "1Gi", "0")]))
         .collect();
@@ -86,7 +86,7 @@ fn slots_are_counted() {
 }
 
 #[test]
-fn a_whole_card_and_shares_exclude_each_other_both_ways() {
+fn rejects_whole_gpu_alongside_shares_in_either_order() {
     let (whole, share) = (
         prepared(1, &[Whole(0)]),
         prepared(2, &[Share(0, "1Gi", "0")]),
@@ -115,7 +115,7 @@ fn a_whole_card_and_shares_exclude_each_other_both_ways() {
 }
 
 #[test]
-fn a_card_whose_mode_excludes_it_is_given_to_nobody() {
+fn rejects_gpu_excluded_by_compute_mode() {
     let mut inventory = h100x2();
     inventory.gpus.cards[0].compute_mode = ComputeMode::Prohibited;
     inventory.gpus.cards[1].compute_mode = ComputeMode::ExclusiveProcess;
@@ -139,7 +139,7 @@ fn a_card_whose_mode_excludes_it_is_given_to_nobody() {
 }
 
 #[test]
-fn two_shares_of_one_claim_count_together_and_the_claim_itself_does_not_count_twice() {
+fn counts_each_share_of_claim_exactly_once() {
     let both = prepared(1, &[Share(0, "40Gi", "0"), Share(0, "40Gi", "0")]);
     assert!(matches!(
         guard(&both, &[]),
@@ -150,7 +150,7 @@ fn two_shares_of_one_claim_count_together_and_the_claim_itself_does_not_count_tw
 }
 
 #[test]
-fn monitors_hold_nothing() {
+fn ignores_claims_with_admin_access() {
     let mut monitor = prepared(1, &[Whole(0)]);
     monitor.1[0].access = Access::Admin;
     assert_eq!(guard(&monitor, &[prepared(2, &[Whole(0)])]), Ok(()));
@@ -160,7 +160,7 @@ fn monitors_hold_nothing() {
 proptest! {
     /// Whatever is asked for in whatever order, what passes never sums to more than the card has.
     #[test]
-    fn what_passes_never_exceeds_the_card(asked in prop::collection::vec((1u64..60, 0u64..101, any::<bool>()), 1..20)) {
+    fn never_exceeds_gpu_capacity(asked in prop::collection::vec((1u64..60, 0u64..101, any::<bool>()), 1..20)) {
         let mut held: Vec<(ClaimRef, Vec<Prepared>)> = Vec::new();
         for (number, (gib, cores, whole)) in asked.into_iter().enumerate() {
             let number = u32::try_from(number).unwrap();
