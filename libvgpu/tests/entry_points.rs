@@ -2,10 +2,10 @@
 //!
 //! | Class | Meaning |
 //! |---|---|
-//! | `door` | leads to other functions |
+//! | `lookup` | leads to other functions |
 //! | `counted` | takes or gives back memory of the share; hooked |
 //! | `metered` | takes GPU time of the card, or decides when that can be measured; hooked |
-//! | `virtualised` | says how much memory there is; hooked |
+//! | `virtualized` | says how much memory there is; hooked |
 //! | `passed` | the driver's own; takes neither memory nor GPU time of the card, or as its note says |
 //! | `uncounted` | takes memory that nobody counts, as its note says |
 //! | `unmetered` | takes GPU time that nobody meters, as its note says |
@@ -18,9 +18,9 @@ use std::process::Command;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
-    Door,
+    Lookup,
     Counted,
-    Virtualised,
+    Virtualized,
     Metered,
     Passed,
     Uncounted,
@@ -44,9 +44,9 @@ fn entry_points() -> BTreeMap<String, EntryPoint> {
             let mut fields = line.split('\t');
             let name = fields.next().unwrap().to_owned();
             let class = match fields.next().unwrap() {
-                "door" => Class::Door,
+                "lookup" => Class::Lookup,
                 "counted" => Class::Counted,
-                "virtualised" => Class::Virtualised,
+                "virtualized" => Class::Virtualized,
                 "metered" => Class::Metered,
                 "passed" => Class::Passed,
                 "uncounted" => Class::Uncounted,
@@ -76,13 +76,13 @@ fn hooked() -> BTreeSet<String> {
 }
 
 #[test]
-fn hooks_and_classes_agree() {
+fn hooks_exactly_the_functions_classified_as_hooked() {
     let asked_for: BTreeSet<String> = entry_points()
         .into_iter()
         .filter(|(_, entry)| {
             matches!(
                 entry.class,
-                Class::Door | Class::Counted | Class::Virtualised | Class::Metered
+                Class::Lookup | Class::Counted | Class::Virtualized | Class::Metered
             )
         })
         .map(|(name, _)| name)
@@ -103,7 +103,7 @@ fn test_sources() -> String {
 }
 
 #[test]
-fn every_hook_is_called_by_a_test() {
+fn calls_every_hook_in_a_test() {
     let sources = test_sources();
     let words: BTreeSet<&str> = sources
         .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
@@ -144,7 +144,7 @@ fn in_public_headers() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_function_of_the_public_headers_is_classified() {
+fn classifies_every_function_of_public_headers() {
     let known = entry_points();
     let public = in_public_headers();
     assert!(public.len() > 500, "{}", public.len());
@@ -156,7 +156,7 @@ fn every_function_of_the_public_headers_is_classified() {
 }
 
 #[test]
-fn what_could_take_memory_or_time_is_hooked_or_has_a_reason_not_to_be() {
+fn hooks_or_justifies_suspicious_functions() {
     let suspicious = [
         "Alloc",
         "ArrayCreate",
@@ -183,13 +183,17 @@ fn what_could_take_memory_or_time_is_hooked_or_has_a_reason_not_to_be() {
             Class::Uncounted | Class::Unmetered => {
                 assert!(!entry.note.is_empty(), "{name} has no reason");
             }
-            Class::Door | Class::Counted | Class::Virtualised | Class::Metered | Class::Passed => {}
+            Class::Lookup
+            | Class::Counted
+            | Class::Virtualized
+            | Class::Metered
+            | Class::Passed => {}
         }
     }
 }
 
 #[test]
-fn the_simulated_driver_has_no_function_that_is_not_classified() {
+fn classifies_every_function_of_simulated_driver() {
     let known = entry_points();
     let library = simulator_machine::testing::built()
         .unwrap()

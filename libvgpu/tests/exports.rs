@@ -52,7 +52,7 @@ fn hooked_names() -> BTreeSet<String> {
 }
 
 #[test]
-fn only_hooked_names_are_exported() {
+fn exports_only_hooked_names() {
     let mut expected = hooked_names();
     assert!(expected.len() > 40, "{expected:?}");
     expected.insert("dlsym".into());
@@ -60,7 +60,7 @@ fn only_hooked_names_are_exported() {
 }
 
 #[test]
-fn nothing_but_the_c_library_is_needed() {
+fn needs_only_the_c_library() {
     let needed: BTreeSet<String> = tool("readelf", &["--dynamic", "--wide"])
         .lines()
         .filter(|line| line.contains("(NEEDED)"))
@@ -79,7 +79,7 @@ fn dynamic_entries(dynamic: &str, tag: &str) -> Vec<String> {
 }
 
 #[test]
-fn stubs_are_names_and_what_they_need() {
+fn stubs_contain_only_names_and_dependencies() {
     let directory = tempfile::tempdir().unwrap();
     for (stub, soname) in [
         (paths::CUDA_STUB, "libcuda.so.1"),
@@ -120,7 +120,7 @@ fn version(symbol: &str) -> Option<(u32, u32)> {
 }
 
 #[test]
-fn glibc_2_17_is_enough() {
+fn requires_at_most_glibc_2_17() {
     let undefined = dynamic_symbols("--undefined-only");
     assert!(undefined.iter().any(|symbol| version(symbol).is_some()));
     for symbol in undefined {
@@ -132,7 +132,7 @@ fn glibc_2_17_is_enough() {
 }
 
 #[test]
-fn loading_runs_no_code_of_ours() {
+fn runs_no_code_when_loaded() {
     // The linker's own `frame_dummy` and `register_tm_clones` are all that may run.
     let dynamic = tool("readelf", &["--dynamic", "--wide"]);
     let size = |tag: &str| {
@@ -148,7 +148,7 @@ fn loading_runs_no_code_of_ours() {
 }
 
 #[test]
-fn it_does_not_unwind() {
+fn contains_no_unwinding() {
     let symbols = tool("nm", &["--dynamic"]);
     assert!(!symbols.contains("_Unwind"), "{symbols}");
     assert!(!symbols.contains("malloc"), "{symbols}");
@@ -157,7 +157,7 @@ fn it_does_not_unwind() {
 /// All that the library asks of the C library: nothing that ends the program, takes signals, starts threads, allocates
 /// or writes to streams. What is new here has to be thought about.
 #[test]
-fn nothing_is_asked_of_the_c_library_but_this() {
+fn imports_only_allowed_c_functions() {
     let allowed = [
         "__errno_location",
         "bcmp",
@@ -184,7 +184,7 @@ fn nothing_is_asked_of_the_c_library_but_this() {
 
 /// Nothing panics: neither what would nor what would follow is in the library.
 #[test]
-fn there_is_no_way_to_panic() {
+fn contains_no_panic_path() {
     let symbols = tool("nm", &[]);
     assert!(symbols.lines().count() > 300, "{symbols}");
     let panics: Vec<&str> = symbols

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "rival.h"
+#include "hami_baseline.h"
 #include "symbol.h"
 
 typedef int Result;
@@ -139,7 +139,7 @@ static void *work(void *unused) {
             continue;
         }
         if (load.depth && i >= (uint64_t)load.depth) CHECK(CALL(cuEventSynchronize, (Handle), events[i % load.depth]));
-        rival_before_launch(load.blocks);
+        hami_before_launch(load.blocks);
         CHECK(launch(stream, load.ns[which], graph));
         if (load.depth) CHECK(CALL(cuEventRecord, (Handle, Handle), events[i % load.depth], stream));
         else CHECK(CALL(cuStreamSynchronize, (Handle), stream));
@@ -308,7 +308,7 @@ static void run(char *line) {
     long long a = 0, b = 0;
     sscanf(line, "%63s %lld %lld", word, &a, &b);
     if (!strcmp(word, "init")) printf("%d\n", init((int)a));
-    else if (!strcmp(word, "rival")) printf("%d\n", rival_start((int)a));
+    else if (!strcmp(word, "hami")) printf("%d\n", hami_start((int)a));
     else if (!strcmp(word, "memory")) printf("%d\n", take_memory(a));
     else if (!strcmp(word, "start")) printf("%d\n", start(line));
     else if (!strcmp(word, "stop")) printf("%d %llu\n", stop(), (unsigned long long)launched);

@@ -5,10 +5,10 @@
 
 mod agent;
 mod figures;
+mod hami_baseline;
 mod hook;
 mod memory;
 mod report;
-mod rival;
 mod share;
 mod startup;
 

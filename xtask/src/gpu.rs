@@ -4,7 +4,7 @@
 //! no setting of the card is changed. With `--simulated` the same runs on the simulated card, which is how the suite itself is tested.
 
 mod compute;
-mod doors;
+mod entry_points;
 mod memory;
 mod programs;
 mod report;
@@ -30,10 +30,10 @@ pub(crate) struct Args {
     /// Launches of each measurement of the cost of a launch.
     #[arg(long, default_value_t = 100_000, value_name = "COUNT")]
     launches: usize,
-    /// Directory of the report: gpu.json, gpu.md, and doors.json with every address found.
+    /// Directory of the report: gpu.json, gpu.md, and entry-points.json with every address found.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Run only the parts with these names: doors, memory, compute, programs.
+    /// Run only the parts with these names: entry-points, memory, compute, programs.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Where each entry point leads.
-    Doors,
+    EntryPoints,
     /// Every allocation path up to its limit.
     Memory,
     /// Shares of GPU time, and what a launch costs.
@@ -51,11 +51,16 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Doors, Self::Memory, Self::Compute, Self::Programs];
+    const ALL: [Self; 4] = [
+        Self::EntryPoints,
+        Self::Memory,
+        Self::Compute,
+        Self::Programs,
+    ];
 
     const fn title(self) -> &'static str {
         match self {
-            Self::Doors => "Where each entry point leads",
+            Self::EntryPoints => "Where each entry point leads",
             Self::Memory => "Memory, on every path",
             Self::Compute => "GPU time",
             Self::Programs => "Programs",
@@ -64,7 +69,7 @@ impl Part {
 
     fn rows(self, setup: &Setup, args: &Args, progress: &Progress) -> Result<Vec<Row>> {
         match self {
-            Self::Doors => doors::rows(setup),
+            Self::EntryPoints => entry_points::rows(setup),
             Self::Memory => memory::rows(setup, progress),
             Self::Compute => compute::rows(setup, args.seconds, args.launches, progress),
             Self::Programs => programs::rows(setup, progress),

@@ -14,7 +14,7 @@ fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
             "gpu",
             "--simulated",
             "--only",
-            "doors,memory,programs",
+            "entry-points,memory,programs",
             "--out",
         ])
         .arg(out.path())
@@ -42,7 +42,7 @@ fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
             .any(|row| row["what"] == "of these replaced under a limit" && row["value"] != "0"),
         "{report:#}"
     );
-    assert!(out.path().join("gpu.md").exists() && out.path().join("doors.json").exists());
+    assert!(out.path().join("gpu.md").exists() && out.path().join("entry-points.json").exists());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-use gpu_tenants::{Ground, Tenant, library};
+use gpu_tenants::{Tenant, TestBed, library};
 use serde_json::{Value, json};
 use simulator_machine::description::H200X8;
 
@@ -63,7 +63,7 @@ impl Spent {
 
 /// A node of eight cards with so many claims on each.
 fn node(claims: u32) -> TestNode {
-    let node = TestNode::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+    let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
     let machine = node.ground.machine().status().unwrap();
     let limits = Limits {
         cores: Cores::new(100 / claims).unwrap(),

@@ -27,7 +27,7 @@ use drava_vgpu_abi::{
 };
 use tokio_util::sync::CancellationToken;
 
-use gpu_tenants::{Ground, Tenant, library};
+use gpu_tenants::{Tenant, TestBed, library};
 
 use crate::escape::{self, Escape};
 
@@ -39,7 +39,7 @@ pub(crate) const GIB: u64 = 1 << 30;
 
 /// A node.
 pub(crate) struct TestNode {
-    pub(crate) ground: Ground,
+    pub(crate) ground: TestBed,
     root: tempfile::TempDir,
     layout: Layout,
     pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
@@ -64,11 +64,11 @@ impl Drop for RunningAgent {
 
 impl TestNode {
     pub(crate) fn new() -> Self {
-        Self::on(Ground::new(library::shipped().unwrap()).unwrap())
+        Self::on(TestBed::new(library::shipped().unwrap()).unwrap())
     }
 
     /// A node with that machine.
-    pub(crate) fn on(ground: Ground) -> Self {
+    pub(crate) fn on(ground: TestBed) -> Self {
         let root = tempfile::tempdir().unwrap();
         let layout = layout(root.path());
         for dir in [layout.claims(), layout.usages(), root.path().join("proc")] {

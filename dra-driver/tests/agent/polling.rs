@@ -4,7 +4,7 @@ use drava_dra_driver::agent::observe::{Listed, Observation};
 use drava_dra_driver::agent::process::Described;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-use gpu_tenants::{Ground, library};
+use gpu_tenants::{TestBed, library};
 use simulator_machine::description::H200X8;
 
 use crate::node::{GIB, TestNode};
@@ -149,7 +149,7 @@ fn applies_page_changes_of_other_writers() {
 /// With tokens on both GPUs, a kernel that waits for a kernel on the other GPU would wait for two slices.
 #[test]
 fn grants_no_token_to_multi_gpu_and_unmetered_claims() {
-    let node = TestNode::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+    let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
     let machine = node.ground.machine().status().unwrap();
     let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
     let token = Limits {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
-use gpu_tenants::{Ground, Tenant, library};
+use gpu_tenants::{Tenant, TestBed, library};
 use serde_json::json;
 
 use crate::measurements::report;
@@ -57,7 +57,7 @@ fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64
     let node = if loads.iter().all(|load| load.starts_with("kernel")) {
         TestNode::new()
     } else {
-        TestNode::on(Ground::with_slow_memory(library::shipped().unwrap()).unwrap())
+        TestNode::on(TestBed::with_slow_memory(library::shipped().unwrap()).unwrap())
     };
     for (number, percent) in (1..).zip(shares) {
         node.prepare(number, &limits(policy, percent, 0));

@@ -13,7 +13,7 @@ use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::{Header, REGION_ABI_VERSION, REGION_MAGIC, SLOTS_OFFSET, Slot};
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
-use gpu_tenants::{Ground, library};
+use gpu_tenants::{TestBed, library};
 use simulator_machine::description::H200X8;
 
 use crate::node::{GIB, TestNode};
@@ -34,7 +34,8 @@ pub(crate) struct VirtualClockAgent {
 impl VirtualClockAgent {
     /// Creates a node with eight GPUs and one claim per entry of `cores` on each GPU.
     pub(crate) fn new(cores: &[u32]) -> Self {
-        let node = TestNode::on(Ground::with_machine(library::shipped().unwrap(), H200X8).unwrap());
+        let node =
+            TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
         let machine = node.ground.machine().status().unwrap();
         let claims = machine
             .cards

@@ -26,7 +26,7 @@ fn limits(policy: ComputePolicy, cores: u32, rate: Option<u32>) -> Limits {
 const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
 
 #[test]
-fn a_turn_is_told_before_it_begins() {
+fn announces_token_slice_before_it_begins() {
     let token = limits(ComputePolicy::Token, 30, None);
     let turn = Turn {
         from_us: 10_000_000,
@@ -48,7 +48,7 @@ fn a_turn_is_told_before_it_begins() {
 }
 
 #[test]
-fn what_a_page_grants() {
+fn derives_grant_from_page() {
     use ComputePolicy::{Balance, Fixed, None as Unmetered, Token};
     let now = 10_000_000;
     let soon = now + 20_000;
@@ -91,7 +91,7 @@ fn what_a_page_grants() {
 }
 
 #[test]
-fn a_share_gives_way_until_then_and_to_damage_never() {
+fn yields_until_deadline_and_ignores_damaged_values() {
     let now = 10_000_000;
     for (until, expected) in [
         (0, None),
@@ -107,7 +107,7 @@ fn a_share_gives_way_until_then_and_to_damage_never() {
 }
 
 #[test]
-fn what_is_launched_adds_to_what_is_under_way_and_the_agent_hears_of_its_beginning() {
+fn extends_busy_period_and_notifies_agent_of_its_start() {
     let header = header();
     let bucket = Bucket::new(&header);
     let until = || Word::load(&header.busy_until_us);
@@ -137,7 +137,7 @@ fn header() -> Header {
 }
 
 #[test]
-fn one_overdraft_and_then_it_is_repaid() {
+fn repays_overdraft_before_next_launch() {
     let header = header();
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(250_000);
@@ -168,7 +168,7 @@ fn one_overdraft_and_then_it_is_repaid() {
 }
 
 #[test]
-fn who_waits_wakes_for_more_than_one_short_launch() {
+fn waits_for_credit_of_several_short_launches() {
     let header = header();
     let bucket = Bucket::new(&header);
     for (rate, worth) in [(0, 1), (10_000, 50), (100_000, 500), (900_000, LEASE_US)] {
@@ -189,7 +189,7 @@ fn who_waits_wakes_for_more_than_one_short_launch() {
 }
 
 #[test]
-fn a_lease_is_what_there_is_up_to_its_size() {
+fn limits_lease_to_credit_and_lease_size() {
     let header = header();
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(100_000);
@@ -200,7 +200,7 @@ fn a_lease_is_what_there_is_up_to_its_size() {
 }
 
 #[test]
-fn a_low_rate_adds_up_however_often_one_looks() {
+fn accumulates_low_rate_over_many_refills() {
     let header = header();
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(1_000);
@@ -214,7 +214,7 @@ fn a_low_rate_adds_up_however_often_one_looks() {
 }
 
 #[test]
-fn clocks_of_two_threads_may_cross_and_one_of_another_boot_is_overcome() {
+fn tolerates_clock_skew_and_time_stamp_of_another_boot() {
     let header = header();
     let bucket = Bucket::new(&header);
     let grant = Grant::Rate(500_000);
@@ -233,7 +233,7 @@ fn clocks_of_two_threads_may_cross_and_one_of_another_boot_is_overcome() {
 }
 
 #[test]
-fn noise_is_not_a_debt_for_ever() {
+fn recovers_from_random_credit() {
     let header = header();
     Word::store(&header.credit_us, 0xeeee_eeee_eeee_eeee);
     Word::store(&header.refilled_us, 0xeeee_eeee_eeee_eeee);
@@ -244,7 +244,7 @@ fn noise_is_not_a_debt_for_ever() {
 }
 
 #[test]
-fn without_a_token_nothing_is_kept_and_with_it_little() {
+fn keeps_no_credit_without_token_and_little_with_it() {
     let header = header();
     let bucket = Bucket::new(&header);
     let token = Grant::Token {
@@ -258,7 +258,7 @@ fn without_a_token_nothing_is_kept_and_with_it_little() {
 }
 
 #[test]
-fn what_runs_on_after_a_turn_is_repaid_while_it_does() {
+fn repays_kernel_that_outlasts_token_slice() {
     let header = header();
     let bucket = Bucket::new(&header);
     let until_us = 2_000_000;
@@ -281,7 +281,7 @@ fn what_runs_on_after_a_turn_is_repaid_while_it_does() {
 }
 
 #[test]
-fn a_turn_that_was_told_begins_with_its_burst() {
+fn starts_announced_token_slice_with_full_burst() {
     let burst = i64::try_from(TOKEN_BURST_US).unwrap();
     for looked_before_us in [1, 1_000, 4_000] {
         let header = header();
@@ -296,7 +296,7 @@ fn a_turn_that_was_told_begins_with_its_burst() {
 }
 
 #[test]
-fn in_its_own_turn_nobody_waits_for_a_card_that_has_nothing_to_do() {
+fn admits_launch_on_idle_gpu_in_own_token_slice() {
     let now_us = 2_000_000;
     let until_us = now_us + 10_000;
     let token = Grant::Token { until_us };
@@ -370,7 +370,7 @@ impl Word for Mortal<'_> {
 }
 
 #[test]
-fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
+fn survives_crash_after_any_step() {
     let grant = Grant::Rate(200_000);
     for steps in 1..=4 {
         let left = Cell::new(0);
@@ -401,7 +401,7 @@ fn a_death_after_any_step_gives_no_time_away_and_stops_nobody() {
 }
 
 #[test]
-fn looks_at_a_regular_pace_lose_nothing() {
+fn loses_no_credit_to_refill_period() {
     for (rate, look) in [(372_164, 151), (300_000, 7), (900_001, 3), (10_007, 4_999)] {
         let header = header();
         let bucket = Bucket::new(&header);
@@ -424,7 +424,7 @@ fn looks_at_a_regular_pace_lose_nothing() {
 
 proptest! {
     #[test]
-    fn over_time_nobody_gets_more_than_the_rate_and_who_wants_it_gets_that(
+    fn grants_demand_exactly_its_rate_over_time(
         rate in 10_000..999_999u32,
         costs in prop::collection::vec(1..30_000u64, 1..50),
         looks in prop::collection::vec(1..4_000u64, 1..50),
@@ -452,7 +452,7 @@ proptest! {
     }
 
     #[test]
-    fn no_content_makes_it_panic(credit: u64, refilled: u64, now: u64, need: u64, rate: u32) {
+    fn never_panics_on_any_content(credit: u64, refilled: u64, now: u64, need: u64, rate: u32) {
         let header = header();
         Word::store(&header.credit_us, credit);
         Word::store(&header.refilled_us, refilled);

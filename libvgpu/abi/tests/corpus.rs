@@ -119,7 +119,7 @@ fn check_region(bytes: &[u8]) {
 }
 
 #[test]
-fn each_input_of_the_corpus_means_what_it_says() {
+fn decodes_corpus_inputs_as_documented() {
     let seeds = Seed::all();
     assert!(seeds.len() > 40, "{} inputs", seeds.len());
     let mut wrong = Vec::new();
@@ -137,7 +137,7 @@ fn each_input_of_the_corpus_means_what_it_says() {
 }
 
 #[test]
-fn no_change_of_an_input_breaks_a_promise() {
+fn preserves_guarantees_on_mutated_inputs() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse().unwrap());
     let cases: u64 = number("DRAVA_FUZZ_CASES").unwrap_or(CASES);
     let begin: u64 = number("DRAVA_FUZZ_SEED").unwrap_or(1);

@@ -8,7 +8,7 @@ fn learned(samples: impl IntoIterator<Item = u64>) -> Cost {
 }
 
 #[test]
-fn an_unknown_kind_is_charged_a_guess_and_always_sampled() {
+fn charges_estimate_and_samples_unknown_kind() {
     assert_eq!(Cost::UNKNOWN.ns(), FIRST_GUESS_NS);
     assert_eq!(Cost::UNKNOWN.weight(), None);
     let seeded = Cost::guess(70_000);
@@ -26,7 +26,7 @@ fn an_unknown_kind_is_charged_a_guess_and_always_sampled() {
 }
 
 #[test]
-fn expensive_or_uneven_kinds_are_sampled_more_often() {
+fn samples_expensive_and_uneven_kinds_more_often() {
     let weight = |ns| learned([ns; 20]).weight();
     assert_eq!(weight(1_000), Some(1));
     assert_eq!(weight(50_000), Some(10));
@@ -38,7 +38,7 @@ fn expensive_or_uneven_kinds_are_sampled_more_often() {
 }
 
 #[test]
-fn a_mean_says_little_about_launches_that_differ() {
+fn reports_variation_of_differing_launches() {
     assert!(!Cost::UNKNOWN.varies() && !Cost::guess(1_000_000).varies());
     let in_turn = |lengths: [u64; 2]| learned(lengths.into_iter().cycle().take(64));
     assert!(!in_turn([900_000, 1_100_000]).varies());
@@ -46,7 +46,7 @@ fn a_mean_says_little_about_launches_that_differ() {
 }
 
 #[test]
-fn a_changed_cost_is_followed() {
+fn follows_changed_cost() {
     let mut cost = learned([1_000_000; 100]);
     for _ in 0..100 {
         cost = cost.learn(100_000);
@@ -58,7 +58,7 @@ fn a_changed_cost_is_followed() {
 }
 
 #[test]
-fn what_events_say_of_a_launch() {
+fn derives_duration_from_events() {
     const US: u64 = 1_000;
     const MS: u64 = 1_000 * US;
     let unknown = Cost::UNKNOWN;
@@ -205,7 +205,7 @@ fn known_after(cost: Cost, ns: u64, work_us: u64, interrupts: u64, later: u64) -
 }
 
 #[test]
-fn what_a_launch_costs_is_right_however_long_its_call_takes() {
+fn measures_launch_whatever_its_call_duration() {
     const MS: u64 = 1_000_000;
     let mut seen = Vec::new();
     for ns in [MS / 2, MS, 10 * MS, 20 * MS] {
@@ -228,7 +228,7 @@ fn what_a_launch_costs_is_right_however_long_its_call_takes() {
 }
 
 #[test]
-fn launches_that_seemed_to_differ_once_are_alike_again() {
+fn forgets_variation_of_uniform_launches() {
     const MS: u64 = 1_000_000;
     let mut cost = learned([10 * MS; 5]).learn(60 * MS);
     assert!(cost.deviation() > 8, "{cost:?}");
@@ -254,7 +254,7 @@ fn launches_that_seemed_to_differ_once_are_alike_again() {
 }
 
 #[test]
-fn a_kind_is_a_function_and_about_a_size() {
+fn identifies_kind_by_function_and_size_class() {
     let kernel = |function, x, threads| Kind::kernel(function, [x, 1, 1], [threads, 1, 1]);
     assert_eq!(kernel(7, 1000, 256), kernel(7, 1001, 256));
     assert_eq!(
@@ -283,7 +283,7 @@ fn a_kind_is_a_function_and_about_a_size() {
 }
 
 #[test]
-fn time_that_streams_share_counts_once() {
+fn counts_overlapping_streams_once() {
     let mut timeline = Timeline::new();
     assert_eq!(timeline.add(0, 100), 100);
     assert_eq!(timeline.add(50, 150), 50);
@@ -297,7 +297,7 @@ fn time_that_streams_share_counts_once() {
 
 proptest! {
     #[test]
-    fn the_mean_stays_within_what_was_seen_and_its_parts_apart(samples in prop::collection::vec(0..1u64 << 41, 1..200)) {
+    fn keeps_mean_within_samples_and_fields_separate(samples in prop::collection::vec(0..1u64 << 41, 1..200)) {
         let cost = learned(samples.iter().copied());
         let bound = |ns: &u64| (*ns).min((1 << 40) - 1);
         let least = samples.iter().map(bound).min().unwrap_or(0);
@@ -308,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn charges_add_up_to_what_was_used(short in 1_000..50_000u64, long in 100_000..5_000_000u64, one_in in 2..20u64) {
+    fn charges_sum_to_measured_time(short in 1_000..50_000u64, long in 100_000..5_000_000u64, one_in in 2..20u64) {
         // Every launch sampled before the next is charged, lengths of one kind mixed.
         let mut cost = learned([short]);
         let (mut charged, mut used) = (0u64, 0u64);
@@ -324,7 +324,7 @@ proptest! {
     }
 
     #[test]
-    fn a_timeline_is_a_union(intervals in prop::collection::vec((0..2000u64, 0..60u64), 1..30)) {
+    fn computes_union_of_intervals(intervals in prop::collection::vec((0..2000u64, 0..60u64), 1..30)) {
         let mut timeline = Timeline::new();
         let mut covered = vec![false; 2100];
         for (start, length) in intervals {

@@ -61,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn a_damaged_page_is_refused_or_one_that_was_written(
+    fn rejects_damaged_page_or_reads_written_one(
         before in 1..MAX_BYTES,
         after in 1..MAX_BYTES,
         damages in prop::collection::vec(damage(PAGE_SIZE), 0..12),
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_no_page_or_region_end_no_reader(
+    fn survives_arbitrary_page_and_region_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..PAGE_SIZE * 2),
     ) {
         let _ = decode(&bytes);
@@ -123,7 +123,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn a_region_of_noise_grants_nothing_beyond_the_limit(
+    fn grants_nothing_beyond_limit_in_random_region(
         words in prop::collection::vec(prop_oneof![any::<u64>(), Just(0), Just(u64::MAX), 0..1u64 << 40], 64),
         limit in 0..1u64 << 41,
         steps in prop::collection::vec(step(), 1..24),

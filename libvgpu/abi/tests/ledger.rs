@@ -118,7 +118,7 @@ fn killed_after(steps: u32, operation: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn a_reservation_fits_exactly_or_not_at_all() {
+fn grants_reservation_exactly_or_denies_it() {
     let share = Share::new(2);
     let region = share.region();
     assert_eq!(region.reserve(at(0), 60, 100), Ok(()));
@@ -133,7 +133,7 @@ fn a_reservation_fits_exactly_or_not_at_all() {
 }
 
 #[test]
-fn sums_saturate() {
+fn saturates_sums() {
     let share = Share::new(1);
     let region = share.region();
     assert_eq!(region.reserve(at(0), u64::MAX, u64::MAX), Err(Full));
@@ -146,7 +146,7 @@ fn sums_saturate() {
 }
 
 #[test]
-fn a_limit_lowered_below_the_use_refuses_until_enough_is_returned() {
+fn denies_until_usage_is_below_lowered_limit() {
     let share = Share::new(1);
     let region = share.region();
     assert_eq!(region.reserve(at(0), 80, 100), Ok(()));
@@ -157,7 +157,7 @@ fn a_limit_lowered_below_the_use_refuses_until_enough_is_returned() {
 }
 
 #[test]
-fn noise_in_the_region_only_refuses() {
+fn denies_on_random_region_content() {
     let share = Share::new(2);
     let region = share.region();
     share.header.slots_in_use.store(u64::MAX);
@@ -209,7 +209,7 @@ proptest! {
     /// operation in turn: the total may be too high but never too low, and clearing the dead slot and one
     /// rebuild make it exact, even if the one who does that dies on the way and another does it again.
     #[test]
-    fn any_death_is_repaired_by_the_next_rebuild(
+    fn repairs_any_crash_on_next_rebuild(
         history in prop::collection::vec((0..3usize, operation()), 0..40),
         last in operation(),
         limit in 50..120u64,
@@ -249,7 +249,7 @@ proptest! {
 
     /// A new owner of a slot finds it empty, whatever was left there and wherever its claim was cut short.
     #[test]
-    fn a_claimed_slot_starts_empty(used in 0..100u64, steps in 0..20u32) {
+    fn starts_claimed_slot_empty(used in 0..100u64, steps in 0..20u32) {
         let share = Share::new(2);
         share.region().charge(at(0), used);
         killed_after(steps, || { share.region().claim(at(0), OWNER); });
@@ -264,7 +264,7 @@ proptest! {
 
 /// Who looks for the dead passes free slots by: what lay in one would stay charged.
 #[test]
-fn a_slot_is_free_only_when_nothing_is_left_in_it() {
+fn frees_slot_only_when_it_holds_nothing() {
     for steps in 0.. {
         let share = Share::new(2);
         let slot = &share.slots[0];
@@ -291,7 +291,7 @@ fn a_slot_is_free_only_when_nothing_is_left_in_it() {
 
 /// A process whose slot was taken from it finds that another one owns it, also one with the same PID.
 #[test]
-fn each_owner_of_a_slot_has_a_generation_of_its_own() {
+fn gives_each_slot_owner_its_own_generation() {
     let share = Share::new(1);
     let region = share.region();
     let first = region.claim(at(0), OWNER).unwrap();
@@ -306,7 +306,7 @@ fn each_owner_of_a_slot_has_a_generation_of_its_own() {
 }
 
 #[test]
-fn the_most_that_was_taken_is_remembered() {
+fn records_peak_usage() {
     let share = Share::new(2);
     let region = share.region();
     region.reserve(at(0), 60, 100).unwrap();
@@ -322,7 +322,7 @@ fn the_most_that_was_taken_is_remembered() {
 }
 
 #[test]
-fn rebuilds_that_correct_something_are_counted() {
+fn counts_rebuilds_that_correct_the_total() {
     let share = Share::new(2);
     let region = share.region();
     region.charge(at(0), 60);
@@ -348,7 +348,7 @@ fn rebuilds_that_correct_something_are_counted() {
 }
 
 #[test]
-fn there_is_no_slot_behind_the_last() {
+fn rejects_slot_index_beyond_last() {
     assert_eq!(at(SLOT_COUNT - 1).get(), SLOT_COUNT - 1);
     for index in [SLOT_COUNT, SLOT_COUNT + 1, usize::MAX] {
         assert_eq!(SlotIndex::new(index), None);
@@ -358,7 +358,7 @@ fn there_is_no_slot_behind_the_last() {
 /// What a dead process had made available stays charged while others have it open, whoever of those that look dies
 /// on the way, and no longer.
 #[test]
-fn what_others_have_open_of_the_dead_stays_charged() {
+fn keeps_charge_for_dead_process_memory_open_elsewhere() {
     for steps in 0.. {
         let share = Share::new(4);
         let region = share.region();
@@ -395,7 +395,7 @@ fn what_others_have_open_of_the_dead_stays_charged() {
 
 /// What others have open may be another share's: of the dead no more stays than it had made available.
 #[test]
-fn of_the_dead_no_more_stays_than_it_had_made_available() {
+fn limits_orphaned_charge_to_exported_bytes() {
     let share = Share::new(3);
     let region = share.region();
     region.charge(at(0), 50);
@@ -409,7 +409,7 @@ fn of_the_dead_no_more_stays_than_it_had_made_available() {
 }
 
 #[test]
-fn of_several_dead_no_more_stays_than_is_open() {
+fn limits_orphaned_charges_to_opened_bytes() {
     let share = Share::new(4);
     let region = share.region();
     for dead in [0, 1] {

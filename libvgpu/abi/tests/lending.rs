@@ -13,7 +13,7 @@ fn header() -> Header {
 /// A borrower that had all of the card keeps nothing of that when the owner wants it back, and one that had a part of it no
 /// more than goes with what it has then.
 #[test]
-fn who_had_all_of_the_card_has_saved_nothing() {
+fn accumulates_no_credit_while_unthrottled() {
     for (before, least) in [(Grant::Free, 0), (Grant::Rate(900_000), 15_000)] {
         let header = header();
         let bucket = Bucket::new(&header);
@@ -42,7 +42,7 @@ fn who_had_all_of_the_card_has_saved_nothing() {
 }
 
 #[test]
-fn demand_is_noted_and_the_first_after_a_pause_wants_back_what_was_lent() {
+fn records_demand_and_reclaims_lent_time_after_pause() {
     let header = header();
     let bucket = Bucket::new(&header);
     assert_eq!(bucket.want(7_000_000), 0);

@@ -102,7 +102,7 @@ fn beside(
 }
 
 #[test]
-fn of_two_reservations_for_one_place_exactly_one_succeeds() {
+fn grants_one_of_two_conflicting_reservations() {
     explore(|| {
         let share = Share::holding(&[0, 0]);
         let other = Arc::clone(&share);
@@ -116,7 +116,7 @@ fn of_two_reservations_for_one_place_exactly_one_succeeds() {
 }
 
 #[test]
-fn a_rebuild_beside_a_reservation_loses_nothing() {
+fn rebuild_keeps_concurrent_reservation() {
     explore(|| {
         let share = Share::holding(&[3, 1]);
         beside(
@@ -131,7 +131,7 @@ fn a_rebuild_beside_a_reservation_loses_nothing() {
 }
 
 #[test]
-fn a_rebuild_beside_a_release_loses_nothing() {
+fn rebuild_keeps_concurrent_release() {
     explore(|| {
         let share = Share::holding(&[3, 6]);
         beside(
@@ -146,7 +146,7 @@ fn a_rebuild_beside_a_release_loses_nothing() {
 }
 
 #[test]
-fn a_rebuild_beside_a_reservation_and_a_release_of_the_same_size_loses_nothing() {
+fn rebuild_keeps_concurrent_reservation_and_release() {
     explore(|| {
         let share = Share::holding(&[0, 4, 0]);
         let (first, second) = (Arc::clone(&share), Arc::clone(&share));
@@ -160,7 +160,7 @@ fn a_rebuild_beside_a_reservation_and_a_release_of_the_same_size_loses_nothing()
 }
 
 #[test]
-fn two_repairs_of_one_death_and_a_reservation_agree() {
+fn agrees_on_two_repairs_and_a_reservation() {
     explore(|| {
         // Process 2 is dead; the lock on its slot is held by process 0 while that clears it.
         let share = Share::holding(&[0, 0, 7]);
@@ -178,7 +178,7 @@ fn two_repairs_of_one_death_and_a_reservation_agree() {
 /// Process 2 has made 7 bytes available and is dead. While its slot is looked at, process 1 opens them: either it finds
 /// that it has to pay, or they stay charged.
 #[test]
-fn memory_of_the_dead_that_is_opened_meanwhile_is_charged() {
+fn charges_dead_process_memory_opened_concurrently() {
     explore(|| {
         let share = Share::holding(&[0, 0, 7]);
         share.slots[2].exported_bytes.store(7);
@@ -213,7 +213,7 @@ fn memory_of_the_dead_that_is_opened_meanwhile_is_charged() {
 /// Processes 1 and 2 have each made some bytes available and are dead; process 0 has as many open. Whoever looks at one of
 /// the two while another looks at the other: what is open stays charged.
 #[test]
-fn two_looks_at_two_dead_do_not_count_on_each_other() {
+fn reclaims_two_dead_processes_independently() {
     for (used, exported, opened) in [
         ([5, 5], [5, 5], 5),
         ([9, 9], [5, 5], 8),
@@ -246,7 +246,7 @@ fn two_looks_at_two_dead_do_not_count_on_each_other() {
 
 /// The same while process 0 opens: either it finds that it has to pay, or what it opened stays charged.
 #[test]
-fn memory_of_two_dead_that_is_opened_between_two_looks_is_charged() {
+fn charges_memory_opened_between_two_reclaims() {
     explore(|| {
         let share = Share::holding(&[0, 5, 5]);
         for dead in [1, 2] {
@@ -272,7 +272,7 @@ fn memory_of_two_dead_that_is_opened_between_two_looks_is_charged() {
 
 /// Two processes refill and take at the same time: what both get is what was there and what time gave, once.
 #[test]
-fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {
+fn credits_each_interval_once_in_concurrent_refills() {
     loom::model(|| {
         let header = Arc::new(Header::from_words(|| Modelled(AtomicU64::new(0))));
         let grant = Grant::Rate(500_000);
@@ -300,7 +300,7 @@ fn refills_and_takes_at_the_same_time_pay_out_each_stretch_once() {
 
 /// Only one of two processes can overdraw.
 #[test]
-fn one_overdraft_at_a_time() {
+fn grants_one_overdraft_at_a_time() {
     loom::model(|| {
         let header = Arc::new(Header::from_words(|| Modelled(AtomicU64::new(0))));
         header.credit_us.store(5);

@@ -32,7 +32,7 @@ fn spec() -> LimitsSpec {
 
 /// The bytes of ABI version 1, written down by hand. A change here breaks containers that already run.
 #[test]
-fn golden_bytes_of_abi_version_1() {
+fn encodes_golden_bytes_of_abi_version_1() {
     let page = encode(&spec());
     let mut expected = [0u8; PAGE_SIZE];
     expected[..8].copy_from_slice(b"DRAVALIM");
@@ -65,7 +65,7 @@ fn golden_bytes_of_abi_version_1() {
 
 /// The words that the agent changes often, written down by hand.
 #[test]
-fn golden_offsets_of_the_words_of_the_agent() {
+fn places_agent_words_at_golden_offsets() {
     let mut page = encode(&spec());
     let before = page;
     apply(
@@ -82,7 +82,7 @@ fn golden_offsets_of_the_words_of_the_agent() {
 /// Those for shares of several priorities, and for one whose time others use. They lie where ABI version 1 had zeroes: in an old page they ask for nothing, and
 /// who is older does not look.
 #[test]
-fn golden_offsets_of_the_words_about_other_shares() {
+fn places_other_share_words_at_golden_offsets() {
     let mut page = encode(&spec());
     let before = page;
     for offset in [48, 56, 216, 224] {
@@ -121,7 +121,7 @@ fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
 
 /// Where ABI version 1 had zeroes: old pages say that there is none, and old readers do not look.
 #[test]
-fn the_drivers_excess_lies_in_reserved_bytes() {
+fn stores_driver_excess_in_reserved_bytes() {
     let mut limits = spec().limits;
     limits.driver_excess_bytes = 0x0102_0304_0506_0708;
     let page = encode(&LimitsSpec { limits, ..spec() });
@@ -130,7 +130,7 @@ fn the_drivers_excess_lies_in_reserved_bytes() {
 }
 
 #[test]
-fn updates_in_place_keep_the_identity_and_count_generations() {
+fn updates_keep_identity_and_increment_generation() {
     let mut page = encode(&spec());
     for round in 2..10u64 {
         let limits = Limits::memory(round * GIB);
@@ -156,7 +156,7 @@ fn updates_in_place_keep_the_identity_and_count_generations() {
 }
 
 #[test]
-fn an_update_torn_at_any_byte_leaves_the_old_limits_or_the_new_ones() {
+fn reads_old_or_new_limits_after_torn_update() {
     let old = spec();
     let new = LimitsSpec {
         limits: Limits::memory(3 * GIB),
@@ -193,7 +193,7 @@ fn an_update_torn_at_any_byte_leaves_the_old_limits_or_the_new_ones() {
 }
 
 #[test]
-fn a_newer_driver_may_use_reserved_bytes() {
+fn ignores_reserved_bytes() {
     let mut page = encode(&spec());
     for range in [24..64, 216..256, 512..PAGE_SIZE] {
         page[range].fill(0xa5);
@@ -202,7 +202,7 @@ fn a_newer_driver_may_use_reserved_bytes() {
 }
 
 #[test]
-fn other_files_and_versions_are_told_apart() {
+fn rejects_other_files_and_versions() {
     let page = encode(&spec());
     assert_eq!(decode(&page[..100]), Err(PageError::Short { len: 100 }));
     assert_eq!(decode(&[0; PAGE_SIZE]), Err(PageError::Magic));
@@ -260,7 +260,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(
+    fn decodes_encoded_page(
         limits in limits(),
         claim in "[!-~]{1,63}",
         share in "[!-~]{1,63}",
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_decoding_panic(noise: Vec<u8>, at in 0..PAGE_SIZE) {
+    fn never_panics_on_arbitrary_bytes(noise: Vec<u8>, at in 0..PAGE_SIZE) {
         let mut page = encode(&spec());
         for (target, byte) in page[at..].iter_mut().zip(&noise) {
             *target ^= byte;

@@ -70,7 +70,7 @@ fn known(ns: u64) -> Cost {
 }
 
 #[test]
-fn a_host_that_is_interrupted_anywhere_makes_no_launch_longer_or_shorter() {
+fn keeps_duration_when_host_is_interrupted() {
     for stall in [MS, 20 * MS, 100 * MS, 1_000 * MS] {
         for busy in [0, MS, 15 * MS, 60 * MS, 400 * MS] {
             for place in PLACES {
@@ -94,7 +94,7 @@ fn a_host_that_is_interrupted_anywhere_makes_no_launch_longer_or_shorter() {
 }
 
 #[test]
-fn what_is_not_known_yet_is_not_learned_from_an_interruption() {
+fn learns_no_unknown_duration_from_interruption() {
     for stall in [20 * MS, 1_000 * MS] {
         for place in PLACES {
             let (recording, measured) = seen(KERNEL, 0, place, stall);
@@ -106,7 +106,7 @@ fn what_is_not_known_yet_is_not_learned_from_an_interruption() {
 }
 
 #[test]
-fn a_launch_that_runs_for_long_cannot_hide_in_what_calls_take() {
+fn charges_long_launch_despite_slow_calls() {
     // Known to be short; the one that is measured is not.
     for kernel in [30 * MS, 300 * MS] {
         for busy in [0, MS, 400 * MS] {
@@ -127,7 +127,7 @@ fn a_launch_that_runs_for_long_cannot_hide_in_what_calls_take() {
 }
 
 #[test]
-fn events_are_exact_where_the_host_is_not_interrupted() {
+fn measures_exactly_without_host_interruption() {
     for kernel in [20 * US, 300 * US, 3 * MS] {
         // Whatever the card does before.
         for busy in [0, 10 * US, MS, 60 * MS] {
@@ -142,7 +142,7 @@ fn events_are_exact_where_the_host_is_not_interrupted() {
 }
 
 #[test]
-fn what_was_queued_before_the_card_came_to_it_is_exact() {
+fn measures_queued_launch_exactly() {
     // Known to be short, with a card that is busy for longer than the host is interrupted; and with one that is idle, where
     // the launch outlives the interruption behind it.
     for place in PLACES {
@@ -158,7 +158,7 @@ fn what_was_queued_before_the_card_came_to_it_is_exact() {
 }
 
 #[test]
-fn what_was_over_when_the_second_event_came_is_not_charged_for_the_wait() {
+fn excludes_wait_before_late_second_event() {
     let (recording, measured) = seen(2 * US, 0, Place::BeforeSecondIsAskedFor, 100 * US);
     assert!(recording.is_over && measured > 6 * US, "{recording:?}");
     let ns = known(2 * US).likely_ns(recording.sample(measured)).unwrap();

@@ -205,7 +205,7 @@ const REBUILD: Action = |region| {
 };
 
 #[test]
-fn a_rebuild_beside_a_release() {
+fn rebuilds_during_release() {
     explore(
         &[3, 6],
         9,
@@ -215,7 +215,7 @@ fn a_rebuild_beside_a_release() {
 }
 
 #[test]
-fn a_rebuild_beside_a_reservation() {
+fn rebuilds_during_reservation() {
     explore(
         &[3, 1],
         10,
@@ -227,7 +227,7 @@ fn a_rebuild_beside_a_reservation() {
 }
 
 #[test]
-fn a_rebuild_beside_a_release_and_a_reservation_of_the_same_size() {
+fn rebuilds_during_release_and_equal_reservation() {
     let both: Action = |region| {
         assert_eq!(region.release(at(1), 4), 4);
         assert!(region.reserve(at(2), 4, 9).is_ok());
@@ -236,7 +236,7 @@ fn a_rebuild_beside_a_release_and_a_reservation_of_the_same_size() {
 }
 
 #[test]
-fn two_reservations_for_one_place() {
+fn reserves_twice_for_the_same_bytes() {
     explore(
         &[0, 0],
         10,
@@ -253,7 +253,7 @@ fn two_reservations_for_one_place() {
 }
 
 #[test]
-fn a_repair_beside_a_reservation() {
+fn repairs_during_reservation() {
     // Process 2 is dead; process 0 holds its slot's lock.
     explore(
         &[0, 2, 7],

@@ -10,7 +10,7 @@ fn put(bytes: &mut [u8], offset: usize, value: u64) {
 
 /// The offsets of ABI version 1, written down by hand.
 #[test]
-fn golden_offsets_of_abi_version_1() {
+fn reads_golden_offsets_of_abi_version_1() {
     let mut bytes = vec![0; REGION_SIZE];
     put(&mut bytes, 0, u64::from_le_bytes(*b"DRAVAUSE"));
     put(&mut bytes, 8, 1);
@@ -93,7 +93,7 @@ fn golden_offsets_of_abi_version_1() {
 
 /// A number that is no PID is not cut down to one, which could be somebody else's.
 #[test]
-fn what_is_no_pid_is_nobodys() {
+fn rejects_values_that_are_not_pids() {
     let mut bytes = vec![0; REGION_SIZE];
     put(&mut bytes, 4096, 1);
     for pid in [(7 << 32) | 100, u64::MAX] {
@@ -104,7 +104,7 @@ fn what_is_no_pid_is_nobodys() {
 }
 
 #[test]
-fn a_file_of_zeroes_is_an_empty_region() {
+fn reads_zeroed_file_as_empty_region() {
     let bytes = vec![0; REGION_SIZE];
     let snapshot = Snapshot::decode(&bytes).unwrap();
     assert_eq!(snapshot.share().total_bytes, 0);
@@ -112,7 +112,7 @@ fn a_file_of_zeroes_is_an_empty_region() {
 }
 
 #[test]
-fn other_files_are_told_apart() {
+fn rejects_other_files() {
     let mut bytes = vec![0; REGION_SIZE];
     assert_eq!(
         Snapshot::decode(&bytes[1..]).unwrap_err(),
@@ -132,7 +132,7 @@ fn other_files_are_told_apart() {
 
 proptest! {
     #[test]
-    fn noise_is_read_without_a_panic(seed: u64) {
+    fn never_panics_on_random_bytes(seed: u64) {
         let states = std::iter::successors(Some(seed | 1), |state| {
             Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1))
         });

@@ -6,14 +6,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
-mod alone;
-mod cards;
+mod multiple_gpus;
 mod priority;
-mod together;
+mod several_shares;
+mod single_share;
 
 use std::time::{Duration, Instant};
 
-use gpu_tenants::{Ground, Tenant, library};
+use gpu_tenants::{Tenant, TestBed, library};
 
 const SETTLE: Duration = Duration::from_millis(400);
 const MEASURE: Duration = Duration::from_millis(1500);
@@ -27,16 +27,16 @@ const ABOVE: f64 = 4.0;
 const STRETCHES: usize = 12;
 
 /// A machine with `libvgpu.so` as it is shipped.
-fn ground() -> Ground {
-    Ground::new(library::shipped().unwrap()).unwrap()
+fn test_bed() -> TestBed {
+    TestBed::new(library::shipped().unwrap()).unwrap()
 }
 
 /// Waits until each tenant gets its percentage, and makes sure that none gets more.
-fn await_percents(ground: &Ground, tenants: &[&Tenant], expected: &[f64]) {
+fn await_percents(test_bed: &TestBed, tenants: &[&Tenant], expected: &[f64]) {
     let mut seen = Vec::new();
     for round in 0..STRETCHES {
         let settle = if round == 0 { SETTLE } else { Duration::ZERO };
-        let got = ground.percents(tenants, settle, MEASURE).unwrap();
+        let got = test_bed.percents(tenants, settle, MEASURE).unwrap();
         let pairs = || got.iter().zip(expected);
         let none_above = pairs().all(|(got, expected)| *got <= expected + ABOVE);
         assert!(none_above, "{got:.1?} instead of {expected:?}");

@@ -6,21 +6,21 @@ use drava_vgpu_abi::ComputePolicy;
 use drava_vgpu_abi::page::{calls, give_way, lent, window};
 
 use crate::{now_us, wait_until};
-use gpu_tenants::{Ground, Share, Tenant, share};
+use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// A tenant that may have all of the card.
-fn unhindered(ground: &Ground) -> (Share, Tenant) {
-    let share = ground
+fn unhindered(test_bed: &TestBed) -> (Share, Tenant) {
+    let share = test_bed
         .share("share", &share(ComputePolicy::Balance, 100).unwrap())
         .unwrap();
-    let tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    let tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
     (share, tenant)
 }
 
 #[test]
-fn who_gives_way_launches_nothing_until_then() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn launches_nothing_while_yielding() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
     let goes_on = |tenant: &mut Tenant, why: &str| {
         let enough = tenant.launched().unwrap() + 20;
@@ -48,9 +48,9 @@ fn who_gives_way_launches_nothing_until_then() {
 }
 
 #[test]
-fn who_is_kept_from_the_card_for_long_is_released_by_time() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn admits_starved_launch_after_timeout() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     tenant.ok("once 1000").unwrap();
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
     let released = || share.usage().unwrap().0.released;
@@ -75,9 +75,9 @@ fn two(tenant: &mut Tenant, ns: u64) -> Duration {
 }
 
 #[test]
-fn one_with_a_window_has_no_more_than_one_long_kernel_in_the_queue() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn queues_one_long_kernel_within_window() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     let ns = 40_000_000;
     let length = Duration::from_nanos(ns);
     // So that its length is known.
@@ -101,9 +101,9 @@ fn one_with_a_window_has_no_more_than_one_long_kernel_in_the_queue() {
 }
 
 #[test]
-fn one_with_a_window_keeps_the_card_busy_and_spoils_no_captures() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn keeps_gpu_busy_within_window_and_preserves_captures() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     // Short kernels and long ones, in one stream and in several.
     for load in [
         "ns=100000 depth=16",
@@ -116,7 +116,7 @@ fn one_with_a_window_keeps_the_card_busy_and_spoils_no_captures() {
                 let got = [0, 250].map(|us| {
                     share.write(&[window(us)]).unwrap();
                     let step = Duration::from_millis(150);
-                    ground.percents(&[&tenant], step, step).unwrap()[0]
+                    test_bed.percents(&[&tenant], step, step).unwrap()[0]
                 });
                 // As the host lets it.
                 got[1] >= got[0] / 2.0
@@ -131,9 +131,9 @@ fn one_with_a_window_keeps_the_card_busy_and_spoils_no_captures() {
 }
 
 #[test]
-fn who_calls_says_for_how_long_it_will_be_at_work() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn reports_expected_end_when_notifying() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     let busy_until = || share.usage().unwrap().0.busy_until_us;
     let ns = 60_000_000;
     for _ in 0..4 {
@@ -180,11 +180,11 @@ fn who_calls_says_for_how_long_it_will_be_at_work() {
 }
 
 #[test]
-fn who_lends_its_time_calls_with_the_first_launch_after_a_pause() {
+fn notifies_agent_on_first_launch_after_pause() {
     // Longer than a tick of the clock that the times of files are taken from, and than what counts as a pause.
     const PAUSE: Duration = Duration::from_millis(30);
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     let called = || {
         std::fs::metadata(share.region())
             .unwrap()
@@ -221,9 +221,9 @@ fn who_lends_its_time_calls_with_the_first_launch_after_a_pause() {
 }
 
 #[test]
-fn a_launch_takes_as_long_as_it_did_by_the_clock_whatever_was_its_own_of_that() {
-    let ground = crate::ground();
-    let (share, mut tenant) = unhindered(&ground);
+fn reports_wall_clock_duration_whatever_its_own_time() {
+    let test_bed = crate::test_bed();
+    let (share, mut tenant) = unhindered(&test_bed);
     share.write(&[calls(true)]).unwrap();
     let ns = 60_000_000;
     let length_us = ns / 1_000;

@@ -1,15 +1,15 @@
 //! Hooks that count memory: what is taken through each of them is taken from the share, and comes back.
 
 use crate::start;
-use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, OUT_OF_MEMORY, Subject};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, OUT_OF_MEMORY, TestProcess};
 
 /// What is left of the share.
-fn free(process: &mut Subject) -> u64 {
+fn free(process: &mut TestProcess) -> u64 {
     process.memory_info().0
 }
 
 #[test]
-fn arrays_by_every_function() {
+fn charges_arrays_of_every_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
@@ -18,13 +18,13 @@ fn arrays_by_every_function() {
         assert_eq!(free(&mut process), GIB - 64 * MIB, "{create}");
         process.ok("destroyarray");
         assert_eq!(free(&mut process), GIB, "{create}");
-        process.refused(&format!("array 32768 16384 {create}"));
-        assert_eq!(container.taken(), CONTEXT_BYTES, "{create}");
+        process.denied(&format!("array 32768 16384 {create}"));
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{create}");
     }
 }
 
 #[test]
-fn contexts_by_every_function_free_what_was_allocated_in_them() {
+fn releases_memory_of_destroyed_context_by_every_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
@@ -38,7 +38,7 @@ fn contexts_by_every_function_free_what_was_allocated_in_them() {
 }
 
 #[test]
-fn the_end_of_the_primary_context_by_every_function() {
+fn releases_memory_of_primary_context_by_every_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
@@ -52,55 +52,55 @@ fn the_end_of_the_primary_context_by_every_function() {
         assert_eq!(free(&mut process), GIB - 600 * MIB, "{end}");
         process.ok(&format!("primary {end}"));
         assert_eq!(free(&mut process), GIB, "{end}");
-        assert_eq!(container.taken(), CONTEXT_BYTES, "{end}");
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{end}");
     }
 }
 
 #[test]
-fn the_last_green_context_gives_back_what_was_allocated_in_it() {
+fn releases_memory_with_last_green_context() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     for _ in 0..3 {
         // Makes the primary context, and ends it.
         process.ok("green");
         assert_eq!(process.memory_info(), (GIB, GIB));
-        process.refused(&format!("alloc {}", GIB + MIB));
+        process.denied(&format!("alloc {}", GIB + MIB));
         process.ok(&format!("alloc {}", 700 * MIB));
         assert_eq!(free(&mut process), GIB - 700 * MIB);
-        process.refused(&format!("alloc {}", 700 * MIB));
+        process.denied(&format!("alloc {}", 700 * MIB));
         process.ok("destroygreen");
-        assert_eq!(container.taken(), 0);
+        assert_eq!(container.ledger_bytes(), 0);
     }
     process.ok("init");
     assert_eq!(free(&mut process), GIB);
 }
 
 #[test]
-fn a_green_context_beside_the_primary_one_leaves_its_memory() {
+fn keeps_memory_of_primary_context_after_green_context() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
     process.ok("green");
     process.ok(&format!("alloc {}", 300 * MIB));
     process.ok("destroygreen");
-    assert_eq!(container.taken(), CONTEXT_BYTES + 300 * MIB);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 300 * MIB);
     // Also ends what was allocated in the part.
     process.ok("primary cuDevicePrimaryCtxRelease_v2");
     assert_eq!(free(&mut process), GIB);
-    assert_eq!(container.taken(), CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
 }
 
 /// Physical memory that is mapped to a sparse array lives on without a handle.
 #[test]
-fn memory_that_is_mapped_to_a_sparse_array_stays_charged() {
+fn keeps_charge_for_memory_mapped_to_sparse_array() {
     const BYTES: u64 = 4 * MIB;
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
     process.ok("context3");
-    let taken = |process: &mut Subject, bytes: u64, what: &str| {
+    let taken = |process: &mut TestProcess, bytes: u64, what: &str| {
         let contexts = 2 * CONTEXT_BYTES;
-        assert_eq!(container.taken(), contexts + bytes, "{what}");
+        assert_eq!(container.ledger_bytes(), contexts + bytes, "{what}");
         assert_eq!(free(process), GIB - bytes, "{what}");
     };
     for map in ["cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"] {
@@ -126,7 +126,7 @@ fn memory_that_is_mapped_to_a_sparse_array_stays_charged() {
         taken(&mut process, 2 * BYTES, "replaced");
         // A refused operation maps nothing.
         process.ok(&format!("create {BYTES}"));
-        assert_ne!(process.ask(&format!("tiles 0 9 0 {map}"))[0], 0);
+        assert_ne!(process.query(&format!("tiles 0 9 0 {map}"))[0], 0);
         process.ok("release");
         taken(&mut process, 2 * BYTES, "refused");
         // Unmapped in another way it stays charged until the array is gone.
@@ -141,12 +141,12 @@ fn memory_that_is_mapped_to_a_sparse_array_stays_charged() {
     process.ok("tiles 0 1 0 cuMemMapArrayAsync");
     process.ok("release");
     process.ok("destroycontext");
-    assert_eq!(container.taken(), CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
     assert_eq!(free(&mut process), GIB, "the array's context ended");
 }
 
 #[test]
-fn memory_that_is_bound_to_a_multicast_object_stays_charged() {
+fn keeps_charge_for_memory_bound_to_multicast_object() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
@@ -164,10 +164,10 @@ fn memory_that_is_bound_to_a_multicast_object_stays_charged() {
             process.ok(&format!("bind {bind}"));
             process.ok(&format!("unmap {BYTES}"));
             process.ok("release");
-            assert_eq!(container.taken(), CONTEXT_BYTES + BYTES, "{bind}");
+            assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + BYTES, "{bind}");
             assert_eq!(free(&mut process), GIB - BYTES, "{bind}");
             process.ok(end);
-            assert_eq!(container.taken(), CONTEXT_BYTES, "{bind} {end}");
+            assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{bind} {end}");
             assert_eq!(free(&mut process), GIB, "{bind} {end}");
             if end == "unbind" {
                 process.ok("releaseobject");
@@ -177,7 +177,7 @@ fn memory_that_is_bound_to_a_multicast_object_stays_charged() {
 }
 
 #[test]
-fn a_retained_handle_is_a_reference() {
+fn counts_retained_handle_as_reference() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");
@@ -187,33 +187,33 @@ fn a_retained_handle_is_a_reference() {
     process.ok("release");
     process.ok("retain");
     process.ok(&format!("unmap {BYTES}"));
-    assert_eq!(container.taken(), CONTEXT_BYTES + BYTES);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + BYTES);
     assert_eq!(free(&mut process), GIB - BYTES);
     process.ok("release");
     assert_eq!(free(&mut process), GIB);
 }
 
 #[test]
-fn external_memory_of_a_neighbour_is_paid_for() {
+fn charges_external_memory_of_another_share() {
     const BYTES: u64 = 64 * MIB;
     let container = Container::with_memory(GIB);
-    // Nobody limits the neighbour.
-    let mut neighbour = container.neighbour();
-    let memory = neighbour.ok(&format!("create {BYTES} 0 1"))[0];
-    let exported = neighbour.ok(&format!("export {memory}"))[0];
+    // Nobody limits the unlimited.
+    let mut unlimited = container.unlimited_process();
+    let memory = unlimited.ok(&format!("create {BYTES} 0 1"))[0];
+    let exported = unlimited.ok(&format!("export {memory}"))[0];
     let mut process = start(&container);
     process.ok("init");
-    let import = format!("external {} {exported}", neighbour.pid());
+    let import = format!("external {} {exported}", unlimited.pid());
     process.ok(&import);
     assert_eq!(free(&mut process), GIB - BYTES);
     process.ok("destroyexternal");
     assert_eq!(free(&mut process), GIB);
     process.ok(&format!("alloc {}", GIB - BYTES + 2 * MIB));
-    process.refused(&import);
+    process.denied(&import);
 }
 
 #[test]
-fn external_memory_of_the_own_share_is_not_paid_for_twice() {
+fn charges_external_memory_of_own_share_once() {
     const BYTES: u64 = 64 * MIB;
     let container = Container::with_memory(GIB);
     let mut first = start(&container);
@@ -227,12 +227,12 @@ fn external_memory_of_the_own_share_is_not_paid_for_twice() {
 }
 
 #[test]
-fn memory_opened_by_handle_is_paid_for_by_every_function() {
+fn charges_memory_opened_by_handle_by_every_function() {
     const BYTES: u64 = 64 * MIB;
     let container = Container::with_memory(GIB);
-    let mut neighbour = container.neighbour();
-    let memory = neighbour.alloc(BYTES);
-    let answer = neighbour.say(&format!("ipcget {memory}"));
+    let mut unlimited = container.unlimited_process();
+    let memory = unlimited.alloc(BYTES);
+    let answer = unlimited.request(&format!("ipcget {memory}"));
     let handle = answer.strip_prefix("0 ").unwrap();
     let mut process = start(&container);
     process.ok("init");
@@ -245,7 +245,7 @@ fn memory_opened_by_handle_is_paid_for_by_every_function() {
 }
 
 #[test]
-fn pools_of_the_host_are_free_and_those_of_managed_memory_are_not() {
+fn charges_managed_pools_but_not_host_pools() {
     const HOST: [u32; 2] = [1, 2];
     const MANAGED: [[u32; 2]; 3] = [[2, 1], [2, 0], [2, 2]];
     let container = Container::with_memory(64 * MIB);
@@ -260,7 +260,7 @@ fn pools_of_the_host_are_free_and_those_of_managed_memory_are_not() {
     for [kind, location] in MANAGED {
         process.ok(&format!("pool {kind} {location}"));
         assert_eq!(
-            process.ask(&format!("frompool {GIB}"))[0],
+            process.query(&format!("frompool {GIB}"))[0],
             OUT_OF_MEMORY,
             "{location}"
         );
@@ -269,7 +269,7 @@ fn pools_of_the_host_are_free_and_those_of_managed_memory_are_not() {
 }
 
 #[test]
-fn graph_memory_by_every_way_to_make_and_to_use_a_graph() {
+fn charges_graph_memory_by_every_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("prepare");
@@ -286,7 +286,7 @@ fn graph_memory_by_every_way_to_make_and_to_use_a_graph() {
             ("cuGraphUpload", 2 * GIB),
             ("cuGraphUpload_ptsz", 2 * GIB),
         ] {
-            process.refused(&format!("graph {instantiate} {use_it} {bytes}"));
+            process.denied(&format!("graph {instantiate} {use_it} {bytes}"));
         }
     }
     process.ok(&format!(
@@ -296,7 +296,7 @@ fn graph_memory_by_every_way_to_make_and_to_use_a_graph() {
 }
 
 #[test]
-fn a_checkpointed_process_keeps_its_reservation() {
+fn keeps_charge_of_checkpointed_process() {
     const BYTES: u64 = 600 * MIB;
     let container = Container::with_memory(GIB);
     let mut first = start(&container);
@@ -310,21 +310,21 @@ fn a_checkpointed_process_keeps_its_reservation() {
     };
     change("Lock");
     change("Checkpoint");
-    assert_eq!(container.taken(), CONTEXT_BYTES);
-    second.refused(&format!("alloc {BYTES}"));
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
+    second.denied(&format!("alloc {BYTES}"));
     assert_eq!(free(&mut second), GIB - BYTES);
     let mut change = |what: &str| {
         second.ok(&format!("checkpoint cuCheckpointProcess{what} {pid}"));
     };
     change("Restore");
     change("Unlock");
-    assert_eq!(container.taken(), 2 * CONTEXT_BYTES + BYTES);
+    assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES + BYTES);
     first.ok(&format!("alloc {}", 100 * MIB));
     assert_eq!(free(&mut second), GIB - BYTES - 100 * MIB);
 }
 
 #[test]
-fn the_total_by_the_oldest_function() {
+fn reports_limit_by_oldest_total_memory_function() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     process.ok("init");

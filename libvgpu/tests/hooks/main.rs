@@ -10,20 +10,20 @@ mod counted;
 mod interposer;
 mod metered;
 #[allow(dead_code, reason = "the other tests of libvgpu use the rest")]
-#[path = "../limits/subject.rs"]
-mod subject;
+#[path = "../limits/test_process.rs"]
+mod test_process;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use subject::{Container, Subject};
+use test_process::{Container, TestProcess};
 
 /// A process of the container that calls functions by their names.
-fn start(container: &Container) -> Subject {
+fn start(container: &Container) -> TestProcess {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(compile);
-    Subject::spawn(container.command(program))
+    TestProcess::spawn(container.command(program))
 }
 
 fn compile() -> PathBuf {

@@ -6,7 +6,7 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use gpu_tenants::slow_memory;
 use simulator_machine::testing::Machine;
 
-use crate::subject::{CARDS, Container, Subject};
+use crate::test_process::{CARDS, Container, TestProcess};
 use crate::{base, classes, hooks, start};
 
 /// Functions that are metered without launching anything themselves: their tests are here by name.
@@ -38,7 +38,7 @@ const NOT_LAUNCHING: [&str; 22] = [
 ];
 
 /// A container that is metered, with time to spare, and a process that is ready to launch.
-fn metered(container: Container) -> (Container, Subject) {
+fn metered(container: Container) -> (Container, TestProcess) {
     let limits = Limits {
         memory_limit_bytes: None,
         cores: Cores::new(90).unwrap(),
@@ -57,7 +57,7 @@ fn metered(container: Container) -> (Container, Subject) {
 /// follow, until one of them has to ask: that one is counted the next time, and so is the one that asked last.
 struct Counter {
     container: Container,
-    process: Subject,
+    process: TestProcess,
     counted: u64,
 }
 
@@ -88,7 +88,7 @@ impl Counter {
     /// How many launches commands, which must succeed, are counted as.
     fn of(&mut self, commands: &[&str]) -> u64 {
         for command in commands {
-            assert_eq!(self.process.ask(command)[0], 0, "{command}");
+            assert_eq!(self.process.query(command)[0], 0, "{command}");
         }
         let before = self.in_region();
         let mut launches = 0;
@@ -106,9 +106,9 @@ impl Counter {
 }
 
 #[test]
-fn every_launching_function_has_a_row() {
+fn covers_every_launching_function() {
     let (_container, mut process) = metered(Container::new());
-    let answer = process.say("rows");
+    let answer = process.request("rows");
     let rows: BTreeSet<&str> = answer.split(' ').skip(1).collect();
     let classes = classes();
     let hooks = hooks();
@@ -126,9 +126,9 @@ fn every_launching_function_has_a_row() {
 }
 
 #[test]
-fn each_launch_is_counted_once_whatever_function_makes_it() {
+fn counts_each_launch_once_by_every_function() {
     let mut counter = Counter::new();
-    let rows = counter.process.say("rows");
+    let rows = counter.process.request("rows");
     for name in rows.split(' ').skip(1) {
         assert_eq!(counter.of(&[&format!("row {name}")]), 1, "{name}");
     }
@@ -136,7 +136,7 @@ fn each_launch_is_counted_once_whatever_function_makes_it() {
 }
 
 #[test]
-fn what_is_captured_is_not_launched_however_the_capture_begins_and_ends() {
+fn counts_no_captured_launch() {
     let mut counter = Counter::new();
     for suffix in ["", "_ptsz"] {
         for begin in [
@@ -153,7 +153,7 @@ fn what_is_captured_is_not_launched_however_the_capture_begins_and_ends() {
 }
 
 #[test]
-fn a_stream_that_is_destroyed_in_a_capture_ends_it() {
+fn ends_capture_when_its_stream_is_destroyed() {
     let mut counter = Counter::new();
     for destroy in ["cuStreamDestroy", "cuStreamDestroy_v2"] {
         counter.of(&[&format!("destroystream {destroy}")]);
@@ -163,7 +163,7 @@ fn a_stream_that_is_destroyed_in_a_capture_ends_it() {
 
 /// Where a graph is known to be short it is seldom measured, and what it costs after a change would be learned late.
 #[test]
-fn what_a_graph_costs_is_learned_anew_after_each_kind_of_change() {
+fn relearns_graph_cost_after_every_kind_of_change() {
     const MS: u64 = 100;
     let changes = [
         "cuGraphExecUpdate",

@@ -1,9 +1,9 @@
 //! Arrays and mipmapped arrays.
 
-use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB};
 
 #[test]
-fn arrays_of_every_kind_are_charged_until_they_are_destroyed() {
+fn charges_arrays_until_destroyed() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for (make, destroy, bytes) in [
@@ -27,29 +27,29 @@ fn arrays_of_every_kind_are_charged_until_they_are_destroyed() {
     ] {
         let place = process.ok(make)[0];
         assert_eq!(process.memory_info().0, GIB - bytes, "{make}");
-        assert_eq!(container.taken() - CONTEXT_BYTES, bytes, "{make}");
+        assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, bytes, "{make}");
         process.ok(&format!("{destroy} {place}"));
         assert_eq!(process.memory_info().0, GIB, "{make}");
-        assert_eq!(container.taken(), CONTEXT_BYTES, "{make}");
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{make}");
     }
-    process.refused("array 16384 16384 2 1");
+    process.denied("array 16384 16384 2 1");
 }
 
 #[test]
-fn small_arrays_do_not_exceed_the_limit_whatever_their_size() {
+fn denies_small_arrays_beyond_limit() {
     for width in [100, 300, 419, 700, 1000] {
         let container = Container::with_memory(64 * MIB);
         let mut process = container.process();
         let command = format!("array {width} {width} 0 1");
         let mut places = Vec::new();
         loop {
-            let answer = process.ask(&command);
+            let answer = process.query(&command);
             if answer[0] != 0 {
                 break;
             }
             places.push(answer[1]);
         }
-        let taken = container.taken() - CONTEXT_BYTES;
+        let taken = container.ledger_bytes() - CONTEXT_BYTES;
         assert!(taken <= 64 * MIB, "{taken} of {width}");
         assert!(taken >= 24 * MIB, "{taken} of {width}");
         // Holes do not give a block back.
@@ -57,9 +57,9 @@ fn small_arrays_do_not_exceed_the_limit_whatever_their_size() {
             process.ok(&format!("destroyarray {place}"));
         }
         process.fill(2 * MIB);
-        assert!(container.taken() - CONTEXT_BYTES <= 64 * MIB);
+        assert!(container.ledger_bytes() - CONTEXT_BYTES <= 64 * MIB);
         process.ok(&format!("destroyarray {}", places[0]));
         process.fill(2 * MIB);
-        assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+        assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     }
 }

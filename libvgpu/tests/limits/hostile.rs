@@ -11,7 +11,7 @@ use drava_vgpu_abi::region::{SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
 use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::robustness::{NOBODY, is_root};
-use crate::subject::{CARDS, Container, GIB, MIB};
+use crate::test_process::{CARDS, Container, GIB, MIB};
 
 fn writable(container: &Container, share: &str) -> File {
     OpenOptions::new()
@@ -24,27 +24,27 @@ fn writable(container: &Container, share: &str) -> File {
 /// A program that clears the account takes more than its share: nothing in its own process can stop it, only the
 /// node agent, which compares with NVML. Shares of others keep their limits and their accounts.
 #[test]
-fn forging_the_account_reaches_no_other_share() {
+fn keeps_other_shares_unaffected_by_forged_account() {
     let container = Container::with_memory(GIB);
     let other = Container::with_memory(GIB);
-    let mut neighbour = other.process();
-    neighbour.alloc(GIB / 2);
+    let mut unlimited = other.process();
+    unlimited.alloc(GIB / 2);
     let mut forger = container.process();
     forger.alloc(GIB);
-    forger.refused("alloc 1");
+    forger.denied("alloc 1");
     writable(&container, "share")
         .write_all_at(&[0; 8], 128)
         .unwrap();
     forger.alloc(GIB);
-    assert!(container.taken() > 2 * GIB);
+    assert!(container.ledger_bytes() > 2 * GIB);
     // The limit itself stays where the tenant cannot write.
     assert_eq!(forger.memory_info().1, GIB);
-    assert_eq!(neighbour.memory_info(), (GIB / 2, GIB));
-    neighbour.refused(&format!("alloc {GIB}"));
+    assert_eq!(unlimited.memory_info(), (GIB / 2, GIB));
+    unlimited.denied(&format!("alloc {GIB}"));
 }
 
 #[test]
-fn every_kind_of_noise_in_the_region_is_survived() {
+fn survives_random_bytes_in_region() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();
@@ -68,17 +68,17 @@ fn every_kind_of_noise_in_the_region_is_survived() {
         }
         // Whatever it answers, it answers.
         process.init(0);
-        process.ask(&format!("alloc {}", 4 * MIB));
-        process.ask("meminfo");
+        process.query(&format!("alloc {}", 4 * MIB));
+        process.query("meminfo");
         process.init(1);
         assert_eq!(process.memory_info(), (GIB, GIB), "round {round}");
     }
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }
 
 #[test]
-fn what_is_no_plain_file_is_not_used_as_a_region() {
+fn rejects_region_that_is_not_a_regular_file() {
     type Make = fn(&std::path::Path);
     let kinds: [(&str, Make); 3] = [
         ("symbolic link", |path| {
@@ -98,7 +98,7 @@ fn what_is_no_plain_file_is_not_used_as_a_region() {
         make(&container.region("share"));
         let mut process = container.start("dlsym");
         process.init(0);
-        process.refused("alloc 1");
+        process.denied("alloc 1");
         assert!(process.end().success(), "{kind}");
     }
 }
@@ -115,14 +115,14 @@ fn lock_all_slots(region: &File) {
 }
 
 #[test]
-fn locking_all_slots_keeps_out_only_processes_of_the_same_share() {
+fn locking_all_slots_affects_only_the_same_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
     let region = writable(&container, "share");
     lock_all_slots(&region);
     let mut process = container.process();
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.init(1);
     process.alloc(GIB);
     drop(region);
@@ -131,7 +131,7 @@ fn locking_all_slots_keeps_out_only_processes_of_the_same_share() {
 
 /// Without Kubernetes the region lies where every user may write: one of another user's making is not trusted.
 #[test]
-fn the_region_of_another_user_is_not_used() {
+fn rejects_region_of_another_user() {
     if !is_root() {
         return;
     }
@@ -154,7 +154,7 @@ fn the_region_of_another_user_is_not_used() {
     });
     process.init(0);
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     let untouched = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
     // The next directory is taken.

@@ -24,21 +24,21 @@ pub(crate) fn library_with_kill_points() -> &'static Path {
 }
 
 /// The subject, compiled on the first call.
-pub(crate) fn subject() -> &'static Path {
-    static SUBJECT: OnceLock<PathBuf> = OnceLock::new();
-    SUBJECT.get_or_init(|| compile("subject"))
+pub(crate) fn test_process() -> &'static Path {
+    static TEST_PROCESS: OnceLock<PathBuf> = OnceLock::new();
+    TEST_PROCESS.get_or_init(|| compile("test_process"))
 }
 
 /// One of the storm's processes, compiled on the first call.
-pub(crate) fn storm() -> &'static Path {
-    static STORM: OnceLock<PathBuf> = OnceLock::new();
-    STORM.get_or_init(|| compile("storm"))
+pub(crate) fn stress() -> &'static Path {
+    static STRESS: OnceLock<PathBuf> = OnceLock::new();
+    STRESS.get_or_init(|| compile("stress"))
 }
 
 /// A process of several threads, compiled on the first call.
-pub(crate) fn crowd() -> &'static Path {
-    static CROWD: OnceLock<PathBuf> = OnceLock::new();
-    CROWD.get_or_init(|| compile("crowd"))
+pub(crate) fn threads() -> &'static Path {
+    static THREADS: OnceLock<PathBuf> = OnceLock::new();
+    THREADS.get_or_init(|| compile("threads"))
 }
 
 /// Writes a stub, as the node driver makes it.

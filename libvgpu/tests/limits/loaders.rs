@@ -7,20 +7,20 @@ use std::process::Command;
 
 use crate::interposer;
 use crate::robustness::{by_route, is_root, skipped};
-use crate::subject::{Container, GIB, MIB};
+use crate::test_process::{Container, GIB, MIB};
 
 #[test]
-fn a_driver_in_a_namespace_of_its_own_is_limited() {
+fn limits_driver_in_separate_namespace() {
     let container = Container::with_memory(GIB);
     let mut process = by_route(&container, "dlmopen");
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     assert_eq!(process.memory_info(), (0, GIB));
 }
 
 /// Programs that are linked statically have no dynamic loader, which alone could preload anything.
 #[test]
-fn a_static_program_runs_as_if_nothing_were_preloaded() {
+fn does_not_affect_static_program() {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("static");
     let source = directory.path().join("static.c");
@@ -76,7 +76,7 @@ fn musl() -> Option<PathBuf> {
 /// As in an image of Alpine: musl's loader does not read `/etc/ld.so.preload`, and with `LD_PRELOAD` it says what it
 /// misses and does not start the program. `libvgpu/README.md` says so.
 #[test]
-fn a_program_for_musl_runs_with_the_preload_file_and_not_with_the_variable() {
+fn runs_musl_program_with_preload_file_but_not_variable() {
     let Some(musl) = musl() else { return };
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
@@ -152,7 +152,7 @@ pub(crate) fn build_library(
 }
 
 #[test]
-fn other_preloaded_libraries_are_borne() {
+fn limits_with_other_preloaded_libraries() {
     let directory = tempfile::tempdir().unwrap();
     let other = build_library(directory.path(), "other", OTHER_PRELOADED, &[]);
     let own = interposer::library().display().to_string();
@@ -168,7 +168,7 @@ fn other_preloaded_libraries_are_borne() {
         });
         process.init(0);
         process.alloc(GIB);
-        process.refused("alloc 1");
+        process.denied("alloc 1");
         assert!(process.end().success(), "{preload}");
     }
 }
@@ -176,7 +176,7 @@ fn other_preloaded_libraries_are_borne() {
 /// `RTLD_DEEPBIND` binds a library to what it names itself before what was preloaded: such calls do not come here.
 /// That is what `docs/security.md` says; the program lives, and its other calls are limited.
 #[test]
-fn deep_binding_is_borne() {
+fn does_not_count_calls_of_deeply_bound_library() {
     let container = Container::with_memory(GIB);
     let directory = tempfile::tempdir().unwrap();
     let libraries = container.machine.lib_dir().display().to_string();
@@ -188,8 +188,8 @@ fn deep_binding_is_borne() {
     });
     process.init(0);
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.ok(&format!("plugin {}", 4 * MIB));
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     assert!(process.end().success());
 }

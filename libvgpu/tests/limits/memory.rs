@@ -2,82 +2,82 @@
 
 use drava_vgpu_abi::{Limits, MemoryPolicy};
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, OUT_OF_MEMORY};
 
 #[test]
-fn the_limit_is_exact_to_the_byte() {
+fn enforces_limit_to_the_byte() {
     let container = Container::with_memory(8 * GIB);
     let mut process = container.process();
     assert_eq!(process.memory_info(), (8 * GIB, 8 * GIB));
     let all = process.alloc(8 * GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     assert_eq!(process.memory_info(), (0, 8 * GIB));
     process.ok(&format!("free {all}"));
     assert_eq!(process.memory_info(), (8 * GIB, 8 * GIB));
-    process.refused(&format!("alloc {}", 8 * GIB + 1));
+    process.denied(&format!("alloc {}", 8 * GIB + 1));
     process.alloc(8 * GIB);
 }
 
 #[test]
-fn small_steps_reach_the_limit_too() {
+fn reaches_limit_in_small_steps() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
     assert_eq!(process.fill(MIB), 64 * MIB);
     let mut other = container.process();
-    other.refused("alloc 1");
+    other.denied("alloc 1");
 }
 
 #[test]
-fn a_refusal_does_not_reach_the_driver() {
+fn denies_without_calling_the_driver() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    let before = container.taken();
-    process.refused(&format!("alloc {}", GIB + 1));
-    process.refused(&format!("managed {}", GIB + 1));
-    process.refused(&format!("pitch {} 4", GIB));
-    assert_eq!(container.taken(), before);
+    let before = container.ledger_bytes();
+    process.denied(&format!("alloc {}", GIB + 1));
+    process.denied(&format!("managed {}", GIB + 1));
+    process.denied(&format!("pitch {} 4", GIB));
+    assert_eq!(container.ledger_bytes(), before);
 }
 
 #[test]
-fn what_the_driver_refuses_is_given_back() {
+fn refunds_allocation_denied_by_driver() {
     // More than the card has, so that only the driver can refuse.
     let container = Container::with_memory(200 * GIB);
     let mut process = container.process();
     let (free, _) = process.memory_info();
     for _ in 0..3 {
-        process.refused(&format!("alloc {}", 100 * GIB));
+        process.denied(&format!("alloc {}", 100 * GIB));
     }
     assert_eq!(process.memory_info().0, free);
     process.ok(&format!("alloc {}", 10 * GIB));
 }
 
 #[test]
-fn huge_sizes_do_not_wrap_around() {
+fn denies_sizes_that_would_overflow() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, 1 << 48] {
-        process.refused(&format!("alloc {bytes}"));
+        process.denied(&format!("alloc {bytes}"));
     }
-    process.refused(&format!("pitch {} {}", 1u64 << 33, 1u64 << 33));
+    process.denied(&format!("pitch {} {}", 1u64 << 33, 1u64 << 33));
     process.alloc(GIB);
 }
 
 #[test]
-fn frees_of_unknown_pointers_reach_the_driver() {
+fn forwards_free_of_unknown_pointer() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let held = process.alloc(GIB);
-    let answer = process.ask("freeraw 4096");
+    let answer = process.query("freeraw 4096");
     assert_ne!(answer[0], 0, "the driver knows no such pointer");
-    assert_eq!(process.ask("freeraw 0")[0], 0, "the driver accepts null");
-    process.refused("alloc 1");
+    assert_eq!(process.query("freeraw 0")[0], 0, "the driver accepts null");
+    process.denied("alloc 1");
     process.ok(&format!("free {held}"));
-    assert_ne!(process.ask(&format!("free {held}"))[0], 0, "freed twice");
+    assert_ne!(process.query(&format!("free {held}"))[0], 0, "freed twice");
     assert_eq!(process.memory_info().0, GIB);
 }
 
 #[test]
-fn every_kind_of_linear_memory_counts_and_is_freed() {
+fn charges_and_frees_every_kind_of_linear_memory() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for command in [
@@ -95,15 +95,15 @@ fn every_kind_of_linear_memory_counts_and_is_freed() {
 /// There is room enough in the blocks of the process, but nowhere in one piece. The driver opens another block, which
 /// the share does not have: so the allocation is undone, and nothing of it is left with the program.
 #[test]
-fn room_in_pieces_is_no_room() {
+fn denies_request_larger_than_any_hole() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
     let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
     for place in places.iter().step_by(2) {
         process.ok(&format!("free {place}"));
     }
-    assert_eq!(process.ask(&format!("alloc {}", 512 * KIB)), [2, -1, 0]);
-    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    assert_eq!(process.query(&format!("alloc {}", 512 * KIB)), [2, -1, 0]);
+    assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     // What fits into a hole is granted.
     process.alloc(256 * KIB);
     for place in places.iter().skip(1).step_by(2) {
@@ -115,48 +115,48 @@ fn room_in_pieces_is_no_room() {
 /// The 32-bit functions of before CUDA 3.2: no memory of a 64-bit process has such an address, but a request beyond
 /// the limit is refused before the driver says so.
 #[test]
-fn requests_by_the_oldest_functions_are_counted_too() {
+fn counts_requests_by_oldest_functions() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    process.refused(&format!("alloc1 {}", 2 * GIB));
-    let answer = process.ask(&format!("alloc1 {}", 4 * MIB))[0];
+    process.denied(&format!("alloc1 {}", 2 * GIB));
+    let answer = process.query(&format!("alloc1 {}", 4 * MIB))[0];
     assert!(!matches!(answer, 0 | OUT_OF_MEMORY), "{answer}");
     assert_eq!(process.memory_info(), (GIB, GIB));
 }
 
 /// Rows are padded, and what they take is what the driver made of them.
 #[test]
-fn padded_rows_are_counted_as_they_lie() {
+fn charges_padded_rows_at_their_pitch() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for (width, height) in [(100, 100_000), (513, 4096), (511, 3)] {
         let place = process.ok(&format!("pitch {width} {height}"))[0];
-        let taken = container.taken() - CONTEXT_BYTES;
+        let taken = container.ledger_bytes() - CONTEXT_BYTES;
         assert_eq!(process.memory_info().0, GIB - taken, "{width}");
         process.ok(&format!("free {place}"));
         assert_eq!(process.memory_info().0, GIB, "{width}");
     }
     // 100 bytes a row would fit.
-    process.refused(&format!("pitch 100 {}", GIB / 256));
+    process.denied(&format!("pitch 100 {}", GIB / 256));
 }
 
 #[test]
-fn what_the_driver_does_not_free_stays_counted() {
+fn keeps_charge_when_driver_fails_to_free() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let place = process.alloc(GIB);
     let first = process.ok("capture")[0];
     // While a stream is captured in the global mode, the driver refuses to free.
-    let refused = process.ask(&format!("free {place}"))[0];
-    process.ask(&format!("endcapture {first}"));
+    let refused = process.query(&format!("free {place}"))[0];
+    process.query(&format!("endcapture {first}"));
     assert_ne!(refused, 0, "freed during a capture");
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.ok(&format!("free {place}"));
     assert_eq!(process.memory_info().0, GIB);
 }
 
 #[test]
-fn the_end_of_a_context_frees_what_it_held() {
+fn releases_memory_of_destroyed_context() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.alloc(100 * MIB);
@@ -172,7 +172,7 @@ fn the_end_of_a_context_frees_what_it_held() {
 
 /// The old way to end a context, which lives as long as somebody is attached to it.
 #[test]
-fn a_context_that_all_are_detached_from_has_ended() {
+fn releases_context_after_last_detach() {
     let container = Container::new();
     let limits = Limits {
         driver_reserve_bytes: CONTEXT_BYTES,
@@ -190,29 +190,29 @@ fn a_context_that_all_are_detached_from_has_ended() {
         for _ in 0..attached {
             process.ok(&format!("detach {context}"));
             assert_eq!(process.memory_info().0, free);
-            assert_eq!(container.taken(), taken + 300 * MIB);
+            assert_eq!(container.ledger_bytes(), taken + 300 * MIB);
         }
         process.ok(&format!("detach {context}"));
         assert_eq!(process.memory_info().0, 4 * GIB - CONTEXT_BYTES);
-        assert_eq!(container.taken(), CONTEXT_BYTES);
+        assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
     }
 }
 
 /// A program may look at it though it has called the driver meanwhile.
 #[test]
-fn what_is_counted_and_refused_leaves_errno_alone() {
+fn preserves_errno_when_counting_and_denying() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     // To be looked at: whether it lives.
     let _other = container.process();
-    let answer = process.ask(&format!("errno {}", 600 * MIB));
+    let answer = process.query(&format!("errno {}", 600 * MIB));
     assert_eq!(answer, [0, 77]);
-    let answer = process.ask(&format!("errno {}", 600 * MIB));
+    let answer = process.query(&format!("errno {}", 600 * MIB));
     assert_eq!(answer, [2, 77]);
 }
 
 #[test]
-fn with_the_spill_policy_plain_memory_beyond_the_share_comes_from_the_host() {
+fn spills_plain_allocations_to_host() {
     let container = Container::new();
     let limits = Limits {
         memory_policy: MemoryPolicy::Spill,
@@ -222,32 +222,32 @@ fn with_the_spill_policy_plain_memory_beyond_the_share_comes_from_the_host() {
     let mut process = container.process();
     process.alloc(GIB);
     let spilt = process.alloc(GIB);
-    assert_eq!(container.taken(), GIB + CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), GIB + CONTEXT_BYTES);
     assert_eq!(process.memory_info(), (0, GIB));
     process.ok(&format!("free {spilt}"));
     assert_eq!(process.memory_info(), (0, GIB));
     // What the program asks to be on the card is refused as ever.
-    process.refused(&format!("async {}", 40 * MIB));
+    process.denied(&format!("async {}", 40 * MIB));
 }
 
 #[test]
-fn holes_between_small_allocations_are_paid_for() {
+fn charges_holes_between_small_allocations() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
     // One of eight in each block is kept: the driver cannot give the blocks back.
     let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
-    process.refused("alloc 1048576");
+    process.denied("alloc 1048576");
     for (index, place) in places.iter().enumerate() {
         if index % 8 != 0 {
             process.ok(&format!("free {place}"));
         }
     }
-    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     assert_eq!(process.memory_info().0, 0);
-    process.refused(&format!("alloc {}", 2 * MIB));
+    process.denied(&format!("alloc {}", 2 * MIB));
     // What the holes can serve is granted.
     process.alloc(256 * KIB);
-    assert_eq!(container.taken() - CONTEXT_BYTES, 64 * MIB);
+    assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     for place in places.iter().step_by(8) {
         process.ok(&format!("free {place}"));
     }

@@ -4,56 +4,56 @@ use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::Limits;
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
 
-fn used(process: &mut Subject) -> u64 {
+fn used(process: &mut TestProcess) -> u64 {
     let (free, total) = process.memory_info();
     total - free
 }
 
 #[test]
-fn what_a_pool_reserves_is_charged_and_what_it_gives_back_is_not() {
+fn charges_reserved_pool_memory() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let small = process.ok(&format!("async {MIB}"))[0];
-    let pool = container.taken() - CONTEXT_BYTES;
+    let pool = container.ledger_bytes() - CONTEXT_BYTES;
     assert!(pool >= MIB);
     assert_eq!(used(&mut process), pool);
     let large = process.ok(&format!("async {}", 300 * MIB))[0];
-    assert_eq!(used(&mut process), container.taken() - CONTEXT_BYTES);
+    assert_eq!(used(&mut process), container.ledger_bytes() - CONTEXT_BYTES);
     for place in [small, large] {
         process.ok(&format!("freeasync {place}"));
     }
     process.ok("sync");
-    assert_eq!(used(&mut process), container.taken() - CONTEXT_BYTES);
+    assert_eq!(used(&mut process), container.ledger_bytes() - CONTEXT_BYTES);
     process.alloc(GIB - used_bytes(&container));
 }
 
 fn used_bytes(container: &Container) -> u64 {
-    container.taken() - CONTEXT_BYTES
+    container.ledger_bytes() - CONTEXT_BYTES
 }
 
 #[test]
-fn pools_do_not_exceed_the_limit() {
+fn denies_pool_allocation_beyond_limit() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    process.refused(&format!("async {}", GIB + 1));
+    process.denied(&format!("async {}", GIB + 1));
     for _ in 0..1000 {
-        if process.ask(&format!("async {}", 7 * MIB))[0] != 0 {
+        if process.query(&format!("async {}", 7 * MIB))[0] != 0 {
             break;
         }
     }
-    process.refused(&format!("async {}", 40 * MIB));
+    process.denied(&format!("async {}", 40 * MIB));
     let taken = used_bytes(&container);
     assert!(taken <= GIB, "{taken}");
     assert!(taken >= GIB - 64 * MIB, "{taken}");
     assert_eq!(used(&mut process), taken);
     let mut other = container.process();
-    other.refused(&format!("alloc {}", 64 * MIB));
+    other.denied(&format!("alloc {}", 64 * MIB));
 }
 
 #[test]
-fn a_pool_that_keeps_memory_is_trimmed_before_anything_is_refused() {
+fn trims_pool_before_denying() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.ok(&format!("keep {GIB}"));
@@ -66,7 +66,7 @@ fn a_pool_that_keeps_memory_is_trimmed_before_anything_is_refused() {
 }
 
 #[test]
-fn a_pool_of_its_own_counts_on_its_card_until_it_is_destroyed() {
+fn charges_created_pool_until_destroyed() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let pool = process.ok("pool 0")[0];
@@ -82,7 +82,7 @@ fn a_pool_of_its_own_counts_on_its_card_until_it_is_destroyed() {
 
 /// What a pool has and does not use is the program's, though nothing more could be reserved.
 #[test]
-fn a_full_share_lives_on_within_its_pool() {
+fn reuses_free_pool_memory_of_full_share() {
     let container = Container::with_memory(32 * MIB);
     let mut process = container.process();
     process.ok(&format!("async {MIB}"));
@@ -95,7 +95,7 @@ fn a_full_share_lives_on_within_its_pool() {
 }
 
 #[test]
-fn a_pool_that_is_destroyed_before_its_memory_is_freed_stays_charged() {
+fn keeps_charge_for_pool_destroyed_before_free() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let pool = process.ok("pool 0")[0];
@@ -104,11 +104,11 @@ fn a_pool_that_is_destroyed_before_its_memory_is_freed_stays_charged() {
     let taken = used_bytes(&container);
     assert!(taken >= 100 * MIB, "{taken}");
     assert!(used(&mut process) >= 100 * MIB);
-    process.refused(&format!("alloc {}", GIB - 96 * MIB));
+    process.denied(&format!("alloc {}", GIB - 96 * MIB));
 }
 
 #[test]
-fn a_destroyed_pool_is_charged_until_the_last_of_its_memory_is_freed() {
+fn charges_destroyed_pool_until_last_free() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for _ in 0..3 {
@@ -134,7 +134,7 @@ fn a_destroyed_pool_is_charged_until_the_last_of_its_memory_is_freed() {
 
 /// What is freed in a stream is taken until the stream has come so far.
 #[test]
-fn a_destroyed_pool_is_charged_until_the_streams_have_come_so_far() {
+fn charges_destroyed_pool_until_streams_reach_free() {
     for is_destroyed in [false, true] {
         let container = Container::with_memory(GIB);
         let mut process = container.process();
@@ -146,7 +146,7 @@ fn a_destroyed_pool_is_charged_until_the_streams_have_come_so_far() {
         process.ok(&format!("stall {stream} {word}"));
         process.ok(&format!("freein {place} {stream}"));
         assert_eq!(used(&mut process), 602 * MIB);
-        process.refused(&format!("alloc {}", 500 * MIB));
+        process.denied(&format!("alloc {}", 500 * MIB));
         if is_destroyed {
             // It cannot be asked any more.
             process.ok(&format!("destroystream {stream}"));
@@ -155,7 +155,7 @@ fn a_destroyed_pool_is_charged_until_the_streams_have_come_so_far() {
         process.ok("sync");
         if is_destroyed {
             assert_eq!(used(&mut process), 602 * MIB);
-            process.refused(&format!("alloc {}", 500 * MIB));
+            process.denied(&format!("alloc {}", 500 * MIB));
         } else {
             process.ok(&format!("alloc {}", 900 * MIB));
             assert_eq!(used(&mut process), 902 * MIB);
@@ -165,7 +165,7 @@ fn a_destroyed_pool_is_charged_until_the_streams_have_come_so_far() {
 
 /// A stream that is destroyed is asked for the last time.
 #[test]
-fn what_a_stream_has_freed_before_it_is_destroyed_is_free() {
+fn releases_memory_freed_by_stream_before_its_destruction() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let stream = process.ok("stream")[0];
@@ -180,7 +180,7 @@ fn what_a_stream_has_freed_before_it_is_destroyed_is_free() {
 
 /// Where it is not certain that all is known which lies in a pool, it is not taken to be empty.
 #[test]
-fn a_pool_of_which_not_all_is_known_stays_charged() {
+fn keeps_charge_for_pool_with_unknown_allocations() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let context = process.ok("context 0")[0];
@@ -197,7 +197,7 @@ fn a_pool_of_which_not_all_is_known_stays_charged() {
 }
 
 #[test]
-fn a_pool_counts_on_its_own_card_whatever_context_asks() {
+fn charges_created_pool_on_its_own_gpu() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();
@@ -212,7 +212,7 @@ fn a_pool_counts_on_its_own_card_whatever_context_asks() {
 
 /// A stream takes from the pool of its own card, whatever context is current.
 #[test]
-fn memory_counts_on_the_card_of_the_stream() {
+fn charges_memory_on_gpu_of_stream() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();
@@ -221,18 +221,18 @@ fn memory_counts_on_the_card_of_the_stream() {
     process.init(0);
     let place = process.ok(&format!("asyncin {} {stream}", 512 * MIB))[0];
     assert_eq!(used(&mut process), 0);
-    process.refused(&format!("asyncin {} {stream}", 600 * MIB));
+    process.denied(&format!("asyncin {} {stream}", 600 * MIB));
     process.alloc(600 * MIB);
     process.ok(&format!("freein {place} {stream}"));
     process.ok(&format!("asyncin {} {stream}", 512 * MIB));
     process.init(1);
     assert_eq!(used(&mut process), 512 * MIB);
-    assert_eq!(container.taken(), CONTEXT_BYTES + 600 * MIB);
+    assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 600 * MIB);
 }
 
 /// A pool that this process has not made counts on its own card, too, or on none.
 #[test]
-fn a_default_pool_counts_on_its_own_card_whatever_context_asks() {
+fn charges_default_pool_on_its_own_gpu() {
     for is_other_limited in [true, false] {
         let container = Container::with_memory(GIB);
         if is_other_limited {
@@ -246,7 +246,7 @@ fn a_default_pool_counts_on_its_own_card_whatever_context_asks() {
             process.ok(&format!("frompool {} {pool}", 448 * MIB));
             assert_eq!(used(&mut process), 0);
         }
-        let too_much = process.ask(&format!("frompool {} {}", 448 * MIB, pools[0]))[0];
+        let too_much = process.query(&format!("frompool {} {}", 448 * MIB, pools[0]))[0];
         assert_eq!(too_much != 0, is_other_limited);
         process.alloc(600 * MIB);
         if is_other_limited {
@@ -259,15 +259,15 @@ fn a_default_pool_counts_on_its_own_card_whatever_context_asks() {
 /// Memory that is freed in a stream can be allocated again in that stream, whatever has been done until then. So a
 /// program that does no more than that is never refused, though the share is full.
 #[test]
-fn a_program_lives_within_a_full_pool_whether_or_not_it_synchronises() {
+fn runs_program_within_full_pool() {
     for synchronises in [false, true] {
         let container = Container::with_memory(64 * MIB);
         let mut process = container.process();
         // Each chunk has something that stays.
         let sizes = [3, 5, 1, 7, 2, 4, 6];
-        let mut held: Vec<(Place, u64)> = Vec::new();
+        let mut held: Vec<(ObjectId, u64)> = Vec::new();
         for size in sizes.into_iter().cycle() {
-            let answer = process.ask(&format!("async {}", size * MIB));
+            let answer = process.query(&format!("async {}", size * MIB));
             if answer[0] != 0 {
                 break;
             }
@@ -295,10 +295,10 @@ fn a_program_lives_within_a_full_pool_whether_or_not_it_synchronises() {
 /// A card that is full but for what was freed in one stream.
 struct Full {
     container: Container,
-    process: Subject,
+    process: TestProcess,
     /// A stream that waits for `word`, with 8 MiB freed behind that.
-    stream: Place,
-    word: Place,
+    stream: ObjectId,
+    word: ObjectId,
 }
 
 impl Full {
@@ -311,7 +311,7 @@ impl Full {
             process.ok(&format!("async {}", 8 * MIB));
         }
         let freed = process.ok(&format!("asyncin {} {stream}", 8 * MIB))[0];
-        process.refused(&format!("async {MIB}"));
+        process.denied(&format!("async {MIB}"));
         assert_eq!(process.memory_info().0, 0);
         process.ok(&format!("stall {stream} {word}"));
         process.ok(&format!("freein {freed} {stream}"));
@@ -327,7 +327,7 @@ impl Full {
     fn go_on(&mut self) {
         self.process.ok(&format!("tell {}", self.word));
         let deadline = Instant::now() + Duration::from_secs(60);
-        while self.process.ask(&format!("async {}", 8 * MIB))[0] != 0 {
+        while self.process.query(&format!("async {}", 8 * MIB))[0] != 0 {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -336,33 +336,33 @@ impl Full {
 }
 
 #[test]
-fn what_was_freed_in_a_stream_serves_others_when_it_has_come_so_far() {
+fn reuses_freed_memory_after_stream_reaches_free() {
     let mut full = Full::new();
     let process = &mut full.process;
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
     let (stream, bytes) = (full.stream, 8 * MIB);
     let again = process.ok(&format!("asyncin {bytes} {stream}"))[0];
     process.ok(&format!("freein {again} {stream}"));
-    process.refused(&format!("async {bytes}"));
+    process.denied(&format!("async {bytes}"));
     full.go_on();
 }
 
 /// `CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC`
 #[test]
-fn a_pool_that_may_not_reuse_across_streams_is_not_asked_to() {
+fn respects_disabled_reuse_across_streams() {
     let mut full = Full::new();
     let process = &mut full.process;
     process.ok(&format!("tell {}", full.word));
     process.ok("sync");
     process.ok("policy 2 0");
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
     process.ok("policy 2 1");
     full.go_on();
 }
 
 /// A pool that has given its memory back is not asked for what was free in that.
 #[test]
-fn what_a_pool_has_given_back_is_no_room() {
+fn assumes_no_free_space_in_trimmed_pool() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
     let place = process.ok(&format!("async {}", 8 * MIB))[0];
@@ -371,36 +371,36 @@ fn what_a_pool_has_given_back_is_no_room() {
     assert_eq!(process.memory_info().0, 64 * MIB);
     process.alloc(64 * MIB);
     assert_eq!(process.ok("highest")[0].cast_unsigned(), 32 * MIB);
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
     assert_eq!(process.ok("highest")[0], 0, "the driver was not asked");
 }
 
 /// Another stream's handle may be the same, and it does not wait for what the first one did.
 #[test]
-fn what_was_freed_in_a_stream_that_is_gone_serves_nobody() {
+fn does_not_reuse_memory_freed_in_destroyed_stream() {
     let mut full = Full::new();
     let process = &mut full.process;
     process.ok(&format!("tell {}", full.word));
     process.ok(&format!("destroystream {}", full.stream));
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
 }
 
 /// A stream must not be asked during a capture, which the question would spoil; and what is captured frees nothing yet.
 #[test]
-fn captures_are_not_disturbed_by_what_is_free_in_a_pool() {
+fn does_not_disturb_capture_when_pool_has_free_space() {
     let mut full = Full::new();
     let process = &mut full.process;
     process.ok(&format!("tell {}", full.word));
     process.ok("sync");
     let captured = process.ok("capture")[0];
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
     process.ok(&format!("endcapture {captured}"));
     full.go_on();
 }
 
 /// It takes memory when the graph is launched.
 #[test]
-fn what_is_captured_takes_nothing_of_a_pool() {
+fn captured_allocation_takes_nothing_from_pool() {
     let mut full = Full::new();
     let process = &mut full.process;
     let captured = process.ok("capture")[0];
@@ -408,13 +408,13 @@ fn what_is_captured_takes_nothing_of_a_pool() {
     process.ok(&format!("freein {place} {captured}"));
     process.ok(&format!("endcapture {captured}"));
     // Nothing of the pool was freed by that.
-    process.refused(&format!("async {}", 8 * MIB));
+    process.denied(&format!("async {}", 8 * MIB));
     assert_eq!(used_bytes(&full.container), 34 * MIB);
 }
 
 /// A chunk that something lies in stays taken, however little that is.
 #[test]
-fn what_a_destroyed_pool_keeps_is_charged() {
+fn charges_memory_retained_by_destroyed_pool() {
     let container = Container::with_memory(288 * MIB);
     let mut process = container.process();
     for count in 1..=8 {
@@ -427,6 +427,6 @@ fn what_a_destroyed_pool_keeps_is_charged() {
         assert_eq!(used(&mut process), count * 32 * MIB);
     }
     process.alloc(32 * MIB);
-    process.refused("async 512");
-    process.refused("alloc 512");
+    process.denied("async 512");
+    process.denied("alloc 512");
 }

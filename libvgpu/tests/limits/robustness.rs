@@ -10,28 +10,28 @@ use drava_vgpu_abi::{Limits, REGION_SIZE};
 
 use crate::interposer;
 use crate::loaders::build_library;
-use crate::subject::{CARDS, Container, GIB, MIB, Subject};
+use crate::test_process::{CARDS, Container, GIB, MIB, TestProcess};
 
 /// A process with a context on the first card whose functions come by `route`.
-pub(crate) fn by_route(container: &Container, route: &str) -> Subject {
+pub(crate) fn by_route(container: &Container, route: &str) -> TestProcess {
     let mut process = container.start(route);
     process.init(0);
     process
 }
 
 /// A process that may not make some of the library's system calls, and what it says on standard error.
-fn in_a_sandbox(container: &Container, forbidden: &str) -> (Subject, PathBuf) {
+fn in_a_sandbox(container: &Container, forbidden: &str) -> (TestProcess, PathBuf) {
     let errors = container.run_dir().join(format!("stderr-{forbidden}"));
     let process = container.start_with("dlsym", |command| {
         command
-            .env("SUBJECT_FORBIDS", forbidden)
+            .env("TEST_PROCESS_FORBIDS", forbidden)
             .stderr(fs::File::create(&errors).unwrap());
     });
     (process, errors)
 }
 
 #[test]
-fn a_sandbox_that_forbids_what_is_not_essential_changes_nothing() {
+fn limits_with_inessential_syscalls_forbidden() {
     let container = Container::with_memory(GIB);
     // As the driver leaves it.
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
@@ -40,9 +40,9 @@ fn a_sandbox_that_forbids_what_is_not_essential_changes_nothing() {
     process.alloc(GIB);
     let (mut other, _) = in_a_sandbox(&container, "inessential");
     other.init(0);
-    other.refused("alloc 1");
+    other.denied("alloc 1");
     process.kill();
-    container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+    container.wait_for_ledger_bytes(crate::test_process::CONTEXT_BYTES);
     other.alloc(GIB);
     assert_eq!(fs::read_to_string(errors).unwrap(), "");
 }
@@ -50,7 +50,7 @@ fn a_sandbox_that_forbids_what_is_not_essential_changes_nothing() {
 /// What the account needs, a sandbox may forbid: then nothing is counted, so nothing is granted, and the program is
 /// told. It is never ended, and never without a limit.
 #[test]
-fn a_sandbox_that_forbids_what_is_essential_refuses_memory() {
+fn denies_memory_with_essential_syscalls_forbidden() {
     for (forbidden, says) in [
         ("status", "limits page of share"),
         ("open", "cannot be opened"),
@@ -59,10 +59,10 @@ fn a_sandbox_that_forbids_what_is_essential_refuses_memory() {
     ] {
         let container = Container::with_memory(GIB);
         let (mut process, errors) = in_a_sandbox(&container, forbidden);
-        let has_context = process.ask("init 0")[0] == 0;
+        let has_context = process.query("init 0")[0] == 0;
         if has_context {
-            process.refused("alloc 1");
-            process.refused(&format!("create {} 0 1", 2 * MIB));
+            process.denied("alloc 1");
+            process.denied(&format!("create {} 0 1", 2 * MIB));
         }
         assert!(process.end().success(), "{forbidden}");
         let errors = fs::read_to_string(errors).unwrap();
@@ -76,18 +76,18 @@ fn a_sandbox_that_forbids_what_is_essential_refuses_memory() {
 
 /// Shares that cannot be looked for are not "no shares".
 #[test]
-fn shares_that_cannot_be_looked_for_refuse_memory() {
+fn denies_memory_when_shares_cannot_be_listed() {
     for obstacle in ["directory", "rundir", "no descriptors"] {
         let container = Container::with_memory(GIB);
         let errors = container.run_dir().join("stderr");
         let mut process = container.start_with("dlsym", |command| {
             match obstacle {
-                "no descriptors" => command.env("SUBJECT_STARVES", "yes"),
-                forbidden => command.env("SUBJECT_FORBIDS", forbidden),
+                "no descriptors" => command.env("TEST_PROCESS_WITHOUT_DESCRIPTORS", "yes"),
+                forbidden => command.env("TEST_PROCESS_FORBIDS", forbidden),
             };
             command.stderr(fs::File::create(&errors).unwrap());
         });
-        process.refused("init 0");
+        process.denied("init 0");
         assert!(process.end().success(), "{obstacle}");
         let errors = fs::read_to_string(errors).unwrap();
         assert!(errors.contains("GPU memory is refused"), "{errors}");
@@ -95,22 +95,22 @@ fn shares_that_cannot_be_looked_for_refuse_memory() {
 }
 
 #[test]
-fn a_child_of_vfork_may_be_the_first_to_ask_for_a_function() {
+fn resolves_first_function_in_vfork_child() {
     let container = Container::with_memory(GIB);
     let mut process = container.start("dlsym");
     process.ok("vforklookup");
     process.init(0);
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     let mut other = container.process();
-    other.refused("alloc 1");
+    other.denied("alloc 1");
     process.kill();
-    container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+    container.wait_for_ledger_bytes(crate::test_process::CONTEXT_BYTES);
     other.alloc(GIB);
 }
 
 #[test]
-fn a_region_that_grows_in_use_changes_nothing() {
+fn tolerates_region_that_grows_in_use() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.alloc(GIB / 2);
@@ -119,11 +119,11 @@ fn a_region_that_grows_in_use_changes_nothing() {
         .open(container.region("share"))
         .unwrap();
     region.set_len(4 * REGION_SIZE as u64).unwrap();
-    process.refused(&format!("alloc {GIB}"));
+    process.denied(&format!("alloc {GIB}"));
     let mut other = container.process();
     assert_eq!(other.memory_info(), (GIB / 2, GIB));
     other.alloc(GIB / 2);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     other.kill();
     process.alloc(GIB / 2);
 }
@@ -131,7 +131,7 @@ fn a_region_that_grows_in_use_changes_nothing() {
 /// Preloaded twice, by two names, as where a user's `LD_PRELOAD` comes to the container's `/etc/ld.so.preload`: the
 /// first one counts, once.
 #[test]
-fn two_of_the_library_count_once() {
+fn counts_once_with_two_copies_of_library() {
     let directory = tempfile::tempdir().unwrap();
     let copy = directory.path().join("libvgpu.so");
     fs::copy(interposer::library(), &copy).unwrap();
@@ -146,7 +146,7 @@ fn two_of_the_library_count_once() {
             assert_eq!(process.memory_info(), (GIB, GIB));
             let place = process.alloc(GIB / 2);
             assert_eq!(process.memory_info(), (GIB / 2, GIB), "{preload} {route}");
-            process.refused(&format!("alloc {GIB}"));
+            process.denied(&format!("alloc {GIB}"));
             process.ok(&format!("free {place}"));
             assert_eq!(process.memory_info(), (GIB, GIB), "{preload} {route}");
             assert!(process.end().success());
@@ -157,33 +157,33 @@ fn two_of_the_library_count_once() {
 /// What a program takes by addresses that it found by itself is not counted, as `docs/security.md` says. What it
 /// takes in any other way still is, and so is what others of its share take.
 #[test]
-fn calls_by_address_are_not_counted() {
+fn does_not_count_calls_by_address() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let address = process.ok("addressof cuMemAlloc_v2")[0];
     assert_ne!(address, 0);
     process.ok(&format!("allocat {address} {}", 2 * GIB));
-    assert!(container.taken() > 2 * GIB);
+    assert!(container.ledger_bytes() > 2 * GIB);
     assert_eq!(process.memory_info(), (GIB, GIB));
     process.alloc(GIB);
-    process.refused("alloc 1");
-    container.process().refused("alloc 1");
+    process.denied("alloc 1");
+    container.process().denied("alloc 1");
 }
 
 #[test]
-fn a_child_of_vfork_leaves_its_parent_as_it_was() {
+fn preserves_parent_account_across_vfork() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.alloc(GIB / 2);
     process.ok("vfork");
     assert_eq!(process.memory_info(), (GIB / 2, GIB));
     let mut other = container.process();
-    other.refused(&format!("alloc {GIB}"));
+    other.denied(&format!("alloc {GIB}"));
     other.alloc(GIB / 2);
 }
 
 #[test]
-fn a_program_that_closes_descriptors_it_does_not_know_harms_nobody() {
+fn survives_program_closing_foreign_descriptors() {
     let container = Container::with_memory(GIB);
     let mut living = container.process();
     living.alloc(GIB / 2);
@@ -191,10 +191,10 @@ fn a_program_that_closes_descriptors_it_does_not_know_harms_nobody() {
     process.alloc(GIB / 4);
     assert_eq!(process.ok("closeregion"), [1]);
     // Locks on whatever has the number now do not say that the other is dead,
-    process.refused(&format!("alloc {GIB}"));
+    process.denied(&format!("alloc {GIB}"));
     assert_eq!(process.memory_info().0, GIB / 4);
     // and the one without the descriptor is still known to live.
-    living.refused(&format!("alloc {GIB}"));
+    living.denied(&format!("alloc {GIB}"));
     assert_eq!(living.memory_info().0, GIB / 4);
     // It still notices deaths.
     living.kill();
@@ -202,38 +202,38 @@ fn a_program_that_closes_descriptors_it_does_not_know_harms_nobody() {
 }
 
 #[test]
-fn a_region_of_the_wrong_size_is_given_the_right_one() {
+fn resizes_region_of_wrong_size() {
     for size in [0, 1, 4096, REGION_SIZE - 1, REGION_SIZE + 4096] {
         let container = Container::with_memory(GIB);
         fs::write(container.region("share"), vec![0; size]).unwrap();
         let mut process = container.process();
         process.alloc(GIB);
-        process.refused("alloc 1");
+        process.denied("alloc 1");
         let length = fs::metadata(container.region("share")).unwrap().len();
         assert_eq!(length, REGION_SIZE.max(size) as u64);
     }
 }
 
 #[test]
-fn a_region_truncated_in_use_costs_only_its_own_share() {
+fn truncated_region_affects_only_its_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut victim = container.process();
     victim.alloc(MIB);
-    let neighbours = Container::with_memory(GIB);
-    let mut neighbour = neighbours.process();
+    let other_container = Container::with_memory(GIB);
+    let mut other = other_container.process();
     let region = fs::File::options()
         .write(true)
         .open(container.region("share"))
         .unwrap();
     region.set_len(0).unwrap();
     // There is no memory behind the mapping any more: the kernel ends the process at its next request.
-    assert_eq!(victim.try_say("alloc 4096"), None);
-    neighbour.alloc(GIB);
-    neighbour.refused("alloc 1");
+    assert_eq!(victim.try_request("alloc 4096"), None);
+    other.alloc(GIB);
+    other.denied("alloc 1");
     // Whoever comes next finds an empty region.
     drop(victim);
-    container.wait_until_taken(0);
+    container.wait_for_ledger_bytes(0);
     container.process().alloc(GIB);
 }
 
@@ -273,7 +273,7 @@ fn open_to_all(path: &Path) {
 }
 
 #[test]
-fn users_share_a_region() {
+fn shares_region_between_users() {
     if !is_root() {
         return;
     }
@@ -292,7 +292,10 @@ fn users_share_a_region() {
             fs::copy(file, &target).unwrap();
             target
         };
-        let (library, program) = (copy(interposer::library()), copy(interposer::subject()));
+        let (library, program) = (
+            copy(interposer::library()),
+            copy(interposer::test_process()),
+        );
         let start = |user: u32| {
             let mut command = container.command(&program);
             command
@@ -300,16 +303,16 @@ fn users_share_a_region() {
                 .env("LD_PRELOAD", &library)
                 .uid(user)
                 .gid(user);
-            let mut process = Subject::spawn(command);
+            let mut process = TestProcess::spawn(command);
             process.init(0);
             process
         };
         let mut one = start(first);
         one.alloc(GIB);
         let mut other = start(second);
-        other.refused("alloc 1");
+        other.denied("alloc 1");
         one.kill();
-        container.wait_until_taken(crate::subject::CONTEXT_BYTES);
+        container.wait_for_ledger_bytes(crate::test_process::CONTEXT_BYTES);
         other.alloc(GIB);
     }
 }
@@ -317,7 +320,7 @@ fn users_share_a_region() {
 /// As in a container with `readOnlyRootFilesystem`, an empty environment and the driver's `/etc/ld.so.preload`,
 /// in which another library was named already.
 #[test]
-fn a_container_with_a_read_only_root_and_no_environment_is_limited() {
+fn limits_read_only_container_without_environment() {
     if !is_root() {
         return;
     }
@@ -342,14 +345,14 @@ fn a_container_with_a_read_only_root_and_no_environment_is_limited() {
         run = container.run_dir().display(),
         preload = preload.display(),
         libraries = container.machine.lib_dir().display(),
-        subject = interposer::subject().display(),
+        subject = interposer::test_process().display(),
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script]);
-    let mut process = Subject::spawn(command);
+    let mut process = TestProcess::spawn(command);
     process.init(0);
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     assert_eq!(process.memory_info(), (0, GIB));
     assert!(process.end().success());
 }

@@ -1,13 +1,13 @@
 //! Memory of pools that processes share with each other.
 
-use crate::sharing::{BYTES, create, map, place_of, send, taken};
-use crate::subject::{CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
+use crate::shared_memory::{BYTES, create, map, place_of, send, taken};
+use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
 
 /// A pool whose allocations can be shared, and the same in other processes.
 fn share_a_pool<const N: usize>(
-    maker: &mut Subject,
-    others: [&mut Subject; N],
-) -> (Place, [Place; N]) {
+    maker: &mut TestProcess,
+    others: [&mut TestProcess; N],
+) -> (ObjectId, [ObjectId; N]) {
     let pool = maker.ok("pool 0 1")[0];
     let descriptor = maker.ok(&format!("exportpool {pool}"))[0];
     let import = format!("importpool {} {descriptor}", maker.pid());
@@ -15,14 +15,19 @@ fn share_a_pool<const N: usize>(
 }
 
 /// Imports memory of a pool as another process has exported it.
-fn import(from: &mut Subject, pointer: Place, to: &mut Subject, pool: Place) -> String {
-    let answer = from.say(&format!("exportpointer {pointer}"));
+fn import(
+    from: &mut TestProcess,
+    pointer: ObjectId,
+    to: &mut TestProcess,
+    pool: ObjectId,
+) -> String {
+    let answer = from.request(&format!("exportpointer {pointer}"));
     let data = answer.strip_prefix("0 ").unwrap().to_owned();
-    to.say(&format!("importpointer {pool} {data}"))
+    to.request(&format!("importpointer {pool} {data}"))
 }
 
 #[test]
-fn memory_of_a_shared_pool_that_outlives_its_maker_stays_charged() {
+fn keeps_charge_for_shared_pool_of_dead_process() {
     let container = Container::with_memory(GIB);
     let mut third = container.process();
     let mut one = container.process();
@@ -42,7 +47,7 @@ fn memory_of_a_shared_pool_that_outlives_its_maker_stays_charged() {
         .unwrap();
     assert_eq!(taken(&container), 132 * MIB);
     assert_eq!(third.memory_info().0, GIB - 132 * MIB);
-    third.refused(&format!("alloc {}", GIB - 130 * MIB));
+    third.denied(&format!("alloc {}", GIB - 130 * MIB));
     let rest = third.alloc(GIB - 132 * MIB);
     third.ok(&format!("free {rest}"));
     // A chunk is open until the last of it is closed, in whichever way.
@@ -55,7 +60,7 @@ fn memory_of_a_shared_pool_that_outlives_its_maker_stays_charged() {
 }
 
 #[test]
-fn memory_of_another_shares_pool_is_paid_for_by_both() {
+fn charges_imported_pool_memory_to_both_shares() {
     let container = Container::with_memory(GIB);
     let (large, small) = (container.tenant(GIB), container.tenant(16 * MIB));
     let mut one = container.process();
@@ -81,28 +86,28 @@ fn memory_of_another_shares_pool_is_paid_for_by_both() {
         .machine
         .wait_for_card(0, |card| card.processes.len() == 2)
         .unwrap();
-    assert_eq!(container.taken(), 2 * CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES);
 }
 
 /// What was made available and is freed is available no more: other memory is paid for in full.
 #[test]
-fn what_a_pool_has_freed_is_not_available_to_others() {
+fn excludes_freed_pool_memory_from_shared_chunks() {
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
-    let mut neighbour = container.process_of(&large);
-    let handle = create(&mut neighbour, BYTES);
+    let mut unlimited = container.process_of(&large);
+    let handle = create(&mut unlimited, BYTES);
     let mut one = container.process();
     let pool = one.ok("pool 0 1")[0];
     let pointer = one.ok(&format!("frompool {BYTES} {pool}"))[0];
     for _ in 0..2 {
-        let answer = one.say(&format!("exportpointer {pointer}"));
+        let answer = one.request(&format!("exportpointer {pointer}"));
         assert!(answer.starts_with("0 "), "{answer}");
     }
     one.ok(&format!("freeasync {pointer}"));
     one.ok("sync");
     assert_eq!(one.memory_info().0, GIB);
     let mut other = container.process();
-    let imported = send(&mut neighbour, handle, &mut other);
+    let imported = send(&mut unlimited, handle, &mut other);
     map(&mut other, imported, BYTES);
     assert_eq!(other.memory_info().0, GIB - BYTES);
 }

@@ -5,43 +5,43 @@ use std::os::unix::fs::FileExt;
 
 use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, retire, update};
 
-use crate::subject::{CARDS, Container, GIB, MIB};
+use crate::test_process::{CARDS, Container, GIB, MIB};
 
 #[test]
-fn shares_of_one_card_are_summed() {
+fn sums_shares_of_one_gpu() {
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(GIB));
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     // What was taken of each before it turned out to be too much is returned.
-    process.refused(&format!("alloc {}", 3 * GIB + 1));
+    process.denied(&format!("alloc {}", 3 * GIB + 1));
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     let large = process.alloc(3 * GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.ok(&format!("free {large}"));
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     assert_eq!(process.fill(100 * MIB), 30 * 100 * MIB);
 }
 
 #[test]
-fn shares_of_two_cards_are_apart() {
+fn separates_shares_of_two_gpus() {
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(GIB));
     container.add_share("second", CARDS[1], &Limits::memory(2 * GIB));
     let mut process = container.process();
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.init(1);
     process.alloc(2 * GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }
 
 #[test]
-fn limits_changed_in_place_reach_running_processes() {
+fn applies_changed_limits_to_running_processes() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    process.refused(&format!("alloc {}", 2 * GIB));
+    process.denied(&format!("alloc {}", 2 * GIB));
     let page = OpenOptions::new()
         .read(true)
         .write(true)
@@ -56,7 +56,7 @@ fn limits_changed_in_place_reach_running_processes() {
 }
 
 #[test]
-fn what_the_driver_took_unasked_counts_as_taken_until_it_is_returned() {
+fn charges_driver_excess_until_returned() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let half = process.alloc(GIB / 2);
@@ -74,24 +74,24 @@ fn what_the_driver_took_unasked_counts_as_taken_until_it_is_returned() {
     };
     change(100 * MIB);
     assert_eq!(process.memory_info(), (GIB / 2 - 100 * MIB, GIB));
-    process.refused(&format!("alloc {}", GIB / 2 - 98 * MIB));
+    process.denied(&format!("alloc {}", GIB / 2 - 98 * MIB));
     let rest = process.alloc(GIB / 2 - 100 * MIB);
     change(200 * MIB);
     assert_eq!(process.memory_info(), (0, GIB));
     // What is freed repays first.
     process.ok(&format!("free {rest}"));
-    process.refused(&format!("alloc {}", GIB / 2 - 100 * MIB));
+    process.denied(&format!("alloc {}", GIB / 2 - 100 * MIB));
     change(0);
     process.alloc(GIB / 2);
     process.ok(&format!("free {half}"));
     // More than the whole limit stops everything and nothing else.
     change(u64::MAX);
     assert_eq!(process.memory_info(), (0, GIB));
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }
 
 #[test]
-fn a_retired_page_is_left_for_its_successor() {
+fn switches_from_retired_page_to_successor() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let old = fs::read(container.page("share")).unwrap();
@@ -104,7 +104,7 @@ fn a_retired_page_is_left_for_its_successor() {
     }
     // Until the successor is there, the old limits hold.
     assert_eq!(process.memory_info().1, GIB);
-    process.refused(&format!("alloc {}", 2 * GIB));
+    process.denied(&format!("alloc {}", 2 * GIB));
     // A page of another card is no successor.
     fs::remove_file(container.page("share")).unwrap();
     container.add_share("share", CARDS[1], &Limits::memory(4 * GIB));
@@ -116,7 +116,7 @@ fn a_retired_page_is_left_for_its_successor() {
 }
 
 #[test]
-fn a_page_wins_over_the_environment() {
+fn prefers_page_over_environment() {
     let container = Container::with_memory(GIB);
     let mut process = container.start_with("dlsym", |command| {
         command
@@ -128,7 +128,7 @@ fn a_page_wins_over_the_environment() {
 }
 
 #[test]
-fn a_damaged_page_refuses_and_says_so() {
+fn denies_and_reports_damaged_page() {
     let container = Container::with_memory(GIB);
     let mut content = fs::read(container.page("share")).unwrap();
     content[64..512].fill(0xee);
@@ -137,7 +137,7 @@ fn a_damaged_page_refuses_and_says_so() {
     let mut process = container.start_with("dlsym", |command| {
         command.stderr(fs::File::create(&errors).unwrap());
     });
-    process.refused("init 0");
+    process.denied("init 0");
     process.end();
     let errors = fs::read_to_string(errors).unwrap();
     assert!(errors.contains("libvgpu: limits page of share"), "{errors}");
@@ -145,7 +145,7 @@ fn a_damaged_page_refuses_and_says_so() {
 }
 
 #[test]
-fn a_region_that_cannot_be_used_refuses_or_lets_through_as_the_page_says() {
+fn denies_or_allows_unusable_region_as_page_specifies() {
     for (policy, is_refused) in [(BrokenRegion::Closed, true), (BrokenRegion::Open, false)] {
         let container = Container::new();
         let limits = Limits {
@@ -159,7 +159,7 @@ fn a_region_that_cannot_be_used_refuses_or_lets_through_as_the_page_says() {
             command.stderr(fs::File::create(&errors).unwrap());
         });
         process.init(0);
-        let answer = process.ask(&format!("alloc {}", 4 * MIB));
+        let answer = process.query(&format!("alloc {}", 4 * MIB));
         assert_eq!(answer[0] != 0, is_refused, "{policy:?}");
         process.end();
         let errors = fs::read_to_string(errors).unwrap();
@@ -172,7 +172,7 @@ fn a_region_that_cannot_be_used_refuses_or_lets_through_as_the_page_says() {
 }
 
 #[test]
-fn of_several_shares_of_a_card_the_neediest_says_what_a_context_takes() {
+fn charges_context_at_largest_driver_reserve() {
     for reserves in [[100 * MIB, 300 * MIB], [300 * MIB, 100 * MIB]] {
         let container = Container::new();
         for (share, driver_reserve_bytes) in ["first", "second"].into_iter().zip(reserves) {
@@ -188,7 +188,7 @@ fn of_several_shares_of_a_card_the_neediest_says_what_a_context_takes() {
 }
 
 #[test]
-fn a_share_without_a_limit_frees_the_card_of_it() {
+fn lifts_limit_of_gpu_with_unlimited_share() {
     let container = Container::new();
     container.add_share("limited", CARDS[0], &Limits::memory(GIB));
     let unlimited = Limits {
@@ -201,20 +201,20 @@ fn a_share_without_a_limit_frees_the_card_of_it() {
 
 /// Nothing is counted there, so nothing is taken from there; the card's other share serves alone.
 #[test]
-fn of_a_share_whose_region_cannot_be_used_nothing_is_added_to_others() {
+fn ignores_limit_of_share_with_unusable_region() {
     let container = Container::new();
     for share in ["good", "broken"] {
         container.add_share(share, CARDS[0], &Limits::memory(GIB));
     }
     fs::write(container.region("broken"), vec![0xee; REGION_SIZE]).unwrap();
     let mut process = container.process();
-    process.refused(&format!("alloc {}", GIB + 2 * MIB));
+    process.denied(&format!("alloc {}", GIB + 2 * MIB));
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }
 
 #[test]
-fn a_region_is_made_if_the_driver_made_none_and_every_user_may_use_it() {
+fn creates_missing_region_accessible_to_all_users() {
     use std::os::unix::fs::PermissionsExt;
     let container = Container::with_memory(GIB);
     container.process().alloc(GIB);
@@ -224,7 +224,7 @@ fn a_region_is_made_if_the_driver_made_none_and_every_user_may_use_it() {
 }
 
 #[test]
-fn noise_in_the_region_costs_only_its_own_share() {
+fn random_region_affects_only_its_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();
@@ -236,8 +236,8 @@ fn noise_in_the_region_costs_only_its_own_share() {
     region
         .write_all_at(&vec![0xee; REGION_SIZE - 16], 16)
         .unwrap();
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     process.init(1);
     process.alloc(GIB);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }

@@ -13,7 +13,7 @@ use simulator_machine::testing::python;
 use crate::interposer;
 use crate::loaders::build_library;
 use crate::robustness::is_root;
-use crate::subject::{Container, GIB, MIB, Subject};
+use crate::test_process::{Container, GIB, MIB, TestProcess};
 
 /// Where the container has the driver's libraries, as its `ld.so.cache` says.
 const LIBRARIES: &str = "/usr/local/lib/nvidia";
@@ -120,8 +120,8 @@ impl ShimContainer {
     }
 
     /// A subject that gets its functions by that route, with a context on the first card.
-    fn start(&self, route: &str) -> Subject {
-        let mut process = Subject::spawn(self.command(interposer::subject(), &[route]));
+    fn start(&self, route: &str) -> TestProcess {
+        let mut process = TestProcess::spawn(self.command(interposer::test_process(), &[route]));
         process.init(0);
         process
     }
@@ -152,16 +152,16 @@ fn cache() -> Vec<u8> {
 }
 
 /// Takes exactly what the share has, and returns it.
-fn is_limited(process: &mut Subject, limit_bytes: u64, how: &str) {
+fn is_limited(process: &mut TestProcess, limit_bytes: u64, how: &str) {
     assert_eq!(process.memory_info(), (limit_bytes, limit_bytes), "{how}");
-    process.refused(&format!("alloc {}", limit_bytes + 1));
+    process.denied(&format!("alloc {}", limit_bytes + 1));
     process.alloc(limit_bytes);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     assert_eq!(process.memory_info(), (0, limit_bytes), "{how}");
 }
 
 #[test]
-fn every_way_to_the_driver_is_limited_without_preload_and_environment() {
+fn limits_every_way_without_preload_and_environment() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -180,53 +180,53 @@ fn every_way_to_the_driver_is_limited_without_preload_and_environment() {
         let mut process = shim.start(route);
         is_limited(&mut process, GIB, route);
         assert!(process.end().success(), "{route}");
-        shim.container.wait_until_taken(0);
+        shim.container.wait_for_ledger_bytes(0);
     }
 }
 
 #[test]
-fn the_stub_leads_to_hooks_and_to_all_that_is_not_hooked() {
+fn stub_resolves_hooks_and_unhooked_functions() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
     let mut process = shim.start("dlsym");
-    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+    assert_eq!(process.request("lookup cuMemAlloc_v2"), "0 libvgpu.so");
     // What libvgpu does not know is the driver's, even if no header has it; and what is nowhere is not found.
     for name in ["cuDeviceGetName", "cuMemAllocUnlisted"] {
-        let found = process.say(&format!("lookup {name}"));
+        let found = process.request(&format!("lookup {name}"));
         assert_eq!(found, "0 libcuda.so.1", "{name}");
     }
-    assert_eq!(process.say("lookup cuNoSuchFunction"), "0 none");
+    assert_eq!(process.request("lookup cuNoSuchFunction"), "0 none");
     // The names that it has for `ld` lead nowhere: this function's version of CUDA is not simulated.
     assert!(
         paths::CUDA_STUB
             .link_names()
             .any(|name| name == "cuProfilerStart")
     );
-    assert_eq!(process.say("lookup cuProfilerStart"), "0 none");
+    assert_eq!(process.request("lookup cuProfilerStart"), "0 none");
     assert_eq!(
-        process.say("procaddress cuMemAlloc 12080 0"),
+        process.request("procaddress cuMemAlloc 12080 0"),
         "0 libvgpu.so cuMemAlloc_v2"
     );
 }
 
 #[test]
-fn a_library_that_was_closed_is_behind_the_stub_again() {
+fn limits_library_reopened_after_close() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
     let mut process = shim.start("dlsym");
     process.alloc(GIB / 2);
     process.ok("reopen 1");
-    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
-    process.refused(&format!("alloc {}", GIB / 2 + 1));
+    assert_eq!(process.request("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+    process.denied(&format!("alloc {}", GIB / 2 + 1));
     process.alloc(GIB / 2);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
 }
 
 /// Each namespace has an interposer of its own; both count in the share.
 #[test]
-fn namespaces_of_one_process_share_its_limit() {
+fn shares_limit_among_namespaces_of_one_process() {
     let Some(shim) = ShimContainer::with_memory(4 * GIB) else {
         return;
     };
@@ -237,20 +237,20 @@ fn namespaces_of_one_process_share_its_limit() {
     let (free, total) = process.memory_info();
     assert_eq!(total, 4 * GIB);
     assert_eq!(free, 3 * GIB);
-    process.refused(&format!("alloc {}", free + 1));
+    process.denied(&format!("alloc {}", free + 1));
     process.alloc(free);
-    process.refused("alloc 1");
+    process.denied("alloc 1");
     let mut other = shim.start("dlsym");
-    other.refused("alloc 1");
+    other.denied("alloc 1");
     // Both namespaces' memory comes back when the process dies.
     process.kill();
     shim.container
-        .wait_until_taken(crate::subject::CONTEXT_BYTES);
+        .wait_for_ledger_bytes(crate::test_process::CONTEXT_BYTES);
     other.alloc(4 * GIB);
 }
 
 #[test]
-fn deep_binding_is_limited() {
+fn limits_deeply_bound_library() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -259,15 +259,15 @@ fn deep_binding_is_limited() {
     let source = include_str!("plugin.c");
     let arguments = [&format!("-L{libraries}"), "-l:libcuda.so.1"];
     let plugin = build_library(shim.files.path(), "plugin", source, &arguments);
-    let mut command = shim.command(interposer::subject(), &["dlsym"]);
+    let mut command = shim.command(interposer::test_process(), &["dlsym"]);
     command.arg(&plugin);
-    let mut process = Subject::spawn(command);
+    let mut process = TestProcess::spawn(command);
     process.init(0);
-    process.refused(&format!("plugin {}", GIB + 1));
+    process.denied(&format!("plugin {}", GIB + 1));
     process.ok(&format!("plugin {}", GIB / 2));
-    process.refused(&format!("alloc {}", GIB / 2 + 1));
+    process.denied(&format!("alloc {}", GIB / 2 + 1));
     process.alloc(GIB / 2);
-    process.refused("plugin 1");
+    process.denied("plugin 1");
 }
 
 /// Compiles `linked.c`.
@@ -286,7 +286,7 @@ fn linked(directory: &Path, name: &str, arguments: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn programs_that_are_linked_with_the_library_are_limited() {
+fn limits_programs_linked_with_libcuda() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -304,16 +304,16 @@ fn programs_that_are_linked_with_the_library_are_limited() {
             name,
             &["-Wl,--as-needed", &directory, library],
         );
-        let mut process = Subject::spawn(shim.command(&program, &[]));
+        let mut process = TestProcess::spawn(shim.command(&program, &[]));
         process.init(0);
         is_limited(&mut process, GIB, name);
         assert!(process.end().success());
-        shim.container.wait_until_taken(0);
+        shim.container.wait_for_ledger_bytes(0);
     }
 }
 
 #[test]
-fn a_static_runtime_is_limited() {
+fn limits_static_runtime() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -331,13 +331,13 @@ fn a_static_runtime_is_limited() {
     }
     let archive = archive.display().to_string();
     let program = linked(directory, "runtime", &["-DRUNTIME", &archive, "-ldl"]);
-    let mut process = Subject::spawn(shim.command(&program, &[]));
+    let mut process = TestProcess::spawn(shim.command(&program, &[]));
     process.init(0);
     is_limited(&mut process, GIB, "static runtime");
 }
 
 #[test]
-fn a_python_program_is_limited_and_nvml_shows_the_share() {
+fn limits_python_program_and_reports_share_in_nvml() {
     let Some(shim) = ShimContainer::with_memory(8 * GIB) else {
         return;
     };
@@ -369,7 +369,7 @@ print(allocate({too_much}), allocate({rest}), allocate(1))",
 }
 
 #[test]
-fn a_program_that_uses_no_gpu_loads_nothing_of_ours() {
+fn loads_nothing_into_program_without_gpu() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -383,45 +383,45 @@ fn a_program_that_uses_no_gpu_loads_nothing_of_ours() {
 
 /// As where another claim of the pod was prepared before the node changed its mode.
 #[test]
-fn stub_and_preload_together_count_once() {
+fn counts_once_with_stub_and_preload() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
     let preload = format!("LD_PRELOAD={}", paths::LIBRARY);
     for route in ["dlsym", "procaddress", "next"] {
         let mut process =
-            Subject::spawn(shim.command_with(&preload, interposer::subject(), &[route]));
+            TestProcess::spawn(shim.command_with(&preload, interposer::test_process(), &[route]));
         process.init(0);
         is_limited(&mut process, GIB, route);
         assert_eq!(shim.container.processes_of("share").len(), 1);
         assert!(process.end().success());
-        shim.container.wait_until_taken(0);
+        shim.container.wait_for_ledger_bytes(0);
     }
 }
 
 /// What `docs/security.md` says: the driver's own file is there, and a program that opens it by its path has it. With a
 /// preloaded interposer it does not.
 #[test]
-fn the_drivers_own_file_is_behind_the_stub() {
+fn does_not_limit_driver_file_opened_by_path() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
     let route = format!("open={}", paths::CUDA_STUB.behind.to_str().unwrap());
     let mut process = shim.start(&route);
     process.alloc(GIB + 2 * MIB);
-    let taken = crate::subject::CONTEXT_BYTES + GIB + 2 * MIB;
-    shim.container.wait_until_taken(taken);
+    let taken = crate::test_process::CONTEXT_BYTES + GIB + 2 * MIB;
+    shim.container.wait_for_ledger_bytes(taken);
 
     let preload = format!("LD_PRELOAD={}", paths::LIBRARY);
-    let command = shim.command_with(&preload, interposer::subject(), &[&route]);
-    let mut process = Subject::spawn(command);
+    let command = shim.command_with(&preload, interposer::test_process(), &[&route]);
+    let mut process = TestProcess::spawn(command);
     process.init(0);
     is_limited(&mut process, GIB, "preloaded");
 }
 
 /// Behind the stub, `dlsym` finds hooks of functions that an old driver does not have.
 #[test]
-fn a_function_that_an_old_driver_lacks_is_not_supported() {
+fn returns_not_supported_for_missing_driver_function() {
     let Some(mut shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
@@ -436,10 +436,10 @@ fn a_function_that_an_old_driver_lacks_is_not_supported() {
         fs::rename(library, old.path().join(soname)).unwrap();
     }
     old.path().clone_into(&mut shim.driver);
-    let mut process = Subject::spawn(shim.command(interposer::subject(), &["dlsym"]));
+    let mut process = TestProcess::spawn(shim.command(interposer::test_process(), &["dlsym"]));
     assert_eq!(process.ok("initonly"), [0; 0]);
-    assert_eq!(process.ask("alloc 1")[0], 801);
-    assert_eq!(process.say("lookup cuDeviceGetName"), "0 none");
+    assert_eq!(process.query("alloc 1")[0], 801);
+    assert_eq!(process.request("lookup cuDeviceGetName"), "0 none");
     let program = "import ctypes
 nvml = ctypes.CDLL('libnvidia-ml.so.1')
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetMemoryInfo(None, None))";

@@ -4,9 +4,9 @@ use std::os::unix::fs::MetadataExt;
 
 use std::os::unix::process::CommandExt;
 
-use crate::subject::{Container, GIB, MIB, Subject};
+use crate::test_process::{Container, GIB, MIB, TestProcess};
 
-fn start(container: &Container, variables: &[(&str, &str)]) -> Subject {
+fn start(container: &Container, variables: &[(&str, &str)]) -> TestProcess {
     container.start_with("dlsym", |command| {
         // A process group of its own, as a shell gives each command line.
         command.process_group(0).envs(variables.iter().copied());
@@ -14,7 +14,7 @@ fn start(container: &Container, variables: &[(&str, &str)]) -> Subject {
 }
 
 #[test]
-fn variables_limit_each_card() {
+fn limits_each_gpu_by_variable() {
     let container = Container::new();
     for (name, value, limit) in [
         ("DRAVA_MEMORY_LIMIT", "4Gi", 4 * GIB),
@@ -26,12 +26,12 @@ fn variables_limit_each_card() {
         let mut process = start(&container, &[(name, value)]);
         process.init(0);
         assert_eq!(process.memory_info().1, limit, "{name}={value}");
-        process.refused(&format!("alloc {}", limit + 1));
+        process.denied(&format!("alloc {}", limit + 1));
     }
 }
 
 #[test]
-fn one_variable_wins_over_another() {
+fn applies_precedence_of_variables() {
     let container = Container::new();
     let all = ("CUDA_DEVICE_MEMORY_LIMIT", "3g");
     for (variables, limit) in [
@@ -47,29 +47,29 @@ fn one_variable_wins_over_another() {
 }
 
 #[test]
-fn a_variable_for_one_card_leaves_the_others_alone() {
+fn limits_only_the_gpu_named_by_variable() {
     let container = Container::new();
     let mut process = start(&container, &[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g")]);
     process.init(0);
     process.alloc(2 * GIB);
     process.init(1);
-    process.refused(&format!("alloc {}", 2 * GIB));
+    process.denied(&format!("alloc {}", 2 * GIB));
 }
 
 #[test]
-fn zero_is_no_limit_and_nonsense_refuses() {
+fn treats_zero_as_no_limit_and_denies_invalid_values() {
     let container = Container::new();
     let mut process = start(&container, &[("CUDA_DEVICE_MEMORY_LIMIT", "0")]);
     process.init(0);
     process.alloc(2 * GIB);
     for nonsense in ["4Gb", "-1", "lots", "99999999999999999999"] {
         let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", nonsense)]);
-        process.refused("init 0");
+        process.denied("init 0");
     }
 }
 
 #[test]
-fn processes_of_one_job_share_a_limit_and_jobs_do_not() {
+fn shares_limit_within_a_job_only() {
     let container = Container::new();
     let job = format!("test-{}", std::process::id());
     let of_job = [("DRAVA_MEMORY_LIMIT", "1Gi"), ("DRAVA_JOB", &job)];
@@ -78,7 +78,7 @@ fn processes_of_one_job_share_a_limit_and_jobs_do_not() {
     first.alloc(GIB);
     let mut second = start(&container, &of_job);
     second.init(0);
-    second.refused("alloc 1");
+    second.denied("alloc 1");
     let mut stranger = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi")]);
     stranger.init(0);
     stranger.alloc(GIB);
@@ -87,7 +87,7 @@ fn processes_of_one_job_share_a_limit_and_jobs_do_not() {
 }
 
 #[test]
-fn regions_of_ended_jobs_are_removed() {
+fn removes_regions_of_ended_jobs() {
     let container = Container::new();
     let job = format!("ended-{}", std::process::id());
     let limit = ("DRAVA_MEMORY_LIMIT", "1Gi");
@@ -109,7 +109,7 @@ fn regions_of_ended_jobs_are_removed() {
 }
 
 #[test]
-fn policies_are_chosen_by_their_names() {
+fn selects_policies_by_name() {
     let container = Container::new();
     for spill in [
         ("DRAVA_MEMORY_POLICY", "spill"),
@@ -132,7 +132,7 @@ fn policies_are_chosen_by_their_names() {
         let mut process = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi"), hard]);
         process.init(0);
         process.alloc(GIB);
-        process.refused("alloc 1");
+        process.denied("alloc 1");
     }
     for nonsense in [
         ("DRAVA_MEMORY_POLICY", "soft"),
@@ -144,13 +144,13 @@ fn policies_are_chosen_by_their_names() {
         ("DRAVA_CORES", "101"),
     ] {
         let mut process = start(&container, &[nonsense]);
-        process.refused("init 0");
+        process.denied("init 0");
     }
 }
 
 /// Whether a launch goes through the library at all, which it does not where nothing is metered.
 #[test]
-fn cores_are_metered_unless_the_policy_says_otherwise() {
+fn meters_only_with_limited_cores() {
     let container = Container::new();
     for (variables, is_metered) in [
         (&[("DRAVA_CORES", "30")][..], true),
@@ -161,7 +161,7 @@ fn cores_are_metered_unless_the_policy_says_otherwise() {
         (&[("DRAVA_MEMORY_LIMIT", "1Gi")], false),
     ] {
         let mut process = start(&container, variables);
-        let library = process.say("lookup cuLaunchKernel");
+        let library = process.request("lookup cuLaunchKernel");
         assert_eq!(library.contains("libvgpu"), is_metered, "{variables:?}");
     }
 }

@@ -77,7 +77,7 @@ fn is_planar(format: u32) -> bool {
 }
 
 #[test]
-fn arrays_are_charged_what_their_format_says() {
+fn charges_arrays_by_format() {
     for (format, channels, half_bytes) in KNOWN {
         let charged = elements::bytes(format, channels, [SIDE, SIDE, 1]);
         let taken = SIDE * SIDE * half_bytes / 2;
@@ -96,7 +96,7 @@ fn arrays_are_charged_what_their_format_says() {
 }
 
 #[test]
-fn planes_of_16_bits_are_twice_those_of_8() {
+fn charges_16_bit_planes_twice_8_bit_planes() {
     for format in (0x53..=0x5d).step_by(2) {
         let bytes = |format| elements::bytes(format, 3, [SIDE, SIDE, 1]);
         assert_eq!(bytes(format + 1), 2 * bytes(format), "{format:#x}");
@@ -104,7 +104,7 @@ fn planes_of_16_bits_are_twice_those_of_8() {
 }
 
 #[test]
-fn a_format_that_is_not_known_is_charged_the_most() {
+fn charges_unknown_format_the_maximum() {
     let known: Vec<u32> = KNOWN.iter().map(|(format, ..)| *format).collect();
     for format in (0..0x200).filter(|format| !known.contains(format) && !is_planar(*format)) {
         assert_eq!(elements::bytes(format, 3, [10, 10, 1]), 2400, "{format:#x}");
@@ -113,7 +113,7 @@ fn a_format_that_is_not_known_is_charged_the_most() {
 }
 
 #[test]
-fn parts_of_a_block_take_all_of_it() {
+fn charges_partial_blocks_in_full() {
     for (sides, blocks) in [
         ([1, 1, 1], 1),
         ([4, 4, 1], 1),
@@ -127,7 +127,7 @@ fn parts_of_a_block_take_all_of_it() {
 }
 
 #[test]
-fn what_does_not_fit_into_a_number_is_the_largest() {
+fn saturates_overflowing_sizes() {
     let endless = [u64::MAX, u64::MAX, 2];
     for format in [0x01, 0x91, 0xc5] {
         assert_eq!(elements::bytes(format, 4, endless), u64::MAX);

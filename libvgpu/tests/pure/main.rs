@@ -31,15 +31,15 @@ mod room;
 #[path = "../../src/shared_chunks.rs"]
 mod shared_chunks;
 
-mod counts;
-mod destroyed;
+mod cache_charges;
+mod charge_map;
+mod charges;
+mod destroyed_pool_list;
 mod formats;
-mod gates;
-mod growths;
-mod maps;
-mod rooms;
-mod samples;
+mod free_space;
+mod sampling;
 mod share;
+mod shared_gate;
 mod sys;
 mod variables;
 

@@ -43,7 +43,7 @@ fn read(fd: Fd, at: usize, size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_view_is_the_whole_region_and_no_more() {
+fn maps_exactly_the_whole_region() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     mapping::check(&view).unwrap();
@@ -61,7 +61,7 @@ fn a_view_is_the_whole_region_and_no_more() {
 }
 
 #[test]
-fn another_file_is_no_region() {
+fn rejects_other_file() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     view.header().abi_version.store(2, Ordering::SeqCst);
@@ -69,7 +69,7 @@ fn another_file_is_no_region() {
 }
 
 #[test]
-fn those_who_come_at_once_get_a_slot_each_and_share_one_limit() {
+fn assigns_distinct_slots_to_concurrent_processes() {
     const LIMIT: u64 = 1000;
     let fd = region();
     let rounds = if cfg!(miri) { 20 } else { 2000 };
@@ -109,7 +109,7 @@ fn those_who_come_at_once_get_a_slot_each_and_share_one_limit() {
 }
 
 #[test]
-fn a_full_region_has_no_slot_and_a_dead_ones_is_taken() {
+fn reuses_dead_slot_of_full_region() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     let (first, generation) = mapping::take_slot(&view, fd).unwrap();
@@ -186,7 +186,7 @@ fn write(fd: Fd, at: usize, bytes: &[u8]) {
 
 /// The node driver changes the page while a process reads it again and again.
 #[test]
-fn a_page_read_while_it_changes_is_one_that_was_written() {
+fn reads_consistent_page_during_update() {
     let nothing = Fd(File::of_zeroes(PAGE_SIZE));
     assert!(mapping::map_page(nothing).is_none(), "a page of zeroes");
     let fd = Fd(File::of_zeroes(PAGE_SIZE));

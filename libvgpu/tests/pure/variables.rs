@@ -40,7 +40,7 @@ fn limits_of(device: u32, variables: &[(&str, &str)]) -> Limits {
 }
 
 #[test]
-fn nothing_is_limited_by_no_variable() {
+fn sets_no_limit_without_limit_variables() {
     for variables in [
         &[][..],
         &[("DRAVA_MEMORY_POLICY", "spill"), ("DRAVA_PRIORITY", "5")],
@@ -58,7 +58,7 @@ fn nothing_is_limited_by_no_variable() {
 }
 
 #[test]
-fn memory_of_all_devices_or_of_one() {
+fn parses_memory_limits_per_device() {
     for (name, text, bytes) in [
         ("DRAVA_MEMORY_LIMIT", "4Gi", 4 * GIB),
         ("DRAVA_MEMORY_LIMIT", "500M", 500_000_000),
@@ -85,7 +85,7 @@ fn memory_of_all_devices_or_of_one() {
 }
 
 #[test]
-fn cores_of_all_devices_or_of_one() {
+fn parses_cores_per_device() {
     let both = [
         ("CUDA_DEVICE_SM_LIMIT", "10"),
         ("CUDA_DEVICE_SM_LIMIT_2", "20"),
@@ -105,7 +105,7 @@ fn cores_of_all_devices_or_of_one() {
 }
 
 #[test]
-fn policies_by_their_names_and_aliases() {
+fn parses_policies_by_name_and_alias() {
     for (name, text, policy) in [
         ("DRAVA_COMPUTE_POLICY", "none", ComputePolicy::None),
         ("DRAVA_COMPUTE_POLICY", "balance", ComputePolicy::Balance),
@@ -152,7 +152,7 @@ fn policies_by_their_names_and_aliases() {
 }
 
 #[test]
-fn priorities_by_numbers_of_either_kind() {
+fn parses_priorities_of_both_kinds() {
     fn priority(name: &str, text: &str) -> Priority {
         limits_of(0, &[("DRAVA_CORES", "50"), (name, text)]).priority
     }
@@ -166,7 +166,7 @@ fn priorities_by_numbers_of_either_kind() {
 }
 
 #[test]
-fn nonsense_is_told_and_never_ignored() {
+fn reports_invalid_values() {
     for (name, text) in [
         ("DRAVA_MEMORY_LIMIT", "4GiB"),
         ("DRAVA_MEMORY_LIMIT", "-1"),

@@ -4,7 +4,7 @@
 //! JSON object. It works on a real card and on the simulated one, and changes no setting of the card.
 
 mod card;
-mod doors;
+mod entry_points;
 mod gemm;
 mod latency;
 mod memory;
@@ -27,7 +27,7 @@ enum Measurement {
     /// Which card and driver this is.
     Card,
     /// Where every entry point of the driver API leads, through `dlsym` and `cuGetProcAddress`.
-    Doors,
+    EntryPoints,
     /// Take memory on one path until it is refused.
     Memory(memory::Arguments),
     /// Keep the card busy and count what was done.
@@ -41,7 +41,7 @@ enum Measurement {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().measurement {
         Measurement::Card => card::run(),
-        Measurement::Doors => doors::run(),
+        Measurement::EntryPoints => entry_points::run(),
         Measurement::Memory(arguments) => memory::run(&arguments),
         Measurement::Work(arguments) => work::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use drava_vgpu_abi::contention;
 
-use crate::ground::Ground;
 use crate::share::Share;
+use crate::test_bed::TestBed;
 
 /// How much of what shares count is their own, kept up to date.
 pub(crate) struct Correction {
@@ -17,11 +17,11 @@ pub(crate) struct Correction {
 }
 
 impl Correction {
-    pub(crate) fn new(ground: &Ground, pids: &[u32], shares: &[&Share]) -> anyhow::Result<Self> {
+    pub(crate) fn new(test_bed: &TestBed, pids: &[u32], shares: &[&Share]) -> anyhow::Result<Self> {
         let counted = shares.iter().map(|share| share.counted());
         Ok(Self {
             counted: counted.collect::<anyhow::Result<_>>()?,
-            used: ground.used(pids)?.0,
+            used: test_bed.used(pids)?.0,
             shares: vec![(contention::ALL, 0.0, 0.0); shares.len()],
         })
     }
@@ -33,13 +33,13 @@ impl Correction {
     )]
     pub(crate) fn step(
         &mut self,
-        ground: &Ground,
+        test_bed: &TestBed,
         pids: &[u32],
         shares: &[&Share],
     ) -> anyhow::Result<()> {
         const MEMORY: f64 = 0.8;
         const GAIN: f64 = 0.3;
-        let now_used = ground.used(pids)?.0;
+        let now_used = test_bed.used(pids)?.0;
         let states = self.shares.iter_mut().zip(&mut self.counted);
         let figures = self.used.iter_mut().zip(now_used);
         for ((((own, counted_sum, used_sum), counted), (used, now_used)), share) in

@@ -48,7 +48,7 @@ impl Tenant {
     }
 
     /// The next answer.
-    pub fn hear(&mut self) -> anyhow::Result<String> {
+    pub fn receive(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         ensure!(
@@ -60,9 +60,9 @@ impl Tenant {
     }
 
     /// Sends a command that must succeed and returns the words behind the driver's result.
-    pub fn say(&mut self, command: &str) -> anyhow::Result<Vec<String>> {
+    pub fn request(&mut self, command: &str) -> anyhow::Result<Vec<String>> {
         self.send(command)?;
-        let line = self.hear()?;
+        let line = self.receive()?;
         let mut words = line.split_ascii_whitespace().map(String::from);
         if words.next().as_deref() != Some("0") {
             bail!("{command}: {line}");
@@ -70,9 +70,9 @@ impl Tenant {
         Ok(words.collect())
     }
 
-    /// As [`Self::say`], with numbers for an answer.
+    /// As [`Self::request`], with numbers for an answer.
     pub fn ok(&mut self, command: &str) -> anyhow::Result<Vec<u64>> {
-        let words = self.say(command)?;
+        let words = self.request(command)?;
         let numbers = words.iter().map(|word| word.parse());
         numbers
             .collect::<Result<_, _>>()

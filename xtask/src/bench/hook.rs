@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::Args;
 use super::report::{Report, median_and_spread};
-use gpu_tenants::{Ground, Share, Tenant, share};
+use gpu_tenants::{Share, Tenant, TestBed, share};
 
 const PROCESSES: usize = 4;
 const LAUNCHES: usize = 12_500;
@@ -45,15 +45,15 @@ struct Pair {
 
 /// Runs the bench.
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
-    let ground = Ground::new(&drava_cluster::build_preload()?)?;
-    let unmetered = ground.share("unmetered", &share(ComputePolicy::None, 50)?)?;
+    let test_bed = TestBed::new(&drava_cluster::build_preload()?)?;
+    let unmetered = test_bed.share("unmetered", &share(ComputePolicy::None, 50)?)?;
     // The whole card for now: empty kernels cost what events cannot tell from nothing, so at any lower rate some of
     // these launches would wait.
     let all = Limits {
         rate_us_per_s: Some(1_000_000),
         ..share(ComputePolicy::Balance, 50)?
     };
-    let metered = ground.share("metered", &all)?;
+    let metered = test_bed.share("metered", &all)?;
     let variant = |name, share, devices| Variant {
         name,
         share,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let mut pairs: [Vec<Pair>; 5] = Default::default();
     for _ in 0..args.rounds {
         for (variant, pairs) in variants.iter().zip(&mut pairs) {
-            pairs.extend(measure(&ground, variant)?);
+            pairs.extend(measure(&test_bed, variant)?);
         }
     }
     for (variant, pairs) in variants.iter().zip(&pairs) {
@@ -109,9 +109,9 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
 }
 
 /// Launches with all processes at once.
-fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<Vec<Pair>> {
+fn measure(test_bed: &TestBed, variant: &Variant<'_>) -> Result<Vec<Pair>> {
     let tenant = || {
-        ground.tenant_with(variant.share, "dlsym", |command| {
+        test_bed.tenant_with(variant.share, "dlsym", |command| {
             command.env("CUDA_VISIBLE_DEVICES", variant.devices);
         })
     };
@@ -125,7 +125,7 @@ fn measure(ground: &Ground, variant: &Variant<'_>) -> Result<Vec<Pair>> {
 }
 
 fn launch_times(tenant: &mut Tenant) -> Result<Pair> {
-    let line = tenant.hear()?;
+    let line = tenant.receive()?;
     let numbers: Vec<f64> = line
         .split_ascii_whitespace()
         .filter_map(|word| word.parse().ok())

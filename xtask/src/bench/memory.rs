@@ -11,19 +11,19 @@ const OPERATIONS: u64 = 1_000_000;
 
 /// Runs the bench.
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
-    if args.includes("storm") {
-        let operations = ("DRAVA_STORM_OPERATIONS", OPERATIONS.to_string());
-        let figures = measure(Suite::Limits, "storm::", &[operations])?;
+    if args.includes("stress") {
+        let operations = ("DRAVA_STRESS_OPERATIONS", OPERATIONS.to_string());
+        let figures = measure(Suite::Limits, "stress::", &[operations])?;
         report.part(
-            "Storm",
+            "Stress",
             "Eight processes of one share allocate in every way there is, fork, make contexts and graphs, and die by \
              SIGKILL after random steps of the accounting. After each round, with nobody at work, no byte of the \
              card's ledger is missing in the account and the account is within the limit; after each fourth, with \
              everything freed, they are equal; at the end all memory is back. The overshoot is the most that living \
-             processes held beyond the limit in samples while all were at work. The second row is a storm of requests \
+             processes held beyond the limit in samples while all were at work. The second row is a run of requests \
              to pools alone, by two threads of each process.",
         );
-        for figure in named(&figures, "storm") {
+        for figure in named(&figures, "stress") {
             report.row(
                 [
                     "kinds",
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     if !args.includes("figures") {
         return Ok(());
     }
-    let figures = measure(Suite::Limits, "figures::", &[])?;
+    let figures = measure(Suite::Limits, "measurements::", &[])?;
     report.part(
         "Refusals",
         "Nanoseconds that a refused cuMemAlloc of so many bytes takes, the driver's cuCtxGetDevice included, with so \

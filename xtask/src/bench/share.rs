@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::figures::{Suite, measure, named, value};
 use super::report::{Report, Row};
-use super::{Args, rival};
-use gpu_tenants::{Ground, Share, Tenant, share};
+use super::{Args, hami_baseline};
+use gpu_tenants::{Share, Tenant, TestBed, share};
 
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -74,17 +74,17 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn ground(&self) -> Result<Ground> {
-        Ground::new(&self.library)
+    fn test_bed(&self) -> Result<TestBed> {
+        TestBed::new(&self.library)
     }
 
     /// Tenants with these shares and loads, by libvgpu, and their shares.
-    fn tenants(ground: &Ground, tenants: &[(u32, &str)]) -> Result<(Vec<Tenant>, Vec<Share>)> {
+    fn tenants(test_bed: &TestBed, tenants: &[(u32, &str)]) -> Result<(Vec<Tenant>, Vec<Share>)> {
         let mut shares = Vec::new();
         let mut started = Vec::new();
         for (index, (percent, _)) in tenants.iter().enumerate() {
-            let share = ground.share(&format!("share-{index}"), &fixed(*percent)?)?;
-            started.push(ground.tenant(Some(&share), "dlsym")?);
+            let share = test_bed.share(&format!("share-{index}"), &fixed(*percent)?)?;
+            started.push(test_bed.tenant(Some(&share), "dlsym")?);
             shares.push(share);
         }
         for (tenant, (_, load)) in started.iter_mut().zip(tenants) {
@@ -95,10 +95,10 @@ impl Bench<'_> {
 
     /// What such tenants get, in percent of the card, with no more than libvgpu.
     fn ours(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
-        let ground = self.ground()?;
-        let (started, _shares) = Self::tenants(&ground, tenants)?;
+        let test_bed = self.test_bed()?;
+        let (started, _shares) = Self::tenants(&test_bed, tenants)?;
         // So long that what was launched before anything was known is repaid.
-        ground.percents(
+        test_bed.percents(
             &started.iter().collect::<Vec<_>>(),
             3 * SETTLE,
             self.measure,
@@ -107,35 +107,35 @@ impl Bench<'_> {
 
     /// The same while each share is told every 100 ms how much of what it measures is its own.
     fn corrected(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
-        let ground = self.ground()?;
-        let (started, shares) = Self::tenants(&ground, tenants)?;
+        let test_bed = self.test_bed()?;
+        let (started, shares) = Self::tenants(&test_bed, tenants)?;
         let started: Vec<&Tenant> = started.iter().collect();
         let shares: Vec<&Share> = shares.iter().collect();
-        ground.percents_corrected(&started, &shares, 3 * SETTLE, self.measure)
+        test_bed.percents_corrected(&started, &shares, 3 * SETTLE, self.measure)
     }
 
     /// The same by HAMi-core's algorithm.
     fn theirs(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
-        let ground = self.ground()?;
+        let test_bed = self.test_bed()?;
         let mut started = Vec::new();
         for (percent, load) in tenants {
-            let mut tenant = rival::tenant(&ground, *percent)?;
+            let mut tenant = hami_baseline::tenant(&test_bed, *percent)?;
             tenant.ok(&format!("start kernel {load}"))?;
             started.push(tenant);
         }
-        ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
+        test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
     }
 
     /// What they get together if nobody limits them.
     fn uncapped(&self, tenants: &[(u32, &str)]) -> Result<f64> {
-        let ground = self.ground()?;
+        let test_bed = self.test_bed()?;
         let mut started = Vec::new();
         for (_, load) in tenants {
-            let mut tenant = ground.tenant(None, "dlsym")?;
+            let mut tenant = test_bed.tenant(None, "dlsym")?;
             tenant.ok(&format!("start kernel {load}"))?;
             started.push(tenant);
         }
-        let got = ground.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)?;
+        let got = test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)?;
         Ok(got.iter().sum())
     }
 
@@ -259,16 +259,16 @@ impl Bench<'_> {
             "Milliseconds until the first 100 ms are over whose mean is within 3 points of the new share, if four fifths of those in the half second \
              after it are, too.",
         );
-        let ground = self.ground()?;
-        let (tenants, shares) = Self::tenants(&ground, &[(20, "ns=1000000 depth=8")])?;
+        let test_bed = self.test_bed()?;
+        let (tenants, shares) = Self::tenants(&test_bed, &[(20, "ns=1000000 depth=8")])?;
         let (tenant, share) = (
             tenants.first().context("a tenant")?,
             shares.first().context("a share")?,
         );
-        let _ = ground.percents(&[tenant], SETTLE, SETTLE)?;
+        let _ = test_bed.percents(&[tenant], SETTLE, SETTLE)?;
         for percent in [70, 20, 90, 10] {
             share.change(&fixed(percent)?)?;
-            let settled = settled_after(&ground, tenant, f64::from(percent))?;
+            let settled = settled_after(&test_bed, tenant, f64::from(percent))?;
             report.row(vec![
                 ("what", json!(format!("share changed to {percent} %"))),
                 ("settled_ms", json!(settled)),
@@ -357,14 +357,14 @@ fn fixed(percent: u32) -> Result<Limits> {
 }
 
 /// After how many milliseconds the tenant gets that percentage.
-fn settled_after(ground: &Ground, tenant: &Tenant, percent: f64) -> Result<Option<f64>> {
+fn settled_after(test_bed: &TestBed, tenant: &Tenant, percent: f64) -> Result<Option<f64>> {
     const STEP: Duration = Duration::from_millis(20);
     const WINDOW: usize = 5;
     const STAYS: usize = 25;
     let begun = Instant::now();
     let mut points = Vec::new();
     while begun.elapsed() < Duration::from_secs(3) {
-        let (used, at) = ground.used(&[tenant.pid()])?;
+        let (used, at) = test_bed.used(&[tenant.pid()])?;
         points.push((at - begun, used.first().copied().unwrap_or_default()));
         std::thread::sleep(STEP);
     }

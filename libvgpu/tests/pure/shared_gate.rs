@@ -13,7 +13,7 @@ fn open_gate() -> Gate {
 }
 
 #[test]
-fn whoever_is_alone_is_alone() {
+fn excludes_other_threads_from_exclusive_section() {
     let (gate, inside) = (open_gate(), AtomicU32::new(0));
     let rounds = if cfg!(miri) { 5 } else { 300 };
     thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn whoever_is_alone_is_alone() {
 }
 
 #[test]
-fn several_go_through_together() {
+fn admits_shared_holders_concurrently() {
     let gate = open_gate();
     let (first, second) = (gate.pass(), gate.pass());
     drop((first, second));
@@ -55,7 +55,7 @@ fn several_go_through_together() {
 /// Whoever is inside may be waiting for the one outside.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of looks take Miri minutes")]
-fn nobody_waits_for_ever() {
+fn starves_no_thread() {
     let gate = open_gate();
     let (entered, hear) = mpsc::channel();
     thread::scope(|scope| {
@@ -77,7 +77,7 @@ fn nobody_waits_for_ever() {
 
 /// Who is refused would not be if others had reserved only what they need.
 #[test]
-fn nothing_is_refused_because_of_what_others_may_need() {
+fn retries_denial_caused_by_pending_reservations() {
     // SAFETY: all zeroes is none under way.
     let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
     let room = AtomicU32::new(1);
@@ -147,7 +147,7 @@ fn nothing_is_refused_because_of_what_others_may_need() {
 }
 
 #[test]
-fn what_is_so_because_of_a_call_under_way_is_not_sure() {
+fn treats_result_during_pending_call_as_uncertain() {
     // SAFETY: all zeroes is none under way.
     let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
     assert!(attempts.surely(|| true));

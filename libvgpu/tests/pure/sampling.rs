@@ -40,7 +40,7 @@ fn zeroed() -> Box<Leases> {
 
 #[test]
 #[cfg_attr(miri, ignore = "asks the processor for the thread pointer")]
-fn expensive_launches_are_all_sampled_and_cheap_ones_as_often_as_they_weigh() {
+fn samples_launches_in_proportion_to_their_cost() {
     const LAUNCHES: u32 = 64_000;
     for ns in [300_000, 1_000_000, 20_000_000] {
         assert_eq!(sampled(ns, 1000), 1000, "{ns}");

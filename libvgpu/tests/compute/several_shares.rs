@@ -6,7 +6,7 @@ use drava_vgpu_abi::bucket::Turn;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
 use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
-use gpu_tenants::{Ground, Share, Tenant, share};
+use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// Kernels so long that a share's debt says when the next one is due, and not the host: 40 percent pay for each in 112 ms,
 /// and keep what comes due in the 50 ms after that. A loaded host lets a tenant go on every 100 ms. One with kernels of 3 ms
@@ -14,25 +14,25 @@ use gpu_tenants::{Ground, Share, Tenant, share};
 const UNHURRIED: &str = "kernel ns=45000000 depth=3";
 
 /// A tenant with that share, which may have others, doing that.
-fn tenant(ground: &Ground, share: &Share, load: &str) -> Tenant {
-    let mut tenant = ground.tenant(Some(share), "dlsym").unwrap();
+fn tenant(test_bed: &TestBed, share: &Share, load: &str) -> Tenant {
+    let mut tenant = test_bed.tenant(Some(share), "dlsym").unwrap();
     tenant.ok(&format!("start {load}")).unwrap();
     tenant
 }
 
-fn fixed(ground: &Ground, name: &str, percent: u32) -> Share {
+fn fixed(test_bed: &TestBed, name: &str, percent: u32) -> Share {
     let limits = share(ComputePolicy::Fixed, percent).unwrap();
-    ground.share(name, &limits).unwrap()
+    test_bed.share(name, &limits).unwrap()
 }
 
 /// Each gets its share; the sum is what the card can give.
 fn get(tenants: &[(u32, &str)]) {
-    let ground = crate::ground();
+    let test_bed = crate::test_bed();
     let mut shares = Vec::new();
     let mut running = Vec::new();
     for (index, (percent, load)) in tenants.iter().enumerate() {
-        let share = fixed(&ground, &format!("share-{index}"), *percent);
-        running.push(tenant(&ground, &share, load));
+        let share = fixed(&test_bed, &format!("share-{index}"), *percent);
+        running.push(tenant(&test_bed, &share, load));
         shares.push(share);
     }
     let shares: Vec<&Share> = shares.iter().collect();
@@ -40,7 +40,7 @@ fn get(tenants: &[(u32, &str)]) {
     let mut seen = Vec::new();
     for round in 0..STRETCHES {
         let settle = SETTLE * if round == 0 { 4 } else { 1 };
-        let got = ground
+        let got = test_bed
             .percents_corrected(&running, &shares, settle, MEASURE)
             .unwrap();
         let is_right = |(got, (percent, _)): (&f64, &(u32, &str))| {
@@ -57,7 +57,7 @@ fn get(tenants: &[(u32, &str)]) {
 }
 
 #[test]
-fn thirty_and_seventy_percent() {
+fn enforces_30_and_70_percent() {
     get(&[
         (30, "kernel ns=1000000 depth=16"),
         (70, "kernel ns=3000000 depth=16"),
@@ -65,7 +65,7 @@ fn thirty_and_seventy_percent() {
 }
 
 #[test]
-fn ten_and_ninety_percent() {
+fn enforces_10_and_90_percent() {
     get(&[
         (10, "kernel ns=20000000 depth=4"),
         (90, "kernel ns=2000000 depth=16"),
@@ -73,19 +73,22 @@ fn ten_and_ninety_percent() {
 }
 
 #[test]
-fn four_tenants() {
+fn enforces_four_shares_of_20_percent() {
     get(&[(20, "kernel ns=2000000 depth=8"); 4]);
 }
 
 #[test]
-fn processes_of_one_share_have_it_together() {
-    let ground = crate::ground();
-    let share = fixed(&ground, "share", 30);
+fn divides_share_among_its_processes() {
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 30);
     let load = "kernel ns=4000000 depth=8";
-    let tenants = [tenant(&ground, &share, load), tenant(&ground, &share, load)];
+    let tenants = [
+        tenant(&test_bed, &share, load),
+        tenant(&test_bed, &share, load),
+    ];
     let mut sums = Vec::new();
     for _ in 0..STRETCHES {
-        let got = ground
+        let got = test_bed
             .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
             .unwrap();
         let sum: f64 = got.iter().sum();
@@ -100,14 +103,14 @@ fn processes_of_one_share_have_it_together() {
 }
 
 #[test]
-fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
-    let ground = crate::ground();
-    let share = fixed(&ground, "share", 10);
-    let tenant = tenant(&ground, &share, UNHURRIED);
-    crate::await_percents(&ground, &[&tenant], &[10.0]);
+fn applies_changed_share_and_agent_rate() {
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 10);
+    let tenant = tenant(&test_bed, &share, UNHURRIED);
+    crate::await_percents(&test_bed, &[&tenant], &[10.0]);
     let changed = gpu_tenants::share(ComputePolicy::Fixed, 60).unwrap();
     share.change(&changed).unwrap();
-    crate::await_percents(&ground, &[&tenant], &[60.0]);
+    crate::await_percents(&test_bed, &[&tenant], &[60.0]);
     let granted = Limits {
         compute_policy: ComputePolicy::Balance,
         rate_us_per_s: Some(250_000),
@@ -116,14 +119,14 @@ fn a_changed_share_and_the_rate_of_an_agent_are_seen() {
     share.change(&granted).unwrap();
     // A stretch in which it may use what it saved at the old rate.
     std::thread::sleep(SETTLE);
-    crate::await_percents(&ground, &[&tenant], &[25.0]);
+    crate::await_percents(&test_bed, &[&tenant], &[25.0]);
 }
 
 #[test]
-fn demand_is_shown_while_there_is_some() {
-    let ground = crate::ground();
-    let share = fixed(&ground, "share", 20);
-    let mut tenant = tenant(&ground, &share, "kernel ns=2000000 depth=4");
+fn records_demand_only_while_launching() {
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 20);
+    let mut tenant = tenant(&test_bed, &share, "kernel ns=2000000 depth=4");
     let wanted = || share.usage().unwrap().0.wanted_us;
     let before = wanted();
     crate::wait_until(|| wanted() > before, || "no demand is shown".into());
@@ -135,62 +138,62 @@ fn demand_is_shown_while_there_is_some() {
 }
 
 #[test]
-fn a_tenant_that_dies_in_debt_leaves_it_to_its_share_and_to_nobody_else() {
-    let ground = crate::ground();
-    let (poor, other) = (fixed(&ground, "poor", 10), fixed(&ground, "other", 40));
-    let mut dying = ground.tenant(Some(&poor), "dlsym").unwrap();
+fn leaves_debt_of_killed_process_with_its_share() {
+    let test_bed = crate::test_bed();
+    let (poor, other) = (fixed(&test_bed, "poor", 10), fixed(&test_bed, "other", 40));
+    let mut dying = test_bed.tenant(Some(&poor), "dlsym").unwrap();
     dying.ok("once 300000000").unwrap();
     dying.ok("once 1000").unwrap();
     dying.kill().unwrap();
     let debt = poor.usage().unwrap().0.credit_us;
     assert!(debt < -50_000, "{debt}");
-    let tenant = tenant(&ground, &other, UNHURRIED);
-    crate::await_percents(&ground, &[&tenant], &[40.0]);
+    let tenant = tenant(&test_bed, &other, UNHURRIED);
+    crate::await_percents(&test_bed, &[&tenant], &[40.0]);
     // Its successor goes on when the debt is repaid, which it is by time alone.
-    let mut successor = ground.tenant(Some(&poor), "dlsym").unwrap();
+    let mut successor = test_bed.tenant(Some(&poor), "dlsym").unwrap();
     successor.ok("once 1000").unwrap();
 }
 
 #[test]
-fn a_dead_tenant_leaves_the_rest_of_the_share_to_the_living() {
-    let ground = crate::ground();
-    let share = fixed(&ground, "share", 40);
+fn gives_share_of_killed_process_to_survivors() {
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 40);
     let (first, second) = (
-        tenant(&ground, &share, UNHURRIED),
-        tenant(&ground, &share, UNHURRIED),
+        tenant(&test_bed, &share, UNHURRIED),
+        tenant(&test_bed, &share, UNHURRIED),
     );
     let both = [first.pid(), second.pid()];
     crate::wait_until(
         || {
-            let (used, _) = ground.used(&both).unwrap();
+            let (used, _) = test_bed.used(&both).unwrap();
             used.iter().all(|used| *used > Duration::from_millis(50))
         },
         || "one of them does not run".into(),
     );
     first.kill().unwrap();
-    crate::await_percents(&ground, &[&second], &[40.0]);
+    crate::await_percents(&test_bed, &[&second], &[40.0]);
 }
 
 #[test]
-fn with_tokens_one_runs_at_a_time_and_nobody_waits_for_ever() {
-    let ground = crate::ground();
+fn runs_only_token_holder_and_never_starves_others() {
+    let test_bed = crate::test_bed();
     let token = share(ComputePolicy::Token, 50).unwrap();
-    let shares = ["one", "other"].map(|name| ground.share(name, &token).unwrap());
+    let shares = ["one", "other"].map(|name| test_bed.share(name, &token).unwrap());
     for share in &shares {
         share.give_token(now_us()).unwrap();
     }
     let tenants =
-        [0, 1].map(|index: usize| tenant(&ground, &shares[index], "kernel ns=2000000 depth=8"));
+        [0, 1].map(|index: usize| tenant(&test_bed, &shares[index], "kernel ns=2000000 depth=8"));
     let pids = [tenants[0].pid(), tenants[1].pid()];
     // The token goes to one only, 30 ms at a time with pauses to drain.
-    let (before, _) = ground.used(&pids).unwrap();
+    let (before, _) = test_bed.used(&pids).unwrap();
     for _ in 0..40 {
         shares[0].give_token(now_us() + 30_000).unwrap();
         shares[1].give_token(now_us()).unwrap();
         // The stretch of the turn, and of the pause.
         std::thread::sleep(Duration::from_millis(35));
     }
-    let (after, _) = ground.used(&pids).unwrap();
+    let (after, _) = test_bed.used(&pids).unwrap();
     let got = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
     assert!(got[0] > 10.0 * got[1], "{got:?}");
     assert!(got[0] > 0.3, "{got:?}");
@@ -211,16 +214,16 @@ fn with_tokens_one_runs_at_a_time_and_nobody_waits_for_ever() {
         || "a released launch is not made".into(),
     );
     // An agent that is gone leaves the guarantee.
-    crate::await_percents(&ground, &[&second], &[50.0]);
+    crate::await_percents(&test_bed, &[&second], &[50.0]);
 }
 
 #[test]
-fn a_turn_that_is_told_ahead_begins_when_it_says() {
-    let ground = crate::ground();
+fn starts_announced_token_slice_on_time() {
+    let test_bed = crate::test_bed();
     let token = share(ComputePolicy::Token, 50).unwrap();
-    let share = ground.share("share", &token).unwrap();
+    let share = test_bed.share("share", &token).unwrap();
     share.give_token(now_us()).unwrap();
-    let mut tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
     // Sooner than a launch loses its patience.
     let from_us = now_us() + 400_000;
     let until_us = from_us + 500_000;
@@ -231,13 +234,13 @@ fn a_turn_that_is_told_ahead_begins_when_it_says() {
 }
 
 #[test]
-fn in_its_own_turn_a_launch_waits_for_no_more_than_what_is_under_way() {
+fn waits_only_for_running_work_in_own_token_slice() {
     const ROUNDS: u32 = 20;
-    let ground = crate::ground();
+    let test_bed = crate::test_bed();
     let token = share(ComputePolicy::Token, 50).unwrap();
-    let share = ground.share("share", &token).unwrap();
+    let share = test_bed.share("share", &token).unwrap();
     share.give_token(now_us() + 900_000).unwrap();
-    let mut tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
     let waited_us = || {
         let (_, processes) = share.usage().unwrap();
         processes
@@ -264,12 +267,12 @@ fn in_its_own_turn_a_launch_waits_for_no_more_than_what_is_under_way() {
 }
 
 #[test]
-fn captures_in_one_thread_are_not_spoiled_by_launches_in_another() {
-    let ground = crate::ground();
-    let share = fixed(&ground, "share", 50);
+fn preserves_captures_during_launches_of_other_thread() {
+    let test_bed = crate::test_bed();
+    let share = fixed(&test_bed, "share", 50);
     // The launching thread makes no event calls itself, which would spoil them; all of its launches are measured.
     let load = "kernel ns=400000 plain=1";
-    let mut tenant = tenant(&ground, &share, load);
+    let mut tenant = tenant(&test_bed, &share, load);
     let before = tenant.launched().unwrap();
     tenant.ok("capture 5 40").unwrap();
     let launched = tenant.launched().unwrap() - before;
@@ -277,5 +280,5 @@ fn captures_in_one_thread_are_not_spoiled_by_launches_in_another() {
     tenant.ok("stop").unwrap();
     // And measuring goes on afterwards.
     tenant.ok(&format!("start {UNHURRIED}")).unwrap();
-    crate::await_percents(&ground, &[&tenant], &[50.0]);
+    crate::await_percents(&test_bed, &[&tenant], &[50.0]);
 }

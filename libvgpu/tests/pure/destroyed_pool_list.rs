@@ -55,7 +55,7 @@ impl Pools {
 }
 
 #[test]
-fn a_pool_is_released_with_the_last_of_its_allocations() {
+fn releases_pool_with_its_last_allocation() {
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2, 3]);
     pools.add(4, 70, &[10]);
@@ -71,7 +71,7 @@ fn a_pool_is_released_with_the_last_of_its_allocations() {
 }
 
 #[test]
-fn what_is_freed_in_a_stream_counts_when_that_has_come_so_far() {
+fn counts_free_after_stream_reaches_it() {
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2]);
     pools.add(4, 70, &[10]);
@@ -91,7 +91,7 @@ fn what_is_freed_in_a_stream_counts_when_that_has_come_so_far() {
 }
 
 #[test]
-fn what_is_not_certain_is_never_released() {
+fn never_releases_uncertain_memory() {
     let streams = [STREAM, OTHER_STREAM];
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2]);
@@ -119,7 +119,7 @@ fn what_is_not_certain_is_never_released() {
 }
 
 #[test]
-fn of_threads_that_look_at_the_same_time_one_releases() {
+fn releases_once_among_concurrent_threads() {
     let rounds = if cfg!(miri) { 1 } else { 200 };
     let pools = no_pools();
     for round in 0..rounds {
@@ -153,7 +153,7 @@ fn of_threads_that_look_at_the_same_time_one_releases() {
 
 /// What lies in a pool is only said where nothing can be missing.
 #[test]
-fn a_pool_says_what_lies_in_it_or_that_it_does_not_know() {
+fn reports_pool_contents_or_unknown() {
     let changes: [fn(&Room); 3] = [
         |_| {},
         // The driver took back what nobody had paid for.

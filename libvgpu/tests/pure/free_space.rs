@@ -57,14 +57,14 @@ impl Pools {
 }
 
 #[test]
-fn nothing_is_known_of_a_new_process() {
+fn assumes_no_free_space_initially() {
     assert!(!Pools::new().has(1));
     assert!(!Pools::new().room.is_from_pool(BASE));
     assert!(Pools::new().room.free(BASE, Some(STREAM)).is_none());
 }
 
 #[test]
-fn what_is_freed_in_a_stream_has_room_in_that_stream() {
+fn reuses_free_space_in_same_stream() {
     let pools = Pools::full();
     pools.free(8 * MIB, STREAM);
     assert!(pools.has(1) && pools.has(4 * MIB) && !pools.has(4 * MIB + 1));
@@ -81,7 +81,7 @@ fn what_is_freed_in_a_stream_has_room_in_that_stream() {
 }
 
 #[test]
-fn what_is_freed_side_by_side_is_one_piece() {
+fn merges_adjacent_free_ranges() {
     let pools = Pools::full();
     pools.free(0, STREAM);
     pools.free(8 * MIB, STREAM);
@@ -95,7 +95,7 @@ fn what_is_freed_side_by_side_is_one_piece() {
 }
 
 #[test]
-fn chunks_are_not_joined() {
+fn does_not_merge_across_chunks() {
     let mut pools = Pools::full();
     pools.allocate(32 * MIB, 4 * MIB, 2 * CHUNK);
     pools.free(28 * MIB, STREAM);
@@ -114,7 +114,7 @@ fn chunks_are_not_joined() {
 
 /// It would be a driver whose chunks lie elsewhere.
 #[test]
-fn what_lies_across_the_border_of_two_chunks_says_nothing() {
+fn ignores_range_across_chunk_boundary() {
     let mut pools = Pools::new();
     pools.allocate(30 * MIB, 4 * MIB, 2 * CHUNK);
     pools.free(30 * MIB, STREAM);
@@ -123,7 +123,7 @@ fn what_lies_across_the_border_of_two_chunks_says_nothing() {
 
 /// An allocation with a chunk of its own keeps no other one, though it lies where that was.
 #[test]
-fn a_large_allocation_does_not_keep_what_was_beside_it() {
+fn discards_ranges_adjacent_to_large_allocation() {
     let mut pools = Pools::full();
     for index in 0..8 {
         pools.free(index * 4 * MIB, STREAM);
@@ -134,7 +134,7 @@ fn a_large_allocation_does_not_keep_what_was_beside_it() {
 }
 
 #[test]
-fn what_is_allocated_again_is_not_free() {
+fn removes_reallocated_range() {
     let mut pools = Pools::full();
     pools.free(8 * MIB, STREAM);
     pools.allocate(9 * MIB, MIB, CHUNK);
@@ -149,7 +149,7 @@ fn what_is_allocated_again_is_not_free() {
 }
 
 #[test]
-fn the_rest_of_a_new_chunk_is_free_in_every_stream() {
+fn offers_rest_of_new_chunk_to_every_stream() {
     let mut pools = Pools::new();
     pools.allocate(0, MIB, CHUNK);
     assert!(pools.has_in(OTHER_STREAM, 16 * MIB) && pools.has(16 * MIB));
@@ -165,14 +165,14 @@ fn the_rest_of_a_new_chunk_is_free_in_every_stream() {
 }
 
 #[test]
-fn what_is_captured_says_nothing() {
+fn ignores_captured_operations() {
     let pools = Pools::full();
     assert!(pools.room.free(BASE, None).is_some());
     assert!(!pools.has(1));
 }
 
 #[test]
-fn large_allocations_have_room_for_one_of_the_same_size() {
+fn reuses_large_allocation_of_same_size() {
     let mut pools = Pools::new();
     pools.allocate(0, 40 * MIB - 5, 40 * MIB);
     assert!(!pools.has(1));
@@ -185,7 +185,7 @@ fn large_allocations_have_room_for_one_of_the_same_size() {
 }
 
 #[test]
-fn of_a_pool_that_has_given_back_only_chunks_in_use_count() {
+fn counts_only_used_chunks_of_trimmed_pool() {
     let mut pools = Pools::full();
     pools.allocate(64 * MIB, 4 * MIB, 2 * CHUNK);
     pools.allocate(128 * MIB, 40 * MIB, 2 * CHUNK + 40 * MIB);
@@ -205,7 +205,7 @@ fn of_a_pool_that_has_given_back_only_chunks_in_use_count() {
 
 /// A chunk may go and another one come between two looks: then the pool has as much as before.
 #[test]
-fn a_pool_that_has_not_grown_for_what_lies_elsewhere_has_given_back() {
+fn detects_trimmed_pool_without_growth() {
     for has_bytes in [32 * MIB, 64 * MIB] {
         let mut pools = Pools::new();
         pools.allocate(0, 32 * MIB, 32 * MIB);
@@ -217,7 +217,7 @@ fn a_pool_that_has_not_grown_for_what_lies_elsewhere_has_given_back() {
 }
 
 #[test]
-fn what_is_gone_has_no_room() {
+fn drops_free_space_of_destroyed_objects() {
     let gone: [fn(&Room); 3] = [
         |room| room.forget_pool(POOL),
         |room| room.forget_stream(STREAM),
@@ -241,7 +241,7 @@ fn what_is_gone_has_no_room() {
 
 /// Where there is no place left, small pieces are forgotten, and none is made up.
 #[test]
-fn of_too_many_pieces_the_largest_are_known() {
+fn keeps_largest_of_too_many_ranges() {
     let mut pools = Pools::new();
     // More than there are places for, of which Miri looks at each for every piece.
     let pieces = if cfg!(miri) { 130 } else { 1000 };

@@ -8,7 +8,7 @@ use drava_vgpu_abi::{Cores, Limits};
 use serde_json::{Value, json};
 use simulator_machine::testing::python;
 
-use crate::subject::{CARDS, Container, GIB};
+use crate::test_process::{CARDS, Container, GIB};
 
 /// A program that runs until the test ends.
 struct Background(Child);
@@ -58,13 +58,13 @@ fn lines_with<'a>(table: &'a str, words: &[&str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn one_share_of_one_card() {
+fn shows_one_share_of_one_gpu() {
     let container = Container::with_memory(8 * GIB);
     let mut process = container.process();
     process.alloc(3 * GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(20 * GIB);
-    let (pid, foreign) = (process.pid().to_string(), neighbour.pid().to_string());
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(20 * GIB);
+    let (pid, foreign) = (process.pid().to_string(), unlimited.pid().to_string());
 
     let cards = gpustat(&container);
     assert_eq!(cards[0]["memory.total"], 8192);
@@ -104,7 +104,7 @@ fn one_share_of_one_card() {
 }
 
 #[test]
-fn two_shares_of_two_cards() {
+fn shows_two_shares_of_two_gpus() {
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(4 * GIB));
     container.add_share("second", CARDS[1], &Limits::memory(6 * GIB));
@@ -115,8 +115,8 @@ fn two_shares_of_two_cards() {
     let mut one = container.start("dlsym");
     one.init(1);
     one.alloc(3 * GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(20 * GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(20 * GIB);
 
     let cards = gpustat(&container);
     let figures: Vec<(&Value, &Value)> = cards
@@ -150,7 +150,7 @@ fn two_shares_of_two_cards() {
         "{shown}"
     );
     let shown = table(&container, &[]);
-    let foreign = neighbour.pid().to_string();
+    let foreign = unlimited.pid().to_string();
     assert_eq!(
         lines_with(&shown, &[&both.pid().to_string()]).len(),
         2,
@@ -166,7 +166,7 @@ fn two_shares_of_two_cards() {
 
 /// A share of half of the cores, alone on its card: more than half of the card is all of the share.
 #[test]
-fn a_busy_share_is_shown_busy_and_a_neighbour_is_not_seen() {
+fn shows_own_utilization_and_hides_other_shares() {
     let container = Container::new();
     let limits = Limits {
         cores: Cores::new(50).unwrap(),
@@ -179,8 +179,8 @@ fn a_busy_share_is_shown_busy_and_a_neighbour_is_not_seen() {
     let launch = ["launch", "--ms", "100", "--seconds", "600"];
     let mut own = container.command(probe.get_program());
     let own = Background::start(own.args(launch));
-    let mut neighbour = container.machine.program("cuda-probe").unwrap();
-    let _neighbour = Background::start(neighbour.args(launch).args(["--device", "1"]));
+    let mut unlimited = container.machine.program("cuda-probe").unwrap();
+    let _neighbour = Background::start(unlimited.args(launch).args(["--device", "1"]));
     container
         .machine
         .wait_for_card(1, |card| card.gpu_percent > 0)
@@ -214,11 +214,11 @@ fn a_busy_share_is_shown_busy_and_a_neighbour_is_not_seen() {
 
 /// On the host libvgpu is not loaded; and where it is by mistake, it finds no share and changes nothing.
 #[test]
-fn on_the_host_everything_is_seen() {
+fn shows_everything_on_the_host() {
     let container = Container::new();
     let mut process = container.process();
     process.alloc(3 * GIB);
-    let used = (container.taken() >> 20).to_string();
+    let used = (container.ledger_bytes() >> 20).to_string();
     let cards = gpustat(&container);
     assert_eq!(cards[0]["memory.total"], 81559);
     assert_eq!(cards[0]["processes"][0]["pid"], json!(process.pid()));

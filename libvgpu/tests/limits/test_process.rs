@@ -86,7 +86,7 @@ impl Container {
     }
 
     /// A process of a [`Self::tenant`], with a context on the first card.
-    pub(crate) fn process_of(&self, tenant: &tempfile::TempDir) -> Subject {
+    pub(crate) fn process_of(&self, tenant: &tempfile::TempDir) -> TestProcess {
         let mut process = self.start_with("dlsym", |command| {
             command.env("DRAVA_RUN_DIR", tenant.path());
         });
@@ -109,15 +109,15 @@ impl Container {
     }
 
     /// A process that uses the driver directly.
-    pub(crate) fn start(&self, route: &str) -> Subject {
+    pub(crate) fn start(&self, route: &str) -> TestProcess {
         self.start_with(route, |_| {})
     }
 
-    pub(crate) fn start_with(&self, route: &str, change: impl FnOnce(&mut Command)) -> Subject {
-        let mut command = self.command(interposer::subject());
+    pub(crate) fn start_with(&self, route: &str, change: impl FnOnce(&mut Command)) -> TestProcess {
+        let mut command = self.command(interposer::test_process());
         command.arg(route);
         change(&mut command);
-        Subject::spawn(command)
+        TestProcess::spawn(command)
     }
 
     /// Any program, as it would run in the container.
@@ -130,17 +130,17 @@ impl Container {
     }
 
     /// A process with a context on the first card.
-    pub(crate) fn process(&self) -> Subject {
+    pub(crate) fn process(&self) -> TestProcess {
         let mut subject = self.start("dlsym");
         subject.init(0);
         subject
     }
 
     /// A process beside the container, which nobody limits, with a context on the first card.
-    pub(crate) fn neighbour(&self) -> Subject {
-        let mut command = self.machine.command(interposer::subject());
+    pub(crate) fn unlimited_process(&self) -> TestProcess {
+        let mut command = self.machine.command(interposer::test_process());
         command.arg("dlsym");
-        let mut subject = Subject::spawn(command);
+        let mut subject = TestProcess::spawn(command);
         subject.init(0);
         subject
     }
@@ -152,15 +152,15 @@ impl Container {
     }
 
     /// What the first card's ledger says is taken.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(crate) fn ledger_bytes(&self) -> u64 {
         self.machine.card(0).unwrap().used_bytes
     }
 
     /// Waits until the first card's ledger says so.
-    pub(crate) fn wait_until_taken(&self, bytes: u64) {
+    pub(crate) fn wait_for_ledger_bytes(&self, bytes: u64) {
         wait_until(
-            || self.taken() == bytes,
-            || format!("{} bytes are taken instead of {bytes}", self.taken()),
+            || self.ledger_bytes() == bytes,
+            || format!("{} bytes are taken instead of {bytes}", self.ledger_bytes()),
         );
     }
 }
@@ -175,7 +175,7 @@ pub(crate) fn wait_until(condition: impl Fn() -> bool, otherwise: impl Fn() -> S
 }
 
 /// A process that does what it is told.
-pub(crate) struct Subject {
+pub(crate) struct TestProcess {
     child: Child,
     /// `None` once its end was told to it.
     input: Option<ChildStdin>,
@@ -183,7 +183,7 @@ pub(crate) struct Subject {
 }
 
 /// A test that fails leaves nothing behind.
-impl Drop for Subject {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.child.kill();
@@ -192,9 +192,9 @@ impl Drop for Subject {
 }
 
 /// Which of the subject's allocations.
-pub(crate) type Place = i64;
+pub(crate) type ObjectId = i64;
 
-impl Subject {
+impl TestProcess {
     /// Starts a program that answers each line with one.
     pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
@@ -212,9 +212,9 @@ impl Subject {
     }
 
     /// Sends a command and returns the line that answers it.
-    pub(crate) fn say(&mut self, command: &str) -> String {
+    pub(crate) fn request(&mut self, command: &str) -> String {
         self.send(command);
-        self.hear()
+        self.receive()
     }
 
     /// Sends a command without waiting.
@@ -223,7 +223,7 @@ impl Subject {
     }
 
     /// The next answer.
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn receive(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         assert!(
@@ -234,8 +234,8 @@ impl Subject {
         line.trim().to_owned()
     }
 
-    /// As [`Self::say`], but the process may die before it answers.
-    pub(crate) fn try_say(&mut self, command: &str) -> Option<String> {
+    /// As [`Self::request`], but the process may die before it answers.
+    pub(crate) fn try_request(&mut self, command: &str) -> Option<String> {
         // The pipe of a dead process is broken.
         writeln!(self.input.as_mut()?, "{command}").ok()?;
         let mut line = String::new();
@@ -243,8 +243,8 @@ impl Subject {
         (length > 0).then(|| line.trim().to_owned())
     }
 
-    /// As [`Self::hear`], but the process may die before it answers.
-    pub(crate) fn try_hear(&mut self) -> Option<String> {
+    /// As [`Self::receive`], but the process may die before it answers.
+    pub(crate) fn try_receive(&mut self) -> Option<String> {
         let mut line = String::new();
         let length = self.output.read_line(&mut line).ok()?;
         (length > 0).then(|| line.trim().to_owned())
@@ -260,29 +260,29 @@ impl Subject {
     }
 
     /// Sends a command and returns the numbers that answer it, the driver's result first.
-    pub(crate) fn ask(&mut self, command: &str) -> Vec<i64> {
-        numbers(&self.say(command))
+    pub(crate) fn query(&mut self, command: &str) -> Vec<i64> {
+        numbers(&self.request(command))
     }
 
-    /// As [`Self::ask`], for a command that must succeed.
+    /// As [`Self::query`], for a command that must succeed.
     pub(crate) fn ok(&mut self, command: &str) -> Vec<i64> {
-        let answer = self.ask(command);
+        let answer = self.query(command);
         assert_eq!(answer[0], 0, "{command}");
         answer[1..].to_vec()
     }
 
-    /// As [`Self::ask`], for a command that must be refused for lack of memory.
-    pub(crate) fn refused(&mut self, command: &str) {
-        assert_eq!(self.ask(command)[0], OUT_OF_MEMORY, "{command}");
+    /// As [`Self::query`], for a command that must be refused for lack of memory.
+    pub(crate) fn denied(&mut self, command: &str) {
+        assert_eq!(self.query(command)[0], OUT_OF_MEMORY, "{command}");
     }
 
     /// Makes a context on a card.
-    pub(crate) fn init(&mut self, device: u32) -> Place {
+    pub(crate) fn init(&mut self, device: u32) -> ObjectId {
         self.ok(&format!("init {device}"))[0]
     }
 
     /// Allocates plain memory, which must succeed.
-    pub(crate) fn alloc(&mut self, bytes: u64) -> Place {
+    pub(crate) fn alloc(&mut self, bytes: u64) -> ObjectId {
         self.ok(&format!("alloc {bytes}"))[0]
     }
 
@@ -290,7 +290,7 @@ impl Subject {
     pub(crate) fn fill(&mut self, step: u64) -> u64 {
         let mut filled = 0;
         loop {
-            let answer = self.ask(&format!("alloc {step}"));
+            let answer = self.query(&format!("alloc {step}"));
             if answer[0] != 0 {
                 assert_eq!(answer[0], OUT_OF_MEMORY);
                 return filled;

@@ -1,4 +1,4 @@
-//! Deaths after every single step: what the dead held is there for the living. Deaths at any moment: `storm.rs`.
+//! Deaths after every single step: what the dead held is there for the living. Deaths at any moment: `stress.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, MIB, Place, Subject};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, MIB, ObjectId, TestProcess};
 
 /// What a mortal process does, one step on the region after the other.
 const LIFE: [&str; 11] = [
@@ -31,7 +31,7 @@ const LIMIT: u64 = 256 * MIB;
 const SHARED: u64 = 32 * MIB;
 
 /// A container whose share has a survivor with 100 MiB.
-fn container() -> (Container, Subject) {
+fn container() -> (Container, TestProcess) {
     let container = Container::new();
     let limits = Limits {
         driver_reserve_bytes: MIB,
@@ -43,7 +43,7 @@ fn container() -> (Container, Subject) {
     (container, survivor)
 }
 
-fn start_mortal(container: &Container, change: impl FnOnce(&mut Command)) -> Subject {
+fn start_mortal(container: &Container, change: impl FnOnce(&mut Command)) -> TestProcess {
     container.start_with("dlsym", |command| {
         command.env("LD_PRELOAD", interposer::library_with_kill_points());
         change(command);
@@ -51,19 +51,21 @@ fn start_mortal(container: &Container, change: impl FnOnce(&mut Command)) -> Sub
 }
 
 #[test]
-fn a_death_after_any_single_step_costs_nobody_anything() {
+fn survives_crash_after_any_step() {
     let (container, mut survivor) = container();
     let left = LIMIT - 101 * MIB;
     for steps in 1.. {
         let mut mortal = start_mortal(&container, |command| {
             command.env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        let has_survived = LIFE.iter().all(|command| mortal.try_say(command).is_some());
+        let has_survived = LIFE
+            .iter()
+            .all(|command| mortal.try_request(command).is_some());
         mortal.kill();
-        container.wait_until_taken(100 * MIB + CONTEXT_BYTES);
+        container.wait_for_ledger_bytes(100 * MIB + CONTEXT_BYTES);
         assert_eq!(survivor.memory_info().0, left, "after step {steps}");
         let rest = survivor.alloc(left / (2 * MIB) * (2 * MIB));
-        survivor.refused(&format!("alloc {}", 2 * MIB));
+        survivor.denied(&format!("alloc {}", 2 * MIB));
         survivor.ok(&format!("free {rest}"));
         if has_survived {
             assert!(steps > 50, "only {steps} steps were taken");
@@ -73,7 +75,10 @@ fn a_death_after_any_single_step_costs_nobody_anything() {
 }
 
 /// Two processes that die, one of them with memory that the survivor has open, and the survivor's way to that.
-fn die_with_shared_memory(container: &Container, survivor: &mut Subject) -> (Place, Place) {
+fn die_with_shared_memory(
+    container: &Container,
+    survivor: &mut TestProcess,
+) -> (ObjectId, ObjectId) {
     let mut victim = container.process();
     let mut other = container.process();
     other.alloc(16 * MIB);
@@ -93,7 +98,7 @@ fn die_with_shared_memory(container: &Container, survivor: &mut Subject) -> (Pla
 }
 
 /// What a mortal process does that finds a dead one, and opens memory of the survivor's.
-fn finding_life(survivor: &Subject, descriptor: Place) -> [String; 7] {
+fn finding_life(survivor: &TestProcess, descriptor: ObjectId) -> [String; 7] {
     [
         "init 0".into(),
         format!("import {} {descriptor}", survivor.pid()),
@@ -106,13 +111,13 @@ fn finding_life(survivor: &Subject, descriptor: Place) -> [String; 7] {
 }
 
 /// Makes memory that others may open.
-fn export(survivor: &mut Subject) -> Place {
+fn export(survivor: &mut TestProcess) -> ObjectId {
     let handle = survivor.ok(&format!("create {SHARED} 0 1"))[0];
     survivor.ok(&format!("export {handle}"))[0]
 }
 
 #[test]
-fn a_death_of_one_that_takes_stock_of_a_death_costs_nobody_anything() {
+fn survives_crash_while_reclaiming_dead_slot() {
     let (container, mut survivor) = container();
     let descriptor = export(&mut survivor);
     let life = finding_life(&survivor, descriptor);
@@ -122,9 +127,11 @@ fn a_death_of_one_that_takes_stock_of_a_death_costs_nobody_anything() {
         let mut mortal = start_mortal(&container, |command| {
             command.env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        let has_survived = life.iter().all(|command| mortal.try_say(command).is_some());
+        let has_survived = life
+            .iter()
+            .all(|command| mortal.try_request(command).is_some());
         mortal.kill();
-        container.wait_until_taken(100 * MIB + 2 * SHARED + CONTEXT_BYTES);
+        container.wait_for_ledger_bytes(100 * MIB + 2 * SHARED + CONTEXT_BYTES);
         assert_eq!(
             survivor.memory_info().0,
             left - SHARED,
@@ -142,7 +149,7 @@ fn a_death_of_one_that_takes_stock_of_a_death_costs_nobody_anything() {
 
 /// The first process of a share makes the region what it is.
 #[test]
-fn a_death_in_the_first_steps_on_a_region_leaves_one_that_can_be_used() {
+fn survives_crash_while_initializing_region() {
     let container = Container::new();
     for steps in 1..16 {
         let tenant = container.tenant(LIMIT);
@@ -151,9 +158,9 @@ fn a_death_in_the_first_steps_on_a_region_leaves_one_that_can_be_used() {
                 .env("DRAVA_RUN_DIR", tenant.path())
                 .env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        mortal.try_say("init 0");
+        mortal.try_request("init 0");
         mortal.kill();
-        container.wait_until_taken(0);
+        container.wait_for_ledger_bytes(0);
         let mut next = container.process_of(&tenant);
         assert_eq!(next.memory_info(), (LIMIT, LIMIT), "after step {steps}");
     }
@@ -189,14 +196,14 @@ fn steps_in_the_source() -> BTreeSet<String> {
 
 /// The deaths of the tests above are after each step that there is: every line that changes a region is one of them.
 #[test]
-fn no_step_on_a_region_is_left_out() {
+fn reaches_every_crash_point() {
     let trace = tempfile::NamedTempFile::new().unwrap();
     let traced = |container: &Container, life: &[String]| {
         let mut process = start_mortal(container, |command| {
             command.env("DRAVA_KILL_TRACE", trace.path());
         });
         for command in life {
-            process.say(command);
+            process.request(command);
         }
         process.kill();
     };

@@ -1,8 +1,8 @@
-//! The storm: eight processes allocate and free in every way there is, fork, make contexts, and die at random
+//! The stress: eight processes allocate and free in every way there is, fork, make contexts, and die at random
 //! steps; the card's physical ledger is the oracle.
 //!
 //! What is random follows from one seed, which a failure names; how the processes interleave does not.
-//! `DRAVA_STORM_SEED` and `DRAVA_STORM_OPERATIONS` choose other runs, as `cargo xtask bench memory` does.
+//! `DRAVA_STRESS_SEED` and `DRAVA_STRESS_OPERATIONS` choose other runs, as `cargo xtask bench memory` does.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -14,7 +14,7 @@ use drava_vgpu_abi::snapshot::{ShareUsage, Snapshot};
 use simulator_machine::kernel::CardStatus;
 
 use crate::interposer;
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
 const PROCESSES: u64 = 8;
 /// Largest allocation, apart from hopeless ones.
@@ -57,18 +57,18 @@ struct Figures {
     highest_bytes: u64,
 }
 
-struct Storm {
+struct Stress {
     container: Container,
     seed: u64,
     /// Which operations, as the processes know them.
     kinds: &'static str,
     random: Random,
     started: u64,
-    processes: Vec<Subject>,
+    processes: Vec<TestProcess>,
     figures: Figures,
 }
 
-impl Storm {
+impl Stress {
     fn new(seed: u64, kinds: &'static str) -> Self {
         let container = Container::new();
         let limits = Limits {
@@ -92,13 +92,13 @@ impl Storm {
             self.started += 1;
             // Up to a few rounds long, in steps on the region.
             let steps = 300 + self.random.below(8_000);
-            let mut command = self.container.command(interposer::storm());
+            let mut command = self.container.command(interposer::stress());
             command
                 .args([self.seed ^ (self.started << 32), MOST, LIMIT].map(|n| n.to_string()))
                 .arg(self.kinds)
                 .env("LD_PRELOAD", interposer::library_with_kill_points())
                 .env("DRAVA_KILL_AFTER", steps.to_string());
-            self.processes.push(Subject::spawn(command));
+            self.processes.push(TestProcess::spawn(command));
         }
     }
 
@@ -135,7 +135,7 @@ impl Storm {
                 });
             }
             let answers: Vec<Option<String>> =
-                processes.iter_mut().map(Subject::try_hear).collect();
+                processes.iter_mut().map(TestProcess::try_receive).collect();
             is_over.store(true, Ordering::Relaxed);
             (answers, sampler.join().unwrap())
         });
@@ -180,7 +180,7 @@ impl Storm {
         let mut exported = self.take_stock();
         // Whoever dies of it leaves something that the others have to take stock of again.
         while exported.len() < self.processes.len() {
-            let lives = |process: &Subject| {
+            let lives = |process: &TestProcess| {
                 let pid = u32::try_from(process.pid()).unwrap();
                 exported.contains_key(&pid)
             };
@@ -228,7 +228,7 @@ impl Storm {
         let mut exported = BTreeMap::new();
         for process in &mut self.processes {
             process.try_send("free");
-            if let Some(answer) = process.try_hear() {
+            if let Some(answer) = process.try_receive() {
                 let bytes = answer.strip_prefix("free ").unwrap().parse().unwrap();
                 exported.insert(u32::try_from(process.pid()).unwrap(), bytes);
             }
@@ -246,13 +246,13 @@ impl Storm {
         for process in self.processes.drain(..) {
             process.kill();
         }
-        self.container.wait_until_taken(0);
+        self.container.wait_for_ledger_bytes(0);
         let limits = [LIMIT - CONTEXT_BYTES, LIMIT];
         let mut last = self.container.process();
         assert_eq!(last.memory_info(), limits.into(), "seed {}", self.seed);
         let rest = limits[0] / (2 * MIB) * (2 * MIB);
         last.alloc(rest);
-        assert_eq!(self.container.taken(), CONTEXT_BYTES + rest);
+        assert_eq!(self.container.ledger_bytes(), CONTEXT_BYTES + rest);
     }
 }
 
@@ -304,31 +304,31 @@ fn is_locked(region: &std::fs::File, offset: usize) -> bool {
 const OPERATIONS: u64 = 50_000;
 
 #[test]
-fn whatever_is_done_and_whoever_dies_the_limit_holds_and_all_memory_comes_back() {
-    rage("all");
+fn holds_limit_and_reclaims_all_memory_under_stress() {
+    run("all");
 }
 
 #[test]
-fn requests_to_pools_alone_do_not_exceed_the_limit_either() {
-    rage("pools");
+fn holds_limit_under_pool_stress() {
+    run("pools");
 }
 
 /// Does many operations of those kinds, as the processes know them.
-fn rage(kinds: &'static str) {
-    let operations = setting("DRAVA_STORM_OPERATIONS", OPERATIONS);
-    let seed = setting("DRAVA_STORM_SEED", 0x5eed);
+fn run(kinds: &'static str) {
+    let operations = setting("DRAVA_STRESS_OPERATIONS", OPERATIONS);
+    let seed = setting("DRAVA_STRESS_SEED", 0x5eed);
     println!("seed {seed}");
     let started = Instant::now();
-    let mut storm = Storm::new(seed, kinds);
+    let mut stress = Stress::new(seed, kinds);
     // The last round is one in which everything is freed.
-    while storm.figures.operations < operations || !storm.figures.rounds.is_multiple_of(4) {
-        storm.round();
-        storm.check();
+    while stress.figures.operations < operations || !stress.figures.rounds.is_multiple_of(4) {
+        stress.round();
+        stress.check();
     }
-    storm.end();
-    let figures = &storm.figures;
+    stress.end();
+    let figures = &stress.figures;
     let report = serde_json::json!({
-        "figure": "storm",
+        "figure": "stress",
         "kinds": kinds,
         "seed": seed,
         "processes": PROCESSES,
@@ -343,7 +343,7 @@ fn rage(kinds: &'static str) {
         "worstOvershootBytes": figures.worst_overshoot_bytes,
         "seconds": started.elapsed().as_secs(),
     });
-    crate::figures::report(&report);
+    crate::measurements::report(&report);
     // Much is refused and some die, or the storm proves little.
     assert!(figures.refused > figures.rounds, "seed {seed}: {report}");
     assert!(figures.deaths > 0, "seed {seed}: {report}");

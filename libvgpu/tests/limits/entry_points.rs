@@ -5,16 +5,16 @@ use std::process::Command;
 use drava_vgpu_abi::Limits;
 
 use crate::interposer;
-use crate::subject::{CARDS, Container, GIB};
+use crate::test_process::{CARDS, Container, GIB};
 
 #[test]
-fn every_way_to_the_driver_is_limited() {
+fn limits_every_way_to_the_driver() {
     let container = Container::with_memory(GIB);
     for route in ["dlsym", "procaddress", "next"] {
         let mut process = container.start(route);
         process.init(0);
         assert_eq!(process.memory_info(), (GIB, GIB), "{route}");
-        process.refused(&format!("alloc {}", GIB + 1));
+        process.denied(&format!("alloc {}", GIB + 1));
         let place = process.alloc(GIB);
         process.ok(&format!("free {place}"));
         process.end();
@@ -22,10 +22,10 @@ fn every_way_to_the_driver_is_limited() {
 }
 
 #[test]
-fn hooks_are_handed_out_for_exactly_the_abi_that_was_asked_for() {
+fn returns_hook_of_requested_abi_version() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    let mut ask = |query: &str| process.say(&format!("procaddress {query}"));
+    let mut ask = |query: &str| process.request(&format!("procaddress {query}"));
     assert_eq!(ask("cuMemAlloc 12080 0"), "0 libvgpu.so cuMemAlloc_v2");
     assert_eq!(ask("cuMemAlloc 3020 0"), "0 libvgpu.so cuMemAlloc_v2");
     assert_eq!(ask("cuMemAlloc 2000 0"), "0 libvgpu.so cuMemAlloc");
@@ -42,16 +42,20 @@ fn hooks_are_handed_out_for_exactly_the_abi_that_was_asked_for() {
 }
 
 #[test]
-fn functions_that_are_not_hooked_are_the_drivers_own() {
+fn returns_driver_function_when_not_hooked() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    assert!(process.say("lookup cuDeviceGetName").contains("libcuda"));
-    assert_eq!(process.say("lookup cuNoSuchFunction"), "0 none");
-    assert_eq!(process.say("lookup cuMemAlloc_v2"), "0 libvgpu.so");
+    assert!(
+        process
+            .request("lookup cuDeviceGetName")
+            .contains("libcuda")
+    );
+    assert_eq!(process.request("lookup cuNoSuchFunction"), "0 none");
+    assert_eq!(process.request("lookup cuMemAlloc_v2"), "0 libvgpu.so");
 }
 
 #[test]
-fn without_limits_programs_get_the_drivers_own_functions() {
+fn returns_driver_functions_without_limits() {
     let container = Container::new();
     let mut process = container.process();
     for name in [
@@ -61,13 +65,15 @@ fn without_limits_programs_get_the_drivers_own_functions() {
         "cuInit",
     ] {
         assert!(
-            process.say(&format!("lookup {name}")).contains("libcuda"),
+            process
+                .request(&format!("lookup {name}"))
+                .contains("libcuda"),
             "{name}"
         );
     }
     assert!(
         process
-            .say("procaddress cuMemAlloc 12080 0")
+            .request("procaddress cuMemAlloc 12080 0")
             .contains("libcuda")
     );
     let (_, total) = process.memory_info();
@@ -75,18 +81,18 @@ fn without_limits_programs_get_the_drivers_own_functions() {
 }
 
 #[test]
-fn cards_without_a_share_are_unlimited() {
+fn does_not_limit_gpus_without_share() {
     let container = Container::new();
     container.add_share("share", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();
     process.alloc(2 * GIB);
     let mut process = container.start("dlsym");
     process.init(1);
-    process.refused(&format!("alloc {}", 2 * GIB));
+    process.denied(&format!("alloc {}", 2 * GIB));
 }
 
 #[test]
-fn other_programs_do_not_notice() {
+fn does_not_affect_programs_without_cuda() {
     for (program, arguments) in [
         ("/bin/true", &[][..]),
         ("/bin/sh", &["-c", "exit 0"]),
@@ -113,7 +119,7 @@ fn other_programs_do_not_notice() {
 }
 
 #[test]
-fn the_global_search_finds_no_driver_where_there_is_none() {
+fn finds_no_driver_in_global_scope_where_none_is_loaded() {
     let container = Container::with_memory(GIB);
     let mut command = container.command("python3");
     command.args([

@@ -10,8 +10,8 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::{Machine, python};
 
-use crate::subject::{CARDS, Container, GIB};
-use crate::view_processes::script;
+use crate::nvml_processes::script;
+use crate::test_process::{CARDS, Container, GIB};
 
 /// A program that keeps card 0 busy; killed when dropped.
 struct Busy(Child);
@@ -59,7 +59,7 @@ fn half_a_card() -> Container {
 }
 
 #[test]
-fn a_neighbours_work_is_not_seen() {
+fn hides_utilization_of_other_shares() {
     let container = half_a_card();
     // Somebody lives in the share, but does nothing.
     let _idle = container.process();
@@ -86,7 +86,7 @@ print('nothing')";
 }
 
 #[test]
-fn all_of_a_shares_cores_are_100_percent() {
+fn reports_fully_used_share_as_100_percent() {
     let container = half_a_card();
     let busy = Busy::inside(&container);
     // Alone on the card it has more than its half.
@@ -130,7 +130,7 @@ fn samples(said: &str) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn samples_of_processes_are_scaled_to_the_share() {
+fn scales_process_samples_to_share() {
     let container = half_a_card();
     let busy = Busy::inside(&container);
     // Two neighbours, so that it has a third of the card.
@@ -174,7 +174,7 @@ fn samples_of_processes_are_scaled_to_the_share() {
 }
 
 #[test]
-fn a_struct_of_another_version_is_refused() {
+fn rejects_struct_of_unknown_version() {
     let container = half_a_card();
     let _idle = container.process();
     let text = "
@@ -193,7 +193,7 @@ print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(card, None))";
 
 /// Where the driver shows a container no processes, the share's meter answers.
 #[test]
-fn without_samples_the_meter_answers() {
+fn reports_metered_utilization_without_samples() {
     let machine = Machine::start(&format!("{H100X2}\nprocessIds: hiddenInContainers\n")).unwrap();
     let container = Container::on(machine);
     let limits = Limits {

@@ -30,14 +30,14 @@ pub fn slow_memory() -> anyhow::Result<String> {
 }
 
 /// A machine, and what tenants are made of.
-pub struct Ground {
+pub struct TestBed {
     machine: Machine,
     library: PathBuf,
     program: PathBuf,
     directory: tempfile::TempDir,
 }
 
-impl Ground {
+impl TestBed {
     /// A machine with `library`, which is `libvgpu.so`, for its containers.
     pub fn new(library: &Path) -> anyhow::Result<Self> {
         Self::with_machine(library, H100X2)

@@ -2,23 +2,23 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Place, Subject};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
 
 pub(crate) const BYTES: u64 = 600 * MIB;
 
-pub(crate) fn create(process: &mut Subject, bytes: u64) -> Place {
+pub(crate) fn create(process: &mut TestProcess, bytes: u64) -> ObjectId {
     process.ok(&format!("create {bytes} 0 1"))[0]
 }
 
 /// Maps physical memory at an address of its own.
-pub(crate) fn map(process: &mut Subject, handle: Place, bytes: u64) -> Place {
+pub(crate) fn map(process: &mut TestProcess, handle: ObjectId, bytes: u64) -> ObjectId {
     let address = process.ok(&format!("reserve {bytes}"))[0];
     process.ok(&format!("map {address} {bytes} {handle} 0"));
     address
 }
 
 /// Exports physical memory and imports it in another process.
-pub(crate) fn send(from: &mut Subject, handle: Place, to: &mut Subject) -> Place {
+pub(crate) fn send(from: &mut TestProcess, handle: ObjectId, to: &mut TestProcess) -> ObjectId {
     let descriptor = from.ok(&format!("export {handle}"))[0];
     let imported = to.ok(&format!("import {} {descriptor}", from.pid()))[0];
     from.ok(&format!("close {descriptor}"));
@@ -31,10 +31,10 @@ pub(crate) fn taken(container: &Container) -> u64 {
 }
 
 #[test]
-fn physical_memory_is_charged_until_its_last_handle_and_mapping_are_gone() {
+fn charges_physical_memory_until_last_reference() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    process.refused(&format!("create {} 0 1", GIB + 2 * MIB));
+    process.denied(&format!("create {} 0 1", GIB + 2 * MIB));
     let handle = create(&mut process, BYTES);
     let first = map(&mut process, handle, BYTES);
     let second = map(&mut process, handle, BYTES);
@@ -43,25 +43,25 @@ fn physical_memory_is_charged_until_its_last_handle_and_mapping_are_gone() {
     process.ok(&format!("unmap {first} {BYTES}"));
     assert_eq!(process.memory_info().0, GIB - BYTES);
     assert_eq!(taken(&container), BYTES);
-    process.refused(&format!("create {BYTES} 0 1"));
+    process.denied(&format!("create {BYTES} 0 1"));
     process.ok(&format!("unmap {second} {BYTES}"));
     assert_eq!(process.memory_info().0, GIB);
     assert_eq!(taken(&container), 0);
 }
 
 #[test]
-fn exported_memory_stays_charged_while_it_may_be_open_elsewhere() {
+fn keeps_charge_for_exported_memory() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let handle = create(&mut process, BYTES);
     process.ok(&format!("export {handle}"));
     process.ok(&format!("release {handle}"));
     assert_eq!(taken(&container), BYTES);
-    process.refused(&format!("create {BYTES} 0 1"));
+    process.denied(&format!("create {BYTES} 0 1"));
 }
 
 #[test]
-fn memory_imported_in_the_same_share_is_paid_for_once() {
+fn charges_memory_imported_in_same_share_once() {
     let container = Container::with_memory(GIB);
     let mut one = container.process();
     let mut other = container.process();
@@ -79,7 +79,7 @@ fn memory_imported_in_the_same_share_is_paid_for_once() {
         .wait_for_card(0, |card| card.processes.len() == 1)
         .unwrap();
     assert_eq!(taken(&container), BYTES);
-    other.refused(&format!("alloc {BYTES}"));
+    other.denied(&format!("alloc {BYTES}"));
     assert_eq!(other.memory_info().0, GIB - BYTES);
     other.ok(&format!("unmap {address} {BYTES}"));
     other.ok(&format!("release {imported}"));
@@ -89,7 +89,7 @@ fn memory_imported_in_the_same_share_is_paid_for_once() {
 
 /// The one who has the memory open does not look; a third one does, and asks for what the dead one had.
 #[test]
-fn memory_that_outlives_its_maker_stays_charged_whoever_looks() {
+fn keeps_charge_for_open_memory_of_dead_process() {
     let container = Container::with_memory(GIB);
     let mut third = container.process();
     let mut one = container.process();
@@ -108,11 +108,11 @@ fn memory_that_outlives_its_maker_stays_charged_whoever_looks() {
         .wait_for_card(0, |card| card.processes.len() == 3)
         .unwrap();
     assert_eq!(taken(&container), BYTES);
-    third.refused(&format!("alloc {BYTES}"));
+    third.denied(&format!("alloc {BYTES}"));
     assert_eq!(third.memory_info().0, GIB - BYTES);
     let rest = third.alloc(GIB - BYTES);
     assert_eq!(taken(&container), GIB);
-    third.refused("alloc 1");
+    third.denied("alloc 1");
     third.ok(&format!("free {rest}"));
     // It is nobody's process any more.
     let listed = container.processes_of("share");
@@ -121,7 +121,7 @@ fn memory_that_outlives_its_maker_stays_charged_whoever_looks() {
     let [mut first, mut second] = others;
     first.ok(&format!("unmap {} {BYTES}", addresses[0]));
     first.ok(&format!("release {}", imported[0]));
-    third.refused(&format!("alloc {BYTES}"));
+    third.denied(&format!("alloc {BYTES}"));
     assert_eq!(second.memory_info().0, GIB - BYTES);
     second.kill();
     container
@@ -133,7 +133,7 @@ fn memory_that_outlives_its_maker_stays_charged_whoever_looks() {
 
 /// The share is full of a dead process's memory when another share's is opened: that is paid for once.
 #[test]
-fn an_import_that_has_to_look_for_the_dead_is_paid_for_once() {
+fn charges_import_once_while_reclaiming_dead_slots() {
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
     let mut one = container.process();
@@ -145,24 +145,24 @@ fn an_import_that_has_to_look_for_the_dead_is_paid_for_once() {
     let imported = send(&mut one, handle, &mut other);
     map(&mut other, imported, BYTES);
     other.alloc(GIB - BYTES);
-    other.refused("alloc 1");
+    other.denied("alloc 1");
 }
 
 #[test]
-fn a_handle_that_is_released_twice_costs_nothing() {
+fn tolerates_handle_released_twice() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let handle = create(&mut process, BYTES);
     let address = map(&mut process, handle, BYTES);
     process.ok(&format!("release {handle}"));
-    assert_ne!(process.ask(&format!("release {handle}"))[0], 0);
+    assert_ne!(process.query(&format!("release {handle}"))[0], 0);
     assert_eq!(process.memory_info().0, GIB - BYTES);
     process.ok(&format!("unmap {address} {BYTES}"));
     assert_eq!(process.memory_info().0, GIB);
 }
 
 #[test]
-fn a_handle_that_was_retained_is_a_reference_of_its_own() {
+fn counts_retained_handle_as_reference() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let handle = create(&mut process, BYTES);
@@ -178,7 +178,7 @@ fn a_handle_that_was_retained_is_a_reference_of_its_own() {
 }
 
 #[test]
-fn a_range_of_several_mappings_is_unmapped_at_once() {
+fn unmaps_range_of_several_mappings() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let half = BYTES / 2;
@@ -197,13 +197,13 @@ fn a_range_of_several_mappings_is_unmapped_at_once() {
 
 /// What counts is where the memory lies, not the context that asks for it.
 #[test]
-fn physical_memory_counts_on_its_own_card() {
+fn charges_physical_memory_on_its_own_gpu() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(2 * GIB));
     let mut process = container.process();
     let handle = process.ok(&format!("create {} 1 1", 2 * GIB))[0];
     assert_eq!(process.memory_info(), (GIB, GIB));
-    process.refused(&format!("create {} 1 1", 2 * MIB));
+    process.denied(&format!("create {} 1 1", 2 * MIB));
     process.alloc(GIB);
     process.init(1);
     assert_eq!(process.memory_info(), (0, 2 * GIB));
@@ -213,20 +213,20 @@ fn physical_memory_counts_on_its_own_card() {
 
 /// More than the card has, so that only the driver can refuse.
 #[test]
-fn physical_memory_that_the_driver_refuses_is_given_back() {
+fn refunds_physical_memory_denied_by_driver() {
     let container = Container::with_memory(200 * GIB);
     let mut process = container.process();
     let (free, _) = process.memory_info();
     for _ in 0..3 {
-        process.refused(&format!("create {} 0 1", 100 * GIB));
+        process.denied(&format!("create {} 0 1", 100 * GIB));
     }
     assert_eq!(process.memory_info().0, free);
-    process.refused(&format!("array {} {} 1024 1", 1 << 13, 1 << 13));
+    process.denied(&format!("array {} {} 1024 1", 1 << 13, 1 << 13));
     assert_eq!(process.memory_info().0, free);
 }
 
 #[test]
-fn memory_imported_from_another_share_is_paid_for_by_both() {
+fn charges_imported_memory_to_both_shares() {
     let container = Container::with_memory(GIB);
     let (large, small) = (container.tenant(GIB), container.tenant(BYTES / 2));
     let mut one = container.process();
@@ -237,13 +237,13 @@ fn memory_imported_from_another_share_is_paid_for_by_both() {
     assert_eq!(other.memory_info().0, GIB - BYTES);
     assert_eq!(one.memory_info().0, GIB - BYTES);
     // What the driver does not map is not paid for.
-    let wrong = other.ask(&format!("map {address} {BYTES} {imported} 0"));
+    let wrong = other.query(&format!("map {address} {BYTES} {imported} 0"));
     assert_ne!(wrong[0], 0, "mapped already");
     assert_eq!(other.memory_info().0, GIB - BYTES);
     let mut poor = container.process_of(&small);
     let imported_too = send(&mut one, handle, &mut poor);
     let place = poor.ok(&format!("reserve {BYTES}"))[0];
-    poor.refused(&format!("map {place} {BYTES} {imported_too} 0"));
+    poor.denied(&format!("map {place} {BYTES} {imported_too} 0"));
     assert_eq!(poor.memory_info().0, BYTES / 2);
     other.ok(&format!("release {imported}"));
     assert_eq!(other.memory_info().0, GIB - BYTES);
@@ -252,20 +252,20 @@ fn memory_imported_from_another_share_is_paid_for_by_both() {
 }
 
 /// Opens by IPC handle what another process has allocated.
-fn open(from: &mut Subject, pointer: Place, to: &mut Subject) -> String {
-    let answer = from.say(&format!("ipcget {pointer}"));
+fn open(from: &mut TestProcess, pointer: ObjectId, to: &mut TestProcess) -> String {
+    let answer = from.request(&format!("ipcget {pointer}"));
     let handle = answer.strip_prefix("0 ").unwrap().to_owned();
-    to.say(&format!("ipcopen {handle}"))
+    to.request(&format!("ipcopen {handle}"))
 }
 
-pub(crate) fn place_of(answer: &str) -> Place {
+pub(crate) fn place_of(answer: &str) -> ObjectId {
     let mut numbers = answer.split(' ').map(|number| number.parse::<i64>());
     assert_eq!(numbers.next(), Some(Ok(0)), "{answer}");
     numbers.next().unwrap().unwrap()
 }
 
 #[test]
-fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
+fn charges_ipc_memory_to_each_share_once() {
     let container = Container::with_memory(GIB);
     let (large, small) = (container.tenant(GIB), container.tenant(BYTES / 2));
     let mut one = container.process();
@@ -298,7 +298,7 @@ fn memory_opened_by_ipc_handle_is_paid_for_by_each_share_once() {
 
 /// The driver closes it.
 #[test]
-fn memory_opened_by_ipc_handle_is_paid_for_until_its_context_ends() {
+fn charges_ipc_memory_until_context_ends() {
     const EACH: u64 = BYTES / 2;
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
@@ -332,7 +332,7 @@ fn memory_opened_by_ipc_handle_is_paid_for_until_its_context_ends() {
 }
 
 #[test]
-fn what_a_pool_keeps_is_given_back_before_an_import_is_refused() {
+fn trims_pool_before_denying_import() {
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
     let mut one = container.process();
@@ -348,7 +348,7 @@ fn what_a_pool_keeps_is_given_back_before_an_import_is_refused() {
 
 /// What is opened of a small allocation is its block, which is paid for already.
 #[test]
-fn a_small_allocation_is_opened_with_its_block() {
+fn charges_whole_block_of_opened_small_allocation() {
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
     let mut one = container.process();
@@ -363,7 +363,7 @@ fn a_small_allocation_is_opened_with_its_block() {
 
 /// A mapping that the driver refuses costs nothing.
 #[test]
-fn an_import_that_is_not_mapped_is_not_paid_for() {
+fn does_not_charge_import_before_mapping() {
     let container = Container::with_memory(GIB);
     let large = container.tenant(GIB);
     let mut one = container.process();
@@ -372,14 +372,14 @@ fn an_import_that_is_not_mapped_is_not_paid_for() {
     let imported = send(&mut one, handle, &mut other);
     assert_eq!(other.memory_info().0, GIB);
     let small = other.ok(&format!("reserve {}", 2 * MIB))[0];
-    let answer = other.ask(&format!("map {small} {BYTES} {imported} 0"));
+    let answer = other.query(&format!("map {small} {BYTES} {imported} 0"));
     assert_ne!(answer[0], 0, "a range that is too small");
     assert_eq!(other.memory_info().0, GIB);
 }
 
 /// A row of eight tiles takes half a MiB.
 #[test]
-fn imported_memory_that_is_mapped_to_a_sparse_array_is_paid_for() {
+fn charges_imported_memory_mapped_to_sparse_array() {
     let container = Container::with_memory(GIB);
     let (large, small) = (container.tenant(GIB), container.tenant(MIB));
     let mut one = container.process();
@@ -411,12 +411,12 @@ fn imported_memory_that_is_mapped_to_a_sparse_array_is_paid_for() {
     let mut poor = container.process_of(&small);
     let imported = send(&mut one, handle, &mut poor);
     let array = poor.ok("sparse")[0];
-    poor.refused(&format!("tiles {array} {imported} 0 3"));
+    poor.denied(&format!("tiles {array} {imported} 0 3"));
     assert_eq!(poor.memory_info().0, MIB);
     poor.ok(&format!("tiles {array} {imported} 0 2"));
     assert_eq!(poor.memory_info().0, 0);
     // What the driver does not map costs nothing more.
-    assert_ne!(poor.ask(&format!("tiles {array} {imported} 8 1"))[0], 0);
+    assert_ne!(poor.query(&format!("tiles {array} {imported} 8 1"))[0], 0);
     poor.ok(&format!("destroyarray {array}"));
     poor.ok(&format!("release {imported}"));
     assert_eq!(poor.memory_info().0, MIB);

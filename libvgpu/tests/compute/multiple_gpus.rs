@@ -10,10 +10,11 @@ use gpu_tenants::{Tenant, share};
 /// As in a collective: a process gives the token of its card away only when it has launched on both cards, and for that
 /// needs the one that the other process keeps. Each gets there by time.
 #[test]
-fn processes_that_wait_for_each_others_cards_do_not_wait_for_ever() {
-    let ground = crate::ground();
+fn avoids_deadlock_of_processes_across_two_gpus() {
+    let test_bed = crate::test_bed();
     let token = share(ComputePolicy::Token, 50).unwrap();
-    let containers = ["one", "other"].map(|name| ground.share_of_each_card(name, &token).unwrap());
+    let containers =
+        ["one", "other"].map(|name| test_bed.share_of_each_card(name, &token).unwrap());
     let give_tokens = || {
         for (who, shares) in containers.iter().enumerate() {
             for (card, share) in shares.iter().enumerate() {
@@ -29,7 +30,9 @@ fn processes_that_wait_for_each_others_cards_do_not_wait_for_ever() {
             let all = |command: &mut std::process::Command| {
                 command.env("CUDA_VISIBLE_DEVICES", "0,1");
             };
-            ground.tenant_with(Some(&shares[0]), "dlsym", all).unwrap()
+            test_bed
+                .tenant_with(Some(&shares[0]), "dlsym", all)
+                .unwrap()
         })
         .collect();
     const ROUNDS: u64 = 2;

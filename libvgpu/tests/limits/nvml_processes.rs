@@ -6,7 +6,7 @@ use drava_vgpu_abi::Limits;
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::{Machine, python};
 
-use crate::subject::{CARDS, Container, GIB, MIB};
+use crate::test_process::{CARDS, Container, GIB, MIB};
 
 /// What scripts begin with: every list of every version as (PID, MiB), sorted, without going through wrappers
 /// that pick a version.
@@ -56,14 +56,14 @@ fn shown(processes: &[(i32, u64)]) -> String {
 }
 
 #[test]
-fn lists_of_every_version_have_the_shares_processes_alone() {
+fn lists_only_processes_of_share_in_every_version() {
     let container = Container::with_memory(8 * GIB);
     let mut first = container.process();
     first.alloc(3 * GIB);
     let mut second = container.process();
     second.alloc(GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(5 * GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(5 * GIB);
     let own = [(first.pid(), 3072), (second.pid(), 1024)];
     let every = "print(lists('Compute')); assert lists('Graphics') == lists('MPSCompute') == []";
     assert_eq!(script(python(&container), every), shown(&own));
@@ -83,7 +83,7 @@ print('done')";
 }
 
 #[test]
-fn a_process_that_died_is_gone_at_the_next_look() {
+fn omits_dead_process_from_next_list() {
     let container = Container::with_memory(8 * GIB);
     // The viewer is there before and after: nobody else tidies up.
     let text = "
@@ -103,19 +103,19 @@ print(lists('Compute'), n.nvmlDeviceGetMemoryInfo(card).used)";
 }
 
 #[test]
-fn a_card_without_a_share_is_shown_as_it_is() {
+fn shows_gpu_without_share_unchanged() {
     let container = Container::with_memory(GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.init(1);
-    neighbour.alloc(GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.init(1);
+    unlimited.alloc(GIB);
     let other =
         "other = n.nvmlDeviceGetHandleByIndex(1); print(*(p for p, _ in lists('Compute', other)))";
     let shown = script(python(&container), other);
-    assert_eq!(shown, neighbour.pid().to_string());
+    assert_eq!(shown, unlimited.pid().to_string());
 }
 
 #[test]
-fn shares_of_one_card_list_a_process_once_with_all_it_has() {
+fn lists_process_of_several_shares_once() {
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(GIB));
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
@@ -127,11 +127,11 @@ fn shares_of_one_card_list_a_process_once_with_all_it_has() {
 }
 
 #[test]
-fn a_region_that_cannot_be_used_lists_nothing_rather_than_anything() {
+fn lists_nothing_with_unusable_region() {
     let container = Container::with_memory(GIB);
     std::fs::write(container.region("share"), vec![0xee; 300_000]).unwrap();
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(GIB);
     let mut command = python(&container);
     command.stderr(std::process::Stdio::null());
     let text = "print(ask('nvmlDeviceGetComputeRunningProcesses_v3', V2)[0])";
@@ -164,7 +164,7 @@ child.kill()
 "#;
 
 #[test]
-fn pids_are_the_containers_whatever_the_driver_shows() {
+fn reports_pids_of_the_container_namespace() {
     for (policy, tells) in [
         ("translated", "True True"),
         // No telling whose samples they are.
@@ -180,8 +180,8 @@ fn pids_are_the_containers_whatever_the_driver_shows() {
         container.add_share("share", CARDS[0], &limits);
         let mut outside = container.process();
         outside.alloc(GIB);
-        let mut neighbour = container.neighbour();
-        neighbour.alloc(GIB);
+        let mut unlimited = container.unlimited_process();
+        unlimited.alloc(GIB);
         let mut unshare = container.command("unshare");
         // SAFETY: no arguments, cannot fail.
         if unsafe { libc::geteuid() } != 0 {
@@ -204,7 +204,7 @@ fn pids_are_the_containers_whatever_the_driver_shows() {
 }
 
 #[test]
-fn handles_are_the_same_however_they_are_found() {
+fn returns_same_handle_by_every_lookup() {
     let container = Container::with_memory(8 * GIB);
     let text = "
 for index in range(n.nvmlDeviceGetCount()):
@@ -221,19 +221,19 @@ for index in range(n.nvmlDeviceGetCount()):
 }
 
 #[test]
-fn without_limits_nothing_is_changed() {
+fn changes_nothing_without_limits() {
     let container = Container::new();
     let mut process = container.process();
     process.alloc(GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(GIB);
     let both = script(
         python(&container),
         "print(*(p for p, _ in lists('Compute')))",
     );
     let pids: Vec<i32> = both.split(' ').map(|pid| pid.parse().unwrap()).collect();
     assert!(
-        pids.contains(&process.pid()) && pids.contains(&neighbour.pid()),
+        pids.contains(&process.pid()) && pids.contains(&unlimited.pid()),
         "{both}"
     );
 }

@@ -107,7 +107,7 @@ impl<const CALLS: usize> Pool<CALLS> {
 }
 
 #[test]
-fn a_pool_that_several_make_grow_is_charged_once() {
+fn charges_concurrent_pool_growth_once() {
     let mut ends = 0;
     for grow in 0..1 << CALLS {
         Pool::<CALLS>::new(grow, false).go_on(&mut ends);
@@ -121,7 +121,7 @@ fn a_pool_that_several_make_grow_is_charged_once() {
 
 /// A driver that takes more than it said it would is charged what it has.
 #[test]
-fn what_nobody_reserved_is_charged_nevertheless() {
+fn charges_unreserved_growth() {
     let growth = Growth::default().expect(CHUNK).expect(CHUNK);
     assert_eq!(growth.unpaid(3 * CHUNK), CHUNK);
     assert_eq!(growth.unpaid(2 * CHUNK), 0);
@@ -242,7 +242,7 @@ impl Device {
 }
 
 #[test]
-fn graphs_that_are_launched_again_are_charged_for_what_the_driver_has() {
+fn charges_relaunched_graphs_for_driver_memory() {
     let needs = [2 * CHUNK, CHUNK];
     let mut ends = 0;
     for (graphs, known) in [[0, 0], [0, 1], [1, 1]]
@@ -276,7 +276,7 @@ fn graphs_that_are_launched_again_are_charged_for_what_the_driver_has() {
 
 /// A graph needs its memory once, however often it is launched.
 #[test]
-fn a_launch_reserves_what_the_driver_does_not_have_yet() {
+fn reserves_only_memory_missing_in_driver() {
     let growth = Growth {
         charged_bytes: 2 * CHUNK,
         ahead_bytes: 0,

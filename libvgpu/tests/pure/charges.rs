@@ -47,7 +47,7 @@ fn no_imports() -> Imports {
 }
 
 #[test]
-fn small_requests_take_steps_and_large_ones_blocks() {
+fn rounds_small_requests_to_steps_and_large_to_blocks() {
     for (bytes, taken) in [
         (0, 0),
         (1, 512),
@@ -71,7 +71,7 @@ const SORT: Sort = Sort {
 };
 
 #[test]
-fn a_block_is_paid_for_from_its_first_allocation_to_its_last() {
+fn charges_block_from_first_to_last_allocation() {
     let blocks = no_blocks();
     let base = 0x7f00_0000_0000;
     assert!(!blocks.may_have_room(0, 1));
@@ -141,7 +141,7 @@ impl Linear {
 }
 
 #[test]
-fn a_hole_is_what_nothing_lies_in() {
+fn finds_hole_between_allocations() {
     let linear = Linear::with(&[(0, 512), (768, 512), (1792, 256)]);
     assert_eq!(linear.claim(SORT, 513), None, "room in pieces");
     assert_eq!(linear.claim(SORT, 512), Some(Linear::BASE / BLOCK));
@@ -158,7 +158,7 @@ fn a_hole_is_what_nothing_lies_in() {
 }
 
 #[test]
-fn a_hole_is_of_its_sort_only() {
+fn finds_holes_only_of_same_block_class() {
     let others = [
         Sort { card: 1, ..SORT },
         Sort {
@@ -178,7 +178,7 @@ fn a_hole_is_of_its_sort_only() {
 
 /// The driver may not have freed it yet.
 #[test]
-fn what_is_being_freed_is_no_hole() {
+fn ignores_memory_being_freed_as_hole() {
     let linear = Linear::with(&[(0, 1024), (1024, 1024)]);
     linear.begin_to_free(1024);
     assert_eq!(linear.claim(SORT, 1024), None);
@@ -187,7 +187,7 @@ fn what_is_being_freed_is_no_hole() {
 }
 
 #[test]
-fn a_claimed_block_stays_paid_for() {
+fn keeps_charge_for_claimed_block() {
     let linear = Linear::with(&[(0, 1024)]);
     let claimed = linear.claim(SORT, 512).unwrap();
     linear.begin_to_free(0);
@@ -200,7 +200,7 @@ fn a_claimed_block_stays_paid_for() {
 }
 
 #[test]
-fn of_many_blocks_the_emptiest_are_looked_at() {
+fn searches_emptiest_of_many_blocks() {
     let linear = Linear::new();
     for block in 0..40 {
         let offset = block * 2048;
@@ -212,7 +212,7 @@ fn of_many_blocks_the_emptiest_are_looked_at() {
 }
 
 #[test]
-fn small_arrays_are_paid_for_until_the_last_is_gone() {
+fn charges_small_arrays_until_last_is_destroyed() {
     let arrays = no_arrays();
     assert!(!arrays.is_any());
     assert_eq!(arrays.add(600 * KIB), BLOCK);
@@ -228,7 +228,7 @@ fn small_arrays_are_paid_for_until_the_last_is_gone() {
 }
 
 #[test]
-fn imports_are_paid_for_beyond_what_the_share_has_made_available() {
+fn charges_imports_beyond_exported_bytes() {
     let imports = no_imports();
     imports.open(100);
     assert_eq!((imports.missing(100), imports.unpaid()), (0, 100));
@@ -248,7 +248,7 @@ fn imports_are_paid_for_beyond_what_the_share_has_made_available() {
 }
 
 #[test]
-fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
+fn counts_shared_chunk_once() {
     // SAFETY: all zeroes is none.
     let shared: SharedChunks = unsafe { zeroes() };
     let chunk = chunk_around(3 * CHUNK + 512, KIB);
@@ -298,7 +298,7 @@ fn a_shared_chunk_counts_once_whatever_of_it_is_shared() {
 
 /// While one is being refused the others have nothing, and while one pays they need not.
 #[test]
-fn of_threads_that_share_the_same_one_pays_and_nobody_has_what_is_refused() {
+fn charges_one_of_several_threads_sharing_memory() {
     // SAFETY: all zeroes is none.
     let shared: SharedChunks = unsafe { zeroes() };
     let chunk = chunk_around(CHUNK, KIB);
@@ -332,7 +332,7 @@ fn of_threads_that_share_the_same_one_pays_and_nobody_has_what_is_refused() {
 }
 
 #[test]
-fn the_end_of_a_context_closes_what_was_opened_in_it() {
+fn closes_opened_memory_with_its_context() {
     // SAFETY: all zeroes is none.
     let shared: SharedChunks = unsafe { zeroes() };
     let add = |pointer, chunk: u64, context| {
@@ -374,7 +374,7 @@ fn the_end_of_a_context_closes_what_was_opened_in_it() {
 }
 
 #[test]
-fn a_pool_says_which_chunk_a_pointer_lies_in() {
+fn finds_chunk_of_pool_pointer() {
     // SAFETY: all zeroes is nothing.
     let room: Room = unsafe { zeroes() };
     let change = Change {

@@ -2,8 +2,8 @@
 
 use simulator_machine::testing::python;
 
-use crate::subject::{Container, GIB};
-use crate::view_processes::script;
+use crate::nvml_processes::script;
+use crate::test_process::{Container, GIB};
 
 /// What scripts begin with: the functions that the lists have not.
 const RECORDS: &str = r#"
@@ -45,12 +45,12 @@ fn run_outside(container: &Container, text: &str) -> String {
 }
 
 #[test]
-fn details_are_of_the_shares_processes_alone() {
+fn reports_details_only_of_own_processes() {
     let container = Container::with_memory(8 * GIB);
     let mut first = container.process();
     first.alloc(3 * GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(5 * GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(5 * GIB);
     let text = "
 assert details(0, 0) == (7, 1, []), details(0, 0)
 assert details(0, 8, 1)[0] == 25
@@ -63,15 +63,15 @@ print(details(0, 8))";
 }
 
 #[test]
-fn accounting_keeps_the_shares_processes_alone() {
+fn reports_accounting_only_of_own_processes() {
     let container = Container::with_memory(8 * GIB);
     let on = "assert call('nvmlDeviceSetAccountingMode', card, ctypes.c_uint(1)) == 0; print('on')";
     assert_eq!(run_outside(&container, on), "on");
     let mut first = container.process();
     first.alloc(3 * GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(5 * GIB);
-    let (own, other) = (first.pid(), neighbour.pid());
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(5 * GIB);
+    let (own, other) = (first.pid(), unlimited.pid());
     let text = format!("print(accounted(), stats({own}), stats({other}))");
     assert_eq!(
         run(&container, &text),
@@ -86,7 +86,7 @@ fn accounting_keeps_the_shares_processes_alone() {
 }
 
 #[test]
-fn a_share_has_no_performance_monitoring_of_the_card() {
+fn denies_performance_monitoring_of_gpu() {
     let container = Container::with_memory(GIB);
     let text = "
 support, sample = Support(1, 9), ctypes.c_void_p()

@@ -1,4 +1,4 @@
-//! Every door to every entry point: exactly those are replaced that the table says.
+//! Compares every way to look up an entry point with the table of entry points.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::report::Row;
 use super::setup::{Setup, json, limits};
 
-/// What `gpu-suite doors` says about one name.
+/// What `gpu-suite entry-points` says about one name.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct Entry {
     name: String,
@@ -25,9 +25,9 @@ const OURS: &str = "libvgpu+";
 pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
     let card = setup.card()?;
     let share = setup.share(&limits(card.total_bytes / 4, 50)?)?;
-    let bare: Vec<Entry> = json(setup.suite(None, &["doors"]))?;
-    let hooked: Vec<Entry> = json(setup.suite(Some(&share), &["doors"]))?;
-    let dump = setup.out.join("doors.json");
+    let bare: Vec<Entry> = json(setup.suite(None, &["entry-points"]))?;
+    let hooked: Vec<Entry> = json(setup.suite(Some(&share), &["entry-points"]))?;
+    let dump = setup.out.join("entry-points.json");
     let text = serde_json::to_string_pretty(&serde_json::json!({"bare": bare, "hooked": hooked}))?;
     fs::write(&dump, text + "\n").with_context(|| format!("write {}", dump.display()))?;
 
@@ -45,7 +45,7 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
         Row::measured("of these replaced under a limit", ours.to_string()),
         Row::checked("nothing is hidden", vanished.is_empty(), list(&vanished)),
         Row::checked(
-            "every door leads where the table of entry points says",
+            "every lookup leads where the table of entry points says",
             wrong.is_empty(),
             list(&wrong),
         ),
@@ -59,7 +59,7 @@ fn is_ours(entry: &Entry) -> bool {
         .any(|place| place.starts_with(OURS))
 }
 
-/// Names whose doors lead elsewhere than the table says.
+/// Names whose lookups lead elsewhere than the table says.
 ///
 /// The table is about symbols. What `cuGetProcAddress` gives for a name is judged by the symbol that it is in the bare driver:
 /// `cuMemFree` of CUDA 3.2 and later is `cuMemFree_v2`.
@@ -67,7 +67,7 @@ fn wrong(bare: &[Entry], hooked: &[Entry]) -> Vec<String> {
     let is_hooked = |entry: &Entry| {
         matches!(
             entry.class.as_str(),
-            "counted" | "metered" | "virtualised" | "door"
+            "counted" | "metered" | "virtualized" | "lookup"
         )
     };
     let hooked_places: BTreeSet<&str> = bare
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_that_was_missed_and_one_too_many_are_wrong() {
+    fn reports_missing_and_superfluous_hooks() {
         let bare = [
             entry("cuMemAlloc_v2", "counted", "libcuda+0x1", "libcuda+0x1"),
             entry("cuMemFree_v2", "counted", "libcuda+0x2", "libcuda+0x2"),

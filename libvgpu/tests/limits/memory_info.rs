@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::Limits;
 
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB};
 
 fn unsigned(numbers: &[i64]) -> Vec<u64> {
     numbers
@@ -12,7 +12,7 @@ fn unsigned(numbers: &[i64]) -> Vec<u64> {
 }
 
 #[test]
-fn total_and_free_are_the_shares() {
+fn reports_total_and_free_of_share() {
     let container = Container::with_memory(8 * GIB);
     let mut process = container.process();
     process.alloc(3 * GIB);
@@ -32,7 +32,7 @@ fn total_and_free_are_the_shares() {
 }
 
 #[test]
-fn a_program_that_only_asks_nvml_sees_the_share() {
+fn reports_share_to_program_using_only_nvml() {
     let container = Container::with_memory(8 * GIB);
     container.process().alloc(GIB);
     let mut viewer = container.start("dlsym");
@@ -40,10 +40,10 @@ fn a_program_that_only_asks_nvml_sees_the_share() {
 }
 
 #[test]
-fn free_memory_is_never_more_than_the_card_has() {
+fn caps_free_memory_at_physical_free_memory() {
     let container = Container::with_memory(40 * GIB);
-    let mut neighbour = container.neighbour();
-    neighbour.alloc(60 * GIB);
+    let mut unlimited = container.unlimited_process();
+    unlimited.alloc(60 * GIB);
     let mut process = container.process();
     let (free, total) = process.memory_info();
     assert_eq!(total, 40 * GIB);
@@ -52,7 +52,7 @@ fn free_memory_is_never_more_than_the_card_has() {
 }
 
 #[test]
-fn contexts_are_charged_what_the_page_says() {
+fn charges_contexts_the_reserve_of_the_page() {
     let container = Container::new();
     let limits = Limits {
         driver_reserve_bytes: CONTEXT_BYTES,
@@ -63,7 +63,7 @@ fn contexts_are_charged_what_the_page_says() {
     assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
     let second = process.ok("context 0")[0];
     assert_eq!(process.memory_info().0, 2 * GIB - 2 * CONTEXT_BYTES);
-    assert_eq!(container.taken(), 2 * CONTEXT_BYTES);
+    assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES);
     process.ok(&format!("destroy {second}"));
     assert_eq!(process.memory_info().0, 2 * GIB - CONTEXT_BYTES);
     let third = process.ok("context 0 4")[0];
@@ -72,7 +72,7 @@ fn contexts_are_charged_what_the_page_says() {
     let rest = process.memory_info().0 / (2 * MIB) * (2 * MIB);
     process.alloc(rest);
     let mut other = container.start("dlsym");
-    other.refused("init 0");
+    other.denied("init 0");
     process.ok("releaseprimary 0");
     other.init(0);
     assert_eq!(other.memory_info().0, 2 * GIB - CONTEXT_BYTES);

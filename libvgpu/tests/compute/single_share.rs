@@ -3,24 +3,24 @@
 use drava_vgpu_abi::ComputePolicy;
 
 use crate::{MEASURE, SETTLE, STRETCHES};
-use gpu_tenants::{Ground, Share, Tenant, library, share};
+use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
 /// A tenant with a fixed share, and its share.
-fn tenant(ground: &Ground, percent: u32) -> (Tenant, Share) {
+fn tenant(test_bed: &TestBed, percent: u32) -> (Tenant, Share) {
     let limits = share(ComputePolicy::Fixed, percent).unwrap();
-    let share = ground.share("share", &limits).unwrap();
-    let tenant = ground.tenant(Some(&share), "dlsym").unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
     (tenant, share)
 }
 
 /// The tenant gets its percentage while it does that.
 fn gets(percent: u32, load: &str) {
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, percent);
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, percent);
     tenant.ok(&format!("start {load}")).unwrap();
-    crate::await_percents(&ground, &[&tenant], &[percent.into()]);
+    crate::await_percents(&test_bed, &[&tenant], &[percent.into()]);
     let counted = share.counted().unwrap().as_secs_f64();
-    let used = ground.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
+    let used = test_bed.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
     let ratio = counted / used;
     // Upwards there is what the host takes between two calls, which events measure too.
     assert!(
@@ -31,68 +31,68 @@ fn gets(percent: u32, load: &str) {
 }
 
 #[test]
-fn ten_percent() {
+fn enforces_10_percent() {
     gets(10, "kernel ns=2000000 depth=8");
 }
 
 #[test]
-fn half_of_the_card_with_kernels_of_many_lengths() {
+fn enforces_50_percent_with_mixed_kernel_lengths() {
     gets(50, "kernel ns=5000000,1000000,300000 depth=16 random=1");
 }
 
 #[test]
-fn ninety_percent() {
+fn enforces_90_percent() {
     gets(90, "ex ns=5000000 depth=16");
 }
 
 #[test]
-fn kernels_longer_than_any_slice() {
+fn enforces_share_with_kernels_longer_than_slices() {
     gets(30, "cooperative ns=60000000 depth=2 blocks=1000");
 }
 
 #[test]
-fn short_kernels_that_are_rarely_measured() {
+fn enforces_share_with_rarely_sampled_short_kernels() {
     gets(10, "kernel ns=20000 depth=256");
 }
 
 #[test]
-fn synchronised_loops() {
+fn enforces_share_of_synchronized_loops() {
     gets(30, "kernel ns=5000000 depth=0");
 }
 
 #[test]
-fn streams_that_overlap_count_once() {
+fn counts_overlapping_streams_once() {
     // Four kernels fit on the card at once.
     gets(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
 }
 
 #[test]
-fn graphs() {
+fn enforces_share_of_graphs() {
     gets(30, "graph ns=300000 kernels=10 depth=8");
 }
 
 #[test]
-fn per_thread_default_streams() {
-    let ground = crate::ground();
+fn enforces_share_of_per_thread_default_streams() {
+    let test_bed = crate::test_bed();
     let limits = share(ComputePolicy::Fixed, 25).unwrap();
-    let share = ground.share("share", &limits).unwrap();
-    let mut tenant = ground.tenant(Some(&share), "ptsz").unwrap();
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed.tenant(Some(&share), "ptsz").unwrap();
     tenant.ok("start kernel ns=3000000 depth=8").unwrap();
-    crate::await_percents(&ground, &[&tenant], &[25.0]);
+    crate::await_percents(&test_bed, &[&tenant], &[25.0]);
 }
 
 #[test]
-fn of_two_cards_that_a_process_sees_one_is_metered() {
-    let ground = crate::ground();
+fn meters_only_the_gpu_with_a_share() {
+    let test_bed = crate::test_bed();
     let limits = share(ComputePolicy::Fixed, 30).unwrap();
-    let share = ground.share("share", &limits).unwrap();
-    let mut tenant = ground
+    let share = test_bed.share("share", &limits).unwrap();
+    let mut tenant = test_bed
         .tenant_with(Some(&share), "dlsym", |command| {
             command.env("CUDA_VISIBLE_DEVICES", "0,1");
         })
         .unwrap();
     tenant.ok("start kernel ns=4000000 depth=8").unwrap();
-    crate::await_percents(&ground, &[&tenant], &[30.0]);
+    crate::await_percents(&test_bed, &[&tenant], &[30.0]);
     tenant.ok("stop").unwrap();
     // The same process, thread and function, on the other card.
     tenant.ok("init 1").unwrap();
@@ -109,22 +109,22 @@ fn of_two_cards_that_a_process_sees_one_is_metered() {
 }
 
 #[test]
-fn bursts_use_what_was_saved_and_no_more() {
+fn limits_bursts_to_saved_credit() {
     // Wants half of the card, in bursts of 50 ms.
-    let ground = crate::ground();
-    let (mut tenant, _share) = tenant(&ground, 20);
+    let test_bed = crate::test_bed();
+    let (mut tenant, _share) = tenant(&test_bed, 20);
     tenant
         .ok("start kernel ns=5000000 depth=16 burst=10 idle=50")
         .unwrap();
-    let got = ground.percents(&[&tenant], SETTLE, MEASURE).unwrap()[0];
+    let got = test_bed.percents(&[&tenant], SETTLE, MEASURE).unwrap()[0];
     assert!(got <= 20.0 + 4.0, "{got}");
 }
 
 #[test]
-fn what_was_saved_while_idle_is_there_for_a_burst() {
+fn spends_idle_credit_in_burst() {
     // 8 ms of every 68 or more, from a share that gains 12 ms in the idle 60 and keeps 10.
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, 20);
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, 20);
     tenant
         .ok("start kernel ns=1000000 depth=16 burst=8 idle=60")
         .unwrap();
@@ -147,9 +147,9 @@ fn what_was_saved_while_idle_is_there_for_a_burst() {
 /// Fills and copies on the card cost little card time and, on the simulated card, much host time, so what matters
 /// is that they are counted and that they wait.
 #[test]
-fn fills_and_copies_are_counted_and_wait() {
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, 10);
+fn counts_and_throttles_fills_and_copies() {
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, 10);
     tenant.ok("memory 2097152").unwrap();
     for load in ["fill", "copy"] {
         let process = || share.usage().unwrap().1[0];
@@ -172,18 +172,18 @@ fn fills_and_copies_are_counted_and_wait() {
 }
 
 #[test]
-fn fills_and_copies_get_their_share() {
+fn enforces_share_of_fills_and_copies() {
     const BLOCK: u64 = 4 << 10;
     for load in ["fill", "copy"] {
-        let ground = Ground::with_slow_memory(library::shipped().unwrap()).unwrap();
-        let (mut tenant, share) = tenant(&ground, 30);
+        let test_bed = TestBed::with_slow_memory(library::shipped().unwrap()).unwrap();
+        let (mut tenant, share) = tenant(&test_bed, 30);
         tenant.ok(&format!("memory {BLOCK}")).unwrap();
         tenant
             .ok(&format!("start {load} ns={BLOCK} depth=8"))
             .unwrap();
-        crate::await_percents(&ground, &[&tenant], &[30.0]);
+        crate::await_percents(&test_bed, &[&tenant], &[30.0]);
         let counted = share.counted().unwrap().as_secs_f64();
-        let used = ground.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
+        let used = test_bed.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
         let ratio = counted / used;
         assert!((0.85..1.4).contains(&ratio), "{load}: {ratio} of {used} s");
     }
@@ -192,11 +192,11 @@ fn fills_and_copies_get_their_share() {
 /// To fill 32 GiB takes the card 10 ms and to copy them 20, and the simulated driver about as long before it hands that over,
 /// or many times as long on a host that is busy.
 #[test]
-fn fills_and_copies_are_charged_what_they_take() {
+fn charges_fills_and_copies_their_gpu_time() {
     const BLOCK: u64 = 32 << 30;
     for load in ["fill", "copy"] {
-        let ground = crate::ground();
-        let (mut tenant, share) = tenant(&ground, 90);
+        let test_bed = crate::test_bed();
+        let (mut tenant, share) = tenant(&test_bed, 90);
         tenant.ok(&format!("memory {BLOCK}")).unwrap();
         tenant
             .ok(&format!("start {load} ns={BLOCK} depth=1"))
@@ -210,16 +210,16 @@ fn fills_and_copies_are_charged_what_they_take() {
         for _ in 0..4 {
             tenant.ok("once 1000000").unwrap();
         }
-        let used = ground.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
+        let used = test_bed.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
         let ratio = share.counted().unwrap().as_secs_f64() / used;
         assert!((0.7..1.4).contains(&ratio), "{load}: {ratio} of {used} s");
     }
 }
 
 #[test]
-fn long_kernels_are_reported() {
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, 90);
+fn reports_long_kernels() {
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, 90);
     tenant.ok("once 700000000").unwrap();
     tenant.ok("once 1000").unwrap();
     let process = share.usage().unwrap().1[0];
@@ -229,9 +229,9 @@ fn long_kernels_are_reported() {
 }
 
 #[test]
-fn a_launch_that_waits_leaves_errno_alone() {
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, 10);
+fn preserves_errno_across_throttled_launch() {
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, 10);
     tenant.ok("once 50000000").unwrap();
     let answer = tenant.ok("once 50000000").unwrap();
     assert!(share.usage().unwrap().1[0].throttled_us > 0);
@@ -239,9 +239,9 @@ fn a_launch_that_waits_leaves_errno_alone() {
 }
 
 #[test]
-fn a_child_starts_with_leases_of_its_own() {
-    let ground = crate::ground();
-    let (mut tenant, share) = tenant(&ground, 50);
+fn starts_forked_child_without_parents_leases() {
+    let test_bed = crate::test_bed();
+    let (mut tenant, share) = tenant(&test_bed, 50);
     for _ in 0..20 {
         tenant.ok("once 100000").unwrap();
     }
@@ -249,20 +249,20 @@ fn a_child_starts_with_leases_of_its_own() {
     let counted = share.counted().unwrap();
     tenant.ok("fork").unwrap();
     tenant.send("queue 1000000").unwrap();
-    let answer = tenant.hear().unwrap();
+    let answer = tenant.receive().unwrap();
     assert!(!answer.starts_with("0 "), "{answer}");
     assert_eq!(share.counted().unwrap(), counted);
 }
 
 #[test]
-fn standalone_by_environment() {
+fn enforces_share_from_environment() {
     for variable in [
         "DRAVA_CORES",
         "CUDA_DEVICE_SM_LIMIT",
         "CUDA_DEVICE_SM_LIMIT_0",
     ] {
-        let ground = crate::ground();
-        let mut tenant = ground
+        let test_bed = crate::test_bed();
+        let mut tenant = test_bed
             .tenant_with(None, "dlsym", |command| {
                 command
                     .env("LD_PRELOAD", gpu_tenants::library::shipped().unwrap())
@@ -271,19 +271,19 @@ fn standalone_by_environment() {
             })
             .unwrap();
         tenant.ok("start kernel ns=4000000 depth=8").unwrap();
-        crate::await_percents(&ground, &[&tenant], &[30.0]);
+        crate::await_percents(&test_bed, &[&tenant], &[30.0]);
     }
 }
 
 #[test]
-fn who_is_not_metered_gets_the_drivers_own_functions() {
-    let ground = crate::ground();
+fn returns_driver_functions_without_metering() {
+    let test_bed = crate::test_bed();
     let unmetered = share(ComputePolicy::None, 30).unwrap();
-    let unmetered = ground.share("unmetered", &unmetered).unwrap();
+    let unmetered = test_bed.share("unmetered", &unmetered).unwrap();
     let metered = share(ComputePolicy::Fixed, 30).unwrap();
-    let metered = ground.share("metered", &metered).unwrap();
+    let metered = test_bed.share("metered", &metered).unwrap();
     for (share, library) in [(&unmetered, "libcuda.so.1"), (&metered, "libvgpu.so")] {
-        let mut tenant = ground.tenant(Some(share), "dlsym").unwrap();
+        let mut tenant = test_bed.tenant(Some(share), "dlsym").unwrap();
         // Not cuGraphLaunch: a graph's memory is counted when it is launched. Nor what begins captures and ends streams:
         // what is allocated and freed in them is known by that.
         for name in [
@@ -294,7 +294,7 @@ fn who_is_not_metered_gets_the_drivers_own_functions() {
             "cuLaunchCooperativeKernel",
             "cuLaunchKernelEx",
         ] {
-            let answer = tenant.say(&format!("lookup {name}")).unwrap();
+            let answer = tenant.request(&format!("lookup {name}")).unwrap();
             assert_eq!(answer, [library], "{name}");
         }
     }

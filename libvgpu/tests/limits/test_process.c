@@ -567,7 +567,7 @@ int main(int count, char **arguments) {
     // Nothing is read ahead, so that what follows `exec` is there for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
     if (!strcmp(route, "restricted")) forbid("inessential");
-    if (getenv("SUBJECT_FORBIDS")) forbid(getenv("SUBJECT_FORBIDS"));
+    if (getenv("TEST_PROCESS_FORBIDS")) forbid(getenv("TEST_PROCESS_FORBIDS"));
     const char *library = strncmp(route, "open=", 5) ? "libcuda.so.1" : route + 5;
     if (!strcmp(route, "dlmopen")) cuda = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
     else cuda = dlopen(library, RTLD_NOW | (strcmp(route, "next") ? RTLD_LOCAL : RTLD_GLOBAL));
@@ -588,7 +588,7 @@ int main(int count, char **arguments) {
     none = files;
     none.rlim_cur = 3;
     // The first function is asked for while the process may open no more files.
-    if (getenv("SUBJECT_STARVES")) setrlimit(RLIMIT_NOFILE, &none);
+    if (getenv("TEST_PROCESS_WITHOUT_DESCRIPTORS")) setrlimit(RLIMIT_NOFILE, &none);
     *(void **)&get_proc_address = dlsym(cuda, "cuGetProcAddress_v2");
     setrlimit(RLIMIT_NOFILE, &files);
     char line[256];

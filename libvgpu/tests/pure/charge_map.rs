@@ -37,7 +37,7 @@ fn colliding() -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn a_map_says_what_was_put_into_it() {
+fn returns_inserted_values() {
     let map = empty();
     let mut model = HashMap::new();
     let mut random = 1u64;
@@ -67,7 +67,7 @@ fn a_map_says_what_was_put_into_it() {
 }
 
 #[test]
-fn keys_that_collide_are_found_in_the_next_tables() {
+fn finds_colliding_keys_in_next_tables() {
     let map = empty();
     // More than the 64 places of a table that are looked at; three tables' worth where that is quick.
     let count = if cfg!(miri) { 68 } else { 150 };
@@ -86,7 +86,7 @@ fn keys_that_collide_are_found_in_the_next_tables() {
 }
 
 #[test]
-fn the_end_of_a_context_takes_its_own_alone() {
+fn removes_only_entries_of_ended_context() {
     let map = empty();
     for key in 0..30 {
         let context = key % 3;
@@ -118,7 +118,7 @@ fn the_end_of_a_context_takes_its_own_alone() {
 
 /// Every thread has keys of its own, as pointers are the one's who allocated them; tables grow under them.
 #[test]
-fn threads_find_their_own() {
+fn finds_own_entries_from_several_threads() {
     let map = empty();
     let each = if cfg!(miri) { 20 } else { 40 };
     let keys: Vec<u64> = colliding().take(4 * each).collect();
@@ -145,7 +145,7 @@ fn threads_find_their_own() {
 
 /// A program that frees twice, in two threads at once, is paid once.
 #[test]
-fn of_threads_that_remove_the_same_one_succeeds() {
+fn removes_entry_once_among_threads() {
     const KEYS: u64 = 500;
     let map = empty();
     let rounds = STEPS / KEYS;
@@ -177,7 +177,7 @@ fn of_threads_that_remove_the_same_one_succeeds() {
 
 /// What is read while others remove and insert in the same place is one entry's, never parts of two.
 #[test]
-fn nobody_reads_parts_of_two_entries() {
+fn never_reads_torn_entry() {
     let map = empty();
     let keys: Vec<u64> = colliding().take(3).collect();
     let is_over = AtomicU64::new(0);
@@ -204,7 +204,7 @@ fn nobody_reads_parts_of_two_entries() {
 
 /// What several count under one key is there at any time, and no count is lost.
 #[test]
-fn what_is_changed_is_never_missing() {
+fn finds_entry_during_update() {
     const THREADS: u64 = 3;
     const CHANGES: u64 = STEPS / 50;
     let map = empty();
@@ -247,7 +247,7 @@ fn what_is_changed_is_never_missing() {
 
 /// Nobody sees what is about to be changed.
 #[test]
-fn whoever_looks_while_something_is_changed_waits() {
+fn waits_for_entry_being_updated() {
     let map = empty();
     let (is_changing, is_looked_for) = (Barrier::new(2), AtomicU64::new(0));
     assert!(map.insert(7, held(1)));

@@ -8,7 +8,7 @@ use drava_vgpu_abi::Limits;
 use serde_json::{Value, json};
 
 use crate::interposer;
-use crate::subject::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, Subject};
+use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
 /// Adds one line to the file of figures, if one is wanted.
 pub(crate) fn report(figure: &Value) {
@@ -30,7 +30,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Median, mean and 99.9th percentile of refusals, in nanoseconds without the measurement itself.
-fn refusals(process: &mut Subject, bytes: u64) -> [f64; 3] {
+fn refusals(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
     let answer = process.ok(&format!("refusals {bytes} 50000"));
     let [median, mean, tail, empty] = answer[..] else {
         panic!("{answer:?}")
@@ -39,7 +39,7 @@ fn refusals(process: &mut Subject, bytes: u64) -> [f64; 3] {
 }
 
 #[test]
-fn refusals_do_not_cost_more_the_more_processes_there_are() {
+fn denial_cost_is_independent_of_process_count() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.alloc(GIB);
@@ -68,7 +68,7 @@ fn refusals_do_not_cost_more_the_more_processes_there_are() {
 }
 
 #[test]
-fn all_of_the_limit_but_the_context_can_be_reached() {
+fn allocates_whole_limit_except_context() {
     for step in [2 * MIB, 400 << 10, 3 * MIB, 64 * MIB] {
         let container = Container::new();
         let limits = Limits {
@@ -79,7 +79,7 @@ fn all_of_the_limit_but_the_context_can_be_reached() {
         let mut process = container.process();
         process.fill(step);
         process.fill(2 * MIB);
-        let reached = container.taken() - CONTEXT_BYTES;
+        let reached = container.ledger_bytes() - CONTEXT_BYTES;
         let fraction = reached as f64 / (8 * GIB - CONTEXT_BYTES) as f64;
         report(&json!({ "figure": "reachable", "stepBytes": step, "fraction": fraction }));
         assert!(fraction <= 1.0, "{fraction} in steps of {step}");
@@ -89,7 +89,7 @@ fn all_of_the_limit_but_the_context_can_be_reached() {
 
 /// What the driver takes by itself beyond what a context was charged ahead: more than estimated.
 #[test]
-fn what_the_driver_takes_by_itself_is_beyond_the_limit_by_no_more_than_the_estimate_errs() {
+fn exceeds_limit_only_by_driver_estimate_error() {
     let error = 24 * MIB;
     let container = Container::new();
     let limits = Limits {
@@ -97,11 +97,11 @@ fn what_the_driver_takes_by_itself_is_beyond_the_limit_by_no_more_than_the_estim
         ..Limits::memory(8 * GIB)
     };
     container.add_share("share", CARDS[0], &limits);
-    let mut processes: Vec<Subject> = (0..4).map(|_| container.process()).collect();
+    let mut processes: Vec<TestProcess> = (0..4).map(|_| container.process()).collect();
     for process in &mut processes {
         process.fill(16 * MIB);
     }
-    let overshoot = container.taken().saturating_sub(8 * GIB);
+    let overshoot = container.ledger_bytes().saturating_sub(8 * GIB);
     report(&json!({
         "figure": "driverOvershoot", "contexts": processes.len(),
         "estimateErrorBytes": error, "overshootBytes": overshoot,
@@ -111,20 +111,20 @@ fn what_the_driver_takes_by_itself_is_beyond_the_limit_by_no_more_than_the_estim
 
 /// Seconds from the start of a process to its end, which looks a function of the driver up and initialises it.
 fn life(container: &Container, preload: bool) -> f64 {
-    let mut command: Command = container.command(interposer::subject());
+    let mut command: Command = container.command(interposer::test_process());
     command.arg("dlsym");
     if !preload {
         command.env_remove("LD_PRELOAD");
     }
     let before = Instant::now();
-    let mut process = Subject::spawn(command);
-    process.say("initonly");
+    let mut process = TestProcess::spawn(command);
+    process.request("initonly");
     process.end();
     before.elapsed().as_secs_f64()
 }
 
 #[test]
-fn a_process_starts_hardly_slower_than_without_limits() {
+fn starts_process_almost_as_fast_as_without_limits() {
     let container = Container::with_memory(GIB);
     // Built before anything is measured.
     life(&container, true);
