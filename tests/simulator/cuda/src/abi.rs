@@ -108,11 +108,6 @@ impl<T> Out<T> {
     /// Nobody wants the result.
     pub(crate) const NULL: Self = Self(std::ptr::null_mut());
 
-    /// Where a pointer in another object of the caller's leads to.
-    pub(crate) fn at(pointer: *mut T) -> Self {
-        Self(pointer)
-    }
-
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }

@@ -10,7 +10,7 @@ use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{
     CUarray, CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1,
-    CUarrayMemoryRequirements, CUcontext, CUdevice, CUdeviceptr, CUmipmappedArray,
+    CUcontext, CUdeviceptr, CUmipmappedArray,
 };
 
 mod sparse;
@@ -38,16 +38,12 @@ pub(crate) struct Array {
     pub(crate) address: CUdeviceptr,
     context: CUcontext,
     descriptor: CUarray3DDescriptor,
-    /// A level, which goes with the mipmapped array.
-    is_level: bool,
 }
 
 #[derive(Debug)]
 struct Mipmap {
     context: CUcontext,
     address: CUdeviceptr,
-    bytes: u64,
-    levels: Vec<CUarray>,
 }
 
 impl CUarray3DDescriptor {
@@ -198,15 +194,6 @@ impl Arrays {
         self.arrays.get(&handle).ok_or(CudaError::InvalidHandle)
     }
 
-    fn mipmap(&self, handle: CUmipmappedArray) -> Answer<&Mipmap> {
-        self.mipmaps.get(&handle).ok_or(CudaError::InvalidHandle)
-    }
-
-    /// Refuses what is no mipmapped array.
-    pub(crate) fn require_mipmap(&self, handle: CUmipmappedArray) -> Answer {
-        self.mipmap(handle).map(drop)
-    }
-
     /// Forgets the arrays of a context that is destroyed.
     pub(crate) fn forget_context(&mut self, context: CUcontext) {
         self.arrays.retain(|_, array| array.context != context);
@@ -232,7 +219,6 @@ impl State {
             address,
             context,
             descriptor,
-            is_level: false,
         };
         self.arrays.arrays.insert(handle, array);
         Ok(handle)
@@ -241,9 +227,6 @@ impl State {
     fn destroy_array(&mut self, driver: &Driver, handle: CUarray) -> Answer {
         self.potentially_unsafe()?;
         let array = self.arrays.get(handle)?;
-        if array.is_level {
-            return Err(CudaError::InvalidHandle);
-        }
         let (address, is_sparse) = (array.address, array.is_sparse());
         self.arrays.arrays.remove(&handle);
         if is_sparse {
@@ -269,37 +252,16 @@ impl State {
             .max(descriptor.depth);
         let most = longest.max(1).ilog2() + 1;
         let context = crate::context::current_handle()?;
-        let shapes: Vec<CUarray3DDescriptor> = (0..levels.clamp(1, most))
-            .map(|level| descriptor.level(level))
-            .collect();
         let mut bytes = 0;
-        let mut offsets = Vec::new();
-        for shape in &shapes {
-            offsets.push(bytes);
-            let more = shape.bytes()?;
+        for level in 0..levels.clamp(1, most) {
+            let more = descriptor.level(level).bytes()?;
             bytes = u64::checked_add(bytes, more).ok_or(CudaError::InvalidValue)?;
         }
         let address = self.allocate(driver, bytes)?;
-        let mut handles = Vec::new();
-        for (descriptor, offset) in shapes.into_iter().zip(offsets) {
-            let handle = CUarray(self.handle());
-            let array = Array {
-                address: address + offset,
-                context,
-                descriptor,
-                is_level: true,
-            };
-            self.arrays.arrays.insert(handle, array);
-            handles.push(handle);
-        }
         let handle = CUmipmappedArray(self.handle());
-        let mipmap = Mipmap {
-            context,
-            address,
-            bytes,
-            levels: handles,
-        };
-        self.arrays.mipmaps.insert(handle, mipmap);
+        self.arrays
+            .mipmaps
+            .insert(handle, Mipmap { context, address });
         Ok(handle)
     }
 
@@ -307,20 +269,8 @@ impl State {
         self.potentially_unsafe()?;
         let mipmap = self.arrays.mipmaps.remove(&handle);
         let mipmap = mipmap.ok_or(CudaError::InvalidHandle)?;
-        for level in mipmap.levels {
-            self.arrays.arrays.remove(&level);
-        }
         self.free(driver, mipmap.address)
     }
-}
-
-fn requirements(result: Out<CUarrayMemoryRequirements>, bytes: u64, device: CUdevice) -> Answer {
-    driver()?.device(device)?;
-    result.set(CUarrayMemoryRequirements {
-        bytes: usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?,
-        alignment: 512,
-        reserved: [0; 4],
-    })
 }
 
 entry_points! {
@@ -342,26 +292,6 @@ entry_points! {
         array.set(driver.state().create_array(driver, descriptor.get()?)?)
     }
 
-    "cuArrayGetDescriptor" 3020 fn cuArrayGetDescriptor_v2(descriptor: Out<CUarrayDescriptor>, array: CUarray) {
-        let CUarray3DDescriptor { width, height, format, channels, .. } = driver()?.state().arrays.get(array)?.descriptor;
-        descriptor.set(CUarrayDescriptor { width, height, format, channels })
-    }
-
-    "cuArray3DGetDescriptor" 3020 fn cuArray3DGetDescriptor_v2(descriptor: Out<CUarray3DDescriptor>, array: CUarray) {
-        descriptor.set(driver()?.state().arrays.get(array)?.descriptor)
-    }
-
-    "cuArrayGetMemoryRequirements" 11060 fn cuArrayGetMemoryRequirements(result: Out<CUarrayMemoryRequirements>, array: CUarray, device: CUdevice) {
-        let bytes = driver()?.state().arrays.get(array)?.descriptor.bytes()?;
-        requirements(result, bytes, device)
-    }
-
-    "cuArrayGetPlane" 11020 fn cuArrayGetPlane(_plane: Out<CUarray>, array: CUarray, _index: c_uint) {
-        // Only formats that are not simulated have planes.
-        driver()?.state().arrays.get(array)?;
-        Err(CudaError::InvalidValue)
-    }
-
     "cuArrayDestroy" 2000 fn cuArrayDestroy(array: CUarray) {
         let driver = driver()?;
         driver.state().destroy_array(driver, array)
@@ -370,17 +300,6 @@ entry_points! {
     "cuMipmappedArrayCreate" 5000 fn cuMipmappedArrayCreate(mipmap: Out<CUmipmappedArray>, descriptor: In<CUarray3DDescriptor>, levels: c_uint) {
         let driver = driver()?;
         mipmap.set(driver.state().create_mipmap(driver, descriptor.get()?, levels)?)
-    }
-
-    "cuMipmappedArrayGetLevel" 5000 fn cuMipmappedArrayGetLevel(array: Out<CUarray>, mipmap: CUmipmappedArray, level: c_uint) {
-        let state = driver()?.state();
-        let found = state.arrays.mipmap(mipmap)?.levels.get(level as usize).copied();
-        array.set(found.ok_or(CudaError::InvalidValue)?)
-    }
-
-    "cuMipmappedArrayGetMemoryRequirements" 11060 fn cuMipmappedArrayGetMemoryRequirements(result: Out<CUarrayMemoryRequirements>, mipmap: CUmipmappedArray, device: CUdevice) {
-        let bytes = driver()?.state().arrays.mipmap(mipmap)?.bytes;
-        requirements(result, bytes, device)
     }
 
     "cuMipmappedArrayDestroy" 5000 fn cuMipmappedArrayDestroy(mipmap: CUmipmappedArray) {

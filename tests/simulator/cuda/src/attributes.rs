@@ -98,8 +98,6 @@ pub(crate) fn attribute(which: c_uint, model: &CardModel, card: &CardDescription
         111 => 1024,
         // MEMORY_POOLS_SUPPORTED, MEMPOOL_SUPPORTED_HANDLE_TYPES
         115 | 119 => 1,
-        // IPC_EVENT_SUPPORTED
-        125 => 1,
         // CLUSTER_LAUNCH
         120 => since(Architecture::Hopper),
         // NUMA_ID

@@ -410,34 +410,6 @@ fn begin(stream: CUstream, mode: c_uint) -> Answer {
     state.begin(stream, mode, None)
 }
 
-/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
-const SET_DEPENDENCIES: c_uint = 1;
-
-fn update_dependencies(
-    handle: CUstream,
-    nodes: In<CUgraphNode>,
-    count: usize,
-    flags: c_uint,
-) -> Answer {
-    if flags > SET_DEPENDENCIES {
-        return Err(CudaError::InvalidValue);
-    }
-    let nodes = nodes.list(count)?;
-    let driver = driver()?;
-    let mut state = driver.state();
-    let stream = state.stream(driver, handle)?;
-    let graph = state.captured_graph(stream)?;
-    for node in &nodes {
-        state.require_node(graph, *node)?;
-    }
-    let branch = state.captures.branch(stream)?;
-    if flags == SET_DEPENDENCIES {
-        branch.dependencies.clear();
-    }
-    branch.dependencies.extend(nodes);
-    Ok(())
-}
-
 entry_points! {
     "cuStreamBeginCapture" 10000 fn cuStreamBeginCapture(stream: CUstream) ptsz(stream) cuStreamBeginCapture_ptsz { begin(stream, Mode::Global.code()) }
     "cuStreamBeginCapture" 10010 fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) ptsz(stream) cuStreamBeginCapture_v2_ptsz { begin(stream, mode) }
@@ -476,9 +448,6 @@ entry_points! {
     "cuStreamGetCaptureInfo" 12030 fn cuStreamGetCaptureInfo_v3(stream: CUstream, status: Out<c_uint>, id: Out<u64>, graph: Out<CUgraph>, dependencies: Out<*const CUgraphNode>, edges: Out<*const CUgraphEdgeData>, count: Out<usize>) ptsz(stream) cuStreamGetCaptureInfo_v3_ptsz {
         info(stream, &Info { status, id, graph, dependencies, edges, count })
     }
-
-    "cuStreamUpdateCaptureDependencies" 11030 fn cuStreamUpdateCaptureDependencies(stream: CUstream, nodes: In<CUgraphNode>, count: usize, flags: c_uint) ptsz(stream) cuStreamUpdateCaptureDependencies_ptsz { update_dependencies(stream, nodes, count, flags) }
-    "cuStreamUpdateCaptureDependencies" 12030 fn cuStreamUpdateCaptureDependencies_v2(stream: CUstream, nodes: In<CUgraphNode>, _edges: In<CUgraphEdgeData>, count: usize, flags: c_uint) ptsz(stream) cuStreamUpdateCaptureDependencies_v2_ptsz { update_dependencies(stream, nodes, count, flags) }
 
     "cuThreadExchangeStreamCaptureMode" 10010 fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_uint>) {
         driver()?;

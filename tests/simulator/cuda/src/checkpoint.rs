@@ -34,12 +34,6 @@ entry_points! {
         })
     }
 
-    // Any thread restores here: the one that every process has.
-    "cuCheckpointProcessGetRestoreThreadId" 12080 fn cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: Out<c_int>) {
-        ask(pid, CheckpointAction::Look)?;
-        thread.set(pid)
-    }
-
     "cuCheckpointProcessLock" 12080 fn cuCheckpointProcessLock(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Lock).map(drop) }
     "cuCheckpointProcessCheckpoint" 12080 fn cuCheckpointProcessCheckpoint(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Checkpoint).map(drop) }
     "cuCheckpointProcessRestore" 12080 fn cuCheckpointProcessRestore(pid: c_int, _arguments: In<u64>) { ask(pid, CheckpointAction::Restore).map(drop) }

@@ -1,7 +1,7 @@
 //! Contexts: created, retained as primary, and current to a thread.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint};
 
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{ContextId, Reply, Request};
@@ -32,7 +32,6 @@ pub(crate) struct Context {
     attached: u32,
     limits: BTreeMap<c_uint, usize>,
     cache_config: c_uint,
-    shared_memory_config: c_uint,
     /// Memory for kernels.
     pub(crate) reserves: Reserves,
     /// Small allocations.
@@ -110,7 +109,6 @@ impl State {
             attached: 0,
             limits: default_limits(),
             cache_config: 0,
-            shared_memory_config: 0,
             reserves: Reserves::default(),
             heap: Heap::new(PAGE_BYTES),
             green: None,
@@ -132,7 +130,6 @@ impl State {
             attached: 0,
             limits: default_limits(),
             cache_config: 0,
-            shared_memory_config: 0,
             reserves: Reserves::default(),
             heap: Heap::new(PAGE_BYTES),
             green: Some(green),
@@ -182,7 +179,6 @@ impl State {
         self.libraries.forget_context(handle);
         self.unmap_arrays(driver, handle)?;
         self.arrays.forget_context(handle);
-        self.peers.forget_context(handle);
         driver
             .request(&Request::DestroyContext {
                 context: context.id,
@@ -307,22 +303,9 @@ entry_points! {
         with(context, |context| device.set(context.device))
     }
 
-    "cuCtxGetFlags" 7000 fn cuCtxGetFlags(flags: Out<c_uint>) {
-        flags.set(driver()?.state().current()?.flags)
-    }
-
     "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: c_uint) {
         driver()?.state().current_mut()?.flags = flags;
         Ok(())
-    }
-
-    "cuCtxGetId" 12000 fn cuCtxGetId(context: CUcontext, id: Out<c_ulonglong>) {
-        with(context, |context| id.set(context.id.0))
-    }
-
-    "cuCtxGetApiVersion" 3020 fn cuCtxGetApiVersion(context: CUcontext, version: Out<c_uint>) {
-        const CONTEXT_API: c_uint = 3020;
-        with(context, |_| version.set(CONTEXT_API))
     }
 
     "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
@@ -364,19 +347,6 @@ entry_points! {
         Ok(())
     }
 
-    "cuCtxGetSharedMemConfig" 4020 fn cuCtxGetSharedMemConfig(config: Out<c_uint>) {
-        config.set(driver()?.state().current()?.shared_memory_config)
-    }
-
-    "cuCtxSetSharedMemConfig" 4020 fn cuCtxSetSharedMemConfig(config: c_uint) {
-        driver()?.state().current_mut()?.shared_memory_config = config;
-        Ok(())
-    }
-
-    "cuCtxResetPersistingL2Cache" 11000 fn cuCtxResetPersistingL2Cache() {
-        driver()?.state().current().map(drop)
-    }
-
     "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(context: Out<CUcontext>, device: CUdevice) {
         let driver = driver()?;
         context.set(driver.state().retain_primary(driver, device)?)
@@ -386,8 +356,6 @@ entry_points! {
     "cuDevicePrimaryCtxRelease" 11000 fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) { release(device) }
     "cuDevicePrimaryCtxReset" 7000 fn cuDevicePrimaryCtxReset(device: CUdevice) { reset(device) }
     "cuDevicePrimaryCtxReset" 11000 fn cuDevicePrimaryCtxReset_v2(device: CUdevice) { reset(device) }
-    "cuDevicePrimaryCtxSetFlags" 7000 fn cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: c_uint) { set_primary_flags(device, flags) }
-    "cuDevicePrimaryCtxSetFlags" 11000 fn cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: c_uint) { set_primary_flags(device, flags) }
 
     "cuDevicePrimaryCtxGetState" 7000 fn cuDevicePrimaryCtxGetState(device: CUdevice, flags: Out<c_uint>, active: Out<c_int>) {
         let driver = driver()?;
@@ -487,9 +455,4 @@ fn reset(device: CUdevice) -> Answer {
     let driver = driver()?;
     finish_primary(driver, device)?;
     driver.state().reset_primary(driver, device)
-}
-
-fn set_primary_flags(device: CUdevice, flags: c_uint) -> Answer {
-    driver()?.state().primary(device)?.flags = flags;
-    Ok(())
 }

@@ -183,10 +183,7 @@ impl State {
             || found.is_some_and(|(_, _, kind)| {
                 !matches!(
                     kind,
-                    RangeKind::Host { .. }
-                        | RangeKind::Registered { .. }
-                        | RangeKind::Managed { .. }
-                        | RangeKind::HostPool { .. }
+                    RangeKind::Host { .. } | RangeKind::Managed { .. } | RangeKind::HostPool { .. }
                 )
             })
     }

@@ -2,9 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use simulator_machine::description::BusId;
-
-use crate::abi::{Out, Text, entry_points};
+use crate::abi::{Out, entry_points};
 use crate::attributes::attribute;
 use crate::driver::{driver, initialize};
 use crate::error::CudaError;
@@ -68,35 +66,6 @@ entry_points! {
         let described = driver.described(driver.device(device)?)?;
         let found = attribute(which, driver.model(device)?, described);
         value.set(found.ok_or(CudaError::InvalidValue)?)
-    }
-
-    "cuDeviceComputeCapability" 2000 fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: CUdevice) {
-        let capability = driver()?.model(device)?.compute_capability;
-        let number = |value| c_int::try_from(value).map_err(|_| CudaError::Unknown);
-        major.set(number(capability.major)?)?;
-        minor.set(number(capability.minor)?)
-    }
-
-    "cuDeviceGetPCIBusId" 4010 fn cuDeviceGetPCIBusId(bus_id: Out<c_char>, length: c_int, device: CUdevice) {
-        let driver = driver()?;
-        let described = driver.described(driver.device(device)?)?;
-        bus_id.set_text(length, &described.bus_id.short().to_uppercase())
-    }
-
-    "cuDeviceGetByPCIBusId" 4010 fn cuDeviceGetByPCIBusId(device: Out<CUdevice>, bus_id: Text) {
-        let driver = driver()?;
-        let bus_id = BusId::parse(&bus_id.get()?).ok_or(CudaError::InvalidValue)?;
-        let matches = |candidate: &crate::enumerate::Device| {
-            driver.described(candidate).is_ok_and(|described| described.bus_id == bus_id)
-        };
-        let ordinal = driver.devices().iter().position(matches).ok_or(CudaError::InvalidDevice)?;
-        device.set(CUdevice::try_from(ordinal).map_err(|_| CudaError::InvalidDevice)?)
-    }
-
-    "cuDeviceGetLuid" 10000 fn cuDeviceGetLuid(_luid: Out<c_char>, _mask: Out<c_uint>, device: CUdevice) {
-        driver()?.device(device)?;
-        // Only Windows has LUIDs.
-        Err(CudaError::NotSupported)
     }
 }
 

@@ -35,16 +35,12 @@ use crate::green::Greens;
 use crate::host::HostFunctions;
 use crate::ipc::Opened;
 use crate::library::Libraries;
-use crate::link::Linkers;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
 use crate::multicast::Multicast;
-use crate::peer::Peers;
 use crate::pool::Pools;
 use crate::stream::{Point, Streams};
-use crate::texture::Textures;
 use crate::types::{CUcontext, CUdevice};
-use crate::user_object::UserObjects;
 use crate::virtual_memory::{Handle, VirtualMemory};
 
 /// The driver of the process that called `cuInit`; never freed, since other threads may use it.
@@ -76,7 +72,6 @@ pub(crate) struct State {
     pub(crate) modules: Modules,
     pub(crate) libraries: Libraries,
     pub(crate) arrays: Arrays,
-    pub(crate) peers: Peers,
     pub(crate) pools: Pools,
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) opened: Opened,
@@ -86,9 +81,6 @@ pub(crate) struct State {
     pub(crate) greens: Greens,
     pub(crate) multicasts: BTreeMap<Handle, Multicast>,
     pub(crate) externals: Externals,
-    pub(crate) linkers: Linkers,
-    pub(crate) textures: Textures,
-    pub(crate) user_objects: UserObjects,
 }
 
 impl State {
@@ -179,7 +171,6 @@ impl Driver {
             modules: Modules::default(),
             libraries: Libraries::default(),
             arrays: Arrays::default(),
-            peers: Peers::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),
             opened: Opened::default(),
@@ -189,9 +180,6 @@ impl Driver {
             greens: Greens::default(),
             multicasts: BTreeMap::new(),
             externals: Externals::default(),
-            linkers: Linkers::default(),
-            textures: Textures::default(),
-            user_objects: UserObjects::default(),
         };
         Ok(Self {
             is_own: own_mark()?,

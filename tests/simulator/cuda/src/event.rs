@@ -11,14 +11,9 @@ use crate::capture::Captured;
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::operation::{Operation, enqueue};
+use crate::operation::Operation;
 use crate::stream::{Point, Stream, wait_for, with_room};
 use crate::types::{CUcontext, CUevent, CUstream};
-
-mod shared;
-
-pub(crate) use shared::ENTRY_POINTS as SHARED_ENTRY_POINTS;
-use shared::{SharedEvent, check_flags};
 
 /// `CU_EVENT_INTERPROCESS`
 const INTERPROCESS: c_uint = 4;
@@ -43,29 +38,6 @@ pub(crate) struct Event {
     last: Option<Recorded>,
     /// The last recording was in a stream from which a graph was captured.
     captured: Option<Captured>,
-    /// Where its recordings are counted, when other processes know it.
-    shared: Option<SharedEvent>,
-}
-
-/// What a caller waits for in the place of a stream that cannot.
-pub(crate) enum Foreign {
-    /// A stream of another context.
-    Point(Point),
-    /// A recording by another process.
-    Recording(Box<Event>, u64),
-}
-
-impl Foreign {
-    /// Waits. No lock may be held.
-    pub(crate) fn wait(&self, driver: &Driver) -> Answer {
-        match self {
-            Self::Point(point) => wait_for(driver, &[*point]),
-            Self::Recording(event, recording) => match &event.shared {
-                Some(shared) => shared.wait(driver, *recording),
-                None => Ok(()),
-            },
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +77,7 @@ impl Events {
         let free = &mut self.free;
         self.created.retain(|_, event| {
             let keep = event.context != context;
-            if !keep && event.shared.is_none() {
+            if !keep {
                 free.push(event.cell);
             }
             keep
@@ -116,15 +88,11 @@ impl Events {
 impl Event {
     /// Whether a recording has not been reached.
     fn is_pending(&self, driver: &Driver) -> bool {
-        let recorded = self.last.is_some() || self.shared.is_some();
-        recorded && self.reached(driver).is_none()
+        self.last.is_some() && self.reached(driver).is_none()
     }
 
     /// When the last recording was reached; `None` while it was not.
     fn reached(&self, driver: &Driver) -> Option<u64> {
-        if let Some(shared) = &self.shared {
-            return shared.reached(shared.last());
-        }
         let last = self.last?;
         let (recording, at) = driver.channel().event(self.cell);
         (recording >= last.recording).then_some(at)
@@ -152,23 +120,14 @@ impl State {
         stream: Stream,
         handle: CUevent,
     ) -> Answer<Point> {
-        let Event {
-            cell,
-            context,
-            shared,
-            ..
-        } = self.events.get(handle)?;
+        let Event { cell, context, .. } = self.events.get(handle)?;
         if context != self.owner(stream.context) {
             return Err(CudaError::InvalidHandle);
         }
         let count = self.events.recordings.get_mut(cell as usize);
         let count = count.ok_or(CudaError::InvalidHandle)?;
         *count += 1;
-        let mut recording = *count;
-        if let Some(shared) = shared {
-            recording = shared.next();
-            *count = recording.max(*count);
-        }
+        let recording = *count;
         let work = Work::Record {
             event: cell,
             recording,
@@ -184,60 +143,54 @@ impl State {
         Ok(point)
     }
 
-    /// Lets a stream wait for an event. The result is what the caller has to wait for in its place.
+    /// Makes a stream wait for an event. Returns the point that the caller has to wait for when the
+    /// event was recorded in another context.
     pub(crate) fn wait_event(
         &mut self,
         driver: &Driver,
         stream: Stream,
         handle: CUevent,
-    ) -> Answer<Option<Foreign>> {
+    ) -> Answer<Option<Point>> {
         let event = self.events.get(handle)?;
-        if !event.is_pending(driver) {
+        let Some(last) = event.last.filter(|_| event.is_pending(driver)) else {
             return Ok(None);
+        };
+        if self.owner(last.context) != self.owner(stream.context) {
+            return Ok(Some(last.point));
         }
-        let others = event.shared.as_ref().map(SharedEvent::last);
-        let own = event
-            .last
-            .filter(|last| others.is_none_or(|others| others == last.recording));
-        match (own, others) {
-            (Some(last), _) if self.owner(last.context) == self.owner(stream.context) => {
-                let work = Work::Wait {
-                    stream: last.point.cell,
-                    ticket: last.point.ticket,
-                };
-                self.submit(driver, stream, work).map(|_| None)
-            }
-            (Some(last), _) => Ok(Some(Foreign::Point(last.point))),
-            (None, Some(recording)) => Ok(Some(Foreign::Recording(Box::new(event), recording))),
-            (None, None) => Ok(None),
-        }
+        let work = Work::Wait {
+            stream: last.point.cell,
+            ticket: last.point.ticket,
+        };
+        self.submit(driver, stream, work).map(|_| None)
     }
 }
 
-/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a captured graph.
+/// `CU_EVENT_WAIT_EXTERNAL`: the wait becomes a node of the captured graph.
 const EXTERNAL: c_uint = 1;
 
 entry_points! {
     "cuEventCreate" 2000 fn cuEventCreate(result: Out<CUevent>, flags: c_uint) {
-        if flags > 7 || result.is_null() {
+        if flags & INTERPROCESS != 0 {
+            return Err(CudaError::NotSupported);
+        }
+        if flags > 3 || result.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        check_flags(flags)?;
         let driver = driver()?;
         let context = current_handle()?;
         let mut state = driver.state();
         state.current()?;
         let cell = state.events.cell()?;
         let handle = CUevent(state.handle());
-        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None, shared: None });
+        state.events.created.insert(handle, Event { context, cell, flags, last: None, captured: None });
         result.set(handle)
     }
 
     "cuEventDestroy" 2000 fn cuEventDestroy(event: CUevent) { destroy(event) }
     "cuEventDestroy" 4000 fn cuEventDestroy_v2(event: CUevent) { destroy(event) }
 
-    "cuEventRecord" 2000 fn cuEventRecord(event: CUevent, stream: CUstream) ptsz(stream) cuEventRecord_ptsz { record(event, stream, 0) }
-    "cuEventRecordWithFlags" 11010 fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) ptsz(stream) cuEventRecordWithFlags_ptsz { record(event, stream, flags) }
+    "cuEventRecord" 2000 fn cuEventRecord(event: CUevent, stream: CUstream) ptsz(stream) cuEventRecord_ptsz { record(event, stream) }
 
     "cuEventQuery" 2000 fn cuEventQuery(event: CUevent) {
         let driver = driver()?;
@@ -258,10 +211,8 @@ entry_points! {
         event.require_recorded()?;
         state.potentially_unsafe()?;
         drop(state);
-        match (&event.shared, event.last) {
-            (Some(shared), _) => shared.wait(driver, shared.last())?,
-            (None, Some(last)) if event.reached(driver).is_none() => wait_for(driver, &[last.point])?,
-            _ => {}
+        if let Some(last) = event.last.filter(|_| event.is_pending(driver)) {
+            wait_for(driver, &[last.point])?;
         }
         driver.state().trim_pools(driver)
     }
@@ -287,15 +238,12 @@ entry_points! {
             match found.last {
                 // The graph would wait for something outside of it.
                 Some(_) => Err(state.invalidate(stream, CudaError::StreamCaptureIsolation)),
-                None if found.shared.is_some() => {
-                    Err(state.invalidate(stream, CudaError::StreamCaptureIsolation))
-                }
                 None => Ok(None),
             }
         })?;
         match foreign {
-            // Cards do not see each other's streams: the caller waits in the stream's place.
-            Some(foreign) => foreign.wait(driver()?),
+            // The daemon orders streams of one context only: the calling thread waits.
+            Some(point) => wait_for(driver()?, &[point]),
             None => Ok(()),
         }
     }
@@ -309,24 +257,11 @@ fn destroy(handle: CUevent) -> Answer {
         .created
         .remove(&handle)
         .ok_or(CudaError::InvalidHandle)?;
-    // The daemon still takes the cell of a shared event for that event.
-    if event.shared.is_none() {
-        state.events.free.push(event.cell);
-    }
+    state.events.free.push(event.cell);
     Ok(())
 }
 
-fn record(handle: CUevent, stream: CUstream, flags: c_uint) -> Answer {
-    if flags & !EXTERNAL != 0 {
-        return Err(CudaError::InvalidValue);
-    }
-    if flags & EXTERNAL != 0 {
-        return enqueue(stream, |_, state, _| {
-            state.require_event(handle)?;
-            Ok(Operation::Record(handle))
-        })
-        .map(drop);
-    }
+fn record(handle: CUevent, stream: CUstream) -> Answer {
     with_room(stream, |driver, state, stream| {
         if !state.is_capturing(stream)? {
             return state.record(driver, stream, handle).map(drop);

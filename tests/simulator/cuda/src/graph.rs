@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use crate::abi::{Answer, In, InOut, Out, Text, entry_points};
+use crate::abi::{Answer, InOut, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
-use crate::types::{CUgraph, CUgraphEdgeData, CUgraphNode};
+use crate::types::{CUgraph, CUgraphNode};
 
 mod exec;
 pub(crate) mod memory;
@@ -45,8 +45,6 @@ struct Node {
     graph: CUgraph,
     operation: Operation,
     dependencies: Vec<CUgraphNode>,
-    /// The node it was cloned from.
-    original: Option<CUgraphNode>,
     /// What a kernel node's parameters are when they are asked for.
     arguments: Option<Arc<Arguments>>,
 }
@@ -58,20 +56,6 @@ impl Graphs {
 
     fn node(&self, handle: CUgraphNode) -> Answer<&Node> {
         self.nodes.get(&handle).ok_or(CudaError::InvalidValue)
-    }
-
-    fn node_mut(&mut self, handle: CUgraphNode) -> Answer<&mut Node> {
-        self.nodes.get_mut(&handle).ok_or(CudaError::InvalidValue)
-    }
-
-    /// Pairs of a node and one that depends on it.
-    fn edges(&self, graph: CUgraph) -> Answer<Vec<(CUgraphNode, CUgraphNode)>> {
-        let mut edges = Vec::new();
-        for to in &self.graph(graph)?.nodes {
-            let from = &self.node(*to)?.dependencies;
-            edges.extend(from.iter().map(|from| (*from, *to)));
-        }
-        Ok(edges)
     }
 
     /// Nodes and everything they depend on.
@@ -135,7 +119,6 @@ impl State {
             arguments: Arguments::of(&operation),
             operation,
             dependencies: dependencies.to_vec(),
-            original: None,
         };
         self.graphs.nodes.insert(handle, node);
         if let Some(graph) = self.graphs.graphs.get_mut(&graph) {
@@ -168,7 +151,6 @@ impl State {
                 node.operation = Operation::Child(child);
             }
             node.graph = clone;
-            node.original = Some(*old);
             for dependency in &mut node.dependencies {
                 *dependency = renamed.get(dependency).copied().unwrap_or(*dependency);
             }
@@ -179,7 +161,6 @@ impl State {
         if let Some(graph) = self.graphs.graphs.get_mut(&clone) {
             graph.nodes = in_order;
         }
-        self.copy_user_objects(original, clone)?;
         Ok(clone)
     }
 
@@ -195,7 +176,7 @@ impl State {
         for node in graph.ok_or(CudaError::InvalidValue)?.nodes {
             self.remove_node(driver, node)?;
         }
-        self.forget_user_objects(handle)
+        Ok(())
     }
 
     fn remove_node(&mut self, driver: &Driver, handle: CUgraphNode) -> Answer {
@@ -208,11 +189,6 @@ impl State {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Whether adding edges has made a graph circular.
-    fn is_circular(&self, graph: CUgraph) -> bool {
-        plan::flatten(&self.graphs, graph).is_err()
     }
 }
 
@@ -229,111 +205,6 @@ fn set_list<T: Copy>(list: &[T], array: Out<T>, count: InOut<usize>, empty: T) -
 }
 
 const NO_NODE: CUgraphNode = CUgraphNode(0);
-
-/// Results that come as two or three arrays of the same length.
-fn set_edges(
-    edges: &[(CUgraphNode, CUgraphNode)],
-    from: Out<CUgraphNode>,
-    to: Out<CUgraphNode>,
-    data: Out<CUgraphEdgeData>,
-    count: InOut<usize>,
-) -> Answer {
-    if from.is_null() != to.is_null() {
-        return Err(CudaError::InvalidValue);
-    }
-    let sources: Vec<CUgraphNode> = edges.iter().map(|(from, _)| *from).collect();
-    let targets: Vec<CUgraphNode> = edges.iter().map(|(_, to)| *to).collect();
-    let plain = vec![CUgraphEdgeData::default(); edges.len()];
-    let room = count.get()?;
-    set_list(&sources, from, count, NO_NODE)?;
-    if !to.is_null() {
-        count.set(room)?;
-        set_list(&targets, to, count, NO_NODE)?;
-    }
-    if !data.is_null() {
-        count.set(room)?;
-        set_list(&plain, data, count, CUgraphEdgeData::default())?;
-    }
-    Ok(())
-}
-
-fn edges_of(
-    graph: CUgraph,
-    from: Out<CUgraphNode>,
-    to: Out<CUgraphNode>,
-    data: Out<CUgraphEdgeData>,
-    count: InOut<usize>,
-) -> Answer {
-    let edges = driver()?.state().graphs.edges(graph)?;
-    set_edges(&edges, from, to, data, count)
-}
-
-/// The nodes before or after a node, with edges.
-fn neighbours(
-    node: CUgraphNode,
-    after: bool,
-    nodes: Out<CUgraphNode>,
-    data: Out<CUgraphEdgeData>,
-    count: InOut<usize>,
-) -> Answer {
-    let driver = driver()?;
-    let state = driver.state();
-    let graph = state.graphs.node(node)?.graph;
-    let edges = state.graphs.edges(graph)?;
-    let found: Vec<CUgraphNode> = edges
-        .iter()
-        .filter_map(|(from, to)| match after {
-            true => (*from == node).then_some(*to),
-            false => (*to == node).then_some(*from),
-        })
-        .collect();
-    let room = count.get()?;
-    set_list(&found, nodes, count, NO_NODE)?;
-    if !data.is_null() {
-        count.set(room)?;
-        let plain = vec![CUgraphEdgeData::default(); found.len()];
-        set_list(&plain, data, count, CUgraphEdgeData::default())?;
-    }
-    Ok(())
-}
-
-fn add_edges(graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, count: usize) -> Answer {
-    let (from, to) = (from.list(count)?, to.list(count)?);
-    let driver = driver()?;
-    let mut state = driver.state();
-    for (from, to) in from.into_iter().zip(to) {
-        state.require_node(graph, from)?;
-        state.require_node(graph, to)?;
-        let dependencies = &mut state.graphs.node_mut(to)?.dependencies;
-        if dependencies.contains(&from) {
-            return Err(CudaError::InvalidValue);
-        }
-        dependencies.push(from);
-        if state.is_circular(graph) {
-            state.graphs.node_mut(to)?.dependencies.pop();
-            return Err(CudaError::InvalidValue);
-        }
-    }
-    Ok(())
-}
-
-fn remove_edges(
-    graph: CUgraph,
-    from: In<CUgraphNode>,
-    to: In<CUgraphNode>,
-    count: usize,
-) -> Answer {
-    let (from, to) = (from.list(count)?, to.list(count)?);
-    let driver = driver()?;
-    let mut state = driver.state();
-    for (from, to) in from.into_iter().zip(to) {
-        state.require_node(graph, to)?;
-        let dependencies = &mut state.graphs.node_mut(to)?.dependencies;
-        let position = dependencies.iter().position(|node| *node == from);
-        dependencies.remove(position.ok_or(CudaError::InvalidValue)?);
-    }
-    Ok(())
-}
 
 entry_points! {
     "cuGraphCreate" 10000 fn cuGraphCreate(graph: Out<CUgraph>, flags: c_uint) {
@@ -357,76 +228,12 @@ entry_points! {
         state.destroy_graph(driver, graph)
     }
 
-    "cuGraphDestroyNode" 10000 fn cuGraphDestroyNode(node: CUgraphNode) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let graph = state.graphs.node(node)?.graph;
-        if matches!(state.graphs.node(node)?.operation, Operation::Allocate(_) | Operation::Free(_)) {
-            return Err(CudaError::NotSupported);
-        }
-        state.remove_node(driver, node)?;
-        if let Some(graph) = state.graphs.graphs.get_mut(&graph) {
-            graph.nodes.retain(|other| *other != node);
-        }
-        for other in state.graphs.nodes.values_mut() {
-            other.dependencies.retain(|dependency| *dependency != node);
-        }
-        Ok(())
-    }
-
     "cuGraphGetNodes" 10000 fn cuGraphGetNodes(graph: CUgraph, nodes: Out<CUgraphNode>, count: InOut<usize>) {
         let found = driver()?.state().graphs.graph(graph)?.nodes.clone();
         set_list(&found, nodes, count, NO_NODE)
     }
 
-    "cuGraphGetRootNodes" 10000 fn cuGraphGetRootNodes(graph: CUgraph, nodes: Out<CUgraphNode>, count: InOut<usize>) {
-        let driver = driver()?;
-        let state = driver.state();
-        let mut roots = state.graphs.graph(graph)?.nodes.clone();
-        roots.retain(|node| state.graphs.node(*node).is_ok_and(|node| node.dependencies.is_empty()));
-        set_list(&roots, nodes, count, NO_NODE)
-    }
-
-    "cuGraphGetEdges" 10000 fn cuGraphGetEdges(graph: CUgraph, from: Out<CUgraphNode>, to: Out<CUgraphNode>, count: InOut<usize>) { edges_of(graph, from, to, Out::NULL, count) }
-    "cuGraphGetEdges" 12030 fn cuGraphGetEdges_v2(graph: CUgraph, from: Out<CUgraphNode>, to: Out<CUgraphNode>, data: Out<CUgraphEdgeData>, count: InOut<usize>) { edges_of(graph, from, to, data, count) }
-
-    "cuGraphNodeGetDependencies" 10000 fn cuGraphNodeGetDependencies(node: CUgraphNode, nodes: Out<CUgraphNode>, count: InOut<usize>) { neighbours(node, false, nodes, Out::NULL, count) }
-    "cuGraphNodeGetDependencies" 12030 fn cuGraphNodeGetDependencies_v2(node: CUgraphNode, nodes: Out<CUgraphNode>, data: Out<CUgraphEdgeData>, count: InOut<usize>) { neighbours(node, false, nodes, data, count) }
-    "cuGraphNodeGetDependentNodes" 10000 fn cuGraphNodeGetDependentNodes(node: CUgraphNode, nodes: Out<CUgraphNode>, count: InOut<usize>) { neighbours(node, true, nodes, Out::NULL, count) }
-    "cuGraphNodeGetDependentNodes" 12030 fn cuGraphNodeGetDependentNodes_v2(node: CUgraphNode, nodes: Out<CUgraphNode>, data: Out<CUgraphEdgeData>, count: InOut<usize>) { neighbours(node, true, nodes, data, count) }
-
-    "cuGraphAddDependencies" 10000 fn cuGraphAddDependencies(graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, count: usize) { add_edges(graph, from, to, count) }
-    "cuGraphAddDependencies" 12030 fn cuGraphAddDependencies_v2(graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, _data: In<CUgraphEdgeData>, count: usize) { add_edges(graph, from, to, count) }
-    "cuGraphRemoveDependencies" 10000 fn cuGraphRemoveDependencies(graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, count: usize) { remove_edges(graph, from, to, count) }
-    "cuGraphRemoveDependencies" 12030 fn cuGraphRemoveDependencies_v2(graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, _data: In<CUgraphEdgeData>, count: usize) { remove_edges(graph, from, to, count) }
-
-    "cuGraphNodeFindInClone" 10000 fn cuGraphNodeFindInClone(node: Out<CUgraphNode>, original: CUgraphNode, clone: CUgraph) {
-        let driver = driver()?;
-        let state = driver.state();
-        let nodes = &state.graphs.graph(clone)?.nodes;
-        let is_clone = |node: &&CUgraphNode| {
-            state.graphs.node(**node).is_ok_and(|node| node.original == Some(original))
-        };
-        node.set(*nodes.iter().find(is_clone).ok_or(CudaError::InvalidValue)?)
-    }
-
     "cuGraphNodeGetType" 10000 fn cuGraphNodeGetType(node: CUgraphNode, kind: Out<c_uint>) {
         kind.set(driver()?.state().graphs.node(node)?.operation.node_type())
-    }
-
-    "cuGraphDebugDotPrint" 11030 fn cuGraphDebugDotPrint(graph: CUgraph, path: Text, _flags: c_uint) {
-        let path = path.get()?;
-        let driver = driver()?;
-        let state = driver.state();
-        let mut text = String::from("digraph {\n");
-        for node in &state.graphs.graph(graph)?.nodes {
-            let kind = state.graphs.node(*node)?.operation.node_type();
-            text.push_str(&format!("  \"{:#x}\" [label=\"type {kind}\"];\n", node.0));
-        }
-        for (from, to) in state.graphs.edges(graph)? {
-            text.push_str(&format!("  \"{:#x}\" -> \"{:#x}\";\n", from.0, to.0));
-        }
-        text.push_str("}\n");
-        std::fs::write(path, text).map_err(|_| CudaError::OperatingSystem)
     }
 }

@@ -6,18 +6,13 @@
 //! others than its neighbour's shows only in that both run at once.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::c_uint;
 
-use simulator_machine::kernel::engine::Work;
-
-use crate::abi::{Answer, In, InOut, Out, entry_points};
-use crate::context::{self, Green, current_context, with};
-use crate::driver::{Driver, State, driver};
+use crate::abi::{Answer, In, Out, entry_points};
+use crate::context::{self, Green};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::stream::Stream;
-use crate::types::{
-    CUcontext, CUdevResource, CUdevResourceDesc, CUdevice, CUevent, CUgreenCtx, CUstream,
-};
+use crate::types::{CUcontext, CUdevResource, CUdevResourceDesc, CUdevice, CUgreenCtx, CUstream};
 
 /// Green contexts of this process, and descriptions for more.
 #[derive(Debug, Default)]
@@ -81,58 +76,6 @@ fn part_of(resource: &CUdevResource) -> Answer<Part> {
     })
 }
 
-impl State {
-    /// What a context may use of its device.
-    fn part(&self, driver: &Driver, context: CUcontext) -> Answer<Part> {
-        let context = self
-            .contexts
-            .get(&context)
-            .ok_or(CudaError::InvalidContext)?;
-        let all = driver.model(context.device)?.compute.multiprocessors;
-        Ok(Part {
-            device: context.device,
-            multiprocessors: context.green.map_or(all, |green| green.multiprocessors),
-        })
-    }
-
-    /// Records an event that is reached when all work of a context is.
-    fn record_context(&mut self, driver: &Driver, context: CUcontext, event: CUevent) -> Answer {
-        self.require_no_capture_in(context)?;
-        let points = self.points_of_context(driver, context);
-        let cell = self.hidden_cell(driver)?;
-        let hidden = Stream::hidden(context, cell);
-        for point in points {
-            let work = Work::Wait {
-                stream: point.cell,
-                ticket: point.ticket,
-            };
-            self.submit(driver, hidden, work)?;
-        }
-        self.record(driver, hidden, event)?;
-        self.free_cells(vec![cell]);
-        Ok(())
-    }
-
-    /// Lets all streams of a context wait for an event.
-    fn wait_in_context(&mut self, driver: &Driver, context: CUcontext, event: CUevent) -> Answer {
-        self.require_no_capture_in(context)?;
-        for stream in self.streams_of(context) {
-            if self.wait_event(driver, stream, event)?.is_some() {
-                return Err(CudaError::NotSupported);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A context, where the null handle means the current one.
-fn or_current(context: CUcontext) -> Answer<CUcontext> {
-    match context {
-        CUcontext::NULL => current_context(),
-        context => Ok(context),
-    }
-}
-
 entry_points! {
     "cuDeviceGetDevResource" 12040 fn cuDeviceGetDevResource(device: CUdevice, result: Out<CUdevResource>, kind: c_uint) {
         let driver = driver()?;
@@ -141,62 +84,6 @@ entry_points! {
             return Err(CudaError::InvalidValue);
         }
         result.set(resource(driver, Part { device, multiprocessors })?)
-    }
-
-    "cuCtxGetDevResource" 12040 fn cuCtxGetDevResource(context: CUcontext, result: Out<CUdevResource>, kind: c_uint) {
-        if kind != CUdevResource::SM {
-            return Err(CudaError::InvalidValue);
-        }
-        let driver = driver()?;
-        let part = driver.state().part(driver, or_current(context)?)?;
-        result.set(resource(driver, part)?)
-    }
-
-    "cuGreenCtxGetDevResource" 12040 fn cuGreenCtxGetDevResource(green: CUgreenCtx, result: Out<CUdevResource>, kind: c_uint) {
-        if kind != CUdevResource::SM {
-            return Err(CudaError::InvalidValue);
-        }
-        let driver = driver()?;
-        let state = driver.state();
-        let part = state.part(driver, state.greens.context(green)?)?;
-        result.set(resource(driver, part)?)
-    }
-
-    "cuStreamGetDevResource" 13010 fn cuStreamGetDevResource(stream: CUstream, result: Out<CUdevResource>, kind: c_uint) ptsz(stream) cuStreamGetDevResource_ptsz {
-        if kind != CUdevResource::SM {
-            return Err(CudaError::InvalidValue);
-        }
-        let driver = driver()?;
-        let mut state = driver.state();
-        let stream = state.stream(driver, stream)?;
-        let part = state.part(driver, stream.context)?;
-        result.set(resource(driver, part)?)
-    }
-
-    "cuDevSmResourceSplitByCount" 12040 fn cuDevSmResourceSplitByCount(groups: Out<CUdevResource>, count: InOut<c_uint>, input: In<CUdevResource>, rest: Out<CUdevResource>, flags: c_uint, least: c_uint) {
-        const IGNORE_COSCHEDULING: c_uint = 1;
-        const MAX_CLUSTER: c_uint = 2;
-        if flags & !(IGNORE_COSCHEDULING | MAX_CLUSTER) != 0 {
-            return Err(CudaError::InvalidValue);
-        }
-        let driver = driver()?;
-        let input = part_of(&input.get()?)?;
-        let granule = granule(driver, input.device)?;
-        let size = least.max(1).checked_next_multiple_of(granule).ok_or(CudaError::InvalidValue)?;
-        let fitting = input.multiprocessors / size;
-        if fitting == 0 {
-            return Err(CudaError::InvalidValue);
-        }
-        // Without room for groups the question is how many there would be.
-        if groups.is_null() {
-            return count.set(fitting);
-        }
-        let made = count.get()?.min(fitting);
-        let group = resource(driver, Part { multiprocessors: size, ..input })?;
-        groups.set_all((0..made).map(|_| group))?;
-        let left = Part { multiprocessors: input.multiprocessors - made * size, ..input };
-        rest.set_if_wanted(resource(driver, left)?);
-        count.set(made)
     }
 
     "cuDevResourceGenerateDesc" 12040 fn cuDevResourceGenerateDesc(description: Out<CUdevResourceDesc>, resources: In<CUdevResource>, count: c_uint) {
@@ -252,28 +139,6 @@ entry_points! {
         context.set(driver()?.state().greens.context(green)?)
     }
 
-    "cuGreenCtxGetId" 13000 fn cuGreenCtxGetId(green: CUgreenCtx, id: Out<c_ulonglong>) {
-        id.set(driver()?.state().greens.context(green)?.0 as c_ulonglong)
-    }
-
-    "cuGreenCtxStreamCreate" 12050 fn cuGreenCtxStreamCreate(stream: Out<CUstream>, green: CUgreenCtx, flags: c_uint, priority: c_int) {
-        const NON_BLOCKING: c_uint = 1;
-        if flags != NON_BLOCKING || stream.is_null() {
-            return Err(CudaError::InvalidValue);
-        }
-        let driver = driver()?;
-        let mut state = driver.state();
-        let context = state.greens.context(green)?;
-        stream.set(state.create_stream(driver, context, flags, priority)?)
-    }
-
-    "cuStreamGetGreenCtx" 12040 fn cuStreamGetGreenCtx(stream: CUstream, green: Out<CUgreenCtx>) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let context = state.stream(driver, stream)?.context;
-        green.set(state.greens.of_context(context).unwrap_or(CUgreenCtx(0)))
-    }
-
     // Of the two, the one that it is not of is null.
     "cuStreamGetCtx" 12050 fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<CUgreenCtx>) ptsz(stream) cuStreamGetCtx_v2_ptsz {
         let driver = driver()?;
@@ -282,28 +147,5 @@ entry_points! {
         let of = state.greens.of_context(found);
         green.set_if_wanted(of.unwrap_or(CUgreenCtx(0)));
         context.set(of.map_or(found, |_| CUcontext::NULL))
-    }
-
-    "cuGreenCtxRecordEvent" 12040 fn cuGreenCtxRecordEvent(green: CUgreenCtx, event: CUevent) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let context = state.greens.context(green)?;
-        state.record_context(driver, context, event)
-    }
-    "cuGreenCtxWaitEvent" 12040 fn cuGreenCtxWaitEvent(green: CUgreenCtx, event: CUevent) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let context = state.greens.context(green)?;
-        state.wait_in_context(driver, context, event)
-    }
-    "cuCtxRecordEvent" 12050 fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
-        with(context, |_| Ok(()))?;
-        let driver = driver()?;
-        driver.state().record_context(driver, or_current(context)?, event)
-    }
-    "cuCtxWaitEvent" 12050 fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
-        with(context, |_| Ok(()))?;
-        let driver = driver()?;
-        driver.state().wait_in_context(driver, or_current(context)?, event)
     }
 }

@@ -2,7 +2,7 @@
 //! stream goes on when they return.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_void;
 use std::time::Duration;
 
 use simulator_machine::channel::{Action, Command};
@@ -10,13 +10,13 @@ use simulator_machine::kernel::engine::Work;
 use simulator_machine::protocol::ContextId;
 use simulator_machine::server::now;
 
-use crate::abi::{Answer, Untyped, entry_points};
+use crate::abi::{Answer, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
 use crate::stream::{Point, Stream};
-use crate::stream_memory::MemoryOperation;
-use crate::types::{CUcontext, CUresult, CUstream};
+use crate::stream_memory::ValueWait;
+use crate::types::{CUcontext, CUstream};
 
 /// How often the thread looks whether the driver is still there.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -25,22 +25,14 @@ const WATCH: Duration = Duration::from_micros(200);
 
 /// `CUhostFn`
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
-/// `CUstreamCallback`
-type StreamCallback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
 
 /// A function of the program's with its argument, an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HostFunction {
     /// `CUhostFn`
     Plain { function: HostFn, data: usize },
-    /// `CUstreamCallback`
-    Callback {
-        function: StreamCallback,
-        stream: CUstream,
-        data: usize,
-    },
-    /// Not the program's: a word of memory that is written, or waited for.
-    Memory(MemoryOperation),
+    /// `cuStreamWaitValue32`: no function, a word of memory that the stream waits for.
+    WaitValue(ValueWait),
 }
 
 impl HostFunction {
@@ -57,17 +49,7 @@ impl HostFunction {
                 // SAFETY: the program asked for this call with this argument.
                 unsafe { function(data) };
             }
-            Self::Callback {
-                function,
-                stream,
-                data,
-            } => {
-                let data = std::ptr::with_exposed_provenance_mut(data);
-                // SAFETY: the program asked for this call with this argument.
-                unsafe { function(stream, 0, data) };
-            }
-            // Done when it was found to be due.
-            Self::Memory(_) => {}
+            Self::WaitValue(_) => {}
         }
     }
 }
@@ -77,8 +59,6 @@ impl HostFunction {
 pub(crate) struct HostFunctions {
     /// By the stream's cell, in order.
     waiting: BTreeMap<u32, VecDeque<Waiting>>,
-    /// To be called as soon as possible, on no stream.
-    soon: VecDeque<HostFunction>,
     started: bool,
 }
 
@@ -126,19 +106,8 @@ impl State {
         Ok(())
     }
 
-    /// Lets the thread call a function that belongs to no stream.
-    pub(crate) fn call_soon(&mut self, function: HostFunction) -> Answer {
-        self.start_host_thread()?;
-        self.host_functions.soon.push_back(function);
-        driver()?.channel().wake_host_thread();
-        Ok(())
-    }
-
     /// What the thread has to do next.
     fn due(&mut self, driver: &Driver) -> Due {
-        if let Some(function) = self.host_functions.soon.pop_front() {
-            return Due::Call(function);
-        }
         let mut otherwise = Due::Nothing;
         let first = |queue: &VecDeque<Waiting>| queue.front().copied();
         let heads = self.host_functions.waiting.iter();
@@ -149,8 +118,8 @@ impl State {
             if driver.channel().host_ready(cell) < waiting.ticket {
                 continue;
             }
-            if let HostFunction::Memory(one) = waiting.function
-                && !self.try_memory_operation(one)
+            if let HostFunction::WaitValue(wait) = waiting.function
+                && !self.is_satisfied(wait)
             {
                 otherwise = Due::Watch;
                 continue;
@@ -169,8 +138,6 @@ impl State {
 
 /// What the thread has to do next.
 enum Due {
-    /// A function that belongs to no stream.
-    Call(HostFunction),
     /// A function whose stream has come to it.
     OnStream(u32, Waiting),
     /// Look again soon: a word of memory is waited for.
@@ -187,7 +154,6 @@ fn run() {
         let seen = driver.channel().host_calls();
         let due = driver.state().due(driver);
         match due {
-            Due::Call(function) => function.call(),
             Due::OnStream(cell, waiting) => {
                 waiting.function.call();
                 // Submissions are serialised by the state's lock.
@@ -211,23 +177,5 @@ entry_points! {
     "cuLaunchHostFunc" 10000 fn cuLaunchHostFunc(stream: CUstream, function: Option<HostFn>, data: *mut c_void) ptsz(stream) cuLaunchHostFunc_ptsz {
         let function = HostFunction::plain(function, data)?;
         enqueue(stream, |_, _, _| Ok(Operation::Host(function))).map(drop)
-    }
-
-    "cuStreamAddCallback" 5000 fn cuStreamAddCallback(stream: CUstream, function: Option<StreamCallback>, data: Untyped, flags: c_uint) ptsz(stream) cuStreamAddCallback_ptsz {
-        let function = function.ok_or(CudaError::InvalidValue)?;
-        if flags != 0 {
-            return Err(CudaError::InvalidValue);
-        }
-        let data = data.number();
-        let driver = driver()?;
-        let mut state = driver.state();
-        let found = state.stream(driver, stream)?;
-        if state.is_capturing(found)? {
-            // Not possible in a graph, unlike a host function.
-            return Err(state.invalidate(found, CudaError::StreamCaptureUnsupported));
-        }
-        drop(state);
-        let callback = HostFunction::Callback { function, stream, data };
-        enqueue(stream, |_, _, _| Ok(Operation::Host(callback))).map(drop)
     }
 }

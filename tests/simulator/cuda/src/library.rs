@@ -4,15 +4,14 @@
 //! launched wherever a function can; the launch uses the function of the stream's context.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::abi::{Answer, In, Out, Text, Untyped, entry_points};
+use crate::abi::{Answer, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::module::{SPIN, default_attribute};
-use crate::types::{CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
+use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
 /// All libraries of this process.
 #[derive(Debug, Default)]
@@ -32,7 +31,6 @@ struct Library {
 struct Kernel {
     library: CUlibrary,
     name: Arc<std::ffi::CStr>,
-    attributes: BTreeMap<(CUdevice, c_uint), c_int>,
 }
 
 impl Libraries {
@@ -79,7 +77,6 @@ impl State {
         let record = Kernel {
             library: handle,
             name: text.into(),
-            attributes: BTreeMap::new(),
         };
         self.libraries.kernels.insert(kernel, record);
         let library = self.libraries.library(handle)?;
@@ -131,20 +128,6 @@ impl State {
     }
 }
 
-/// Offset and size of a parameter: only `spin` has any.
-pub(crate) fn parameter(
-    name: &std::ffi::CStr,
-    index: usize,
-    offset: Out<usize>,
-    size: Out<usize>,
-) -> Answer {
-    if name != SPIN || index > 0 {
-        return Err(CudaError::InvalidValue);
-    }
-    size.set_if_wanted(8);
-    offset.set(0)
-}
-
 entry_points! {
     "cuLibraryLoadData" 12000 fn cuLibraryLoadData(
         library: Out<CUlibrary>, code: In<c_char>,
@@ -176,17 +159,6 @@ entry_points! {
         kernel.set(driver()?.state().library_kernel(library, &name)?)
     }
 
-    "cuLibraryGetKernelCount" 12040 fn cuLibraryGetKernelCount(count: Out<c_uint>, library: CUlibrary) {
-        let known = driver()?.state().libraries.library(library)?.kernels.len();
-        count.set(c_uint::try_from(known).map_err(|_| CudaError::InvalidValue)?)
-    }
-
-    "cuLibraryEnumerateKernels" 12040 fn cuLibraryEnumerateKernels(kernels: Out<CUkernel>, count: c_uint, library: CUlibrary) {
-        let mut state = driver()?.state();
-        let known = state.libraries.library(library)?.kernels.values().copied();
-        kernels.set_all(known.take(count as usize))
-    }
-
     "cuLibraryGetModule" 12000 fn cuLibraryGetModule(module: Out<CUmodule>, library: CUlibrary) {
         let driver = driver()?;
         let context = current_handle()?;
@@ -205,59 +177,9 @@ entry_points! {
         Ok(())
     }
 
-    // No image has managed variables or unified functions.
-    "cuLibraryGetManaged" 12000 fn cuLibraryGetManaged(_address: Out<CUdeviceptr>, _bytes: Out<usize>, library: CUlibrary, _name: Text) {
-        driver()?.state().libraries.library(library)?;
-        Err(CudaError::NotFound)
-    }
-    "cuLibraryGetUnifiedFunction" 12000 fn cuLibraryGetUnifiedFunction(_function: Untyped, library: CUlibrary, _name: Text) {
-        driver()?.state().libraries.library(library)?;
-        Err(CudaError::NotFound)
-    }
-
     "cuKernelGetFunction" 12000 fn cuKernelGetFunction(function: Out<CUfunction>, kernel: CUkernel) {
         let driver = driver()?;
         let context = current_handle()?;
         function.set(driver.state().kernel_function(driver, kernel, context)?)
-    }
-
-    "cuKernelGetLibrary" 12050 fn cuKernelGetLibrary(library: Out<CUlibrary>, kernel: CUkernel) {
-        library.set(driver()?.state().libraries.kernel(kernel)?.library)
-    }
-
-    "cuKernelGetName" 12030 fn cuKernelGetName(name: Out<*const c_char>, kernel: CUkernel) {
-        // The kernel, and with it the string, lives as long as its library.
-        name.set(driver()?.state().libraries.kernel(kernel)?.name.as_ptr())
-    }
-
-    "cuKernelGetParamInfo" 12040 fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: Out<usize>, size: Out<usize>) {
-        let state = driver()?.state();
-        parameter(&state.libraries.kernel(kernel)?.name, index, offset, size)
-    }
-
-    "cuKernelGetAttribute" 12000 fn cuKernelGetAttribute(value: Out<c_int>, attribute: c_uint, kernel: CUkernel, device: CUdevice) {
-        let driver = driver()?;
-        driver.device(device)?;
-        let state = driver.state();
-        let kernel = state.libraries.kernel(kernel)?;
-        let set = kernel.attributes.get(&(device, attribute)).copied();
-        let known = set.or_else(|| default_attribute(&kernel.name, attribute));
-        value.set(known.ok_or(CudaError::InvalidValue)?)
-    }
-
-    "cuKernelSetAttribute" 12000 fn cuKernelSetAttribute(attribute: c_uint, value: c_int, kernel: CUkernel, device: CUdevice) {
-        let driver = driver()?;
-        driver.device(device)?;
-        let mut state = driver.state();
-        let kernel = state.libraries.kernels.get_mut(&kernel).ok_or(CudaError::InvalidHandle)?;
-        default_attribute(&kernel.name, attribute).ok_or(CudaError::InvalidValue)?;
-        kernel.attributes.insert((device, attribute), value);
-        Ok(())
-    }
-
-    "cuKernelSetCacheConfig" 12000 fn cuKernelSetCacheConfig(kernel: CUkernel, _config: c_uint, device: CUdevice) {
-        let driver = driver()?;
-        driver.device(device)?;
-        driver.state().libraries.kernel(kernel).map(drop)
     }
 }

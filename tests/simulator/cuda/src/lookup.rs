@@ -3,13 +3,12 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, EntryPoint, In, Out, Text, entry_points};
+use crate::abi::{Answer, EntryPoint, Out, Text, entry_points};
 use crate::error::CudaError;
-use crate::types::CUuuid;
 use crate::{
     array, capture, checkpoint, context, copy, device, error, event, external, fill, graph, green,
-    host, ipc, launch, library, link, managed, memory, module, multicast, peer, pointer, pool,
-    stream, stream_memory, tensor_map, texture, unlisted, user_object, virtual_memory,
+    host, ipc, launch, library, managed, memory, module, multicast, pointer, pool, stream,
+    stream_memory, unlisted, virtual_memory,
 };
 
 /// The tables of all modules.
@@ -25,7 +24,6 @@ const TABLES: &[&[EntryPoint]] = &[
     device::ENTRY_POINTS,
     error::ENTRY_POINTS,
     event::ENTRY_POINTS,
-    event::SHARED_ENTRY_POINTS,
     external::ENTRY_POINTS,
     fill::ENTRY_POINTS,
     graph::ENTRY_POINTS,
@@ -38,23 +36,18 @@ const TABLES: &[&[EntryPoint]] = &[
     launch::ENTRY_POINTS,
     launch::legacy::ENTRY_POINTS,
     library::ENTRY_POINTS,
-    link::ENTRY_POINTS,
     ENTRY_POINTS,
     managed::ENTRY_POINTS,
     memory::ENTRY_POINTS,
     module::ENTRY_POINTS,
     multicast::ENTRY_POINTS,
-    peer::ENTRY_POINTS,
     pointer::ENTRY_POINTS,
     pool::ENTRY_POINTS,
     pool::ATTRIBUTE_ENTRY_POINTS,
     pool::SHARE_ENTRY_POINTS,
     stream::ENTRY_POINTS,
     stream_memory::ENTRY_POINTS,
-    tensor_map::ENTRY_POINTS,
-    texture::ENTRY_POINTS,
     unlisted::ENTRY_POINTS,
-    user_object::ENTRY_POINTS,
     virtual_memory::ENTRY_POINTS,
 ];
 
@@ -96,13 +89,6 @@ entry_points! {
                 if status.is_null() { Err(CudaError::NotFound) } else { Ok(()) }
             }
         }
-    }
-
-    // Private tables, of which this library has none.
-    "cuGetExportTable" 3000 fn cuGetExportTable(table: Out<*const c_void>, id: In<CUuuid>) {
-        id.get()?;
-        table.set(std::ptr::null())?;
-        Err(CudaError::InvalidValue)
     }
 }
 
@@ -153,7 +139,7 @@ mod tests {
                 entry.since
             );
         }
-        assert!(forms.len() > 300, "{} functions", forms.len());
+        assert!(forms.len() > 200, "{} functions", forms.len());
     }
 
     #[test]

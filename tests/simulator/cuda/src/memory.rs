@@ -73,9 +73,7 @@ pub(crate) enum RangeKind {
     /// Managed memory, which lives on the host.
     Managed { context: CUcontext },
     /// Pinned host memory that the driver allocated.
-    Host { context: CUcontext, flags: c_uint },
-    /// Host memory of the program's, pinned.
-    Registered { context: CUcontext, flags: c_uint },
+    Host { context: CUcontext },
 }
 
 impl RangeKind {
@@ -90,8 +88,7 @@ impl RangeKind {
             | Self::HostPool { context, .. }
             | Self::Opened { context, .. }
             | Self::Managed { context }
-            | Self::Host { context, .. }
-            | Self::Registered { context, .. } => context,
+            | Self::Host { context } => context,
             Self::Virtual => CUcontext::NULL,
         }
     }
@@ -340,10 +337,10 @@ entry_points! {
     }
 
     "cuMemAllocHost" 2000 fn cuMemAllocHost(address: Out<Address>, bytes: c_uint) {
-        allocate_host(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?, 0)
+        allocate_host(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?)
     }
-    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(address: Out<Address>, bytes: usize) { allocate_host(address, bytes, 0) }
-    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(address: Out<Address>, bytes: usize, flags: c_uint) { allocate_host(address, bytes, flags) }
+    "cuMemAllocHost" 3020 fn cuMemAllocHost_v2(address: Out<Address>, bytes: usize) { allocate_host(address, bytes) }
+    "cuMemHostAlloc" 2020 fn cuMemHostAlloc(address: Out<Address>, bytes: usize, _flags: c_uint) { allocate_host(address, bytes) }
 
     "cuMemFreeHost" 2000 fn cuMemFreeHost(address: Address) {
         let driver = driver()?;
@@ -356,39 +353,6 @@ entry_points! {
         }
         state.addresses.ranges.remove(&base);
         Ok(())
-    }
-
-    "cuMemHostRegister" 4000 fn cuMemHostRegister(address: Address, bytes: c_uint, flags: c_uint) {
-        register(address, usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?, flags)
-    }
-    "cuMemHostRegister" 6050 fn cuMemHostRegister_v2(address: Address, bytes: usize, flags: c_uint) { register(address, bytes, flags) }
-
-    "cuMemHostUnregister" 4000 fn cuMemHostUnregister(address: Address) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        state.potentially_unsafe()?;
-        let base = address.number();
-        match state.addresses.ranges.get(&base) {
-            Some(Range { kind: RangeKind::Registered { .. }, .. }) => {
-                state.addresses.ranges.remove(&base);
-                Ok(())
-            }
-            _ => Err(CudaError::HostMemoryNotRegistered),
-        }
-    }
-
-    "cuMemHostGetDevicePointer" 3020 fn cuMemHostGetDevicePointer_v2(device: Out<CUdeviceptr>, address: Address, _flags: c_uint) {
-        driver()?;
-        // One address space: the card uses the host's address.
-        device.set(address.number())
-    }
-
-    "cuMemHostGetFlags" 2030 fn cuMemHostGetFlags(flags: Out<c_uint>, address: Address) {
-        let driver = driver()?;
-        match driver.state().addresses.containing(address.number()) {
-            Some((_, Range { kind: RangeKind::Host { flags: given, .. } | RangeKind::Registered { flags: given, .. }, .. })) => flags.set(*given),
-            _ => Err(CudaError::InvalidValue),
-        }
     }
 }
 
@@ -416,28 +380,6 @@ fn free(address: CUdeviceptr) -> Answer {
     state.free(driver, address)
 }
 
-/// Takes note of memory of the program's, which stays the program's.
-fn register(address: Address, bytes: usize, flags: c_uint) -> Answer {
-    let (base, length) = (address.number(), bytes as u64);
-    let end = base.checked_add(length).ok_or(CudaError::InvalidValue)?;
-    if base == 0 || bytes == 0 {
-        return Err(CudaError::InvalidValue);
-    }
-    let driver = driver()?;
-    let context = current_handle()?;
-    let mut state = driver.state();
-    state.current()?;
-    state.potentially_unsafe()?;
-    let before = state.addresses.ranges.range(..end).next_back();
-    if before.is_some_and(|(start, range)| start + range.mapping.length() > base) {
-        return Err(CudaError::HostMemoryAlreadyRegistered);
-    }
-    let kind = RangeKind::Registered { context, flags };
-    let mapping = Mapping::of_program(base, bytes);
-    state.addresses.insert(mapping, length, kind);
-    Ok(())
-}
-
 fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {
     let driver = driver()?;
     let mut state = driver.state();
@@ -447,11 +389,11 @@ fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {
     Ok(state.addresses.insert(mapping, bytes as u64, kind))
 }
 
-fn allocate_host(address: Out<Address>, bytes: usize, flags: c_uint) -> Answer {
+fn allocate_host(address: Out<Address>, bytes: usize) -> Answer {
     if bytes == 0 || address.is_null() {
         return Err(CudaError::InvalidValue);
     }
     let context = current_handle()?;
-    let base = on_host(bytes, RangeKind::Host { context, flags })?;
+    let base = on_host(bytes, RangeKind::Host { context })?;
     address.set(Address::at(base))
 }

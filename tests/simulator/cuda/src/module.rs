@@ -14,7 +14,6 @@ use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::launch::legacy::Prepared;
-use crate::library::parameter;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
 /// All modules of this process.
@@ -196,18 +195,10 @@ entry_points! {
 
     "cuModuleLoadData" 2000 fn cuModuleLoadData(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
     "cuModuleLoadDataEx" 2010 fn cuModuleLoadDataEx(module: Out<CUmodule>, image: In<c_char>, _count: c_uint, _options: In<c_uint>, _values: In<*mut c_void>) { load(module, image) }
-    "cuModuleLoadFatBinary" 2000 fn cuModuleLoadFatBinary(module: Out<CUmodule>, image: In<c_char>) { load(module, image) }
 
     "cuModuleUnload" 2000 fn cuModuleUnload(module: CUmodule) {
         let driver = driver()?;
         driver.state().unload_module(driver, module)
-    }
-
-    "cuModuleGetLoadingMode" 11070 fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
-        const EAGER: c_uint = 1;
-        const LAZY: c_uint = 2;
-        driver()?;
-        mode.set(if lazy() { LAZY } else { EAGER })
     }
 
     "cuModuleGetFunction" 2000 fn cuModuleGetFunction(function: Out<CUfunction>, module: CUmodule, name: Text) {
@@ -242,39 +233,6 @@ entry_points! {
 
     "cuFuncSetCacheConfig" 3000 fn cuFuncSetCacheConfig(function: CUfunction, _config: c_uint) {
         driver()?.state().modules.function(function).map(drop)
-    }
-
-    "cuFuncSetSharedMemConfig" 4020 fn cuFuncSetSharedMemConfig(function: CUfunction, _config: c_uint) {
-        driver()?.state().modules.function(function).map(drop)
-    }
-
-    "cuFuncGetModule" 11000 fn cuFuncGetModule(module: Out<CUmodule>, function: CUfunction) {
-        module.set(driver()?.state().modules.function(function)?.module)
-    }
-
-    "cuFuncGetName" 12030 fn cuFuncGetName(name: Out<*const c_char>, function: CUfunction) {
-        // The function, and with it the string, lives as long as its module.
-        name.set(driver()?.state().modules.function(function)?.name.as_ptr())
-    }
-
-    "cuFuncGetParamInfo" 12040 fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: Out<usize>, size: Out<usize>) {
-        let state = driver()?.state();
-        parameter(&state.modules.function(function)?.name, index, offset, size)
-    }
-
-    "cuFuncIsLoaded" 12040 fn cuFuncIsLoaded(loaded: Out<c_uint>, function: CUfunction) {
-        let driver = driver()?;
-        let state = driver.state();
-        let module = state.modules.function(function)?.module;
-        let module = state.modules.modules.get(&module).ok_or(CudaError::InvalidHandle)?;
-        loaded.set(module.loaded.into())
-    }
-
-    "cuFuncLoad" 12040 fn cuFuncLoad(function: CUfunction) {
-        let driver = driver()?;
-        let mut state = driver.state();
-        let module = state.modules.function(function)?.module;
-        state.make_resident(driver, module)
     }
 
     "cuOccupancyMaxActiveBlocksPerMultiprocessor" 6050 fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<c_int>, function: CUfunction, block_size: c_int, _shared: usize) { occupancy(blocks, function, block_size) }

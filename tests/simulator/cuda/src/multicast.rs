@@ -6,7 +6,7 @@
 //! its handle. Nothing is stored through a mapping of an object here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{c_uint, c_ulonglong};
+use std::ffi::c_ulonglong;
 
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::AllocationId;
@@ -225,14 +225,5 @@ entry_points! {
         }
         let one = bound.remove(&at).ok_or(CudaError::InvalidValue)?;
         state.let_go(driver, one.allocation)
-    }
-
-    "cuMulticastGetGranularity" 12010 fn cuMulticastGetGranularity(granularity: Out<usize>, properties: In<CUmulticastObjectProp>, option: c_uint) {
-        driver()?;
-        properties.get()?;
-        if option > 1 {
-            return Err(CudaError::InvalidValue);
-        }
-        granularity.set(usize::try_from(PAGE_BYTES).map_err(|_| CudaError::Unknown)?)
     }
 }

@@ -9,7 +9,7 @@ use crate::graph::memory::MemoryNode;
 use crate::host::HostFunction;
 use crate::launch::Launch;
 use crate::stream::{Point, Stream, with_room};
-use crate::stream_memory::MemoryOperation;
+use crate::stream_memory::ValueWait;
 use crate::types::{CUdeviceptr, CUevent, CUgraph, CUmemcpy3D, CUmemsetNodeParams, CUstream};
 
 /// One operation of a stream, or one node of a graph.
@@ -29,14 +29,12 @@ pub(crate) enum Operation {
     Empty,
     /// Waits for an event.
     Wait(CUevent),
-    /// Records an event.
-    Record(CUevent),
     /// Takes memory of the graph's card.
     Allocate(MemoryNode),
     /// Gives it back.
     Free(CUdeviceptr),
-    /// Writes words of memory, or waits for them.
-    Memory(Vec<MemoryOperation>),
+    /// Waits for a value of a 32-bit word.
+    WaitValue(ValueWait),
 }
 
 impl Operation {
@@ -50,10 +48,9 @@ impl Operation {
             Self::Child(_) => 4,
             Self::Empty => 5,
             Self::Wait(_) => 6,
-            Self::Record(_) => 7,
             Self::Allocate(_) => 10,
             Self::Free(_) => 11,
-            Self::Memory(_) => 12,
+            Self::WaitValue(_) => 12,
         }
     }
 }
@@ -71,7 +68,6 @@ impl State {
             Operation::Copy(copy) => self.run_copy(driver, stream, copy),
             Operation::Fill(fill) => self.run_fill(driver, stream, fill),
             Operation::Host(function) => self.call_host(driver, stream, *function).map(Some),
-            Operation::Record(event) => self.record(driver, stream, *event).map(Some),
             Operation::Wait(event) => match self.wait_event(driver, stream, *event)? {
                 // Nobody can wait in the place of a stream of another context.
                 Some(_) => Err(CudaError::NotSupported),
@@ -82,13 +78,9 @@ impl State {
                 Ok(None)
             }
             Operation::Free(address) => self.free(driver, *address).map(|()| None),
-            Operation::Memory(operations) => {
-                let mut last = None;
-                for one in operations {
-                    last = Some(self.call_host(driver, stream, HostFunction::Memory(*one))?);
-                }
-                Ok(last)
-            }
+            Operation::WaitValue(wait) => self
+                .call_host(driver, stream, HostFunction::WaitValue(*wait))
+                .map(Some),
             Operation::Empty => self.marker(driver, stream).map(Some),
             // Graphs are taken apart when they are instantiated.
             Operation::Child(_) => Err(CudaError::InvalidValue),

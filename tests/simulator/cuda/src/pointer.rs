@@ -1,8 +1,8 @@
 //! What a pointer is: `cuPointerGetAttribute`.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Answer, In, Untyped, entry_points};
+use crate::abi::{Answer, Untyped, entry_points};
 use crate::driver::{State, driver};
 use crate::error::CudaError;
 use crate::memory::RangeKind;
@@ -60,10 +60,7 @@ impl Known {
     fn is_on_card(&self) -> bool {
         !matches!(
             self.kind,
-            RangeKind::Host { .. }
-                | RangeKind::Registered { .. }
-                | RangeKind::Managed { .. }
-                | RangeKind::HostPool { .. }
+            RangeKind::Host { .. } | RangeKind::Managed { .. } | RangeKind::HostPool { .. }
         )
     }
 
@@ -119,40 +116,5 @@ impl Known {
 entry_points! {
     "cuPointerGetAttribute" 4000 fn cuPointerGetAttribute(data: Untyped, which: c_uint, address: CUdeviceptr) {
         driver()?.state().known(address)?.write(which, address, data)
-    }
-
-    // A pointer that is nobody's has attributes too: nothing.
-    "cuPointerGetAttributes" 7000 fn cuPointerGetAttributes(count: c_uint, which: In<c_uint>, data: In<Untyped>, address: CUdeviceptr) {
-        let (which, data) = (which.list(count as usize)?, data.list(count as usize)?);
-        let known = driver()?.state().known(address);
-        for (which, data) in which.into_iter().zip(data) {
-            let written = known.and_then(|known| known.write(which, address, data));
-            if written.is_err() {
-                clear(which, data)?;
-            }
-        }
-        Ok(())
-    }
-
-    "cuPointerSetAttribute" 6000 fn cuPointerSetAttribute(value: In<c_void>, which: c_uint, address: CUdeviceptr) {
-        let _ = value;
-        driver()?.state().known(address)?;
-        match which {
-            attribute::SYNC_MEMOPS => Ok(()),
-            _ => Err(CudaError::InvalidValue),
-        }
-    }
-}
-
-/// What an attribute is of a pointer that does not have it.
-fn clear(which: c_uint, data: Untyped) -> Answer {
-    const INVALID_DEVICE: c_int = -2;
-    match which {
-        attribute::DEVICE_ORDINAL => data.out().set(INVALID_DEVICE),
-        attribute::MEMORY_TYPE | attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
-        attribute::IS_MANAGED | attribute::IS_LEGACY_CUDA_IPC_CAPABLE | attribute::MAPPED => {
-            data.out::<u8>().set(0)
-        }
-        _ => data.out::<u64>().set(0),
     }
 }

@@ -19,8 +19,7 @@ use crate::memory::{Mapping, RangeKind};
 use crate::operation::Operation;
 use crate::stream::with_room;
 use crate::types::{
-    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemPoolProps, CUmemoryPool,
-    CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream,
 };
 use crate::virtual_memory::FILE_DESCRIPTOR;
 
@@ -416,9 +415,6 @@ entry_points! {
     "cuMemGetMemPool" 13000 fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
         pool.set(driver()?.state().current_pool(home(location, kind)?))
     }
-    "cuMemSetMemPool" 13000 fn cuMemSetMemPool(location: In<CUmemLocation>, kind: c_uint, pool: CUmemoryPool) {
-        set_current(home(location, kind)?, pool)
-    }
 
     "cuMemPoolCreate" 11020 fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) {
         let properties = properties.get()?;
@@ -454,18 +450,5 @@ entry_points! {
     "cuMemPoolTrimTo" 11020 fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let driver = driver()?;
         driver.state().trim(driver, pool, keep as u64)
-    }
-
-    "cuMemPoolSetAccess" 11020 fn cuMemPoolSetAccess(pool: CUmemoryPool, _map: In<CUmemAccessDesc>, _count: usize) {
-        // Every card of the machine can reach every other one's memory.
-        driver()?.state().pools.get(pool).map(drop)
-    }
-
-    "cuMemPoolGetAccess" 11020 fn cuMemPoolGetAccess(flags: Out<c_uint>, pool: CUmemoryPool, location: In<CUmemLocation>) {
-        const READ_WRITE: c_uint = 3;
-        let driver = driver()?;
-        driver.device(location.get()?.id)?;
-        driver.state().pools.get(pool)?;
-        flags.set(READ_WRITE)
     }
 }

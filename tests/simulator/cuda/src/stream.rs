@@ -4,7 +4,7 @@
 //! publishes the last completed one.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -53,7 +53,6 @@ pub(crate) struct Stream {
     /// Its cell.
     pub(crate) cell: u32,
     flags: c_uint,
-    priority: c_int,
     legacy: bool,
 }
 
@@ -64,7 +63,6 @@ impl Stream {
             context,
             cell,
             flags: NON_BLOCKING,
-            priority: 0,
             legacy: false,
         }
     }
@@ -163,7 +161,6 @@ impl State {
             context,
             cell,
             flags: 0,
-            priority: 0,
             legacy,
         };
         self.streams.defaults.insert((context, which), stream);
@@ -269,18 +266,12 @@ impl State {
             .collect()
     }
 
-    /// All streams of a context.
-    pub(crate) fn streams_of(&self, context: CUcontext) -> Vec<Stream> {
-        self.streams.of_context(context).copied().collect()
-    }
-
     /// Makes a stream in a context.
     pub(crate) fn create_stream(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         flags: c_uint,
-        priority: c_int,
     ) -> Answer<CUstream> {
         let cell = self.hidden_cell(driver)?;
         let handle = CUstream(self.handle());
@@ -288,8 +279,6 @@ impl State {
             context,
             cell,
             flags,
-            // Out of the range that cuCtxGetStreamPriorityRange names: clamped, as on hardware.
-            priority: priority.clamp(-5, 0),
             legacy: false,
         };
         self.streams.created.insert(handle, stream);
@@ -351,8 +340,8 @@ pub(crate) fn with_room<T>(
 }
 
 entry_points! {
-    "cuStreamCreate" 2000 fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) { create(stream, flags, 0) }
-    "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, priority: c_int) { create(stream, flags, priority) }
+    "cuStreamCreate" 2000 fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) { create(stream, flags) }
+    "cuStreamCreateWithPriority" 5050 fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, _priority: c_int) { create(stream, flags) }
 
     "cuStreamDestroy" 2000 fn cuStreamDestroy(stream: CUstream) { destroy(stream) }
     "cuStreamDestroy" 4000 fn cuStreamDestroy_v2(stream: CUstream) { destroy(stream) }
@@ -379,21 +368,6 @@ entry_points! {
         }
     }
 
-    "cuStreamGetFlags" 5050 fn cuStreamGetFlags(stream: CUstream, flags: Out<c_uint>) ptsz(stream) cuStreamGetFlags_ptsz {
-        let driver = driver()?;
-        flags.set(driver.state().stream(driver, stream)?.flags)
-    }
-
-    "cuStreamGetPriority" 5050 fn cuStreamGetPriority(stream: CUstream, priority: Out<c_int>) ptsz(stream) cuStreamGetPriority_ptsz {
-        let driver = driver()?;
-        priority.set(driver.state().stream(driver, stream)?.priority)
-    }
-
-    "cuStreamGetId" 12000 fn cuStreamGetId(stream: CUstream, id: Out<c_ulonglong>) ptsz(stream) cuStreamGetId_ptsz {
-        let driver = driver()?;
-        id.set(driver.state().stream(driver, stream)?.cell.into())
-    }
-
     "cuStreamGetCtx" 9020 fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) ptsz(stream) cuStreamGetCtx_ptsz {
         let driver = driver()?;
         context.set(driver.state().stream(driver, stream)?.context)
@@ -414,7 +388,7 @@ entry_points! {
     }
 }
 
-fn create(result: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
+fn create(result: Out<CUstream>, flags: c_uint) -> Answer {
     if flags & !NON_BLOCKING != 0 || result.is_null() {
         return Err(CudaError::InvalidValue);
     }
@@ -422,7 +396,7 @@ fn create(result: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
     let context = current_context()?;
     let mut state = driver.state();
     state.current()?;
-    result.set(state.create_stream(driver, context, flags, priority)?)
+    result.set(state.create_stream(driver, context, flags)?)
 }
 
 /// What is queued is still done; only the handle goes.

@@ -10,9 +10,9 @@ mod graph;
 mod resource;
 
 pub(crate) use copy::{
-    CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1,
-    CUarrayMemoryRequirements, CUmemcpy2D, CUmemcpy2DSide, CUmemcpy3D, CUmemcpy3DBatchOp,
-    CUmemcpy3DOperand, CUmemcpy3DSide, CUmemcpyAttributes, CUmemsetNodeParams, MemoryType,
+    CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1, CUmemcpy2D,
+    CUmemcpy2DSide, CUmemcpy3D, CUmemcpy3DBatchOp, CUmemcpy3DOperand, CUmemcpy3DSide,
+    CUmemcpyAttributes, CUmemsetNodeParams, MemoryType,
 };
 pub(crate) use graph::{
     CUchildGraphNodeParams, CUeventNodeParams, CUgraphEdgeData, CUgraphExecUpdateResultInfo,
@@ -22,9 +22,8 @@ pub(crate) use graph::{
 };
 
 pub(crate) use resource::{
-    CUarrayMapInfo, CUarraySparseProperties, CUbatchMemOpNodeParams, CUdevResource,
-    CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc, CUmulticastObjectProp, CUresourceDesc,
-    CUresourceViewDesc, CUstreamMemOp, CUtensorMap, CUtextureDesc,
+    CUarrayMapInfo, CUarraySparseProperties, CUdevResource, CUexternalMemoryBufferDesc,
+    CUexternalMemoryHandleDesc, CUmulticastObjectProp,
 };
 
 pub(crate) type CUresult = c_uint;
@@ -71,12 +70,8 @@ handles! {
     CUgreenCtx;
     /// Resources for a green context.
     CUdevResourceDesc;
-    /// A linker.
-    CUlinkState;
     /// Memory of another process or API.
     CUexternalMemory;
-    /// A resource of the program's.
-    CUuserObject;
 }
 
 impl CUcontext {

@@ -436,15 +436,6 @@ entry_points! {
         Ok(())
     }
 
-    "cuMemGetAccess" 10020 fn cuMemGetAccess(flags: Out<c_ulonglong>, location: In<CUmemLocation>, address: CUdeviceptr) {
-        let location = location.get()?;
-        let driver = driver()?;
-        driver.device(location.id)?;
-        let state = driver.state();
-        let (_, mapped) = state.virtual_memory.containing(address).ok_or(CudaError::InvalidValue)?;
-        flags.set(mapped.access.get(&location.id).copied().unwrap_or(0).into())
-    }
-
     "cuMemGetAllocationGranularity" 10020 fn cuMemGetAllocationGranularity(granularity: Out<usize>, properties: In<CUmemAllocationProp>, option: c_uint) {
         let driver = driver()?;
         card_of(driver, &properties.get()?)?;

@@ -323,12 +323,6 @@ impl Channel {
         wait_on(&self.layout.host_calls, seen, timeout);
     }
 
-    /// Client: lets its own thread return from [`Self::wait_host_calls`].
-    pub fn wake_host_thread(&self) {
-        self.layout.host_calls.fetch_add(1, Ordering::Release);
-        wake(&self.layout.host_calls);
-    }
-
     /// Client: the last ticket of a stream whose host function may run.
     #[must_use]
     pub fn host_ready(&self, stream: u32) -> u64 {

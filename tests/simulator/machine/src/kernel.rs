@@ -347,9 +347,7 @@ impl Kernel {
             Request::Open { allocation } => self.open(client, allocation),
             Request::Export { allocation } => self.export(client, allocation),
             // The server's business: it knows descriptors.
-            Request::Import | Request::ShareEvent { .. } | Request::OpenEvent { .. } => {
-                Err(Refusal::Invalid)
-            }
+            Request::Import => Err(Refusal::Invalid),
             Request::MemoryInfo { card } => {
                 let card = self.card(card)?;
                 Ok(Reply::MemoryInfo {

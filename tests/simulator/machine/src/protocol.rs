@@ -23,7 +23,7 @@ pub use mig::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// Index of a card on its machine; equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,10 +40,6 @@ pub struct AllocationId(pub u64);
 /// Memory that a file descriptor stands for, unique on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
-
-/// An event of several processes, unique on the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct SharedEventId(pub u64);
 
 /// Which library a connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,18 +158,6 @@ pub enum Request {
     },
     /// Holds what a descriptor stands for; the message carries it.
     Import,
-    /// Lets other processes [`Self::OpenEvent`] an event of this one.
-    ShareEvent {
-        /// Its cell in the channel.
-        event: u32,
-    },
-    /// Takes part in an event of another process.
-    OpenEvent {
-        /// Which event.
-        shared: SharedEventId,
-        /// The cell that stands for it in this process's channel.
-        event: u32,
-    },
     /// Free and total memory, as `cuMemGetInfo` reports them.
     MemoryInfo {
         /// Which card.
@@ -231,13 +215,6 @@ pub enum Reply {
     Exported {
         /// What the daemon knows it by.
         export: ExportId,
-    },
-    /// To [`Request::ShareEvent`] and [`Request::OpenEvent`]; the message carries the event's page.
-    EventShared {
-        /// Which event.
-        shared: SharedEventId,
-        /// What this process is called in the page.
-        member: u64,
     },
     /// To [`Request::MemoryInfo`].
     MemoryInfo {

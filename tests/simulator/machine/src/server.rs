@@ -32,14 +32,12 @@ mod exports;
 mod files;
 mod instances;
 mod peers;
-pub mod shared_events;
 mod stop_signal;
 mod view;
 
 use exports::Exports;
 use files::{listener, lock, memory_file, watch};
 use peers::{Peer, Peers};
-use shared_events::SharedEvents;
 use view::Namespace;
 
 const AT_ONCE: Timespec = Timespec {
@@ -100,7 +98,6 @@ pub struct Server {
     _stop: OwnedFd,
     peers: Peers,
     exports: Exports,
-    shared_events: SharedEvents,
     next_token: u64,
     /// Answers that a fault holds back, by the time when they go out.
     delayed: BTreeMap<(Nanos, u64), Reply>,
@@ -166,7 +163,6 @@ impl Server {
             _stop: stop,
             peers: Peers::default(),
             exports: Exports::default(),
-            shared_events: SharedEvents::default(),
             next_token: FIRST_PEER,
             delayed: BTreeMap::new(),
             buffer: Vec::new(),
@@ -313,9 +309,6 @@ impl Server {
         let policy = self.kernel.description().process_ids;
         view::widen(&mut request, policy, peer.namespace(), self.kernel.pids());
         let client = ClientId(token);
-        if let Request::ShareEvent { .. } | Request::OpenEvent { .. } = request {
-            return self.share_event(token, &request);
-        }
         let mut reply = match request {
             Request::Import => {
                 let export = self.exports.first(&fds);
@@ -374,7 +367,6 @@ impl Server {
             let _ = epoll::delete(&self.epoll, channel);
         }
         self.kernel.disconnect(ClientId(token));
-        self.shared_events.forget(ClientId(token), now());
     }
 
     fn apply_effects(&mut self) {
@@ -418,7 +410,6 @@ impl Server {
                 } => {
                     self.peers
                         .with_channel(client, |channel| channel.record(event, recording, at));
-                    self.shared_events.reach(client, event, recording, at);
                 }
                 Effect::HostCall {
                     client,

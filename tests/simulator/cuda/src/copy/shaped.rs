@@ -2,7 +2,7 @@
 
 use super::Completion::{Awaited, Queued};
 use super::{Completion, copy};
-use crate::abi::{Address, Answer, In, entry_points};
+use crate::abi::{Answer, In, entry_points};
 use crate::types::{
     CUarray, CUdeviceptr, CUmemcpy2D, CUmemcpy2DSide, CUmemcpy3D, CUmemcpy3DSide, CUstream,
     MemoryType,
@@ -43,10 +43,6 @@ fn of_array(array: CUarray, offset: usize) -> CUmemcpy3DSide {
     }
 }
 
-fn of_host(address: Address) -> CUmemcpy3DSide {
-    CUmemcpy3DSide::linear(MemoryType::HOST, address.number())
-}
-
 fn of_device(address: CUdeviceptr) -> CUmemcpy3DSide {
     CUmemcpy3DSide::linear(MemoryType::DEVICE, address)
 }
@@ -72,9 +68,5 @@ entry_points! {
 
     "cuMemcpyDtoA" 3020 fn cuMemcpyDtoA_v2(to: CUarray, offset: usize, from: CUdeviceptr, bytes: usize) ptds(stream) cuMemcpyDtoA_v2_ptds { line(of_array(to, offset), of_device(from), bytes, stream, Awaited) }
     "cuMemcpyAtoD" 3020 fn cuMemcpyAtoD_v2(to: CUdeviceptr, from: CUarray, offset: usize, bytes: usize) ptds(stream) cuMemcpyAtoD_v2_ptds { line(of_device(to), of_array(from, offset), bytes, stream, Awaited) }
-    "cuMemcpyHtoA" 3020 fn cuMemcpyHtoA_v2(to: CUarray, offset: usize, from: Address, bytes: usize) ptds(stream) cuMemcpyHtoA_v2_ptds { line(of_array(to, offset), of_host(from), bytes, stream, Awaited) }
-    "cuMemcpyAtoH" 3020 fn cuMemcpyAtoH_v2(to: Address, from: CUarray, offset: usize, bytes: usize) ptds(stream) cuMemcpyAtoH_v2_ptds { line(of_host(to), of_array(from, offset), bytes, stream, Awaited) }
     "cuMemcpyAtoA" 3020 fn cuMemcpyAtoA_v2(to: CUarray, to_offset: usize, from: CUarray, offset: usize, bytes: usize) ptds(stream) cuMemcpyAtoA_v2_ptds { line(of_array(to, to_offset), of_array(from, offset), bytes, stream, Awaited) }
-    "cuMemcpyHtoAAsync" 3020 fn cuMemcpyHtoAAsync_v2(to: CUarray, offset: usize, from: Address, bytes: usize, stream: CUstream) ptsz(stream) cuMemcpyHtoAAsync_v2_ptsz { line(of_array(to, offset), of_host(from), bytes, stream, Queued) }
-    "cuMemcpyAtoHAsync" 3020 fn cuMemcpyAtoHAsync_v2(to: Address, from: CUarray, offset: usize, bytes: usize, stream: CUstream) ptsz(stream) cuMemcpyAtoHAsync_v2_ptsz { line(of_host(to), of_array(from, offset), bytes, stream, Queued) }
 }

@@ -17,9 +17,9 @@ use crate::error::CudaError;
 use crate::operation::Operation;
 use crate::stream::{Point, Stream, wait_for, with_room};
 use crate::types::{
-    CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo,
-    CUgraphInstantiateParams, CUgraphNode, CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams,
-    CUkernelNodeParamsV2, CUmemcpy3D, CUmemsetNodeParams, CUstream,
+    CUcontext, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphInstantiateParams,
+    CUgraphNode, CUgraphNodeParams, CUkernelNodeParams, CUkernelNodeParamsV2, CUmemcpy3D,
+    CUmemsetNodeParams, CUstream,
 };
 
 /// Most steps of one graph: what a stream can have queued.
@@ -89,8 +89,6 @@ impl State {
             lanes.push(self.hidden_cell(driver)?);
         }
         let handle = CUgraphExec(self.handle());
-        // Handles are unique: it holds its references as a graph does.
-        self.copy_user_objects(graph, CUgraph(handle.0))?;
         let exec = Exec {
             by_node: by_node(&steps),
             steps,
@@ -106,7 +104,7 @@ impl State {
         let exec = self.graphs.execs.0.remove(&handle);
         // What was launched is still done.
         self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
-        self.forget_user_objects(CUgraph(handle.0))
+        Ok(())
     }
 
     /// Does something with an executable graph for which its memory may be used again: it comes after its last launch.
@@ -392,10 +390,6 @@ entry_points! {
         driver()?.state().destroy_exec(exec)
     }
 
-    "cuGraphExecGetFlags" 12000 fn cuGraphExecGetFlags(exec: CUgraphExec, flags: Out<u64>) {
-        flags.set(driver()?.state().graphs.execs.get(exec)?.flags)
-    }
-
     "cuGraphExecUpdate" 10020 fn cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: Out<CUgraphNode>, result: Out<c_uint>) {
         let (code, which) = match update(exec, graph)? {
             Ok(()) => (0, NO_NODE),
@@ -431,19 +425,8 @@ entry_points! {
 
     "cuGraphExecMemcpyNodeSetParams" 10020 fn cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: CUgraphNode, copy: In<CUmemcpy3D>, _context: CUcontext) { set(exec, node, Operation::Copy(copy.get()?)) }
     "cuGraphExecMemsetNodeSetParams" 10020 fn cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: CUgraphNode, fill: In<CUmemsetNodeParams>, _context: CUcontext) { set(exec, node, Operation::Fill(fill.get()?)) }
-    "cuGraphExecHostNodeSetParams" 10020 fn cuGraphExecHostNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<CUhostNodeParams>) { set(exec, node, params.get()?.operation()?) }
     "cuGraphExecChildGraphNodeSetParams" 11010 fn cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: CUgraphNode, child: CUgraph) {
         driver()?.state().set_child(exec, node, child)
-    }
-    "cuGraphExecEventRecordNodeSetEvent" 11010 fn cuGraphExecEventRecordNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
-        let mut state = driver()?.state();
-        state.require_event(event)?;
-        state.set_step(exec, node, Operation::Record(event))
-    }
-    "cuGraphExecEventWaitNodeSetEvent" 11010 fn cuGraphExecEventWaitNodeSetEvent(exec: CUgraphExec, node: CUgraphNode, event: CUevent) {
-        let mut state = driver()?.state();
-        state.require_event(event)?;
-        state.set_step(exec, node, Operation::Wait(event))
     }
 
     "cuGraphExecNodeSetParams" 12020 fn cuGraphExecNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: InOut<CUgraphNodeParams>) {
@@ -464,9 +447,5 @@ entry_points! {
         }
         step.enabled = enabled != 0;
         Ok(())
-    }
-    "cuGraphNodeGetEnabled" 11060 fn cuGraphNodeGetEnabled(exec: CUgraphExec, node: CUgraphNode, enabled: Out<c_uint>) {
-        let mut state = driver()?.state();
-        enabled.set(state.graphs.execs.get_mut(exec)?.step(node)?.enabled.into())
     }
 }

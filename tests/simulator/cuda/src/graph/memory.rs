@@ -379,25 +379,6 @@ entry_points! {
         })
     }
 
-    "cuDeviceSetGraphMemAttribute" 11040 fn cuDeviceSetGraphMemAttribute(device: CUdevice, which: c_uint, value: Untyped) {
-        let driver = driver()?;
-        driver.device(device)?;
-        // The high-water marks can only be reset.
-        if value.input::<u64>().get()? != 0 {
-            return Err(CudaError::InvalidValue);
-        }
-        let mut state = driver.state();
-        let memory = &mut state.graphs.memory;
-        let (used, reserved) = (memory.used(device), memory.reserved(device));
-        let highest = memory.highest.entry(device).or_default();
-        match which {
-            attribute::USED_HIGH => highest.used = used,
-            attribute::RESERVED_HIGH => highest.reserved = reserved,
-            _ => return Err(CudaError::InvalidValue),
-        }
-        Ok(())
-    }
-
     "cuDeviceGraphMemTrim" 11040 fn cuDeviceGraphMemTrim(device: CUdevice) {
         let driver = driver()?;
         driver.device(device)?;

@@ -1,6 +1,6 @@
 //! Node parameters between their C forms and operations.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::sync::Arc;
 
 use crate::abi::{Answer, In};
@@ -106,10 +106,8 @@ pub(super) enum NodeType {
     Child,
     Empty,
     Wait,
-    Record,
     Allocate,
     Free,
-    Memory,
 }
 
 impl NodeType {
@@ -122,16 +120,11 @@ impl NodeType {
             4 => Self::Child,
             5 => Self::Empty,
             6 => Self::Wait,
-            7 => Self::Record,
             10 => Self::Allocate,
             11 => Self::Free,
-            12 => Self::Memory,
-            // External semaphores, conditions.
-            8 | 9 | 13 => return Err(CudaError::NotSupported),
+            // Event records, external semaphores, batched memory operations, conditions.
+            7 | 8 | 9 | 12 | 13 => return Err(CudaError::NotSupported),
             _ => return Err(CudaError::InvalidValue),
         })
     }
 }
-
-/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`
-pub(super) const OWNERSHIP_MOVE: c_int = 1;

@@ -22,8 +22,6 @@ enum End {
     Unmapped,
     /// It lies in a [`Reservation`].
     Reserved,
-    /// It is the program's.
-    Kept,
 }
 
 fn pointer(address: u64) -> Result<*mut std::ffi::c_void, Errno> {
@@ -75,12 +73,6 @@ impl Mapping {
         })
     }
 
-    /// A range that the program mapped, and will unmap.
-    pub(crate) fn of_program(base: u64, length: usize) -> Self {
-        let end = End::Kept;
-        Self { base, length, end }
-    }
-
     /// Maps a range of a card's memory at a reserved address where nothing is mapped yet.
     pub(crate) fn place(
         reservation: &Reservation,
@@ -116,7 +108,6 @@ impl Drop for Mapping {
             return;
         };
         match self.end {
-            End::Kept => {}
             End::Unmapped => {
                 // SAFETY: the range is ours; what still points into it is freed memory to its user.
                 let _ = unsafe { munmap(base, self.length) };

@@ -96,15 +96,6 @@ pub(crate) struct CUarray3DDescriptor {
     pub(crate) flags: c_uint,
 }
 
-/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CUarrayMemoryRequirements {
-    pub(crate) bytes: usize,
-    pub(crate) alignment: usize,
-    pub(crate) reserved: [c_uint; 4],
-}
-
 /// `CUDA_MEMSET_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -81,7 +81,6 @@ fn memory_structs_have_the_layout_of_the_header() {
         flags = allocFlags
     );
     same_layout!(CUipcHandle, sys::CUipcMemHandle, bytes = reserved);
-    same_layout!(CUipcHandle, sys::CUipcEventHandle, bytes = reserved);
     same_layout!(CUipcHandle, sys::CUmemPoolPtrExportData, bytes = reserved);
 }
 
@@ -171,13 +170,6 @@ fn copies_have_the_layout_of_the_header() {
         format = Format,
         channels = NumChannels,
         flags = Flags
-    );
-    same_layout!(
-        CUarrayMemoryRequirements,
-        sys::CUDA_ARRAY_MEMORY_REQUIREMENTS,
-        bytes = size,
-        alignment = alignment,
-        reserved = reserved
     );
     same_layout!(
         CUarraySparseProperties,
@@ -375,43 +367,4 @@ fn batches_and_resources_have_the_layout_of_the_header() {
         bytes = size,
         flags = flags
     );
-    same_layout!(
-        CUresourceDesc,
-        sys::CUDA_RESOURCE_DESC,
-        kind = resType,
-        place = res,
-        flags = flags
-    );
-    same_layout!(CUtextureDesc, sys::CUDA_TEXTURE_DESC);
-    same_layout!(
-        CUresourceViewDesc,
-        sys::CUDA_RESOURCE_VIEW_DESC,
-        format = format,
-        extent = width,
-        ranges = firstMipmapLevel
-    );
-    same_layout!(
-        CUstreamMemOp,
-        sys::CUstreamBatchMemOpParams,
-        kind = operation
-    );
-    // One of the forms of the union, which is longer.
-    use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait;
-    assert_eq!(
-        offset_of!(CUstreamMemOp, address),
-        offset_of!(Wait, address)
-    );
-    let value = offset_of!(Wait, __bindgen_anon_1);
-    assert_eq!(offset_of!(CUstreamMemOp, value), value);
-    assert_eq!(offset_of!(CUstreamMemOp, flags), offset_of!(Wait, flags));
-    assert_eq!(offset_of!(CUstreamMemOp, alias), offset_of!(Wait, alias));
-    same_layout!(
-        CUbatchMemOpNodeParams,
-        sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
-        context = ctx,
-        count = count,
-        operations = paramArray,
-        flags = flags
-    );
-    same_layout!(CUtensorMap, sys::CUtensorMap);
 }

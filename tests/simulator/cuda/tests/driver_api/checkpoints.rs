@@ -81,18 +81,6 @@ fn a_checkpointed_process_has_no_memory_and_gets_it_back() {
     );
     assert_eq!(used(), own);
     assert_eq!(machine.card(0).unwrap().processes.len(), 1);
-    let mut thread = 0u32;
-    assert_eq!(
-        call!(
-            api,
-            "cuCheckpointProcessGetRestoreThreadId",
-            pid,
-            &raw mut thread
-        ),
-        0
-    );
-    assert_eq!(thread, pid);
-
     let all = api
         .allocate(api.memory_info().0 / (2 * MIB) * 2 * MIB)
         .unwrap();

@@ -6,86 +6,34 @@ use cudarc::driver::sys;
 use simulator_machine::description::T4;
 use simulator_machine::testing::Machine;
 
-use crate::api::{Api, Handle, INVALID_VALUE, Invoke, NOT_SUPPORTED, call};
+use crate::api::{Api, Handle, Invoke, call};
 
 const NONE: Handle = std::ptr::null_mut();
 
-/// `CUgraphNodeParams`: a kind, and what its kind has from the sixteenth byte on.
-#[repr(C, align(8))]
-struct Params {
-    kind: i32,
-    reserved: [i32; 3],
-    words: [u64; 29],
-    end: u64,
+struct TestBed {
+    api: Api,
+    graph: Handle,
+    from: u64,
+    to: u64,
+    _machine: Machine,
 }
 
-impl Params {
-    fn new<T>(kind: i32, value: T) -> Self {
-        let mut params = Self {
-            kind,
-            reserved: [0; 3],
-            words: [0; 29],
-            end: 0,
-        };
-        assert!(size_of::<T>() <= size_of_val(&params.words));
-        let place = params.words.as_mut_ptr().cast::<T>();
-        unsafe { place.write_unaligned(value) };
-        params
-    }
-}
-
-pub(crate) struct Ground {
-    pub(crate) api: Api,
-    pub(crate) graph: Handle,
-    pub(crate) from: u64,
-    pub(crate) to: u64,
-    pub(crate) machine: Machine,
-}
-
-pub(crate) fn ground() -> Ground {
+fn test_bed() -> TestBed {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (from, to) = (api.allocate(256).unwrap(), api.allocate(256).unwrap());
     let mut graph = NONE;
     assert_eq!(call!(api, "cuGraphCreate", &raw mut graph, 0u32), 0);
-    Ground {
+    TestBed {
         api,
         graph,
         from,
         to,
-        machine,
+        _machine: machine,
     }
 }
 
-impl Ground {
-    /// A node by `cuGraphAddNode`, behind another one.
-    fn add(&self, name: &str, before: &[Handle], params: &mut Params) -> Result<Handle, u32> {
-        let mut node = NONE;
-        let params = std::ptr::from_mut(params);
-        let symbol = self.api.symbol(name);
-        let (list, count) = (before.as_ptr(), before.len());
-        let code: u32 = match name.ends_with("_v2") {
-            true => Invoke::invoke(
-                symbol,
-                (&raw mut node, self.graph, list, NONE, count, params),
-            ),
-            false => Invoke::invoke(symbol, (&raw mut node, self.graph, list, count, params)),
-        };
-        match code {
-            0 => Ok(node),
-            code => Err(code),
-        }
-    }
-
-    pub(crate) fn kind(&self, node: Handle) -> i32 {
-        let mut kind = -1;
-        assert_eq!(
-            call!(self.api, "cuGraphNodeGetType", node, &raw mut kind),
-            0
-        );
-        kind
-    }
-
+impl TestBed {
     fn fill(&self, value: u32) -> sys::CUDA_MEMSET_NODE_PARAMS {
         sys::CUDA_MEMSET_NODE_PARAMS {
             dst: self.to,
@@ -129,7 +77,7 @@ impl Ground {
         }
     }
 
-    pub(crate) fn instantiate(&self) -> Handle {
+    fn instantiate(&self) -> Handle {
         let mut exec = NONE;
         let code = call!(
             self.api,
@@ -142,26 +90,24 @@ impl Ground {
         exec
     }
 
-    pub(crate) fn run(&self, exec: Handle) {
+    fn run(&self, exec: Handle) {
         assert_eq!(call!(self.api, "cuGraphLaunch", exec, NONE), 0);
         self.api.synchronize();
     }
 }
 
-pub(crate) unsafe extern "C" fn nothing(_data: *mut c_void) {}
-
 /// As `CUDA_KERNEL_NODE_PARAMS_v3`: function, shape, shared bytes, parameters, kernel, context.
 #[repr(C)]
-pub(crate) struct Kernel {
+struct Kernel {
     function: Handle,
-    pub(crate) shape: [u32; 7],
+    shape: [u32; 7],
     parameters: *mut *mut c_void,
     extra: Handle,
     kernel: Handle,
     context: Handle,
 }
 
-pub(crate) fn kernel(api: &Api) -> Kernel {
+fn kernel(api: &Api) -> Kernel {
     Kernel {
         function: api.function(c"noop"),
         shape: [1, 1, 1, 32, 1, 1, 0],
@@ -173,189 +119,178 @@ pub(crate) fn kernel(api: &Api) -> Kernel {
 }
 
 #[test]
-fn nodes_of_every_kind_are_added_in_one_way() {
-    let ground = ground();
-    let event = ground.api.event();
-    let mut child = NONE;
-    assert_eq!(call!(ground.api, "cuGraphCreate", &raw mut child, 0u32), 0);
-    for name in ["cuGraphAddNode", "cuGraphAddNode_v2"] {
-        let words = [0u64; 29];
-        let mut kinds = vec![
-            Params::new(0, kernel(&ground.api)),
-            Params::new(2, (ground.fill(1), NONE)),
-            Params::new(3, (nothing as unsafe extern "C" fn(*mut c_void), NONE)),
-            Params::new(4, (child, 0u64)),
-            Params::new(5, words),
-            Params::new(6, event),
-            Params::new(7, event),
-        ];
-        let mut before = Vec::new();
-        for params in &mut kinds {
-            let node = ground.add(name, &before, params).unwrap();
-            assert_eq!(ground.kind(node), params.kind, "{name}");
-            before = vec![node];
-        }
-        // External semaphores and conditions.
-        for kind in [8, 9, 13] {
-            let refused = ground.add(name, &[], &mut Params::new(kind, words));
-            assert_eq!(refused.err(), Some(NOT_SUPPORTED), "{name} {kind}");
-        }
-        let unknown = ground.add(name, &[], &mut Params::new(99, words));
-        assert_eq!(unknown.err(), Some(INVALID_VALUE), "{name}");
-    }
-    ground.run(ground.instantiate());
-    assert_eq!(ground.api.read(ground.to, 256), [1; 256]);
-}
-
-#[test]
 fn what_a_memset_node_does_is_read_and_changed() {
-    let ground = ground();
-    let api = &ground.api;
-    let (mut node, mut read) = (NONE, ground.fill(9));
-    let first = ground.fill(1);
+    let bed = test_bed();
+    let api = &bed.api;
+    let mut node = NONE;
+    let first = bed.fill(1);
     let code = call!(
         api,
         "cuGraphAddMemsetNode",
         &raw mut node,
-        ground.graph,
+        bed.graph,
         NONE,
         0usize,
         &raw const first,
         NONE
     );
     assert_eq!(code, 0);
-    assert_eq!(
-        call!(api, "cuGraphMemsetNodeGetParams", node, &raw mut read),
-        0
-    );
-    assert_eq!(read, first);
-    let second = ground.fill(2);
-    assert_eq!(
-        call!(api, "cuGraphMemsetNodeSetParams", node, &raw const second),
-        0
-    );
-    let exec = ground.instantiate();
-    ground.run(exec);
-    assert_eq!(api.read(ground.to, 256), [2; 256]);
-    let third = ground.fill(3);
+    let exec = bed.instantiate();
+    bed.run(exec);
+    assert_eq!(api.read(bed.to, 256), [1; 256]);
+    let second = bed.fill(2);
     assert_eq!(
         call!(
             api,
             "cuGraphExecMemsetNodeSetParams",
             exec,
             node,
-            &raw const third,
+            &raw const second,
             NONE
         ),
         0
     );
-    ground.run(exec);
-    assert_eq!(api.read(ground.to, 256), [3; 256]);
-    // As a node of any kind, of the kind that it is.
-    let mut params = Params::new(2, (ground.fill(4), NONE));
-    assert_eq!(call!(api, "cuGraphNodeSetParams", node, &raw mut params), 0);
-    ground.run(ground.instantiate());
-    assert_eq!(api.read(ground.to, 256), [4; 256]);
-    let mut other = Params::new(5, [0u64; 29]);
-    assert_eq!(
-        call!(api, "cuGraphNodeSetParams", node, &raw mut other),
-        INVALID_VALUE
-    );
+    bed.run(exec);
+    assert_eq!(api.read(bed.to, 256), [2; 256]);
 }
 
 #[test]
 fn what_a_copy_node_does_is_read_and_changed() {
-    let ground = ground();
-    let api = &ground.api;
-    api.write(ground.from, &[5; 256]);
-    let mut copy = ground.copy();
+    let bed = test_bed();
+    let api = &bed.api;
+    api.write(bed.from, &[5; 256]);
+    let mut copy = bed.copy();
     let mut node = NONE;
     let code = call!(
         api,
         "cuGraphAddMemcpyNode",
         &raw mut node,
-        ground.graph,
+        bed.graph,
         NONE,
         0usize,
         &raw const copy,
         NONE
     );
     assert_eq!(code, 0);
-    let exec = ground.instantiate();
-    ground.run(exec);
-    assert_eq!(api.read(ground.to, 256), [5; 256]);
-    let mut read = copy;
-    read.WidthInBytes = 0;
-    assert_eq!(
-        call!(api, "cuGraphMemcpyNodeGetParams", node, &raw mut read),
-        0
-    );
-    assert_eq!((read.WidthInBytes, read.srcDevice), (256, ground.from));
-    // The other half only.
-    assert_eq!(call!(api, "cuMemsetD8_v2", ground.to, 0u8, 256usize), 0);
-    read.WidthInBytes = 128;
+    let exec = bed.instantiate();
+    bed.run(exec);
+    assert_eq!(api.read(bed.to, 256), [5; 256]);
+    assert_eq!(call!(api, "cuMemsetD8_v2", bed.to, 0u8, 256usize), 0);
+    copy.WidthInBytes = 128;
     assert_eq!(
         call!(
             api,
             "cuGraphExecMemcpyNodeSetParams",
             exec,
             node,
-            &raw const read,
+            &raw const copy,
             NONE
         ),
         0
     );
-    ground.run(exec);
-    assert_eq!(api.read(ground.to + 120, 16), [[5; 8], [0; 8]].concat());
-    assert_eq!(
-        call!(api, "cuGraphMemcpyNodeSetParams", node, &raw const read),
-        0
-    );
-    assert_eq!(
-        call!(api, "cuGraphMemcpyNodeGetParams", node, &raw mut copy),
-        0
-    );
-    assert_eq!(copy.WidthInBytes, 128);
+    bed.run(exec);
+    assert_eq!(api.read(bed.to + 120, 16), [[5; 8], [0; 8]].concat());
 }
 
 #[test]
 fn copies_and_memsets_of_a_graph_move_bytes_at_each_launch() {
-    let ground = ground();
-    let api = &ground.api;
+    let bed = test_bed();
+    let api = &bed.api;
     let fill = sys::CUDA_MEMSET_NODE_PARAMS {
-        dst: ground.from,
+        dst: bed.from,
         elementSize: 4,
         width: 64,
-        ..ground.fill(0x0403_0201)
+        ..bed.fill(0x0403_0201)
     };
     let (mut set, mut node) = (NONE, NONE);
     let code = call!(
         api,
         "cuGraphAddMemsetNode",
         &raw mut set,
-        ground.graph,
+        bed.graph,
         NONE,
         0usize,
         &raw const fill,
         NONE
     );
     assert_eq!(code, 0);
-    let copy = ground.copy();
+    let copy = bed.copy();
     let code = call!(
         api,
         "cuGraphAddMemcpyNode",
         &raw mut node,
-        ground.graph,
+        bed.graph,
         &raw const set,
         1usize,
         &raw const copy,
         NONE
     );
     assert_eq!(code, 0);
-    let exec = ground.instantiate();
+    let exec = bed.instantiate();
     for _ in 0..2 {
-        assert_eq!(call!(api, "cuMemsetD8_v2", ground.to, 0u8, 256usize), 0);
-        ground.run(exec);
-        assert_eq!(api.read(ground.to + 248, 8), [1, 2, 3, 4, 1, 2, 3, 4]);
+        assert_eq!(call!(api, "cuMemsetD8_v2", bed.to, 0u8, 256usize), 0);
+        bed.run(exec);
+        assert_eq!(api.read(bed.to + 248, 8), [1, 2, 3, 4, 1, 2, 3, 4]);
+    }
+}
+
+#[test]
+fn copies_the_graph_of_a_child_node() {
+    let bed = test_bed();
+    let api = &bed.api;
+    let mut kernel_node = NONE;
+    let params = kernel(api);
+    let code = call!(
+        api,
+        "cuGraphAddKernelNode_v2",
+        &raw mut kernel_node,
+        bed.graph,
+        NONE,
+        0usize,
+        &raw const params
+    );
+    assert_eq!(code, 0);
+    let (mut child, mut node, mut inner) = (NONE, NONE, NONE);
+    assert_eq!(call!(api, "cuGraphClone", &raw mut child, bed.graph), 0);
+    let code = call!(
+        api,
+        "cuGraphAddChildGraphNode",
+        &raw mut node,
+        bed.graph,
+        NONE,
+        0usize,
+        child
+    );
+    assert_eq!(code, 0);
+    assert_eq!(
+        call!(api, "cuGraphChildGraphNodeGetGraph", node, &raw mut inner),
+        0
+    );
+    assert!(inner != child && !inner.is_null());
+    let exec = bed.instantiate();
+    assert_eq!(
+        call!(api, "cuGraphExecChildGraphNodeSetParams", exec, node, child),
+        0
+    );
+    bed.run(exec);
+}
+
+#[test]
+fn returns_kernel_node_parameters_in_both_versions() {
+    let bed = test_bed();
+    let api = &bed.api;
+    let mut params = kernel(api);
+    for version in ["", "_v2"] {
+        let name = |verb: &str| api.symbol(&format!("cuGraph{verb}{version}"));
+        let mut node = NONE;
+        params.shape[0] = 7;
+        let code: u32 = Invoke::invoke(
+            name("AddKernelNode"),
+            (&raw mut node, bed.graph, NONE, 0usize, &raw const params),
+        );
+        assert_eq!(code, 0, "{version}");
+        params.shape[0] = 0;
+        let code: u32 = Invoke::invoke(name("KernelNodeGetParams"), (node, &raw mut params));
+        assert_eq!((code, params.shape[0]), (0, 7), "{version}");
     }
 }

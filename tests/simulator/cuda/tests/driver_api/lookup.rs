@@ -92,15 +92,3 @@ fn what_is_not_there_is_told_apart_from_what_is_too_new() {
     );
     assert_eq!(code, INVALID_VALUE);
 }
-
-#[test]
-fn tables_that_are_private_to_the_driver_do_not_exist() {
-    let machine = Machine::start(T4).unwrap();
-    let api = Api::open(&machine);
-    let mut table: *const c_void = std::ptr::null();
-    let id = [7u8; 16];
-    assert_eq!(
-        call!(api, "cuGetExportTable", &raw mut table, id.as_ptr()),
-        INVALID_VALUE
-    );
-}

@@ -139,15 +139,6 @@ fn a_binding_can_name_its_device() {
         0u64
     );
     assert_eq!(code, 0);
-    let (mut granularity, properties) = (0usize, properties(2));
-    let code = call!(
-        api,
-        "cuMulticastGetGranularity",
-        &raw mut granularity,
-        &raw const properties,
-        0u32
-    );
-    assert_eq!((code, granularity as u64), (0, PAGE));
 }
 
 #[test]

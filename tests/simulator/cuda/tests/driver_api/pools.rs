@@ -248,9 +248,6 @@ fn each_place_has_a_pool_that_can_be_replaced() {
         assert_eq!(code, 0, "{name}");
         pool
     };
-    let set = |location: [i32; 2], kind: i32, pool: Handle| {
-        call!(api, "cuMemSetMemPool", location.as_ptr(), kind, pool)
-    };
     let default = |location, kind| get("cuMemGetDefaultMemPool", location, kind);
     let current = |location, kind| get("cuMemGetMemPool", location, kind);
     assert_eq!(default(CARD, PINNED), pool(&api));
@@ -274,8 +271,7 @@ fn each_place_has_a_pool_that_can_be_replaced() {
     all.dedup();
     assert_eq!(all.len(), 4);
     let other = made(&api, PINNED, CARD).unwrap();
-    assert_ne!(set(HOST, PINNED, other), 0);
-    assert_eq!(set(CARD, PINNED, other), 0);
+    assert_eq!(call!(api, "cuDeviceSetMemPool", 0, other), 0);
     assert_eq!(current(CARD, PINNED), other);
     assert_eq!(current(HOST, PINNED), default(HOST, PINNED));
     // Allocations without a pool come from it.

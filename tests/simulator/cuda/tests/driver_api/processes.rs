@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use simulator_machine::description::{MIB, T4};
 use simulator_machine::testing::Machine;
 
-use crate::api::{Api, Handle, NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, call};
+use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
 use crate::sharing;
 
 const CONTEXT: u64 = 104 * MIB;
@@ -111,26 +111,6 @@ fn in_a_role() {
             let (descriptor, data) = argument.split_once(' ').unwrap();
             let address = sharing::import_pointer(&api, descriptor.parse().unwrap(), data);
             assert_eq!(sharing::read(&api, address), sharing::PATTERN);
-            ready();
-            until_stdin_closes();
-        }
-        "wait for event" => {
-            let event = sharing::open_event(&api, &argument);
-            assert_eq!(call!(api, "cuEventQuery", event), NOT_READY);
-            ready();
-            let none: Handle = std::ptr::null_mut();
-            assert_eq!(call!(api, "cuStreamWaitEvent", none, event, 0u32), 0);
-            assert_eq!(call!(api, "cuEventSynchronize", event), 0);
-            assert_eq!(call!(api, "cuEventQuery", event), 0);
-            // Its turn to record.
-            assert_eq!(call!(api, "cuEventRecord", event, none), 0);
-            assert_eq!(call!(api, "cuEventSynchronize", event), 0);
-        }
-        "record event" => {
-            let event = sharing::open_event(&api, &argument);
-            let (spin, none) = (api.function(c"spin"), std::ptr::null_mut());
-            api.spin(spin, none, 40, 3_600_000_000_000);
-            assert_eq!(call!(api, "cuEventRecord", event, none), 0);
             ready();
             until_stdin_closes();
         }

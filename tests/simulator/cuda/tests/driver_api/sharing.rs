@@ -2,14 +2,11 @@
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
 use simulator_machine::description::{MIB, T4};
 use simulator_machine::testing::Machine;
 
-use crate::api::{Api, INVALID_CONTEXT, INVALID_VALUE, NOT_READY, call};
+use crate::api::{Api, INVALID_CONTEXT, INVALID_VALUE, call};
 use crate::processes::start_with;
 use crate::virtual_memory::{allow, create, map as map_at, release, reserve, unmap};
 
@@ -128,15 +125,6 @@ pub(crate) fn import_pointer(api: &Api, descriptor: RawFd, data: &str) -> u64 {
     );
     assert_eq!(code, INVALID_VALUE);
     address
-}
-
-pub(crate) fn open_event(api: &Api, handle: &str) -> usize {
-    let function: unsafe extern "C" fn(*mut usize, Handle) -> u32 =
-        unsafe { std::mem::transmute(api.symbol("cuIpcOpenEventHandle")) };
-    let mut event = 0usize;
-    let code = unsafe { function(&raw mut event, Handle::from_text(handle)) };
-    assert_eq!(code, 0);
-    event
 }
 
 pub(crate) fn open(api: &Api, handle: &str) -> Result<u64, u32> {
@@ -315,69 +303,4 @@ fn memory_of_a_pool_is_shared_pointer_by_pointer() {
     let private = api.allocate(4096).unwrap();
     let code = call!(api, "cuMemPoolExportPointer", &raw mut data, private);
     assert_eq!(code, INVALID_VALUE);
-}
-
-/// `CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS`
-const INTERPROCESS: u32 = 6;
-
-/// An event for several processes, and its handle as text.
-fn shared_event(api: &Api) -> (usize, String) {
-    let (mut event, mut handle) = (0usize, Handle([0; 64]));
-    let code = call!(api, "cuEventCreate", &raw mut event, INTERPROCESS);
-    assert_eq!(code, 0);
-    let code = call!(api, "cuIpcGetEventHandle", &raw mut handle, event);
-    assert_eq!(code, 0);
-    (event, handle.to_text())
-}
-
-#[test]
-fn another_process_waits_for_an_event_and_records_it() {
-    extern "C" fn wait(gate: *mut c_void) {
-        let gate = unsafe { gate.cast::<Mutex<Receiver<()>>>().as_ref() }.unwrap();
-        gate.lock().unwrap().recv().unwrap();
-    }
-
-    let machine = Machine::start(T4).unwrap();
-    let api = Api::start(&machine);
-    let mut timed = 0usize;
-    let timing = call!(api, "cuEventCreate", &raw mut timed, INTERPROCESS - 2);
-    assert_eq!(timing, INVALID_VALUE);
-    let (event, handle) = shared_event(&api);
-    assert_eq!(call!(api, "cuEventQuery", event), 0);
-    let stream = api.stream(1);
-    let (open, gate) = channel::<()>();
-    let gate = Mutex::new(gate);
-    let code = call!(
-        api,
-        "cuLaunchHostFunc",
-        stream,
-        wait as extern "C" fn(*mut c_void),
-        &raw const gate
-    );
-    assert_eq!(code, 0);
-    assert_eq!(call!(api, "cuEventRecord", event, stream), 0);
-    let mut child = start_with(&machine, "wait for event", &handle, None);
-    assert_eq!(call!(api, "cuEventQuery", event), NOT_READY);
-    open.send(()).unwrap();
-    assert_eq!(call!(api, "cuEventSynchronize", event), 0);
-    assert!(child.wait().unwrap().success());
-    assert_eq!(call!(api, "cuEventQuery", event), 0);
-}
-
-#[test]
-fn nobody_waits_for_what_a_dead_process_recorded() {
-    let machine = Machine::start(T4).unwrap();
-    let api = Api::start(&machine);
-    let (event, handle) = shared_event(&api);
-    let mut child = start_with(&machine, "record event", &handle, None);
-    assert_eq!(call!(api, "cuEventQuery", event), NOT_READY);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    // Not by waiting, which would not end if this were broken.
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while call!(api, "cuEventQuery", event) == NOT_READY {
-        assert!(Instant::now() < deadline, "still waits");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(call!(api, "cuEventSynchronize", event), 0);
 }

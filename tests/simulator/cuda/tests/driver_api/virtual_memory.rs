@@ -9,7 +9,6 @@ use simulator_machine::testing::Machine;
 use crate::api::{Api, INVALID_VALUE, OUT_OF_MEMORY, call};
 
 const PAGE: u64 = 2 * MIB;
-const READ_WRITE: u64 = 3;
 
 /// Memory of device 0.
 pub(crate) fn properties(exportable: bool) -> sys::CUmemAllocationProp {
@@ -142,16 +141,6 @@ fn what_is_mapped_can_be_used_once_access_is_set() {
     let middle = address + PAGE - 2;
     assert_eq!(call!(api, "cuMemcpyDtoH_v2", host, middle, 4usize), 0);
     assert_eq!(read, [7; 4]);
-    let location = properties(false).location;
-    let mut flags = 0u64;
-    let code = call!(
-        api,
-        "cuMemGetAccess",
-        &raw mut flags,
-        &raw const location,
-        address
-    );
-    assert_eq!((code, flags), (0, READ_WRITE));
     // A gap in the middle.
     assert_eq!(unmap(&api, address + PAGE, PAGE), 0);
     assert_eq!(set(&api, address, 2 * PAGE), INVALID_VALUE);

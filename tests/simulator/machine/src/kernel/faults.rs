@@ -85,8 +85,6 @@ impl Kernel {
             | Request::Share { .. }
             | Request::Open { .. }
             | Request::Export { .. }
-            | Request::ShareEvent { .. }
-            | Request::OpenEvent { .. }
             | Request::Import => None,
         }
     }
