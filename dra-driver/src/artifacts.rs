@@ -132,7 +132,10 @@ pub fn install(artifacts_dir: &Path, state_dir: &Path) -> Result<Installed, Inst
 /// driver's own.
 fn stub(of: paths::Stub) -> Vec<u8> {
     let link_names: Vec<&str> = of.link_names().collect();
-    let (soname, behind) = (of.soname.to_string_lossy(), of.behind.to_string_lossy());
+    let (soname, behind) = (
+        of.soname.to_string_lossy(),
+        of.original_path.to_string_lossy(),
+    );
     let stub = elf::Stub {
         machine: Machine::HOST,
         soname: &soname,

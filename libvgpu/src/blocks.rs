@@ -4,15 +4,15 @@
 //! memory of the card, so a block is known by its address; whether an allocation opens a new one is known only
 //! when it is made.
 //!
-//! Each context has blocks of its own, and managed memory others than plain memory: a [`Sort`]. What is free in a block
+//! Each context has blocks of its own, and managed memory others than plain memory: a [`BlockClass`]. What is free in a block
 //! is what nothing that is held lies in, if all of that is known: while something is being freed, it is not.
 //!
 //! Invariant: a block is charged from its first allocation to its last, and as a whole.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::charge_map::{Charge, ChargeMap};
 use crate::guard::Guard;
-use crate::held::{Held, HeldMap};
 use crate::shares::MAX_SHARES;
 
 /// What the driver takes from the card at once.
@@ -22,21 +22,21 @@ pub(crate) const LARGEST_SMALL: u64 = BLOCK / 2;
 /// Small requests take multiples of this.
 const STEP: u64 = 512;
 
-/// Blocks that are looked through for a hole, those with most room first.
+/// Blocks that are looked through for a hole, those with most free_bytes first.
 const CANDIDATES: usize = 8;
 const STEPS: usize = 4096;
 const _: () = assert!(STEPS as u64 * STEP == BLOCK);
 
 /// Which blocks an allocation may lie in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sort {
+pub(crate) struct BlockClass {
     pub(crate) card: u8,
     pub(crate) context: u64,
     pub(crate) is_managed: bool,
 }
 
-impl Sort {
-    /// As [`Held::context`] of a block.
+impl BlockClass {
+    /// As [`Charge::context`] of a block.
     fn key(self) -> u64 {
         (self.context << 1) | u64::from(self.is_managed)
     }
@@ -45,10 +45,10 @@ impl Sort {
 /// The blocks that this process has something in. All zeroes is none.
 pub(crate) struct Blocks {
     guard: AtomicU32,
-    /// By number; `bytes` is what is in use of it, `context` its [`Sort`].
-    blocks: HeldMap,
+    /// By number; `bytes` is what is in use of it, `context` its [`BlockClass`].
+    blocks: ChargeMap,
     /// Bytes that are not in use, of all blocks of a card, by the card's index.
-    room: [AtomicU64; MAX_SHARES],
+    free_bytes: [AtomicU64; MAX_SHARES],
 }
 
 /// What a request of linear memory takes of its block, or of the card if it is too large for one.
@@ -63,19 +63,24 @@ pub(crate) fn is_small(rounded_bytes: u64) -> bool {
 }
 
 impl Blocks {
-    /// Whether some block of the card may have room for so much.
-    pub(crate) fn may_have_room(&self, card: u8, bytes: u64) -> bool {
-        self.room
+    /// Whether some block of the card may have free_bytes for so much.
+    pub(crate) fn may_have_hole(&self, card: u8, bytes: u64) -> bool {
+        self.free_bytes
             .get(usize::from(card))
-            .is_some_and(|room| room.load(Ordering::Relaxed) >= bytes)
+            .is_some_and(|free_bytes| free_bytes.load(Ordering::Relaxed) >= bytes)
     }
 
     /// Finds a hole for so many bytes, and notes them as allocated in its block, whose number is returned: so the block
     /// stays charged whatever is freed meanwhile. `held` is all linear memory of the process.
     ///
-    /// The caller is alone in a [`crate::guard::Gate`], so nothing is being allocated; but something may be being freed.
-    pub(crate) fn claim(&self, held: &HeldMap, sort: Sort, bytes: u64) -> Option<u64> {
-        let mut maps = self.candidates(sort, bytes);
+    /// The caller is alone in a [`crate::guard::SharedGate`], so nothing is being allocated; but something may be being freed.
+    pub(crate) fn reserve_hole(
+        &self,
+        held: &ChargeMap,
+        class: BlockClass,
+        bytes: u64,
+    ) -> Option<u64> {
+        let mut maps = self.candidates(class, bytes);
         held.for_each(|address, held| {
             if let Some(map) = maps.iter_mut().find(|map| map.number == number(address))
                 && is_small(held.bytes)
@@ -83,21 +88,21 @@ impl Blocks {
                 map.mark(address, held.bytes);
             }
         });
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         maps.iter()
             .filter(|map| map.is_complete() && map.has_hole(bytes))
             .find_map(|map| {
-                let before = self.put(map.number, bytes)?;
-                self.change_room(before.card, 0, bytes);
+                let before = self.add_bytes(map.number, bytes)?;
+                self.change_free_bytes(before.card, 0, bytes);
                 Some(map.number)
             })
     }
 
-    /// The blocks of that sort which have most room, as they are before their holes are known.
-    fn candidates(&self, sort: Sort, bytes: u64) -> [Map; CANDIDATES] {
-        let mut maps = [Map::NOTHING; CANDIDATES];
+    /// The blocks of that class which have most free_bytes, as they are before their holes are known.
+    fn candidates(&self, class: BlockClass, bytes: u64) -> [BlockMap; CANDIDATES] {
+        let mut maps = [BlockMap::EMPTY; CANDIDATES];
         self.blocks.for_each(|number, block| {
-            let is_likely = (block.card, block.context) == (sort.card, sort.key())
+            let is_likely = (block.card, block.context) == (class.card, class.key())
                 && BLOCK.saturating_sub(block.bytes) >= bytes;
             if is_likely
                 && let Some(fullest) = maps.iter_mut().max_by_key(|map| map.used_bytes)
@@ -110,45 +115,45 @@ impl Blocks {
         maps
     }
 
-    /// Notes where an allocation lies for which a hole of the block `claimed` was. Says whether it opened another block,
-    /// which is to be charged, and whether the claimed one is closed, whose charge is to be returned.
+    /// Notes where an allocation lies for which a hole of the block `reserved` was. Says whether it opened another block,
+    /// which is to be charged, and whether the reserved one is closed, whose charge is to be returned.
     pub(crate) fn settle(
         &self,
-        sort: Sort,
-        claimed: u64,
+        class: BlockClass,
+        reserved: u64,
         address: u64,
         bytes: u64,
     ) -> (bool, bool) {
-        if claimed == number(address) {
+        if reserved == number(address) {
             return (false, false);
         }
-        let is_opened = self.add(sort, address, bytes);
-        let is_closed = self.remove(sort.card, claimed.saturating_mul(BLOCK), bytes);
+        let is_opened = self.add(class, address, bytes);
+        let is_closed = self.remove(class.card, reserved.saturating_mul(BLOCK), bytes);
         (is_opened, is_closed)
     }
 
     /// Notes a small allocation. `true` if it opened a block, which is to be charged.
-    pub(crate) fn add(&self, sort: Sort, address: u64, bytes: u64) -> bool {
-        let _guard = Guard::take(&self.guard);
+    pub(crate) fn add(&self, class: BlockClass, address: u64, bytes: u64) -> bool {
+        let _guard = Guard::acquire(&self.guard);
         let number = number(address);
-        if let Some(before) = self.put(number, bytes) {
-            self.change_room(before.card, 0, bytes);
+        if let Some(before) = self.add_bytes(number, bytes) {
+            self.change_free_bytes(before.card, 0, bytes);
             return false;
         }
-        let block = Held {
+        let block = Charge {
             bytes,
-            card: sort.card,
-            context: sort.key(),
+            card: class.card,
+            context: class.key(),
         };
         self.blocks.insert(number, block);
-        self.change_room(sort.card, BLOCK, bytes);
+        self.change_free_bytes(class.card, BLOCK, bytes);
         true
     }
 
     /// Puts more into a block, if there is such a block, and returns what it was. The caller holds the guard.
-    fn put(&self, number: u64, bytes: u64) -> Option<Held> {
+    fn add_bytes(&self, number: u64, bytes: u64) -> Option<Charge> {
         self.blocks.change(number, |before| {
-            Some(Held {
+            Some(Charge {
                 bytes: before.bytes.saturating_add(bytes),
                 ..*before
             })
@@ -157,29 +162,29 @@ impl Blocks {
 
     /// Forgets a small allocation. `true` if its block is closed, whose charge is to be returned.
     pub(crate) fn remove(&self, card: u8, address: u64, bytes: u64) -> bool {
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         let before = self.blocks.change(number(address), |before| {
             let bytes = before.bytes.saturating_sub(bytes);
-            Some(Held { bytes, ..*before }).filter(|block| block.bytes != 0)
+            Some(Charge { bytes, ..*before }).filter(|block| block.bytes != 0)
         });
         let Some(before) = before else {
             return false;
         };
         let is_closed = before.bytes <= bytes;
-        self.change_room(card, bytes, if is_closed { BLOCK } else { 0 });
+        self.change_free_bytes(card, bytes, if is_closed { BLOCK } else { 0 });
         is_closed
     }
 
-    fn change_room(&self, card: u8, more: u64, less: u64) {
-        if let Some(room) = self.room.get(usize::from(card)) {
-            room.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
+    fn change_free_bytes(&self, card: u8, more: u64, less: u64) {
+        if let Some(free_bytes) = self.free_bytes.get(usize::from(card)) {
+            free_bytes.fetch_add(more.wrapping_sub(less), Ordering::Relaxed);
         }
     }
 }
 
 /// What lies where in a block.
 #[derive(Clone, Copy)]
-struct Map {
+struct BlockMap {
     number: u64,
     /// As counted when the map was begun.
     used_bytes: u64,
@@ -188,8 +193,8 @@ struct Map {
     steps: [u64; STEPS / 64],
 }
 
-impl Map {
-    const NOTHING: Self = Self {
+impl BlockMap {
+    const EMPTY: Self = Self {
         number: u64::MAX,
         used_bytes: u64::MAX,
         marked_bytes: 0,

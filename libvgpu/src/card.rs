@@ -3,15 +3,15 @@
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::DeviceUuid;
-use drava_vgpu_abi::ledger::Full;
+use drava_vgpu_abi::ledger::LimitExceeded;
 
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult, CUuuid};
 use crate::driver::{Library, Original};
 use crate::environment::Attached;
 use crate::imports::Imports;
 use crate::process::Process;
-use crate::share::{Left, Share};
-use crate::shares::{MAX_SHARES, Source};
+use crate::share::{Headroom, Share};
+use crate::shares::{LimitsSource, MAX_SHARES};
 use crate::sys;
 
 /// What applies to a card.
@@ -22,7 +22,7 @@ pub(crate) enum Target {
     /// It is limited by these shares.
     Limited(Card),
     /// Its limits cannot be known, so nothing may be taken from it.
-    Refused,
+    Denied,
 }
 
 /// A limited card.
@@ -30,7 +30,7 @@ pub(crate) enum Target {
 pub(crate) struct Card {
     process: &'static Process,
     /// Index of its first share. No more is carried along, so that a card is passed in registers.
-    first: u8,
+    first_share: u8,
 }
 
 /// How much of a card there is for this process.
@@ -52,7 +52,7 @@ impl Card {
         let first = process.shares().position(|share| share.uuid() == uuid)?;
         Some(Self {
             process,
-            first: u8::try_from(first).ok()?,
+            first_share: u8::try_from(first).ok()?,
         })
     }
 
@@ -61,7 +61,7 @@ impl Card {
         process.shares().nth(usize::from(index))?;
         Some(Self {
             process,
-            first: index,
+            first_share: index,
         })
     }
 
@@ -72,11 +72,11 @@ impl Card {
 
     /// A small number for the card.
     pub(crate) fn index(self) -> u8 {
-        self.first
+        self.first_share
     }
 
     pub(crate) fn shares(self) -> impl Iterator<Item = &'static Share> {
-        let mut others = self.process.shares().skip(usize::from(self.first));
+        let mut others = self.process.shares().skip(usize::from(self.first_share));
         let first = others.next();
         let is_same = move |share: &&Share| first.is_some_and(|first| first.uuid() == share.uuid());
         first.into_iter().chain(others.filter(is_same))
@@ -121,13 +121,13 @@ impl Card {
     }
 
     /// Takes `bytes`, from one share if one has them, else from several.
-    pub(crate) fn reserve(self, bytes: u64) -> Result<(), Full> {
-        if !self.is_known_to_lack(bytes)
+    pub(crate) fn reserve(self, bytes: u64) -> Result<(), LimitExceeded> {
+        if !self.certainly_lacks(bytes)
             && (self.try_reserve(bytes) || self.reserve_after_reclaim(bytes))
         {
             Ok(())
         } else {
-            Err(Full)
+            Err(LimitExceeded)
         }
     }
 
@@ -138,25 +138,27 @@ impl Card {
         }
     }
 
-    /// Whether so much is not there, even with what dead processes left. What living ones return counts at once.
+    /// Whether so much is not there, even with what dead processes left. What live_processes ones return counts at once.
     #[inline]
-    pub(crate) fn is_known_to_lack(self, bytes: u64) -> bool {
-        let left = self.left();
-        left.bytes < bytes && sys::now_ns() < left.holds_until_ns
+    pub(crate) fn certainly_lacks(self, bytes: u64) -> bool {
+        let headroom = self.headroom();
+        headroom.bytes < bytes && sys::now_ns() < headroom.valid_until_ns
     }
 
     /// Whether there seems to be so much, of which nothing is taken yet.
-    pub(crate) fn seems_to_have(self, bytes: u64) -> bool {
-        self.left().bytes >= bytes
+    pub(crate) fn may_have(self, bytes: u64) -> bool {
+        self.headroom().bytes >= bytes
     }
 
     #[inline]
-    fn left(self) -> Left {
-        let none = Left {
+    fn headroom(self) -> Headroom {
+        let none = Headroom {
             bytes: 0,
-            holds_until_ns: u64::MAX,
+            valid_until_ns: u64::MAX,
         };
-        self.shares().map(Share::left).fold(none, Left::with)
+        self.shares()
+            .map(Share::headroom)
+            .fold(none, Headroom::with)
     }
 
     /// Takes back what dead processes left before it tries again.
@@ -174,17 +176,17 @@ impl Card {
             share.reclaim();
         }
         if let Some(imports) = self.imports() {
-            let missing = imports.missing(self.exported_bytes());
+            let missing = imports.missing_bytes(self.exported_bytes());
             if missing != 0 {
                 self.charge(missing);
-                imports.charged(missing);
+                imports.add_charged(missing);
                 self.publish(imports);
             }
         }
     }
 
     fn imports(self) -> Option<&'static Imports> {
-        self.process.imports.get(usize::from(self.first))
+        self.process.imports.get(usize::from(self.first_share))
     }
 
     fn exported_bytes(self) -> u64 {
@@ -208,18 +210,18 @@ impl Card {
     }
 
     /// Opens memory of another process, and pays for it if it is not of the own share.
-    pub(crate) fn import(self, bytes: u64) -> Result<(), Full> {
+    pub(crate) fn import(self, bytes: u64) -> Result<(), LimitExceeded> {
         let Some(imports) = self.imports() else {
-            return Err(Full);
+            return Err(LimitExceeded);
         };
         let missing = {
             let _guard = self.process.guard();
             imports.open(bytes);
-            // Before the look at what is available: see `Region::bury`.
+            // Before the look at what is available: see `Region::reclaim_slot`.
             self.publish(imports);
-            let missing = imports.missing(self.exported_bytes());
+            let missing = imports.missing_bytes(self.exported_bytes());
             // Or a look for dead processes on the way would find it missing too.
-            imports.charged(missing);
+            imports.add_charged(missing);
             missing
         };
         if missing == 0 {
@@ -228,7 +230,7 @@ impl Card {
         let outcome = self.reserve(missing);
         let _guard = self.process.guard();
         if outcome.is_err() {
-            imports.refused(bytes, missing);
+            imports.undo_open(bytes, missing);
         }
         self.publish(imports);
         outcome
@@ -237,7 +239,7 @@ impl Card {
     /// Lets others know what this process has open. The caller holds the process's guard.
     fn publish(self, imports: &Imports) {
         if let Some(share) = self.shares().next() {
-            share.set_opened_bytes(imports.unpaid());
+            share.set_opened_bytes(imports.uncharged_bytes());
         }
     }
 
@@ -264,7 +266,7 @@ impl Card {
         let mut parts = [0u64; MAX_SHARES];
         let mut missing = bytes;
         for (share, part) in self.shares().zip(&mut parts) {
-            *part = share.reserve_some(missing);
+            *part = share.reserve_up_to(missing);
             missing = missing.saturating_sub(*part);
         }
         if missing == 0 {
@@ -330,18 +332,18 @@ pub(crate) fn target_of(
         return Target::Limited(card);
     }
     match process.source() {
-        Source::Nothing | Source::Pages => Target::Unlimited,
-        Source::BrokenPages | Source::BrokenEnvironment => Target::Refused,
-        Source::Environment => {
+        LimitsSource::None | LimitsSource::Pages => Target::Unlimited,
+        LimitsSource::UnreadablePages | LimitsSource::InvalidEnvironment => Target::Denied,
+        LimitsSource::Environment => {
             let _guard = process.guard();
             // Another thread may have been faster.
             if let Some(card) = Card::of(process, uuid) {
                 return Target::Limited(card);
             }
             match process.environment.attach(&process.shares, uuid, ordinal) {
-                Attached::Share => Card::of(process, uuid).map_or(Target::Refused, Target::Limited),
+                Attached::Share => Card::of(process, uuid).map_or(Target::Denied, Target::Limited),
                 Attached::NoLimit => Target::Unlimited,
-                Attached::Failed => Target::Refused,
+                Attached::Failed => Target::Denied,
             }
         }
     }
@@ -390,13 +392,13 @@ pub(crate) fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
 }
 
 const UNLIMITED: u32 = 1;
-const REFUSED: u32 = 2;
+const DENIED: u32 = 2;
 const FIRST_CARD: u32 = 3;
 
 /// What applies to a CUDA device's memory.
 pub(crate) fn target_of_device(device: CUdevice) -> Target {
     let Some(process) = Process::get() else {
-        return Target::Refused;
+        return Target::Denied;
     };
     let known = usize::try_from(device)
         .ok()
@@ -406,10 +408,10 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
         match known.load(Ordering::Acquire) {
             0 => {}
             UNLIMITED => return Target::Unlimited,
-            REFUSED => return Target::Refused,
+            DENIED => return Target::Denied,
             found => {
                 let index = u8::try_from(found.saturating_sub(FIRST_CARD)).unwrap_or(u8::MAX);
-                return Card::at(process, index).map_or(Target::Refused, Target::Limited);
+                return Card::at(process, index).map_or(Target::Denied, Target::Limited);
             }
         }
     }
@@ -424,7 +426,7 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
     if let Some(known) = known {
         let code = match target {
             Target::Unlimited => UNLIMITED,
-            Target::Refused => REFUSED,
+            Target::Denied => DENIED,
             Target::Limited(card) => FIRST_CARD.saturating_add(u32::from(card.index())),
         };
         known.store(code, Ordering::Release);

@@ -21,7 +21,7 @@ pub(crate) const RTLD_NEXT: *mut c_void = ptr::without_provenance_mut(usize::MAX
 
 /// Where glibc's own functions are looked for. Behind this library, so that its own `dlsym` is skipped; and in the
 /// whole program, for one that is linked with a stub: the C library then comes before this one.
-const ORDERS: [*mut c_void; 2] = [RTLD_NEXT, RTLD_DEFAULT];
+const SEARCH_ORDERS: [*mut c_void; 2] = [RTLD_NEXT, RTLD_DEFAULT];
 
 /// Versions under which glibc has `dlsym`: since 2.34 in libc, before in libdl with each architecture's first version.
 const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
@@ -69,7 +69,7 @@ impl Library {
 
     /// What a hook returns if the library is not there, or is too old to have the function: behind a stub, `dlsym`
     /// finds the hook of that name nevertheless.
-    pub(crate) fn missing(self) -> c_int {
+    pub(crate) fn missing_error(self) -> c_int {
         match (self, self.handle()) {
             (Self::Cuda, None) => crate::cuda::CUDA_ERROR_NOT_INITIALIZED,
             (Self::Cuda, Some(_)) => crate::cuda::CUDA_ERROR_NOT_SUPPORTED,
@@ -94,7 +94,7 @@ impl Library {
             return Some(handle);
         }
         let stub = self.stub();
-        let handle = open_loaded(stub.behind).or_else(|| open_loaded(stub.soname))?;
+        let handle = open_loaded(stub.original_path).or_else(|| open_loaded(stub.soname))?;
         slot.store(handle.as_ptr(), Ordering::Release);
         Some(handle)
     }
@@ -103,7 +103,7 @@ impl Library {
     /// [`Library::handle`] does not find it: under another name, or in a namespace of its own (`dlmopen`).
     pub(crate) fn adopt(self, handle: NonNull<c_void>) {
         if self.handle().is_none()
-            && let Some(handle) = open_again(handle)
+            && let Some(handle) = add_reference(handle)
         {
             self.slot().store(handle.as_ptr(), Ordering::Release);
         }
@@ -168,7 +168,7 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
         return Some(real);
     }
     let own = crate::entry::dlsym as *const () as *mut c_void;
-    let real = ORDERS.iter().find_map(|order| {
+    let real = SEARCH_ORDERS.iter().find_map(|order| {
         DLSYM_VERSIONS.iter().find_map(|version| {
             // SAFETY: name and version are terminated.
             let found = unsafe { dlvsym(*order, c"dlsym".as_ptr(), version.as_ptr()) };
@@ -181,13 +181,13 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
 }
 
 /// A function of glibc's loader.
-fn loader(name: &CStr) -> Option<NonNull<c_void>> {
-    ORDERS.iter().find_map(|order| symbol(*order, name))
+fn loader_function(name: &CStr) -> Option<NonNull<c_void>> {
+    SEARCH_ORDERS.iter().find_map(|order| symbol(*order, name))
 }
 
 /// A library that is loaded already, by path or SONAME. The reference that this takes keeps it loaded.
 fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
-    let dlopen = loader(c"dlopen")?;
+    let dlopen = loader_function(c"dlopen")?;
     // SAFETY: the signature of `dlopen`.
     let dlopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlopen>(dlopen) };
     // SAFETY: the name is terminated.
@@ -195,8 +195,8 @@ fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
 }
 
 /// Another reference to a loaded library, so that it stays loaded.
-fn open_again(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
-    let dlinfo = loader(c"dlinfo")?;
+fn add_reference(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
+    let dlinfo = loader_function(c"dlinfo")?;
     // SAFETY: the signature of `dlinfo`.
     let dlinfo = unsafe { core::mem::transmute::<NonNull<c_void>, Dlinfo>(dlinfo) };
     let mut namespace: c_long = 0;
@@ -213,7 +213,7 @@ fn open_again(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
     }
     // SAFETY: null or a link map, which lives as long as its library.
     let name = unsafe { map.as_ref() }?.name;
-    let dlmopen = loader(c"dlmopen")?;
+    let dlmopen = loader_function(c"dlmopen")?;
     // SAFETY: the signature of `dlmopen`.
     let dlmopen = unsafe { core::mem::transmute::<NonNull<c_void>, Dlmopen>(dlmopen) };
     // SAFETY: the loader's own name of the library, terminated.

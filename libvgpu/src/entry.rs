@@ -10,7 +10,7 @@ use core::ffi::{CStr, c_char, c_void};
 use core::ptr::{self, NonNull};
 
 use crate::driver::{self, RTLD_DEFAULT, RTLD_NEXT};
-use crate::sys::KeepErrno;
+use crate::sys::SavedErrno;
 use crate::table;
 
 /// What `dlsym` does: return `address` if `answered` is not 0, else jump there.
@@ -73,25 +73,25 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
 }
 
 extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
-    match answer(handle, name) {
+    match resolve(handle, name) {
         Some(address) => Route {
             answered: 1,
             address,
         },
         None => Route {
             answered: 0,
-            address: driver::real_dlsym().map_or(nothing as *mut c_void, NonNull::as_ptr),
+            address: driver::real_dlsym().map_or(null_dlsym as *mut c_void, NonNull::as_ptr),
         },
     }
 }
 
 /// Stands for glibc's `dlsym` where there is none to be found: no symbol is.
-extern "C" fn nothing(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+extern "C" fn null_dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
 
 /// `None` if glibc shall answer.
-fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
+fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     if name.is_null() {
         return None;
     }
@@ -102,7 +102,7 @@ fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
         return None;
     }
     let hook = table::find(bytes)?;
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     if handle == RTLD_NEXT {
         return None;
     }
@@ -111,7 +111,7 @@ fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     }
     let found = match driver::symbol(handle, name) {
         // The program's global scope, where our own symbol stands even if there is no driver library. What comes
-        // after it there counts, and if nothing does, `dlerror` says so.
+        // after it there counts, and if null_dlsym does, `dlerror` says so.
         Some(found) if found.as_ptr() == hook.wrapper() && hook.library.handle().is_none() => {
             driver::symbol(RTLD_NEXT, name)
         }
@@ -130,7 +130,7 @@ fn answer(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     if found != original && found.as_ptr() != hook.wrapper() {
         return Some(found.as_ptr());
     }
-    Some(if hook.is_wanted() {
+    Some(if hook.is_needed() {
         hook.wrapper()
     } else {
         original.as_ptr()

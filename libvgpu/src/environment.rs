@@ -18,7 +18,7 @@
 //!
 //! The region of a job lies in `/dev/shm`, or in `/tmp` where that is missing, readable by its user only:
 //! `drava-<uid>-<job>-<card UUID>`. A process group is what a shell makes of one command line, and children
-//! inherit it. Regions that no living process uses are removed by the next job of the same user.
+//! inherit it. Regions that no live_processes process uses are removed by the next job of the same user.
 //!
 //! A variable that cannot be understood refuses GPU memory: a limit that was meant is not ignored.
 //! Programs with elevated privileges (set-user-ID) ignore the environment.
@@ -31,14 +31,14 @@ use drava_vgpu_abi::{DeviceUuid, REGION_SIZE};
 
 use crate::log;
 use crate::path::{EntryBuffer, PathBuffer, names};
-use crate::share::Unusable;
-use crate::shares::{Shares, Source};
+use crate::share::AttachError;
+use crate::shares::{LimitsSource, Shares};
 use crate::sys;
 
 mod variables;
 
 pub(crate) use variables::Environment;
-use variables::Said;
+use variables::ParsedLimits;
 
 /// Directories for regions, in order of preference.
 const REGION_DIRECTORIES: [&CStr; 2] = [c"/dev/shm", c"/tmp"];
@@ -75,7 +75,7 @@ impl Environment {
             return Attached::Failed;
         };
         share.attach_limits(uuid, &limits);
-        let mut outcome = Err(Unusable::Open);
+        let mut outcome = Err(AttachError::Open);
         for directory in REGION_DIRECTORIES {
             let Some(path) = region_path(directory, format_args!("{uuid}")) else {
                 continue;
@@ -83,7 +83,7 @@ impl Environment {
             remove_unused(directory);
             for _ in 0..ATTEMPTS {
                 outcome = share.attach_region(path, true);
-                if !matches!(outcome, Err(Unusable::Removed)) {
+                if !matches!(outcome, Err(AttachError::Removed)) {
                     break;
                 }
             }
@@ -99,11 +99,11 @@ impl Environment {
     }
 
     /// Reads the variables.
-    pub(crate) fn read(&self) -> Source {
-        match self.take_in(variable, report) {
-            Said::Nothing => Source::Nothing,
-            Said::Limits => Source::Environment,
-            Said::Nonsense => Source::BrokenEnvironment,
+    pub(crate) fn read(&self) -> LimitsSource {
+        match self.parse(variable, report) {
+            ParsedLimits::None => LimitsSource::None,
+            ParsedLimits::Limits => LimitsSource::Environment,
+            ParsedLimits::Invalid => LimitsSource::InvalidEnvironment,
         }
     }
 }
@@ -143,7 +143,7 @@ fn is_plain(job: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// Removes this user's regions in which nobody has a slot. Whoever opened one just now finds it removed after
+/// Removes this user's regions in which none has a slot. Whoever opened one just now finds it removed after
 /// taking a slot, and makes another.
 fn remove_unused(directory: &CStr) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;

@@ -2,23 +2,23 @@
 
 pub(crate) mod array;
 pub(crate) mod context;
-pub(crate) mod exchange;
+pub(crate) mod driver_cache;
 pub(crate) mod external;
 pub(crate) mod free;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod green;
 pub(crate) mod ipc;
-pub(crate) mod kept;
 pub(crate) mod launch;
 pub(crate) mod lookup;
 pub(crate) mod memory;
+pub(crate) mod memory_info;
 pub(crate) mod multicast;
 pub(crate) mod nvml;
 pub(crate) mod physical;
 pub(crate) mod pool;
 pub(crate) mod primary;
+pub(crate) mod shared_memory;
 pub(crate) mod sparse;
 pub(crate) mod transfer;
-pub(crate) mod view;
 pub(crate) mod vmm;

@@ -5,7 +5,7 @@
 //! not paid for twice, memory of another share is paid for by both.
 //!
 //! When whoever exported it dies, the memory lives on here. It stays charged to the dead one's slot for as long
-//! (`Region::bury`), for which each process says in its own slot what it has open and does not pay for. When whoever
+//! (`Region::reclaim_slot`), for which each process says in its own slot what it has open and does not pay for. When whoever
 //! exported it frees it, which CUDA does not define before all others have closed it, it is charged to this process
 //! when it next looks for what dead processes left: before anything is refused, and whenever it asks how much there is.
 //!
@@ -26,12 +26,12 @@ impl Imports {
     }
 
     /// What is open and not charged. The caller holds the process's guard.
-    pub(crate) fn unpaid(&self) -> u64 {
-        self.missing(0)
+    pub(crate) fn uncharged_bytes(&self) -> u64 {
+        self.missing_bytes(0)
     }
 
     /// What is to be charged because less is available than was. The caller holds the process's guard.
-    pub(crate) fn missing(&self, available_bytes: u64) -> u64 {
+    pub(crate) fn missing_bytes(&self, available_bytes: u64) -> u64 {
         self.opened_bytes
             .load(Ordering::Relaxed)
             .saturating_sub(available_bytes)
@@ -39,13 +39,13 @@ impl Imports {
     }
 
     /// Notes that so much was charged, or is about to be.
-    pub(crate) fn charged(&self, bytes: u64) {
+    pub(crate) fn add_charged(&self, bytes: u64) {
         self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that `bytes` are not open after all, and `charged_bytes` of them could not be charged. The caller holds
     /// the process's guard.
-    pub(crate) fn refused(&self, bytes: u64, charged_bytes: u64) {
+    pub(crate) fn undo_open(&self, bytes: u64, charged_bytes: u64) {
         self.opened_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.charged_bytes
             .fetch_sub(charged_bytes, Ordering::Relaxed);

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
 //! | What happens to it? | [`hooks`] |
-//! | What may this process use? | [`process`], [`shares`], [`discover`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`held`], [`blocks`], [`growth`], [`room`] and [`imports`] (its own) |
+//! | What may this process use? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
+//! | What does it use? | [`card`], [`share`] (shared with others), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
 //! | How much of the card's time may it take? | [`meter`] |
 //! | Whom does it stand in front of? | [`driver`] |
 //!
@@ -35,17 +35,17 @@
 )]
 
 mod blocks;
+mod cache_charge;
 mod card;
+mod charge_map;
 mod cuda;
 mod destroyed_pools;
-mod discover;
+mod discovery;
 mod driver;
 mod elements;
 mod entry;
 mod environment;
-mod growth;
 mod guard;
-mod held;
 mod hooks;
 mod identity;
 mod imports;
@@ -55,8 +55,8 @@ mod log;
 mod meter;
 mod nvml;
 mod path;
+mod pool_free_space;
 mod process;
-mod room;
 mod share;
 mod shared_chunks;
 mod shares;

@@ -20,7 +20,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use drava_vgpu_abi::cost::{Cost, Kind};
+use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 use crate::card::Card;
 use crate::cuda::{CUDA_SUCCESS, CUresult, CUstream};
@@ -72,9 +72,9 @@ pub(crate) struct Meter {
 macro_rules! metered {
     ($kind:expr, $stream:expr, $call:expr) => {{
         let kind = $kind;
-        match $crate::meter::look(kind) {
-            $crate::meter::Look::GoAhead => $call,
-            $crate::meter::Look::Ask => $crate::meter::admitted(kind, $stream, move || $call),
+        match $crate::meter::try_fast_path(kind) {
+            $crate::meter::FastPath::Admitted => $call,
+            $crate::meter::FastPath::Miss => $crate::meter::admitted(kind, $stream, move || $call),
         }
     }};
 }
@@ -82,39 +82,43 @@ pub(crate) use metered;
 
 /// What a look at a launch says.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum FastPath {
     /// It is paid for.
-    GoAhead,
+    Admitted,
     /// More is to be found out.
-    Ask,
+    Miss,
 }
 
 /// Charges a launch of that kind to the thread's lease, if that covers it.
 ///
 /// Reads four cache lines and writes one, the lease, that no other thread touches.
 #[inline(always)]
-pub(crate) fn look(kind: Kind) -> Look {
+pub(crate) fn try_fast_path(kind: LaunchKind) -> FastPath {
     // Where a card is known, the process has looked at its limits; a forked child knows none.
     let Some(meter) = Process::mapped().map(|process| &process.meter) else {
-        return Look::Ask;
+        return FastPath::Miss;
     };
     let card = match meter.cards.known() {
         Known::Metered(card) => card,
-        Known::NotMetered => return Look::GoAhead,
-        Known::Nothing => return Look::Ask,
+        Known::NotMetered => return FastPath::Admitted,
+        Known::Nothing => return FastPath::Miss,
     };
     let lease = meter.leases.of_this_thread(card);
     if !meter.captures.needs_attention() && lease.spend(meter.costs.get(kind)) {
-        Look::GoAhead
+        FastPath::Admitted
     } else {
-        Look::Ask
+        FastPath::Miss
     }
 }
 
 /// Makes a launch of that kind with `call`, when it is the share's turn.
 #[cold]
 #[inline(never)]
-pub(crate) fn admitted(kind: Kind, stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn admitted(
+    kind: LaunchKind,
+    stream: CUstream,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let Some(process) = Process::get() else {
         return call();
     };
@@ -137,13 +141,13 @@ pub(crate) fn admitted(kind: Kind, stream: CUstream, call: impl FnOnce() -> CUre
 }
 
 /// What a launch of that kind is known to cost, in nanoseconds.
-pub(crate) fn known_cost_ns(kind: Kind) -> Option<u64> {
+pub(crate) fn known_cost_ns(kind: LaunchKind) -> Option<u64> {
     let cost = Process::get()?.meter.costs.get(kind);
     (cost.samples() != 0).then(|| cost.ns())
 }
 
 /// Forgets what is known of a kind, for a guess if there is one.
-pub(crate) fn expect(kind: Kind, guess_ns: Option<u64>) {
+pub(crate) fn expect(kind: LaunchKind, guess_ns: Option<u64>) {
     if let Some(process) = Process::get() {
         let cost = guess_ns.map_or(Cost::UNKNOWN, Cost::guess);
         process.meter.costs.change(kind, |_| cost);
@@ -152,10 +156,10 @@ pub(crate) fn expect(kind: Kind, guess_ns: Option<u64>) {
 }
 
 /// What is known of a kind may not be true any more.
-pub(crate) fn doubt(kind: Kind) {
+pub(crate) fn mark_stale(kind: LaunchKind) {
     if let Some(process) = Process::get() {
-        process.meter.costs.change(kind, Cost::doubted);
-        process.meter.lengths.change(kind, Cost::doubted);
+        process.meter.costs.change(kind, Cost::marked_stale);
+        process.meter.lengths.change(kind, Cost::marked_stale);
     }
 }
 

@@ -11,17 +11,17 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::blocks::{Blocks, SmallArrays};
+use crate::charge_map::ChargeMap;
 use crate::destroyed_pools::DestroyedPools;
-use crate::discover;
+use crate::discovery;
 use crate::environment::{self, Environment};
-use crate::guard::{Attempts, Gate, Guard};
-use crate::held::HeldMap;
+use crate::guard::{Guard, PendingReservations, SharedGate};
 use crate::imports::Imports;
 use crate::meter::Meter;
-use crate::room::Room;
+use crate::pool_free_space::PoolFreeSpace;
 use crate::share::Share;
 use crate::shared_chunks::SharedChunks;
-use crate::shares::{MAX_SHARES, Shares, Source};
+use crate::shares::{LimitsSource, MAX_SHARES, Shares};
 use crate::sys;
 
 /// CUDA ordinals whose card is remembered.
@@ -37,10 +37,10 @@ pub(crate) struct Process {
     guard: AtomicU32,
     pool_guard: AtomicU32,
     import_guard: AtomicU32,
-    /// Calls that may take memory which the process has paid for already, see [`Gate`].
-    pub(crate) within: Gate,
+    /// Calls that may take memory which the process has paid for already, see [`SharedGate`].
+    pub(crate) reuse_gate: SharedGate,
     /// Calls that have reserved the most that they may need.
-    pub(crate) attempts: Attempts,
+    pub(crate) pending_reservations: PendingReservations,
     source: AtomicU32,
     /// What the environment says, if it counts.
     pub(crate) environment: Environment,
@@ -48,43 +48,43 @@ pub(crate) struct Process {
     /// Per CUDA ordinal.
     pub(crate) devices: [Device; MAX_DEVICES],
     /// Linear memory, by pointer.
-    pub(crate) pointers: HeldMap,
+    pub(crate) pointers: ChargeMap,
     /// Blocks that small allocations of it share.
     pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
-    pub(crate) arrays: HeldMap,
+    pub(crate) arrays: ChargeMap,
     /// Those of them that share blocks, by the card's index.
     pub(crate) small_arrays: [SmallArrays; MAX_SHARES],
     /// Physical memory of the virtual memory management API, by handle.
-    pub(crate) physical: HeldMap,
+    pub(crate) physical: ChargeMap,
     /// Mappings of it, by address.
-    pub(crate) mappings: HeldMap,
+    pub(crate) mappings: ChargeMap,
     /// Mappings of it to parts of sparse arrays.
-    pub(crate) array_mappings: HeldMap,
+    pub(crate) array_mappings: ChargeMap,
     /// Physical memory that is bound to multicast objects, by object and place.
-    pub(crate) bindings: HeldMap,
+    pub(crate) bindings: ChargeMap,
     /// Memory of other APIs and processes that was imported, by the object that holds it.
-    pub(crate) externals: HeldMap,
+    pub(crate) externals: ChargeMap,
     /// Contexts that are not primary, by handle; `context` is how often each was attached to, or marks a part of another.
-    pub(crate) contexts: HeldMap,
+    pub(crate) contexts: ChargeMap,
     /// What memory pools have reserved, by pool.
-    pub(crate) pools: HeldMap,
+    pub(crate) pools: ChargeMap,
     /// What is free in them.
-    pub(crate) room: Room,
+    pub(crate) pool_free_space: PoolFreeSpace,
     /// Those that were destroyed before everything in them was freed.
     pub(crate) destroyed_pools: DestroyedPools,
     /// Memory that others may have opened: linear by IPC handle, of pools by pointer.
-    pub(crate) available: SharedChunks,
+    pub(crate) exported: SharedChunks,
     /// Memory of others that was opened in the same ways.
     pub(crate) opened: SharedChunks,
     /// What was opened of each card, by the card's index.
     pub(crate) imports: [Imports; MAX_SHARES],
     /// What executable graphs may need when they are launched, by handle.
-    pub(crate) graphs: HeldMap,
+    pub(crate) graphs: ChargeMap,
     /// What the driver keeps for graphs, by device.
-    pub(crate) graph_pools: HeldMap,
+    pub(crate) graph_pools: ChargeMap,
     /// What all graphs ever made for a device need together, by device.
-    pub(crate) graph_needs: HeldMap,
+    pub(crate) graph_needs: ChargeMap,
     /// Launches.
     pub(crate) meter: Meter,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Device {
     /// 0, or one more than the bytes that are charged for the primary context.
     pub(crate) charged: AtomicU64,
     /// Whoever makes or ends the primary context.
-    pub(crate) primary_gate: Gate,
+    pub(crate) primary_gate: SharedGate,
     /// The primary context, once this process retained it.
     pub(crate) primary: AtomicU64,
 }
@@ -137,38 +137,40 @@ impl Process {
                 Err(_) => sys::yield_now(),
             }
         }
-        let source = discover::find_shares(&self.shares, environment::run_directory)
+        let source = discovery::find_shares(&self.shares, environment::run_directory)
             .unwrap_or_else(|| self.environment.read());
         self.source.store(source as u32, Ordering::Relaxed);
         self.phase.store(READY, Ordering::Release);
     }
 
     /// Where the limits come from.
-    pub(crate) fn source(&self) -> Source {
-        Source::of(self.source.load(Ordering::Relaxed))
+    pub(crate) fn source(&self) -> LimitsSource {
+        LimitsSource::of(self.source.load(Ordering::Relaxed))
     }
 
     /// Whether anything at all is limited.
     pub(crate) fn is_limited(&self) -> bool {
-        self.source() != Source::Nothing
+        self.source() != LimitsSource::None
     }
 
     /// Whether the memory of any card is limited.
     pub(crate) fn is_memory_limited(&self) -> bool {
         match self.source() {
-            Source::Nothing => false,
-            Source::Pages => self.shares().any(Share::is_memory_limited),
-            Source::Environment => self.environment.limits_memory(),
-            Source::BrokenPages | Source::BrokenEnvironment => true,
+            LimitsSource::None => false,
+            LimitsSource::Pages => self.shares().any(Share::is_memory_limited),
+            LimitsSource::Environment => self.environment.limits_memory(),
+            LimitsSource::UnreadablePages | LimitsSource::InvalidEnvironment => true,
         }
     }
 
     /// Whether the GPU time of any card is metered.
     pub(crate) fn is_metered(&self) -> bool {
         match self.source() {
-            Source::Pages | Source::BrokenPages => self.shares().any(Share::is_metered),
-            Source::Environment => self.environment.limits_cores(),
-            Source::Nothing | Source::BrokenEnvironment => false,
+            LimitsSource::Pages | LimitsSource::UnreadablePages => {
+                self.shares().any(Share::is_metered)
+            }
+            LimitsSource::Environment => self.environment.limits_cores(),
+            LimitsSource::None | LimitsSource::InvalidEnvironment => false,
         }
     }
 
@@ -180,18 +182,18 @@ impl Process {
     /// Excludes other threads of this process from what only one may do: take dead slots and rebuild totals,
     /// attach shares, count references. Short, and never while the driver is called.
     pub(crate) fn guard(&self) -> Guard<'_> {
-        Guard::take(&self.guard)
+        Guard::acquire(&self.guard)
     }
 
     /// Lets one thread at a time ask the driver what it keeps, or to give some of that back, and note the answer.
     pub(crate) fn pool_guard(&self) -> Guard<'_> {
-        Guard::take(&self.pool_guard)
+        Guard::acquire(&self.pool_guard)
     }
 
     /// Lets one thread at a time pay for imported physical memory. [`Process::guard`] may be taken within; the driver is
     /// not called.
     pub(crate) fn import_guard(&self) -> Guard<'_> {
-        Guard::take(&self.import_guard)
+        Guard::acquire(&self.import_guard)
     }
 }
 

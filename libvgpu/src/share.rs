@@ -20,7 +20,7 @@ mod compute;
 mod mapping;
 pub(crate) mod usage;
 
-pub(crate) use attach::Unusable;
+pub(crate) use attach::AttachError;
 use mapping::{map_page, page_words, read_page, view};
 
 /// The words of the region as the protocol steps on them.
@@ -34,12 +34,12 @@ const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();
 
 const NO_LIMIT: u64 = u64::MAX;
 
-/// For how long a look for dead processes counts, for each process that was looked at. To look at one takes a
+/// For how long a look for dead processes counts, for each process that was checked_slots at. To look at one takes a
 /// system call of half a microsecond; so a program that is refused over and over spends little on looking,
 /// and a death is noticed before anybody who learns of it otherwise can ask for memory.
-const LOOK_COUNTS_NS: u64 = 8_000;
+const RECLAIM_VALID_NS: u64 = 8_000;
 /// The longest that a look counts, whatever the number of processes.
-const LOOK_COUNTS_AT_MOST_NS: u64 = 1_000_000;
+const MAX_RECLAIM_VALID_NS: u64 = 1_000_000;
 
 const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
 
@@ -53,7 +53,7 @@ pub(crate) struct Share {
     /// The mapped page; null if the limits come from the environment.
     page: AtomicPtr<AtomicU64>,
     /// The page's generation hint when the limits below were read.
-    seen: AtomicU64,
+    seen_generation: AtomicU64,
     limit_bytes: AtomicU64,
     driver_reserve_bytes: AtomicU64,
     /// Taken by the driver beyond what it was charged, by the page.
@@ -70,27 +70,27 @@ pub(crate) struct Share {
     region_inode: AtomicU64,
     slot: AtomicU32,
     generation: AtomicU64,
-    /// Until when the last look for dead processes counts, see [`LOOK_COUNTS_NS`]; 0 if it does not.
-    looked_until_ns: AtomicU64,
+    /// Until when the last look for dead processes counts, see [`RECLAIM_VALID_NS`]; 0 if it does not.
+    reclaimed_until_ns: AtomicU64,
     /// What NVML is asked about.
-    seen_usage: usage::Seen,
+    usage_reading: usage::UsageReading,
 }
 
 /// What can be taken at this moment.
 #[derive(Clone, Copy)]
-pub(crate) struct Left {
+pub(crate) struct Headroom {
     pub(crate) bytes: u64,
     /// Until then there is nothing more that dead processes left.
-    pub(crate) holds_until_ns: u64,
+    pub(crate) valid_until_ns: u64,
 }
 
-impl Left {
+impl Headroom {
     /// That of both together.
     #[inline]
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
-            holds_until_ns: self.holds_until_ns.min(other.holds_until_ns),
+            valid_until_ns: self.valid_until_ns.min(other.valid_until_ns),
         }
     }
 }
@@ -160,10 +160,10 @@ impl Share {
     }
 
     /// Takes as much of `bytes` as there is.
-    pub(crate) fn reserve_some(&self, bytes: u64) -> u64 {
+    pub(crate) fn reserve_up_to(&self, bytes: u64) -> u64 {
         let limit = self.grantable_bytes();
         match self.own() {
-            Some((region, slot)) => region.reserve_some(slot, bytes, limit),
+            Some((region, slot)) => region.reserve_up_to(slot, bytes, limit),
             None if self.fails_open() => bytes,
             None => 0,
         }
@@ -236,19 +236,19 @@ impl Share {
 
     /// What of it can be taken.
     #[inline]
-    pub(crate) fn left(&self) -> Left {
+    pub(crate) fn headroom(&self) -> Headroom {
         let limit = self.grantable_bytes();
-        let uncounted = |bytes| Left {
+        let uncounted = |bytes| Headroom {
             bytes,
-            holds_until_ns: u64::MAX,
+            valid_until_ns: u64::MAX,
         };
         match self.own() {
             Some((region, _)) => {
                 // First, or what is read of the total may be of before that look.
-                let holds_until_ns = self.looked_until_ns.load(Ordering::Acquire);
-                Left {
+                let valid_until_ns = self.reclaimed_until_ns.load(Ordering::Acquire);
+                Headroom {
                     bytes: limit.saturating_sub(region.total_bytes()),
-                    holds_until_ns,
+                    valid_until_ns,
                 }
             }
             None if self.fails_open() => uncounted(u64::MAX),
@@ -263,35 +263,35 @@ impl Share {
             return;
         };
         let now_ns = sys::now_ns();
-        let mut looked = 1u64;
+        let mut checked_slots = 1u64;
         let mut fd = None;
-        // What dead processes left behind is looked at again once it is known who else is dead.
+        // What dead processes left behind is checked_slots at again once it is known who else is dead.
         for is_first in [true, false] {
             for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
                 let is_due = if is_first {
                     !region.is_free(index)
                 } else {
-                    region.is_left_behind(index)
+                    region.is_orphaned(index)
                 };
                 if index == own || !is_due {
                     continue;
                 }
                 fd = fd.or_else(|| self.region_fd());
                 let Some(fd) = fd else { return };
-                looked = looked.saturating_add(1);
+                checked_slots = checked_slots.saturating_add(1);
                 // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
                 if sys::lock(fd, index.offset(), SLOT_SIZE) {
-                    region.bury(index);
+                    region.reclaim_slot(index);
                     sys::unlock(fd, index.offset(), SLOT_SIZE);
                 }
             }
         }
         if region.rebuild(own) == Rebuild::Exact && now_ns != 0 {
-            let counts_ns = looked
-                .saturating_mul(LOOK_COUNTS_NS)
-                .min(LOOK_COUNTS_AT_MOST_NS);
-            self.looked_until_ns
-                .store(now_ns.saturating_add(counts_ns), Ordering::Release);
+            let valid_ns = checked_slots
+                .saturating_mul(RECLAIM_VALID_NS)
+                .min(MAX_RECLAIM_VALID_NS);
+            self.reclaimed_until_ns
+                .store(now_ns.saturating_add(valid_ns), Ordering::Release);
         }
     }
 
@@ -337,7 +337,7 @@ impl Share {
     fn own(&self) -> Option<(Region<'static, RegionWord>, SlotIndex)> {
         let region = self.region()?;
         let slot = SlotIndex::new(usize::try_from(self.slot.load(Ordering::Relaxed)).ok()?)?;
-        // Only noise in the region takes a slot from a living process; what that takes then cannot be counted.
+        // Only noise in the region takes a slot from a live_processes process; what that takes then cannot be counted.
         region
             .is_owned(slot, self.generation.load(Ordering::Relaxed))
             .then_some((region, slot))
@@ -351,7 +351,7 @@ impl Share {
         let hint = page_words(page)
             .get(CURRENT_WORD)
             .map_or(0, |word| word.load(Ordering::Acquire));
-        if hint != self.seen.load(Ordering::Relaxed) {
+        if hint != self.seen_generation.load(Ordering::Relaxed) {
             self.reread(page, hint);
         }
     }
@@ -365,14 +365,14 @@ impl Share {
         self.set_limits(&content.spec.limits);
         if content.retired {
             // Until its successor is there this is tried again at each look.
-            self.follow(page);
+            self.switch_to_successor(page);
         } else {
-            self.seen.store(hint, Ordering::Relaxed);
+            self.seen_generation.store(hint, Ordering::Relaxed);
         }
     }
 
     /// Turns to the page that stands at the path of a retired one.
-    fn follow(&self, retired: NonNull<AtomicU64>) {
+    fn switch_to_successor(&self, retired: NonNull<AtomicU64>) {
         // SAFETY: not written any more once the share can be seen.
         let path = unsafe { &*self.page_path.get() };
         let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {
@@ -397,7 +397,8 @@ impl Share {
                 .is_ok();
         if is_mine {
             self.set_limits(&content.spec.limits);
-            self.seen.store(content.generation, Ordering::Relaxed);
+            self.seen_generation
+                .store(content.generation, Ordering::Relaxed);
         } else {
             sys::unmap(mapping.cast(), PAGE_SIZE);
         }

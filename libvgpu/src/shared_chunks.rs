@@ -5,18 +5,18 @@
 
 use core::sync::atomic::AtomicU32;
 
+use crate::charge_map::{Charge, ChargeMap};
 use crate::guard::Guard;
-use crate::held::{Held, HeldMap};
 
 /// Shared allocations and their chunks. All zeroes is none.
 pub(crate) struct SharedChunks {
     guard: AtomicU32,
     /// By pointer; `bytes` is how often, `context` the chunk.
-    pointers: HeldMap,
+    pointers: ChargeMap,
     /// By address; `context` is how many pointers.
-    chunks: HeldMap,
+    chunks: ChargeMap,
     /// By pointer; `context` is the one with whose end it is shared no more, if there is one.
-    contexts: HeldMap,
+    contexts: ChargeMap,
 }
 
 /// A pointer into memory that is shared.
@@ -39,7 +39,7 @@ pub(crate) struct Chunk {
 
 impl SharedChunks {
     /// Whether the pointer is shared.
-    pub(crate) fn has(&self, pointer: u64) -> bool {
+    pub(crate) fn contains(&self, pointer: u64) -> bool {
         self.pointers.get(pointer).is_some()
     }
 
@@ -48,7 +48,7 @@ impl SharedChunks {
     ///
     /// Others that share the same wait meanwhile: they have it for nothing only if it is paid for.
     pub(crate) fn add(&self, shared: Shared, pay: impl FnOnce(u64) -> bool) -> bool {
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         let is_paid = !self.note(shared) || pay(shared.chunk.bytes);
         if !is_paid {
             self.forget(shared.pointer);
@@ -58,30 +58,30 @@ impl SharedChunks {
 
     /// As [`SharedChunks::add`], of what is shared once however often that is said, and costs nothing.
     pub(crate) fn add_once(&self, shared: Shared, first: impl FnOnce(u64)) {
-        let _guard = Guard::take(&self.guard);
-        if !self.has(shared.pointer) && self.note(shared) {
+        let _guard = Guard::acquire(&self.guard);
+        if !self.contains(shared.pointer) && self.note(shared) {
             first(shared.chunk.bytes);
         }
     }
 
     /// Notes that a pointer is shared no more, or once less. Hands its chunk to `give_back` if no other pointer into that
     /// is.
-    pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(Held)) {
+    pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(Charge)) {
         // Most are not shared.
-        if self.has(pointer) {
-            let _guard = Guard::take(&self.guard);
+        if self.contains(pointer) {
+            let _guard = Guard::acquire(&self.guard);
             self.forget(pointer).map(give_back);
         }
     }
 
     /// A context has ended: what was shared in it is no more, however often it was. Hands each chunk to `give_back` into
     /// which no other pointer is shared.
-    pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(Held)) {
-        let _guard = Guard::take(&self.guard);
+    pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(Charge)) {
+        let _guard = Guard::acquire(&self.guard);
         self.contexts.remove_all(
             |held| held.context == context,
             |pointer, _| {
-                while self.has(pointer) {
+                while self.contains(pointer) {
                     self.forget(pointer).map(&mut give_back);
                 }
             },
@@ -96,8 +96,8 @@ impl SharedChunks {
             chunk,
             context,
         } = shared;
-        let once_more = |held: &Held| {
-            Some(Held {
+        let once_more = |held: &Charge| {
+            Some(Charge {
                 bytes: held.bytes.saturating_add(1),
                 ..*held
             })
@@ -105,14 +105,14 @@ impl SharedChunks {
         if self.pointers.change(pointer, once_more).is_some() {
             return false;
         }
-        let first = Held {
+        let first = Charge {
             bytes: 1,
             card,
             context: chunk.address,
         };
         self.pointers.insert(pointer, first);
         if context != 0 {
-            let ends = Held {
+            let ends = Charge {
                 bytes: 0,
                 card,
                 context,
@@ -123,8 +123,8 @@ impl SharedChunks {
     }
 
     fn add_to_chunk(&self, card: u8, chunk: Chunk) -> bool {
-        let one_more = |held: &Held| {
-            Some(Held {
+        let one_more = |held: &Charge| {
+            Some(Charge {
                 context: held.context.saturating_add(1),
                 ..*held
             })
@@ -132,7 +132,7 @@ impl SharedChunks {
         if self.chunks.change(chunk.address, one_more).is_some() {
             return false;
         }
-        let first = Held {
+        let first = Charge {
             bytes: chunk.bytes,
             card,
             context: 1,
@@ -142,10 +142,10 @@ impl SharedChunks {
     }
 
     /// The chunk, if no pointer into it is shared any more. The caller holds the guard.
-    fn forget(&self, pointer: u64) -> Option<Held> {
+    fn forget(&self, pointer: u64) -> Option<Charge> {
         let times = self.pointers.change(pointer, |held| {
             let bytes = held.bytes.saturating_sub(1);
-            Some(Held { bytes, ..*held }).filter(|left| left.bytes != 0)
+            Some(Charge { bytes, ..*held }).filter(|left| left.bytes != 0)
         })?;
         if times.bytes > 1 {
             return None;
@@ -153,7 +153,7 @@ impl SharedChunks {
         self.contexts.remove(pointer);
         let chunk = self.chunks.change(times.context, |held| {
             let context = held.context.saturating_sub(1);
-            Some(Held { context, ..*held }).filter(|left| left.context != 0)
+            Some(Charge { context, ..*held }).filter(|left| left.context != 0)
         })?;
         (chunk.context <= 1).then_some(chunk)
     }

@@ -9,53 +9,55 @@ pub(crate) const MAX_SHARES: usize = 64;
 
 /// Where limits come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
+pub(crate) enum LimitsSource {
     /// There are none.
-    Nothing,
+    None,
     /// Limits pages.
     Pages,
     /// Limits pages, at least one of which cannot be read: every card without a share is refused.
-    BrokenPages,
+    UnreadablePages,
     /// The environment.
     Environment,
     /// The environment, but a variable cannot be understood: every card is refused.
-    BrokenEnvironment,
+    InvalidEnvironment,
 }
 
-impl Source {
+impl LimitsSource {
     const ALL: [Self; 5] = [
-        Self::Nothing,
+        Self::None,
         Self::Pages,
-        Self::BrokenPages,
+        Self::UnreadablePages,
         Self::Environment,
-        Self::BrokenEnvironment,
+        Self::InvalidEnvironment,
     ];
 
     /// The one of that number.
     pub(crate) fn of(number: u32) -> Self {
         let index = usize::try_from(number).unwrap_or(0);
-        Self::ALL.get(index).copied().unwrap_or(Self::Nothing)
+        Self::ALL.get(index).copied().unwrap_or(Self::None)
     }
 }
 
 /// The shares of a process. All zeroes is none.
 pub(crate) struct Shares {
     count: AtomicU32,
-    places: [Share; MAX_SHARES],
+    entries: [Share; MAX_SHARES],
 }
 
 impl Shares {
     /// Those that are in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Share> {
         let count = self.count.load(Ordering::Acquire);
-        self.places.iter().take(usize::try_from(count).unwrap_or(0))
+        self.entries
+            .iter()
+            .take(usize::try_from(count).unwrap_or(0))
     }
 
     /// A place that is not in use yet; [`Shares::publish`] makes it so. The caller holds the process's guard or is the
     /// thread that looks first.
     pub(crate) fn next(&self) -> Option<&Share> {
         let count = self.count.load(Ordering::Relaxed);
-        self.places.get(usize::try_from(count).ok()?)
+        self.entries.get(usize::try_from(count).ok()?)
     }
 
     /// Puts the share of [`Shares::next`] to use.

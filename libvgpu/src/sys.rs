@@ -36,7 +36,7 @@ pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) 
 
 /// As [`open`]; what it failed with.
 fn try_open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Result<Fd, c_int> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let directory = directory.map_or(libc::AT_FDCWD, |fd| fd.0);
     // SAFETY: openat reads a NUL-terminated path.
     let result = unsafe {
@@ -53,20 +53,20 @@ fn try_open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Resu
 }
 
 /// A directory that may be missing. `Err` if it is there, or may be, and cannot be opened.
-pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Option<Fd>, Unknown> {
+pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Option<Fd>, OpenFailed> {
     match try_open(directory, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
         Ok(fd) => Ok(Some(fd)),
         Err(libc::ENOENT | libc::ENOTDIR) => Ok(None),
-        Err(_) => Err(Unknown),
+        Err(_) => Err(OpenFailed),
     }
 }
 
 /// What could not be found out.
-pub(crate) struct Unknown;
+pub(crate) struct OpenFailed;
 
 /// The same file under a number that the program's standard streams do not have, should it have closed those.
 pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     const LOWEST: c_int = libc::STDERR_FILENO + 1;
     if fd.0 >= LOWEST {
         return Some(fd);
@@ -78,20 +78,20 @@ pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
 }
 
 pub(crate) fn close(fd: Fd) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: close takes a number; every caller owns the descriptor.
     unsafe { libc::syscall(libc::SYS_close, fd.0) };
 }
 
 pub(crate) fn unlink(path: &CStr) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: unlinkat reads a NUL-terminated path.
     unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
 }
 
 /// Sets the times of a file to the present, as far as that is possible: whoever watches it is told.
 pub(crate) fn touch(path: &CStr) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let now = ptr::null::<libc::timespec>();
     // SAFETY: utimensat reads a NUL-terminated path; without times it takes the present.
     unsafe { libc::syscall(libc::SYS_utimensat, libc::AT_FDCWD, path.as_ptr(), now, 0) };
@@ -99,14 +99,14 @@ pub(crate) fn touch(path: &CStr) {
 
 /// One `read`; how many bytes came.
 pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe { libc::syscall(libc::SYS_read, fd.0, buffer.as_mut_ptr(), buffer.len()) })
 }
 
 /// One `getdents64`; how many bytes of directory entries came, 0 at the end, `None` if they cannot be read.
 pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe {
         libc::syscall(
@@ -120,7 +120,7 @@ pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
 
 /// Writes to standard error, as far as that is possible.
 pub(crate) fn write_stderr(text: &[u8]) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: the kernel reads `text.len()` bytes of the text.
     unsafe {
         libc::syscall(
@@ -133,7 +133,7 @@ pub(crate) fn write_stderr(text: &[u8]) {
 }
 
 pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let mut status = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: fstat writes one `struct stat`.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd.0, status.as_mut_ptr()) };
@@ -156,14 +156,14 @@ pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
 /// Makes the file at least `size` bytes long, with memory behind all of them, so that writing to its mapping
 /// cannot fail later.
 pub(crate) fn allocate(fd: Fd, size: usize) -> bool {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: fallocate takes numbers.
     positive(unsafe { libc::syscall(libc::SYS_fallocate, fd.0, 0, 0usize, size) }).is_some()
 }
 
 /// Lets every user open the file, whatever the umask was when it was made.
 pub(crate) fn set_mode(fd: Fd, mode: u32) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: fchmod takes numbers.
     unsafe { libc::syscall(libc::SYS_fchmod, fd.0, mode) };
 }
@@ -182,7 +182,7 @@ pub(crate) fn map_zeroes(size: usize) -> Option<NonNull<c_void>> {
 }
 
 fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNull<c_void>> {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: a mapping at an address of the kernel's choice overlaps nothing.
     let address = unsafe {
         libc::syscall(
@@ -200,14 +200,14 @@ fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNul
 }
 
 pub(crate) fn unmap(address: NonNull<c_void>, size: usize) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: callers give back what `map` gave and hold no reference into it.
     unsafe { libc::syscall(libc::SYS_munmap, address.as_ptr(), size) };
 }
 
 /// Asks for the mapping to be zeroes in forked children.
 pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: the advice changes what children see, nothing here.
     let result = unsafe {
         libc::syscall(
@@ -220,7 +220,7 @@ pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
     positive(result).is_some()
 }
 
-/// Takes an exclusive open-file-description lock on `length` bytes, if nobody else has it.
+/// Takes an exclusive open-file-description lock on `length` bytes, if none else has it.
 pub(crate) fn lock(fd: Fd, offset: usize, length: usize) -> bool {
     set_lock(fd, libc::F_WRLCK, offset, length)
 }
@@ -231,7 +231,7 @@ pub(crate) fn unlock(fd: Fd, offset: usize, length: usize) {
 }
 
 fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let Some(range) = lock_range(kind, offset, length) else {
         return false;
     };
@@ -243,7 +243,7 @@ fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
 
 /// Whether anybody else holds a lock on any of the bytes.
 pub(crate) fn is_locked(fd: Fd, offset: usize, length: usize) -> bool {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let Some(mut range) = lock_range(libc::F_WRLCK, offset, length) else {
         return true;
     };
@@ -304,7 +304,7 @@ pub(crate) fn epoch_us() -> u64 {
 
 /// Whether this PID namespace has a process of that ID.
 pub(crate) fn process_exists(pid: u32) -> bool {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: takes numbers; signal 0 is only a question.
     if unsafe { libc::syscall(libc::SYS_kill, pid, 0) } == 0 {
         return true;
@@ -322,7 +322,7 @@ fn errno() -> c_int {
 
 /// Waits, or less if a signal comes.
 pub(crate) fn sleep_us(us: u64) {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     let length = libc::timespec {
         tv_sec: libc::time_t::try_from(us / 1_000_000).unwrap_or(0),
         tv_nsec: c_long::try_from((us % 1_000_000).saturating_mul(1000)).unwrap_or(0),
@@ -334,7 +334,7 @@ pub(crate) fn sleep_us(us: u64) {
 
 /// Lets another thread run.
 pub(crate) fn yield_now() {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: no arguments.
     unsafe { libc::syscall(libc::SYS_sched_yield) };
 }
@@ -350,7 +350,7 @@ pub(crate) fn thread_id() -> u32 {
 }
 
 pub(crate) fn process_group() -> u32 {
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: takes a number.
     u32::try_from(unsafe { libc::syscall(libc::SYS_getpgid, 0) }).unwrap_or(0)
 }
@@ -361,15 +361,15 @@ pub(crate) fn user_id() -> u32 {
 }
 
 /// Restores `errno` when dropped, so that a hook leaves it as the driver's own function did.
-pub(crate) struct KeepErrno(c_int);
+pub(crate) struct SavedErrno(c_int);
 
-impl KeepErrno {
+impl SavedErrno {
     pub(crate) fn new() -> Self {
         Self(errno())
     }
 }
 
-impl Drop for KeepErrno {
+impl Drop for SavedErrno {
     fn drop(&mut self) {
         // SAFETY: always valid for this thread.
         let errno = unsafe { libc::__errno_location() };

@@ -45,7 +45,7 @@ impl Hook {
     }
 
     /// Whether the process's limits need this hook. If not, the program gets the driver's own function.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub(crate) fn is_needed(&self) -> bool {
         // Without memory for our own state nothing can be counted; the hooks then refuse.
         let Some(process) = Process::get() else {
             return true;
@@ -99,7 +99,7 @@ macro_rules! hooks {
                 #[unsafe(no_mangle)]
                 pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
                     let Some(original) = ORIGINAL.address() else {
-                        return Library::$library.missing();
+                        return Library::$library.missing_error();
                     };
                     // SAFETY: the driver's function of that name has this signature.
                     let original = unsafe {
@@ -154,10 +154,10 @@ hooks! {
         = c"cuGetProcAddress" 12000 => lookup::get_proc_address_v2;
 
     // How much there is.
-    Memory Cuda cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) = c"cuDeviceTotalMem" 2000 => view::total_mem_v1;
-    Memory Cuda cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) = c"cuDeviceTotalMem" 3020 => view::total_mem;
-    Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => view::mem_get_info_v1;
-    Memory Cuda cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = c"cuMemGetInfo" 3020 => view::mem_get_info;
+    Memory Cuda cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) = c"cuDeviceTotalMem" 2000 => memory_info::total_mem_v1;
+    Memory Cuda cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) = c"cuDeviceTotalMem" 3020 => memory_info::total_mem;
+    Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => memory_info::mem_get_info_v1;
+    Memory Cuda cuMemGetInfo_v2(free: *mut usize, total: *mut usize) = c"cuMemGetInfo" 3020 => memory_info::mem_get_info;
     Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
     Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => nvml::memory_v2;
 
@@ -169,18 +169,18 @@ hooks! {
     Memory Nvml nvmlDeviceGetComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
         = c"" 0 => nvml::processes::compute;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
-        = c"" 0 => nvml::processes::nobody_v1;
+        = c"" 0 => nvml::processes::none_v1;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::nobody;
+        = c"" 0 => nvml::processes::none;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::nobody;
+        = c"" 0 => nvml::processes::none;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
-        = c"" 0 => nvml::processes::nobody_v1;
+        = c"" 0 => nvml::processes::none_v1;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::nobody;
+        = c"" 0 => nvml::processes::none;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::nobody;
-    Memory Nvml nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_t) = c"" 0 => nvml::processes::in_detail;
+        = c"" 0 => nvml::processes::none;
+    Memory Nvml nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_t) = c"" 0 => nvml::processes::detailed;
     Memory Nvml nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) = c"" 0 => nvml::accounting::pids;
     Memory Nvml nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t) = c"" 0 => nvml::accounting::stats;
     Any Nvml nvmlGpmQueryDeviceSupport(device: nvmlDevice_t, support: *mut nvmlGpmSupport_t) = c"" 0 => nvml::performance::support;

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
-use drava_vgpu_abi::bucket::Turn;
+use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::ledger::MAX_BYTES;
 use drava_vgpu_abi::page::{self, LimitsPage, PAGE_SIZE, PageWrite};
 use drava_vgpu_abi::region::{Header, REGION_SIZE, SLOT_COUNT, SLOT_SIZE, SLOTS_OFFSET};
@@ -139,8 +139,8 @@ impl Page {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn set_turn(&mut self, turn: Turn) -> io::Result<()> {
-        page::turn(turn)
+    pub fn set_turn(&mut self, turn: TokenSlice) -> io::Result<()> {
+        page::token_slice(turn)
             .iter()
             .try_for_each(|write| self.write(write))
     }
@@ -166,7 +166,7 @@ impl Page {
     /// # Errors
     /// When it cannot be written.
     pub fn give_way(&mut self, until_us: u64) -> io::Result<()> {
-        self.set(&page::give_way(until_us))
+        self.set(&page::yield_until(until_us))
     }
 
     /// Says how the share stands to those of other priorities: how much of its time may be in the card's queues, µs, 0
@@ -176,7 +176,7 @@ impl Page {
     /// When it cannot be written.
     pub fn rank(&mut self, window_us: u32, calls: bool) -> io::Result<()> {
         self.set(&page::window(window_us))?;
-        self.set(&page::calls(calls))
+        self.set(&page::notify(calls))
     }
 
     /// Says whether others use the share's time, so that it calls when it wants that back.

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ComputePolicy;
-use drava_vgpu_abi::bucket::Turn;
-use drava_vgpu_abi::contention::ALL;
+use drava_vgpu_abi::bucket::TokenSlice;
+use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -148,7 +148,7 @@ impl Tenant {
             wanted_us: 0,
             turned_us: 0,
             was_idle: true,
-            own_parts: ALL,
+            own_parts: ALL_PPM,
             launch_us: 0,
             longest_told_us: 0,
             pidfds: Vec::new(),
@@ -264,10 +264,10 @@ impl Tenant {
         let Ok(glance) = self.usage.glance(scratch) else {
             return idle;
         };
-        let has_acted = glance.share.wanted_us != self.wanted_us;
+        let has_acted = glance.share.last_demand_us != self.wanted_us;
         // One whose time others use since it was seen to rest has done nothing more.
-        let rests = self.is_lent() && glance.share.wanted_us == self.turned_us;
-        self.wanted_us = glance.share.wanted_us;
+        let rests = self.is_lent() && glance.share.last_demand_us == self.turned_us;
+        self.wanted_us = glance.share.last_demand_us;
         self.turned_us = self.wanted_us;
         let is_in_debt = self.is_in_debt(&glance, now_us);
         let rests = rests && !is_in_debt;
@@ -326,7 +326,7 @@ impl Tenant {
             .min(0)
             .unsigned_abs()
             .min(DEBT_BELIEVED_US);
-        glance.share.wanted_us > 0 && debt > gained
+        glance.share.last_demand_us > 0 && debt > gained
     }
 
     /// Sets the rate, unless it is about the same.
@@ -367,7 +367,7 @@ impl Tenant {
     ///
     /// # Errors
     /// When the page cannot be written.
-    pub fn set_turn(&mut self, turn: Turn) -> io::Result<()> {
+    pub fn set_turn(&mut self, turn: TokenSlice) -> io::Result<()> {
         self.page.set_turn(turn)
     }
 
@@ -384,7 +384,8 @@ impl Tenant {
     /// # Errors
     /// When the page cannot be written.
     pub fn set_own_time(&mut self, parts: u32) -> io::Result<()> {
-        if parts.abs_diff(self.own_parts) <= ALL / 200 && (parts == ALL) == (self.own_parts == ALL)
+        if parts.abs_diff(self.own_parts) <= ALL_PPM / 200
+            && (parts == ALL_PPM) == (self.own_parts == ALL_PPM)
         {
             return Ok(());
         }
@@ -410,7 +411,7 @@ impl Tenant {
                 // Debt is time of kernels that were launched and may still run.
                 let debt = share.credit_us.min(0).unsigned_abs().min(DEBT_BELIEVED_US);
                 share
-                    .wanted_us
+                    .last_demand_us
                     .min(now_us)
                     .saturating_add(debt)
                     .saturating_add(WANTS_FOR_US)

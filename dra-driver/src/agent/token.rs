@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use drava_vgpu_abi::bucket::Turn;
+use drava_vgpu_abi::bucket::TokenSlice;
 
 /// The shortest slice that is handed out, microseconds.
 pub const SHORTEST_US: u64 = 10_000;
@@ -58,7 +58,7 @@ pub struct Contender<Id> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<Id> {
     /// This one has that turn, of the clock that is given to [`Ring::look`].
-    Grant(Id, Turn),
+    Grant(Id, TokenSlice),
     /// This one may not launch any more.
     Revoke(Id),
 }
@@ -76,9 +76,9 @@ pub struct Ended<Id> {
 #[derive(Debug, Clone)]
 pub struct Ring<Id> {
     /// Who has the token.
-    present: Option<(Id, Turn)>,
+    present: Option<(Id, TokenSlice)>,
     /// Who has been told that it is next. Its turn begins when the present one ends.
-    next: Option<(Id, Turn)>,
+    next: Option<(Id, TokenSlice)>,
     /// Who was chosen last; the next one is behind it.
     last: Option<Id>,
     /// Time credited and not handed out, µs; negative is owed.
@@ -165,7 +165,7 @@ impl<Id: Ord + Copy> Ring<Id> {
                 // and it saves nothing meanwhile.
                 self.credit_us.remove(&id);
                 let until_us = now_us + LONGEST_US;
-                self.extend((id, Turn { until_us, ..turn }), &mut changes);
+                self.extend((id, TokenSlice { until_us, ..turn }), &mut changes);
             } else if !is_alone && left_us <= AHEAD_US {
                 self.decide((id, turn), &waiting, &mut changes);
             }
@@ -231,7 +231,7 @@ impl<Id: Ord + Copy> Ring<Id> {
         now_us: u64,
         waiting: &[&Contender<Id>],
         changes: &mut Vec<Change<Id>>,
-    ) -> Option<(Id, Turn)> {
+    ) -> Option<(Id, TokenSlice)> {
         if let Some((id, told)) = self.next.take()
             && now_us < told.until_us
         {
@@ -239,7 +239,7 @@ impl<Id: Ord + Copy> Ring<Id> {
                 return Some((id, told));
             }
             // The one before has ended early.
-            let turn = Turn {
+            let turn = TokenSlice {
                 from_us: now_us,
                 until_us: now_us + (told.until_us - told.from_us),
             };
@@ -247,7 +247,7 @@ impl<Id: Ord + Copy> Ring<Id> {
             return Some((id, turn));
         }
         let (id, slice_us) = self.choose(waiting)?;
-        let turn = Turn {
+        let turn = TokenSlice {
             from_us: now_us,
             until_us: now_us + slice_us,
         };
@@ -258,7 +258,7 @@ impl<Id: Ord + Copy> Ring<Id> {
     /// What follows the present turn: more of it, or another one's.
     fn decide(
         &mut self,
-        present: (Id, Turn),
+        present: (Id, TokenSlice),
         waiting: &[&Contender<Id>],
         changes: &mut Vec<Change<Id>>,
     ) {
@@ -268,16 +268,16 @@ impl<Id: Ord + Copy> Ring<Id> {
         };
         let until_us = turn.until_us + slice_us;
         if id == holder {
-            self.extend((id, Turn { until_us, ..turn }), changes);
+            self.extend((id, TokenSlice { until_us, ..turn }), changes);
             return;
         }
         let from_us = turn.until_us;
-        let turn = Turn { from_us, until_us };
+        let turn = TokenSlice { from_us, until_us };
         self.next = Some((id, turn));
         changes.push(Change::Grant(id, turn));
     }
 
-    fn extend(&mut self, present: (Id, Turn), changes: &mut Vec<Change<Id>>) {
+    fn extend(&mut self, present: (Id, TokenSlice), changes: &mut Vec<Change<Id>>) {
         self.present = Some(present);
         changes.push(Change::Grant(present.0, present.1));
     }

@@ -161,7 +161,7 @@ fn substitutes(
             .path(layout.state_dir(), hash)
             .to_string_lossy()
             .into_owned(),
-        original: stub.behind.to_string_lossy().into_owned(),
+        original: stub.original_path.to_string_lossy().into_owned(),
     })
     .collect();
     let cuda = substitutes.first().map(|cuda| cuda.soname.as_str());

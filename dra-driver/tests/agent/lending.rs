@@ -42,7 +42,7 @@ fn step(agent: &mut VirtualClockAgent, borrower: &FakeProcess) {
 
 /// The owner launches something.
 fn launches(owner: &FakeProcess, now_us: u64) {
-    owner.write(offset_of!(Header, wanted_us), now_us);
+    owner.write(offset_of!(Header, last_demand_us), now_us);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use drava_dra_driver::prepare::record::{Record, Stage, Store};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share, ShareId};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::page::{
-    CALLS_OFFSET, GIVE_WAY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
+    NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
 };
 use drava_vgpu_abi::{
     IdText, Limits, LimitsSpec, PageError, PageWrite, REGION_SIZE, decode, encode, paths, retire,
@@ -238,7 +238,7 @@ impl TestNode {
 
     /// The words of a page about shares of other priorities: until when it gives way, its window, and whether it calls.
     pub(crate) fn manners(&self, number: u32) -> [u64; 3] {
-        [GIVE_WAY_OFFSET, WINDOW_OFFSET, CALLS_OFFSET].map(|at| self.word(number, at))
+        [YIELD_UNTIL_OFFSET, WINDOW_OFFSET, NOTIFY_OFFSET].map(|at| self.word(number, at))
     }
 
     pub(crate) fn region(&self, number: u32) -> PathBuf {

@@ -4,7 +4,7 @@ use drava_dra_driver::agent::calls::{CALL_US, CALLS, Pace};
 use drava_dra_driver::agent::precedence::{AHEAD_US, GAP_US, OWED_US, Precedence, Standing};
 use drava_dra_driver::agent::token::{Change, Contender, LONGEST_US, Ring};
 use drava_vgpu_abi::Priority;
-use drava_vgpu_abi::bucket::Turn;
+use drava_vgpu_abi::bucket::TokenSlice;
 use proptest::prelude::*;
 
 const SECOND_US: u64 = 1_000_000;
@@ -304,7 +304,7 @@ fn revokes_token_of_yielding_share_and_compensates_it() {
         contender(2, 50, true, false),
         contender(3, 50, false, false),
     ];
-    let whole = Turn {
+    let whole = TokenSlice {
         from_us: 0,
         until_us: LONGEST_US,
     };
@@ -316,7 +316,7 @@ fn revokes_token_of_yielding_share_and_compensates_it() {
         contender(2, 50, true, true),
         contender(3, 50, true, false),
     ];
-    let its = Turn {
+    let its = TokenSlice {
         from_us: now_us,
         until_us: now_us + LONGEST_US,
     };

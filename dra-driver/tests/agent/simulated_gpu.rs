@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use drava_dra_driver::agent::control::{Controller, Decision, Measured, Terms, Turn};
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant, LEASE_US};
-use drava_vgpu_abi::contention::ALL;
+use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 
@@ -198,7 +198,7 @@ impl Card {
                 priority: load.terms.priority,
                 ..Limits::memory(1 << 30)
             },
-            own_parts: ALL,
+            own_parts: ALL_PPM,
             queue: VecDeque::new(),
             launched: 0,
             began_us: None,
@@ -367,13 +367,13 @@ impl Tenant {
         }
         let bucket = Bucket::new(&self.header);
         while self.queue.len() < self.load.depth {
-            let grant = Grant::of(&self.limits, bucket::Turn::default(), now_us);
+            let grant = Grant::of(&self.limits, bucket::TokenSlice::default(), now_us);
             self.wanted_us = now_us;
             bucket.refill(grant, now_us);
             if grant != Grant::Free {
                 if self.lease_us < self.cost_us {
                     let least_us = if self.waits {
-                        grant.worth_waking_for()
+                        grant.resume_credit_us()
                     } else {
                         0
                     };
@@ -384,8 +384,8 @@ impl Tenant {
                         }
                         Err(debt) => {
                             self.waits = true;
-                            self.not_before_us = now_us + debt.look_again_us;
-                            self.throttled_us += debt.look_again_us;
+                            self.not_before_us = now_us + debt.retry_after_us;
+                            self.throttled_us += debt.retry_after_us;
                             return;
                         }
                     }
@@ -420,7 +420,7 @@ impl Tenant {
         let end_us = now_us + STEP_US;
         let raw_us = end_us - began_us;
         self.began_us = Some(end_us);
-        let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL);
+        let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL_PPM);
         let charged_us = kernel.charged_us;
         self.queue.pop_front();
         self.cost_us = (self.cost_us * 15 + own_us) / 16;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drava_dra_driver::agent::token::{
     AHEAD_US, Change, Contender, Ended, LONGEST_US, Ring, SHORTEST_US,
 };
-use drava_vgpu_abi::bucket::{TOKEN_BURST_US, Turn};
+use drava_vgpu_abi::bucket::{TOKEN_BURST_US, TokenSlice};
 use proptest::prelude::*;
 
 /// A tenant that wants time in some stretches.
@@ -29,7 +29,7 @@ const LOOK_US: u64 = 5_000;
 fn play(tenants: &[Wanting], duration_us: u64) -> (Vec<u64>, u64, Vec<(usize, u64)>) {
     const TICK_US: u64 = 1_000;
     let mut ring = Ring::default();
-    let mut told: BTreeMap<usize, Turn> = BTreeMap::new();
+    let mut told: BTreeMap<usize, TokenSlice> = BTreeMap::new();
     let (mut held, mut wasted) = (vec![0; tenants.len()], 0);
     let mut slices = Vec::new();
     let mut is_wanted = false;
@@ -147,7 +147,7 @@ fn revokes_token_of_dead_share_on_next_poll() {
         wants: true,
         gives_way: false,
     };
-    let turn = |from_us, until_us| Turn { from_us, until_us };
+    let turn = |from_us, until_us| TokenSlice { from_us, until_us };
     assert_eq!(
         ring.look(0, &[wants(1), wants(2)]),
         [Change::Grant(1, turn(0, LONGEST_US))]
@@ -165,7 +165,7 @@ fn revokes_token_of_dead_share_on_next_poll() {
 }
 
 /// Two with half of the card each, the first of which has the token and the second is told to be next.
-fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], Turn) {
+fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], TokenSlice) {
     let both = [1, 2].map(|id| Contender {
         id,
         cores: 50,
@@ -174,7 +174,7 @@ fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], Turn) {
     });
     let mut ring = Ring::default();
     ring.look(0, &both);
-    let next = Turn {
+    let next = TokenSlice {
         from_us: LONGEST_US,
         until_us: 2 * LONGEST_US,
     };
@@ -200,7 +200,7 @@ fn starts_next_slice_early_when_holder_goes_idle() {
     let (mut ring, both, next) = handed_on();
     let now_us = next.from_us - 5_000;
     let changes = ring.look(now_us, &both[1..]);
-    let turn = Turn {
+    let turn = TokenSlice {
         from_us: now_us,
         until_us: now_us + LONGEST_US,
     };
@@ -212,7 +212,7 @@ fn starts_next_slice_early_when_holder_goes_idle() {
 fn revokes_unwanted_slice_before_it_starts() {
     let (mut ring, both, next) = handed_on();
     let changes = ring.look(next.from_us - 5_000, &both[..1]);
-    let longer = Turn {
+    let longer = TokenSlice {
         from_us: 0,
         until_us: next.from_us - 5_000 + LONGEST_US,
     };
@@ -306,7 +306,7 @@ fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
         })
         .collect();
     let mut ring = Ring::default();
-    let mut turns = vec![Turn::default(); tenants.len()];
+    let mut turns = vec![TokenSlice::default(); tenants.len()];
     let (mut credit, mut queued) = (vec![0; tenants.len()], vec![0; tenants.len()]);
     let (mut charged, mut settled) = (vec![0_u64; tenants.len()], vec![0; tenants.len()]);
     let mut used = vec![0; tenants.len()];

@@ -143,7 +143,7 @@ impl FakeProcess {
 
     /// Records a total GPU time of `gpu_time_us` and demand for more at `now_us`.
     pub(crate) fn record_usage(&self, now_us: u64, gpu_time_us: u64) {
-        self.write(offset_of!(Header, wanted_us), now_us);
+        self.write(offset_of!(Header, last_demand_us), now_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, gpu_time_us), gpu_time_us);
         self.write(SLOTS_OFFSET + offset_of!(Slot, throttled_us), now_us);
     }

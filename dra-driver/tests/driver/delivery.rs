@@ -108,7 +108,7 @@ fn mounts_stubs_for_share_alongside_whole_gpu() {
     for device in spec.devices() {
         let edits = [spec.container_edits(), &device.container_edits];
         let is_share = !mounted_at(&edits, paths::LIBRARY).is_empty();
-        let behind = mounted_at(&edits, paths::CUDA_STUB.behind.to_str().unwrap());
+        let behind = mounted_at(&edits, paths::CUDA_STUB.original_path.to_str().unwrap());
         let front = mounted_at(&edits, place);
         if is_share {
             assert_eq!(front, [stub.display().to_string()]);

@@ -14,10 +14,10 @@
 //! - **A launch needs credit above zero, not credit for all of it**: one overdraft, then everybody waits until it is
 //!   repaid. So a kernel of any length can run, and over time no share gets more than its rate.
 //! - **No stretch of time is paid out twice**: only who has moved `refilled` adds for it. Who dies between the two
-//!   steps costs the share that stretch, at most [`LONGEST_REFILL_US`].
+//!   steps costs the share that stretch, at most [`MAX_REFILL_US`].
 //! - Nobody waits for a process: what ends a wait is the clock.
 //!
-//! In its own turn with the token a share may go deeper into debt: [`Grant::goes_on`].
+//! In its own turn with the token a share may go deeper into debt: [`Grant::may_overdraw`].
 //!
 //! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. What
 //! it has not spent when it ends is lost, which is less than a lease.
@@ -40,40 +40,40 @@ pub const BURST_US: u64 = 50_000;
 pub const TOKEN_BURST_US: u64 = 2_000;
 
 /// The longest time that is paid out at once, microseconds; more than any burst.
-pub const LONGEST_REFILL_US: u64 = 1_000_000;
+pub const MAX_REFILL_US: u64 = 1_000_000;
 
 /// The longest sleep of a waiting launch before it looks again, microseconds: so fast does it see a new rate.
-pub const LONGEST_SLEEP_US: u64 = 5_000;
+pub const MAX_SLEEP_US: u64 = 5_000;
 
 /// After waiting for so long without a token, or at a rate of nothing, a launch goes ahead, microseconds. A kernel
 /// that waits for one on another card, whose launch waits here, cannot wait forever.
-pub const PATIENCE_US: u64 = 500_000;
+pub const MAX_ADMISSION_WAIT_US: u64 = 500_000;
 
 /// A token that ended longer ago than this was given by an agent that is gone, microseconds.
 pub const TOKEN_ABANDONED_US: u64 = 3_000_000;
 
 /// A token beyond this is none, microseconds: a torn or damaged word.
-pub const LONGEST_TOKEN_US: u64 = 1_000_000;
+pub const MAX_TOKEN_US: u64 = 1_000_000;
 
 /// A launch of at least this length is counted as long, microseconds: ten slices of 50 ms.
 pub const LONG_KERNEL_US: u64 = 500_000;
 
 /// A moment until which a share gives way that is further away than this is none, microseconds: damage.
-pub const LONGEST_GIVING_WAY_US: u64 = 100_000;
+pub const MAX_YIELD_US: u64 = 100_000;
 
 /// A share whose time others use calls the agent if it has wanted none for so long, microseconds: more than a launch that
 /// waits sleeps, so that a pause costs one call, and less than the agent needs to see that somebody is idle.
-pub const QUIET_US: u64 = 4 * LONGEST_SLEEP_US;
+pub const IDLE_US: u64 = 4 * MAX_SLEEP_US;
 
 /// A share that calls the agent does so if its work so far ends within this time, microseconds: otherwise the agent looks
 /// again before that end.
-pub const CALL_AHEAD_US: u64 = 1_000;
+pub const NOTIFY_AHEAD_US: u64 = 1_000;
 
 /// A kernel is not taken to be under way for longer than this, microseconds.
-const LONGEST_BUSY_US: u64 = 60_000_000;
+const MAX_BUSY_US: u64 = 60_000_000;
 
 /// Debt beyond this is damage, not debt, microseconds.
-const DEEPEST_DEBT_US: i64 = 3_600_000_000;
+const MAX_DEBT_US: i64 = 3_600_000_000;
 
 /// Microseconds in a second.
 pub const SECOND_US: u64 = 1_000_000;
@@ -86,7 +86,7 @@ pub const US_PER_PERCENT: u32 = 10_000;
 pub enum Grant {
     /// It launches as it likes; GPU time is counted, not limited.
     Free,
-    /// It gets so many microseconds of GPU time per second. 0 stops it, but for [`PATIENCE_US`].
+    /// It gets so many microseconds of GPU time per second. 0 stops it, but for [`MAX_ADMISSION_WAIT_US`].
     Rate(u32),
     /// It has the token, and with it the whole card, until this moment.
     Token {
@@ -104,7 +104,7 @@ pub enum Grant {
 /// A turn with the token, in microseconds of `CLOCK_MONOTONIC`. Told before it begins, so that the card is not idle
 /// between two of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turn {
+pub struct TokenSlice {
     /// Its first moment.
     pub from_us: u64,
     /// The first moment after it; 0 if there never was a turn.
@@ -122,13 +122,13 @@ impl Grant {
     /// | token | gives tokens | the token, or none |
     /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
     #[must_use]
-    pub fn of(limits: &Limits, turn: Turn, now_us: u64) -> Self {
-        let Turn { from_us, until_us } = turn;
+    pub fn of(limits: &Limits, turn: TokenSlice, now_us: u64) -> Self {
+        let TokenSlice { from_us, until_us } = turn;
         match limits.compute_policy {
             ComputePolicy::None => Self::Free,
             ComputePolicy::Balance | ComputePolicy::Fixed => Self::by_rate(limits),
             ComputePolicy::Token => {
-                let is_damaged = until_us > now_us.saturating_add(LONGEST_TOKEN_US);
+                let is_damaged = until_us > now_us.saturating_add(MAX_TOKEN_US);
                 let is_abandoned = until_us.saturating_add(TOKEN_ABANDONED_US) < now_us;
                 if is_damaged || is_abandoned {
                     Self::by_rate(limits)
@@ -157,14 +157,14 @@ impl Grant {
 
     /// The credit that a waiting launch goes on with, microseconds: what one sleep brings, and at most a lease.
     #[must_use]
-    pub fn worth_waking_for(self) -> u64 {
+    pub fn resume_credit_us(self) -> u64 {
         let (rate, _) = self.rate_and_cap();
-        (rate * LONGEST_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
+        (rate * MAX_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
     }
 
     /// For how long waiting is all that a launch can do, microseconds: until the share's turn, if that is known.
     #[must_use]
-    pub fn begins_after_us(self, now_us: u64) -> Option<u64> {
+    pub fn starts_in_us(self, now_us: u64) -> Option<u64> {
         match self {
             Self::NoToken { from_us } => from_us.checked_sub(now_us),
             Self::Free | Self::Rate(_) | Self::Token { .. } => None,
@@ -178,21 +178,21 @@ impl Grant {
     /// differ, the one that is under way may end at any moment, and another one waits behind it if both are likely to end
     /// within the turn. Otherwise the card would be idle after each short one, for as long as it takes to see its end.
     #[must_use]
-    pub fn goes_on(self, launch: NextLaunch, now_us: u64) -> bool {
+    pub fn may_overdraw(self, launch: NextLaunch, now_us: u64) -> bool {
         let Self::Token { until_us } = self else {
             return false;
         };
         let left_us = until_us.saturating_sub(now_us);
-        match launch.under_way {
+        match launch.in_flight {
             0 => launch.us / 2 <= left_us,
-            1 => launch.varies && launch.us.saturating_add(launch.under_way_us) <= left_us,
+            1 => launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= left_us,
             _ => false,
         }
     }
 
     /// Up to which moment time is paid out. Who knows when its turn begins has a burst then, however late it looked
     /// before: the card is busy from the beginning on.
-    fn pays_until_us(self, now_us: u64) -> u64 {
+    fn refill_until_us(self, now_us: u64) -> u64 {
         match self {
             Self::NoToken { from_us } if from_us > now_us => {
                 now_us.min(from_us.saturating_sub(TOKEN_BURST_US))
@@ -225,32 +225,32 @@ pub struct NextLaunch {
     /// What it is charged, microseconds.
     pub us: u64,
     /// Whether launches of its kind differ in length.
-    pub varies: bool,
+    pub is_variable: bool,
     /// Launches whose ends were not seen yet.
-    pub under_way: usize,
+    pub in_flight: usize,
     /// What these were charged together, microseconds.
-    pub under_way_us: u64,
+    pub in_flight_us: u64,
 }
 
 /// For how long a share makes no launches whose page says that it gives way until that moment, microseconds.
 #[must_use]
-pub fn gives_way_for_us(until_us: u64, now_us: u64) -> Option<u64> {
+pub fn yields_for_us(until_us: u64, now_us: u64) -> Option<u64> {
     let left = until_us.checked_sub(now_us)?;
-    (1..=LONGEST_GIVING_WAY_US).contains(&left).then_some(left)
+    (1..=MAX_YIELD_US).contains(&left).then_some(left)
 }
 
-/// Whether a share that wants time now, and last wanted some at `wanted_us`, is to call for what others use of it.
+/// Whether a share that wants time now, and last wanted some at `last_demand_us`, is to call for what others use of it.
 #[must_use]
-pub fn wants_back(wanted_us: u64, now_us: u64) -> bool {
+pub fn resumes_demand(last_demand_us: u64, now_us: u64) -> bool {
     // Clocks of two threads may cross; a moment that is far ahead is damage, and keeps nobody from calling.
-    wanted_us.abs_diff(now_us) >= QUIET_US
+    last_demand_us.abs_diff(now_us) >= IDLE_US
 }
 
 /// Why nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InDebt {
     /// Microseconds of `CLOCK_MONOTONIC` after which it is worth looking again, from now.
-    pub look_again_us: u64,
+    pub retry_after_us: u64,
 }
 
 /// The bucket of a share, as its processes see it.
@@ -280,44 +280,44 @@ impl<'a, A: Word> Bucket<'a, A> {
     }
 
     /// Notes that somebody wants GPU time now, and says when somebody did before.
-    pub fn want(&self, now_us: u64) -> u64 {
-        let before_us = self.header.wanted_us.load();
-        self.header.wanted_us.store(now_us);
+    pub fn record_demand(&self, now_us: u64) -> u64 {
+        let before_us = self.header.last_demand_us.load();
+        self.header.last_demand_us.store(now_us);
         before_us
     }
 
     /// Notes that the card will be busy for `us` more with what is launched now, and says whether the agent is to be told:
     /// what was launched before is over, or nearly.
-    pub fn be_busy(&self, us: u64, now_us: u64) -> bool {
+    pub fn extend_busy_until(&self, us: u64, now_us: u64) -> bool {
         // Beyond that it is damage.
-        let farthest = now_us.saturating_add(LONGEST_BUSY_US);
+        let farthest = now_us.saturating_add(MAX_BUSY_US);
         let mut seen = self.header.busy_until_us.load();
         loop {
             let before = if seen <= farthest { seen } else { 0 };
             let until = before.max(now_us).saturating_add(us).min(farthest);
             match self.header.busy_until_us.compare_exchange(seen, until) {
-                Ok(_) => return before < now_us.saturating_add(CALL_AHEAD_US),
+                Ok(_) => return before < now_us.saturating_add(NOTIFY_AHEAD_US),
                 Err(found) => seen = found,
             }
         }
     }
 
     /// Counts a launch that went ahead because its patience was at an end.
-    pub fn count_released(&self) {
-        self.header.released.fetch_add(1);
+    pub fn count_admission_timeout(&self) {
+        self.header.admission_timeouts.fetch_add(1);
     }
 
     /// Pays out the time since the last refill.
     pub fn refill(&self, grant: Grant, now_us: u64) {
         let (rate, cap) = grant.rate_and_cap();
-        let now_us = grant.pays_until_us(now_us);
+        let now_us = grant.refill_until_us(now_us);
         let since = self.header.refilled_us.load();
-        if since > now_us && since - now_us < LONGEST_REFILL_US {
+        if since > now_us && since - now_us < MAX_REFILL_US {
             // Somebody looked later and was faster.
             return;
         }
         // A clock that went backwards by more is that of another boot, or damage.
-        let passed = now_us.saturating_sub(since).min(LONGEST_REFILL_US);
+        let passed = now_us.saturating_sub(since).min(MAX_REFILL_US);
         let gain = passed * rate / SECOND_US;
         if now_us >= since && gain == 0 && rate != 0 {
             // Left to add up: at a low rate every look is too early for a whole microsecond.
@@ -326,7 +326,7 @@ impl<'a, A: Word> Bucket<'a, A> {
         // What does not make a whole microsecond of GPU time is left for the next refill, in whole microseconds of the
         // clock: up or down by chance, so that looks at a regular pace lose nothing.
         let unpaid = passed * rate % SECOND_US;
-        let rest = match (unpaid + by_chance(now_us, rate)).checked_div(rate) {
+        let rest = match (unpaid + dither(now_us, rate)).checked_div(rate) {
             Some(rest) if now_us > since => rest.min(passed),
             _ => 0,
         };
@@ -347,7 +347,7 @@ impl<'a, A: Word> Bucket<'a, A> {
         let mut seen = self.header.credit_us.load();
         loop {
             let credit = seen.cast_signed();
-            let credit = if credit < -DEEPEST_DEBT_US { 0 } else { credit };
+            let credit = if credit < -MAX_DEBT_US { 0 } else { credit };
             let filled = credit.saturating_add(gain).min(cap);
             if filled == seen.cast_signed() {
                 return;
@@ -366,7 +366,7 @@ impl<'a, A: Word> Bucket<'a, A> {
     /// Takes `need_us`, and as much more as there is up to `lease_us`, if the credit is at least `least_us`, and above
     /// zero. Returns how much.
     ///
-    /// Who has begun to wait does better to wait for [`Grant::worth_waking_for`]: a sleep per launch would cost more
+    /// Who has begun to wait does better to wait for [`Grant::resume_credit_us`]: a sleep per launch would cost more
     /// than short launches do.
     ///
     /// # Errors
@@ -385,7 +385,7 @@ impl<'a, A: Word> Bucket<'a, A> {
             let available = u64::try_from(credit).ok();
             let Some(available) = available.filter(|&credit| credit >= least) else {
                 return Err(InDebt {
-                    look_again_us: repaid_after(credit, grant),
+                    retry_after_us: retry_after_us(credit, grant),
                 });
             };
             let taken = need_us.max(available.min(lease_us));
@@ -404,19 +404,19 @@ impl<'a, A: Word> Bucket<'a, A> {
     pub fn charge(&self, us: u64) {
         self.header
             .credit_us
-            .fetch_sub(us.min(DEEPEST_DEBT_US.cast_unsigned()));
+            .fetch_sub(us.min(MAX_DEBT_US.cast_unsigned()));
     }
 
     /// Gives `us` back.
     pub fn repay(&self, us: u64) {
         self.header
             .credit_us
-            .fetch_add(us.min(DEEPEST_DEBT_US.cast_unsigned()));
+            .fetch_add(us.min(MAX_DEBT_US.cast_unsigned()));
     }
 }
 
 /// A number below `bound`, or 0, that has nothing to do with how regular the clock is looked at.
-fn by_chance(now_us: u64, bound: u64) -> u64 {
+fn dither(now_us: u64, bound: u64) -> u64 {
     let mixed = now_us.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
     // 32 bits times less than 2^20.
@@ -428,15 +428,15 @@ fn charged(credit: i64, taken: u64) -> i64 {
 }
 
 /// After how many microseconds it is worth looking at a credit again, at the grant's rate; not more than one sleep.
-fn repaid_after(credit: i64, grant: Grant) -> u64 {
+fn retry_after_us(credit: i64, grant: Grant) -> u64 {
     if let Grant::NoToken { .. } = grant {
-        return LONGEST_SLEEP_US;
+        return MAX_SLEEP_US;
     }
     let (rate, _) = grant.rate_and_cap();
-    let wanted = i64::try_from(grant.worth_waking_for()).unwrap_or(1);
+    let wanted = i64::try_from(grant.resume_credit_us()).unwrap_or(1);
     let missing = wanted.saturating_sub(credit).unsigned_abs();
     missing
         .saturating_mul(SECOND_US)
         .div_ceil(rate.max(1))
-        .clamp(1, LONGEST_SLEEP_US)
+        .clamp(1, MAX_SLEEP_US)
 }

@@ -1,39 +1,39 @@
 //! What a launch costs: the GPU time that launches of its kind took, learned from samples.
 //!
-//! A kind is a function with about the same grid, a graph, or a fill or copy of about the same size ([`Kind`]). Its
+//! A kind is a function with about the same grid, a graph, or a fill or copy of about the same size ([`LaunchKind`]). Its
 //! [`Cost`] is a moving average, so that on average as much is charged as is used even if launches of one kind
 //! differ. Expensive kinds are sampled at every launch, where the price of two events does not show, and then what
-//! was charged is corrected to what was measured; cheap ones are sampled once in [`SELDOM`] launches.
+//! was charged is corrected to what was measured; cheap ones are sampled once in [`SAMPLING_INTERVAL`] launches.
 //!
 //! Work of streams that overlap counts once: [`Timeline`] says how much of an interval is new.
 
 /// A cheap kind of known cost is sampled once in so many launches, on average.
-pub const SELDOM: u32 = 64;
+pub const SAMPLING_INTERVAL: u32 = 64;
 
 /// Up to so many samples a kind is unknown and sampled at each launch.
-const UNKNOWN: u8 = 3;
+const MIN_SAMPLES: u8 = 3;
 
 /// The moving average forgets at this pace.
-const MEMORY: u64 = 16;
+const AVERAGE_WINDOW: u64 = 16;
 
 /// From this cost on a kind is sampled at each launch, nanoseconds: two events cost 1 % of it.
-const ALWAYS_NS: u64 = 300_000;
+const ALWAYS_SAMPLED_NS: u64 = 300_000;
 
 /// What a launch is charged of whose kind nothing is known, nanoseconds. Two milliseconds, so that not many
 /// launches of a kernel that turns out to take seconds are under way before the first is measured.
 pub const FIRST_GUESS_NS: u64 = 2_000_000;
 
 /// Launches of a kind are alike whose deviation is at most this, in 1/32 of the mean.
-const ALIKE: u8 = 8;
+const MAX_UNIFORM_DEVIATION: u8 = 8;
 
 /// A host that takes so long between two calls was interrupted, nanoseconds.
 pub(crate) const INTERRUPTED_NS: u64 = 500_000;
 
 /// What takes at most one part in so many of what a launch does makes no difference.
-const SHORT: u64 = 4;
+const NEGLIGIBLE_PART: u64 = 4;
 
 const NS_BITS: u32 = 40;
-const MOST_NS: u64 = (1 << NS_BITS) - 1;
+const MAX_COST_NS: u64 = (1 << NS_BITS) - 1;
 
 /// What is known of a kind, in one word.
 ///
@@ -62,7 +62,7 @@ impl Cost {
     /// A guess, to begin with instead of [`FIRST_GUESS_NS`]; the first sample replaces it.
     #[must_use]
     pub fn guess(ns: u64) -> Self {
-        Self(ns.min(MOST_NS))
+        Self(ns.min(MAX_COST_NS))
     }
 
     /// What the next launch is charged, nanoseconds.
@@ -72,7 +72,7 @@ impl Cost {
         if self.0 == 0 {
             FIRST_GUESS_NS
         } else {
-            self.0 & MOST_NS
+            self.0 & MAX_COST_NS
         }
     }
 
@@ -92,11 +92,11 @@ impl Cost {
 
     /// Whether launches of this kind are so different that the mean says little about one of them.
     #[must_use]
-    pub const fn varies(self) -> bool {
-        self.deviation() > ALIKE
+    pub const fn is_variable(self) -> bool {
+        self.deviation() > MAX_UNIFORM_DEVIATION
     }
 
-    /// How much a launch counts towards the next sample, of [`SELDOM`]; `None` if each must be sampled.
+    /// How much a launch counts towards the next sample, of [`SAMPLING_INTERVAL`]; `None` if each must be sampled.
     #[must_use]
     #[inline]
     pub const fn weight(self) -> Option<u32> {
@@ -121,21 +121,24 @@ impl Cost {
         let evidence = sample.evidence();
         // The most that one of launches that differ can have taken is charged, and teaches nothing. Where nothing else is
         // seen, it was chance that some seemed to differ.
-        if evidence == Evidence::Bounds && !sample.is_late() && self.deviation() > ALIKE {
+        if evidence == Evidence::Bounds
+            && !sample.is_late()
+            && self.deviation() > MAX_UNIFORM_DEVIATION
+        {
             let deviation = self.deviation() - self.deviation() / 8;
-            return Self::of(self.0 & MOST_NS, self.samples(), deviation);
+            return Self::of(self.0 & MAX_COST_NS, self.samples(), deviation);
         }
         self.moved(ns, evidence)
     }
 
     fn moved(self, sample_ns: u64, evidence: Evidence) -> Self {
-        let sample_ns = sample_ns.min(MOST_NS);
+        let sample_ns = sample_ns.min(MAX_COST_NS);
         let samples = self.samples();
         if samples == 0 {
             return Self::of(sample_ns, 1, 0);
         }
-        let mean = self.0 & MOST_NS;
-        let memory = u64::from(samples).min(MEMORY - 1) + 1;
+        let mean = self.0 & MAX_COST_NS;
+        let memory = u64::from(samples).min(AVERAGE_WINDOW - 1) + 1;
         let moved = (mean * (memory - 1) + sample_ns + memory / 2) / memory;
         let off = match evidence {
             Evidence::Exact => (sample_ns.abs_diff(mean) * 32)
@@ -154,11 +157,11 @@ impl Cost {
 
     /// What is known may not be true any more: the mean stays, the next launches are sampled.
     #[must_use]
-    pub fn doubted(self) -> Self {
+    pub fn marked_stale(self) -> Self {
         if self.samples() == 0 {
             return self;
         }
-        Self::of(self.0 & MOST_NS, 1, self.deviation())
+        Self::of(self.0 & MAX_COST_NS, 1, self.deviation())
     }
 
     /// What a launch of this kind took by its events, in nanoseconds; `None` if that is anybody's guess. A host that is
@@ -174,12 +177,14 @@ impl Cost {
     /// before that. So what is known of launches that are alike, and is possible, moves towards the least, a little with
     /// each: what was taken for too long once does not stay so.
     #[must_use]
-    pub fn likely_ns(self, sample: Sample) -> Option<u64> {
+    pub fn estimate_ns(self, sample: Sample) -> Option<u64> {
         let (least, most) = sample.bounds();
         if !sample.is_late() {
             return Some(match self.samples() {
                 0 => least,
-                _ if self.deviation() <= ALIKE => self.nearer(least).min(most).max(least),
+                _ if self.deviation() <= MAX_UNIFORM_DEVIATION => {
+                    self.nearer(least).min(most).max(least)
+                }
                 _ => most,
             });
         }
@@ -188,10 +193,15 @@ impl Cost {
             (0, false) => Some(most),
             (0, true) => None,
             // Of launches that differ it was a short one: a long one would not have been over.
-            (_, true) if self.deviation() > ALIKE && most < self.ns().saturating_mul(2) => {
+            (_, true)
+                if self.deviation() > MAX_UNIFORM_DEVIATION
+                    && most < self.ns().saturating_mul(2) =>
+            {
                 Some(most.saturating_sub(sample.late_ns))
             }
-            (_, _) if self.deviation() <= ALIKE => Some(self.nearer(least).min(most)),
+            (_, _) if self.deviation() <= MAX_UNIFORM_DEVIATION => {
+                Some(self.nearer(least).min(most))
+            }
             (_, _) => Some(self.ns().min(most)),
         }
     }
@@ -203,15 +213,20 @@ impl Cost {
     }
 
     fn of(ns: u64, samples: u8, deviation: u8) -> Self {
-        let seldom = u64::from(SELDOM);
-        let weight = if samples <= UNKNOWN {
+        let seldom = u64::from(SAMPLING_INTERVAL);
+        let weight = if samples <= MIN_SAMPLES {
             0
         } else {
             // Twice as often where the deviation is as large as the mean, and so on.
             let often = 1 + u64::from(deviation) / 32;
-            (ns * seldom * often / ALWAYS_NS).clamp(1, seldom)
+            (ns * seldom * often / ALWAYS_SAMPLED_NS).clamp(1, seldom)
         };
-        Self(ns.min(MOST_NS) | u64::from(samples) << 40 | u64::from(deviation) << 48 | weight << 56)
+        Self(
+            ns.min(MAX_COST_NS)
+                | u64::from(samples) << 40
+                | u64::from(deviation) << 48
+                | weight << 56,
+        )
     }
 }
 
@@ -244,7 +259,7 @@ impl Sample {
     /// launch makes no difference.
     fn bounds(self) -> (u64, u64) {
         let most = self.measured_ns.saturating_sub(self.gap_ns);
-        let least = match self.call_ns > most / SHORT {
+        let least = match self.call_ns > most / NEGLIGIBLE_PART {
             true => most.saturating_sub(self.call_ns),
             false => most,
         };
@@ -253,7 +268,7 @@ impl Sample {
 
     fn is_late(self) -> bool {
         let (_, most) = self.bounds();
-        self.late_ns > most / SHORT
+        self.late_ns > most / NEGLIGIBLE_PART
     }
 
     fn evidence(self) -> Evidence {
@@ -268,9 +283,9 @@ impl Sample {
 
 /// Which launches cost the same. Not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind(u64);
+pub struct LaunchKind(u64);
 
-impl Kind {
+impl LaunchKind {
     /// A kernel (`CUfunction` or `CUkernel`), its grid and its block.
     #[must_use]
     #[inline]
@@ -300,7 +315,7 @@ impl Kind {
         Self::mixed(1, 3 << 48 | size_class(bytes))
     }
 
-    /// From the number that [`Kind::number`] gave; 0 is none.
+    /// From the number that [`LaunchKind::number`] gave; 0 is none.
     #[must_use]
     pub const fn of_number(number: u64) -> Option<Self> {
         if number == 0 {

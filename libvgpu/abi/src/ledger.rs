@@ -30,10 +30,10 @@ const BYTES_BITS: u32 = 48;
 pub const MAX_BYTES: u64 = (1 << BYTES_BITS) - 1;
 
 /// How often a refusal is reconsidered because others were changing the total meanwhile.
-const ATTEMPTS: u32 = 256;
+const MAX_REBUILDS: u32 = 256;
 
 const STATE_OWNED: u64 = 1;
-const STATE_LEFT_BEHIND: u64 = 2;
+const STATE_ORPHANED: u64 = 2;
 const STATE_MASK: u64 = 0xff;
 const GENERATION_SHIFT: u32 = 8;
 
@@ -53,7 +53,7 @@ impl<A> Copy for Region<'_, A> {}
 
 /// An allocation that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct LimitExceeded;
 
 /// How a rebuild ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,19 +110,19 @@ impl<'a, A: Word> Region<'a, A> {
     /// Whether the slot is free, to the best of what its state says.
     #[must_use]
     pub fn is_free(&self, index: SlotIndex) -> bool {
-        !matches!(self.state(index), Some(STATE_OWNED | STATE_LEFT_BEHIND))
+        !matches!(self.state(index), Some(STATE_OWNED | STATE_ORPHANED))
     }
 
     /// Whether the slot is some process's, to the best of what its state says.
     #[must_use]
-    pub fn is_taken(&self, index: SlotIndex) -> bool {
+    pub fn is_in_use(&self, index: SlotIndex) -> bool {
         self.state(index) == Some(STATE_OWNED)
     }
 
-    /// Whether the slot is what [`Region::bury`] left of a dead process.
+    /// Whether the slot is what [`Region::reclaim_slot`] left of a dead process.
     #[must_use]
-    pub fn is_left_behind(&self, index: SlotIndex) -> bool {
-        self.state(index) == Some(STATE_LEFT_BEHIND)
+    pub fn is_orphaned(&self, index: SlotIndex) -> bool {
+        self.state(index) == Some(STATE_ORPHANED)
     }
 
     fn state(&self, index: SlotIndex) -> Option<u64> {
@@ -132,7 +132,7 @@ impl<'a, A: Word> Region<'a, A> {
     /// Takes possession of a slot and returns its new generation. The caller holds the slot's lock.
     ///
     /// Whatever a dead owner left is cleared first.
-    pub fn claim(&self, index: SlotIndex, owner: Owner) -> Option<u64> {
+    pub fn acquire_slot(&self, index: SlotIndex, owner: Owner) -> Option<u64> {
         let slot = self.slot(index)?;
         self.clear(index);
         raise(&self.header.slots_in_use, index.get() as u64 + 1);
@@ -184,12 +184,12 @@ impl<'a, A: Word> Region<'a, A> {
     /// the dead had made available. It is looked at again with every look for dead processes, and gone when nobody
     /// has anything open any more. Whoever opens memory notes that before it looks at what is available
     /// ([`Region::exported_bytes`]); so either it finds that it has to pay, or it is found here.
-    pub fn bury(&self, index: SlotIndex) {
+    pub fn reclaim_slot(&self, index: SlotIndex) {
         let Some(slot) = self.slot(index) else { return };
         let state = slot.state.load();
         let used = slot.used_bytes.load();
         // What was left behind once was in full, whatever was written since.
-        let most = if state & STATE_MASK == STATE_LEFT_BEHIND {
+        let most = if state & STATE_MASK == STATE_ORPHANED {
             used
         } else {
             used.min(slot.exported_bytes.load())
@@ -197,11 +197,11 @@ impl<'a, A: Word> Region<'a, A> {
         if most == 0 {
             return self.clear(index);
         }
-        slot.state.store((state & !STATE_MASK) | STATE_LEFT_BEHIND);
-        let mut left = most.min(self.open_beside(index));
+        slot.state.store((state & !STATE_MASK) | STATE_ORPHANED);
+        let mut left = most.min(self.opened_by_others(index));
         slot.exported_bytes.store(left);
         // Opened by somebody who had seen what was available until now.
-        let since = most.min(self.open_beside(index));
+        let since = most.min(self.opened_by_others(index));
         if since > left {
             left = since;
             slot.exported_bytes.store(left);
@@ -222,24 +222,24 @@ impl<'a, A: Word> Region<'a, A> {
     ///
     /// Only in those, since two may be looked at by two at the same time: if each counted on the other's, neither
     /// would stay charged. What is too much for a moment is gone with the next look at the later one.
-    fn open_beside(&self, index: SlotIndex) -> u64 {
+    fn opened_by_others(&self, index: SlotIndex) -> u64 {
         let others = (0..self.slots().len())
             .filter_map(SlotIndex::new)
             .filter(|other| *other != index);
-        let (mut open, mut left_behind) = (0u64, 0u64);
+        let (mut open, mut orphaned) = (0u64, 0u64);
         for other in others {
             let Some(slot) = self.slot(other) else {
                 continue;
             };
-            if !self.is_left_behind(other) {
+            if !self.is_orphaned(other) {
                 open = open.saturating_add(slot.opened_bytes.load());
             } else if other < index {
                 // While it is being looked at, what stays is written to one before the other.
                 let stays = slot.used_bytes.load().min(slot.exported_bytes.load());
-                left_behind = left_behind.saturating_add(stays);
+                orphaned = orphaned.saturating_add(stays);
             }
         }
-        open.saturating_sub(left_behind)
+        open.saturating_sub(orphaned)
     }
 
     /// Bytes that the processes of the share have made available to others, as far as their slots say.
@@ -254,13 +254,18 @@ impl<'a, A: Word> Region<'a, A> {
     /// Takes `bytes` for the slot's owner.
     ///
     /// # Errors
-    /// [`Full`] if the share would exceed `limit_bytes`; nothing is taken then.
-    pub fn reserve(&self, index: SlotIndex, bytes: u64, limit_bytes: u64) -> Result<(), Full> {
-        let slot = self.slot(index).ok_or(Full)?;
+    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; nothing is taken then.
+    pub fn reserve(
+        &self,
+        index: SlotIndex,
+        bytes: u64,
+        limit_bytes: u64,
+    ) -> Result<(), LimitExceeded> {
+        let slot = self.slot(index).ok_or(LimitExceeded)?;
         let limit_bytes = limit_bytes.min(MAX_BYTES);
         // A refusal needs no step that others could see.
         if self.total_bytes().saturating_add(bytes) > limit_bytes {
-            return Err(Full);
+            return Err(LimitExceeded);
         }
         slot.in_flight_bytes.fetch_add(bytes);
         let outcome = self.raise_total(bytes, limit_bytes);
@@ -274,7 +279,7 @@ impl<'a, A: Word> Region<'a, A> {
     }
 
     /// Takes up to `bytes`, as much as there is room for, and returns how much.
-    pub fn reserve_some(&self, index: SlotIndex, bytes: u64, limit_bytes: u64) -> u64 {
+    pub fn reserve_up_to(&self, index: SlotIndex, bytes: u64, limit_bytes: u64) -> u64 {
         loop {
             let room = limit_bytes
                 .min(MAX_BYTES)
@@ -309,14 +314,14 @@ impl<'a, A: Word> Region<'a, A> {
     /// really not there. `me` is the caller's own slot, see [`Region::rebuild`].
     ///
     /// # Errors
-    /// [`Full`] if the share would exceed `limit_bytes`; nothing is taken then.
+    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; nothing is taken then.
     pub fn reserve_or_rebuild(
         &self,
         me: SlotIndex,
         bytes: u64,
         limit_bytes: u64,
-    ) -> Result<(), Full> {
-        for _ in 0..ATTEMPTS {
+    ) -> Result<(), LimitExceeded> {
+        for _ in 0..MAX_REBUILDS {
             if self.reserve(me, bytes, limit_bytes).is_ok() {
                 return Ok(());
             }
@@ -325,7 +330,7 @@ impl<'a, A: Word> Region<'a, A> {
                 Rebuild::Contended => core::hint::spin_loop(),
             }
         }
-        Err(Full)
+        Err(LimitExceeded)
     }
 
     /// Lowers the total to what the slots say, so that bytes of dead processes are available again.
@@ -334,7 +339,7 @@ impl<'a, A: Word> Region<'a, A> {
     pub fn rebuild(&self, me: SlotIndex) -> Rebuild {
         let total = &self.header.total;
         let seen = total.load();
-        let marked = pack(bytes_of(seen), me.mark());
+        let marked = pack(bytes_of(seen), me.rebuild_mark());
         if total.compare_exchange(seen, marked).is_err() {
             return Rebuild::Contended;
         }
@@ -371,13 +376,13 @@ impl<'a, A: Word> Region<'a, A> {
         (sum.min(MAX_BYTES), is_exact)
     }
 
-    fn raise_total(&self, bytes: u64, limit_bytes: u64) -> Result<u64, Full> {
+    fn raise_total(&self, bytes: u64, limit_bytes: u64) -> Result<u64, LimitExceeded> {
         let total = &self.header.total;
         let mut seen = total.load();
         loop {
             let raised = bytes_of(seen).saturating_add(bytes);
             if raised > limit_bytes {
-                return Err(Full);
+                return Err(LimitExceeded);
             }
             match total.compare_exchange(seen, pack(raised, 0)) {
                 Ok(_) => return Ok(raised),

@@ -26,7 +26,7 @@
 //! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
 //!   ABI version.
 //!
-//! A page may be *retired*: then the driver has put another file in its place, and readers open it anew.
+//! A page may be *retired*: then the driver has put another file in its target_bytes, and readers open it anew.
 
 use core::fmt;
 
@@ -38,8 +38,8 @@ use crate::limits::{
 mod words;
 
 pub use words::{
-    CALLS_OFFSET, GIVE_WAY_OFFSET, LENT_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET,
-    WINDOW_OFFSET, calls, give_way, lent, own_time, token, turn, window,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SLICE_START_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
+    YIELD_UNTIL_OFFSET, lent, notify, own_time, token, token_slice, window, yield_until,
 };
 
 /// Size of the page and of its file.
@@ -80,7 +80,7 @@ pub struct LimitsPage {
     pub spec: LimitsSpec,
     /// Number of the record it came from, 1 for a page fresh from [`encode`].
     pub generation: u64,
-    /// Whether the driver has put another file in its place.
+    /// Whether the driver has put another file in its target_bytes.
     pub retired: bool,
 }
 
@@ -147,7 +147,7 @@ impl PageWrite {
         self.offset as u64
     }
 
-    /// What to write there, with a single `pwrite`.
+    /// What to write there, with a write_word `pwrite`.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
@@ -158,12 +158,12 @@ impl PageWrite {
 #[must_use]
 pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
-    put(&mut page, 0, &MAGIC);
-    put(&mut page, 8, &PAGE_ABI_VERSION.to_le_bytes());
-    put(&mut page, 12, &4096u32.to_le_bytes());
-    put(&mut page, CURRENT_OFFSET, &1u64.to_le_bytes());
-    put(&mut page, IDENTITY_OFFSET, &encode_identity(spec));
-    put(
+    write_at(&mut page, 0, &MAGIC);
+    write_at(&mut page, 8, &PAGE_ABI_VERSION.to_le_bytes());
+    write_at(&mut page, 12, &4096u32.to_le_bytes());
+    write_at(&mut page, CURRENT_OFFSET, &1u64.to_le_bytes());
+    write_at(&mut page, IDENTITY_OFFSET, &encode_identity(spec));
+    write_at(
         &mut page,
         RECORD_OFFSETS[1],
         &encode_record(1, &spec.limits, false),
@@ -179,10 +179,10 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
     let Some(page) = page.first_chunk::<PAGE_SIZE>() else {
         return Err(PageError::Short { len: page.len() });
     };
-    if take::<8>(page, 0) != MAGIC {
+    if read_array::<8>(page, 0) != MAGIC {
         return Err(PageError::Magic);
     }
-    let found = u32::from_le_bytes(take(page, 8));
+    let found = u32::from_le_bytes(read_array(page, 8));
     if found != PAGE_ABI_VERSION {
         return Err(PageError::Version { found });
     }
@@ -201,7 +201,7 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
     })
 }
 
-/// The writes, to be done in this order, that change the limits in place. `page` is the file's present content.
+/// The writes, to be done in this order, that change the limits in target_bytes. `page` is the file's present content.
 ///
 /// # Errors
 /// If `page` is not an intact page of this ABI version.
@@ -220,9 +220,9 @@ pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
 }
 
 /// The write of one word.
-fn single(offset: usize, value: u64) -> PageWrite {
+fn write_word(offset: usize, value: u64) -> PageWrite {
     let mut bytes = [0; RECORD_SIZE];
-    put(&mut bytes, 0, &value.to_le_bytes());
+    write_at(&mut bytes, 0, &value.to_le_bytes());
     PageWrite {
         offset,
         bytes,
@@ -234,7 +234,7 @@ fn writes(present: u64, limits: &Limits, retired: bool) -> [PageWrite; 2] {
     let generation = present.wrapping_add(1);
     let record = encode_record(generation, limits, retired);
     let mut current = [0; RECORD_SIZE];
-    put(&mut current, 0, &generation.to_le_bytes());
+    write_at(&mut current, 0, &generation.to_le_bytes());
     [
         PageWrite {
             offset: record_offset(generation),
@@ -260,22 +260,22 @@ fn record_offset(generation: u64) -> usize {
 
 fn encode_identity(spec: &LimitsSpec) -> [u8; IDENTITY_SIZE] {
     let mut identity = [0; IDENTITY_SIZE];
-    put(&mut identity, 0, &spec.claim_uid.to_bytes());
-    put(&mut identity, ID_TEXT_SIZE, &spec.share_id.to_bytes());
-    put(&mut identity, 2 * ID_TEXT_SIZE, &spec.device_uuid.0);
+    write_at(&mut identity, 0, &spec.claim_uid.to_bytes());
+    write_at(&mut identity, ID_TEXT_SIZE, &spec.share_id.to_bytes());
+    write_at(&mut identity, 2 * ID_TEXT_SIZE, &spec.device_uuid.0);
     seal(&mut identity);
     identity
 }
 
 fn decode_identity(page: &[u8; PAGE_SIZE]) -> Option<(IdText, IdText, DeviceUuid)> {
-    let identity: [u8; IDENTITY_SIZE] = take(page, IDENTITY_OFFSET);
+    let identity: [u8; IDENTITY_SIZE] = read_array(page, IDENTITY_OFFSET);
     if !is_sealed(&identity) {
         return None;
     }
     Some((
-        IdText::from_bytes(&take(&identity, 0)).ok()?,
-        IdText::from_bytes(&take(&identity, ID_TEXT_SIZE)).ok()?,
-        DeviceUuid(take(&identity, 2 * ID_TEXT_SIZE)),
+        IdText::from_bytes(&read_array(&identity, 0)).ok()?,
+        IdText::from_bytes(&read_array(&identity, ID_TEXT_SIZE)).ok()?,
+        DeviceUuid(read_array(&identity, 2 * ID_TEXT_SIZE)),
     ))
 }
 
@@ -307,32 +307,32 @@ fn encode_record(generation: u64, limits: &Limits, retired: bool) -> [u8; RECORD
         ComputePolicy::Token => 3,
     };
     let mut record = [0; RECORD_SIZE];
-    put(&mut record, 0, &generation.to_le_bytes());
-    put(
+    write_at(&mut record, 0, &generation.to_le_bytes());
+    write_at(
         &mut record,
         8,
         &memory_limit_bytes.unwrap_or(NO_LIMIT).to_le_bytes(),
     );
-    put(&mut record, 16, &driver_reserve_bytes.to_le_bytes());
-    put(&mut record, 24, &cores.percent().to_le_bytes());
-    put(&mut record, 28, &policy.to_le_bytes());
-    put(&mut record, 32, &priority.value().to_le_bytes());
-    put(&mut record, 36, &flags.to_le_bytes());
-    put(
+    write_at(&mut record, 16, &driver_reserve_bytes.to_le_bytes());
+    write_at(&mut record, 24, &cores.percent().to_le_bytes());
+    write_at(&mut record, 28, &policy.to_le_bytes());
+    write_at(&mut record, 32, &priority.value().to_le_bytes());
+    write_at(&mut record, 36, &flags.to_le_bytes());
+    write_at(
         &mut record,
         40,
         &rate_us_per_s.map_or(NO_RATE, u64::from).to_le_bytes(),
     );
-    put(&mut record, 48, &driver_excess_bytes.to_le_bytes());
+    write_at(&mut record, 48, &driver_excess_bytes.to_le_bytes());
     seal(&mut record);
     record
 }
 
 fn newest_record(page: &[u8; PAGE_SIZE]) -> Option<[u8; RECORD_SIZE]> {
     let [first, second] = RECORD_OFFSETS.map(|offset| {
-        let record: [u8; RECORD_SIZE] = take(page, offset);
-        let lies_right = record_offset(word64(&record, 0)) == offset;
-        (is_sealed(&record) && lies_right).then_some(record)
+        let record: [u8; RECORD_SIZE] = read_array(page, offset);
+        let is_at_its_offset = record_offset(word64(&record, 0)) == offset;
+        (is_sealed(&record) && is_at_its_offset).then_some(record)
     });
     match (first, second) {
         (Some(first), Some(second)) if word64(&first, 0) > word64(&second, 0) => Some(first),
@@ -347,7 +347,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
     };
     let cores = word32(record, 24);
     let policy = word32(record, 28);
-    let priority = i32::from_le_bytes(take(record, 32));
+    let priority = i32::from_le_bytes(read_array(record, 32));
     let flags = word32(record, 36);
     let rate = word64(record, 40);
     Ok(Limits {
@@ -397,16 +397,16 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-fn put(target: &mut [u8], offset: usize, bytes: &[u8]) {
-    if let Some(place) = target
+fn write_at(target: &mut [u8], offset: usize, bytes: &[u8]) {
+    if let Some(target_bytes) = target
         .get_mut(offset..)
         .and_then(|rest| rest.get_mut(..bytes.len()))
     {
-        place.copy_from_slice(bytes);
+        target_bytes.copy_from_slice(bytes);
     }
 }
 
-fn take<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+fn read_array<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     bytes
         .get(offset..)
         .and_then(|rest| rest.first_chunk::<N>())
@@ -415,9 +415,9 @@ fn take<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
 }
 
 fn word64(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_le_bytes(take(bytes, offset))
+    u64::from_le_bytes(read_array(bytes, offset))
 }
 
 fn word32(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(take(bytes, offset))
+    u32::from_le_bytes(read_array(bytes, offset))
 }

@@ -22,7 +22,7 @@ pub struct Stub {
     /// Name by which programs ask for it.
     pub soname: &'static CStr,
     /// Where the driver's own library is then, whatever its version.
-    pub behind: &'static CStr,
+    pub original_path: &'static CStr,
     /// A function a line, for `ld`: programs may be linked with the stub. Comments begin with `#`, tabs end names.
     link_names: &'static str,
 }
@@ -40,14 +40,14 @@ impl Stub {
 /// The CUDA driver.
 pub const CUDA_STUB: Stub = Stub {
     soname: c"libcuda.so.1",
-    behind: c"/usr/local/lib/drava/driver/libcuda.so.1",
+    original_path: c"/usr/local/lib/drava/driver/libcuda.so.1",
     link_names: include_str!("../../entry-points.tsv"),
 };
 
 /// NVML.
 pub const NVML_STUB: Stub = Stub {
     soname: c"libnvidia-ml.so.1",
-    behind: c"/usr/local/lib/drava/driver/libnvidia-ml.so.1",
+    original_path: c"/usr/local/lib/drava/driver/libnvidia-ml.so.1",
     link_names: "",
 };
 

@@ -65,7 +65,7 @@ impl SlotIndex {
 
     /// A mark for the total that no other slot uses, not zero.
     #[must_use]
-    pub(crate) fn mark(self) -> u16 {
+    pub(crate) fn rebuild_mark(self) -> u16 {
         self.0 + 1
     }
 }
@@ -99,13 +99,13 @@ pub struct Header<A = AtomicU64> {
     pub refilled_us: A,
     /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never. The
     /// node agent's sign of demand: it is renewed with every lease, so at least once in
-    /// [`crate::bucket::LEASE_US`] of GPU time, and every [`crate::bucket::LONGEST_SLEEP_US`] while a launch waits.
-    pub wanted_us: A,
+    /// [`crate::bucket::LEASE_US`] of GPU time, and every [`crate::bucket::MAX_SLEEP_US`] while a launch waits.
+    pub last_demand_us: A,
     /// Launches that went ahead without credit or token because they had waited for
-    /// [`crate::bucket::PATIENCE_US`].
-    pub released: A,
+    /// [`crate::bucket::MAX_ADMISSION_WAIT_US`].
+    pub admission_timeouts: A,
     /// Until when what was launched so far will keep the card busy, if it has it alone, microseconds of
-    /// `CLOCK_MONOTONIC`; a guess. Only written where the limits page asks for it, see [`crate::page::CALLS_OFFSET`].
+    /// `CLOCK_MONOTONIC`; a guess. Only written where the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].
     pub busy_until_us: A,
     reserved_3: [u64; 11],
 }
@@ -114,7 +114,7 @@ pub struct Header<A = AtomicU64> {
 #[repr(C, align(128))]
 pub struct Slot<A = AtomicU64> {
     /// 0 free, 1 owned, 2 left behind, in the low byte; above it the generation, which rises with each owner. What is
-    /// left behind is a dead owner's memory that others may still have open, see [`crate::ledger::Region::bury`].
+    /// left behind is a dead owner's memory that others may still have open, see [`crate::ledger::Region::reclaim_slot`].
     pub state: A,
     /// Process ID in the owner's own PID namespace.
     pub pid: A,
@@ -167,8 +167,8 @@ const _: () = {
     assert!(offset_of!(Header, reclaimed) == 272);
     assert!(offset_of!(Header, credit_us) == 384);
     assert!(offset_of!(Header, refilled_us) == 392);
-    assert!(offset_of!(Header, wanted_us) == 400);
-    assert!(offset_of!(Header, released) == 408);
+    assert!(offset_of!(Header, last_demand_us) == 400);
+    assert!(offset_of!(Header, admission_timeouts) == 408);
     assert!(offset_of!(Header, busy_until_us) == 416);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
@@ -205,8 +205,8 @@ impl<A> Header<A> {
             reserved_2: [0; 13],
             credit_us: zero(),
             refilled_us: zero(),
-            wanted_us: zero(),
-            released: zero(),
+            last_demand_us: zero(),
+            admission_timeouts: zero(),
             busy_until_us: zero(),
             reserved_3: [0; 11],
         }

@@ -55,9 +55,9 @@ pub struct ShareUsage {
     /// Microseconds of GPU time that the share may still use; negative is debt.
     pub credit_us: i64,
     /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never.
-    pub wanted_us: u64,
+    pub last_demand_us: u64,
     /// Launches that went ahead after the longest wait without credit or token.
-    pub released: u64,
+    pub admission_timeouts: u64,
     /// Until when what was launched will keep the card busy, microseconds of `CLOCK_MONOTONIC`; 0 where nobody says so.
     pub busy_until_us: u64,
 }
@@ -128,8 +128,8 @@ impl<'a> Snapshot<'a> {
             denied: word(self.bytes, 256),
             reclaimed: word(self.bytes, 272),
             credit_us: word(self.bytes, 384).cast_signed(),
-            wanted_us: word(self.bytes, 400),
-            released: word(self.bytes, 408),
+            last_demand_us: word(self.bytes, 400),
+            admission_timeouts: word(self.bytes, 408),
             busy_until_us: word(self.bytes, 416),
         }
     }

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{
-    BURST_US, Bucket, CALL_AHEAD_US, Grant, InDebt, LEASE_US, LONGEST_GIVING_WAY_US,
-    LONGEST_SLEEP_US, NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, Turn, gives_way_for_us,
+    BURST_US, Bucket, Grant, InDebt, LEASE_US, MAX_SLEEP_US, MAX_YIELD_US, NOTIFY_AHEAD_US,
+    NextLaunch, TOKEN_ABANDONED_US, TOKEN_BURST_US, TokenSlice, yields_for_us,
 };
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -28,7 +28,7 @@ const NO_TOKEN: Grant = Grant::NoToken { from_us: 0 };
 #[test]
 fn announces_token_slice_before_it_begins() {
     let token = limits(ComputePolicy::Token, 30, None);
-    let turn = Turn {
+    let turn = TokenSlice {
         from_us: 10_000_000,
         until_us: 10_030_000,
     };
@@ -37,14 +37,14 @@ fn announces_token_slice_before_it_begins() {
         from_us: turn.from_us,
     };
     assert_eq!(at(9_997_000), waiting);
-    assert_eq!(at(9_997_000).begins_after_us(9_997_000), Some(3_000));
+    assert_eq!(at(9_997_000).starts_in_us(9_997_000), Some(3_000));
     for now_us in [turn.from_us, turn.until_us - 1] {
         let until_us = turn.until_us;
         assert_eq!(at(now_us), Grant::Token { until_us });
-        assert_eq!(at(now_us).begins_after_us(now_us), None);
+        assert_eq!(at(now_us).starts_in_us(now_us), None);
     }
     assert_eq!(at(turn.until_us), waiting);
-    assert_eq!(waiting.begins_after_us(turn.until_us), None, "not known");
+    assert_eq!(waiting.starts_in_us(turn.until_us), None, "not known");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn derives_grant_from_page() {
         (Token, 30, None, u64::MAX, Grant::Rate(300_000)),
     ];
     for (policy, cores, rate, token, expected) in table {
-        let turn = Turn {
+        let turn = TokenSlice {
             from_us: 0,
             until_us: token,
         };
@@ -98,11 +98,11 @@ fn yields_until_deadline_and_ignores_damaged_values() {
         (now - 1, None),
         (now, None),
         (now + 1, Some(1)),
-        (now + LONGEST_GIVING_WAY_US, Some(LONGEST_GIVING_WAY_US)),
-        (now + LONGEST_GIVING_WAY_US + 1, None),
+        (now + MAX_YIELD_US, Some(MAX_YIELD_US)),
+        (now + MAX_YIELD_US + 1, None),
         (u64::MAX, None),
     ] {
-        assert_eq!(gives_way_for_us(until, now), expected, "{until}");
+        assert_eq!(yields_for_us(until, now), expected, "{until}");
     }
 }
 
@@ -112,24 +112,27 @@ fn extends_busy_period_and_notifies_agent_of_its_start() {
     let bucket = Bucket::new(&header);
     let until = || Word::load(&header.busy_until_us);
     let now = 10_000_000;
-    assert!(bucket.be_busy(5_000, now), "nothing was under way");
+    assert!(
+        bucket.extend_busy_until(5_000, now),
+        "nothing was under way"
+    );
     assert_eq!(until(), now + 5_000);
-    assert!(!bucket.be_busy(5_000, now + 100), "much is left");
+    assert!(!bucket.extend_busy_until(5_000, now + 100), "much is left");
     assert_eq!(until(), now + 10_000);
-    let nearly_over = now + 10_000 - CALL_AHEAD_US;
-    assert!(!bucket.be_busy(1, nearly_over));
-    assert!(bucket.be_busy(1, nearly_over + 3));
+    let nearly_over = now + 10_000 - NOTIFY_AHEAD_US;
+    assert!(!bucket.extend_busy_until(1, nearly_over));
+    assert!(bucket.extend_busy_until(1, nearly_over + 3));
     assert_eq!(until(), now + 10_002);
-    assert!(bucket.be_busy(7, now + 20_000), "it was idle");
+    assert!(bucket.extend_busy_until(7, now + 20_000), "it was idle");
     assert_eq!(until(), now + 20_007);
     // Noise is not work.
     Word::store(&header.busy_until_us, u64::MAX);
-    assert!(bucket.be_busy(7, now));
+    assert!(bucket.extend_busy_until(7, now));
     assert_eq!(until(), now + 7);
     // No kernel makes it noise.
-    bucket.be_busy(u64::MAX, now);
+    bucket.extend_busy_until(u64::MAX, now);
     let long = until();
-    assert!(!bucket.be_busy(0, now) && until() == long);
+    assert!(!bucket.extend_busy_until(0, now) && until() == long);
 }
 
 fn header() -> Header {
@@ -150,7 +153,7 @@ fn repays_overdraft_before_next_launch() {
     assert_eq!(
         debt,
         Err(InDebt {
-            look_again_us: LONGEST_SLEEP_US
+            retry_after_us: MAX_SLEEP_US
         })
     );
     now += 350_000;
@@ -159,7 +162,7 @@ fn repays_overdraft_before_next_launch() {
     assert_eq!(
         bucket.take(grant, 1, 1, LEASE_US),
         Err(InDebt {
-            look_again_us: 4_000
+            retry_after_us: 4_000
         })
     );
     now += 4;
@@ -172,18 +175,18 @@ fn waits_for_credit_of_several_short_launches() {
     let header = header();
     let bucket = Bucket::new(&header);
     for (rate, worth) in [(0, 1), (10_000, 50), (100_000, 500), (900_000, LEASE_US)] {
-        assert_eq!(Grant::Rate(rate).worth_waking_for(), worth);
+        assert_eq!(Grant::Rate(rate).resume_credit_us(), worth);
     }
     let grant = Grant::Rate(100_000);
     bucket.repay(499);
     assert!(
         bucket
-            .take(grant, 5, grant.worth_waking_for(), LEASE_US)
+            .take(grant, 5, grant.resume_credit_us(), LEASE_US)
             .is_err()
     );
     bucket.repay(1);
     assert_eq!(
-        bucket.take(grant, 5, grant.worth_waking_for(), LEASE_US),
+        bucket.take(grant, 5, grant.resume_credit_us(), LEASE_US),
         Ok(500)
     );
 }
@@ -272,7 +275,7 @@ fn repays_kernel_that_outlasts_token_slice() {
     bucket.refill(NO_TOKEN, until_us - 1 + 15_000);
     assert_eq!(bucket.credit_us(), -5_000);
     let sleep = InDebt {
-        look_again_us: LONGEST_SLEEP_US,
+        retry_after_us: MAX_SLEEP_US,
     };
     assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
     bucket.refill(NO_TOKEN, until_us + 100_000);
@@ -300,11 +303,11 @@ fn admits_launch_on_idle_gpu_in_own_token_slice() {
     let now_us = 2_000_000;
     let until_us = now_us + 10_000;
     let token = Grant::Token { until_us };
-    let next = |under_way, varies| NextLaunch {
+    let next = |in_flight, is_variable| NextLaunch {
         us: 4_000,
-        varies,
-        under_way,
-        under_way_us: 4_000 * under_way as u64,
+        is_variable,
+        in_flight,
+        in_flight_us: 4_000 * in_flight as u64,
     };
     let table = [
         (0, false, true),
@@ -314,19 +317,23 @@ fn admits_launch_on_idle_gpu_in_own_token_slice() {
         (1, true, true),
         (2, true, false),
     ];
-    for (under_way, varies, goes_on) in table {
-        let launch = next(under_way, varies);
-        assert_eq!(token.goes_on(launch, now_us), goes_on, "{launch:?}");
+    for (in_flight, is_variable, may_overdraw) in table {
+        let launch = next(in_flight, is_variable);
+        assert_eq!(
+            token.may_overdraw(launch, now_us),
+            may_overdraw,
+            "{launch:?}"
+        );
         for other in [NO_TOKEN, Grant::Rate(500_000), Grant::Free] {
-            assert!(!other.goes_on(launch, now_us), "{other:?} {launch:?}");
+            assert!(!other.may_overdraw(launch, now_us), "{other:?} {launch:?}");
         }
     }
     // Behind another one only what is likely to end before the turn does.
-    assert!(token.goes_on(next(1, true), until_us - 8_000));
-    assert!(!token.goes_on(next(1, true), until_us - 7_999));
+    assert!(token.may_overdraw(next(1, true), until_us - 8_000));
+    assert!(!token.may_overdraw(next(1, true), until_us - 7_999));
     // And in front of the next turn what is likely to end in it by half.
-    assert!(token.goes_on(next(0, false), until_us - 2_000));
-    assert!(!token.goes_on(next(0, false), until_us - 1_999));
+    assert!(token.may_overdraw(next(0, false), until_us - 2_000));
+    assert!(!token.may_overdraw(next(0, false), until_us - 1_999));
 }
 
 /// A word that ends its process, here by a panic, after a number of steps.

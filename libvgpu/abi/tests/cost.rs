@@ -1,6 +1,6 @@
 //! What launches cost: averages, kinds, and time that several streams share.
 
-use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, Kind, SELDOM, Sample, Timeline};
+use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind, SAMPLING_INTERVAL, Sample, Timeline};
 use proptest::prelude::*;
 
 fn learned(samples: impl IntoIterator<Item = u64>) -> Cost {
@@ -30,8 +30,8 @@ fn samples_expensive_and_uneven_kinds_more_often() {
     let weight = |ns| learned([ns; 20]).weight();
     assert_eq!(weight(1_000), Some(1));
     assert_eq!(weight(50_000), Some(10));
-    assert_eq!(weight(300_000), Some(SELDOM));
-    assert_eq!(weight(60_000_000_000), Some(SELDOM));
+    assert_eq!(weight(300_000), Some(SAMPLING_INTERVAL));
+    assert_eq!(weight(60_000_000_000), Some(SAMPLING_INTERVAL));
     let even = learned([20_000; 64]);
     let uneven = learned((0..64).map(|i| if i % 8 == 0 { 140_000 } else { 3_000 }));
     assert!(uneven.weight() > even.weight(), "{uneven:?} {even:?}");
@@ -39,10 +39,10 @@ fn samples_expensive_and_uneven_kinds_more_often() {
 
 #[test]
 fn reports_variation_of_differing_launches() {
-    assert!(!Cost::UNKNOWN.varies() && !Cost::guess(1_000_000).varies());
+    assert!(!Cost::UNKNOWN.is_variable() && !Cost::guess(1_000_000).is_variable());
     let in_turn = |lengths: [u64; 2]| learned(lengths.into_iter().cycle().take(64));
-    assert!(!in_turn([900_000, 1_100_000]).varies());
-    assert!(in_turn([100_000, 10_000_000]).varies());
+    assert!(!in_turn([900_000, 1_100_000]).is_variable());
+    assert!(in_turn([100_000, 10_000_000]).is_variable());
 }
 
 #[test]
@@ -52,9 +52,12 @@ fn follows_changed_cost() {
         cost = cost.learn(100_000);
     }
     assert!((99_000..=102_000).contains(&cost.ns()), "{}", cost.ns());
-    let doubted = cost.doubted();
-    assert_eq!((doubted.ns(), doubted.weight()), (cost.ns(), None));
-    assert_eq!(Cost::UNKNOWN.doubted(), Cost::UNKNOWN);
+    let marked_stale = cost.marked_stale();
+    assert_eq!(
+        (marked_stale.ns(), marked_stale.weight()),
+        (cost.ns(), None)
+    );
+    assert_eq!(Cost::UNKNOWN.marked_stale(), Cost::UNKNOWN);
 }
 
 #[test]
@@ -134,10 +137,10 @@ fn derives_duration_from_events() {
             call_ns: 2 * US,
             late_ns,
         };
-        assert_eq!(cost.likely_ns(sample), expected, "{what}");
+        assert_eq!(cost.estimate_ns(sample), expected, "{what}");
     }
     let long_call = |cost: Cost, call_ns| {
-        cost.likely_ns(Sample {
+        cost.estimate_ns(Sample {
             measured_ns: 10 * MS,
             gap_ns: 0,
             call_ns,
@@ -197,7 +200,7 @@ fn known_after(cost: Cost, ns: u64, work_us: u64, interrupts: u64, later: u64) -
             call_ns,
             late_ns: if is_late { call_ns + event_ns } else { 0 },
         };
-        let taken = cost.likely_ns(sample);
+        let taken = cost.estimate_ns(sample);
         charged += taken.unwrap_or(cost.ns());
         cost = taken.map_or(cost, |ns| cost.learn_from(sample, ns));
     }
@@ -241,7 +244,7 @@ fn forgets_variation_of_uniform_launches() {
     };
     let mut charged = 0;
     for _ in 0..100 {
-        let taken = cost.likely_ns(sample).unwrap_or(0);
+        let taken = cost.estimate_ns(sample).unwrap_or(0);
         charged += taken;
         cost = cost.learn_from(sample, taken);
     }
@@ -249,17 +252,17 @@ fn forgets_variation_of_uniform_launches() {
     assert!(charged < 100 * 16 * MS, "{charged}");
     // Of those that do differ one may have taken any time between.
     let uneven = learned((0..64).map(|i| if i % 2 == 0 { MS } else { 40 * MS }));
-    assert_eq!(uneven.likely_ns(sample), Some(30 * MS));
+    assert_eq!(uneven.estimate_ns(sample), Some(30 * MS));
     assert_eq!(uneven.learn_from(sample, 30 * MS).ns(), uneven.ns());
 }
 
 #[test]
 fn identifies_kind_by_function_and_size_class() {
-    let kernel = |function, x, threads| Kind::kernel(function, [x, 1, 1], [threads, 1, 1]);
+    let kernel = |function, x, threads| LaunchKind::kernel(function, [x, 1, 1], [threads, 1, 1]);
     assert_eq!(kernel(7, 1000, 256), kernel(7, 1001, 256));
     assert_eq!(
         kernel(7, 1000, 256),
-        Kind::kernel(7, [10, 100, 1], [16, 16, 1])
+        LaunchKind::kernel(7, [10, 100, 1], [16, 16, 1])
     );
     let different = [
         kernel(7, 1000, 256),
@@ -269,17 +272,17 @@ fn identifies_kind_by_function_and_size_class() {
         kernel(7, 1, 1),
         kernel(7, 2, 1),
         kernel(7, 3, 1),
-        Kind::graph(7),
-        Kind::fill(1 << 20),
-        Kind::copy(1 << 20),
-        Kind::fill(1 << 22),
+        LaunchKind::graph(7),
+        LaunchKind::fill(1 << 20),
+        LaunchKind::copy(1 << 20),
+        LaunchKind::fill(1 << 22),
     ];
     for (index, kind) in different.iter().enumerate() {
         assert!(!different[..index].contains(kind), "{index}");
         assert_ne!(kind.number(), 0);
     }
     // A grid too large for any card is some kind, too.
-    let _ = Kind::kernel(u64::MAX, [u32::MAX; 3], [u32::MAX; 3]);
+    let _ = LaunchKind::kernel(u64::MAX, [u32::MAX; 3], [u32::MAX; 3]);
 }
 
 #[test]

@@ -148,7 +148,7 @@ proptest! {
                     }
                 }
                 Step::ReserveSome(bytes) => {
-                    let got = region.reserve_some(me, bytes, limit);
+                    let got = region.reserve_up_to(me, bytes, limit);
                     prop_assert!(got <= bytes && got <= limit);
                 }
                 Step::Release(bytes) => prop_assert!(region.release(me, bytes) <= bytes),

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::ledger::{Full, MAX_BYTES, Owner, Rebuild, Region};
+use drava_vgpu_abi::ledger::{LimitExceeded, MAX_BYTES, Owner, Rebuild, Region};
 use drava_vgpu_abi::region::{Header, SLOT_COUNT, Slot, SlotIndex};
 use proptest::prelude::*;
 
@@ -87,7 +87,7 @@ impl Share {
                 .collect(),
         };
         for index in 0..processes {
-            share.region().claim(at(index), OWNER).unwrap();
+            share.region().acquire_slot(at(index), OWNER).unwrap();
         }
         share
     }
@@ -122,21 +122,24 @@ fn grants_reservation_exactly_or_denies_it() {
     let share = Share::new(2);
     let region = share.region();
     assert_eq!(region.reserve(at(0), 60, 100), Ok(()));
-    assert_eq!(region.reserve(at(1), 41, 100), Err(Full));
+    assert_eq!(region.reserve(at(1), 41, 100), Err(LimitExceeded));
     assert_eq!(region.reserve(at(1), 40, 100), Ok(()));
-    assert_eq!(region.reserve(at(1), 1, 100), Err(Full));
+    assert_eq!(region.reserve(at(1), 1, 100), Err(LimitExceeded));
     assert_eq!(region.total_bytes(), 100);
     assert_eq!(region.release(at(0), 60), 60);
     assert_eq!(region.total_bytes(), 40);
-    assert_eq!(region.reserve_some(at(0), 100, 100), 60);
-    assert_eq!(region.reserve_some(at(0), 1, 100), 0);
+    assert_eq!(region.reserve_up_to(at(0), 100, 100), 60);
+    assert_eq!(region.reserve_up_to(at(0), 1, 100), 0);
 }
 
 #[test]
 fn saturates_sums() {
     let share = Share::new(1);
     let region = share.region();
-    assert_eq!(region.reserve(at(0), u64::MAX, u64::MAX), Err(Full));
+    assert_eq!(
+        region.reserve(at(0), u64::MAX, u64::MAX),
+        Err(LimitExceeded)
+    );
     assert_eq!(region.reserve(at(0), MAX_BYTES, u64::MAX), Ok(()));
     region.charge(at(0), 5);
     assert_eq!(region.total_bytes(), MAX_BYTES);
@@ -150,8 +153,8 @@ fn denies_until_usage_is_below_lowered_limit() {
     let share = Share::new(1);
     let region = share.region();
     assert_eq!(region.reserve(at(0), 80, 100), Ok(()));
-    assert_eq!(region.reserve(at(0), 1, 50), Err(Full));
-    assert_eq!(region.reserve_some(at(0), 10, 50), 0);
+    assert_eq!(region.reserve(at(0), 1, 50), Err(LimitExceeded));
+    assert_eq!(region.reserve_up_to(at(0), 10, 50), 0);
     region.release(at(0), 40);
     assert_eq!(region.reserve(at(0), 10, 50), Ok(()));
 }
@@ -162,7 +165,7 @@ fn denies_on_random_region_content() {
     let region = share.region();
     share.header.slots_in_use.store(u64::MAX);
     share.header.total.store(u64::MAX);
-    assert_eq!(region.reserve(at(0), 1, 1 << 30), Err(Full));
+    assert_eq!(region.reserve(at(0), 1, 1 << 30), Err(LimitExceeded));
     share.slots[1].used_bytes.store(u64::MAX);
     share.slots[1].in_flight_bytes.store(u64::MAX);
     assert_eq!(region.rebuild(at(0)), Rebuild::Contended);
@@ -195,7 +198,7 @@ fn run(region: Region<'_, Cut>, process: usize, operation: &Operation, limit: u6
             let _ = region.reserve(at(process), bytes, limit);
         }
         Operation::ReserveSome(bytes) => {
-            region.reserve_some(at(process), bytes, limit);
+            region.reserve_up_to(at(process), bytes, limit);
         }
         Operation::Release(bytes) => {
             region.release(at(process), bytes);
@@ -252,8 +255,8 @@ proptest! {
     fn starts_claimed_slot_empty(used in 0..100u64, steps in 0..20u32) {
         let share = Share::new(2);
         share.region().charge(at(0), used);
-        killed_after(steps, || { share.region().claim(at(0), OWNER); });
-        let generation = share.region().claim(at(0), OWNER).unwrap();
+        killed_after(steps, || { share.region().acquire_slot(at(0), OWNER); });
+        let generation = share.region().acquire_slot(at(0), OWNER).unwrap();
         prop_assert!(share.region().is_owned(at(0), generation));
         prop_assert!(!share.region().is_owned(at(0), generation + 1));
         prop_assert_eq!(share.used(), 0);
@@ -294,14 +297,14 @@ fn frees_slot_only_when_it_holds_nothing() {
 fn gives_each_slot_owner_its_own_generation() {
     let share = Share::new(1);
     let region = share.region();
-    let first = region.claim(at(0), OWNER).unwrap();
+    let first = region.acquire_slot(at(0), OWNER).unwrap();
     assert!(region.is_owned(at(0), first));
-    let second = region.claim(at(0), OWNER).unwrap();
+    let second = region.acquire_slot(at(0), OWNER).unwrap();
     assert!(second > first);
     assert!(region.is_owned(at(0), second) && !region.is_owned(at(0), first));
     region.clear(at(0));
     assert!(!region.is_owned(at(0), second));
-    let third = region.claim(at(0), OWNER).unwrap();
+    let third = region.acquire_slot(at(0), OWNER).unwrap();
     assert!(third > second, "also of one that was free between");
 }
 
@@ -311,7 +314,7 @@ fn records_peak_usage() {
     let region = share.region();
     region.reserve(at(0), 60, 100).unwrap();
     region.reserve(at(1), 30, 100).unwrap();
-    assert_eq!(region.reserve(at(1), 30, 100), Err(Full));
+    assert_eq!(region.reserve(at(1), 30, 100), Err(LimitExceeded));
     region.release(at(0), 60);
     region.reserve(at(0), 10, 100).unwrap();
     assert_eq!(share.header.peak_bytes.load(), 90);
@@ -336,13 +339,13 @@ fn counts_rebuilds_that_correct_the_total() {
     region.clear(at(0));
     assert_eq!(share.header.reclaimed.load(), 1);
     // Of who left something that is open, too, and once.
-    region.claim(at(0), OWNER).unwrap();
+    region.acquire_slot(at(0), OWNER).unwrap();
     region.charge(at(0), 60);
     share.slots[0].exported_bytes.store(60);
     share.slots[1].opened_bytes.store(40);
     for _ in 0..2 {
-        region.bury(at(0));
-        assert!(region.is_left_behind(at(0)));
+        region.reclaim_slot(at(0));
+        assert!(region.is_orphaned(at(0)));
         assert_eq!(share.header.reclaimed.load(), 2);
     }
 }
@@ -369,21 +372,21 @@ fn keeps_charge_for_dead_process_memory_open_elsewhere() {
         share.slots[2].opened_bytes.store(20);
         region.charge(at(1), 5);
         let killed = killed_after(steps, || {
-            region.bury(at(0));
+            region.reclaim_slot(at(0));
             region.rebuild(at(3));
         });
         assert!(region.total_bytes() >= 35, "after step {steps}");
-        region.bury(at(0));
+        region.reclaim_slot(at(0));
         region.rebuild(at(3));
-        assert!(region.is_left_behind(at(0)) && !region.is_free(at(0)));
+        assert!(region.is_orphaned(at(0)) && !region.is_free(at(0)));
         let total = region.total_bytes();
         assert!((35..=45).contains(&total), "{total} after step {steps}");
         share.slots[1].opened_bytes.store(0);
-        region.bury(at(0));
+        region.reclaim_slot(at(0));
         region.rebuild(at(3));
         assert_eq!(region.total_bytes(), 25, "after step {steps}");
         share.slots[2].opened_bytes.store(0);
-        region.bury(at(0));
+        region.reclaim_slot(at(0));
         region.rebuild(at(3));
         assert_eq!(region.total_bytes(), 5);
         assert!(region.is_free(at(0)));
@@ -402,7 +405,7 @@ fn limits_orphaned_charge_to_exported_bytes() {
     share.slots[0].exported_bytes.store(10);
     share.slots[1].opened_bytes.store(30);
     for _ in 0..2 {
-        region.bury(at(0));
+        region.reclaim_slot(at(0));
         region.rebuild(at(2));
         assert_eq!(region.total_bytes(), 10);
     }
@@ -419,7 +422,7 @@ fn limits_orphaned_charges_to_opened_bytes() {
     share.slots[2].opened_bytes.store(50);
     for _ in 0..2 {
         for dead in [0, 1] {
-            region.bury(at(dead));
+            region.reclaim_slot(at(dead));
         }
         region.rebuild(at(3));
         assert_eq!(region.total_bytes(), 50);

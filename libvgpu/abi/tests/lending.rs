@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{Bucket, Grant, LONGEST_SLEEP_US, QUIET_US, wants_back};
+use drava_vgpu_abi::bucket::{Bucket, Grant, IDLE_US, MAX_SLEEP_US, resumes_demand};
 use drava_vgpu_abi::region::Header;
 
 fn header() -> Header {
@@ -45,19 +45,23 @@ fn accumulates_no_credit_while_unthrottled() {
 fn records_demand_and_reclaims_lent_time_after_pause() {
     let header = header();
     let bucket = Bucket::new(&header);
-    assert_eq!(bucket.want(7_000_000), 0);
-    assert_eq!(bucket.want(7_000_100), 7_000_000);
-    assert_eq!(Word::load(&header.wanted_us), 7_000_100);
+    assert_eq!(bucket.record_demand(7_000_000), 0);
+    assert_eq!(bucket.record_demand(7_000_100), 7_000_000);
+    assert_eq!(Word::load(&header.last_demand_us), 7_000_100);
     let now = 10_000_000;
-    for (wanted_us, expected) in [
+    for (last_demand_us, expected) in [
         (0, true),
-        (now - QUIET_US, true),
-        (now - QUIET_US + 1, false),
-        (now - LONGEST_SLEEP_US, false),
+        (now - IDLE_US, true),
+        (now - IDLE_US + 1, false),
+        (now - MAX_SLEEP_US, false),
         (now, false),
-        (now + LONGEST_SLEEP_US, false),
+        (now + MAX_SLEEP_US, false),
         (u64::MAX, true),
     ] {
-        assert_eq!(wants_back(wanted_us, now), expected, "{wanted_us}");
+        assert_eq!(
+            resumes_demand(last_demand_us, now),
+            expected,
+            "{last_demand_us}"
+        );
     }
 }

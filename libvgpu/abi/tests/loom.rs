@@ -57,7 +57,7 @@ impl Share {
                 start_time: 1,
                 pid_namespace: 1,
             };
-            share.region().claim(at(index), owner).unwrap();
+            share.region().acquire_slot(at(index), owner).unwrap();
             share.region().charge(at(index), *bytes);
         }
         Arc::new(share)
@@ -192,7 +192,7 @@ fn charges_dead_process_memory_opened_concurrently() {
                 }
             },
             |share| {
-                share.region().bury(at(2));
+                share.region().reclaim_slot(at(2));
                 share.region().rebuild(at(0));
             },
         );
@@ -202,8 +202,8 @@ fn charges_dead_process_memory_opened_concurrently() {
         let own = share.slots[1].used_bytes.load();
         region.release(at(1), own);
         share.slots[1].opened_bytes.store(0);
-        if region.is_left_behind(at(2)) {
-            region.bury(at(2));
+        if region.is_orphaned(at(2)) {
+            region.reclaim_slot(at(2));
         }
         assert_eq!(region.rebuild(at(0)), Rebuild::Exact);
         assert_eq!(region.total_bytes(), 0);
@@ -226,16 +226,16 @@ fn reclaims_two_dead_processes_independently() {
             share.slots[0].opened_bytes.store(opened);
             beside(
                 &share,
-                |share| share.region().bury(at(1)),
-                |share| share.region().bury(at(2)),
+                |share| share.region().reclaim_slot(at(1)),
+                |share| share.region().reclaim_slot(at(2)),
             );
             let region = share.region();
             region.rebuild(at(0));
             assert!(region.total_bytes() >= opened);
             // The next look takes off what is too much.
             for dead in [1, 2].map(at) {
-                if region.is_left_behind(dead) {
-                    region.bury(dead);
+                if region.is_orphaned(dead) {
+                    region.reclaim_slot(dead);
                 }
             }
             region.rebuild(at(0));
@@ -252,11 +252,11 @@ fn charges_memory_opened_between_two_reclaims() {
         for dead in [1, 2] {
             share.slots[dead].exported_bytes.store(5);
         }
-        let bury = |dead| {
+        let reclaim_slot = |dead| {
             let share = Arc::clone(&share);
-            thread::spawn(move || share.region().bury(at(dead)))
+            thread::spawn(move || share.region().reclaim_slot(at(dead)))
         };
-        let looks = [bury(1), bury(2)];
+        let looks = [reclaim_slot(1), reclaim_slot(2)];
         share.slots[0].opened_bytes.store(5);
         if share.region().exported_bytes() < 5 {
             share.region().charge(at(0), 5);

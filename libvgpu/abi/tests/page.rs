@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
-use drava_vgpu_abi::page::{calls, give_way, lent, window};
+use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 use drava_vgpu_abi::{
     BrokenRegion, ComputePolicy, Cores, DeviceUuid, IdText, Limits, LimitsSpec, MemoryPolicy,
     PAGE_SIZE, PageError, Priority, decode, encode, own_time, retire, token, update,
@@ -91,9 +91,9 @@ fn places_other_share_words_at_golden_offsets() {
     apply(
         &mut page,
         &[
-            give_way(0x0102_0304_0506_0708),
+            yield_until(0x0102_0304_0506_0708),
             window(200),
-            calls(true),
+            notify(true),
             lent(true),
         ],
     );
@@ -107,7 +107,7 @@ fn places_other_share_words_at_golden_offsets() {
     assert_eq!(decode(&page).unwrap().spec, spec());
     apply(
         &mut page,
-        &[give_way(0), window(0), calls(false), lent(false)],
+        &[yield_until(0), window(0), notify(false), lent(false)],
     );
     assert_eq!(page, before);
 }

@@ -76,7 +76,7 @@ fn keeps_duration_when_host_is_interrupted() {
             for place in PLACES {
                 let (recording, measured) = seen(KERNEL, busy, place, stall);
                 let sample = recording.sample(measured);
-                let ns = known(KERNEL).likely_ns(sample).unwrap();
+                let ns = known(KERNEL).estimate_ns(sample).unwrap();
                 // A step towards the least that is possible, and what calls take, as without an interruption. What the card
                 // was busy with before counts as an interruption, if that is seen late and was shorter than the kernel.
                 let before = match place {
@@ -98,7 +98,7 @@ fn learns_no_unknown_duration_from_interruption() {
     for stall in [20 * MS, 1_000 * MS] {
         for place in PLACES {
             let (recording, measured) = seen(KERNEL, 0, place, stall);
-            let ns = Cost::UNKNOWN.likely_ns(recording.sample(measured));
+            let ns = Cost::UNKNOWN.estimate_ns(recording.sample(measured));
             let most = KERNEL + 10 * CALL + REACH;
             assert!(ns.is_none_or(|ns| ns <= most), "{ns:?}: {stall} {place:?}");
         }
@@ -113,7 +113,9 @@ fn charges_long_launch_despite_slow_calls() {
             for place in PLACES {
                 for stall in [0, 100 * US, MS, 5 * MS] {
                     let (recording, measured) = seen(kernel, busy, place, stall);
-                    let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+                    let ns = known(KERNEL)
+                        .estimate_ns(recording.sample(measured))
+                        .unwrap();
                     // Not more than the interruption, which it may have been.
                     let least = kernel - stall.min(kernel / 4) - REACH - 10 * CALL;
                     assert!(
@@ -132,7 +134,9 @@ fn measures_exactly_without_host_interruption() {
         // Whatever the card does before.
         for busy in [0, 10 * US, MS, 60 * MS] {
             let (recording, measured) = seen(kernel, busy, Place::Nowhere, 0);
-            let ns = Cost::UNKNOWN.likely_ns(recording.sample(measured)).unwrap();
+            let ns = Cost::UNKNOWN
+                .estimate_ns(recording.sample(measured))
+                .unwrap();
             assert!(
                 ns.abs_diff(kernel) <= 2 * CALL + REACH,
                 "{ns} for {kernel}, busy for {busy}"
@@ -147,12 +151,16 @@ fn measures_queued_launch_exactly() {
     // the launch outlives the interruption behind it.
     for place in PLACES {
         let (recording, measured) = seen(30 * MS, 400 * MS, place, 100 * MS);
-        let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+        let ns = known(KERNEL)
+            .estimate_ns(recording.sample(measured))
+            .unwrap();
         assert_eq!(ns, 30 * MS, "{place:?}");
     }
     for place in [Place::BeforeSecondIsQueued, Place::BeforeSecondIsAskedFor] {
         let (recording, measured) = seen(30 * MS, 0, place, 20 * MS);
-        let ns = known(KERNEL).likely_ns(recording.sample(measured)).unwrap();
+        let ns = known(KERNEL)
+            .estimate_ns(recording.sample(measured))
+            .unwrap();
         assert!(ns.abs_diff(30 * MS) <= 2 * CALL + REACH, "{ns}: {place:?}");
     }
 }
@@ -161,6 +169,8 @@ fn measures_queued_launch_exactly() {
 fn excludes_wait_before_late_second_event() {
     let (recording, measured) = seen(2 * US, 0, Place::BeforeSecondIsAskedFor, 100 * US);
     assert!(recording.is_over && measured > 6 * US, "{recording:?}");
-    let ns = known(2 * US).likely_ns(recording.sample(measured)).unwrap();
+    let ns = known(2 * US)
+        .estimate_ns(recording.sample(measured))
+        .unwrap();
     assert!(ns <= 2 * US, "{ns}");
 }

@@ -121,7 +121,7 @@ impl Share {
                 start_time: 1,
                 pid_namespace: 1,
             };
-            share.region().claim(at(index), owner).unwrap();
+            share.region().acquire_slot(at(index), owner).unwrap();
             share.region().charge(at(index), *bytes);
         }
         share

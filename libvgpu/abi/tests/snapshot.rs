@@ -49,8 +49,8 @@ fn reads_golden_offsets_of_abi_version_1() {
     assert_eq!(
         (
             share.credit_us,
-            share.wanted_us,
-            share.released,
+            share.last_demand_us,
+            share.admission_timeouts,
             share.busy_until_us
         ),
         (-7, 8, 9, 10)

@@ -39,30 +39,30 @@ const LOWEST_PRIORITY: i32 = -100;
 
 /// What variables say all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum ParsedLimits {
     /// Nothing that limits anything.
-    Nothing,
+    None,
     /// Limits.
     Limits,
     /// At least one of them cannot be understood.
-    Nonsense,
+    Invalid,
 }
 
 impl Environment {
     /// Takes in what `variable` says of each; `report` is told which of them cannot be understood.
-    pub(crate) fn take_in<'a>(
+    pub(crate) fn parse<'a>(
         &self,
         variable: impl Fn(&CStr) -> Option<&'a CStr>,
         report: impl Fn(&CStr),
-    ) -> Said {
-        let mut said = Said::Nothing;
-        for (name, parse, target) in self.choices() {
+    ) -> ParsedLimits {
+        let mut parsed = ParsedLimits::None;
+        for (name, parse, target) in self.policies() {
             match variable(name).map(|text| parse(text.to_bytes())) {
                 None => {}
                 Some(Some(choice)) => target.store(choice, Ordering::Relaxed),
                 Some(None) => {
                     report(name);
-                    said = Said::Nonsense;
+                    parsed = ParsedLimits::Invalid;
                 }
             }
         }
@@ -70,12 +70,12 @@ impl Environment {
             let Some(text) = variable(name) else { return };
             let Some(bytes) = parse(text.to_bytes()) else {
                 report(name);
-                said = Said::Nonsense;
+                parsed = ParsedLimits::Invalid;
                 return;
             };
             target.store(bytes, Ordering::Relaxed);
-            if bytes != 0 && said == Said::Nothing {
-                said = Said::Limits;
+            if bytes != 0 && parsed == ParsedLimits::None {
+                parsed = ParsedLimits::Limits;
             }
         };
         set(c"CUDA_DEVICE_MEMORY_LIMIT", parse_hami, &self.memory_bytes);
@@ -92,11 +92,11 @@ impl Environment {
                 set(name.as_c_str(), parse_cores, target);
             }
         }
-        said
+        parsed
     }
 
     /// Variables that limit nothing by themselves; later ones win.
-    fn choices(&self) -> [(&'static CStr, Parse, &AtomicU64); 6] {
+    fn policies(&self) -> [(&'static CStr, Parse, &AtomicU64); 6] {
         [
             (
                 c"CUDA_OVERSUBSCRIBE",

@@ -4,15 +4,15 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use crate::blocks;
 use crate::card::Card;
+use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY_DESCRIPTOR_v1, CUDA_ARRAY3D_DESCRIPTOR,
     CUDA_ARRAY3D_DESCRIPTOR_v1, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUarray, CUmipmappedArray,
     CUresult,
 };
 use crate::elements;
-use crate::held::Held;
-use crate::hooks::kept::take;
-use crate::hooks::memory::{Request, free_held};
+use crate::hooks::driver_cache::reserve;
+use crate::hooks::memory::{Request, free_charged};
 use crate::hooks::sparse;
 use crate::process::Process;
 use crate::table::{
@@ -58,12 +58,12 @@ impl Extent {
     }
 }
 
-fn make(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
+fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
     // SAFETY: the driver has written the handle.
     let key = || unsafe { array.read() }.expose_provenance() as u64;
     let request = Request::in_current_context(bytes);
     if bytes == 0 || !blocks::is_small(bytes) {
-        return request.make(|process| &process.arrays, call, key);
+        return request.allocate(|process| &process.arrays, call, key);
     }
     let (card, process) = match request.limited() {
         Ok(Some(limited)) => limited,
@@ -77,29 +77,29 @@ fn make(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) ->
         let _guard = process.guard();
         small.add(bytes)
     };
-    if more != 0 && !take(card, more) {
+    if more != 0 && !reserve(card, more) {
         let _guard = process.guard();
         small.undo(bytes, more);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();
     if result == CUDA_SUCCESS {
-        process.arrays.insert(key(), request.held(card));
+        process.arrays.insert(key(), request.charge(card));
     } else {
-        give_back(process, request.held(card));
+        release(process, request.charge(card));
     }
     result
 }
 
 /// Returns the charge of an array that is gone, and of what was mapped to it.
-pub(crate) fn give_back_array(process: &'static Process, array: u64, held: Held) {
+pub(crate) fn release_array(process: &'static Process, array: u64, held: Charge) {
     if held.bytes == 0 {
-        sparse::forget(process, array);
+        sparse::drop_mappings(process, array);
     }
-    give_back(process, held);
+    release(process, held);
 }
 
-fn give_back(process: &'static Process, held: Held) {
+fn release(process: &'static Process, held: Charge) {
     let Some(card) = Card::at(process, held.card) else {
         return;
     };
@@ -124,7 +124,7 @@ macro_rules! create {
         ) -> CUresult {
             // SAFETY: null or the caller's descriptor.
             let bytes = unsafe { descriptor.as_ref() }.map_or(0, |$from| $extent.bytes(1));
-            make(
+            allocate(
                 bytes,
                 array,
                 // SAFETY: the caller's arguments.
@@ -196,7 +196,7 @@ pub(crate) unsafe fn create_mipmapped(
 ) -> CUresult {
     // SAFETY: null or the caller's descriptor.
     let bytes = unsafe { descriptor.as_ref() }.map_or(0, |from| extent_3d(from).bytes(levels));
-    make(
+    allocate(
         bytes,
         array,
         // SAFETY: the caller's arguments.
@@ -205,11 +205,11 @@ pub(crate) unsafe fn create_mipmapped(
 }
 
 pub(crate) unsafe fn destroy(original: cuArrayDestroy::Function, array: *mut c_void) -> c_int {
-    free_held(
+    free_charged(
         |process| &process.arrays,
         array.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(array) },
-        give_back_array,
+        release_array,
     )
 }

@@ -4,11 +4,11 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use crate::card::{Card, Target, target_of_device};
+use crate::charge_map::Charge;
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
-use crate::held::Held;
-use crate::hooks::kept::take;
-use crate::hooks::memory::{free_held, give_back_linear};
-use crate::hooks::{array, exchange};
+use crate::hooks::driver_cache::reserve;
+use crate::hooks::memory::{free_charged, release_linear};
+use crate::hooks::{array, shared_memory};
 use crate::meter;
 use crate::process::Process;
 use crate::table::{
@@ -16,48 +16,48 @@ use crate::table::{
 };
 
 /// What a context costs before it is made.
-pub(crate) enum Cost {
-    Nothing,
+pub(crate) enum ContextCharge {
+    None,
     Charged(Card, u64),
 }
 
 /// Takes what the driver will take for a context.
-pub(crate) fn pay(device: CUdevice) -> Result<Cost, CUresult> {
+pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult> {
     let card = match target_of_device(device) {
-        Target::Unlimited => return Ok(Cost::Nothing),
-        Target::Refused => return Err(CUDA_ERROR_OUT_OF_MEMORY),
+        Target::Unlimited => return Ok(ContextCharge::None),
+        Target::Denied => return Err(CUDA_ERROR_OUT_OF_MEMORY),
         Target::Limited(card) => card,
     };
-    let reserve = card.driver_reserve_bytes();
-    if !take(card, reserve) {
+    let bytes = card.driver_reserve_bytes();
+    if !reserve(card, bytes) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
-    card.add_driver_bytes(reserve);
-    Ok(Cost::Charged(card, reserve))
+    card.add_driver_bytes(bytes);
+    Ok(ContextCharge::Charged(card, bytes))
 }
 
-/// Takes back what [`pay`] took.
-pub(crate) fn pay_back(card: Card, bytes: u64) {
+/// Takes back what [`charge_context`] took.
+pub(crate) fn release_context(card: Card, bytes: u64) {
     card.subtract_driver_bytes(bytes);
     card.release(bytes);
 }
 
 /// Makes a context with `make`, which writes it to `context`.
-pub(crate) fn charged(
+pub(crate) fn create_charged(
     device: CUdevice,
     context: *mut CUcontext,
     make: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let cost = match pay(device) {
-        Ok(cost) => cost,
+    let charge = match charge_context(device) {
+        Ok(charge) => charge,
         Err(result) => return result,
     };
     let result = make();
-    let Cost::Charged(card, bytes) = cost else {
+    let ContextCharge::Charged(card, bytes) = charge else {
         return result;
     };
     if result == CUDA_SUCCESS {
-        let held = Held {
+        let held = Charge {
             bytes,
             card: card.index(),
             context: 0,
@@ -66,7 +66,7 @@ pub(crate) fn charged(
         let context = unsafe { context.read() }.expose_provenance() as u64;
         card.process().contexts.insert(context, held);
     } else {
-        pay_back(card, bytes);
+        release_context(card, bytes);
     }
     result
 }
@@ -78,7 +78,7 @@ pub(crate) unsafe fn create(
     device: CUdevice,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    charged(device, context, || unsafe {
+    create_charged(device, context, || unsafe {
         original(context, flags, device)
     })
 }
@@ -91,7 +91,7 @@ pub(crate) unsafe fn create_v3(
     flags: c_uint,
     device: CUdevice,
 ) -> CUresult {
-    charged(device, context, || {
+    create_charged(device, context, || {
         // SAFETY: the caller's arguments.
         unsafe { original(context, affinity, count, flags, device) }
     })
@@ -104,7 +104,7 @@ pub(crate) unsafe fn create_v4(
     flags: c_uint,
     device: CUdevice,
 ) -> CUresult {
-    charged(device, context, || {
+    create_charged(device, context, || {
         // SAFETY: the caller's arguments.
         unsafe { original(context, parameters, flags, device) }
     })
@@ -113,7 +113,7 @@ pub(crate) unsafe fn create_v4(
 pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontext) -> CUresult {
     meter::forget_context(context.expose_provenance() as u64);
     let key = context.expose_provenance() as u64;
-    free_held(
+    free_charged(
         |process| &process.contexts,
         key,
         || {
@@ -121,13 +121,13 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
             let result = unsafe { original(context) };
             meter::forget_card_of(|context| context == key);
             if result == CUDA_SUCCESS {
-                release_all_of(key);
+                release_allocations_of(key);
             }
             result
         },
         |process, _, held| {
             if let Some(card) = Card::at(process, held.card) {
-                pay_back(card, held.bytes);
+                release_context(card, held.bytes);
             }
         },
     )
@@ -147,13 +147,13 @@ pub(crate) unsafe fn attach(
         process.contexts.change(key, |held| {
             let is_part = held.card == u8::MAX;
             let context = held.context.saturating_add(u64::from(!is_part));
-            Some(Held { context, ..*held })
+            Some(Charge { context, ..*held })
         });
     }
     result
 }
 
-/// The context ends if nobody is attached to it any more, beside whom it was made for.
+/// The context ends if none is attached to it any more, beside whom it was made for.
 pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext) -> CUresult {
     let key = context.expose_provenance() as u64;
     let known = Process::get().and_then(|process| Some((process, process.contexts.get(key)?)));
@@ -166,25 +166,25 @@ pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext)
     if result == CUDA_SUCCESS {
         process.contexts.change(key, |held| {
             let context = held.context.saturating_sub(1);
-            Some(Held { context, ..*held })
+            Some(Charge { context, ..*held })
         });
     }
     result
 }
 
 /// Returns the charge of what was allocated or opened in a context that has ended.
-pub(crate) fn release_all_of(context: u64) {
+pub(crate) fn release_allocations_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
     };
-    let ends = |held: &Held| held.context == context;
+    let ends = |held: &Charge| held.context == context;
     process.pointers.remove_all(ends, |pointer, held| {
-        give_back_linear(process, pointer, held);
+        release_linear(process, pointer, held);
     });
-    exchange::end_context(process, context);
-    process.room.forget_all();
+    shared_memory::end_context(process, context);
+    process.pool_free_space.forget_all();
     process.destroyed_pools.forget_all();
     process.arrays.remove_all(ends, |array, held| {
-        array::give_back_array(process, array, held)
+        array::release_array(process, array, held)
     });
 }

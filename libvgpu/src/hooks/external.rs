@@ -4,13 +4,13 @@
 
 use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_current_context};
+use crate::charge_map::Charge;
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_SUCCESS, CUexternalMemory,
     CUresult,
 };
-use crate::held::Held;
-use crate::hooks::kept::take_with;
-use crate::hooks::memory::free_held;
+use crate::hooks::driver_cache::reserve_with;
+use crate::hooks::memory::free_charged;
 use crate::table::{cuDestroyExternalMemory, cuImportExternalMemory};
 
 pub(crate) unsafe fn import(
@@ -22,18 +22,18 @@ pub(crate) unsafe fn import(
     let call = || unsafe { original(external, description) };
     let card = match target_of_current_context() {
         Target::Unlimited => return call(),
-        Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
         Target::Limited(card) => card,
     };
     // SAFETY: null, which the driver refuses, or the caller's description.
     let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
     let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
-    if !take_with(card, || card.import(bytes).is_ok()) {
+    if !reserve_with(card, || card.import(bytes).is_ok()) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();
     if result == CUDA_SUCCESS {
-        let held = Held {
+        let held = Charge {
             bytes,
             card: card.index(),
             context: 0,
@@ -51,7 +51,7 @@ pub(crate) unsafe fn destroy(
     original: cuDestroyExternalMemory::Function,
     external: CUexternalMemory,
 ) -> CUresult {
-    free_held(
+    free_charged(
         |process| &process.externals,
         external.expose_provenance() as u64,
         // SAFETY: the caller's arguments.

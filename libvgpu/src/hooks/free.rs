@@ -12,9 +12,10 @@ fn free(
     stream: Option<CUstream>,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    let is_from_pool =
-        |process: &&Process| process.pointers.get(pointer).is_none() && pool::has(process, pointer);
-    match Process::get().filter(is_from_pool) {
+    let has_pool_memory = |process: &&Process| {
+        process.pointers.get(pointer).is_none() && pool::is_from_pool(process, pointer)
+    };
+    match Process::get().filter(has_pool_memory) {
         Some(process) => pool::free(process, pointer, stream, call),
         None => free_linear(pointer, call),
     }

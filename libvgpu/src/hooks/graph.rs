@@ -6,7 +6,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::{self, NonNull};
 
-use drava_vgpu_abi::cost::Kind;
+use drava_vgpu_abi::cost::LaunchKind;
 
 use crate::cuda::{
     CU_GRAPH_NODE_TYPE_KERNEL, CUDA_GRAPH_INSTANTIATE_ERROR, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
@@ -35,8 +35,8 @@ type GetNodes = unsafe extern "C" fn(CUgraph, *mut CUgraphNode, *mut usize) -> C
 type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 type GetKernel = unsafe extern "C" fn(CUgraphNode, *mut CUDA_KERNEL_NODE_PARAMS) -> CUresult;
 
-fn kind_of(exec: CUgraphExec) -> Kind {
-    Kind::graph(exec.expose_provenance() as u64)
+fn kind_of(exec: CUgraphExec) -> LaunchKind {
+    LaunchKind::graph(exec.expose_provenance() as u64)
 }
 
 /// What is known of the graph's kernels, together.
@@ -55,21 +55,21 @@ fn estimate_ns(graph: CUgraph) -> Option<u64> {
     if unsafe { get(graph, nodes.as_mut_ptr(), &raw mut count) } != CUDA_SUCCESS {
         return None;
     }
-    let looked_at = count.min(all).min(NODES);
+    let inspected = count.min(all).min(NODES);
     let sum = nodes
         .iter()
-        .take(looked_at)
+        .take(inspected)
         .filter_map(|node| kernel_of(*node))
         .filter_map(meter::known_cost_ns)
         .fold(0u64, u64::saturating_add);
     let sum = sum
         .saturating_mul(all as u64)
-        .checked_div(looked_at as u64)?;
+        .checked_div(inspected as u64)?;
     (sum != 0).then_some(sum)
 }
 
 /// The kernel that a node launches, if it launches one.
-fn kernel_of(node: CUgraphNode) -> Option<Kind> {
+fn kernel_of(node: CUgraphNode) -> Option<LaunchKind> {
     let get_type = GET_TYPE.address()?;
     // SAFETY: the signature of `cuGraphNodeGetType`.
     let get_type = unsafe { core::mem::transmute::<NonNull<_>, GetType>(get_type) };
@@ -92,7 +92,7 @@ fn kernel_of(node: CUgraphNode) -> Option<Kind> {
     } else {
         parameters.func
     };
-    Some(Kind::kernel(
+    Some(LaunchKind::kernel(
         function.expose_provenance() as u64,
         parameters.gridDim,
         parameters.blockDim,
@@ -157,18 +157,18 @@ pub(crate) unsafe fn instantiate_with_params(
     if flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD == 0 {
         return call();
     }
-    let mut is_asked = false;
-    let result = graph_memory::make_uploaded(graph, || {
-        is_asked = true;
+    let mut is_called = false;
+    let result = graph_memory::instantiate_uploaded(graph, || {
+        is_called = true;
         let result = call();
         if result == CUDA_SUCCESS {
             // SAFETY: the driver has written it.
-            graph_memory::was_uploaded(unsafe { exec.read() });
+            graph_memory::record_upload(unsafe { exec.read() });
         }
         result
     });
     // SAFETY: as above.
-    if let Some(parameters) = unsafe { parameters.as_mut() }.filter(|_| !is_asked) {
+    if let Some(parameters) = unsafe { parameters.as_mut() }.filter(|_| !is_called) {
         parameters.result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
     }
     result
@@ -176,7 +176,7 @@ pub(crate) unsafe fn instantiate_with_params(
 
 /// After a change of what an executable graph does, or an attempt at one: what is known of its cost may not be true.
 fn changed(exec: CUgraphExec, result: CUresult) -> CUresult {
-    meter::doubt(kind_of(exec));
+    meter::mark_stale(kind_of(exec));
     result
 }
 
@@ -263,7 +263,7 @@ pub(crate) unsafe fn launch<S: NullStream>(
         kind_of(exec),
         stream_meant,
         // SAFETY: the caller's arguments.
-        graph_memory::charged(exec, stream_meant, || unsafe { original(exec, stream) })
+        graph_memory::launch_charged(exec, stream_meant, || unsafe { original(exec, stream) })
     )
 }
 

@@ -4,7 +4,7 @@
 //! A launch cannot be undone, so what a graph may need is known from its nodes when it is instantiated, reserved
 //! before each launch, and corrected afterwards to what the driver's pool says. The most that a graph may need is
 //! the sum of its allocation nodes; the driver may do with less where one node's memory serves another. What it has from
-//! an earlier launch is not reserved again; see [`crate::hooks::kept::graphs`].
+//! an earlier launch is not reserved again; see [`crate::hooks::driver_cache::graphs`].
 
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
@@ -19,7 +19,7 @@ use crate::cuda::{
     CUgraphExec, CUgraphNode, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::hooks::kept::{deny, graphs, take_ahead};
+use crate::hooks::driver_cache::{deny, graphs, reserve_ahead};
 use crate::meter;
 use crate::process::Process;
 use crate::sys;
@@ -149,14 +149,14 @@ pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
     forget(exec);
     let Some(need) = need_of(graph) else { return };
     if let Target::Limited(card) = target_of_device(need.device) {
-        let held = graphs::held_of_new(card, need.device, need.bytes);
+        let held = graphs::new_charge(card, need.device, need.bytes);
         card.process().graphs.insert(key_of(exec), held);
     }
 }
 
 /// Launches or uploads an executable graph with `call`, if there is memory for what it may need. What is captured takes
 /// nothing until the graph that it becomes a part of is launched.
-pub(crate) fn charged(
+pub(crate) fn launch_charged(
     exec: CUgraphExec,
     stream: CUstream,
     call: impl FnOnce() -> CUresult,
@@ -171,48 +171,48 @@ pub(crate) fn charged(
                 device: graphs::device_of(&held),
                 bytes: held.bytes,
             };
-            let lent = graphs::lend(card, need.device, key_of(exec), need.bytes);
-            charge(card, need, lent, call)
+            let reused = graphs::reuse_charge(card, need.device, key_of(exec), need.bytes);
+            charge(card, need, reused, call)
         }
         _ => call(),
     }
 }
 
-/// Makes a call that may put memory behind the nodes of a graph, if there is so much beyond what is `lent` to it.
-fn charge(card: Card, need: Need, lent_bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    let more = need.bytes.saturating_sub(lent_bytes);
+/// Makes a call that may put memory behind the nodes of a graph, if there is so much beyond what is `reused` to it.
+fn charge(card: Card, need: Need, reused_bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let more = need.bytes.saturating_sub(reused_bytes);
     let attempt = match more {
-        0 => Some(card.process().attempts.begin()),
-        _ => take_ahead(card, more),
+        0 => Some(card.process().pending_reservations.begin()),
+        _ => reserve_ahead(card, more),
     };
     let Some(_attempt) = attempt else {
-        graphs::settle(card, need.device, lent_bytes);
+        graphs::settle(card, need.device, reused_bytes);
         return deny(card);
     };
-    graphs::expect(card, need.device, more);
+    graphs::add_reservation(card, need.device, more);
     let result = call();
     graphs::settle(card, need.device, need.bytes);
     result
 }
 
-/// Makes an executable graph of `graph` with `call`, which uploads it at once and calls [`was_uploaded`], if there is memory
+/// Makes an executable graph of `graph` with `call`, which uploads it at once and calls [`record_upload`], if there is memory
 /// for what it may need.
-pub(crate) fn make_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn instantiate_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(need) = need_of(graph) else {
         return call();
     };
     match target_of_device(need.device) {
         Target::Unlimited => call(),
-        Target::Refused => CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Denied => CUDA_ERROR_OUT_OF_MEMORY,
         // There is nothing yet that it could use again.
         Target::Limited(card) => charge(card, need, 0, call),
     }
 }
 
 /// The driver has uploaded an executable graph as it made it, which is remembered.
-pub(crate) fn was_uploaded(exec: CUgraphExec) {
+pub(crate) fn record_upload(exec: CUgraphExec) {
     if let Some(process) = Process::get() {
-        graphs::uploaded(process, key_of(exec));
+        graphs::record_upload(process, key_of(exec));
     }
 }
 
@@ -223,7 +223,7 @@ pub(crate) unsafe fn upload(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the caller's arguments.
-    charged(exec, stream, || unsafe { original(exec, stream) })
+    launch_charged(exec, stream, || unsafe { original(exec, stream) })
 }
 
 /// The executable graph is gone.

@@ -25,7 +25,7 @@ pub(crate) unsafe fn create(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the green context.
         let green = unsafe { green.read() };
-        primary::know_part(process, green.expose_provenance() as u64, device);
+        primary::add_part(process, green.expose_provenance() as u64, device);
     }
     result
 }
@@ -43,7 +43,7 @@ pub(crate) unsafe fn context(
     {
         // SAFETY: the driver has written the context.
         let context = unsafe { context.read() };
-        primary::know_part(process, context.expose_provenance() as u64, device);
+        primary::add_part(process, context.expose_provenance() as u64, device);
     }
     result
 }

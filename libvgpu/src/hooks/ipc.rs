@@ -1,11 +1,11 @@
-//! Linear memory that other processes open by IPC handle; see [`crate::hooks::exchange`].
+//! Linear memory that other processes open by IPC handle; see [`crate::hooks::shared_memory`].
 
 use core::ffi::{c_uint, c_void};
 use core::ptr::NonNull;
 
 use crate::card::{Card, Target, current_context, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUipcMemHandle, CUresult};
-use crate::hooks::exchange::{self, blocks_around, range_of};
+use crate::hooks::shared_memory::{self, blocks_around, range_of};
 use crate::process::Process;
 use crate::table::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle};
 
@@ -23,7 +23,7 @@ pub(crate) unsafe fn get_handle(
     {
         // Small allocations are opened with their block.
         let chunk = blocks_around(base, held.bytes);
-        exchange::make_available(process, card, base, chunk);
+        shared_memory::add_export(process, card, base, chunk);
     }
     result
 }
@@ -38,7 +38,7 @@ pub(crate) unsafe fn open(
     let call = || unsafe { original(pointer, handle, flags) };
     let card = match target_of_current_context() {
         Target::Unlimited => return call(),
-        Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
         Target::Limited(card) => card,
     };
     let result = call();
@@ -50,7 +50,7 @@ pub(crate) unsafe fn open(
     let (start, bytes) = range_of(address).unwrap_or((address, 1));
     // Opened again, it is the same memory at the same address.
     let context = current_context().unwrap_or(0);
-    if exchange::open(card, address, blocks_around(start, bytes), context) {
+    if shared_memory::open(card, address, blocks_around(start, bytes), context) {
         return result;
     }
     close_again(address);
@@ -78,7 +78,7 @@ pub(crate) unsafe fn close(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(pointer) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        exchange::close(process, pointer);
+        shared_memory::close(process, pointer);
     }
     result
 }

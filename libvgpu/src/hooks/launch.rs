@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use drava_vgpu_abi::cost::Kind;
+use drava_vgpu_abi::cost::LaunchKind;
 
 use crate::cuda::{
     CU_STREAM_LEGACY, CUDA_LAUNCH_PARAMS, CUfunction, CUlaunchConfig, CUresult, CUstream,
@@ -14,8 +14,8 @@ use crate::table::{
 };
 
 #[inline]
-fn kind_of(function: CUfunction, grid: [c_uint; 3], block: [c_uint; 3]) -> Kind {
-    Kind::kernel(function.expose_provenance() as u64, grid, block)
+fn kind_of(function: CUfunction, grid: [c_uint; 3], block: [c_uint; 3]) -> LaunchKind {
+    LaunchKind::kernel(function.expose_provenance() as u64, grid, block)
 }
 
 #[inline]
@@ -48,11 +48,11 @@ pub(crate) unsafe fn kernel<S: NullStream>(
     })
 }
 
-/// Kind and stream of a launch by configuration; a null configuration is the driver's business to refuse.
+/// LaunchKind and stream of a launch by configuration; a null configuration is the driver's business to refuse.
 ///
 /// # Safety
 /// `config` is null or points to a configuration.
-unsafe fn of_config(config: *const CUlaunchConfig, function: CUfunction) -> (Kind, CUstream) {
+unsafe fn of_config(config: *const CUlaunchConfig, function: CUfunction) -> (LaunchKind, CUstream) {
     // SAFETY: the caller's promise.
     match unsafe { config.as_ref() } {
         Some(config) => (

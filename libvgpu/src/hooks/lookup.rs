@@ -1,6 +1,6 @@
 //! `cuInit` and `cuGetProcAddress`: the doors inside the CUDA driver.
 //!
-//! `cuGetProcAddress` answers by base name, version and flags, and what it answers with is known to nobody but
+//! `cuGetProcAddress` answers by base name, version and flags, and what it answers with is known to none but
 //! the driver. So the driver answers first, and its pointer is looked for among the originals of the hooks of
 //! that base name, fetched both by name and by the version and flags of each hook's own ABI. Equal pointers are
 //! the same function with the same signature; any other pointer, such as one of a newer ABI, is handed on as it is.
@@ -10,7 +10,7 @@ use core::ptr::{self, NonNull};
 
 use crate::cuda::{CUDA_SUCCESS, CUresult};
 use crate::process::Process;
-use crate::sys::KeepErrno;
+use crate::sys::SavedErrno;
 use crate::table::{self, Hook, cuGetProcAddress, cuGetProcAddress_v2, cuInit};
 
 /// The process's limits are found before the driver opens its device files, so that at the process's end the
@@ -79,7 +79,7 @@ unsafe fn replace(
     if symbol.is_null() || function.is_null() {
         return;
     }
-    let _errno = KeepErrno::new();
+    let _errno = SavedErrno::new();
     // SAFETY: not null, and the caller promises a terminated string.
     let base = unsafe { CStr::from_ptr(symbol) };
     // SAFETY: not null, and the caller promises a pointer there.
@@ -91,7 +91,7 @@ unsafe fn replace(
             || ask(hook.base, hook.since, hook.flags) == Some(found)
     };
     if let Some(hook) = table::by_base(base).find(is_same)
-        && hook.is_wanted()
+        && hook.is_needed()
     {
         hook.original.address_or(found);
         // SAFETY: not null, and the caller promises a pointer there.

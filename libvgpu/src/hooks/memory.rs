@@ -6,16 +6,16 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
-use crate::blocks::{self, BLOCK, SmallArrays, Sort};
+use crate::blocks::{self, BLOCK, BlockClass, SmallArrays};
 use crate::card::{Card, Target, current_context, current_device, target_of_current_context};
+use crate::charge_map::{Charge, ChargeMap};
 use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdevice, CUdeviceptr, CUdeviceptr_v1, CUresult,
 };
 use crate::driver::{Library, Original};
-use crate::guard::Passage;
-use crate::held::{Held, HeldMap};
-use crate::hooks::exchange;
-use crate::hooks::kept::{deny, take, take_ahead};
+use crate::guard::GateGuard;
+use crate::hooks::driver_cache::{deny, reserve, reserve_ahead};
+use crate::hooks::shared_memory;
 use crate::process::Process;
 use crate::table::{
     cuMemAlloc, cuMemAlloc_v2, cuMemAllocManaged, cuMemAllocPitch, cuMemAllocPitch_v2, cuMemFree_v2,
@@ -37,7 +37,7 @@ const ROW_STEP: u64 = 512;
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) bytes: u64,
-    /// Finds what is remembered as [`Held::context`]; asked only once the allocation is made.
+    /// Finds what is remembered as [`Charge::context`]; asked only once the allocation is made.
     pub(crate) context: fn() -> u64,
 }
 
@@ -52,9 +52,9 @@ impl Request {
     }
 
     /// Makes the allocation with `call` if it fits, and remembers it in `map` under the key that `key` finds.
-    pub(crate) fn make(
+    pub(crate) fn allocate(
         self,
-        map: impl FnOnce(&'static Process) -> &'static HeldMap,
+        map: impl FnOnce(&'static Process) -> &'static ChargeMap,
         call: impl FnOnce() -> CUresult,
         key: impl FnOnce() -> u64,
     ) -> CUresult {
@@ -63,67 +63,71 @@ impl Request {
             Ok(None) => return call(),
             Err(result) => return result,
         };
-        if !take(card, self.bytes) {
+        if !reserve(card, self.bytes) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         let result = call();
         if result == CUDA_SUCCESS {
-            map(process).insert(key(), self.held(card));
+            map(process).insert(key(), self.charge(card));
         } else {
             card.release(self.bytes);
         }
         result
     }
 
-    /// As [`Request::make`], for linear memory, which shares a block of the card if it is small.
+    /// As [`Request::allocate`], for linear memory, which shares a block of the card if it is small.
     ///
     /// Where no block can be reserved, a small allocation is made all the same if one that is there certainly has a
-    /// hole for it, and alone, so that nobody else gets that hole meanwhile: a program is not refused what it has paid
+    /// hole for it, and alone, so that none else gets that hole meanwhile: a program is not refused what it has paid
     /// for.
-    fn make_linear(self, linear: &Linear<'_>) -> CUresult {
+    fn allocate_linear(self, linear: &Linear<'_>) -> CUresult {
         let (card, process) = match self.limited() {
             Ok(Some(limited)) => limited,
             Ok(None) => return (linear.call)(),
             Err(result) => return result,
         };
         if !blocks::is_small(self.bytes) {
-            if !take(card, self.bytes) {
+            if !reserve(card, self.bytes) {
                 return CUDA_ERROR_OUT_OF_MEMORY;
             }
-            return self.make_reserved(linear, card, self.bytes, None);
+            return self.allocate_reserved(linear, card, self.bytes, None);
         }
         let at_once = || {
-            if !card.seems_to_have(BLOCK) {
+            if !card.may_have(BLOCK) {
                 return None;
             }
-            let attempt = process.attempts.begin();
+            let attempt = process.pending_reservations.begin();
             card.try_reserve(BLOCK).then_some(attempt)
         };
         let attempt = match at_once() {
             Some(attempt) => attempt,
             None => {
-                if let Some(result) = self.make_within(linear, card) {
+                if let Some(result) = self.allocate_in_hole(linear, card) {
                     return result;
                 }
-                match take_ahead(card, BLOCK) {
+                match reserve_ahead(card, BLOCK) {
                     Some(attempt) => attempt,
                     // Whoever has been waited for may have opened a block.
-                    None => return self.make_within(linear, card).unwrap_or_else(|| deny(card)),
+                    None => {
+                        return self
+                            .allocate_in_hole(linear, card)
+                            .unwrap_or_else(|| deny(card));
+                    }
                 }
             }
         };
-        let _passage = process.within.pass();
-        self.make_reserved(linear, card, BLOCK, Some(attempt))
+        let _passage = process.reuse_gate.enter();
+        self.allocate_reserved(linear, card, BLOCK, Some(attempt))
     }
 
     /// Makes an allocation for which `reserved` bytes are charged, all of which it may not need if it is an `attempt`. It
     /// may turn out to be larger than it seemed: then it is undone if the rest does not fit.
-    fn make_reserved(
+    fn allocate_reserved(
         self,
         linear: &Linear<'_>,
         card: Card,
         reserved: u64,
-        attempt: Option<Passage<'_>>,
+        attempt: Option<GateGuard<'_>>,
     ) -> CUresult {
         let process = card.process();
         let result = (linear.call)();
@@ -132,14 +136,14 @@ impl Request {
             return result;
         }
         let address = (linear.pointer)();
-        let held = Held {
+        let held = Charge {
             bytes: (linear.actual)(),
-            ..self.held(card)
+            ..self.charge(card)
         };
-        let sort = linear.sort(held.card, held.context);
+        let class = linear.block_class(held.card, held.context);
         let needed = if !blocks::is_small(held.bytes) {
             held.bytes
-        } else if process.blocks.add(sort, address, held.bytes) {
+        } else if process.blocks.add(class, address, held.bytes) {
             BLOCK
         } else {
             0
@@ -147,7 +151,7 @@ impl Request {
         card.release(reserved.saturating_sub(needed));
         // It is known now what is needed.
         drop(attempt);
-        if needed > reserved && !take(card, needed.saturating_sub(reserved)) {
+        if needed > reserved && !reserve(card, needed.saturating_sub(reserved)) {
             card.release(reserved);
             if blocks::is_small(held.bytes) {
                 process.blocks.remove(held.card, address, held.bytes);
@@ -162,31 +166,36 @@ impl Request {
     /// Makes a small allocation in a hole of a block that is charged already. `None` if there is none for certain.
     ///
     /// Should the driver open another block nevertheless, which the share does not have, the allocation is undone.
-    fn make_within(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
+    fn allocate_in_hole(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
         let process = card.process();
         let index = card.index();
         let has_arrays = process
             .small_arrays
             .get(usize::from(index))
             .is_none_or(SmallArrays::is_any);
-        // Nobody knows where small arrays lie, or how rows will be padded. And nobody needs to be kept waiting where there is no room anyway.
-        let is_exact = linear.kind != Kind::Pitched;
-        if has_arrays || !is_exact || !process.blocks.may_have_room(index, self.bytes) {
+        // Nobody knows where small arrays lie, or how rows will be padded. And none needs to be kept waiting where there is no room anyway.
+        let is_exact = linear.kind != LinearKind::Pitched;
+        if has_arrays || !is_exact || !process.blocks.may_have_hole(index, self.bytes) {
             return None;
         }
-        let _alone = process.within.pass_alone()?;
-        let sort = linear.sort(index, current_context()?);
-        let claimed = process.blocks.claim(&process.pointers, sort, self.bytes)?;
+        let _alone = process.reuse_gate.enter_exclusive()?;
+        let class = linear.block_class(index, current_context()?);
+        let block_number = process
+            .blocks
+            .reserve_hole(&process.pointers, class, self.bytes)?;
         let result = (linear.call)();
         if result != CUDA_SUCCESS {
-            let block = claimed.saturating_mul(BLOCK);
+            let block = block_number.saturating_mul(BLOCK);
             if process.blocks.remove(index, block, self.bytes) {
                 card.release(BLOCK);
             }
             return Some(result);
         }
         let address = (linear.pointer)();
-        let (is_opened, is_closed) = process.blocks.settle(sort, claimed, address, self.bytes);
+        let (is_opened, is_closed) =
+            process
+                .blocks
+                .settle(class, block_number, address, self.bytes);
         // Nobody may be waited for here, who may be waiting until this call is through.
         if is_opened && !is_closed && card.reserve(BLOCK).is_err() {
             process.blocks.remove(index, address, self.bytes);
@@ -196,7 +205,7 @@ impl Request {
         if is_closed && !is_opened {
             card.release(BLOCK);
         }
-        process.pointers.insert(address, self.held(card));
+        process.pointers.insert(address, self.charge(card));
         Some(CUDA_SUCCESS)
     }
 
@@ -204,7 +213,7 @@ impl Request {
     pub(crate) fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
         match self.target {
             Target::Unlimited => Ok(None),
-            Target::Refused => Err(CUDA_ERROR_OUT_OF_MEMORY),
+            Target::Denied => Err(CUDA_ERROR_OUT_OF_MEMORY),
             Target::Limited(card) => Ok(Some((card, card.process()))),
         }
     }
@@ -214,8 +223,8 @@ impl Request {
         matches!(self.target, Target::Limited(card) if card.spills())
     }
 
-    pub(crate) fn held(self, card: Card) -> Held {
-        Held {
+    pub(crate) fn charge(self, card: Card) -> Charge {
+        Charge {
             bytes: self.bytes,
             card: card.index(),
             context: (self.context)(),
@@ -225,7 +234,7 @@ impl Request {
 
 /// Which function linear memory is allocated with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum LinearKind {
     Plain,
     /// Its size is known only when the driver has padded the rows.
     Pitched,
@@ -234,7 +243,7 @@ enum Kind {
 
 /// How linear memory is allocated.
 struct Linear<'a> {
-    kind: Kind,
+    kind: LinearKind,
     /// Asks the driver.
     call: &'a dyn Fn() -> CUresult,
     /// What the driver has written.
@@ -246,28 +255,28 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    fn sort(&self, card: u8, context: u64) -> Sort {
-        Sort {
+    fn block_class(&self, card: u8, context: u64) -> BlockClass {
+        BlockClass {
             card,
             context,
-            is_managed: self.kind == Kind::Managed,
+            is_managed: self.kind == LinearKind::Managed,
         }
     }
 
     /// Frees what the program shall not see.
     fn undo(&self, address: u64) {
         // SAFETY: allocated just now, and unknown to the program.
-        unsafe { free_again(address) };
+        unsafe { undo_allocation(address) };
         (self.erase)();
     }
 }
 
 /// Returns the charge of linear memory that is gone.
-pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: Held) {
+pub(crate) fn release_linear(process: &'static Process, pointer: u64, held: Charge) {
     let Some(card) = Card::at(process, held.card) else {
         return;
     };
-    exchange::end_available(process, pointer);
+    shared_memory::end_export(process, pointer);
     if !blocks::is_small(held.bytes) {
         card.release(held.bytes);
     } else if process.blocks.remove(held.card, pointer, held.bytes) {
@@ -280,15 +289,15 @@ pub(crate) fn give_back_linear(process: &'static Process, pointer: u64, held: He
 /// It is forgotten before the driver is called: afterwards the driver may have given the same pointer to
 /// another thread.
 pub(crate) fn free_linear(pointer: u64, call: impl FnOnce() -> CUresult) -> CUresult {
-    free_held(|process| &process.pointers, pointer, call, give_back_linear)
+    free_charged(|process| &process.pointers, pointer, call, release_linear)
 }
 
-/// Frees with `call` what is remembered under `key`, if anything is, and hands it to `give_back`.
-pub(crate) fn free_held(
-    map: impl FnOnce(&'static Process) -> &'static HeldMap,
+/// Frees with `call` what is remembered under `key`, if anything is, and hands it to `release`.
+pub(crate) fn free_charged(
+    map: impl FnOnce(&'static Process) -> &'static ChargeMap,
     key: u64,
     call: impl FnOnce() -> CUresult,
-    give_back: impl FnOnce(&'static Process, u64, Held),
+    release: impl FnOnce(&'static Process, u64, Charge),
 ) -> CUresult {
     let Some(process) = Process::get() else {
         return call();
@@ -300,7 +309,7 @@ pub(crate) fn free_held(
     if result != CUDA_SUCCESS {
         map.insert(key, held);
     } else {
-        give_back(process, key, held);
+        release(process, key, held);
     }
     result
 }
@@ -309,7 +318,7 @@ pub(crate) fn free_held(
 ///
 /// # Safety
 /// The driver has just returned `address`.
-pub(crate) unsafe fn free_again(address: u64) {
+pub(crate) unsafe fn undo_allocation(address: u64) {
     let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
         return;
     };
@@ -357,8 +366,8 @@ pub(crate) unsafe fn alloc(
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
     let request = Request::in_current_context(bytes_taken);
-    let result = request.make_linear(&Linear {
-        kind: Kind::Plain,
+    let result = request.allocate_linear(&Linear {
+        kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
@@ -383,8 +392,8 @@ pub(crate) unsafe fn alloc_v1(
     bytes: c_uint,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(u64::from(bytes));
-    Request::in_current_context(bytes_taken).make_linear(&Linear {
-        kind: Kind::Plain,
+    Request::in_current_context(bytes_taken).allocate_linear(&Linear {
+        kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
         // SAFETY: the driver has written the pointer.
@@ -402,8 +411,8 @@ pub(crate) unsafe fn alloc_managed(
     flags: c_uint,
 ) -> CUresult {
     let bytes_taken = blocks::rounded(bytes as u64);
-    Request::in_current_context(bytes_taken).make_linear(&Linear {
-        kind: Kind::Managed,
+    Request::in_current_context(bytes_taken).allocate_linear(&Linear {
+        kind: LinearKind::Managed,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes, flags) },
         // SAFETY: the driver has written the pointer.
@@ -434,8 +443,8 @@ pub(crate) unsafe fn alloc_pitch(
     height: usize,
     element: c_uint,
 ) -> CUresult {
-    Request::in_current_context(pitched(width as u64, height as u64)).make_linear(&Linear {
-        kind: Kind::Pitched,
+    Request::in_current_context(pitched(width as u64, height as u64)).allocate_linear(&Linear {
+        kind: LinearKind::Pitched,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, pitch, width, height, element) },
         // SAFETY: the driver has written the pointer.
@@ -455,15 +464,17 @@ pub(crate) unsafe fn alloc_pitch_v1(
     height: c_uint,
     element: c_uint,
 ) -> CUresult {
-    Request::in_current_context(pitched(u64::from(width), u64::from(height))).make_linear(&Linear {
-        kind: Kind::Pitched,
-        // SAFETY: the caller's arguments.
-        call: &|| unsafe { original(pointer, pitch, width, height, element) },
-        // SAFETY: the driver has written the pointer.
-        pointer: &|| u64::from(unsafe { pointer.read() }),
-        // SAFETY: the driver has written the pitch.
-        actual: &|| rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
-        // SAFETY: the driver has written the pointer.
-        erase: &|| unsafe { pointer.write(0) },
-    })
+    Request::in_current_context(pitched(u64::from(width), u64::from(height))).allocate_linear(
+        &Linear {
+            kind: LinearKind::Pitched,
+            // SAFETY: the caller's arguments.
+            call: &|| unsafe { original(pointer, pitch, width, height, element) },
+            // SAFETY: the driver has written the pointer.
+            pointer: &|| u64::from(unsafe { pointer.read() }),
+            // SAFETY: the driver has written the pitch.
+            actual: &|| rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
+            // SAFETY: the driver has written the pointer.
+            erase: &|| unsafe { pointer.write(0) },
+        },
+    )
 }

@@ -15,13 +15,13 @@ use crate::table::{
 };
 
 /// What is bound where, as a key.
-fn place(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {
+fn binding_key(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {
     let device = u64::from(device.unsigned_abs());
     let within = (offset as u64).rotate_left(8) ^ device;
     object.rotate_left(32) ^ within.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn bound(
+fn add_binding(
     object: CUmemGenericAllocationHandle,
     device: Option<CUdevice>,
     offset: usize,
@@ -37,7 +37,7 @@ fn bound(
     let binding = physical::binding(object, memory);
     process
         .bindings
-        .insert(place(object, device, offset), binding);
+        .insert(binding_key(object, device, offset), binding);
 }
 
 pub(crate) unsafe fn create(
@@ -49,7 +49,7 @@ pub(crate) unsafe fn create(
     let result = unsafe { original(object, properties) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the handle.
-        physical::know_object(process, unsafe { object.read() });
+        physical::add_object(process, unsafe { object.read() });
     }
     result
 }
@@ -66,7 +66,7 @@ pub(crate) unsafe fn bind(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(object, offset, memory, memory_offset, bytes, flags) };
     if result == CUDA_SUCCESS {
-        bound(object, None, offset, memory);
+        add_binding(object, None, offset, memory);
     }
     result
 }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn bind_v2(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(object, device, offset, memory, memory_offset, bytes, flags) };
     if result == CUDA_SUCCESS {
-        bound(object, Some(device), offset, memory);
+        add_binding(object, Some(device), offset, memory);
     }
     result
 }
@@ -126,7 +126,7 @@ pub(crate) unsafe fn bind_address(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(object, offset, address, bytes, flags) };
     if result == CUDA_SUCCESS {
-        with_memory_at(address, |memory| bound(object, None, offset, memory));
+        with_memory_at(address, |memory| add_binding(object, None, offset, memory));
     }
     result
 }
@@ -144,7 +144,7 @@ pub(crate) unsafe fn bind_address_v2(
     let result = unsafe { original(object, device, offset, address, bytes, flags) };
     if result == CUDA_SUCCESS {
         with_memory_at(address, |memory| {
-            bound(object, Some(device), offset, memory)
+            add_binding(object, Some(device), offset, memory)
         });
     }
     result
@@ -160,7 +160,7 @@ pub(crate) unsafe fn unbind(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(object, device, offset, bytes) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
-        && let Some(binding) = process.bindings.remove(place(object, device, offset))
+        && let Some(binding) = process.bindings.remove(binding_key(object, device, offset))
     {
         physical::drop_mapping(process, binding.context);
     }

@@ -14,7 +14,7 @@ use drava_vgpu_abi::DeviceUuid;
 
 use crate::card::{Target, target_of};
 use crate::driver::{Library, Original};
-use crate::hooks::view::amount_of;
+use crate::hooks::memory_info::amount_of;
 use crate::nvml::{
     NVML_SUCCESS, UUID_BUFFER_SIZE, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
 };
@@ -32,7 +32,7 @@ type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlRe
 /// What applies to an NVML device. Partitions have UUIDs that no share has.
 fn target(device: nvmlDevice_t) -> Target {
     let Some(process) = Process::get() else {
-        return Target::Refused;
+        return Target::Denied;
     };
     let Some(get) = GET_UUID.address() else {
         return Target::Unlimited;

@@ -12,16 +12,16 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::card::{Card, Target, target_of_device};
+use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_SUCCESS, CUdevice, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUresult,
 };
 use crate::driver::{Library, Original};
-use crate::held::Held;
-use crate::hooks::kept::take_with;
+use crate::hooks::driver_cache::reserve_with;
 use crate::process::Process;
 
-/// One handle in the count of references that stands in `Held::context`.
+/// One handle in the count of references that stands in `Charge::context`.
 pub(crate) const HANDLE: u64 = 1 << 32;
 /// One mapping there.
 const MAPPING: u64 = 1;
@@ -56,13 +56,13 @@ pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice
 fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
     match target_of_device(device_of(handle)?) {
         Target::Limited(card) => Some(card),
-        Target::Unlimited | Target::Refused => None,
+        Target::Unlimited | Target::Denied => None,
     }
 }
 
 /// Notes a handle of something that is no memory of the share, but can hold some: a multicast object.
-pub(crate) fn know_object(process: &Process, handle: CUmemGenericAllocationHandle) {
-    let held = Held {
+pub(crate) fn add_object(process: &Process, handle: CUmemGenericAllocationHandle) {
+    let held = Charge {
         bytes: 0,
         card: u8::MAX,
         context: HANDLE,
@@ -71,7 +71,7 @@ pub(crate) fn know_object(process: &Process, handle: CUmemGenericAllocationHandl
 }
 
 /// Notes a handle that the driver has made of something that was imported.
-pub(crate) fn know_import(process: &Process, handle: CUmemGenericAllocationHandle) {
+pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle) {
     let card = card_of(handle);
     // Another thread may have got the same one.
     let _guard = process.guard();
@@ -79,9 +79,9 @@ pub(crate) fn know_import(process: &Process, handle: CUmemGenericAllocationHandl
         return;
     }
     let Some(card) = card else {
-        return know_object(process, handle);
+        return add_object(process, handle);
     };
-    let held = Held {
+    let held = Charge {
         bytes: 0,
         card: card.index(),
         context: HANDLE | IMPORTED,
@@ -102,33 +102,36 @@ pub(crate) fn add_mapping(process: &Process, handle: CUmemGenericAllocationHandl
 /// Takes back what [`add_mapping`] noted.
 pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
     if let Some(left) = drop_reference(process, handle, MAPPING, MAPPINGS) {
-        give_back_if_unreferenced(process, handle, left);
+        release_if_unreferenced(process, handle, left);
     }
 }
 
 /// A handle that the driver is about to release.
-pub(crate) struct Dropped(Option<Held>);
+pub(crate) struct DroppedHandle(Option<Charge>);
 
 /// Takes a handle off, before the driver is asked: afterwards it may have given the same one to another thread.
-pub(crate) fn drop_handle(process: &Process, handle: CUmemGenericAllocationHandle) -> Dropped {
-    Dropped(drop_reference(process, handle, HANDLE, HANDLES))
+pub(crate) fn drop_handle(
+    process: &Process,
+    handle: CUmemGenericAllocationHandle,
+) -> DroppedHandle {
+    DroppedHandle(drop_reference(process, handle, HANDLE, HANDLES))
 }
 
-impl Dropped {
+impl DroppedHandle {
     /// The driver has released it.
-    pub(crate) fn gone(self, process: &'static Process, handle: CUmemGenericAllocationHandle) {
+    pub(crate) fn confirm(self, process: &'static Process, handle: CUmemGenericAllocationHandle) {
         if let Some(left) = self.0 {
-            give_back_if_unreferenced(process, handle, left);
+            release_if_unreferenced(process, handle, left);
         }
     }
 
     /// The driver has not.
-    pub(crate) fn kept(self, process: &Process, handle: CUmemGenericAllocationHandle) {
+    pub(crate) fn restore(self, process: &Process, handle: CUmemGenericAllocationHandle) {
         let Some(left) = self.0 else { return };
         let _guard = process.guard();
         if !add_handle(process, handle) {
             let context = left.context.saturating_add(HANDLE);
-            process.physical.insert(handle, Held { context, ..left });
+            process.physical.insert(handle, Charge { context, ..left });
         }
     }
 }
@@ -154,29 +157,33 @@ pub(crate) fn begin_mapping(
     process: &'static Process,
     handle: CUmemGenericAllocationHandle,
     bytes: impl FnOnce() -> u64,
-) -> Result<bool, Refused> {
+) -> Result<bool, Denied> {
     if !add_mapping(process, handle) {
         return Ok(false);
     }
     let known = process.physical.get(handle);
     let is_imported = known.is_some_and(|held| held.context & IMPORTED != 0);
-    if is_imported && !pay(process, handle, bytes()) {
-        refuse_mapping(process, handle);
-        return Err(Refused);
+    if is_imported && !charge_import(process, handle, bytes()) {
+        cancel_mapping(process, handle);
+        return Err(Denied);
     }
     Ok(true)
 }
 
 /// There is not so much left of the share.
-pub(crate) struct Refused;
+pub(crate) struct Denied;
 
 /// Pays for imported memory that turns out to have at least `bytes`.
-fn pay(process: &'static Process, handle: CUmemGenericAllocationHandle, bytes: u64) -> bool {
+fn charge_import(
+    process: &'static Process,
+    handle: CUmemGenericAllocationHandle,
+    bytes: u64,
+) -> bool {
     let known = process.physical.get(handle);
     let Some(card) = known.and_then(|held| Card::at(process, held.card)) else {
         return true;
     };
-    take_with(card, || {
+    reserve_with(card, || {
         let _guard = process.import_guard();
         let known = process.physical.get(handle);
         let more = bytes.saturating_sub(known.map_or(u64::MAX, |held| held.bytes));
@@ -187,7 +194,7 @@ fn pay(process: &'static Process, handle: CUmemGenericAllocationHandle, bytes: u
         if is_paid {
             process
                 .physical
-                .change(handle, |held| Some(Held { bytes, ..*held }));
+                .change(handle, |held| Some(Charge { bytes, ..*held }));
         }
         is_paid
     })
@@ -195,7 +202,7 @@ fn pay(process: &'static Process, handle: CUmemGenericAllocationHandle, bytes: u
 
 /// Takes back what [`begin_mapping`] counted, because the driver has not made the mapping. Imported memory that is mapped
 /// nowhere is not paid for any more: its size is as unknown as before.
-pub(crate) fn refuse_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
+pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
     let guard = process.import_guard();
     let left = drop_reference(process, handle, MAPPING, MAPPINGS);
     let mut unpaid = None;
@@ -204,7 +211,7 @@ pub(crate) fn refuse_mapping(process: &'static Process, handle: CUmemGenericAllo
             return Some(*held);
         }
         unpaid = Some(*held);
-        Some(Held { bytes: 0, ..*held })
+        Some(Charge { bytes: 0, ..*held })
     });
     if let Some(held) = unpaid
         && let Some(card) = Card::at(process, held.card)
@@ -213,38 +220,38 @@ pub(crate) fn refuse_mapping(process: &'static Process, handle: CUmemGenericAllo
     }
     drop(guard);
     if let Some(left) = left {
-        give_back_if_unreferenced(process, handle, left);
+        release_if_unreferenced(process, handle, left);
     }
 }
 
 /// Takes one reference off the memory, if it has one of that kind, and returns what is left; it stays known while that is
 /// something.
-fn drop_reference(process: &Process, handle: u64, reference: u64, kind: u64) -> Option<Held> {
+fn drop_reference(process: &Process, handle: u64, reference: u64, kind: u64) -> Option<Charge> {
     let mut left = None;
     process.physical.change(handle, |held| {
         if held.context & kind == 0 {
             return Some(*held);
         }
         let context = held.context.saturating_sub(reference);
-        let held = *left.insert(Held { context, ..*held });
+        let held = *left.insert(Charge { context, ..*held });
         is_referenced(held).then_some(held)
     });
     left
 }
 
-fn is_referenced(held: Held) -> bool {
+fn is_referenced(held: Charge) -> bool {
     held.context & !IMPORTED != 0
 }
 
 /// Changes the count of references of memory that is known, and returns what it was.
-fn change(process: &Process, handle: u64, count: impl FnOnce(u64) -> u64) -> Option<Held> {
+fn change(process: &Process, handle: u64, count: impl FnOnce(u64) -> u64) -> Option<Charge> {
     process.physical.change(handle, |held| {
         let context = count(held.context);
-        Some(Held { context, ..*held })
+        Some(Charge { context, ..*held })
     })
 }
 
-fn give_back_if_unreferenced(process: &'static Process, handle: u64, left: Held) {
+fn release_if_unreferenced(process: &'static Process, handle: u64, left: Charge) {
     if is_referenced(left) {
         return;
     }
@@ -260,7 +267,7 @@ fn give_back_if_unreferenced(process: &'static Process, handle: u64, left: Held)
 }
 
 /// As much of an object's handle as a binding has room for.
-fn short(object: CUmemGenericAllocationHandle) -> u64 {
+fn truncated_handle(object: CUmemGenericAllocationHandle) -> u64 {
     object & 0xffff_ffff_ffff
 }
 
@@ -268,9 +275,9 @@ fn short(object: CUmemGenericAllocationHandle) -> u64 {
 pub(crate) fn binding(
     object: CUmemGenericAllocationHandle,
     memory: CUmemGenericAllocationHandle,
-) -> Held {
-    Held {
-        bytes: short(object),
+) -> Charge {
+    Charge {
+        bytes: truncated_handle(object),
         card: u8::MAX,
         context: memory,
     }
@@ -278,7 +285,7 @@ pub(crate) fn binding(
 
 /// The object is gone, and with it what was bound.
 fn drop_bindings(process: &'static Process, object: CUmemGenericAllocationHandle) {
-    let ends = |held: &Held| held.bytes == short(object);
+    let ends = |held: &Charge| held.bytes == truncated_handle(object);
     process.bindings.remove_all(ends, |_, binding| {
         drop_mapping(process, binding.context);
     });

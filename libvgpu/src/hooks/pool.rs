@@ -1,8 +1,8 @@
 //! Memory pools and stream-ordered allocation.
 //!
-//! What counts is not what the program has allocated but what the pool has reserved, see [`crate::hooks::kept`]. Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
+//! What counts is not what the program has allocated but what the pool has reserved, see [`crate::hooks::driver_cache`]. Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
 //! pool says. Where so much cannot be reserved, a pool is asked all the same if it certainly has room, see
-//! [`crate::room`], and alone, so that nobody else gets that room meanwhile. Else the process's pools are trimmed
+//! [`crate::pool_free_space`], and alone, so that none else gets that room meanwhile. Else the process's pools are trimmed
 //! before it is refused.
 
 use core::ffi::c_void;
@@ -14,73 +14,75 @@ use crate::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemPoolProps, CUmemoryPool, CUresult,
     CUstream,
 };
-use crate::destroyed_pools::Freed;
-use crate::hooks::kept::pools::{attribute, expect, key_of, reserved_of, settle, trim, unpaid};
-use crate::hooks::kept::{deny, take_ahead};
+use crate::destroyed_pools::FreedAt;
+use crate::hooks::driver_cache::pools::{
+    add_reservation, attribute, key_of, reserved_of, settle, trim, uncharged_bytes,
+};
+use crate::hooks::driver_cache::{deny, reserve_ahead};
 use crate::meter::{self, NullStream};
+use crate::pool_free_space::{CHUNK, SizeChange};
 use crate::process::Process;
-use crate::room::{CHUNK, Change};
 use crate::table::{
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy,
 };
 
 pub(crate) mod destroyed;
 pub(crate) mod share;
+mod source;
 mod streams;
-mod whence;
 
-use whence::Whence;
+use source::AllocationSource;
 
 /// An allocation that is about to be made from a pool of a card that is limited.
 #[derive(Clone, Copy)]
-struct Order {
+struct PoolRequest {
     card: Card,
     pool: CUmemoryPool,
     bytes: u64,
     stream: CUstream,
 }
 
-impl Order {
+impl PoolRequest {
     /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it.
     ///
     /// # Safety
     /// `call` asks the driver for it, which writes to `pointer` if it succeeds.
-    unsafe fn make(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
+    unsafe fn allocate(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
         let growth = self
             .bytes
             .checked_next_multiple_of(CHUNK)
             .unwrap_or(u64::MAX);
         let process = self.card.process();
         let at_once = || {
-            let attempt = process.attempts.begin();
+            let attempt = process.pending_reservations.begin();
             self.card.try_reserve(growth).then_some(attempt)
         };
         let attempt = match at_once() {
             Some(attempt) => attempt,
             None => {
                 // SAFETY: the caller's.
-                if let Some(result) = unsafe { self.make_within(pointer, &call) } {
+                if let Some(result) = unsafe { self.allocate_in_free_space(pointer, &call) } {
                     return result;
                 }
-                match take_ahead(self.card, growth) {
+                match reserve_ahead(self.card, growth) {
                     Some(attempt) => attempt,
                     None => {
                         // Whoever has been waited for may have made room in the pool.
                         // SAFETY: the caller's.
-                        let result = unsafe { self.make_within(pointer, &call) };
+                        let result = unsafe { self.allocate_in_free_space(pointer, &call) };
                         return result.unwrap_or_else(|| deny(self.card));
                     }
                 }
             }
         };
-        let _passage = process.within.pass();
-        expect(self.card, self.pool, growth);
+        let _passage = process.reuse_gate.enter();
+        add_reservation(self.card, self.pool, growth);
         let result = call();
         let change = settle(self.card, self.pool, growth);
         drop(attempt);
         if result == CUDA_SUCCESS {
             // SAFETY: written by the driver.
-            self.note(unsafe { pointer.read() }, change);
+            self.record(unsafe { pointer.read() }, change);
         }
         result
     }
@@ -91,54 +93,56 @@ impl Order {
     /// Should the pool grow nevertheless, beyond what is paid for, the allocation is undone.
     ///
     /// # Safety
-    /// As for [`Order::make`].
-    unsafe fn make_within(
+    /// As for [`PoolRequest::allocate`].
+    unsafe fn allocate_in_free_space(
         self,
         pointer: *mut CUdeviceptr,
         call: impl Fn() -> CUresult,
     ) -> Option<CUresult> {
         let process = self.card.process();
         // Nobody needs to be kept waiting where there is no room anyway.
-        self.has_room().then_some(())?;
-        let _alone = process.within.pass_alone()?;
-        self.has_room().then_some(())?;
+        self.has_free_space().then_some(())?;
+        let _alone = process.reuse_gate.enter_exclusive()?;
+        self.has_free_space().then_some(())?;
         let result = call();
         if result != CUDA_SUCCESS {
             return Some(result);
         }
-        let grown = unpaid(self.card, self.pool);
+        let grown = uncharged_bytes(self.card, self.pool);
         // Nobody may be waited for here, who may be waiting until this call is through.
         if grown == 0 || self.card.reserve(grown).is_ok() {
-            expect(self.card, self.pool, grown);
+            add_reservation(self.card, self.pool, grown);
             let change = settle(self.card, self.pool, grown);
             // SAFETY: written by the driver.
-            self.note(unsafe { pointer.read() }, change);
+            self.record(unsafe { pointer.read() }, change);
             return Some(result);
         }
         // SAFETY: written by the driver just now.
-        unsafe { free_again(pointer, self.stream) };
+        unsafe { undo_allocation(pointer, self.stream) };
         trim(self.pool);
-        process.room.forget_pool(key_of(self.pool));
+        process.pool_free_space.forget_pool(key_of(self.pool));
         settle(self.card, self.pool, 0);
         Some(deny(self.card))
     }
 
-    fn has_room(self) -> bool {
+    fn has_free_space(self) -> bool {
         let has_passed = |other| may_reuse(self.pool) && streams::has_passed(other);
         streams::key_of(self.stream).is_some_and(|stream| {
-            self.card
-                .process()
-                .room
-                .has(key_of(self.pool), stream, self.bytes, has_passed)
+            self.card.process().pool_free_space.has_space(
+                key_of(self.pool),
+                stream,
+                self.bytes,
+                has_passed,
+            )
         })
     }
 
     /// Notes an allocation that was made.
-    fn note(self, start: CUdeviceptr, change: Change) {
+    fn record(self, start: CUdeviceptr, change: SizeChange) {
         let (pool, card) = (key_of(self.pool), self.card.index());
         self.card
             .process()
-            .room
+            .pool_free_space
             .allocate(pool, card, start, self.bytes, change);
     }
 }
@@ -152,7 +156,7 @@ fn may_reuse(pool: CUmemoryPool) -> bool {
 ///
 /// # Safety
 /// `pointer` points to what `cuMemAllocAsync` or its like has just written for `stream`.
-unsafe fn free_again(pointer: *mut CUdeviceptr, stream: CUstream) {
+unsafe fn undo_allocation(pointer: *mut CUdeviceptr, stream: CUstream) {
     let Some(free) = cuMemFreeAsync::ORIGINAL.address() else {
         return;
     };
@@ -176,7 +180,15 @@ pub(crate) unsafe fn alloc_async<S: NullStream>(
     let call = || unsafe { original(pointer, bytes, stream) };
     let stream = S::meant_by(stream);
     // SAFETY: the call writes to `pointer`.
-    unsafe { allocate(pointer, bytes, stream, || Whence::of_stream(stream), call) }
+    unsafe {
+        allocate(
+            pointer,
+            bytes,
+            stream,
+            || AllocationSource::of_stream(stream),
+            call,
+        )
+    }
 }
 
 pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
@@ -190,10 +202,18 @@ pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
     let call = || unsafe { original(pointer, bytes, pool, stream) };
     let stream = S::meant_by(stream);
     // SAFETY: the call writes to `pointer`.
-    unsafe { allocate(pointer, bytes, stream, || Whence::of_pool(pool), call) }
+    unsafe {
+        allocate(
+            pointer,
+            bytes,
+            stream,
+            || AllocationSource::of_pool(pool),
+            call,
+        )
+    }
 }
 
-/// Allocates with `call` from where `whence` says. What is captured takes memory when its graph is launched; see
+/// Allocates with `call` from where `source` says. What is captured takes memory when its graph is launched; see
 /// [`crate::hooks::graph_memory`].
 ///
 /// # Safety
@@ -202,29 +222,29 @@ unsafe fn allocate(
     pointer: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
-    whence: impl FnOnce() -> Whence,
+    source: impl FnOnce() -> AllocationSource,
     call: impl Fn() -> CUresult,
 ) -> CUresult {
     if meter::is_capturing(stream) {
         return call();
     }
-    let (card, pool) = match whence() {
-        Whence::Uncounted => return call(),
-        Whence::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
-        Whence::Pool(card, pool) => (card, pool),
+    let (card, pool) = match source() {
+        AllocationSource::Uncounted => return call(),
+        AllocationSource::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        AllocationSource::Pool(card, pool) => (card, pool),
     };
-    let order = Order {
+    let request = PoolRequest {
         card,
         pool,
         bytes: bytes as u64,
         stream,
     };
     // SAFETY: the caller's.
-    unsafe { order.make(pointer, call) }
+    unsafe { request.allocate(pointer, call) }
 }
 
 /// Frees what a pool of this process gave, or of another one, with `call`: it stays in its pool. Says where it was freed,
-/// if that is known by the stream's order.
+/// if that is known by the stream's request.
 pub(crate) fn free(
     process: &'static Process,
     pointer: CUdeviceptr,
@@ -235,38 +255,38 @@ pub(crate) fn free(
     let key = stream
         .filter(|stream| !meter::is_capturing(*stream))
         .and_then(streams::key_of);
-    let _passage = process.within.pass();
-    let held = process.room.free(pointer, key);
-    let of_destroyed = process.destroyed_pools.take(pointer);
+    let _passage = process.reuse_gate.enter();
+    let held = process.pool_free_space.free(pointer, key);
+    let of_destroyed = process.destroyed_pools.begin_free(pointer);
     let result = call();
     if result == CUDA_SUCCESS {
         share::freed(process, pointer);
         if let Some(taken) = of_destroyed {
             let when = match (stream, key) {
                 // `cuMemFree` waits for no stream.
-                (None, _) => Freed::Now,
-                (Some(_), Some(key)) => Freed::InOrderOf(key),
-                (Some(_), None) => Freed::Unknown,
+                (None, _) => FreedAt::Now,
+                (Some(_), Some(key)) => FreedAt::InStream(key),
+                (Some(_), None) => FreedAt::Unknown,
             };
             destroyed::freed(process, taken, when);
         }
         return result;
     }
     if let Some(held) = held {
-        process.room.keep(pointer, held);
+        process.pool_free_space.restore(pointer, held);
     }
     if let Some(taken) = of_destroyed {
-        process.destroyed_pools.keep(pointer, taken);
+        process.destroyed_pools.cancel_free(pointer, taken);
     }
     result
 }
 
 /// Whether a pool of this process gave the pointer, or one of another process.
-pub(crate) fn has(process: &Process, pointer: CUdeviceptr) -> bool {
-    process.room.is_from_pool(pointer)
-        || process.destroyed_pools.has(pointer)
-        || process.available.has(pointer)
-        || process.opened.has(pointer)
+pub(crate) fn is_from_pool(process: &Process, pointer: CUdeviceptr) -> bool {
+    process.pool_free_space.is_from_pool(pointer)
+        || process.destroyed_pools.contains(pointer)
+        || process.exported.contains(pointer)
+        || process.opened.contains(pointer)
 }
 
 pub(crate) unsafe fn create(
@@ -282,7 +302,7 @@ pub(crate) unsafe fn create(
         return result;
     };
     // SAFETY: the driver has written the pool.
-    whence::know(unsafe { pool.read() }, properties);
+    source::record(unsafe { pool.read() }, properties);
     result
 }
 
@@ -304,12 +324,13 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         return call();
     };
     // Nothing is allocated or freed meanwhile, or it is not certain what is left.
-    let alone = process.within.pass_alone();
+    let alone = process.reuse_gate.enter_exclusive();
     trim(pool);
     let used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     let is_in_use = used.is_none_or(|bytes| bytes != 0);
     let kept = reserved_of(pool).filter(|_| is_in_use).unwrap_or(0);
-    let is_known = alone.is_some() && process.room.allocated_in(key) >= used.or(Some(u64::MAX));
+    let is_known =
+        alone.is_some() && process.pool_free_space.allocated_in(key) >= used.or(Some(u64::MAX));
     let result = call();
     if result != CUDA_SUCCESS {
         process.pools.insert(key, held);
@@ -321,11 +342,11 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
     // No more than was charged can come back.
     let charged = kept.min(held.bytes);
     if charged == 0 || !is_known {
-        process.room.end_pool(key, |_| {});
+        process.pool_free_space.end_pool(key, |_| {});
         return result;
     }
-    process.destroyed_pools.add(held.card, charged, |take_in| {
-        process.room.end_pool(key, take_in);
+    process.destroyed_pools.add(held.card, charged, |parse| {
+        process.pool_free_space.end_pool(key, parse);
     });
     result
 }
@@ -335,7 +356,7 @@ pub(crate) fn forget_stream(stream: CUstream) {
     if let Some(process) = Process::get()
         && let Some(key) = streams::key_of(stream)
     {
-        process.room.forget_stream(key);
+        process.pool_free_space.forget_stream(key);
         destroyed::forget_stream(process, key);
     }
 }

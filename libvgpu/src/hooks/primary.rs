@@ -9,10 +9,12 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use crate::card::{Target, target_of_device};
+use crate::charge_map::Charge;
 use crate::cuda::{CUDA_SUCCESS, CUcontext, CUdevice, CUresult};
 use crate::driver::{Library, Original};
-use crate::held::Held;
-use crate::hooks::context::{Cost, charged, pay, pay_back, release_all_of};
+use crate::hooks::context::{
+    ContextCharge, charge_context, create_charged, release_allocations_of, release_context,
+};
 use crate::meter;
 use crate::process::{Device, Process};
 use crate::table::{cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain};
@@ -45,7 +47,7 @@ pub(crate) unsafe fn retain(
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(context, device) };
     let Some(state) = device_state(device) else {
-        return charged(device, context, call);
+        return create_charged(device, context, call);
     };
     retain_with(device, || {
         let result = call();
@@ -65,23 +67,23 @@ pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> 
         return call();
     };
     // Whoever takes very long is not waited for.
-    let _alone = state.primary_gate.pass_alone();
+    let _alone = state.primary_gate.enter_exclusive();
     if state.charged.load(Ordering::Acquire) != 0 {
         return call();
     }
-    let cost = match pay(device) {
-        Ok(cost) => cost,
+    let charge = match charge_context(device) {
+        Ok(charge) => charge,
         Err(result) => return result,
     };
     let result = call();
-    match cost {
-        Cost::Charged(_, bytes) if result == CUDA_SUCCESS => {
+    match charge {
+        ContextCharge::Charged(_, bytes) if result == CUDA_SUCCESS => {
             state
                 .charged
                 .store(bytes.saturating_add(1), Ordering::Release);
         }
-        Cost::Charged(card, bytes) => pay_back(card, bytes),
-        Cost::Nothing => {}
+        ContextCharge::Charged(card, bytes) => release_context(card, bytes),
+        ContextCharge::None => {}
     }
     result
 }
@@ -101,18 +103,18 @@ pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUr
     meter::forget_all_contexts();
     let state = device_state(device);
     // As above.
-    let _alone = state.and_then(|state| state.primary_gate.pass_alone());
+    let _alone = state.and_then(|state| state.primary_gate.enter_exclusive());
     let result = call();
     meter::forget_card_of(|_| true);
     if result == CUDA_SUCCESS
         && let Some(state) = state
         && !is_active(device)
     {
-        release_all_of(state.primary.load(Ordering::Acquire));
+        release_allocations_of(state.primary.load(Ordering::Acquire));
         end_parts(device);
         let charge = state.charged.swap(0, Ordering::AcqRel);
         if let Target::Limited(card) = target_of_device(device) {
-            pay_back(card, charge.saturating_sub(1));
+            release_context(card, charge.saturating_sub(1));
         }
     }
     result
@@ -133,8 +135,8 @@ pub(crate) fn device_of_part(process: &Process, key: u64) -> Option<CUdevice> {
 }
 
 /// Remembers a handle as a part of the device's primary context.
-pub(crate) fn know_part(process: &Process, key: u64, device: CUdevice) {
-    let part = Held {
+pub(crate) fn add_part(process: &Process, key: u64, device: CUdevice) {
+    let part = Charge {
         bytes: 0,
         card: u8::MAX,
         context: part_of(device),
@@ -146,9 +148,9 @@ pub(crate) fn know_part(process: &Process, key: u64, device: CUdevice) {
 /// The device's primary context has ended, and its parts with it.
 fn end_parts(device: CUdevice) {
     if let Some(process) = Process::get() {
-        let ends = |held: &Held| held.context == part_of(device);
+        let ends = |held: &Charge| held.context == part_of(device);
         process
             .contexts
-            .remove_all(ends, |key, _| release_all_of(key));
+            .remove_all(ends, |key, _| release_allocations_of(key));
     }
 }

@@ -9,13 +9,13 @@ use core::ffi::{c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 
+use crate::charge_map::Charge;
 use crate::cuda::{
     CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL, CU_MEM_OPERATION_TYPE_MAP,
     CU_RESOURCE_TYPE_ARRAY, CUDA_ARRAY_SPARSE_PROPERTIES, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS,
     CUarrayMapInfo, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::held::Held;
 use crate::hooks::physical;
 use crate::process::Process;
 use crate::table::cuMemMapArrayAsync;
@@ -74,7 +74,7 @@ impl CUarrayMapInfo {
 }
 
 /// As much of an array's handle as a charge has room for.
-fn short(array: u64) -> u64 {
+fn truncated_handle(array: u64) -> u64 {
     array & 0xffff_ffff_ffff
 }
 
@@ -103,8 +103,8 @@ fn drop_part(process: &'static Process, part: u64) {
 }
 
 /// The array is gone, and with it what was mapped to it.
-pub(crate) fn forget(process: &'static Process, array: u64) {
-    let ends = |held: &Held| held.bytes == short(array);
+pub(crate) fn drop_mappings(process: &'static Process, array: u64) {
+    let ends = |held: &Charge| held.bytes == truncated_handle(array);
     process.array_mappings.remove_all(ends, |_, mapping| {
         physical::drop_mapping(process, mapping.context);
     });
@@ -120,17 +120,17 @@ pub(crate) unsafe fn map(
         // SAFETY: the caller's arguments.
         return unsafe { original(operations, count, stream) };
     };
-    let count_of_them = usize::try_from(count).unwrap_or(0);
+    let operation_count = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's list, if there is one.
     let operation = |index: usize| unsafe { operations.wrapping_add(index).as_ref() };
-    let list = || (0..count_of_them).map_while(operation);
+    let list = || (0..operation_count).map_while(operation);
     let maps = || list().filter(|operation| operation.maps());
     // Before the driver is asked, or another thread could release the memory unseen.
     for (count, operation) in maps().enumerate() {
         let end = || operation.end_in_memory();
         if physical::begin_mapping(process, operation.memHandle, end).is_err() {
             for operation in maps().take(count) {
-                physical::refuse_mapping(process, operation.memHandle);
+                physical::cancel_mapping(process, operation.memHandle);
             }
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -139,7 +139,7 @@ pub(crate) unsafe fn map(
     let result = unsafe { original(operations, count, stream) };
     if result != CUDA_SUCCESS {
         for operation in maps() {
-            physical::refuse_mapping(process, operation.memHandle);
+            physical::cancel_mapping(process, operation.memHandle);
         }
         return result;
     }
@@ -148,8 +148,8 @@ pub(crate) unsafe fn map(
         drop_part(process, part);
         // Other memory is not the share's.
         if operation.maps() && process.physical.get(operation.memHandle).is_some() {
-            let mapping = Held {
-                bytes: short(operation.resource),
+            let mapping = Charge {
+                bytes: truncated_handle(operation.resource),
                 card: u8::MAX,
                 context: operation.memHandle,
             };

@@ -6,7 +6,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 
-use drava_vgpu_abi::cost::Kind;
+use drava_vgpu_abi::cost::LaunchKind;
 
 use crate::cuda::{
     CU_MEMORYTYPE_HOST, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA_MEMCPY2D, CUDA_MEMCPY3D,
@@ -33,8 +33,8 @@ fn is_on_card(address: CUdeviceptr) -> bool {
     result == CUDA_SUCCESS && r#type != CU_MEMORYTYPE_HOST
 }
 
-fn fill_kind(element: usize, count: usize) -> Kind {
-    Kind::fill((element as u64).saturating_mul(count as u64))
+fn fill_kind(element: usize, count: usize) -> LaunchKind {
+    LaunchKind::fill((element as u64).saturating_mul(count as u64))
 }
 
 type Fill<T> = unsafe extern "C" fn(CUdeviceptr, T, usize) -> c_int;
@@ -107,7 +107,7 @@ fn copy_on(
     call: impl Fn() -> CUresult,
 ) -> CUresult {
     if is_within_card {
-        metered!(Kind::copy(bytes as u64), stream, call())
+        metered!(LaunchKind::copy(bytes as u64), stream, call())
     } else {
         call()
     }

@@ -4,13 +4,13 @@
 use core::ffi::{c_int, c_void};
 
 use crate::card::{Target, target_of_device};
+use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr,
     CUmemAllocationProp, CUmemGenericAllocationHandle, CUresult,
 };
-use crate::held::Held;
 use crate::hooks::memory::Request;
-use crate::hooks::physical::{self, HANDLE, Refused};
+use crate::hooks::physical::{self, Denied, HANDLE};
 use crate::process::Process;
 use crate::table::{
     cuMemCreate, cuMemExportToShareableHandle, cuMemImportFromShareableHandle, cuMemMap,
@@ -39,7 +39,7 @@ pub(crate) unsafe fn create(
         bytes: bytes as u64,
         context: || HANDLE,
     };
-    request.make(
+    request.allocate(
         |process| &process.physical,
         // SAFETY: the caller's arguments.
         || unsafe { original(handle, bytes, properties, flags) },
@@ -60,9 +60,9 @@ pub(crate) unsafe fn release(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(handle) };
     if result == CUDA_SUCCESS {
-        dropped.gone(process, handle);
+        dropped.confirm(process, handle);
     } else {
-        dropped.kept(process, handle);
+        dropped.restore(process, handle);
     }
     result
 }
@@ -106,7 +106,7 @@ pub(crate) unsafe fn import(
     let result = unsafe { original(handle, shareable, kind) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
         // SAFETY: the driver has written the handle.
-        physical::know_import(process, unsafe { handle.read() });
+        physical::add_import(process, unsafe { handle.read() });
     }
     result
 }
@@ -128,18 +128,18 @@ pub(crate) unsafe fn map(
     match physical::begin_mapping(process, handle, end) {
         Ok(true) => {}
         Ok(false) => return call(),
-        Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+        Err(Denied) => return CUDA_ERROR_OUT_OF_MEMORY,
     }
     let result = call();
     if result == CUDA_SUCCESS {
-        let mapping = Held {
+        let mapping = Charge {
             bytes: bytes as u64,
             card: u8::MAX,
             context: handle,
         };
         process.mappings.insert(address, mapping);
     } else {
-        physical::refuse_mapping(process, handle);
+        physical::cancel_mapping(process, handle);
     }
     result
 }

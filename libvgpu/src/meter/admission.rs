@@ -2,14 +2,14 @@
 
 use core::sync::atomic::Ordering;
 
-use drava_vgpu_abi::bucket::{Grant, LEASE_US, LONGEST_SLEEP_US, NextLaunch, PATIENCE_US};
-use drava_vgpu_abi::cost::{Cost, Kind};
+use drava_vgpu_abi::bucket::{Grant, LEASE_US, MAX_ADMISSION_WAIT_US, MAX_SLEEP_US, NextLaunch};
+use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 use super::Meter;
 use super::lease::Lease;
 use crate::card::Card;
 use crate::share::Share;
-use crate::sys::{self, KeepErrno};
+use crate::sys::{self, SavedErrno};
 
 const NS_PER_US: u64 = 1_000;
 
@@ -37,7 +37,7 @@ enum Outcome {
 #[derive(Clone, Copy)]
 struct Manners {
     /// Launches are told to the agent.
-    calls_agent: bool,
+    notifies_agent: bool,
     /// Microseconds of GPU time that may be under way.
     window_us: Option<u64>,
 }
@@ -45,7 +45,7 @@ struct Manners {
 impl Manners {
     fn of(card: Card) -> Self {
         Self {
-            calls_agent: card.shares().any(Share::calls_agent),
+            notifies_agent: card.shares().any(Share::notifies_agent),
             window_us: card.shares().filter_map(Share::window_us).min(),
         }
     }
@@ -53,7 +53,7 @@ impl Manners {
     /// What a thread takes at once, microseconds: nothing in advance where each launch is told, and a part of the window
     /// where there is one.
     fn lease_us(self) -> u64 {
-        match (self.calls_agent, self.window_us) {
+        match (self.notifies_agent, self.window_us) {
             (true, _) => 0,
             (false, Some(window_us)) => (window_us / 2).min(LEASE_US),
             (false, None) => LEASE_US,
@@ -64,7 +64,7 @@ impl Manners {
 impl Meter {
     /// Waits until the share may make a launch of that kind, charges it, and says how much that was, in
     /// nanoseconds.
-    pub(super) fn admit(&self, card: Card, kind: Kind, lease: &Lease) -> u64 {
+    pub(super) fn admit(&self, card: Card, kind: LaunchKind, lease: &Lease) -> u64 {
         let cost = self.costs.get(kind);
         let is_covered = lease.left_ns() >= cost.ns();
         if is_covered && cost.weight().is_some() {
@@ -76,7 +76,7 @@ impl Meter {
             lease.spend_admitted(cost.ns());
             return cost.ns();
         }
-        let _errno = KeepErrno::new();
+        let _errno = SavedErrno::new();
         let mut waited_us = 0u64;
         let begun = sys::now_us();
         let mut now = begun;
@@ -93,7 +93,7 @@ impl Meter {
                 return ns;
             }
             if let Some(us) = self.drains_for_us(card, manners, ns)
-                && waited_us < PATIENCE_US
+                && waited_us < MAX_ADMISSION_WAIT_US
                 && !self.captures.is_any()
             {
                 want(card, now);
@@ -106,22 +106,22 @@ impl Meter {
                 Outcome::Taken(us) => us,
                 // Nothing waits while something is being captured: the time is owed.
                 Outcome::Later(_) if self.captures.is_any() => owe(card, missing),
-                Outcome::Later(_) if waited_us >= PATIENCE_US && is_stuck(card, now) => {
+                Outcome::Later(_) if waited_us >= MAX_ADMISSION_WAIT_US && is_stuck(card, now) => {
                     if let Some(bucket) = first(card).and_then(Share::bucket) {
-                        bucket.count_released();
+                        bucket.count_admission_timeout();
                     }
                     owe(card, missing)
                 }
                 Outcome::Later(us) => {
-                    let us = if manners.calls_agent && waited_us < ANSWER_US {
+                    let us = if manners.notifies_agent && waited_us < ANSWER_US {
                         if waited_us == 0 {
-                            card.shares().for_each(Share::call_agent);
+                            card.shares().for_each(Share::notify_agent);
                         }
                         us.min(ANSWER_PAUSE_US)
                     } else {
                         us
                     };
-                    sys::sleep_us(us.clamp(1, LONGEST_SLEEP_US));
+                    sys::sleep_us(us.clamp(1, MAX_SLEEP_US));
                     now = sys::now_us();
                     waited_us = now.saturating_sub(begun);
                     continue;
@@ -132,7 +132,7 @@ impl Meter {
             count_launches(card, spent.launches);
             lease.spend_admitted(ns);
             count_wait(card, waited_us);
-            if manners.calls_agent {
+            if manners.notifies_agent {
                 let length = self.lengths.get(kind);
                 let length_ns = if length.samples() == 0 {
                     ns
@@ -159,7 +159,7 @@ impl Meter {
 
     /// Whether all launches that are looked at are to be followed to their ends.
     pub(super) fn follows_launches(card: Card) -> bool {
-        let is_followed = |share: &Share| share.window_us().is_some() || share.takes_turns();
+        let is_followed = |share: &Share| share.window_us().is_some() || share.has_token_policy();
         card.shares().any(is_followed)
     }
 
@@ -169,9 +169,9 @@ impl Meter {
         let under_way = self.samples.under_way(card, least_ns);
         NextLaunch {
             us: cost.ns() / NS_PER_US,
-            varies: cost.varies(),
-            under_way: under_way.launches,
-            under_way_us: under_way.ns / NS_PER_US,
+            is_variable: cost.is_variable(),
+            in_flight: under_way.launches,
+            in_flight_us: under_way.ns / NS_PER_US,
         }
     }
 
@@ -185,14 +185,14 @@ impl Meter {
         now: u64,
     ) -> Outcome {
         let lease_us = manners.lease_us();
-        let mut later = LONGEST_SLEEP_US;
+        let mut later = MAX_SLEEP_US;
         for share in card.shares() {
             let Some(bucket) = share.bucket() else {
                 // Nothing to count in: launches go through.
                 return Outcome::Taken(need_us.max(lease_us));
             };
-            share.want(bucket, now);
-            if let Some(us) = share.gives_way_for_us(now) {
+            share.record_demand(bucket, now);
+            if let Some(us) = share.yields_for_us(now) {
                 later = later.min(us);
                 continue;
             }
@@ -202,25 +202,25 @@ impl Meter {
                 return Outcome::Taken(need_us.max(lease_us));
             }
             // One that others give way to is not to wait for more than it needs.
-            let least_us = if has_waited && !manners.calls_agent {
-                grant.worth_waking_for()
+            let least_us = if has_waited && !manners.notifies_agent {
+                grant.resume_credit_us()
             } else {
                 1
             };
             match bucket.take(grant, need_us, least_us, lease_us) {
                 Ok(taken) => return Outcome::Taken(taken),
-                Err(_) if grant.goes_on(self.next_launch(card, cost, manners), now) => {
+                Err(_) if grant.may_overdraw(self.next_launch(card, cost, manners), now) => {
                     let taken_us = need_us.max(lease_us);
                     bucket.charge(taken_us);
                     return Outcome::Taken(taken_us);
                 }
-                Err(_) if matches!(grant, Grant::Token { .. }) && cost.varies() => {
+                Err(_) if matches!(grant, Grant::Token { .. }) && cost.is_variable() => {
                     let (shortest, longest) = TURN_PAUSES_US;
                     later = later.min((cost.ns() / NS_PER_US / 16).clamp(shortest, longest));
                 }
                 Err(debt) => {
-                    let turn_us = grant.begins_after_us(now).unwrap_or(debt.look_again_us);
-                    later = later.min(debt.look_again_us).min(turn_us);
+                    let turn_us = grant.starts_in_us(now).unwrap_or(debt.retry_after_us);
+                    later = later.min(debt.retry_after_us).min(turn_us);
                 }
             }
         }
@@ -279,7 +279,7 @@ pub(super) fn first(card: Card) -> Option<&'static Share> {
 fn is_stuck(card: Card, now: u64) -> bool {
     card.shares().all(|share| {
         let grant = share.grant(now);
-        share.gives_way_for_us(now).is_some()
+        share.yields_for_us(now).is_some()
             || matches!(grant, Grant::NoToken { .. } | Grant::Rate(..1_000))
     })
 }
@@ -288,19 +288,19 @@ fn is_stuck(card: Card, now: u64) -> bool {
 fn want(card: Card, now: u64) {
     for share in card.shares() {
         if let Some(bucket) = share.bucket() {
-            share.want(bucket, now);
+            share.record_demand(bucket, now);
         }
     }
 }
 
 /// Says for how long the card will be busy with a launch that takes `ns`, and calls the agent if it cannot know.
 fn tell(card: Card, ns: u64, now: u64) {
-    for share in card.shares().filter(|share| share.calls_agent()) {
+    for share in card.shares().filter(|share| share.notifies_agent()) {
         let is_news = share
             .bucket()
-            .is_some_and(|bucket| bucket.be_busy(ns.div_ceil(NS_PER_US), now));
+            .is_some_and(|bucket| bucket.extend_busy_until(ns.div_ceil(NS_PER_US), now));
         if is_news {
-            share.call_agent();
+            share.notify_agent();
         }
     }
 }

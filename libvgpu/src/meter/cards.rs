@@ -177,7 +177,7 @@ fn metered_card(process: &'static Process, device: CUdevice) -> Option<Card> {
     let uuid = uuid_of(device)?;
     match target_of(process, uuid, u32::try_from(device).ok()) {
         Target::Limited(card) if card.is_metered() => Some(card),
-        Target::Limited(_) | Target::Unlimited | Target::Refused => None,
+        Target::Limited(_) | Target::Unlimited | Target::Denied => None,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use drava_vgpu_abi::cost::{Cost, Kind};
+use drava_vgpu_abi::cost::{Cost, LaunchKind};
 
 const BITS: u32 = 12;
 const PLACES: usize = 1 << BITS;
@@ -24,7 +24,7 @@ pub(crate) struct Costs {
 impl Costs {
     /// What a launch of that kind costs.
     #[inline]
-    pub(crate) fn get(&self, kind: Kind) -> Cost {
+    pub(crate) fn get(&self, kind: LaunchKind) -> Cost {
         match self.places.get(start_of(kind)) {
             Some(place) if place.kind.load(Ordering::Relaxed) == kind.number() => {
                 Cost::from_word(place.cost.load(Ordering::Relaxed))
@@ -35,7 +35,7 @@ impl Costs {
 
     #[cold]
     #[inline(never)]
-    fn search(&self, kind: Kind) -> Cost {
+    fn search(&self, kind: LaunchKind) -> Cost {
         self.probe(kind)
             .find(|place| place.kind.load(Ordering::Relaxed) == kind.number())
             .map_or(Cost::UNKNOWN, |place| {
@@ -44,7 +44,7 @@ impl Costs {
     }
 
     /// Changes what is known of a kind.
-    pub(crate) fn change(&self, kind: Kind, change: impl Fn(Cost) -> Cost) {
+    pub(crate) fn change(&self, kind: LaunchKind, change: impl Fn(Cost) -> Cost) {
         let Some(place) = self.place(kind) else {
             return;
         };
@@ -60,14 +60,14 @@ impl Costs {
     }
 
     /// Nothing is known of a kind any more.
-    pub(crate) fn forget(&self, kind: Kind) {
+    pub(crate) fn forget(&self, kind: LaunchKind) {
         let is_its = |place: &&Place| place.kind.load(Ordering::Relaxed) == kind.number();
         if let Some(place) = self.probe(kind).find(is_its) {
             place.cost.store(Cost::UNKNOWN.word(), Ordering::Relaxed);
         }
     }
 
-    fn place(&self, kind: Kind) -> Option<&Place> {
+    fn place(&self, kind: LaunchKind) -> Option<&Place> {
         for place in self.probe(kind) {
             let found = place.kind.load(Ordering::Relaxed);
             if found == kind.number()
@@ -86,7 +86,7 @@ impl Costs {
         Some(place)
     }
 
-    fn probe(&self, kind: Kind) -> impl Iterator<Item = &Place> {
+    fn probe(&self, kind: LaunchKind) -> impl Iterator<Item = &Place> {
         let (before, after) = self.places.split_at(start_of(kind).min(PLACES));
         after.iter().chain(before).take(PROBES)
     }
@@ -94,6 +94,6 @@ impl Costs {
 
 /// Where a kind's place is if no other one was there before.
 #[inline]
-fn start_of(kind: Kind) -> usize {
+fn start_of(kind: LaunchKind) -> usize {
     usize::try_from(kind.number() >> (u64::BITS.wrapping_sub(BITS))).unwrap_or(PLACES)
 }

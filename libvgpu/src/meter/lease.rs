@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use drava_vgpu_abi::cost::{Cost, SELDOM};
+use drava_vgpu_abi::cost::{Cost, SAMPLING_INTERVAL};
 
 /// Threads times cards that have a lease of their own; others share.
 const LEASES: usize = 256;
@@ -18,7 +18,7 @@ const COUNTDOWN: u64 = LAUNCH - 1;
 /// share one, a lost update is a launch that is not counted.
 #[repr(align(64))]
 pub(crate) struct Lease {
-    /// Thread pointer and card, 0 if nobody's.
+    /// Thread pointer and card, 0 if none's.
     owner: AtomicU64,
     /// What is left, nanoseconds.
     left_ns: AtomicU64,
@@ -128,7 +128,7 @@ impl Lease {
     }
 
     /// Whether the launch that was just admitted is to be sampled; if so, the next one will be `spread` times
-    /// [`SELDOM`] launches of weight one later, on average. Launches that weigh so much are all sampled, if not spread.
+    /// [`SAMPLING_INTERVAL`] launches of weight one later, on average. Launches that weigh so much are all sampled, if not spread.
     pub(crate) fn is_due(&self, weight: Option<u32>, spread: u64) -> bool {
         let launches = self.launches.load(Ordering::Relaxed);
         let countdown = launches & COUNTDOWN;
@@ -140,7 +140,9 @@ impl Lease {
                 false
             }
             _ => {
-                let twice_the_mean = u64::from(SELDOM).saturating_mul(spread).saturating_mul(2);
+                let twice_the_mean = u64::from(SAMPLING_INTERVAL)
+                    .saturating_mul(spread)
+                    .saturating_mul(2);
                 // Random, so that a program with a rhythm is not always sampled at the same beat. The launch that ends
                 // it counts, too.
                 let below = twice_the_mean.saturating_sub(weight.unwrap_or(0));
@@ -166,7 +168,7 @@ impl Lease {
     }
 }
 
-/// A number that no other living thread of the process has.
+/// A number that no other live_processes thread of the process has.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn thread_pointer() -> u64 {
@@ -178,7 +180,7 @@ fn thread_pointer() -> u64 {
     pointer
 }
 
-/// A number that no other living thread of the process has.
+/// A number that no other live_processes thread of the process has.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 fn thread_pointer() -> u64 {

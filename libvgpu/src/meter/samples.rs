@@ -9,7 +9,7 @@
 //! Events measure what the card did only if the card had it all before it began; otherwise they also measure how long
 //! the host took from one call to the next. So each event is asked about when it has been queued, and the host's clock is
 //! looked at between the calls ([`Recording`](drava_vgpu_abi::recording::Recording)). What that leaves open, what is known of the kind decides
-//! ([`Cost::likely_ns`]).
+//! ([`Cost::estimate_ns`]).
 //!
 //! Pairs lie in a ring, are used over and over, and belong to a context. Nobody waits for anybody here: who cannot
 //! have the ring's lock does not look, and a launch that finds no pair is not sampled.
@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention;
-use drava_vgpu_abi::cost::{Cost, Kind, SELDOM};
+use drava_vgpu_abi::cost::{Cost, LaunchKind, SAMPLING_INTERVAL};
 
 use super::Meter;
 use super::admission::first;
@@ -61,7 +61,7 @@ pub(crate) struct Samples {
     last_stream: AtomicU64,
     /// More than 0 if several streams are in use.
     mixed: AtomicU32,
-    /// Held by who looks.
+    /// Charge by who looks.
     lock: AtomicU32,
     clocks: UnsafeCell<Clocks>,
 }
@@ -78,14 +78,14 @@ impl Meter {
     pub(super) fn start_sample(
         &self,
         card: Card,
-        kind: Kind,
+        kind: LaunchKind,
         stream: CUstream,
         lease: &Lease,
         charged_ns: u64,
     ) -> Option<Started> {
         let weight = self.costs.get(kind).weight();
         let row = self.captures.step_stretch();
-        let is_sampled_always = weight.is_none_or(|weight| weight >= SELDOM);
+        let is_sampled_always = weight.is_none_or(|weight| weight >= SAMPLING_INTERVAL);
         let in_rows = self.samples.is_mixed() && !is_sampled_always;
         let spread = if in_rows { u64::from(STRETCH) } else { 1 };
         let is_due = lease.is_due(weight, spread) || row != 0;
@@ -215,7 +215,7 @@ impl Meter {
     /// A launch that is still running has cost as much as it has run.
     fn charge_on(&self, card: Card, pair: &Pair, now: u64) {
         let now_ns = now.saturating_mul(1_000);
-        if let Some(kind) = Kind::of_number(pair.kind.load(Ordering::Relaxed)) {
+        if let Some(kind) = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed)) {
             let age = now_ns.saturating_sub(pair.returned_ns.load(Ordering::Relaxed));
             self.costs.change(kind, |cost| {
                 if cost.samples() == 0 && age > cost.ns() {
@@ -244,10 +244,10 @@ impl Meter {
     }
 
     fn finish(&self, card: Card, pair: &Pair, measured_ns: u64) {
-        let kind = Kind::of_number(pair.kind.load(Ordering::Relaxed));
+        let kind = LaunchKind::of_number(pair.kind.load(Ordering::Relaxed));
         let cost = kind.map_or(Cost::UNKNOWN, |kind| self.costs.get(kind));
         let sample = pair.recording().sample(measured_ns);
-        let Some(ns) = cost.likely_ns(sample) else {
+        let Some(ns) = cost.estimate_ns(sample) else {
             return;
         };
         let new_ns = self.samples.new_part(pair, ns);
@@ -258,14 +258,14 @@ impl Meter {
         {
             self.costs
                 .change(kind, |cost| cost.learn_from(sample, own_ns));
-            if card.shares().any(Share::calls_agent) {
+            if card.shares().any(Share::notifies_agent) {
                 self.lengths
                     .change(kind, |length| length.learn_from(sample, new_ns));
             }
         }
         if let Some(share) = first(card) {
             let us = own_part(card, ns) / 1_000;
-            share.note_kernel(us, us >= LONG_KERNEL_US);
+            share.record_kernel(us, us >= LONG_KERNEL_US);
         }
     }
 
@@ -297,14 +297,14 @@ pub(super) struct UnderWay {
 /// What is noted of a launch that is sampled, or only followed to its end, which takes the second event alone.
 struct Launch {
     card: u8,
-    kind: Kind,
+    kind: LaunchKind,
     charged_ns: u64,
     counts: bool,
     learns: bool,
 }
 
 impl Samples {
-    /// Whether nobody has looked for a while.
+    /// Whether none has looked for a while.
     pub(super) fn is_poll_due(&self, now_us: u64) -> bool {
         now_us.saturating_sub(self.polled_us.load(Ordering::Relaxed)) >= LOOK_PAUSE_US
     }
@@ -465,12 +465,12 @@ impl Drop for Lock<'_> {
 
 /// The share's own part of time that events measured.
 fn own_part(card: Card, ns: u64) -> u64 {
-    let parts = first(card).map_or(contention::ALL, Share::own_parts);
-    if parts == contention::ALL {
+    let parts = first(card).map_or(contention::ALL_PPM, Share::own_time_ppm);
+    if parts == contention::ALL_PPM {
         return ns;
     }
     // In two steps, so that hours do not overflow.
-    const ALL: u64 = contention::ALL as u64;
+    const ALL: u64 = contention::ALL_PPM as u64;
     let parts = u64::from(parts);
     (ns / ALL)
         .saturating_mul(parts)

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::{DeviceUuid, Limits, LimitsPage, REGION_SIZE, paths};
 
-use super::mapping::{check, map_page, take_slot, view};
+use super::mapping::{acquire_slot, check, map_page, view};
 use super::{REGION_FLAGS, Share};
 use crate::log;
 use crate::path::PathBuffer;
@@ -13,7 +13,7 @@ use crate::sys::{self, Fd};
 
 /// Why a share's files cannot be used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Unusable {
+pub(crate) enum AttachError {
     Open,
     Owner,
     Size,
@@ -23,7 +23,7 @@ pub(crate) enum Unusable {
     Removed,
 }
 
-impl Unusable {
+impl AttachError {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Open => "cannot be opened",
@@ -45,7 +45,8 @@ impl Share {
         unsafe { self.page_path.get().write(path) };
         self.set_identity(page.spec.device_uuid);
         self.set_limits(&page.spec.limits);
-        self.seen.store(page.generation, Ordering::Relaxed);
+        self.seen_generation
+            .store(page.generation, Ordering::Relaxed);
         self.page.store(mapping.as_ptr(), Ordering::Release);
         Some(page)
     }
@@ -66,7 +67,7 @@ impl Share {
         &self,
         path: PathBuffer,
         must_be_own: bool,
-    ) -> Result<(), Unusable> {
+    ) -> Result<(), AttachError> {
         let mode = if must_be_own {
             0o600
         } else {
@@ -77,7 +78,7 @@ impl Share {
         let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
             .or_else(|| sys::open(None, path.as_c_str(), REGION_FLAGS | libc::O_CREAT, mode))
             .and_then(sys::above_standard_streams)
-            .ok_or(Unusable::Open)?;
+            .ok_or(AttachError::Open)?;
         // SAFETY: the share is not published yet, so only this thread knows it.
         unsafe { self.region_path.get().write(path) };
         let attached = self.attach_region_file(fd, must_be_own);
@@ -87,25 +88,25 @@ impl Share {
         attached
     }
 
-    fn attach_region_file(&self, fd: Fd, must_be_own: bool) -> Result<(), Unusable> {
-        let status = sys::status(fd).ok_or(Unusable::Open)?;
+    fn attach_region_file(&self, fd: Fd, must_be_own: bool) -> Result<(), AttachError> {
+        let status = sys::status(fd).ok_or(AttachError::Open)?;
         let is_own = status.owner == sys::user_id();
         if must_be_own && !is_own {
-            return Err(Unusable::Owner);
+            return Err(AttachError::Owner);
         }
         if is_own && !must_be_own {
             sys::set_mode(fd, paths::REGION_FILE_MODE);
         }
         // A sandbox may forbid to allocate, which the driver has done already.
         if !sys::allocate(fd, REGION_SIZE) && status.size < REGION_SIZE as u64 {
-            return Err(Unusable::Size);
+            return Err(AttachError::Size);
         }
-        let mapping = sys::map_file(fd, REGION_SIZE, true).ok_or(Unusable::Map)?;
+        let mapping = sys::map_file(fd, REGION_SIZE, true).ok_or(AttachError::Map)?;
         let region = view(mapping);
         let slot = check(&region)
-            .and_then(|()| take_slot(&region, fd))
+            .and_then(|()| acquire_slot(&region, fd))
             .and_then(|taken| match sys::status(fd) {
-                Some(status) if status.links == 0 => Err(Unusable::Removed),
+                Some(status) if status.links == 0 => Err(AttachError::Removed),
                 _ => Ok(taken),
             });
         let (slot, generation) = match slot {
@@ -115,7 +116,7 @@ impl Share {
                 return Err(error);
             }
         };
-        let number = u32::try_from(slot.get()).map_err(|_| Unusable::Full)?;
+        let number = u32::try_from(slot.get()).map_err(|_| AttachError::Full)?;
         self.slot.store(number, Ordering::Relaxed);
         self.generation.store(generation, Ordering::Relaxed);
         self.region_device.store(status.device, Ordering::Relaxed);
@@ -127,7 +128,7 @@ impl Share {
     }
 
     /// Says once that the region cannot be used and what follows from that.
-    pub(crate) fn report_unusable(&self, path: &CStr, why: Unusable) {
+    pub(crate) fn report_unusable(&self, path: &CStr, why: AttachError) {
         let what = if self.fails_open() {
             "GPU memory is not counted"
         } else {

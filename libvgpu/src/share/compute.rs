@@ -4,11 +4,11 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
 use drava_vgpu_abi::atomic::Word;
-use drava_vgpu_abi::bucket::{self, Bucket, Grant, Turn};
+use drava_vgpu_abi::bucket::{self, Bucket, Grant, TokenSlice};
 use drava_vgpu_abi::contention;
 use drava_vgpu_abi::page::{
-    CALLS_OFFSET, GIVE_WAY_OFFSET, LENT_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, TURN_OFFSET,
-    WINDOW_OFFSET,
+    LENT_OFFSET, NOTIFY_OFFSET, OWN_TIME_OFFSET, SLICE_START_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET,
+    YIELD_UNTIL_OFFSET,
 };
 use drava_vgpu_abi::region::Slot;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -28,28 +28,28 @@ impl Share {
     pub(crate) fn grant(&self, now_us: u64) -> Grant {
         self.refresh();
         let limits = unpack(self.compute.load(Ordering::Relaxed));
-        // In this order, see `TURN_OFFSET`.
+        // In this order, see `SLICE_START_OFFSET`.
         let until_us = self.page_word(TOKEN_OFFSET);
-        let from_us = self.page_word(TURN_OFFSET);
-        Grant::of(&limits, Turn { from_us, until_us }, now_us)
+        let from_us = self.page_word(SLICE_START_OFFSET);
+        Grant::of(&limits, TokenSlice { from_us, until_us }, now_us)
     }
 
     /// Whether it has the card by turns.
-    pub(crate) fn takes_turns(&self) -> bool {
+    pub(crate) fn has_token_policy(&self) -> bool {
         unpack(self.compute.load(Ordering::Relaxed)).compute_policy == ComputePolicy::Token
     }
 
     /// How much of what events measure is the share's own, in parts per million.
-    pub(crate) fn own_parts(&self) -> u32 {
+    pub(crate) fn own_time_ppm(&self) -> u32 {
         u32::try_from(self.page_word(OWN_TIME_OFFSET))
             .ok()
-            .filter(|parts| (1..contention::ALL).contains(parts))
-            .unwrap_or(contention::ALL)
+            .filter(|parts| (1..contention::ALL_PPM).contains(parts))
+            .unwrap_or(contention::ALL_PPM)
     }
 
     /// For how long it makes no launches, because a share of higher priority is at work.
-    pub(crate) fn gives_way_for_us(&self, now_us: u64) -> Option<u64> {
-        bucket::gives_way_for_us(self.page_word(GIVE_WAY_OFFSET), now_us)
+    pub(crate) fn yields_for_us(&self, now_us: u64) -> Option<u64> {
+        bucket::yields_for_us(self.page_word(YIELD_UNTIL_OFFSET), now_us)
     }
 
     /// How much GPU time may be launched and not seen ended, microseconds; `None` if it does not matter.
@@ -58,20 +58,20 @@ impl Share {
     }
 
     /// Whether the agent wants to hear of its launches at once.
-    pub(crate) fn calls_agent(&self) -> bool {
-        self.page_word(CALLS_OFFSET) != 0
+    pub(crate) fn notifies_agent(&self) -> bool {
+        self.page_word(NOTIFY_OFFSET) != 0
     }
 
     /// Notes that somebody wants GPU time now. The first one after a pause calls the agent if others use it meanwhile.
-    pub(crate) fn want(&self, bucket: Bucket<'_, RegionWord>, now_us: u64) {
-        let before_us = bucket.want(now_us);
-        if self.page_word(LENT_OFFSET) != 0 && bucket::wants_back(before_us, now_us) {
-            self.call_agent();
+    pub(crate) fn record_demand(&self, bucket: Bucket<'_, RegionWord>, now_us: u64) {
+        let before_us = bucket.record_demand(now_us);
+        if self.page_word(LENT_OFFSET) != 0 && bucket::resumes_demand(before_us, now_us) {
+            self.notify_agent();
         }
     }
 
     /// Calls the agent.
-    pub(crate) fn call_agent(&self) {
+    pub(crate) fn notify_agent(&self) {
         // SAFETY: not written any more once the share can be seen.
         let path = unsafe { &*self.region_path.get() };
         sys::touch(path.as_c_str());
@@ -107,7 +107,7 @@ impl Share {
     }
 
     /// Notes a launch that took so long.
-    pub(crate) fn note_kernel(&self, us: u64, is_long: bool) {
+    pub(crate) fn record_kernel(&self, us: u64, is_long: bool) {
         let Some(slot) = self.own_slot() else { return };
         if is_long {
             Word::fetch_add(&slot.long_kernels, 1);

@@ -1,4 +1,4 @@
-//! The mapped files of a share: the limits page is read, the usage region is looked at as what it is.
+//! The mapped files of a share: the limits page is read, the usage region is checked_slots at as what it is.
 
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -13,7 +13,7 @@ use drava_vgpu_abi::region::{
 };
 use drava_vgpu_abi::{LimitsPage, PAGE_SIZE, decode};
 
-use super::{RegionWord, Unusable};
+use super::{AttachError, RegionWord};
 use crate::identity;
 use crate::log;
 use crate::sys::{self, Fd};
@@ -75,7 +75,7 @@ pub(super) fn view(mapping: NonNull<c_void>) -> Region<'static, RegionWord> {
 }
 
 /// Makes a fresh region one of this version, or makes sure that it is.
-pub(super) fn check(region: &Region<'_, RegionWord>) -> Result<(), Unusable> {
+pub(super) fn check(region: &Region<'_, RegionWord>) -> Result<(), AttachError> {
     let header = region.header();
     for (word, value) in [
         (&header.abi_version, REGION_ABI_VERSION),
@@ -84,22 +84,22 @@ pub(super) fn check(region: &Region<'_, RegionWord>) -> Result<(), Unusable> {
         match Word::compare_exchange(word, 0, value) {
             Ok(_) => {}
             Err(found) if found == value => {}
-            Err(_) => return Err(Unusable::Content),
+            Err(_) => return Err(AttachError::Content),
         }
     }
     Ok(())
 }
 
 /// Takes a free slot, or if there is none, one of a dead process.
-pub(super) fn take_slot(
+pub(super) fn acquire_slot(
     region: &Region<'_, RegionWord>,
     fd: Fd,
-) -> Result<(SlotIndex, u64), Unusable> {
+) -> Result<(SlotIndex, u64), AttachError> {
     let owner: Owner = identity::own();
     for must_be_free in [true, false] {
         for index in (0..SLOT_COUNT).filter_map(SlotIndex::new) {
-            // What a dead process left behind is not its last word; see `Region::bury`.
-            if (must_be_free && !region.is_free(index)) || region.is_left_behind(index) {
+            // What a dead process left behind is not its last word; see `Region::reclaim_slot`.
+            if (must_be_free && !region.is_free(index)) || region.is_orphaned(index) {
                 continue;
             }
             if !sys::lock(fd, index.offset(), SLOT_SIZE) {
@@ -107,11 +107,11 @@ pub(super) fn take_slot(
             }
             // It may have been taken and its owner may have died since the look at its state.
             if !must_be_free || region.is_free(index) {
-                let generation = region.claim(index, owner).ok_or(Unusable::Full)?;
+                let generation = region.acquire_slot(index, owner).ok_or(AttachError::Full)?;
                 return Ok((index, generation));
             }
             sys::unlock(fd, index.offset(), SLOT_SIZE);
         }
     }
-    Err(Unusable::Full)
+    Err(AttachError::Full)
 }

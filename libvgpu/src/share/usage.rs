@@ -13,18 +13,18 @@ use crate::sys;
 const READING_US: u64 = 100_000;
 
 /// All zeroes is nothing read yet.
-pub(super) struct Seen {
+pub(super) struct UsageReading {
     /// The last reading of the share's GPU time, when, and what it gave.
     gpu_time_us: AtomicU64,
     at_us: AtomicU64,
     percent: AtomicU32,
     /// 1 while a thread reads.
-    reading: AtomicU32,
+    is_busy: AtomicU32,
 }
 
 /// A process of this share and this PID namespace.
 #[derive(Clone, Copy)]
-pub(crate) struct Living {
+pub(crate) struct LiveProcess {
     pub(crate) pid: u32,
     pub(crate) used_bytes: u64,
 }
@@ -43,7 +43,7 @@ impl Share {
 
     /// The processes that use the card. Those of other PID namespaces have no PID here and are left out, as NVML
     /// itself does. [`Share::reclaim`] takes the dead ones away before.
-    pub(crate) fn living(&self) -> impl Iterator<Item = Living> {
+    pub(crate) fn live_processes(&self) -> impl Iterator<Item = LiveProcess> {
         let own = self.own();
         let namespace = own
             .and_then(|(region, slot)| region.slot(slot))
@@ -53,7 +53,7 @@ impl Share {
         (0..slots).filter_map(move |index| {
             let region = region?;
             let index = SlotIndex::new(index)?;
-            let slot = region.slot(index).filter(|_| region.is_taken(index))?;
+            let slot = region.slot(index).filter(|_| region.is_in_use(index))?;
             // Who has neither memory nor launches only looks.
             let idle = [&slot.used_bytes, &slot.driver_bytes, &slot.launches]
                 .into_iter()
@@ -61,7 +61,7 @@ impl Share {
             if idle || namespace != Some(Word::load(&slot.pid_namespace)) {
                 return None;
             }
-            Some(Living {
+            Some(LiveProcess {
                 pid: u32::try_from(Word::load(&slot.pid)).ok()?,
                 used_bytes: Word::load(&slot.used_bytes),
             })
@@ -76,34 +76,35 @@ impl Share {
         if !self.is_metered() {
             return None;
         }
-        let seen = &self.seen_usage;
-        if seen.reading.swap(1, Ordering::Acquire) == 0 {
-            let read = self.read_metered(seen);
-            seen.reading.store(0, Ordering::Release);
+        let reading = &self.usage_reading;
+        if reading.is_busy.swap(1, Ordering::Acquire) == 0 {
+            let read = self.read_metered(reading);
+            reading.is_busy.store(0, Ordering::Release);
             read?;
         }
-        Some(seen.percent.load(Ordering::Relaxed))
+        Some(reading.percent.load(Ordering::Relaxed))
     }
 
-    fn read_metered(&self, seen: &Seen) -> Option<()> {
-        if seen.at_us.load(Ordering::Relaxed) == 0 {
-            seen.gpu_time_us
+    fn read_metered(&self, reading: &UsageReading) -> Option<()> {
+        if reading.at_us.load(Ordering::Relaxed) == 0 {
+            reading
+                .gpu_time_us
                 .store(self.gpu_time_us()?, Ordering::Relaxed);
-            seen.at_us.store(sys::now_ns() / 1000, Ordering::Relaxed);
+            reading.at_us.store(sys::now_ns() / 1000, Ordering::Relaxed);
             sys::sleep_us(READING_US);
         }
         let now_us = sys::now_ns() / 1000;
-        let elapsed_us = now_us.saturating_sub(seen.at_us.load(Ordering::Relaxed));
+        let elapsed_us = now_us.saturating_sub(reading.at_us.load(Ordering::Relaxed));
         if elapsed_us < READING_US {
             return Some(());
         }
         let gpu_time_us = self.gpu_time_us()?;
-        let used_us = gpu_time_us.saturating_sub(seen.gpu_time_us.load(Ordering::Relaxed));
+        let used_us = gpu_time_us.saturating_sub(reading.gpu_time_us.load(Ordering::Relaxed));
         let percent = used_us.saturating_mul(100).checked_div(elapsed_us)?;
         let percent = u32::try_from(percent.min(100)).unwrap_or(100);
-        seen.gpu_time_us.store(gpu_time_us, Ordering::Relaxed);
-        seen.at_us.store(now_us, Ordering::Relaxed);
-        seen.percent.store(percent, Ordering::Relaxed);
+        reading.gpu_time_us.store(gpu_time_us, Ordering::Relaxed);
+        reading.at_us.store(now_us, Ordering::Relaxed);
+        reading.percent.store(percent, Ordering::Relaxed);
         Some(())
     }
 

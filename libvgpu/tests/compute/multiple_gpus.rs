@@ -64,7 +64,7 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         }
     });
     for (who, shares) in containers.iter().enumerate() {
-        let released = shares[1 - who].usage().unwrap().0.released;
+        let released = shares[1 - who].usage().unwrap().0.admission_timeouts;
         assert!(released > 0, "it had the token of the other card, too");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::ComputePolicy;
-use drava_vgpu_abi::page::{calls, give_way, lent, window};
+use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 
 use crate::{now_us, wait_until};
 use gpu_tenants::{Share, Tenant, TestBed, share};
@@ -30,7 +30,7 @@ fn launches_nothing_while_yielding() {
     let mut seen = 0;
     while seen < 5 {
         let until_us = now_us() + 90_000;
-        share.write(&[give_way(until_us)]).unwrap();
+        share.write(&[yield_until(until_us)]).unwrap();
         std::thread::sleep(Duration::from_millis(25));
         let before = tenant.launched().unwrap();
         std::thread::sleep(Duration::from_millis(40));
@@ -43,7 +43,7 @@ fn launches_nothing_while_yielding() {
     }
     goes_on(&mut tenant, "it never goes on");
     // Neither does a word that makes no sense stop it.
-    share.write(&[give_way(u64::MAX)]).unwrap();
+    share.write(&[yield_until(u64::MAX)]).unwrap();
     goes_on(&mut tenant, "damage stops it");
 }
 
@@ -53,10 +53,10 @@ fn admits_starved_launch_after_timeout() {
     let (share, mut tenant) = unhindered(&test_bed);
     tenant.ok("once 1000").unwrap();
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
-    let released = || share.usage().unwrap().0.released;
+    let released = || share.usage().unwrap().0.admission_timeouts;
     wait_until(
         || {
-            share.write(&[give_way(now_us() + 90_000)]).unwrap();
+            share.write(&[yield_until(now_us() + 90_000)]).unwrap();
             released() > 1
         },
         || "a launch waits for ever".into(),
@@ -153,7 +153,7 @@ fn reports_expected_end_when_notifying() {
     // Of another grid, so that nothing is learned from it about the long one.
     tenant.ok("once 1000 64").unwrap();
     assert_eq!(called(), silent);
-    share.write(&[calls(true)]).unwrap();
+    share.write(&[notify(true)]).unwrap();
     let begun = now_us();
     tenant.ok(&format!("queue {ns}")).unwrap();
     assert!(called() > silent, "the agent is not called");
@@ -224,7 +224,7 @@ fn notifies_agent_on_first_launch_after_pause() {
 fn reports_wall_clock_duration_whatever_its_own_time() {
     let test_bed = crate::test_bed();
     let (share, mut tenant) = unhindered(&test_bed);
-    share.write(&[calls(true)]).unwrap();
+    share.write(&[notify(true)]).unwrap();
     let ns = 60_000_000;
     let length_us = ns / 1_000;
     // What is its own is said for the company that it has, and that changes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drava_vgpu_abi::bucket::Turn;
+use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
 use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
@@ -127,7 +127,7 @@ fn records_demand_only_while_launching() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 20);
     let mut tenant = tenant(&test_bed, &share, "kernel ns=2000000 depth=4");
-    let wanted = || share.usage().unwrap().0.wanted_us;
+    let wanted = || share.usage().unwrap().0.last_demand_us;
     let before = wanted();
     crate::wait_until(|| wanted() > before, || "no demand is shown".into());
     tenant.ok("stop").unwrap();
@@ -201,7 +201,7 @@ fn runs_only_token_holder_and_never_starves_others() {
     let [first, mut second] = tenants;
     first.kill().unwrap();
     let launched = second.launched().unwrap();
-    let released = || shares[1].usage().unwrap().0.released;
+    let released = || shares[1].usage().unwrap().0.admission_timeouts;
     crate::wait_until(
         || {
             shares[1].give_token(now_us()).unwrap();
@@ -227,7 +227,7 @@ fn starts_announced_token_slice_on_time() {
     // Sooner than a launch loses its patience.
     let from_us = now_us() + 400_000;
     let until_us = from_us + 500_000;
-    share.give_turn(Turn { from_us, until_us }).unwrap();
+    share.give_turn(TokenSlice { from_us, until_us }).unwrap();
     tenant.ok("once 1000").unwrap();
     let launched_us = now_us();
     assert!(launched_us >= from_us, "{} us early", from_us - launched_us);

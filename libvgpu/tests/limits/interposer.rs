@@ -47,7 +47,7 @@ pub(crate) fn write_stub(stub: paths::Stub, path: &Path) {
     let stub = elf::Stub {
         machine: Machine::HOST,
         soname: stub.soname.to_str().unwrap(),
-        needed: &[paths::LIBRARY, stub.behind.to_str().unwrap()],
+        needed: &[paths::LIBRARY, stub.original_path.to_str().unwrap()],
         link_names: &link_names,
     };
     std::fs::write(path, stub.to_bytes()).unwrap();

@@ -103,7 +103,7 @@ impl ShimContainer {
             machine = self.container.machine.root().display(),
             files = self.files.path().display(),
             run = self.container.run_dir().display(),
-            driver = Path::new(paths::CUDA_STUB.behind.to_str().unwrap())
+            driver = Path::new(paths::CUDA_STUB.original_path.to_str().unwrap())
                 .parent()
                 .unwrap()
                 .display(),
@@ -406,7 +406,7 @@ fn does_not_limit_driver_file_opened_by_path() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
-    let route = format!("open={}", paths::CUDA_STUB.behind.to_str().unwrap());
+    let route = format!("open={}", paths::CUDA_STUB.original_path.to_str().unwrap());
     let mut process = shim.start(&route);
     process.alloc(GIB + 2 * MIB);
     let taken = crate::test_process::CONTEXT_BYTES + GIB + 2 * MIB;

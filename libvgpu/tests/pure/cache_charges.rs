@@ -1,6 +1,6 @@
 //! What is charged for a pool while several threads make it grow: enough at any moment, and no more than they reserved.
 
-use crate::growth::Growth;
+use crate::cache_charge::CacheCharge;
 
 const CHUNK: u64 = 32;
 
@@ -21,7 +21,7 @@ enum Call {
 #[derive(Clone)]
 struct Pool<const CALLS: usize> {
     has_bytes: u64,
-    growth: Growth,
+    growth: CacheCharge,
     /// All that is charged or reserved.
     account_bytes: u64,
     calls: [Call; CALLS],
@@ -32,12 +32,12 @@ struct Pool<const CALLS: usize> {
 
 impl<const CALLS: usize> Pool<CALLS> {
     fn new(grow: u32, may_shrink: bool) -> Self {
-        let mut growth = Growth {
+        let mut growth = CacheCharge {
             charged_bytes: CHUNK,
-            ahead_bytes: 0,
+            reserved_bytes: 0,
         };
         for _ in 0..CALLS {
-            growth = growth.expect(CHUNK);
+            growth = growth.add_reservation(CHUNK);
         }
         Self {
             has_bytes: CHUNK,
@@ -49,29 +49,29 @@ impl<const CALLS: usize> Pool<CALLS> {
         }
     }
 
-    fn settle(&mut self, ahead_bytes: u64) {
-        let settled = self.growth.settle(ahead_bytes, self.has_bytes);
+    fn settle(&mut self, reserved_bytes: u64) {
+        let settled = self.growth.settle(reserved_bytes, self.has_bytes);
         assert!(
             settled.to <= settled.from,
             "what is over takes more: {settled:?}"
         );
         self.account_bytes -= settled.from - settled.to;
         // As it is remembered.
-        self.growth = Growth::of(&settled.growth.held(0));
+        self.growth = CacheCharge::of(&settled.charge.to_charge(0));
     }
 
     /// Everything that can happen next, each in a world of its own.
     fn go_on(self, ends: &mut u64) {
         let under_way = self.calls.iter().filter(|call| **call != Call::Over);
-        let ahead_bytes = CHUNK * under_way.count() as u64;
+        let reserved_bytes = CHUNK * under_way.count() as u64;
         assert!(self.has_bytes <= self.account_bytes, "less than it has");
         assert_eq!(
             self.account_bytes,
-            self.growth.charged_bytes + ahead_bytes,
+            self.growth.charged_bytes + reserved_bytes,
             "more than is charged and reserved"
         );
-        assert_eq!(self.growth.ahead_bytes, ahead_bytes);
-        if ahead_bytes == 0 {
+        assert_eq!(self.growth.reserved_bytes, reserved_bytes);
+        if reserved_bytes == 0 {
             let mut pool = self.clone();
             pool.settle(0);
             assert_eq!(pool.account_bytes, pool.has_bytes);
@@ -122,14 +122,16 @@ fn charges_concurrent_pool_growth_once() {
 /// A driver that takes more than it said it would is charged what it has.
 #[test]
 fn charges_unreserved_growth() {
-    let growth = Growth::default().expect(CHUNK).expect(CHUNK);
-    assert_eq!(growth.unpaid(3 * CHUNK), CHUNK);
-    assert_eq!(growth.unpaid(2 * CHUNK), 0);
+    let growth = CacheCharge::default()
+        .add_reservation(CHUNK)
+        .add_reservation(CHUNK);
+    assert_eq!(growth.uncharged_bytes(3 * CHUNK), CHUNK);
+    assert_eq!(growth.uncharged_bytes(2 * CHUNK), 0);
     let settled = growth.settle(CHUNK, 3 * CHUNK);
     assert_eq!((settled.from, settled.to), (CHUNK, 2 * CHUNK));
-    let settled = settled.growth.settle(CHUNK, 3 * CHUNK);
+    let settled = settled.charge.settle(CHUNK, 3 * CHUNK);
     assert_eq!((settled.from, settled.to), (3 * CHUNK, 3 * CHUNK));
-    assert_eq!(settled.growth.ahead_bytes, 0);
+    assert_eq!(settled.charge.reserved_bytes, 0);
 }
 
 /// How far the launch of a graph has come.
@@ -150,7 +152,7 @@ struct Device {
     launched: [bool; 2],
     known: [bool; 2],
     has_bytes: u64,
-    growth: Growth,
+    growth: CacheCharge,
     account_bytes: u64,
     launches: [(usize, Launch); 2],
     /// Whether the driver may still give back what no graph uses.
@@ -164,10 +166,10 @@ impl Device {
         needs.map(|(need, counts)| need * u64::from(counts)).sum()
     }
 
-    fn settle(&mut self, ahead_bytes: u64) {
-        let settled = self.growth.settle(ahead_bytes, self.has_bytes);
+    fn settle(&mut self, reserved_bytes: u64) {
+        let settled = self.growth.settle(reserved_bytes, self.has_bytes);
         self.account_bytes = self.account_bytes - settled.from + settled.to;
-        self.growth = settled.growth;
+        self.growth = settled.charge;
     }
 
     fn with(&self, index: usize, launch: Launch) -> Self {
@@ -179,7 +181,7 @@ impl Device {
     /// Everything that can happen next, each in a world of its own.
     fn go_on(self, ends: &mut u64) {
         assert!(self.has_bytes <= self.account_bytes, "less than it has");
-        let total = self.growth.charged_bytes + self.growth.ahead_bytes;
+        let total = self.growth.charged_bytes + self.growth.reserved_bytes;
         assert_eq!(self.account_bytes, total);
         for (index, (graph, launch)) in self.launches.into_iter().enumerate() {
             let need = self.needs[graph];
@@ -187,7 +189,7 @@ impl Device {
                 Launch::NotBegun => {
                     let mut next = self.clone();
                     next.known[graph] = true;
-                    let (growth, lent) = next.growth.lend(need, next.sum(next.known));
+                    let (growth, lent) = next.growth.reuse_charge(need, next.sum(next.known));
                     next.launches[index].1 = Launch::Lent(lent);
                     next.growth = growth;
                     next.go_on(ends);
@@ -195,7 +197,7 @@ impl Device {
                 Launch::Lent(lent) => {
                     let mut next = self.with(index, Launch::Reserved);
                     next.account_bytes += need - lent;
-                    next.growth = next.growth.expect(need - lent);
+                    next.growth = next.growth.add_reservation(need - lent);
                     next.go_on(ends);
                     // It does not fit.
                     let mut next = self.with(index, Launch::Over);
@@ -258,7 +260,7 @@ fn charges_relaunched_graphs_for_driver_memory() {
             launched: known,
             known,
             has_bytes: 0,
-            growth: Growth::default(),
+            growth: CacheCharge::default(),
             account_bytes: 0,
             launches: graphs.map(|graph| (graph, Launch::NotBegun)),
             // Which Miri would take minutes for.
@@ -277,18 +279,18 @@ fn charges_relaunched_graphs_for_driver_memory() {
 /// A graph needs its memory once, however often it is launched.
 #[test]
 fn reserves_only_memory_missing_in_driver() {
-    let growth = Growth {
+    let growth = CacheCharge {
         charged_bytes: 2 * CHUNK,
-        ahead_bytes: 0,
+        reserved_bytes: 0,
     };
     // It has all that it will ever have.
-    let (lent, bytes) = growth.lend(2 * CHUNK, 2 * CHUNK);
-    assert_eq!((lent.ahead_bytes, bytes), (2 * CHUNK, 2 * CHUNK));
+    let (lent, bytes) = growth.reuse_charge(2 * CHUNK, 2 * CHUNK);
+    assert_eq!((lent.reserved_bytes, bytes), (2 * CHUNK, 2 * CHUNK));
     // Another launch under way has all of it.
-    assert_eq!(lent.lend(CHUNK, 2 * CHUNK).1, 0);
+    assert_eq!(lent.reuse_charge(CHUNK, 2 * CHUNK).1, 0);
     // Another graph may come to need one more.
-    assert_eq!(growth.lend(2 * CHUNK, 3 * CHUNK).1, CHUNK);
+    assert_eq!(growth.reuse_charge(2 * CHUNK, 3 * CHUNK).1, CHUNK);
     // What it may have is not known.
-    assert_eq!(growth.lend(2 * CHUNK, u64::MAX), (growth, 0));
-    assert_eq!(Growth::default().lend(CHUNK, 0).1, 0);
+    assert_eq!(growth.reuse_charge(2 * CHUNK, u64::MAX), (growth, 0));
+    assert_eq!(CacheCharge::default().reuse_charge(CHUNK, 0).1, 0);
 }

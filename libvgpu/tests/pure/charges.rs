@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use crate::blocks::{self, BLOCK, Blocks, LARGEST_SMALL, SmallArrays, Sort};
-use crate::held::{Held, HeldMap};
+use crate::blocks::{self, BLOCK, BlockClass, Blocks, LARGEST_SMALL, SmallArrays};
+use crate::charge_map::{Charge, ChargeMap};
 use crate::imports::Imports;
-use crate::room::{CHUNK, Change, Room, chunk_around};
+use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange, chunk_around};
 use crate::shared_chunks::{Chunk, Shared, SharedChunks};
 
 const KIB: u64 = 1 << 10;
@@ -64,7 +64,7 @@ fn rounds_small_requests_to_steps_and_large_to_blocks() {
 }
 
 /// Plain memory of one context of the first card.
-const SORT: Sort = Sort {
+const SORT: BlockClass = BlockClass {
     card: 0,
     context: 0x5000,
     is_managed: false,
@@ -74,23 +74,23 @@ const SORT: Sort = Sort {
 fn charges_block_from_first_to_last_allocation() {
     let blocks = no_blocks();
     let base = 0x7f00_0000_0000;
-    assert!(!blocks.may_have_room(0, 1));
+    assert!(!blocks.may_have_hole(0, 1));
     assert!(blocks.add(SORT, base, 512 * KIB));
-    assert!(blocks.may_have_room(0, 1536 * KIB) && !blocks.may_have_room(0, 1537 * KIB));
-    assert!(!blocks.may_have_room(1, 1), "another card's");
+    assert!(blocks.may_have_hole(0, 1536 * KIB) && !blocks.may_have_hole(0, 1537 * KIB));
+    assert!(!blocks.may_have_hole(1, 1), "another card's");
     assert!(!blocks.add(SORT, base + 512 * KIB, 512 * KIB));
     assert!(blocks.add(SORT, base + BLOCK, KIB), "another block");
     assert!(!blocks.remove(0, base, 512 * KIB));
     assert!(blocks.remove(0, base + 512 * KIB, 512 * KIB));
     assert!(!blocks.remove(0, base, 512 * KIB), "twice");
     assert!(blocks.remove(0, base + BLOCK, KIB));
-    assert!(!blocks.may_have_room(0, 1));
+    assert!(!blocks.may_have_hole(0, 1));
 }
 
 /// The linear memory of a process and its blocks.
 struct Linear {
     blocks: Blocks,
-    held: HeldMap,
+    held: ChargeMap,
 }
 
 impl Linear {
@@ -116,7 +116,7 @@ impl Linear {
     fn allocate(&self, offset_kib: u64, size_kib: u64) {
         let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
         self.blocks.add(SORT, address, bytes);
-        let held = Held {
+        let held = Charge {
             bytes,
             card: SORT.card,
             context: SORT.context,
@@ -135,8 +135,8 @@ impl Linear {
         self.blocks.remove(0, address, bytes)
     }
 
-    fn claim(&self, sort: Sort, kib: u64) -> Option<u64> {
-        self.blocks.claim(&self.held, sort, kib * KIB)
+    fn claim(&self, sort: BlockClass, kib: u64) -> Option<u64> {
+        self.blocks.reserve_hole(&self.held, sort, kib * KIB)
     }
 }
 
@@ -160,12 +160,12 @@ fn finds_hole_between_allocations() {
 #[test]
 fn finds_holes_only_of_same_block_class() {
     let others = [
-        Sort { card: 1, ..SORT },
-        Sort {
+        BlockClass { card: 1, ..SORT },
+        BlockClass {
             context: SORT.context + 1,
             ..SORT
         },
-        Sort {
+        BlockClass {
             is_managed: true,
             ..SORT
         },
@@ -195,8 +195,8 @@ fn keeps_charge_for_claimed_block() {
     let settle = |address, bytes| linear.blocks.settle(SORT, claimed, address, bytes);
     // The driver has given the block back and opened another one: one charge for the other.
     assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
-    assert!(linear.blocks.may_have_room(0, 1536 * KIB));
-    assert!(!linear.blocks.may_have_room(0, 1537 * KIB));
+    assert!(linear.blocks.may_have_hole(0, 1536 * KIB));
+    assert!(!linear.blocks.may_have_hole(0, 1537 * KIB));
 }
 
 #[test]
@@ -231,17 +231,24 @@ fn charges_small_arrays_until_last_is_destroyed() {
 fn charges_imports_beyond_exported_bytes() {
     let imports = no_imports();
     imports.open(100);
-    assert_eq!((imports.missing(100), imports.unpaid()), (0, 100));
+    assert_eq!(
+        (imports.missing_bytes(100), imports.uncharged_bytes()),
+        (0, 100)
+    );
     imports.open(50);
-    assert_eq!(imports.missing(120), 30);
-    imports.charged(30);
-    assert_eq!(imports.unpaid(), 120);
-    assert_eq!(imports.missing(120), 0);
-    assert_eq!(imports.missing(20), 100, "whoever made it available died");
-    imports.charged(100);
+    assert_eq!(imports.missing_bytes(120), 30);
+    imports.add_charged(30);
+    assert_eq!(imports.uncharged_bytes(), 120);
+    assert_eq!(imports.missing_bytes(120), 0);
+    assert_eq!(
+        imports.missing_bytes(20),
+        100,
+        "whoever made it available died"
+    );
+    imports.add_charged(100);
     imports.open(10);
-    imports.charged(10);
-    imports.refused(10, 10);
+    imports.add_charged(10);
+    imports.undo_open(10, 10);
     assert_eq!(imports.close(100), 80);
     assert_eq!(imports.close(50), 50);
     assert_eq!(imports.close(1), 0, "more than was opened");
@@ -275,16 +282,16 @@ fn counts_shared_chunk_once() {
     assert_eq!(add(2, chunk), CHUNK, "the same chunk");
     assert_eq!(add(1, chunk), CHUNK, "the same pointer");
     assert_eq!(add(3, large), 2 * CHUNK);
-    assert!(shared.has(1) && !shared.has(4));
+    assert!(shared.contains(1) && !shared.contains(4));
     assert_eq!(remove(1), 0, "shared twice");
     assert_eq!(remove(1), 0, "the other pointer is shared");
     assert_eq!(remove(1), 0, "not shared any more");
-    assert!(!shared.has(1));
+    assert!(!shared.contains(1));
     assert_eq!(remove(2), CHUNK);
     assert_eq!(remove(3), 2 * CHUNK);
     assert_eq!(add(2, chunk), 3 * CHUNK, "anew");
     assert!(!shared.add(lasting(4, large), |_| false));
-    assert!(!shared.has(4));
+    assert!(!shared.contains(4));
     assert_eq!(add(4, large), 4 * CHUNK);
     for pointer in [5, 6, 5] {
         shared.add_once(lasting(pointer, chunk_around(7 * CHUNK, KIB)), |bytes| {
@@ -328,7 +335,7 @@ fn charges_one_of_several_threads_sharing_memory() {
         }
     });
     assert_eq!((open.into_inner(), most.into_inner()), (0, 1));
-    assert!(!shared.has(1));
+    assert!(!shared.contains(1));
 }
 
 #[test]
@@ -363,21 +370,21 @@ fn closes_opened_memory_with_its_context() {
     assert_eq!(end(9), 0);
     assert_eq!(end(7), 1, "the chunk of the first");
     assert_eq!(
-        [1, 2, 3, 4, 5].map(|pointer| shared.has(pointer)),
+        [1, 2, 3, 4, 5].map(|pointer| shared.contains(pointer)),
         [false, false, true, true, true]
     );
     assert_eq!(end(7), 0);
     assert_eq!(end(8), 2);
-    assert!(shared.has(4));
+    assert!(shared.contains(4));
     shared.remove(4, |chunk| assert_eq!(chunk.bytes, CHUNK));
-    assert!(!shared.has(4));
+    assert!(!shared.contains(4));
 }
 
 #[test]
 fn finds_chunk_of_pool_pointer() {
     // SAFETY: all zeroes is nothing.
-    let room: Room = unsafe { zeroes() };
-    let change = Change {
+    let room: PoolFreeSpace = unsafe { zeroes() };
+    let change = SizeChange {
         before_bytes: 0,
         after_bytes: CHUNK,
     };

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::thread;
 
-use crate::destroyed_pools::{DestroyedPools, Freed};
-use crate::room::{CHUNK, Change, Room};
+use crate::destroyed_pools::{DestroyedPools, FreedAt};
+use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange};
 
 const STREAM: u64 = 0x100;
 const OTHER_STREAM: u64 = 0x200;
@@ -34,12 +34,12 @@ impl Pools {
         self.pools.add(card, bytes, take_in);
     }
 
-    fn free(&self, pointer: u64, when: Freed) {
-        let taken = self.pools.take(pointer).unwrap();
-        let release = |pool: crate::held::Held| {
+    fn free(&self, pointer: u64, when: FreedAt) {
+        let taken = self.pools.begin_free(pointer).unwrap();
+        let release = |pool: crate::charge_map::Charge| {
             self.released.borrow_mut().push((pool.card, pool.bytes));
         };
-        self.pools.freed(taken, when, release);
+        self.pools.finish_free(taken, when, release);
     }
 
     fn settle(&self, card: u8, passed: &[u64]) {
@@ -59,15 +59,15 @@ fn releases_pool_with_its_last_allocation() {
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2, 3]);
     pools.add(4, 70, &[10]);
-    assert!(pools.pools.has(1) && pools.pools.has(10) && !pools.pools.has(4));
-    pools.free(2, Freed::Now);
-    pools.free(1, Freed::Now);
+    assert!(pools.pools.contains(1) && pools.pools.contains(10) && !pools.pools.contains(4));
+    pools.free(2, FreedAt::Now);
+    pools.free(1, FreedAt::Now);
     assert_eq!(pools.released(), []);
-    pools.free(10, Freed::Now);
+    pools.free(10, FreedAt::Now);
     assert_eq!(pools.released(), [(4, 70)]);
-    pools.free(3, Freed::Now);
+    pools.free(3, FreedAt::Now);
     assert_eq!(pools.released(), [(3, 50)]);
-    assert!(pools.pools.take(3).is_none(), "freed twice");
+    assert!(pools.pools.begin_free(3).is_none(), "freed twice");
 }
 
 #[test]
@@ -75,9 +75,9 @@ fn counts_free_after_stream_reaches_it() {
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2]);
     pools.add(4, 70, &[10]);
-    pools.free(1, Freed::InOrderOf(STREAM));
-    pools.free(2, Freed::InOrderOf(OTHER_STREAM));
-    pools.free(10, Freed::InOrderOf(STREAM));
+    pools.free(1, FreedAt::InStream(STREAM));
+    pools.free(2, FreedAt::InStream(OTHER_STREAM));
+    pools.free(10, FreedAt::InStream(STREAM));
     pools.settle(3, &[]);
     pools.settle(3, &[STREAM]);
     assert_eq!(pools.released(), [], "another card's, or another stream's");
@@ -95,26 +95,26 @@ fn never_releases_uncertain_memory() {
     let streams = [STREAM, OTHER_STREAM];
     let pools = Pools::new();
     pools.add(3, 50, &[1, 2]);
-    pools.free(1, Freed::Unknown);
-    pools.free(2, Freed::Now);
+    pools.free(1, FreedAt::Unknown);
+    pools.free(2, FreedAt::Now);
     pools.add(3, 60, &[3]);
-    pools.free(3, Freed::InOrderOf(STREAM));
+    pools.free(3, FreedAt::InStream(STREAM));
     pools.pools.forget_stream(STREAM);
     pools.settle(3, &streams);
     assert_eq!(pools.released(), []);
     pools.add(3, 70, &[4, 5]);
-    pools.free(4, Freed::InOrderOf(STREAM));
+    pools.free(4, FreedAt::InStream(STREAM));
     pools.pools.forget_all();
-    assert!(!pools.pools.has(5));
+    assert!(!pools.pools.contains(5));
     pools.settle(3, &streams);
     assert_eq!(pools.released(), []);
     // One that the driver has not freed after all.
     pools.add(3, 80, &[6]);
-    let taken = pools.pools.take(6).unwrap();
-    pools.pools.keep(6, taken);
+    let taken = pools.pools.begin_free(6).unwrap();
+    pools.pools.cancel_free(6, taken);
     pools.settle(3, &streams);
     assert_eq!(pools.released(), []);
-    pools.free(6, Freed::Now);
+    pools.free(6, FreedAt::Now);
     assert_eq!(pools.released(), [(3, 80)]);
 }
 
@@ -133,9 +133,9 @@ fn releases_once_among_concurrent_threads() {
                     scope.spawn(move || {
                         let mut released = 0;
                         for (index, pointer) in pointers.iter().enumerate() {
-                            let when = [Freed::Now, Freed::InOrderOf(STREAM)][index];
-                            let taken = pools.take(*pointer).unwrap();
-                            pools.freed(taken, when, |_| released += 1);
+                            let when = [FreedAt::Now, FreedAt::InStream(STREAM)][index];
+                            let taken = pools.begin_free(*pointer).unwrap();
+                            pools.finish_free(taken, when, |_| released += 1);
                             pools.settle(3, |_| true, |_| released += 1);
                         }
                         released
@@ -154,17 +154,17 @@ fn releases_once_among_concurrent_threads() {
 /// What lies in a pool is only said where nothing can be missing.
 #[test]
 fn reports_pool_contents_or_unknown() {
-    let changes: [fn(&Room); 3] = [
+    let changes: [fn(&PoolFreeSpace); 3] = [
         |_| {},
         // The driver took back what nobody had paid for.
         |room| room.forget_pool(9),
-        Room::forget_all,
+        PoolFreeSpace::forget_all,
     ];
     for (index, change) in changes.into_iter().enumerate() {
         // SAFETY: all zeroes is nothing.
-        let room: Room = unsafe { MaybeUninit::zeroed().assume_init() };
+        let room: PoolFreeSpace = unsafe { MaybeUninit::zeroed().assume_init() };
         let allocate = |pool, start, before_bytes| {
-            let change = Change {
+            let change = SizeChange {
                 before_bytes,
                 after_bytes: CHUNK,
             };

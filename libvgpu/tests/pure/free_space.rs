@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::room::{CHUNK, Change, Room};
+use crate::pool_free_space::{CHUNK, PoolFreeSpace, SizeChange};
 
 const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x3_0200_0000;
@@ -12,7 +12,7 @@ const OTHER_STREAM: u64 = 0x200;
 
 /// The pools of a process that allocates in the middle of nowhere.
 struct Pools {
-    room: Room,
+    room: PoolFreeSpace,
     bytes: u64,
 }
 
@@ -25,7 +25,7 @@ impl Pools {
 
     /// An allocation of which the pool says that it has so much then.
     fn allocate(&mut self, offset: u64, bytes: u64, has_bytes: u64) {
-        let change = Change {
+        let change = SizeChange {
             before_bytes: self.bytes,
             after_bytes: has_bytes,
         };
@@ -42,7 +42,7 @@ impl Pools {
     }
 
     fn has_in(&self, stream: u64, bytes: u64) -> bool {
-        self.room.has(POOL, stream, bytes, |_| false)
+        self.room.has_space(POOL, stream, bytes, |_| false)
     }
 
     /// A pool of one full chunk: eight allocations of 4 MiB.
@@ -72,10 +72,10 @@ fn reuses_free_space_in_same_stream() {
     assert!(
         pools
             .room
-            .has(POOL, OTHER_STREAM, 1, |stream| stream == STREAM)
+            .has_space(POOL, OTHER_STREAM, 1, |stream| stream == STREAM)
     );
     assert!(
-        !pools.room.has(POOL + 1, STREAM, 1, |_| true),
+        !pools.room.has_space(POOL + 1, STREAM, 1, |_| true),
         "another pool's"
     );
 }
@@ -101,7 +101,7 @@ fn does_not_merge_across_chunks() {
     pools.free(28 * MIB, STREAM);
     pools.free(32 * MIB, STREAM);
     assert!(pools.has(4 * MIB));
-    assert!(!pools.room.has(POOL, STREAM, 32 * MIB, |_| true));
+    assert!(!pools.room.has_space(POOL, STREAM, 32 * MIB, |_| true));
     let mut pools = Pools::full();
     pools.allocate(32 * MIB, 4 * MIB, 2 * CHUNK);
     for index in 1..8 {
@@ -128,7 +128,7 @@ fn discards_ranges_adjacent_to_large_allocation() {
     for index in 0..8 {
         pools.free(index * 4 * MIB, STREAM);
     }
-    pools.room.doubt(POOL);
+    pools.room.invalidate(POOL);
     pools.allocate(0, 20 * MIB, CHUNK + 20 * MIB);
     assert!(!pools.has(4 * MIB));
 }
@@ -144,7 +144,7 @@ fn removes_reallocated_range() {
     // One that the driver has not freed after all.
     let held = pools.room.free(BASE, Some(STREAM)).unwrap();
     assert!(pools.has(4 * MIB));
-    pools.room.keep(BASE, held);
+    pools.room.restore(BASE, held);
     assert!(!pools.has(2 * MIB) && pools.room.is_from_pool(BASE));
 }
 
@@ -193,12 +193,12 @@ fn counts_only_used_chunks_of_trimmed_pool() {
         pools.free(offset, STREAM);
     }
     assert!(pools.has(32 * MIB - 8 * MIB - 8 * MIB) && pools.has(40 * MIB));
-    pools.room.doubt(POOL);
+    pools.room.invalidate(POOL);
     assert!(!pools.has(40 * MIB), "its chunk may be gone");
     assert!(pools.has(4 * MIB), "others lie in the chunk");
     for index in 1..8 {
         pools.free(index * 4 * MIB, STREAM);
-        pools.room.doubt(POOL);
+        pools.room.invalidate(POOL);
     }
     assert!(!pools.has(4 * MIB), "none lies in it any more");
 }
@@ -218,17 +218,17 @@ fn detects_trimmed_pool_without_growth() {
 
 #[test]
 fn drops_free_space_of_destroyed_objects() {
-    let gone: [fn(&Room); 3] = [
+    let gone: [fn(&PoolFreeSpace); 3] = [
         |room| room.forget_pool(POOL),
         |room| room.forget_stream(STREAM),
-        Room::forget_all,
+        PoolFreeSpace::forget_all,
     ];
     for gone in gone {
         let pools = Pools::full();
         pools.free(0, STREAM);
         assert!(pools.has(1));
         gone(&pools.room);
-        assert!(!pools.room.has(POOL, STREAM, 1, |_| true));
+        assert!(!pools.room.has_space(POOL, STREAM, 1, |_| true));
     }
     let pools = Pools::full();
     pools.free(0, STREAM);
@@ -256,5 +256,5 @@ fn keeps_largest_of_too_many_ranges() {
     pools.free(9 * MIB, STREAM);
     // Beside the never used rest of the chunk.
     assert!(pools.has(MIB));
-    assert!(!pools.room.has(POOL, STREAM, 32 * MIB, |_| true));
+    assert!(!pools.room.has_space(POOL, STREAM, 32 * MIB, |_| true));
 }

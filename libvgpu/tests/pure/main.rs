@@ -7,18 +7,18 @@
 
 #[path = "../../src/blocks.rs"]
 mod blocks;
+#[path = "../../src/cache_charge.rs"]
+mod cache_charge;
+#[path = "../../src/charge_map.rs"]
+mod charge_map;
 #[path = "../../src/destroyed_pools.rs"]
 mod destroyed_pools;
 #[path = "../../src/elements.rs"]
 mod elements;
 #[path = "../../src/environment/variables.rs"]
 mod environment;
-#[path = "../../src/growth.rs"]
-mod growth;
 #[path = "../../src/guard.rs"]
 mod guard;
-#[path = "../../src/held.rs"]
-mod held;
 #[path = "../../src/imports.rs"]
 mod imports;
 #[path = "../../src/meter/lease.rs"]
@@ -26,13 +26,13 @@ mod lease;
 #[expect(dead_code, reason = "names in a directory are the system's")]
 #[path = "../../src/path.rs"]
 mod path;
-#[path = "../../src/room.rs"]
-mod room;
+#[path = "../../src/pool_free_space.rs"]
+mod pool_free_space;
 #[path = "../../src/shared_chunks.rs"]
 mod shared_chunks;
 
 mod cache_charges;
-mod charge_map;
+mod charge_maps;
 mod charges;
 mod destroyed_pool_list;
 mod formats;

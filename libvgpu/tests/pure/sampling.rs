@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use drava_vgpu_abi::cost::{Cost, SELDOM};
+use drava_vgpu_abi::cost::{Cost, SAMPLING_INTERVAL};
 
 use crate::lease::Leases;
 
@@ -46,7 +46,7 @@ fn samples_launches_in_proportion_to_their_cost() {
         assert_eq!(sampled(ns, 1000), 1000, "{ns}");
     }
     for (ns, weight) in [(1_000, 1), (50_000, 10), (150_000, 32)] {
-        let expected = f64::from(LAUNCHES * weight / SELDOM);
+        let expected = f64::from(LAUNCHES * weight / SAMPLING_INTERVAL);
         let ratio = f64::from(sampled(ns, LAUNCHES)) / expected;
         assert!((0.9..1.1).contains(&ratio), "{ns}: {ratio}");
     }

@@ -14,7 +14,7 @@ use crate::sys::{self, Fd, File};
 pub(crate) type RegionWord = AtomicU64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unusable {
+pub(crate) enum AttachError {
     Content,
     Full,
 }
@@ -65,7 +65,7 @@ fn rejects_other_file() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     view.header().abi_version.store(2, Ordering::SeqCst);
-    assert_eq!(mapping::check(&view), Err(Unusable::Content));
+    assert_eq!(mapping::check(&view), Err(AttachError::Content));
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn assigns_distinct_slots_to_concurrent_processes() {
             scope.spawn(move || {
                 let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
                 mapping::check(&view).unwrap();
-                let (slot, generation) = mapping::take_slot(&view, fd).unwrap();
+                let (slot, generation) = mapping::acquire_slot(&view, fd).unwrap();
                 for _ in 0..rounds {
                     if view.reserve_or_rebuild(slot, 300, LIMIT).is_ok() {
                         assert!(view.total_bytes() <= LIMIT);
@@ -97,7 +97,7 @@ fn assigns_distinct_slots_to_concurrent_processes() {
     sorted.dedup();
     assert_eq!(sorted.len(), 4, "{taken:?}");
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
-    let (slot, _) = mapping::take_slot(&view, fd).unwrap();
+    let (slot, _) = mapping::acquire_slot(&view, fd).unwrap();
     assert_eq!(view.rebuild(slot), Rebuild::Exact);
     assert_eq!(view.total_bytes(), 0);
     assert_eq!(view.slots().len(), 5);
@@ -112,7 +112,7 @@ fn assigns_distinct_slots_to_concurrent_processes() {
 fn reuses_dead_slot_of_full_region() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
-    let (first, generation) = mapping::take_slot(&view, fd).unwrap();
+    let (first, generation) = mapping::acquire_slot(&view, fd).unwrap();
     // The others live: their slots are locked, and say that they are somebody's.
     view.header()
         .slots_in_use
@@ -123,8 +123,8 @@ fn reuses_dead_slot_of_full_region() {
         slot.state.store(1, Ordering::SeqCst);
     }
     assert_eq!(
-        mapping::take_slot(&view, fd).unwrap_err(),
-        Unusable::Full,
+        mapping::acquire_slot(&view, fd).unwrap_err(),
+        AttachError::Full,
         "all live"
     );
     // One dies of whose memory something is open elsewhere: that stays charged, and its slot its own.
@@ -138,21 +138,24 @@ fn reuses_dead_slot_of_full_region() {
         .unwrap()
         .opened_bytes
         .store(9, Ordering::SeqCst);
-    view.bury(dead);
+    view.reclaim_slot(dead);
     sys::unlock(fd, dead.offset(), SLOT_SIZE);
-    assert!(view.is_left_behind(dead));
-    assert_eq!(mapping::take_slot(&view, fd).unwrap_err(), Unusable::Full);
+    assert!(view.is_orphaned(dead));
+    assert_eq!(
+        mapping::acquire_slot(&view, fd).unwrap_err(),
+        AttachError::Full
+    );
     view.slot(first)
         .unwrap()
         .opened_bytes
         .store(0, Ordering::SeqCst);
-    view.bury(dead);
+    view.reclaim_slot(dead);
     view.slot(dead).unwrap().state.store(1, Ordering::SeqCst);
     assert!(sys::lock(fd, dead.offset(), SLOT_SIZE));
     view.charge(first, 5);
     // Its owner dies.
     sys::unlock(fd, first.offset(), SLOT_SIZE);
-    let (again, next) = mapping::take_slot(&view, fd).unwrap();
+    let (again, next) = mapping::acquire_slot(&view, fd).unwrap();
     assert_eq!((again, next), (first, generation + 1));
     assert_eq!(view.rebuild(again), Rebuild::Exact);
     assert_eq!(view.total_bytes(), 0);

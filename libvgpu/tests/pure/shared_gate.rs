@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::guard::{Attempts, Gate};
+use crate::guard::{PendingReservations, SharedGate};
 
-fn open_gate() -> Gate {
+fn open_gate() -> SharedGate {
     // SAFETY: all zeroes is free.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
@@ -20,7 +20,7 @@ fn excludes_other_threads_from_exclusive_section() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..rounds {
-                    let _passage = gate.pass();
+                    let _passage = gate.enter();
                     inside.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -31,7 +31,7 @@ fn excludes_other_threads_from_exclusive_section() {
             scope.spawn(|| {
                 for _ in 0..rounds {
                     // Others are let through if they take long, so nothing is promised then.
-                    let Some(_passage) = gate.pass_alone() else {
+                    let Some(_passage) = gate.enter_exclusive() else {
                         continue;
                     };
                     assert_eq!(inside.fetch_add(1 << 16, Ordering::SeqCst), 0);
@@ -41,15 +41,15 @@ fn excludes_other_threads_from_exclusive_section() {
             });
         }
     });
-    assert!(gate.pass_alone().is_some(), "all have left");
+    assert!(gate.enter_exclusive().is_some(), "all have left");
 }
 
 #[test]
 fn admits_shared_holders_concurrently() {
     let gate = open_gate();
-    let (first, second) = (gate.pass(), gate.pass());
+    let (first, second) = (gate.enter(), gate.enter());
     drop((first, second));
-    assert!(gate.pass_alone().is_some());
+    assert!(gate.enter_exclusive().is_some());
 }
 
 /// Whoever is inside may be waiting for the one outside.
@@ -59,27 +59,27 @@ fn starves_no_thread() {
     let gate = open_gate();
     let (entered, hear) = mpsc::channel();
     thread::scope(|scope| {
-        let (alone, gate) = (gate.pass_alone().unwrap(), &gate);
+        let (alone, gate) = (gate.enter_exclusive().unwrap(), &gate);
         scope.spawn(move || {
-            let passage = gate.pass();
+            let passage = gate.enter();
             entered.send(()).unwrap();
             drop(passage);
         });
         hear.recv().unwrap();
-        assert!(gate.pass_alone().is_none(), "another one is alone");
+        assert!(gate.enter_exclusive().is_none(), "another one is alone");
         drop(alone);
     });
-    let passage = gate.pass();
-    assert!(gate.pass_alone().is_none(), "another one is inside");
+    let passage = gate.enter();
+    assert!(gate.enter_exclusive().is_none(), "another one is inside");
     drop(passage);
-    assert!(gate.pass_alone().is_some());
+    assert!(gate.enter_exclusive().is_some());
 }
 
 /// Who is refused would not be if others had reserved only what they need.
 #[test]
 fn retries_denial_caused_by_pending_reservations() {
     // SAFETY: all zeroes is none under way.
-    let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
+    let attempts: PendingReservations = unsafe { MaybeUninit::zeroed().assume_init() };
     let room = AtomicU32::new(1);
     let take = || {
         let less = |room: u32| room.checked_sub(1);
@@ -125,13 +125,13 @@ fn retries_denial_caused_by_pending_reservations() {
         };
         for _ in 0..rounds {
             ask();
-            if attempts.take(take) {
+            if attempts.reserve(take) {
                 give_back();
             } else {
                 refused.fetch_add(1, Ordering::SeqCst);
             }
             ask();
-            let attempt = attempts.begin_with(take);
+            let attempt = attempts.begin_reserving(take);
             if attempt.is_some() {
                 give_back();
             } else {
@@ -141,24 +141,27 @@ fn retries_denial_caused_by_pending_reservations() {
         is_over.store(1, Ordering::SeqCst);
     });
     assert_eq!(refused.into_inner(), 0);
-    assert!(attempts.take(take));
-    assert!(!attempts.take(take), "there is no more");
-    assert!(attempts.begin_with(take).is_none());
+    assert!(attempts.reserve(take));
+    assert!(!attempts.reserve(take), "there is no more");
+    assert!(attempts.begin_reserving(take).is_none());
 }
 
 #[test]
 fn treats_result_during_pending_call_as_uncertain() {
     // SAFETY: all zeroes is none under way.
-    let attempts: Attempts = unsafe { MaybeUninit::zeroed().assume_init() };
-    assert!(attempts.surely(|| true));
-    assert!(!attempts.surely(|| false));
+    let attempts: PendingReservations = unsafe { MaybeUninit::zeroed().assume_init() };
+    assert!(attempts.is_certain(|| true));
+    assert!(!attempts.is_certain(|| false));
     let attempt = attempts.begin();
-    assert!(!attempts.surely(|| true), "one is under way");
+    assert!(!attempts.is_certain(|| true), "one is under way");
     drop(attempt);
     let one_comes_and_goes = || {
         drop(attempts.begin());
         true
     };
-    assert!(!attempts.surely(one_comes_and_goes), "one was under way");
-    assert!(attempts.surely(|| true), "all are over");
+    assert!(
+        !attempts.is_certain(one_comes_and_goes),
+        "one was under way"
+    );
+    assert!(attempts.is_certain(|| true), "all are over");
 }

@@ -6,12 +6,12 @@ use std::mem::MaybeUninit;
 
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, MemoryPolicy, Priority};
 
-use crate::environment::{Environment, Said};
+use crate::environment::{Environment, ParsedLimits};
 
 const GIB: u64 = 1 << 30;
 
-/// What is said with these variables, and which of them cannot be understood.
-fn read(variables: &[(&str, &str)]) -> (Environment, Said, Vec<String>) {
+/// What is parsed with these variables, and which of them cannot be understood.
+fn read(variables: &[(&str, &str)]) -> (Environment, ParsedLimits, Vec<String>) {
     // SAFETY: all zeroes is nothing.
     let environment: Environment = unsafe { MaybeUninit::zeroed().assume_init() };
     let variables: Vec<(&str, CString)> = variables
@@ -28,14 +28,18 @@ fn read(variables: &[(&str, &str)]) -> (Environment, Said, Vec<String>) {
         let name = name.to_str().unwrap().to_owned();
         wrong.borrow_mut().push(name);
     };
-    let said = environment.take_in(value_of, note);
-    (environment, said, wrong.into_inner())
+    let parsed = environment.parse(value_of, note);
+    (environment, parsed, wrong.into_inner())
 }
 
 /// The limits of a device.
 fn limits_of(device: u32, variables: &[(&str, &str)]) -> Limits {
-    let (environment, said, wrong) = read(variables);
-    assert_eq!((said, wrong), (Said::Limits, vec![]), "{variables:?}");
+    let (environment, parsed, wrong) = read(variables);
+    assert_eq!(
+        (parsed, wrong),
+        (ParsedLimits::Limits, vec![]),
+        "{variables:?}"
+    );
     environment.limits_of(Some(device)).unwrap()
 }
 
@@ -50,8 +54,12 @@ fn sets_no_limit_without_limit_variables() {
         ],
         &[("DRAVA_CORES", "100"), ("CUDA_DEVICE_SM_LIMIT", "0")],
     ] {
-        let (environment, said, wrong) = read(variables);
-        assert_eq!((said, wrong), (Said::Nothing, vec![]), "{variables:?}");
+        let (environment, parsed, wrong) = read(variables);
+        assert_eq!(
+            (parsed, wrong),
+            (ParsedLimits::None, vec![]),
+            "{variables:?}"
+        );
         assert!(environment.limits_of(Some(0)).is_none());
         assert!(!environment.limits_memory() && !environment.limits_cores());
     }
@@ -184,8 +192,11 @@ fn reports_invalid_values() {
         for other in [None, Some(("DRAVA_CORES", "50"))] {
             let other = other.filter(|(other, _)| *other != name);
             let variables: Vec<_> = [(name, text)].into_iter().chain(other).collect();
-            let (_, said, wrong) = read(&variables);
-            assert_eq!((said, wrong), (Said::Nonsense, vec![name.to_owned()]));
+            let (_, parsed, wrong) = read(&variables);
+            assert_eq!(
+                (parsed, wrong),
+                (ParsedLimits::Invalid, vec![name.to_owned()])
+            );
         }
     }
 }

@@ -22,7 +22,7 @@ impl Correction {
         Ok(Self {
             counted: counted.collect::<anyhow::Result<_>>()?,
             used: test_bed.used(pids)?.0,
-            shares: vec![(contention::ALL, 0.0, 0.0); shares.len()],
+            shares: vec![(contention::ALL_PPM, 0.0, 0.0); shares.len()],
         })
     }
 
@@ -52,7 +52,7 @@ impl Correction {
             *counted = now_counted;
             *used = now_used;
             if *counted_sum > 0.0 {
-                let all = f64::from(contention::ALL);
+                let all = f64::from(contention::ALL_PPM);
                 let own_part = f64::from(*own) * (*used_sum / *counted_sum).powf(GAIN);
                 *own = own_part.clamp(1.0, all) as u32;
             }

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use drava_vgpu_abi::bucket::Turn;
+use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::snapshot::{ProcessUsage, ShareUsage, Snapshot};
 use drava_vgpu_abi::{
-    ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, turn, update,
+    ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, token_slice, update,
 };
 
 /// The limits of a share of that many percent.
@@ -66,8 +66,8 @@ impl Share {
     }
 
     /// Gives it that turn, which may begin later.
-    pub fn give_turn(&self, next: Turn) -> anyhow::Result<()> {
-        self.write(&turn(next))
+    pub fn give_turn(&self, next: TokenSlice) -> anyhow::Result<()> {
+        self.write(&token_slice(next))
     }
 
     /// Tells it how much of what it measures is its own.

@@ -8,7 +8,7 @@
 //! the next. So every second launch of each process passes by libvgpu, and is what the others are compared with.
 
 use anyhow::{Context, Result};
-use drava_vgpu_abi::cost::SELDOM;
+use drava_vgpu_abi::cost::SAMPLING_INTERVAL;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let variants = [
         variant("without libvgpu", None, "0"),
         Variant {
-            seldom: SELDOM,
+            seldom: SAMPLING_INTERVAL,
             ..variant("without libvgpu, as many events", None, "0")
         },
         variant("not metered", Some(&unmetered), "0"),

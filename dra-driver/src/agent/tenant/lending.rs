@@ -64,7 +64,7 @@ impl Tenant {
             return None;
         }
         let glance = self.usage.glance(scratch).ok()?;
-        let wanted_us = glance.share.wanted_us;
+        let wanted_us = glance.share.last_demand_us;
         let has_acted = wanted_us != self.turned_us;
         self.turned_us = wanted_us;
         let is_quiet = now_us.saturating_sub(wanted_us) >= RESTS_US;

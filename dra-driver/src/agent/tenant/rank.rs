@@ -58,8 +58,11 @@ impl Tenant {
     pub(super) fn at_work_until_us(&self, share: &ShareUsage, now_us: u64) -> u64 {
         // One that has noted its demand after its last launch waits; for the token, which comes only if others are kept
         // from it. What it waits for without turns is its own rate.
-        let waits = self.takes_turns() && share.wanted_us > share.busy_until_us;
-        let waits_until_us = share.wanted_us.min(now_us).saturating_add(WANTS_FOR_US);
+        let waits = self.takes_turns() && share.last_demand_us > share.busy_until_us;
+        let waits_until_us = share
+            .last_demand_us
+            .min(now_us)
+            .saturating_add(WANTS_FOR_US);
         share
             .busy_until_us
             .max(if waits { waits_until_us } else { 0 })

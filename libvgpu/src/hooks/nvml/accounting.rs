@@ -1,4 +1,4 @@
-//! Accounting: what the card keeps of the share's own living processes.
+//! Accounting: what the card keeps of the share's own live_processes processes.
 //!
 //! The card keeps records of everybody's processes, by PIDs that mean something only where NVML translates them. Of
 //! processes that are gone nothing says whose they were, so they are not shown.
@@ -7,7 +7,7 @@ use core::ffi::c_uint;
 
 use crate::card::{Card, Target};
 use crate::hooks::nvml::memory_target;
-use crate::hooks::nvml::processes::living;
+use crate::hooks::nvml::processes::live_processes;
 use crate::hooks::nvml::utilization::{cores_percent, scale, shows_own_pids};
 use crate::nvml::{
     NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED, NVML_SUCCESS, nvmlAccountingStats_t,
@@ -15,8 +15,8 @@ use crate::nvml::{
 };
 use crate::table::{nvmlDeviceGetAccountingPids, nvmlDeviceGetAccountingStats};
 
-fn is_living(card: Card, pid: c_uint) -> bool {
-    living(card).any(|process| process.pid == pid)
+fn is_live(card: Card, pid: c_uint) -> bool {
+    live_processes(card).any(|process| process.pid == pid)
 }
 
 pub(crate) unsafe fn pids(
@@ -30,7 +30,7 @@ pub(crate) unsafe fn pids(
     let card = match memory_target(device) {
         Target::Unlimited => return result,
         _ if result != NVML_SUCCESS => return result,
-        Target::Refused => return NVML_ERROR_NOT_SUPPORTED,
+        Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
         Target::Limited(card) => card,
     };
     if !shows_own_pids(card, device) {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn pids(
         let place = unsafe { pids.add(index) };
         // SAFETY: as above.
         let pid = unsafe { place.read() };
-        if is_living(card, pid) {
+        if is_live(card, pid) {
             let to = usize::try_from(kept).unwrap_or(index);
             // SAFETY: not behind the place that was read.
             let to = unsafe { pids.add(to) };
@@ -67,10 +67,10 @@ pub(crate) unsafe fn stats(
     let card = match memory_target(device) {
         // SAFETY: the caller's arguments.
         Target::Unlimited => return unsafe { original(device, pid, stats) },
-        Target::Refused => return NVML_ERROR_NOT_SUPPORTED,
+        Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
         Target::Limited(card) => card,
     };
-    if !is_living(card, pid) {
+    if !is_live(card, pid) {
         return NVML_ERROR_NOT_FOUND;
     }
     if !shows_own_pids(card, device) {

@@ -13,7 +13,7 @@ use crate::nvml::{
     nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t,
     nvmlProcessInfo_v1_t, nvmlReturn_t,
 };
-use crate::share::usage::Living;
+use crate::share::usage::LiveProcess;
 use crate::table::{
     nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
     nvmlDeviceGetRunningProcessDetailList,
@@ -22,14 +22,14 @@ use crate::table::{
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
 /// The processes of a card's shares, each once, with what it has of all of them.
-pub(crate) fn living(card: Card) -> impl Iterator<Item = Living> {
+pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
     let shares = move || card.shares().enumerate();
     shares().flat_map(move |(position, share)| {
-        share.living().filter_map(move |process| {
+        share.live_processes().filter_map(move |process| {
             let others = |before: bool| {
                 shares()
                     .filter(move |(other, _)| (*other < position) == before && *other != position)
-                    .flat_map(|(_, share)| share.living())
+                    .flat_map(|(_, share)| share.live_processes())
                     .filter(move |other| other.pid == process.pid)
             };
             if others(true).next().is_some() {
@@ -38,7 +38,7 @@ pub(crate) fn living(card: Card) -> impl Iterator<Item = Living> {
             let used_bytes = others(false).fold(process.used_bytes, |sum, other| {
                 sum.saturating_add(other.used_bytes)
             });
-            Some(Living {
+            Some(LiveProcess {
                 used_bytes,
                 ..process
             })
@@ -47,7 +47,7 @@ pub(crate) fn living(card: Card) -> impl Iterator<Item = Living> {
 }
 
 /// Takes away what dead processes left in the shares of a card.
-pub(crate) fn forget_the_dead(card: Card) {
+pub(crate) fn reclaim_dead(card: Card) {
     let _guard = card.process().guard();
     for share in card.shares() {
         share.reclaim();
@@ -93,7 +93,7 @@ unsafe fn write<T>(
     NVML_SUCCESS
 }
 
-/// The list of compute processes in one of its versions, or of nobody.
+/// The list of compute processes in one of its versions, or of none.
 ///
 /// # Safety
 /// As for NVML's function.
@@ -102,7 +102,7 @@ unsafe fn list<T>(
     device: nvmlDevice_t,
     count: *mut c_uint,
     infos: *mut T,
-    entry: Option<fn(Living) -> T>,
+    entry: Option<fn(LiveProcess) -> T>,
 ) -> nvmlReturn_t {
     let target = memory_target(device);
     if count.is_null() || matches!(target, Target::Unlimited) {
@@ -114,23 +114,31 @@ unsafe fn list<T>(
             if !card.shares().all(|share| share.is_countable()) {
                 return NVML_ERROR_NOT_SUPPORTED;
             }
-            forget_the_dead(card);
+            reclaim_dead(card);
             // SAFETY: the caller's arguments; `count` is not null.
-            unsafe { write(original, device, count, infos, living(card).map(entry)) }
+            unsafe {
+                write(
+                    original,
+                    device,
+                    count,
+                    infos,
+                    live_processes(card).map(entry),
+                )
+            }
         }
         // SAFETY: the caller's arguments; `count` is not null.
         _ => unsafe { write(original, device, count, infos, core::iter::empty()) },
     }
 }
 
-fn info_v1(process: Living) -> nvmlProcessInfo_v1_t {
+fn info_v1(process: LiveProcess) -> nvmlProcessInfo_v1_t {
     nvmlProcessInfo_v1_t {
         pid: process.pid,
         usedGpuMemory: process.used_bytes,
     }
 }
 
-fn info(process: Living) -> nvmlProcessInfo_t {
+fn info(process: LiveProcess) -> nvmlProcessInfo_t {
     nvmlProcessInfo_t {
         pid: process.pid,
         usedGpuMemory: process.used_bytes,
@@ -183,7 +191,7 @@ unsafe fn check(
     unsafe { original(device, &raw mut empty) }
 }
 
-pub(crate) unsafe fn in_detail(
+pub(crate) unsafe fn detailed(
     original: nvmlDeviceGetRunningProcessDetailList::Function,
     device: nvmlDevice_t,
     list: *mut nvmlProcessDetailList_t,
@@ -209,10 +217,10 @@ pub(crate) unsafe fn in_detail(
         return NVML_ERROR_NOT_SUPPORTED;
     }
     if let Some(card) = card {
-        forget_the_dead(card);
+        reclaim_dead(card);
     }
     let mut length: c_uint = 0;
-    for process in card.into_iter().flat_map(living) {
+    for process in card.into_iter().flat_map(live_processes) {
         if length < asked.numProcArrayEntries && !asked.procArray.is_null() {
             let offset = usize::try_from(length).unwrap_or(usize::MAX);
             // SAFETY: within the room that the caller promised.
@@ -241,7 +249,7 @@ pub(crate) unsafe fn in_detail(
     NVML_SUCCESS
 }
 
-pub(crate) unsafe fn nobody_v1(
+pub(crate) unsafe fn none_v1(
     original: nvmlDeviceGetComputeRunningProcesses::Function,
     device: nvmlDevice_t,
     count: *mut c_uint,
@@ -251,7 +259,7 @@ pub(crate) unsafe fn nobody_v1(
     unsafe { list(original, device, count, infos, None) }
 }
 
-pub(crate) unsafe fn nobody(
+pub(crate) unsafe fn none(
     original: nvmlDeviceGetComputeRunningProcesses_v2::Function,
     device: nvmlDevice_t,
     count: *mut c_uint,

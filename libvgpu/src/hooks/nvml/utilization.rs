@@ -2,7 +2,7 @@
 //!
 //! Two sources. NVML's samples of processes are the first, where it shows a container its processes by their own
 //! PIDs (drivers since 515) or the program runs on the host. Where the driver shows other PIDs, or nothing, a
-//! sample cannot be told to be the share's; then the share's own meter answers, and without one nobody does.
+//! sample cannot be told to be the share's; then the share's own meter answers, and without one none does.
 //!
 //! A share without a guarantee of cores has the whole card for 100 %. Work beyond the guarantee, in time that
 //! others left idle, is still 100 %.
@@ -15,7 +15,7 @@ use crate::card::{Card, Target};
 use crate::driver::Original;
 use crate::hooks::nvml::{
     self,
-    processes::{forget_the_dead, living},
+    processes::{live_processes, reclaim_dead},
 };
 use crate::nvml::{
     NO_INSTANCE, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_FOUND, NVML_ERROR_NOT_SUPPORTED,
@@ -31,7 +31,7 @@ use crate::table::{
 };
 
 /// Processes of a card that are looked at. They lie on the stack of the caller's thread.
-const MOST_PROCESSES: c_uint = 96;
+const MAX_PROCESSES: c_uint = 96;
 
 /// What counts as now: NVML's own sampling period is between 1/6 s and 1 s.
 const RECENT_US: u64 = 1_000_000;
@@ -79,8 +79,8 @@ pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
         usedGpuMemory: 0,
         gpuInstanceId: NO_INSTANCE,
         computeInstanceId: NO_INSTANCE,
-    }; MOST_PROCESSES as usize];
-    let mut count = MOST_PROCESSES;
+    }; MAX_PROCESSES as usize];
+    let mut count = MAX_PROCESSES;
     // SAFETY: room for as many as `count` says.
     let result = unsafe { list(device, &raw mut count, shown.as_mut_ptr()) };
     if result != NVML_SUCCESS {
@@ -88,7 +88,7 @@ pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
     }
     let shown = || shown.iter().take(usize::try_from(count).unwrap_or(0));
     shown().all(|process| sys::process_exists(process.pid))
-        && living(card).all(|process| shown().any(|shown| shown.pid == process.pid))
+        && live_processes(card).all(|process| shown().any(|shown| shown.pid == process.pid))
 }
 
 /// The newest sample of each process of the card's shares.
@@ -98,7 +98,7 @@ fn sampled(
     since_us: u64,
     mut each: impl FnMut(&nvmlProcessUtilizationSample_t),
 ) -> Result<(), nvmlReturn_t> {
-    if living(card).next().is_none() {
+    if live_processes(card).next().is_none() {
         return Ok(());
     }
     if !shows_own_pids(card, device) {
@@ -115,8 +115,8 @@ fn sampled(
         memUtil: 0,
         encUtil: 0,
         decUtil: 0,
-    }; MOST_PROCESSES as usize];
-    let mut count = MOST_PROCESSES;
+    }; MAX_PROCESSES as usize];
+    let mut count = MAX_PROCESSES;
     // SAFETY: room for as many as `count` says.
     let result = unsafe { ask(device, samples.as_mut_ptr(), &raw mut count, since_us) };
     match result {
@@ -129,7 +129,7 @@ fn sampled(
     // NVML leaves places of its own count empty.
     let new = filled.filter(|sample| sample.pid != 0 && sample.timeStamp > since_us);
     for sample in new {
-        if living(card).any(|process| process.pid == sample.pid) {
+        if live_processes(card).any(|process| process.pid == sample.pid) {
             each(sample);
         }
     }
@@ -152,7 +152,7 @@ fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlR
     if !card.shares().all(|share| share.is_countable()) {
         return Err(NVML_ERROR_NOT_SUPPORTED);
     }
-    forget_the_dead(card);
+    reclaim_dead(card);
     let cores = cores_percent(card);
     let mut sum = nvmlUtilization_t { gpu: 0, memory: 0 };
     let since_us = sys::epoch_us().saturating_sub(RECENT_US);
@@ -217,7 +217,7 @@ pub(crate) unsafe fn rates(
 ///
 /// # Safety
 /// `array` has `length` elements that NVML has written.
-unsafe fn keep_own<T: Copy>(
+unsafe fn retain_own<T: Copy>(
     card: Card,
     array: *mut T,
     length: c_uint,
@@ -232,7 +232,7 @@ unsafe fn keep_own<T: Copy>(
         let place = unsafe { array.add(index) };
         // SAFETY: written by NVML.
         let sample = unsafe { place.read() };
-        if !living(card).any(|process| process.pid == pid(&sample)) {
+        if !live_processes(card).any(|process| process.pid == pid(&sample)) {
             continue;
         }
         // SAFETY: `kept` is at most `index`.
@@ -252,12 +252,12 @@ unsafe fn keep_own<T: Copy>(
 }
 
 /// Whether samples of processes can be told to be the share's.
-fn can_tell(card: Card, device: nvmlDevice_t) -> bool {
+fn has_own_samples(card: Card, device: nvmlDevice_t) -> bool {
     if !card.shares().all(|share| share.is_countable()) {
         return false;
     }
-    forget_the_dead(card);
-    living(card).next().is_none() || shows_own_pids(card, device)
+    reclaim_dead(card);
+    live_processes(card).next().is_none() || shows_own_pids(card, device)
 }
 
 pub(crate) unsafe fn by_process(
@@ -269,13 +269,13 @@ pub(crate) unsafe fn by_process(
 ) -> nvmlReturn_t {
     let card = match target(device) {
         Target::Limited(card) => Some(card),
-        Target::Refused => None,
+        Target::Denied => None,
         Target::Unlimited => {
             // SAFETY: the caller's arguments.
             return unsafe { original(device, samples, count, since_us) };
         }
     };
-    let Some(card) = card.filter(|card| can_tell(*card, device)) else {
+    let Some(card) = card.filter(|card| has_own_samples(*card, device)) else {
         return NVML_ERROR_NOT_SUPPORTED;
     };
     // SAFETY: the caller's arguments.
@@ -287,7 +287,7 @@ pub(crate) unsafe fn by_process(
     let length = unsafe { count.read() };
     // SAFETY: NVML has written as many.
     let kept = unsafe {
-        keep_own(
+        retain_own(
             card,
             samples,
             length,
@@ -321,9 +321,9 @@ pub(crate) unsafe fn by_process_info(
     let version = unsafe { info.cast::<c_uint>().read() };
     let known = version == PROCESSES_UTILIZATION_INFO_V1;
     let card = match target {
-        // What NVML says of a version that it may know and this build does not, nobody can reduce to the share.
-        Target::Limited(card) if known && can_tell(card, device) => card,
-        Target::Limited(_) | Target::Refused | Target::Unlimited => {
+        // What NVML says of a version that it may know and this build does not, none can reduce to the share.
+        Target::Limited(card) if known && has_own_samples(card, device) => card,
+        Target::Limited(_) | Target::Denied | Target::Unlimited => {
             return NVML_ERROR_NOT_SUPPORTED;
         }
     };
@@ -336,7 +336,7 @@ pub(crate) unsafe fn by_process_info(
     }
     // SAFETY: NVML has written as many.
     info.processSamplesCount = unsafe {
-        keep_own(
+        retain_own(
             card,
             info.procUtilArray,
             info.processSamplesCount,
@@ -372,7 +372,7 @@ pub(crate) unsafe fn samples(
     };
     let card = match target(device) {
         Target::Limited(card) if !value_type.is_null() && !count.is_null() => card,
-        Target::Refused => return NVML_ERROR_NOT_SUPPORTED,
+        Target::Denied => return NVML_ERROR_NOT_SUPPORTED,
         Target::Limited(_) | Target::Unlimited => {
             // SAFETY: the caller's arguments.
             return unsafe { original(device, kind, since_us, value_type, count, samples) };

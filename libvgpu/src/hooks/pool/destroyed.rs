@@ -2,20 +2,20 @@
 
 use super::streams;
 use crate::card::Card;
-use crate::destroyed_pools::Freed;
-use crate::held::Held;
+use crate::charge_map::Charge;
+use crate::destroyed_pools::FreedAt;
 use crate::process::Process;
 
-fn release(process: &'static Process, pool: Held) {
+fn release(process: &'static Process, pool: Charge) {
     if let Some(card) = Card::at(process, pool.card) {
         card.release(pool.bytes);
     }
 }
 
 /// An allocation of a destroyed pool was freed.
-pub(super) fn freed(process: &'static Process, taken: Held, when: Freed) {
+pub(super) fn freed(process: &'static Process, taken: Charge, when: FreedAt) {
     let release = |pool| release(process, pool);
-    process.destroyed_pools.freed(taken, when, release);
+    process.destroyed_pools.finish_free(taken, when, release);
 }
 
 /// Returns the charge of destroyed pools of that card of which nothing is left, as far as streams have come. `false` if

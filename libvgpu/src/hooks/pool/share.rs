@@ -1,13 +1,13 @@
-//! Allocations of pools that are shared between processes, pointer by pointer; see [`crate::hooks::exchange`].
+//! Allocations of pools that are shared between processes, pointer by pointer; see [`crate::hooks::shared_memory`].
 
 use core::ffi::c_void;
 
 use crate::card::{Card, Target, target_of_current_context};
 use crate::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, CUdeviceptr, CUmemoryPool, CUresult};
-use crate::hooks::exchange::{self, range_of};
-use crate::hooks::memory::free_again;
+use crate::hooks::memory::undo_allocation;
+use crate::hooks::shared_memory::{self, range_of};
+use crate::pool_free_space;
 use crate::process::Process;
-use crate::room;
 use crate::table::{cuMemPoolExportPointer, cuMemPoolImportPointer};
 
 pub(crate) unsafe fn export_pointer(
@@ -18,10 +18,10 @@ pub(crate) unsafe fn export_pointer(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(data, pointer) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
-        && let Some((index, chunk)) = process.room.chunk_of(pointer)
+        && let Some((index, chunk)) = process.pool_free_space.chunk_of(pointer)
         && let Some(card) = Card::at(process, index)
     {
-        exchange::make_available(process, card, pointer, chunk);
+        shared_memory::add_export(process, card, pointer, chunk);
     }
     result
 }
@@ -36,7 +36,7 @@ pub(crate) unsafe fn import_pointer(
     let call = || unsafe { original(pointer, pool, data) };
     let card = match target_of_current_context() {
         Target::Unlimited => return call(),
-        Target::Refused => return CUDA_ERROR_OUT_OF_MEMORY,
+        Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
         Target::Limited(card) => card,
     };
     let result = call();
@@ -45,13 +45,18 @@ pub(crate) unsafe fn import_pointer(
     }
     // SAFETY: the driver has written the pointer.
     let address = unsafe { pointer.read() };
-    let (start, bytes) = range_of(address).unwrap_or((address, room::CHUNK));
+    let (start, bytes) = range_of(address).unwrap_or((address, pool_free_space::CHUNK));
     // It is the pool's, whichever context is current.
-    if exchange::open(card, address, room::chunk_around(start, bytes), 0) {
+    if shared_memory::open(
+        card,
+        address,
+        pool_free_space::chunk_around(start, bytes),
+        0,
+    ) {
         return result;
     }
     // SAFETY: imported just now, and unknown to the program.
-    unsafe { free_again(address) };
+    unsafe { undo_allocation(address) };
     // SAFETY: the driver has written the pointer.
     unsafe { pointer.write(0) };
     CUDA_ERROR_OUT_OF_MEMORY
@@ -59,6 +64,6 @@ pub(crate) unsafe fn import_pointer(
 
 /// After a pointer was freed: others cannot import it any more, or what was imported is closed.
 pub(crate) fn freed(process: &'static Process, pointer: CUdeviceptr) {
-    exchange::end_available(process, pointer);
-    exchange::close(process, pointer);
+    shared_memory::end_export(process, pointer);
+    shared_memory::close(process, pointer);
 }

@@ -8,6 +8,7 @@ use core::ptr::NonNull;
 
 use super::streams;
 use crate::card::{Card, Target, target_of_current_context, target_of_device};
+use crate::charge_map::Charge;
 use crate::cuda::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_HOST,
     CU_MEM_LOCATION_TYPES_OF_HOST, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, CU_MEMPOOL_ATTR_LOCATION_ID,
@@ -15,8 +16,7 @@ use crate::cuda::{
     CUmemoryPool, CUresult, CUstream,
 };
 use crate::driver::{Library, Original};
-use crate::held::Held;
-use crate::hooks::kept::pools::{attribute, key_of, settle};
+use crate::hooks::driver_cache::pools::{attribute, key_of, settle};
 use crate::process::Process;
 
 static GET_COUNT: Original = Original::new(Library::Cuda, c"cuDeviceGetCount");
@@ -31,8 +31,8 @@ type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_
 
 /// Where an allocation comes from.
 #[derive(Clone, Copy)]
-pub(super) enum Whence {
-    /// Memory that nobody counts.
+pub(super) enum AllocationSource {
+    /// Memory that none counts.
     Uncounted,
     /// A card of which nothing may be taken.
     Refused,
@@ -40,7 +40,7 @@ pub(super) enum Whence {
     Pool(Card, CUmemoryPool),
 }
 
-impl Whence {
+impl AllocationSource {
     /// What `cuMemAllocAsync` takes from. Without a context the driver refuses by itself.
     pub(super) fn of_stream(stream: CUstream) -> Self {
         let Some(device) = streams::device_of(stream) else {
@@ -48,7 +48,7 @@ impl Whence {
         };
         match target_of_device(device) {
             Target::Unlimited => Self::Uncounted,
-            Target::Refused => Self::Refused,
+            Target::Denied => Self::Refused,
             Target::Limited(card) => {
                 pool_of(&GET_POOL, device).map_or(Self::Uncounted, |pool| Self::Pool(card, pool))
             }
@@ -66,9 +66,9 @@ impl Whence {
         }
         match target_of(pool) {
             Target::Limited(card) => Self::Pool(card, pool),
-            Target::Refused => Self::Refused,
+            Target::Denied => Self::Refused,
             Target::Unlimited => {
-                know_uncounted(process, pool);
+                record_uncounted(process, pool);
                 Self::Uncounted
             }
         }
@@ -76,7 +76,7 @@ impl Whence {
 }
 
 /// Remembers where a pool that was made just now takes memory.
-pub(super) fn know(pool: CUmemoryPool, properties: &CUmemPoolProps) {
+pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
     let Some(process) = Process::get() else {
         return;
     };
@@ -87,17 +87,17 @@ pub(super) fn know(pool: CUmemoryPool, properties: &CUmemPoolProps) {
             Target::Limited(card) => {
                 settle(card, pool, 0);
             }
-            Target::Unlimited => know_uncounted(process, pool),
-            Target::Refused => {}
+            Target::Unlimited => record_uncounted(process, pool),
+            Target::Denied => {}
         }
     } else if is_host(number(location.r#type), number(properties.allocType)) {
-        know_uncounted(process, pool);
+        record_uncounted(process, pool);
     }
 }
 
 /// Remembers that a pool takes nothing that is counted.
-fn know_uncounted(process: &Process, pool: CUmemoryPool) {
-    let held = Held {
+fn record_uncounted(process: &Process, pool: CUmemoryPool) {
+    let held = Charge {
         bytes: 0,
         card: u8::MAX,
         context: 0,

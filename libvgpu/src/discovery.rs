@@ -1,6 +1,6 @@
 //! Finds the shares of this container: one directory each under `/run/drava`.
 //!
-//! A share whose page cannot be read is not skipped: nobody knows which card it limits, so every card that has
+//! A share whose page cannot be read is not skipped: none knows which card it limits, so every card that has
 //! no readable share is refused.
 
 use core::ffi::CStr;
@@ -9,7 +9,7 @@ use drava_vgpu_abi::paths;
 
 use crate::log;
 use crate::path::{EntryBuffer, PathBuffer, names};
-use crate::shares::{Shares, Source};
+use crate::shares::{LimitsSource, Shares};
 use crate::sys::{self, Fd};
 
 /// Attaches all shares of the container, from the standard place or else from `other`. `None` if there are none, so that
@@ -17,12 +17,12 @@ use crate::sys::{self, Fd};
 pub(crate) fn find_shares(
     shares: &Shares,
     other: impl FnOnce() -> Option<&'static CStr>,
-) -> Option<Source> {
+) -> Option<LimitsSource> {
     let standard = PathBuffer::new(format_args!("{}", paths::RUN_DIR))?;
     find_shares_in(shares, standard.as_c_str()).or_else(|| find_shares_in(shares, other()?))
 }
 
-fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<Source> {
+fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<LimitsSource> {
     let Ok(directory) = sys::open_directory(None, run_directory) else {
         return Some(unreadable(run_directory));
     };
@@ -40,9 +40,9 @@ fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<Source> {
         };
         for name in names(buffer.0.get(..length).unwrap_or_default()) {
             match attach(shares, directory, run_directory, name) {
-                Attached::Share if source.is_none() => source = Some(Source::Pages),
+                Attached::Share if source.is_none() => source = Some(LimitsSource::Pages),
                 Attached::Share | Attached::NoShare => {}
-                Attached::Broken => source = Some(Source::BrokenPages),
+                Attached::Broken => source = Some(LimitsSource::UnreadablePages),
             }
         }
     }
@@ -51,12 +51,12 @@ fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<Source> {
 }
 
 /// Shares that cannot be looked for are not "no shares".
-fn unreadable(run_directory: &CStr) -> Source {
+fn unreadable(run_directory: &CStr) -> LimitsSource {
     log::line(format_args!(
         "{} cannot be read: GPU memory is refused",
         run_directory.to_str().unwrap_or("?")
     ));
-    Source::BrokenPages
+    LimitsSource::UnreadablePages
 }
 
 enum Attached {
@@ -79,7 +79,7 @@ fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> A
     match sys::open_directory(Some(directory), limits_path.as_c_str()) {
         Ok(Some(limits)) => sys::close(limits),
         Ok(None) => return Attached::NoShare,
-        Err(sys::Unknown) => {
+        Err(sys::OpenFailed) => {
             log::line(format_args!(
                 "share {run_directory}/{name} cannot be opened: GPU memory is refused"
             ));

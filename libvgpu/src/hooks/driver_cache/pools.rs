@@ -7,12 +7,12 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 
+use crate::cache_charge::CacheCharge;
 use crate::card::Card;
 use crate::cuda::{CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUmemoryPool, CUresult};
 use crate::driver::{Library, Original};
-use crate::growth::Growth;
 use crate::hooks::pool::destroyed;
-use crate::room::Change;
+use crate::pool_free_space::SizeChange;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuMemPoolGetAttribute");
 static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
@@ -52,51 +52,53 @@ pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
 }
 
 /// Notes that an allocation is about to be made for which so much was reserved.
-pub(crate) fn expect(card: Card, pool: CUmemoryPool, ahead_bytes: u64) {
+pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
-    super::expect(card, &process.pools, key_of(pool), ahead_bytes);
+    super::add_reservation(card, &process.pools, key_of(pool), reserved_bytes);
 }
 
-/// Makes the pool's charge what the pool says, after an allocation for whose growth `ahead_bytes` had been reserved.
-pub(crate) fn settle(card: Card, pool: CUmemoryPool, ahead_bytes: u64) -> Change {
+/// Makes the pool's charge what the pool says, after an allocation for whose growth `reserved_bytes` had been reserved.
+pub(crate) fn settle(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
     let change = {
         let _guard = card.process().pool_guard();
-        settle_alone(card, pool, ahead_bytes)
+        settle_guarded(card, pool, reserved_bytes)
     };
-    note(card, pool, change);
+    invalidate_if_shrunk(card, pool, change);
     change
 }
 
 /// The caller holds the guard of pools.
-fn settle_alone(card: Card, pool: CUmemoryPool, ahead_bytes: u64) -> Change {
-    let (kept, key) = (&card.process().pools, key_of(pool));
+fn settle_guarded(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
+    let (caches, key) = (&card.process().pools, key_of(pool));
     let (before_bytes, after_bytes) =
-        super::settle(card, kept, key, ahead_bytes, reserved_of(pool));
-    Change {
+        super::settle(card, caches, key, reserved_bytes, reserved_of(pool));
+    SizeChange {
         before_bytes,
         after_bytes,
     }
 }
 
-fn note(card: Card, pool: CUmemoryPool, change: Change) {
+fn invalidate_if_shrunk(card: Card, pool: CUmemoryPool, change: SizeChange) {
     if change.after_bytes < change.before_bytes {
-        card.process().room.doubt(key_of(pool));
+        card.process().pool_free_space.invalidate(key_of(pool));
     }
 }
 
-/// What the pool has that nobody has paid for.
-pub(crate) fn unpaid(card: Card, pool: CUmemoryPool) -> u64 {
+/// What the pool has that none has paid for.
+pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
     let process = card.process();
     let _guard = process.pool_guard();
     let known = process.pools.get(key_of(pool));
-    let growth = known.as_ref().map_or(Growth::default(), Growth::of);
-    growth.unpaid(reserved_of(pool).unwrap_or(0))
+    let growth = known
+        .as_ref()
+        .map_or(CacheCharge::default(), CacheCharge::of);
+    growth.uncharged_bytes(reserved_of(pool).unwrap_or(0))
 }
 
 /// Makes the pool's charge what it says, after it has given back what it does not use if `trims`. Another thread may
 /// have destroyed the pool: then it is not asked.
-fn look_at(card: Card, pool: CUmemoryPool, trims: bool) {
+fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
     let process = card.process();
     let change = {
         let _guard = process.pool_guard();
@@ -106,9 +108,9 @@ fn look_at(card: Card, pool: CUmemoryPool, trims: bool) {
         if trims {
             trim(pool);
         }
-        settle_alone(card, pool, 0)
+        settle_guarded(card, pool, 0)
     };
-    note(card, pool, change);
+    invalidate_if_shrunk(card, pool, change);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
@@ -122,7 +124,7 @@ fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
 
 /// Notes what the card's pools have given back meanwhile.
 pub(super) fn refresh(card: Card) {
-    for_each_pool(card, |pool| look_at(card, pool, false));
+    for_each_pool(card, |pool| refresh_pool(card, pool, false));
     destroyed::settle(card);
 }
 
@@ -134,7 +136,7 @@ pub(super) fn trim_all(card: Card) -> bool {
         .pools
         .for_each(|_, held| has_any |= held.card == card.index());
     if has_any {
-        for_each_pool(card, |pool| look_at(card, pool, true));
+        for_each_pool(card, |pool| refresh_pool(card, pool, true));
     }
     has_any
 }

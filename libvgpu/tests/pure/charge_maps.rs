@@ -6,19 +6,19 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::held::{Held, HeldMap};
+use crate::charge_map::{Charge, ChargeMap};
 
 /// Steps of one test; Miri takes a thousand times as long for each.
 const STEPS: u64 = if cfg!(miri) { 100 } else { 50_000 };
 
-fn empty() -> HeldMap {
-    let map = MaybeUninit::<HeldMap>::zeroed();
+fn empty() -> ChargeMap {
+    let map = MaybeUninit::<ChargeMap>::zeroed();
     // SAFETY: all zeroes is an empty map.
     unsafe { map.assume_init() }
 }
 
-fn held(bytes: u64) -> Held {
-    Held {
+fn held(bytes: u64) -> Charge {
+    Charge {
         bytes,
         card: u8::try_from(bytes % 64).unwrap(),
         context: bytes * 3,
@@ -92,7 +92,7 @@ fn removes_only_entries_of_ended_context() {
         let context = key % 3;
         assert!(map.insert(
             key,
-            Held {
+            Charge {
                 context,
                 ..held(key)
             }
@@ -209,7 +209,7 @@ fn finds_entry_during_update() {
     const CHANGES: u64 = STEPS / 50;
     let map = empty();
     let key = colliding().next().unwrap();
-    let first = Held {
+    let first = Charge {
         bytes: 0,
         card: 1,
         context: 0,
@@ -219,8 +219,8 @@ fn finds_entry_during_update() {
         for _ in 0..THREADS {
             scope.spawn(|| {
                 for _ in 0..CHANGES {
-                    let more = |held: &Held| {
-                        Some(Held {
+                    let more = |held: &Charge| {
+                        Some(Charge {
                             bytes: held.bytes + 1,
                             context: held.context + 3,
                             ..*held

@@ -1,14 +1,14 @@
 //! What the process holds: which pointer or handle was charged how many bytes, to which card, in which context.
 //!
 //! A map without an allocator: levels of open-addressing tables, each twice as large as the one before, mapped when the
-//! smaller ones are full. Nothing is ever moved. Whoever writes to a place keeps others from it for as long, a few
+//! smaller ones are full. Nothing is ever moved. Whoever writes to a entry keeps others from it for as long, a few
 //! instructions; whoever reads one reads again if somebody has written meanwhile.
 //!
 //! Invariants:
 //! - A key is inserted after the driver returned it and removed before the driver is asked to free it, so it
-//!   is in the map at most once. What counts how often the driver gave the same key is changed in its place, by one
-//!   thread at a time, so that nobody finds it missing.
-//! - A place that was used never becomes empty again, only reusable; a search that meets an empty place is over.
+//!   is in the map at most once. What counts how often the driver gave the same key is changed in its entry, by one
+//!   thread at a time, so that none finds it missing.
+//! - A entry that was used never becomes empty again, only reusable; a search that meets an empty entry is over.
 //! - Of several threads that remove the same key, one succeeds (a program that frees twice is told so by the
 //!   driver, and is not paid twice by us).
 
@@ -33,7 +33,7 @@ const BYTES_MASK: u64 = (1 << BYTES_BITS) - 1;
 
 /// One thing that was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Charge {
     /// How much.
     pub(crate) bytes: u64,
     /// Index of the card's first share.
@@ -42,30 +42,30 @@ pub(crate) struct Held {
     pub(crate) context: u64,
 }
 
-struct Place {
+struct Entry {
     key: AtomicU64,
     /// How often it was written; odd while somebody writes.
-    writings: AtomicU64,
-    charge: AtomicU64,
+    sequence: AtomicU64,
+    packed: AtomicU64,
     context: AtomicU64,
 }
 
 /// The map. All zeroes is an empty one.
-pub(crate) struct HeldMap {
-    levels: [AtomicPtr<Place>; LEVELS],
+pub(crate) struct ChargeMap {
+    levels: [AtomicPtr<Entry>; LEVELS],
 }
 
-impl HeldMap {
+impl ChargeMap {
     /// Remembers `held` under `key`. `false` if there is no memory for it: then it stays charged until the
     /// process ends.
-    pub(crate) fn insert(&self, key: u64, held: Held) -> bool {
+    pub(crate) fn insert(&self, key: u64, held: Charge) -> bool {
         let key = key ^ KEY_BIT;
         for (level, pointer) in self.levels.iter().enumerate() {
-            let Some(places) = grow(pointer, level) else {
+            let Some(entries) = grow(pointer, level) else {
                 return false;
             };
-            for place in probe(places, key) {
-                if place.take(key, held) {
+            for entry in probe(entries, key) {
+                if entry.insert(key, held) {
                     return true;
                 }
             }
@@ -74,38 +74,46 @@ impl HeldMap {
     }
 
     /// Forgets what is under `key` and returns it.
-    pub(crate) fn remove(&self, key: u64) -> Option<Held> {
+    pub(crate) fn remove(&self, key: u64) -> Option<Charge> {
         self.change(key, |_| None)
     }
 
     /// Makes what is under `key` what `to` says, or forgets it, and returns what it was.
     ///
     /// Whoever looks for the key meanwhile waits, so `to` must not take long, nor look into the map.
-    pub(crate) fn change(&self, key: u64, to: impl FnOnce(&Held) -> Option<Held>) -> Option<Held> {
+    pub(crate) fn change(
+        &self,
+        key: u64,
+        to: impl FnOnce(&Charge) -> Option<Charge>,
+    ) -> Option<Charge> {
         let key = key ^ KEY_BIT;
         self.find(key)?.change(|found| found == key, to)
     }
 
     /// What is under `key`.
-    pub(crate) fn get(&self, key: u64) -> Option<Held> {
+    pub(crate) fn get(&self, key: u64) -> Option<Charge> {
         let key = key ^ KEY_BIT;
         let (found, held) = self.find(key)?.read();
         (found == key).then_some(held)
     }
 
     /// Forgets everything for which `ends` says yes, and hands it to `each`.
-    pub(crate) fn remove_all(&self, ends: impl Fn(&Held) -> bool, mut each: impl FnMut(u64, Held)) {
+    pub(crate) fn remove_all(
+        &self,
+        ends: impl Fn(&Charge) -> bool,
+        mut each: impl FnMut(u64, Charge),
+    ) {
         for (level, pointer) in self.levels.iter().enumerate() {
-            let Some(places) = existing(pointer, level) else {
+            let Some(entries) = existing(pointer, level) else {
                 return;
             };
-            for place in places {
-                let (key, held) = place.read();
+            for entry in entries {
+                let (key, held) = entry.read();
                 if is_free(key) || !ends(&held) {
                     continue;
                 }
                 // Another one's by now stays, unless it ends too.
-                let removed = place.change(
+                let removed = entry.change(
                     |found| found == key,
                     |held| Some(*held).filter(|held| !ends(held)),
                 );
@@ -117,13 +125,13 @@ impl HeldMap {
     }
 
     /// Hands everything to `each`.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(u64, Held)) {
+    pub(crate) fn for_each(&self, mut each: impl FnMut(u64, Charge)) {
         for (level, pointer) in self.levels.iter().enumerate() {
-            let Some(places) = existing(pointer, level) else {
+            let Some(entries) = existing(pointer, level) else {
                 return;
             };
-            for place in places {
-                let (key, held) = place.read();
+            for entry in entries {
+                let (key, held) = entry.read();
                 if !is_free(key) {
                     each(key ^ KEY_BIT, held);
                 }
@@ -131,12 +139,12 @@ impl HeldMap {
         }
     }
 
-    fn find(&self, key: u64) -> Option<&Place> {
+    fn find(&self, key: u64) -> Option<&Entry> {
         for (level, pointer) in self.levels.iter().enumerate() {
-            for place in probe(existing(pointer, level)?, key) {
-                match place.key.load(Ordering::Acquire) {
+            for entry in probe(existing(pointer, level)?, key) {
+                match entry.key.load(Ordering::Acquire) {
                     EMPTY => break,
-                    found if found == key => return Some(place),
+                    found if found == key => return Some(entry),
                     _ => {}
                 }
             }
@@ -145,13 +153,13 @@ impl HeldMap {
     }
 }
 
-impl Place {
-    /// Puts `held` there under `key`, if the place is free.
-    fn take(&self, key: u64, held: Held) -> bool {
+impl Entry {
+    /// Puts `held` there under `key`, if the entry is free.
+    fn insert(&self, key: u64, held: Charge) -> bool {
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
-        let _writing = Writing::begin(self);
+        let _writer = EntryWriter::begin(self);
         // It may have been taken since.
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
@@ -165,9 +173,9 @@ impl Place {
     fn change(
         &self,
         is_it: impl FnOnce(u64) -> bool,
-        to: impl FnOnce(&Held) -> Option<Held>,
-    ) -> Option<Held> {
-        let _writing = Writing::begin(self);
+        to: impl FnOnce(&Charge) -> Option<Charge>,
+    ) -> Option<Charge> {
+        let _writer = EntryWriter::begin(self);
         if !is_it(self.key.load(Ordering::Relaxed)) {
             return None;
         }
@@ -180,62 +188,62 @@ impl Place {
     }
 
     /// The key and what is there under it, which means nothing if the key is a mark.
-    fn read(&self) -> (u64, Held) {
+    fn read(&self) -> (u64, Charge) {
         loop {
-            let writings = self.writings.load(Ordering::Acquire);
+            let sequence = self.sequence.load(Ordering::Acquire);
             let read = (self.key.load(Ordering::Relaxed), self.load());
-            // What was read is looked at before the number is looked at again: see `Writing::begin`.
+            // What was read is looked at before the number is looked at again: see `EntryWriter::begin`.
             fence(Ordering::Acquire);
-            if writings.is_multiple_of(2) && self.writings.load(Ordering::Relaxed) == writings {
+            if sequence.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == sequence {
                 return read;
             }
             sys::yield_now();
         }
     }
 
-    fn load(&self) -> Held {
-        let charge = self.charge.load(Ordering::Relaxed);
-        let [card, ..] = (charge >> BYTES_BITS).to_le_bytes();
-        Held {
-            bytes: charge & BYTES_MASK,
+    fn load(&self) -> Charge {
+        let packed = self.packed.load(Ordering::Relaxed);
+        let [card, ..] = (packed >> BYTES_BITS).to_le_bytes();
+        Charge {
+            bytes: packed & BYTES_MASK,
             card,
             context: self.context.load(Ordering::Relaxed),
         }
     }
 
-    fn store(&self, held: Held) {
-        let charge = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
-        self.charge.store(charge, Ordering::Relaxed);
+    fn store(&self, held: Charge) {
+        let packed = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
+        self.packed.store(packed, Ordering::Relaxed);
         self.context.store(held.context, Ordering::Relaxed);
     }
 }
 
-/// Somebody writes to a place.
-struct Writing<'a>(&'a Place);
+/// Somebody writes to a entry.
+struct EntryWriter<'a>(&'a Entry);
 
-impl<'a> Writing<'a> {
-    fn begin(place: &'a Place) -> Self {
+impl<'a> EntryWriter<'a> {
+    fn begin(entry: &'a Entry) -> Self {
         loop {
-            let writings = place.writings.load(Ordering::Relaxed);
-            let odd = writings.wrapping_add(1);
-            let begins = writings.is_multiple_of(2)
-                && place
-                    .writings
-                    .compare_exchange(writings, odd, Ordering::Acquire, Ordering::Relaxed)
+            let sequence = entry.sequence.load(Ordering::Relaxed);
+            let odd = sequence.wrapping_add(1);
+            let begins = sequence.is_multiple_of(2)
+                && entry
+                    .sequence
+                    .compare_exchange(sequence, odd, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok();
             if begins {
                 // Whoever sees any of what follows sees that somebody writes.
                 fence(Ordering::Release);
-                return Self(place);
+                return Self(entry);
             }
             sys::yield_now();
         }
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for EntryWriter<'_> {
     fn drop(&mut self) {
-        self.0.writings.fetch_add(1, Ordering::Release);
+        self.0.sequence.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -247,37 +255,37 @@ fn capacity(level: usize) -> usize {
     FIRST_CAPACITY << level
 }
 
-/// The places to look at for `key`, in order.
-fn probe(places: &[Place], key: u64) -> impl Iterator<Item = &Place> {
+/// The entries to look at for `key`, in order.
+fn probe(entries: &[Entry], key: u64) -> impl Iterator<Item = &Entry> {
     // Fibonacci hashing; capacities are powers of two.
-    let bits = places.len().trailing_zeros();
+    let bits = entries.len().trailing_zeros();
     let hash = key
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         .wrapping_shr(64u32.saturating_sub(bits));
     let start = usize::try_from(hash).unwrap_or(0);
-    let (before, after) = places.split_at(start.min(places.len()));
+    let (before, after) = entries.split_at(start.min(entries.len()));
     after.iter().chain(before).take(PROBES)
 }
 
-fn existing(pointer: &AtomicPtr<Place>, level: usize) -> Option<&[Place]> {
-    let places = NonNull::new(pointer.load(Ordering::Acquire))?;
-    // SAFETY: `grow` mapped that many zeroed places, which are never unmapped.
-    Some(unsafe { NonNull::slice_from_raw_parts(places, capacity(level)).as_ref() })
+fn existing(pointer: &AtomicPtr<Entry>, level: usize) -> Option<&[Entry]> {
+    let entries = NonNull::new(pointer.load(Ordering::Acquire))?;
+    // SAFETY: `grow` mapped that many zeroed entries, which are never unmapped.
+    Some(unsafe { NonNull::slice_from_raw_parts(entries, capacity(level)).as_ref() })
 }
 
-fn grow(pointer: &AtomicPtr<Place>, level: usize) -> Option<&[Place]> {
+fn grow(pointer: &AtomicPtr<Entry>, level: usize) -> Option<&[Entry]> {
     if pointer.load(Ordering::Acquire).is_null() {
-        let size = capacity(level).saturating_mul(size_of::<Place>());
-        let places = sys::map_zeroes(size)?;
+        let size = capacity(level).saturating_mul(size_of::<Entry>());
+        let entries = sys::map_zeroes(size)?;
         let null = core::ptr::null_mut();
         let installed = pointer.compare_exchange(
             null,
-            places.as_ptr().cast(),
+            entries.as_ptr().cast(),
             Ordering::AcqRel,
             Ordering::Acquire,
         );
         if installed.is_err() {
-            sys::unmap(places, size);
+            sys::unmap(entries, size);
         }
     }
     existing(pointer, level)

@@ -8,14 +8,14 @@
 //! ones have chunks of their own, and what is known of those is that another allocation of the same size fits.
 //!
 //! Invariants:
-//! - Whatever is noted as free is free. What there is no place to note is forgotten, which costs a refusal at most.
+//! - Whatever is noted as free is free. What there is no entry to note is forgotten, which costs a refusal at most.
 //! - A pool gives chunks back to the card only if nothing in them is allocated. So once it has given some back, which
 //!   ones it does not say, only what is free in chunks that something is allocated in counts.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::charge_map::{Charge, ChargeMap};
 use crate::guard::Guard;
-use crate::held::{Held, HeldMap};
 use crate::shared_chunks::Chunk;
 
 /// Chunks in which pools grow.
@@ -89,7 +89,7 @@ struct Extent {
     bytes: u64,
     is_whole_chunk: bool,
     /// The pool has given something back since: only a chunk that something is allocated in is certainly there.
-    is_doubtful: bool,
+    is_invalidated: bool,
 }
 
 impl Extent {
@@ -111,7 +111,7 @@ impl Extent {
         (is_near && is_alike).then(|| Self {
             start: self.start.min(other.start),
             bytes: self.bytes.saturating_add(other.bytes),
-            is_doubtful: self.is_doubtful || other.is_doubtful,
+            is_invalidated: self.is_invalidated || other.is_invalidated,
             ..*self
         })
     }
@@ -127,7 +127,7 @@ impl Extent {
 }
 
 /// Where an [`Extent`] is remembered. The last word has its marks.
-struct Place {
+struct ExtentEntry {
     pool: AtomicU64,
     stream: AtomicU64,
     start: AtomicU64,
@@ -136,9 +136,9 @@ struct Place {
 }
 
 const WHOLE_CHUNK: u32 = 1;
-const DOUBTFUL: u32 = 2;
+const INVALIDATED: u32 = 2;
 
-impl Place {
+impl ExtentEntry {
     fn load(&self) -> Extent {
         let marks = self.marks.load(Ordering::Relaxed);
         Extent {
@@ -147,7 +147,7 @@ impl Place {
             start: self.start.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             is_whole_chunk: marks & WHOLE_CHUNK != 0,
-            is_doubtful: marks & DOUBTFUL != 0,
+            is_invalidated: marks & INVALIDATED != 0,
         }
     }
 
@@ -157,41 +157,45 @@ impl Place {
         } else {
             0
         };
-        let doubtful = if extent.is_doubtful { DOUBTFUL } else { 0 };
+        let invalidated = if extent.is_invalidated {
+            INVALIDATED
+        } else {
+            0
+        };
         self.pool.store(extent.pool, Ordering::Relaxed);
         self.stream.store(extent.stream, Ordering::Relaxed);
         self.start.store(extent.start, Ordering::Relaxed);
         self.bytes.store(extent.bytes, Ordering::Relaxed);
-        self.marks.store(whole | doubtful, Ordering::Relaxed);
+        self.marks.store(whole | invalidated, Ordering::Relaxed);
     }
 }
 
 /// Allocations from the pools of this process, and what is free between them. All zeroes is nothing.
-pub(crate) struct Room {
+pub(crate) struct PoolFreeSpace {
     /// By pointer; `context` is the pool.
-    allocated: HeldMap,
+    allocated: ChargeMap,
     /// Whether anything may be allocated that is not remembered there.
     is_incomplete: AtomicBool,
     guard: AtomicU32,
     count: AtomicU32,
-    extents: [Place; EXTENTS],
+    extents: [ExtentEntry; EXTENTS],
 }
 
 /// What a pool has become by an allocation, beside what the allocation took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct SizeChange {
     /// What was charged for it before.
     pub(crate) before_bytes: u64,
     /// What it has now.
     pub(crate) after_bytes: u64,
 }
 
-impl Room {
+impl PoolFreeSpace {
     /// Notes what was allocated from a pool, which thereby changed as `change` says.
-    pub(crate) fn allocate(&self, pool: u64, card: u8, start: u64, bytes: u64, change: Change) {
+    pub(crate) fn allocate(&self, pool: u64, card: u8, start: u64, bytes: u64, change: SizeChange) {
         let taken = rounded(bytes);
         let end = start.saturating_add(taken);
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         let was_known = self.find(|extent| extent.start <= start && end <= extent.end());
         self.cut(start, end);
         // Of a pointer that was freed in a way that is not known here.
@@ -199,7 +203,7 @@ impl Room {
         let grown = change.after_bytes.saturating_sub(change.before_bytes);
         if was_known.is_none() && grown < growth(taken) {
             // Either it lies in memory that was forgotten here, or other chunks went as one came.
-            self.doubt_all_of(pool);
+            self.invalidate_all_of(pool);
         }
         let is_new_chunk = was_known.is_none() && grown == CHUNK && start == chunk_of(start);
         if is_new_chunk && is_shared(taken) && !self.is_anything_in(start) {
@@ -209,10 +213,10 @@ impl Room {
                 start: end,
                 bytes: CHUNK.saturating_sub(taken),
                 is_whole_chunk: false,
-                is_doubtful: false,
+                is_invalidated: false,
             });
         }
-        let held = Held {
+        let held = Charge {
             bytes: taken,
             card,
             context: pool,
@@ -220,7 +224,7 @@ impl Room {
         self.remember(start, held);
     }
 
-    fn remember(&self, start: u64, held: Held) {
+    fn remember(&self, start: u64, held: Charge) {
         if !self.allocated.insert(start, held) {
             self.is_incomplete.store(true, Ordering::Relaxed);
         }
@@ -238,36 +242,36 @@ impl Room {
     }
 
     /// Notes that an allocation is freed in a stream, and returns what it was. The caller is about to ask the driver
-    /// for it, in the passage of a [`crate::guard::Gate`].
-    pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<Held> {
+    /// for it, in the passage of a [`crate::guard::SharedGate`].
+    pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<Charge> {
         let held = self.allocated.remove(start)?;
         let is_whole_chunk = !is_shared(held.bytes);
         if let Some(stream) = stream
             && (is_whole_chunk || is_in_one_chunk(start, held.bytes))
         {
-            let _guard = Guard::take(&self.guard);
+            let _guard = Guard::acquire(&self.guard);
             self.add(Extent {
                 pool: held.context,
                 stream,
                 start,
                 bytes: held.bytes,
                 is_whole_chunk,
-                is_doubtful: false,
+                is_invalidated: false,
             });
         }
         Some(held)
     }
 
     /// The driver did not free it after all.
-    pub(crate) fn keep(&self, start: u64, held: Held) {
-        let _guard = Guard::take(&self.guard);
+    pub(crate) fn restore(&self, start: u64, held: Charge) {
+        let _guard = Guard::acquire(&self.guard);
         self.cut(start, start.saturating_add(held.bytes));
         self.remember(start, held);
     }
 
     /// Whether the pool has room for an allocation in that stream without growing. `has_passed` says of another stream
     /// whether it has come as far as what was freed in it.
-    pub(crate) fn has(
+    pub(crate) fn has_space(
         &self,
         pool: u64,
         stream: u64,
@@ -275,11 +279,11 @@ impl Room {
         has_passed: impl Fn(u64) -> bool,
     ) -> bool {
         let taken = rounded(bytes);
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         let fits = |extent: &Extent| {
             extent.pool == pool
                 && extent.fits(taken)
-                && (!extent.is_doubtful || self.is_allocated_in(pool, extent.start))
+                && (!extent.is_invalidated || self.is_allocated_in(pool, extent.start))
         };
         let is_in_order = |extent: &Extent| [stream, ANY_STREAM].contains(&extent.stream);
         self.find(|extent| is_in_order(extent) && fits(extent))
@@ -288,9 +292,9 @@ impl Room {
     }
 
     /// The pool has given something back to the card.
-    pub(crate) fn doubt(&self, pool: u64) {
-        let _guard = Guard::take(&self.guard);
-        self.doubt_all_of(pool);
+    pub(crate) fn invalidate(&self, pool: u64) {
+        let _guard = Guard::acquire(&self.guard);
+        self.invalidate_all_of(pool);
     }
 
     /// Nothing is known of the pool any more.
@@ -332,7 +336,7 @@ impl Room {
     }
 
     fn forget(&self, is_gone: impl Fn(&Extent) -> bool) {
-        let _guard = Guard::take(&self.guard);
+        let _guard = Guard::acquire(&self.guard);
         while let Some((index, _)) = self.find(&is_gone) {
             self.remove(index);
         }
@@ -343,29 +347,29 @@ impl Room {
     }
 
     fn find(&self, is_wanted: impl Fn(&Extent) -> bool) -> Option<(usize, Extent)> {
-        let extents = self.extents.iter().take(self.len()).map(Place::load);
+        let extents = self.extents.iter().take(self.len()).map(ExtentEntry::load);
         extents.enumerate().find(|(_, extent)| is_wanted(extent))
     }
 
     fn remove(&self, index: usize) {
         let last = self.len().saturating_sub(1);
-        if let (Some(place), Some(moved)) = (self.extents.get(index), self.extents.get(last)) {
-            place.store(moved.load());
+        if let (Some(entry), Some(moved)) = (self.extents.get(index), self.extents.get(last)) {
+            entry.store(moved.load());
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Remembers an extent, if need be in the place of a smaller one.
+    /// Remembers an extent, if need be in the entry of a smaller one.
     fn push(&self, extent: Extent) {
         let index = self.len();
-        if let Some(place) = self.extents.get(index) {
-            place.store(extent);
+        if let Some(entry) = self.extents.get(index) {
+            entry.store(extent);
             self.count.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let smallest = self.extents.iter().min_by_key(|place| place.load().bytes);
-        if let Some(place) = smallest.filter(|place| place.load().bytes < extent.bytes) {
-            place.store(extent);
+        let smallest = self.extents.iter().min_by_key(|entry| entry.load().bytes);
+        if let Some(entry) = smallest.filter(|entry| entry.load().bytes < extent.bytes) {
+            entry.store(extent);
         }
     }
 
@@ -401,17 +405,17 @@ impl Room {
         }
     }
 
-    fn doubt_all_of(&self, pool: u64) {
+    fn invalidate_all_of(&self, pool: u64) {
         while let Some((index, _)) =
             self.find(|extent| extent.pool == pool && extent.is_whole_chunk)
         {
             self.remove(index);
         }
-        for place in self.extents.iter().take(self.len()) {
-            let extent = place.load();
+        for entry in self.extents.iter().take(self.len()) {
+            let extent = entry.load();
             if extent.pool == pool {
-                place.store(Extent {
-                    is_doubtful: true,
+                entry.store(Extent {
+                    is_invalidated: true,
                     ..extent
                 });
             }

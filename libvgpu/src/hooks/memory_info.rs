@@ -7,11 +7,11 @@ use core::ffi::c_uint;
 
 use crate::card::{Amount, Target, target_of_current_context, target_of_device};
 use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
-use crate::hooks::kept;
+use crate::hooks::driver_cache;
 use crate::table::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 
 /// A card of which nothing may be taken.
-const NOTHING: Amount = Amount {
+const NONE: Amount = Amount {
     limit_bytes: 0,
     used_bytes: 0,
 };
@@ -21,10 +21,10 @@ pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     match target {
         Target::Unlimited => None,
         Target::Limited(card) => {
-            kept::refresh(card);
+            driver_cache::refresh(card);
             Some(card.amount())
         }
-        Target::Refused => Some(NOTHING),
+        Target::Denied => Some(NONE),
     }
 }
 

@@ -11,11 +11,11 @@
 use core::ffi::{c_uint, c_void};
 use core::ptr::NonNull;
 
+use crate::cache_charge::CacheCharge;
 use crate::card::Card;
+use crate::charge_map::Charge;
 use crate::cuda::{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CUDA_SUCCESS, CUdevice, CUresult};
 use crate::driver::{Library, Original};
-use crate::growth::Growth;
-use crate::held::Held;
 use crate::process::Process;
 
 static GET_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuDeviceGetGraphMemAttribute");
@@ -55,20 +55,20 @@ fn key_of(device: CUdevice) -> u64 {
 }
 
 /// In the place of a context: the graph has not been launched yet.
-const NEW: u64 = 1 << 32;
+const NOT_LAUNCHED: u64 = 1 << 32;
 
 /// What is remembered of an executable graph that may need so much, of which nothing was launched or uploaded yet.
-pub(crate) fn held_of_new(card: Card, device: CUdevice, need_bytes: u64) -> Held {
-    Held {
+pub(crate) fn new_charge(card: Card, device: CUdevice, need_bytes: u64) -> Charge {
+    Charge {
         bytes: need_bytes,
         card: card.index(),
-        context: key_of(device) | NEW,
+        context: key_of(device) | NOT_LAUNCHED,
     }
 }
 
 /// The device of an executable graph.
-pub(crate) fn device_of(held: &Held) -> CUdevice {
-    CUdevice::try_from(held.context & !NEW).unwrap_or(0)
+pub(crate) fn device_of(held: &Charge) -> CUdevice {
+    CUdevice::try_from(held.context & !NOT_LAUNCHED).unwrap_or(0)
 }
 
 /// More than any card has, and as much as is remembered.
@@ -76,24 +76,24 @@ const UNBOUNDED: u64 = (1 << 48) - 1;
 
 /// What the driver may have at most: what all graphs together need that were ever launched, or [`UNBOUNDED`] if it has had
 /// more.
-fn most(process: &Process, device: CUdevice) -> u64 {
+fn max_bytes(process: &Process, device: CUdevice) -> u64 {
     let known = process.graph_needs.get(key_of(device));
     known.map_or(UNBOUNDED, |held| held.bytes)
 }
 
 /// Counts in what an executable graph needs, unless it was already. The caller holds the guard of what is kept. What is
 /// gone stays counted: its memory may still be there.
-fn count_in(process: &Process, exec: u64) {
-    let launched = |held: &Held| Held {
-        context: held.context & !NEW,
+fn add_need(process: &Process, exec: u64) {
+    let launched = |held: &Charge| Charge {
+        context: held.context & !NOT_LAUNCHED,
         ..*held
     };
     let before = process.graphs.change(exec, |held| Some(launched(held)));
-    let Some(new) = before.filter(|held| held.context & NEW != 0) else {
+    let Some(new) = before.filter(|held| held.context & NOT_LAUNCHED != 0) else {
         return;
     };
-    let (needs, key) = (&process.graph_needs, new.context & !NEW);
-    let more = |bytes: u64| Held {
+    let (needs, key) = (&process.graph_needs, new.context & !NOT_LAUNCHED);
+    let more = |bytes: u64| Charge {
         bytes: bytes.saturating_add(new.bytes).min(UNBOUNDED),
         ..launched(&new)
     };
@@ -103,49 +103,49 @@ fn count_in(process: &Process, exec: u64) {
 }
 
 /// Notes that an executable graph was uploaded as it was made.
-pub(crate) fn uploaded(process: &Process, exec: u64) {
+pub(crate) fn record_upload(process: &Process, exec: u64) {
     let _guard = process.pool_guard();
-    count_in(process, exec);
+    add_need(process, exec);
 }
 
 /// Has a launch of an executable graph that may need so much use what is charged, as far as it can without the driver
 /// having more in the end. Returns that.
-pub(crate) fn lend(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
+pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
     let process = card.process();
     let _guard = process.pool_guard();
-    count_in(process, exec);
-    let (mut lent, most) = (0, most(process, device));
+    add_need(process, exec);
+    let (mut reused, most) = (0, max_bytes(process, device));
     process.graph_pools.change(key_of(device), |held| {
         let growth;
-        (growth, lent) = Growth::of(held).lend(need_bytes, most);
-        Some(growth.held(held.card))
+        (growth, reused) = CacheCharge::of(held).reuse_charge(need_bytes, most);
+        Some(growth.to_charge(held.card))
     });
-    lent
+    reused
 }
 
 /// Notes that a graph is about to be launched that has reserved so much for what it may need.
-pub(crate) fn expect(card: Card, device: CUdevice, ahead_bytes: u64) {
+pub(crate) fn add_reservation(card: Card, device: CUdevice, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
-    super::expect(card, &process.graph_pools, key_of(device), ahead_bytes);
+    super::add_reservation(card, &process.graph_pools, key_of(device), reserved_bytes);
 }
 
-/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `ahead_bytes` for its growth,
-/// or was lent so much.
-pub(crate) fn settle(card: Card, device: CUdevice, ahead_bytes: u64) {
+/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `reserved_bytes` for its growth,
+/// or was reused so much.
+pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
-    let (kept, key) = (&process.graph_pools, key_of(device));
+    let (caches, key) = (&process.graph_pools, key_of(device));
     let has_bytes = reserved(device);
-    if has_bytes.is_some_and(|bytes| bytes > most(process, device)) {
+    if has_bytes.is_some_and(|bytes| bytes > max_bytes(process, device)) {
         process.graph_needs.change(key, |held| {
-            Some(Held {
+            Some(Charge {
                 bytes: UNBOUNDED,
                 ..*held
             })
         });
     }
-    super::settle(card, kept, key, ahead_bytes, has_bytes);
+    super::settle(card, caches, key, reserved_bytes, has_bytes);
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {

@@ -9,47 +9,47 @@
 //! - They never become more because a call is over.
 //! - When no call is under way, what is charged is what the driver said last.
 
-use crate::held::Held;
+use crate::charge_map::Charge;
 
 /// What is charged of one such place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Growth {
+pub(crate) struct CacheCharge {
     /// For what it has.
     pub(crate) charged_bytes: u64,
     /// Reserved by calls that are under way.
-    pub(crate) ahead_bytes: u64,
+    pub(crate) reserved_bytes: u64,
 }
 
 /// What has become of the charge and the caller's reservation: they were `from` together and are to be `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Settled {
-    pub(crate) growth: Growth,
+    pub(crate) charge: CacheCharge,
     pub(crate) from: u64,
     pub(crate) to: u64,
 }
 
-impl Growth {
+impl CacheCharge {
     /// What was remembered.
-    pub(crate) fn of(held: &Held) -> Self {
+    pub(crate) fn of(held: &Charge) -> Self {
         Self {
             charged_bytes: held.bytes,
-            ahead_bytes: held.context,
+            reserved_bytes: held.context,
         }
     }
 
     /// To be remembered for a card.
-    pub(crate) fn held(self, card: u8) -> Held {
-        Held {
+    pub(crate) fn to_charge(self, card: u8) -> Charge {
+        Charge {
             bytes: self.charged_bytes,
             card,
-            context: self.ahead_bytes,
+            context: self.reserved_bytes,
         }
     }
 
     /// A call has reserved so much and is about to be made.
-    pub(crate) fn expect(self, ahead_bytes: u64) -> Self {
+    pub(crate) fn add_reservation(self, reserved_bytes: u64) -> Self {
         Self {
-            ahead_bytes: self.ahead_bytes.saturating_add(ahead_bytes),
+            reserved_bytes: self.reserved_bytes.saturating_add(reserved_bytes),
             ..self
         }
     }
@@ -57,37 +57,39 @@ impl Growth {
     /// A call is about to be made that may need so much, and the driver will never have more than `most_bytes`. As far as
     /// that is covered already, the call needs no reservation of its own: so much of the charge becomes one. Returns how
     /// much.
-    pub(crate) fn lend(self, need_bytes: u64, most_bytes: u64) -> (Self, u64) {
-        let total = self.charged_bytes.saturating_add(self.ahead_bytes);
+    pub(crate) fn reuse_charge(self, need_bytes: u64, most_bytes: u64) -> (Self, u64) {
+        let total = self.charged_bytes.saturating_add(self.reserved_bytes);
         let uncovered = most_bytes.saturating_sub(total);
-        let lent = need_bytes.saturating_sub(uncovered).min(self.charged_bytes);
-        let growth = Self {
-            charged_bytes: self.charged_bytes.saturating_sub(lent),
-            ahead_bytes: self.ahead_bytes.saturating_add(lent),
+        let reused = need_bytes.saturating_sub(uncovered).min(self.charged_bytes);
+        let charge = Self {
+            charged_bytes: self.charged_bytes.saturating_sub(reused),
+            reserved_bytes: self.reserved_bytes.saturating_add(reused),
         };
-        (growth, lent)
+        (charge, reused)
     }
 
     /// A call that had reserved so much is over, and the driver says what it has now.
-    pub(crate) fn settle(self, ahead_bytes: u64, has_bytes: u64) -> Settled {
-        let of_others = self.ahead_bytes.saturating_sub(ahead_bytes);
-        let own = self.charged_bytes.saturating_add(ahead_bytes);
+    pub(crate) fn settle(self, reserved_bytes: u64, has_bytes: u64) -> Settled {
+        let other_reservations = self.reserved_bytes.saturating_sub(reserved_bytes);
+        let own = self.charged_bytes.saturating_add(reserved_bytes);
         // What exceeds that has grown by calls of others, if they have reserved so much.
-        let charged_bytes = has_bytes.min(own).max(has_bytes.saturating_sub(of_others));
+        let charged_bytes = has_bytes
+            .min(own)
+            .max(has_bytes.saturating_sub(other_reservations));
         Settled {
-            growth: Self {
+            charge: Self {
                 charged_bytes,
-                ahead_bytes: of_others,
+                reserved_bytes: other_reservations,
             },
             from: own,
             to: charged_bytes,
         }
     }
 
-    /// What nobody has paid for of what the driver has.
-    pub(crate) fn unpaid(self, has_bytes: u64) -> u64 {
+    /// What none has paid for of what the driver has.
+    pub(crate) fn uncharged_bytes(self, has_bytes: u64) -> u64 {
         has_bytes
             .saturating_sub(self.charged_bytes)
-            .saturating_sub(self.ahead_bytes)
+            .saturating_sub(self.reserved_bytes)
     }
 }

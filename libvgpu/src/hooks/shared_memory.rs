@@ -8,10 +8,10 @@ use core::ptr::NonNull;
 
 use crate::blocks::BLOCK;
 use crate::card::Card;
+use crate::charge_map::Charge;
 use crate::cuda::{CUDA_SUCCESS, CUdeviceptr, CUresult};
 use crate::driver::{Library, Original};
-use crate::held::Held;
-use crate::hooks::kept::take_with;
+use crate::hooks::driver_cache::reserve_with;
 use crate::process::Process;
 use crate::shared_chunks::{Chunk, Shared};
 
@@ -40,7 +40,7 @@ pub(crate) fn blocks_around(start: CUdeviceptr, bytes: u64) -> Chunk {
 }
 
 /// Notes that others can open an allocation from now on.
-pub(crate) fn make_available(
+pub(crate) fn add_export(
     process: &'static Process,
     card: Card,
     pointer: CUdeviceptr,
@@ -53,13 +53,13 @@ pub(crate) fn make_available(
         context: 0,
     };
     process
-        .available
+        .exported
         .add_once(shared, |bytes| card.export(bytes));
 }
 
 /// After an allocation was freed: others cannot open it any more.
-pub(crate) fn end_available(process: &'static Process, pointer: CUdeviceptr) {
-    process.available.remove(pointer, |chunk| {
+pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
+    process.exported.remove(pointer, |chunk| {
         if let Some(card) = Card::at(process, chunk.card) {
             card.end_export(chunk.bytes);
         }
@@ -77,7 +77,7 @@ pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64)
         chunk,
         context,
     };
-    take_with(card, || opened.add(shared, pay))
+    reserve_with(card, || opened.add(shared, pay))
 }
 
 /// After memory of another process was given back.
@@ -94,7 +94,7 @@ pub(crate) fn end_context(process: &'static Process, context: u64) {
         .end_context(context, |chunk| end_import(process, chunk));
 }
 
-fn end_import(process: &'static Process, chunk: Held) {
+fn end_import(process: &'static Process, chunk: Charge) {
     if let Some(card) = Card::at(process, chunk.card) {
         card.end_import(chunk.bytes);
     }
