@@ -327,7 +327,7 @@ impl Agent {
         let listed = match self.store.list() {
             Ok(listing) => listing.recorded,
             Err(error) => {
-                tracing::warn!(%error, "the agent cannot see which claims there are");
+                tracing::warn!(%error, "cannot list the prepared claims");
                 return;
             }
         };
@@ -345,7 +345,7 @@ impl Agent {
         for uid in listed.into_iter().filter(|uid| !known.contains(uid)) {
             if let Err(error) = self.open_claim(&uid, now_us) {
                 self.refresh_us = now_us + RETRY_US;
-                tracing::debug!(claim = %uid, %error, "not followed yet");
+                tracing::debug!(claim = %uid, %error, "cannot open the shares of the claim; retrying");
             }
         }
         self.follow_cards(now_us);
@@ -405,7 +405,7 @@ impl Agent {
                     self.observers.insert(uuid.clone(), observer);
                 }
                 Err(error) => {
-                    tracing::warn!(card = %uuid, %error, "nobody watches the card with NVML")
+                    tracing::warn!(gpu = %uuid, %error, "cannot start the NVML observer")
                 }
             }
         }

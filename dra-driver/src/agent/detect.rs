@@ -51,13 +51,13 @@ pub enum RegionProblem {
         expected: u64,
     },
     /// Not a region of this version.
-    #[error("does not decode: {0}")]
+    #[error("is invalid: {0}")]
     Content(RegionError),
     /// More slots in use than there are.
-    #[error("says that {0} slots are in use")]
+    #[error("reports {0} slots in use")]
     Slots(u64),
     /// Its total is less than what its slots hold.
-    #[error("says that {total_bytes} bytes are taken, but its processes hold {held_bytes}")]
+    #[error("reports {total_bytes} bytes in use, but its processes use {held_bytes}")]
     Total {
         /// What the header says.
         total_bytes: u64,

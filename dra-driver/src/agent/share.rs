@@ -378,7 +378,7 @@ fn open(dir: &Path) -> Result<Region, RegionProblem> {
         .map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
-        return Err(RegionProblem::Unreadable("it is no file".to_owned()));
+        return Err(RegionProblem::Unreadable("not a regular file".to_owned()));
     }
     Ok(Region {
         file,

@@ -44,7 +44,7 @@ pub async fn run<E: Effects>(
                 let Some(finding) = finding else { return };
                 let claim = finding.claim.clone();
                 if let Err(error) = tell(&claims, &mut standing, finding).await {
-                    tracing::warn!(%claim, error, "cannot tell what was found");
+                    tracing::warn!(%claim, error, "cannot report the finding");
                 }
             }
             () = tokio::time::sleep(REPEAT) => repeat(&claims, &mut standing).await,
@@ -87,25 +87,24 @@ async fn tell<E: Effects>(
                     standing.0.remove(&key);
                 }
             }
-            tracing::info!(claim = %record.claim, ?kind, "a breach is over");
+            tracing::info!(claim = %record.claim, ?kind, "violation cleared");
             return write(claims, standing, &record).await;
         }
         What::LongKernel(us) => {
             let note = format!(
-                "{about}: one kernel ran for {} ms; a running kernel is not interrupted, so the shares of the card can \
-                 only be kept over longer times than that; split it, or give the claim a whole card",
+                "{about}: one kernel ran for {} ms; a running kernel cannot be interrupted, so the GPU keeps its shares \
+                 only over longer periods; split the kernel or allocate a whole GPU",
                 us / 1000
             );
             (EventReason::LongKernel, note)
         }
         What::Killed { pid, why } => {
             let note = format!(
-                "{about}: process {pid} (on the node) was killed because {} and its device class has enforcement: \
-                 required",
+                "{about}: killed process {pid} (PID on the node) because {}; the device class has enforcement: required",
                 match why {
-                    Kind::OverLimit => "the claim used more GPU memory than its limit",
-                    Kind::NotCounted => "it used the GPU without libvgpu",
-                    Kind::Region => "it damaged the usage region",
+                    Kind::OverLimit => "the share exceeded its memory limit",
+                    Kind::NotCounted => "the process used the GPU without libvgpu",
+                    Kind::Region => "the usage region was damaged",
                 }
             );
             (EventReason::ProcessKilled, note)
@@ -124,11 +123,13 @@ async fn repeat<E: Effects>(claims: &ClaimService<E>, standing: &mut Standing) {
         match load(claims, &uid).await {
             Ok(Some(record)) => {
                 if let Err(error) = write(claims, standing, &record).await {
-                    tracing::debug!(claim = %record.claim, error, "cannot look at the claim's conditions");
+                    tracing::debug!(claim = %record.claim, error, "cannot update the conditions of the claim");
                 }
             }
             Ok(None) => standing.0.retain(|(present, _), _| *present != uid),
-            Err(error) => tracing::debug!(claim = %uid, error, "cannot read the record"),
+            Err(error) => {
+                tracing::debug!(claim = %uid, error, "cannot read the record of the claim")
+            }
         }
     }
 }
@@ -180,7 +181,7 @@ fn breach(suspicion: &Suspicion) -> Breach {
         } => Breach {
             reason: ConditionReason::MemoryOverLimit,
             message: format!(
-                "its processes ({}) hold {} MiB of GPU memory, the limit is {} MiB",
+                "processes {} use {} MiB of GPU memory, limit {} MiB",
                 pids.iter()
                     .map(u32::to_string)
                     .collect::<Vec<_>>()
@@ -192,12 +193,12 @@ fn breach(suspicion: &Suspicion) -> Breach {
         Suspicion::NotCounted { pid, name } => Breach {
             reason: ConditionReason::ProcessNotCounted,
             message: format!(
-                "process {pid} ({name}) uses the GPU without libvgpu, so nothing limits it"
+                "process {pid} ({name}) uses the GPU without libvgpu; no limit is enforced"
             ),
         },
         Suspicion::Region(problem) => Breach {
             reason: ConditionReason::UsageRegionDamaged,
-            message: format!("its usage region {problem}, so libvgpu refuses GPU memory"),
+            message: format!("the usage region {problem}; libvgpu denies GPU memory"),
         },
     }
 }
@@ -213,16 +214,15 @@ fn event_reason(kind: Kind) -> EventReason {
 fn remedy(kind: Kind) -> &'static str {
     match kind {
         Kind::OverLimit => {
-            "memory was taken by a way that libvgpu does not know or that avoids it: look at the program, restart the \
-             pod, and report the CUDA function to drava; a device class with enforcement: required has such processes \
-             killed"
+            "the program allocates memory by a function that libvgpu does not hook: restart the pod and report the CUDA \
+             function to drava; a device class with enforcement: required kills such processes"
         }
         Kind::NotCounted => {
-            "usual causes are an image without glibc, a statically linked program, or /etc/ld.so.preload changed by the \
-             container: see whether the program loads /usr/local/lib/drava/libvgpu.so, then restart the pod"
+            "check that the program loads /usr/local/lib/drava/libvgpu.so, then restart the pod; usual causes are an image \
+             without glibc, a statically linked program, and a container that changes /etc/ld.so.preload"
         }
         Kind::Region => {
-            "a program of the claim wrote to /run/drava/<share>/usage/region or removed it: restart the pod"
+            "a program of the claim wrote to or removed /run/drava/<share>/usage/region; restart the pod"
         }
     }
 }

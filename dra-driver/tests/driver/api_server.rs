@@ -1,7 +1,7 @@
-//! An API server in memory, as far as the driver talks to it: claims, slices with watches, nodes, events.
+//! An in-memory API server with the requests of the driver: claims, slices with watches, nodes, events.
 //!
-//! It keeps what it is given by path, counts resource versions, refuses stale updates, gives new objects a UID and
-//! taints a time, and can be told to drop fields (a feature gate that is off) or to be down.
+//! It stores objects by path, counts resource versions, rejects stale updates, and sets the UID of new objects and the
+//! time of new taints. Tests can make it drop fields (a disabled feature gate) or fail.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -34,8 +34,8 @@ struct Objects {
     down: bool,
     dropped: Vec<&'static str>,
     writes: Vec<String>,
-    /// Times that each object was asked for, and each collection listed, by path.
-    lookups: BTreeMap<String, usize>,
+    /// Number of reads of each object or collection, by path.
+    reads: BTreeMap<String, usize>,
 }
 
 #[derive(Clone)]
@@ -76,23 +76,23 @@ impl ApiServer {
         self.state.lock().unwrap()
     }
 
-    /// Answers everything with 503 from now on, or no more.
+    /// Answers all requests with 503 while `down`.
     pub(crate) fn set_down(&self, down: bool) {
         self.objects().down = down;
     }
 
-    /// Drops these fields wherever they occur in what is written from now on.
+    /// Drops these fields from all objects written from now on.
     pub(crate) fn drop_fields(&self, fields: &[&'static str]) {
         self.objects().dropped = fields.to_vec();
     }
 
-    /// Puts a claim, as its user and controller did.
+    /// Stores a claim.
     pub(crate) fn put_claim(&self, claim: &k8s_openapi::api::resource::v1::ResourceClaim) {
         let value = serde_json::to_value(claim).unwrap();
         self.store(&claim_path(&value), value);
     }
 
-    /// Puts a pod.
+    /// Stores a pod.
     pub(crate) fn put_pod(&self, pod: &Value) {
         let name = pod["metadata"]["name"].as_str().unwrap();
         self.store(
@@ -107,12 +107,12 @@ impl ApiServer {
         self.objects().by_path.remove(&path);
     }
 
-    /// The claim as it is now.
+    /// Returns the stored claim.
     pub(crate) fn claim(&self, name: &str) -> Value {
         self.objects().by_path[&format!("{CLAIMS_OF_DEFAULT}/{name}")].clone()
     }
 
-    /// The slices by name.
+    /// Returns the slices by name.
     pub(crate) fn slices(&self) -> BTreeMap<String, Value> {
         let objects = self.objects();
         let slices = objects.by_path.iter().filter_map(|(path, slice)| {
@@ -124,7 +124,7 @@ impl ApiServer {
         slices.collect()
     }
 
-    /// A condition of the first device in a claim's status, if it is there.
+    /// Returns a condition of the first device in a claim's status.
     pub(crate) fn condition(&self, claim: &str, kind: &str) -> Option<Value> {
         let claim = self.claim(claim);
         let conditions = claim["status"]["devices"][0]["conditions"].as_array()?;
@@ -134,7 +134,7 @@ impl ApiServer {
             .cloned()
     }
 
-    /// The devices of all slices, in the slices' order.
+    /// Returns the devices of all slices, in the order of the slices.
     pub(crate) fn devices(&self) -> Vec<Value> {
         let slices = self.slices();
         let devices = slices
@@ -143,27 +143,27 @@ impl ApiServer {
         devices.flatten().cloned().collect()
     }
 
-    /// Deletes all slices, as kubelet does.
+    /// Deletes all slices, as kubelet does when it restarts.
     pub(crate) fn wipe_slices(&self) {
         for name in self.slices().into_keys() {
             self.remove(&format!("{SLICES}/{name}"));
         }
     }
 
-    /// Makes a slice, as an earlier version of the driver would.
+    /// Stores a slice, as an earlier version of the driver would.
     pub(crate) fn put_slice(&self, name: &str, mut slice: Value) {
         slice["metadata"] = json!({"name": name});
         self.store(&format!("{SLICES}/{name}"), slice);
     }
 
-    /// Changes a slice, as somebody else would.
+    /// Changes a slice, as another client would.
     pub(crate) fn edit_slice(&self, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut slice = self.slices().remove(name).unwrap();
         edit(&mut slice);
         self.store(&format!("{SLICES}/{name}"), slice);
     }
 
-    /// Reason, note and kind of object of all events.
+    /// Returns reason, note and object kind of all events.
     pub(crate) fn events_with_kind(&self) -> Vec<(String, String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let objects = self.objects();
@@ -181,26 +181,26 @@ impl ApiServer {
         events.map(|(_, event)| fields(event)).collect()
     }
 
-    /// Reason and note of all events.
+    /// Returns reason and note of all events.
     pub(crate) fn events(&self) -> Vec<(String, String)> {
         let events = self.events_with_kind().into_iter();
         events.map(|(reason, note, _)| (reason, note)).collect()
     }
 
-    /// Writes that were done, as `METHOD path`.
+    /// Returns all writes as `METHOD path`.
     pub(crate) fn writes(&self) -> Vec<String> {
         self.objects().writes.clone()
     }
 
-    /// How often a claim has been looked up.
-    pub(crate) fn lookups(&self, claim: &str) -> usize {
+    /// Returns how often a claim was read.
+    pub(crate) fn reads(&self, claim: &str) -> usize {
         let path = format!("{CLAIMS_OF_DEFAULT}/{claim}");
-        self.objects().lookups.get(&path).copied().unwrap_or(0)
+        self.objects().reads.get(&path).copied().unwrap_or(0)
     }
 
-    /// How often a collection has been listed.
+    /// Returns how often a collection was listed.
     pub(crate) fn lists(&self, collection: &str) -> usize {
-        self.objects().lookups.get(collection).copied().unwrap_or(0)
+        self.objects().reads.get(collection).copied().unwrap_or(0)
     }
 
     fn store(&self, path: &str, mut object: Value) -> Value {
@@ -214,20 +214,20 @@ impl ApiServer {
         let dropped = objects.dropped.clone();
         admit(&mut object, &dropped);
         objects.by_path.insert(path.to_owned(), object.clone());
-        self.announce(path, if is_new { "ADDED" } else { "MODIFIED" }, &object);
+        self.notify_watches(path, if is_new { "ADDED" } else { "MODIFIED" }, &object);
         object
     }
 
     fn remove(&self, path: &str) -> Option<Value> {
         let mut objects = self.objects();
         let object = objects.by_path.remove(path)?;
-        self.announce(path, "DELETED", &object);
+        self.notify_watches(path, "DELETED", &object);
         Some(object)
     }
 
-    fn announce(&self, path: &str, kind: &str, object: &Value) {
+    fn notify_watches(&self, path: &str, kind: &str, object: &Value) {
         let collection = path.rsplit_once('/').unwrap().0.to_owned();
-        // Nobody may be watching.
+        // Fails without watchers.
         let _ = self.changes.send(Change {
             collection,
             event: json!({"type": kind, "object": object}),
@@ -237,7 +237,7 @@ impl ApiServer {
     fn answer(&self, method: &Method, uri: &Uri, body: &Value) -> Response {
         let path = uri.path();
         if self.objects().down {
-            return status(StatusCode::SERVICE_UNAVAILABLE, "the server is down");
+            return status(StatusCode::SERVICE_UNAVAILABLE, "server is down");
         }
         if *method != Method::GET {
             self.objects().writes.push(format!("{method} {path}"));
@@ -252,7 +252,7 @@ impl ApiServer {
             }
             Method::GET => {
                 let mut objects = self.objects();
-                *objects.lookups.entry(path.to_owned()).or_default() += 1;
+                *objects.reads.entry(path.to_owned()).or_default() += 1;
                 if path == SLICES || path == CLAIMS {
                     return list(&objects, path, uri.query().unwrap_or_default());
                 }
@@ -268,7 +268,7 @@ impl ApiServer {
                     .map_or_else(generated, str::to_owned);
                 let path = format!("{path}/{name}");
                 if self.objects().by_path.contains_key(&path) {
-                    return status(StatusCode::CONFLICT, "it exists");
+                    return status(StatusCode::CONFLICT, "already exists");
                 }
                 (
                     StatusCode::CREATED,
@@ -287,17 +287,17 @@ impl ApiServer {
                         body["metadata"]["uid"] = present["metadata"]["uid"].clone();
                         axum::Json(self.store(path, body)).into_response()
                     }
-                    Some(_) => status(StatusCode::CONFLICT, "it was changed"),
+                    Some(_) => status(StatusCode::CONFLICT, "stale resource version"),
                     None => status(StatusCode::NOT_FOUND, path),
                 }
             }
             Method::PATCH => self.patch(path, body),
             Method::DELETE => {
-                // Who names no UID could hit another object of the same name.
+                // Without a UID precondition, a delete could hit another object of the same name.
                 let present = self.objects().by_path.get(path).cloned();
-                let is_meant =
+                let has_uid =
                     |present: Value| present["metadata"]["uid"] == body["preconditions"]["uid"];
-                if present.is_some_and(|present| !is_meant(present)) {
+                if present.is_some_and(|present| !has_uid(present)) {
                     return status(StatusCode::CONFLICT, path);
                 }
                 match self.remove(path) {
@@ -309,7 +309,7 @@ impl ApiServer {
         }
     }
 
-    /// Takes over `status.devices` of a claim, or a whole event.
+    /// Applies `status.devices` of a claim, or a whole event.
     fn patch(&self, path: &str, body: &Value) -> Response {
         let object_path = path.trim_end_matches("/status");
         let Some(mut present) = self.objects().by_path.get(object_path).cloned() else {
@@ -319,7 +319,7 @@ impl ApiServer {
             present = body.clone();
         } else {
             if body["metadata"]["uid"] != present["metadata"]["uid"] {
-                return status(StatusCode::CONFLICT, "another uid");
+                return status(StatusCode::CONFLICT, "wrong uid");
             }
             present["status"]["devices"] = body["status"]["devices"].clone();
         }
@@ -338,7 +338,7 @@ impl ApiServer {
     }
 }
 
-/// Whether an object's `spec` is as the field selector of a query asks.
+/// Returns whether an object's `spec` matches the field selector of a query.
 fn is_selected(object: &Value, query: &str) -> bool {
     let parameters = query.split('&');
     let selector = parameters
@@ -353,7 +353,7 @@ fn is_selected(object: &Value, query: &str) -> bool {
 fn list(objects: &Objects, path: &str, query: &str) -> Response {
     let resource = path.rsplit_once('/').unwrap().1;
     let wanted = |key: &str| {
-        // Claims are listed over all namespaces.
+        // Claims are listed in all namespaces.
         key.starts_with("/apis/resource.k8s.io/v1/")
             && key.split('/').rev().nth(1) == Some(resource)
     };
@@ -380,7 +380,7 @@ fn claim_path(claim: &Value) -> String {
     )
 }
 
-/// What the server does to everything it stores.
+/// Drops the dropped fields and sets taint times.
 fn admit(value: &mut Value, dropped: &[&str]) {
     match value {
         Value::Object(fields) => {
@@ -415,14 +415,17 @@ async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Resp
     server.answer(&parts.method, &parts.uri, &body)
 }
 
-/// Waits until `condition` holds; a generous deadline ends a test that waits in vain.
+/// Waits up to 60 s until `condition` returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(tokio::time::Instant::now() < deadline, "in vain: {what}");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "timed out waiting for {what}"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

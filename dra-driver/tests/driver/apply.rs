@@ -1,4 +1,4 @@
-//! Preparing on a node, in full and repeated, and unpreparing.
+//! Prepare and unprepare on a node.
 
 use std::fs;
 use std::io;
@@ -13,8 +13,8 @@ use drava_dra_driver::prepare::effects::{NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::Stage;
 use drava_vgpu_abi::{REGION_SIZE, page};
 
-use crate::crash::PowerCut;
-use crate::fixture::Result::{Share, Whole};
+use crate::crash::CrashingEffects;
+use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2, share_id};
 use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
 
@@ -31,7 +31,10 @@ fn writes_page_region_and_spec_of_share() {
     assert_eq!(limits.memory_limit_bytes, Some(8 << 30));
     assert_eq!(limits.driver_reserve_bytes, 528 << 20);
     assert_eq!(limits.cores.percent(), 30);
-    assert_eq!(page.spec.device_uuid.to_string(), crate::fixture::CARDS[0]);
+    assert_eq!(
+        page.spec.device_uuid.to_string(),
+        crate::fixture::GPU_UUIDS[0]
+    );
     let region = fs::metadata(region_of(&node, 1)).unwrap();
     assert_eq!(
         (region.len(), region.mode() & 0o777),
@@ -89,7 +92,7 @@ fn repeats_prepare_without_changes() {
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let first = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     let page = fs::metadata(page_of(&node, 1)).unwrap();
-    // A program of the claim counts in the region.
+    // A program of the claim writes to the region.
     fs::write(region_of(&node, 1), vec![7; REGION_SIZE]).unwrap();
     for _ in 0..3 {
         let again = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -99,12 +102,12 @@ fn repeats_prepare_without_changes() {
     assert_eq!(
         (after.ino(), after.mtime_nsec()),
         (page.ino(), page.mtime_nsec()),
-        "a live page is never rewritten"
+        "the live page was rewritten"
     );
     assert_eq!(
         fs::read(region_of(&node, 1)).unwrap(),
         vec![7; REGION_SIZE],
-        "a live region is never touched"
+        "the live region was changed"
     );
 }
 
@@ -113,7 +116,7 @@ fn keeps_changed_limits_of_live_page() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    // The agent has changed the page in place.
+    // The agent changes the page in place.
     let mut bytes = fs::read(page_of(&node, 1)).unwrap();
     let mut limits = page::decode(&bytes).unwrap().spec.limits;
     limits.rate_us_per_s = Some(1);
@@ -132,7 +135,7 @@ fn recreates_and_reports_missing_files() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    let complete = node.traces();
+    let complete = node.claim_state();
     let spec = fs::read(spec_of(&node, 1)).unwrap();
 
     fs::remove_file(spec_of(&node, 1)).unwrap();
@@ -140,7 +143,7 @@ fn recreates_and_reports_missing_files() {
     fs::remove_file(page_of(&node, 1)).unwrap();
     let (again, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(again, first);
-    assert_eq!(node.traces(), complete);
+    assert_eq!(node.claim_state(), complete);
     assert_eq!(fs::read(spec_of(&node, 1)).unwrap(), spec);
     for what in ["limits page", "usage region", "CDI spec"] {
         assert!(
@@ -156,7 +159,7 @@ fn recreates_and_reports_missing_files() {
     fs::write(region_of(&node, 1), "cut").unwrap();
     let (_, repairs) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(repairs.len(), 3, "{repairs:?}");
-    assert_eq!(node.traces(), complete);
+    assert_eq!(node.claim_state(), complete);
     assert_eq!(
         fs::metadata(region_of(&node, 1)).unwrap().len(),
         REGION_SIZE as u64
@@ -189,29 +192,28 @@ fn unprepares_completely_and_repeatedly() {
     )
     .unwrap();
     prepare(&node, &applier, 2, &claim(2, &[Share(0, "8Gi", "30")])).unwrap();
-    let (both, _) = node.traces();
+    let (both, _) = node.claim_state();
     applier.unprepare(&claim_ref(1)).unwrap();
     applier.unprepare(&claim_ref(1)).unwrap();
     applier.unprepare(&claim_ref(3)).unwrap();
-    let (left, mounted) = node.traces();
+    let (remaining, mounted) = node.claim_state();
     assert!(
-        left.len() < both.len()
-            && left
+        remaining.len() < both.len()
+            && remaining
                 .iter()
                 .all(|name| name.contains(claim_ref(2).uid.as_str())),
-        "{left:?}"
+        "{remaining:?}"
     );
     assert_eq!(mounted.len(), 1);
     applier.unprepare(&claim_ref(2)).unwrap();
-    assert_eq!(node.traces(), (Vec::new(), Default::default()));
+    assert_eq!(node.claim_state(), (Vec::new(), Default::default()));
 }
 
-/// A node on which one kind of effect fails and all others work: a full disk, a directory without permission.
 #[test]
 fn removes_everything_after_failed_first_prepare() {
     let node = TestNode::started();
     fs::remove_dir(&node.paths.cdi_dir).unwrap();
-    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
+    fs::write(&node.paths.cdi_dir, "not a directory").unwrap();
     let error = prepare(
         &node,
         &node.applier(node.effects()),
@@ -228,25 +230,25 @@ fn removes_everything_after_failed_first_prepare() {
         error.contains(&*node.paths.cdi_dir.to_string_lossy()),
         "{error}"
     );
-    // The spec is the first to be removed, and that fails too; what is left has a record, so it can be found.
+    // Removing the spec failed too, but the record remains, so unprepare finds the rest.
     fs::remove_file(&node.paths.cdi_dir).unwrap();
     node.applier(node.effects())
         .unprepare(&claim_ref(1))
         .unwrap();
-    assert_eq!(node.traces_without_cdi(), Vec::<String>::new());
+    assert_eq!(node.claim_files_without_cdi(), Vec::<String>::new());
 }
 
-/// A node that mounts nothing.
+/// A tmpfs whose mounts fail.
 #[derive(Debug)]
-struct NoMounts;
+struct FailingTmpfs;
 
-impl Tmpfs for NoMounts {
+impl Tmpfs for FailingTmpfs {
     fn mount(&self, _dir: &Path, _size_bytes: u64, _inodes: u64) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(1))
     }
 
     fn unmount(&self, _dir: &Path) -> io::Result<()> {
-        panic!("nothing is mounted");
+        panic!("unmount without a mount");
     }
 
     fn is_mounted(&self, _dir: &Path) -> io::Result<bool> {
@@ -258,26 +260,33 @@ impl Tmpfs for NoMounts {
 fn rolls_back_failed_prepare_unless_containers_may_run() {
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    let failing = NodeEffects::new(node.layout(), Box::new(NoMounts));
+    let failing = NodeEffects::new(node.layout(), Box::new(FailingTmpfs));
     let failing = node.applier(failing);
     let error = prepare(&node, &failing, 1, &found).unwrap_err();
     let error = drava_dra_driver::error::describe(&error);
     assert!(error.contains("CAP_SYS_ADMIN"), "{error}");
-    assert_eq!(node.traces().0, Vec::<String>::new());
+    assert_eq!(node.claim_state().0, Vec::<String>::new());
 
-    // Of a claim with a damaged record it is not known whether it has containers.
+    // A claim with a damaged record may have running containers.
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    let (complete, _) = node.traces();
+    let (complete, _) = node.claim_state();
     let record = node.layout().claims();
     let record = record.join(format!("{}.json", claim_ref(1).uid));
     fs::write(&record, "damaged").unwrap();
     prepare(&node, &failing, 1, &found).unwrap_err();
-    let (left, _) = node.traces();
+    let (remaining, _) = node.claim_state();
     for file in &complete {
-        assert!(left.contains(file), "{file} is not left: {left:?}");
+        assert!(
+            remaining.contains(file),
+            "{file} was removed: {remaining:?}"
+        );
     }
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-    assert_eq!(node.traces().0, complete, "nothing stays in quarantine");
+    assert_eq!(
+        node.claim_state().0,
+        complete,
+        "a record stays in quarantine"
+    );
 }
 
 #[test]
@@ -321,7 +330,7 @@ fn rejects_missing_device_file_before_any_change() {
         error.contains("device gpu-7-vgpu") && error.contains("nvidia7"),
         "{error}"
     );
-    assert_eq!(node.traces(), (Vec::new(), Default::default()));
+    assert_eq!(node.claim_state(), (Vec::new(), Default::default()));
 }
 
 #[test]
@@ -370,7 +379,7 @@ fn keeps_library_and_hook_of_running_claim_on_upgrade() {
     let (before, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     for artifact in ["libvgpu.so", "drava-cdi-hook"] {
         let artifact = node.paths.artifacts_dir.join(artifact);
-        fs::write(artifact, "of the next version").unwrap();
+        fs::write(artifact, "next version").unwrap();
     }
     let (after, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(after, before);
@@ -391,7 +400,7 @@ fn keeps_library_and_hook_of_running_claim_on_upgrade() {
     for hash in [&before.library, &other.library, &before.hook, &other.hook] {
         assert!(in_use.contains(hash), "{in_use:?}");
     }
-    // Gone all the same: the claim gets the present ones.
+    // Removed artifacts are replaced by the installed ones.
     let state_dir = &node.paths.state_dir;
     fs::remove_file(Artifact::Library.path(state_dir, &before.library)).unwrap();
     fs::remove_file(Artifact::Hook.path(state_dir, &before.hook)).unwrap();
@@ -403,10 +412,10 @@ fn keeps_library_and_hook_of_running_claim_on_upgrade() {
 fn counts_prepared_and_interrupted_claims_for_overcommit() {
     let node = TestNode::started();
     let half = claim(1, &[Share(0, "40Gi", "50")]);
-    // Interrupted right after the record of the intent.
+    // Interrupted after the intent record.
     let _ = prepare(
         &node,
-        &node.applier(PowerCut::after(1, node.effects())),
+        &node.applier(CrashingEffects::after(1, node.effects())),
         1,
         &half,
     );

@@ -1,4 +1,4 @@
-//! A container runtime that does not apply the CDI edits.
+//! Detection of a container runtime that ignores CDI.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::api_server::eventually;
 use crate::cluster::TestCluster;
 use crate::fixture::claim_ref;
 
-/// A pod named `pod` whose container uses `claim-<number>` and is in this state.
+/// Returns a pod named `pod` whose container uses `claim-<number>` and is in `state`.
 fn pod(number: u32, state: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -55,7 +55,7 @@ fn considers_only_started_containers_of_claim() {
     );
     assert!(!runs(pod(1, &json!({"running": {}})), 2));
     let mut other = pod(1, &json!({"running": {}}));
-    other["metadata"]["uid"] = json!("another pod of this name");
+    other["metadata"]["uid"] = json!("another-uid");
     assert!(!runs(other, 1));
     let mut direct = pod(1, &json!({"running": {}}));
     direct["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "claim-7"}]);
@@ -66,14 +66,14 @@ fn considers_only_started_containers_of_claim() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_container_runtime_that_ignores_cdi() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2]).await;
-    // Claim 1 was injected: the hook has left its mark.
-    fs::write(cluster.usage(1).join("injected"), "").unwrap();
+    // The hook has marked claim 1 as injected.
+    fs::write(cluster.usage_dir(1).join("injected"), "").unwrap();
     let mut both = pod(1, &json!({"running": {}}));
     both["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "claim-1"}, {"name": "gpu", "resourceClaimName": "claim-2"}]);
     cluster.api.put_pod(&both);
-    let told = || {
+    let reported = || {
         let events = cluster.api.events_with_kind();
         let about = |kind: &str| {
             let about =
@@ -82,7 +82,7 @@ async fn reports_container_runtime_that_ignores_cdi() {
         };
         about("Pod").zip(about("ResourceClaim"))
     };
-    let (of_pod, of_claim) = eventually("events on pod and claim", told).await;
+    let (of_pod, of_claim) = eventually("events on pod and claim", reported).await;
     assert_eq!(of_pod, of_claim);
     assert!(
         of_pod.contains("default/claim-2") && of_pod.contains("enable_cdi = true"),

@@ -1,4 +1,4 @@
-//! What kubelet and the API server are told of claims.
+//! Answers to kubelet and writes to the API server for claims.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,14 +8,14 @@ use drava_dra_driver::driver::Config;
 use serde_json::json;
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, kubelet_claim, refusal};
-use crate::fixture::Result::{Share, Whole};
-use crate::fixture::{CARDS, POOL, claim, claim_ref, claim_with, config, share_id};
+use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::{GPU_UUIDS, POOL, claim, claim_ref, claim_with, config, share_id};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prepares_idempotently_and_unprepares_completely() {
     let cluster = TestCluster::new().await;
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     assert_eq!(
         plugin.info.supported_versions,
         [
@@ -53,17 +53,17 @@ async fn prepares_idempotently_and_unprepares_completely() {
         whole.cdi_device_ids,
         [format!("gpu.drava.dev/claim={uid}-gpu1-gpu-1")]
     );
-    let spec = fs::read(cluster.spec(1)).unwrap();
+    let spec = fs::read(cluster.spec_file(1)).unwrap();
     assert_eq!(
         plugin.prepare_one(&kubelet_claim(1)).await.unwrap(),
         devices
     );
-    assert_eq!(fs::read(cluster.spec(1)).unwrap(), spec);
+    assert_eq!(fs::read(cluster.spec_file(1)).unwrap(), spec);
 
     for _ in 0..2 {
         plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     }
-    assert_eq!(cluster.node.traces(), (Vec::new(), Default::default()));
+    assert_eq!(cluster.node.claim_state(), (Vec::new(), Default::default()));
     assert!(
         fs::read_dir(cluster.node.layout().locks())
             .unwrap()
@@ -80,19 +80,19 @@ async fn prepares_idempotently_and_unprepares_completely() {
     assert_eq!(
         cluster.kubelet.registry().unwrap(),
         Vec::<PathBuf>::new(),
-        "own sockets are removed on a clean stop"
+        "sockets remain after a clean stop"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_errors_per_claim_with_field_and_action() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
     cluster.api.put_claim(&claim_with(
         2,
         &[Share(0, "8Gi", "0")],
-        &config("FromClaim", &json!({"colour": "red"})),
+        &config("FromClaim", &json!({"color": "red"})),
     ));
     cluster.api.put_claim(&claim(3, &[Share(0, "8Gi", "101")]));
     cluster.api.put_claim(&claim(4, &[Share(5, "8Gi", "0")]));
@@ -100,10 +100,7 @@ async fn reports_errors_per_claim_with_field_and_action() {
     let outcomes = plugin.prepare(&claims).await.unwrap();
     assert!(outcomes[&claims[0].uid].is_ok());
     for (number, text) in [
-        (
-            2,
-            "request gpu: config field colour: unknown field `colour`",
-        ),
+        (2, "request gpu: config field color: unknown field `color`"),
         (
             3,
             "consumedCapacity.cores of device gpu-0-vgpu is 101, it must be a whole number from 0 to 100",
@@ -130,16 +127,16 @@ async fn reports_errors_per_claim_with_field_and_action() {
     assert!(plugin.unprepare_one(&hostile).await.is_err());
 
     cluster.api.set_down(true);
-    let error = refusal(&plugin, 7).await;
+    let error = prepare_error(&plugin, 7).await;
     assert!(error.contains("get it from the API server"), "{error}");
-    // Unprepare needs no API server.
+    // Unprepare works without the API server.
     plugin.unprepare_one(&claims[0]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rejects_overcommit_by_concurrent_claims() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     let claims = [1, 2].map(kubelet_claim);
     for number in [1, 2] {
         cluster
@@ -150,12 +147,12 @@ async fn rejects_overcommit_by_concurrent_claims() {
         plugin.prepare_one(&claims[0]),
         plugin.prepare_one(&claims[1])
     );
-    let refused: Vec<_> = [first, second]
+    let rejected: Vec<_> = [first, second]
         .into_iter()
         .filter_map(Result::err)
         .collect();
-    assert_eq!(refused.len(), 1);
-    let error = refused[0].to_string();
+    assert_eq!(rejected.len(), 1);
+    let error = rejected[0].to_string();
     assert!(
         error
             .contains("51200 MiB of memory is allocated to this claim, but 51200 MiB of 80480 MiB"),
@@ -172,11 +169,11 @@ async fn waits_for_gpu_of_terminating_claim() {
     };
     let running = cluster.start_with(patient, cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
     let claims = [1, 2].map(kubelet_claim);
-    // Its pod is deleted by force: the API server forgets the claim before kubelet has ended the containers, and somebody
-    // may have made another one of the same name, or taken its allocation back.
-    let leave: [fn(&TestCluster); 3] = [
+    // After a forced pod deletion, the claim can be deleted, recreated under the same name or deallocated before kubelet
+    // has stopped the containers.
+    let terminations: [fn(&TestCluster); 3] = [
         |cluster| cluster.api.delete_claim(&claim(1, &[])),
         |cluster| {
             let mut other = claim(1, &[Whole(1)]);
@@ -184,33 +181,30 @@ async fn waits_for_gpu_of_terminating_claim() {
             cluster.api.put_claim(&other);
         },
         |cluster| {
-            let mut idle = claim(1, &[]);
-            idle.status = None;
-            cluster.api.put_claim(&idle);
+            let mut deallocated = claim(1, &[]);
+            deallocated.status = None;
+            cluster.api.put_claim(&deallocated);
         },
     ];
-    for leave in leave {
+    for terminate in terminations {
         for number in [1, 2] {
             cluster.api.put_claim(&claim(number, &[Whole(0)]));
         }
         plugin.prepare_one(&claims[0]).await.unwrap();
-        // The first is there to stay: no waiting.
-        let error = refusal(&plugin, 2).await;
+        // Claim 1 is still allocated: prepare fails without waiting.
+        let error = prepare_error(&plugin, 2).await;
         assert!(error.contains("holds it as a whole card"), "{error}");
 
-        leave(&cluster);
-        let looked_up = || cluster.api.lookups("claim-2");
-        let before = looked_up();
-        let (waiting, left) = tokio::join!(plugin.prepare_one(&claims[1]), async {
-            // It is looked up at each attempt. The second attempt comes only after a refusal that was not passed on.
-            eventually("a second attempt", || {
-                (looked_up() >= before + 2).then_some(())
-            })
-            .await;
+        terminate(&cluster);
+        let reads = || cluster.api.reads("claim-2");
+        let before = reads();
+        let (prepared, unprepared) = tokio::join!(plugin.prepare_one(&claims[1]), async {
+            // Each attempt reads the claim. A second attempt follows a conflict that was not returned to kubelet.
+            eventually("a second attempt", || (reads() >= before + 2).then_some(())).await;
             plugin.unprepare_one(&claims[0]).await
         });
-        left.unwrap();
-        waiting.unwrap();
+        unprepared.unwrap();
+        prepared.unwrap();
         plugin.unprepare_one(&claims[1]).await.unwrap();
     }
 }
@@ -218,7 +212,7 @@ async fn waits_for_gpu_of_terminating_claim() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_status_devices_once() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     let devices = eventually("status.devices", || {
@@ -226,7 +220,7 @@ async fn writes_status_devices_once() {
         claim["status"]["devices"].as_array().cloned()
     });
     let device = devices.await.remove(0);
-    assert_eq!(device["data"]["uuid"], CARDS[0]);
+    assert_eq!(device["data"]["uuid"], GPU_UUIDS[0]);
     assert_eq!(device["data"]["memoryBytes"], json!(8u64 << 30));
     assert_eq!(device["shareID"], json!(share_id(1, 0)));
     let condition = |kind: &str| {
@@ -257,7 +251,7 @@ async fn writes_status_devices_once() {
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "30")]));
     plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
-    eventually("the second claim's status", || {
+    eventually("the status of claim 2", || {
         (status_writes() == 2).then_some(())
     })
     .await;

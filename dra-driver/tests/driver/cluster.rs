@@ -1,4 +1,4 @@
-//! The whole driver between a fake kubelet and an API server in memory.
+//! The whole driver with a fake kubelet and an in-memory API server.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,11 +18,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_server::{ApiServer, eventually};
-use crate::fixture::Result::Share;
+use crate::fixture::Allocated::Share;
 use crate::fixture::{NODE, claim, claim_ref, h100x2};
 use crate::node::TestNode;
 
-/// GPUs that a test can change while the driver runs; `None` while the library does not say which there are.
+/// GPUs that a test can change while the driver runs; `None` makes the library fail.
 #[derive(Clone)]
 pub(crate) struct FakeGpus(Arc<Mutex<Option<Inventory>>>);
 
@@ -35,15 +35,15 @@ impl FakeGpus {
         change(self.0.lock().unwrap().as_mut().unwrap());
     }
 
-    /// From now on the library fails.
+    /// Makes the library fail from now on.
     pub(crate) fn fail(&self) {
         *self.0.lock().unwrap() = None;
     }
 }
 
-fn not_here<T>(card: &GpuUuid) -> Result<T, CardError> {
+fn unsupported<T>(card: &GpuUuid) -> Result<T, CardError> {
     Err(CardError {
-        operation: "ask a fake".to_owned(),
+        operation: "query the fake library".to_owned(),
         card: card.clone(),
         status: Status::NotSupported,
     })
@@ -58,15 +58,15 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn process_utilization(
@@ -74,7 +74,7 @@ impl GpuLibrary for FakeGpus {
         card: &GpuUuid,
         _since_us: u64,
     ) -> Result<Vec<ProcessUtilization>, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn watch(&self, _cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
@@ -82,7 +82,7 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn create_mig(
@@ -91,19 +91,19 @@ impl GpuLibrary for FakeGpus {
         _: &MigProfile,
         _: Placement,
     ) -> Result<GpuInstance, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn destroy_mig(&self, card: &GpuUuid, _id: u32) -> Result<(), CardError> {
-        not_here(card)
+        unsupported(card)
     }
 
     fn mig_remaining(&self, card: &GpuUuid, _profile: &MigProfile) -> Result<u32, CardError> {
-        not_here(card)
+        unsupported(card)
     }
 }
 
-/// A node, its kubelet and the API server. Drivers come and go on it.
+/// A node with its kubelet and the API server. Tests start and stop drivers on it.
 pub(crate) struct TestCluster {
     pub(crate) node: TestNode,
     pub(crate) api: ApiServer,
@@ -111,7 +111,7 @@ pub(crate) struct TestCluster {
     pub(crate) gpus: FakeGpus,
 }
 
-/// A driver that runs.
+/// A running driver.
 pub(crate) struct Running {
     pub(crate) conditions: Conditions,
     stop: CancellationToken,
@@ -144,7 +144,7 @@ impl TestCluster {
         }
     }
 
-    /// GPUs of the fake, libraries of the simulated machine.
+    /// Returns a source with the fake GPUs and the libraries of the simulated machine.
     pub(crate) fn source(&self) -> Source {
         let (gpus, observed) = (self.gpus.clone(), self.gpus.clone());
         Source {
@@ -179,11 +179,11 @@ impl TestCluster {
         }
     }
 
-    /// Starts a driver and registers it; it is ready when this returns.
-    pub(crate) async fn ready(&self) -> (Running, Plugin) {
+    /// Starts a driver, registers it and waits until it is ready.
+    pub(crate) async fn start_ready(&self) -> (Running, Plugin) {
         let running = self.start();
         let plugin = self.kubelet.register("gpu.drava.dev").await.unwrap();
-        running.is_ready().await;
+        running.await_ready().await;
         (running, plugin)
     }
 
@@ -195,24 +195,24 @@ impl TestCluster {
         }
     }
 
-    /// What is mounted for the usage region of a claim with one share.
-    pub(crate) fn usage(&self, number: u32) -> PathBuf {
+    /// Returns the tmpfs with the usage region of a claim with one share.
+    pub(crate) fn usage_dir(&self, number: u32) -> PathBuf {
         let uid = claim_ref(number).uid;
         let mut mounted = self.node.tmpfs.mounted().into_iter();
         let is_of_claim = |path: &PathBuf| path.to_string_lossy().contains(uid.as_str());
         mounted.find(is_of_claim).unwrap()
     }
 
-    /// Path of a claim's CDI spec.
-    pub(crate) fn spec(&self, number: u32) -> PathBuf {
+    /// Returns the path of a claim's CDI spec.
+    pub(crate) fn spec_file(&self, number: u32) -> PathBuf {
         self.node.paths.cdi_dir.join(format!(
             "gpu.drava.dev-claim-{}.json",
             claim_ref(number).uid
         ))
     }
 
-    /// Path of a claim's record.
-    pub(crate) fn record(&self, number: u32) -> PathBuf {
+    /// Returns the path of a claim's record.
+    pub(crate) fn record_file(&self, number: u32) -> PathBuf {
         self.node
             .layout()
             .claims()
@@ -221,13 +221,13 @@ impl TestCluster {
 }
 
 impl Running {
-    pub(crate) async fn is_ready(&self) {
+    pub(crate) async fn await_ready(&self) {
         let ready = tokio::time::timeout(Duration::from_secs(60), self.conditions.ready()).await;
         assert!(ready.is_ok(), "not ready: {:?}", self.conditions.unmet());
     }
 
-    /// Waits until the driver says that `condition` is not met for a reason that contains `text`.
-    pub(crate) async fn complains(&self, condition: Condition, text: &str) -> String {
+    /// Waits until `condition` is unmet for a reason that contains `text`, and returns the reason.
+    pub(crate) async fn await_unmet(&self, condition: Condition, text: &str) -> String {
         let reason = || {
             let unmet = self.conditions.unmet();
             unmet
@@ -235,7 +235,11 @@ impl Running {
                 .find(|(unmet, reason)| *unmet == condition && reason.contains(text))
                 .map(|(_, r)| r)
         };
-        eventually(&format!("{condition} complains {text:?}"), reason).await
+        eventually(
+            &format!("condition {condition} unmet with reason {text:?}"),
+            reason,
+        )
+        .await
     }
 
     /// Stops as on SIGTERM.
@@ -244,14 +248,14 @@ impl Running {
         self.task.await.unwrap().unwrap();
     }
 
-    /// Ends as on SIGKILL: nothing is cleaned up.
+    /// Stops as on SIGKILL, without cleanup.
     pub(crate) async fn kill(self) {
         self.task.abort();
         let _ = self.task.await;
     }
 }
 
-/// A claim as kubelet names it.
+/// Returns a claim as kubelet passes it.
 pub(crate) fn kubelet_claim(number: u32) -> Claim {
     let claim = claim_ref(number);
     Claim {
@@ -261,18 +265,18 @@ pub(crate) fn kubelet_claim(number: u32) -> Claim {
     }
 }
 
-/// The text with which kubelet is refused a claim.
-pub(crate) async fn refusal(plugin: &Plugin, number: u32) -> String {
-    let refused = plugin.prepare_one(&kubelet_claim(number)).await;
-    refused.unwrap_err().to_string()
+/// Prepares a claim and returns the error that kubelet receives.
+pub(crate) async fn prepare_error(plugin: &Plugin, number: u32) -> String {
+    let outcome = plugin.prepare_one(&kubelet_claim(number)).await;
+    outcome.unwrap_err().to_string()
 }
 
-/// Inode of a file.
+/// Returns the inode of a file.
 pub(crate) fn inode(path: &Path) -> u64 {
     std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap())
 }
 
-/// The answer to a request, head and body, in the simplest form of HTTP.
+/// Sends an HTTP/1.0 request and returns the response, head and body.
 pub(crate) async fn get(address: std::net::SocketAddr, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream
@@ -284,7 +288,7 @@ pub(crate) async fn get(address: std::net::SocketAddr, path: &str) -> String {
     answer
 }
 
-/// An address that was free a moment ago.
+/// Returns a local address with a free port.
 pub(crate) fn free_address() -> std::net::SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()

@@ -1,4 +1,4 @@
-//! A node whose power goes at any step of preparing and unpreparing.
+//! Crashes after each step of prepare and unprepare.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,43 +10,43 @@ use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffe
 use drava_dra_driver::prepare::record::{Loaded, Record};
 use drava_vgpu_abi::LimitsSpec;
 
-use crate::fixture::Result::Share;
+use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref};
 use crate::node::{TestNode, prepare, spec_of};
 
-/// A node whose power goes after a number of effects: nothing happens from then on.
-pub(crate) struct PowerCut {
+/// Effects that fail after a number of steps, as if the node had crashed.
+pub(crate) struct CrashingEffects {
     node: NodeEffects,
-    left: AtomicUsize,
+    remaining: AtomicUsize,
 }
 
-impl PowerCut {
+impl CrashingEffects {
     pub(crate) fn after(effects: usize, node: NodeEffects) -> Self {
         Self {
             node,
-            left: AtomicUsize::new(effects),
+            remaining: AtomicUsize::new(effects),
         }
     }
 
-    fn powered(&self) -> Result<(), EffectError> {
-        let step = |left: usize| left.checked_sub(1);
+    fn next_effect(&self) -> Result<(), EffectError> {
+        let step = |remaining: usize| remaining.checked_sub(1);
         match self
-            .left
+            .remaining
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
         {
             Ok(_) => Ok(()),
             Err(_) => Err(EffectError::File {
-                operation: "survive",
+                operation: "apply",
                 path: PathBuf::new(),
-                source: std::io::Error::other("the power is off"),
+                source: std::io::Error::other("node crashed"),
             }),
         }
     }
 }
 
-impl Effects for PowerCut {
+impl Effects for CrashingEffects {
     fn save_record(&self, record: &Record) -> Result<(), EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.save_record(record)
     }
 
@@ -56,37 +56,37 @@ impl Effects for PowerCut {
         share: &ShareId,
         spec: &LimitsSpec,
     ) -> Result<Ensured, EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.ensure_page(uid, share, spec)
     }
 
     fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.ensure_usage(uid, share)
     }
 
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.ensure_spec(uid, spec)
     }
 
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.remove_spec(uid)
     }
 
     fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.remove_usage(uid)
     }
 
     fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.remove_pages(uid)
     }
 
     fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError> {
-        self.powered()?;
+        self.next_effect()?;
         self.node.remove_record(uid)
     }
 }
@@ -95,27 +95,31 @@ impl Effects for PowerCut {
 fn completes_prepare_after_crash_at_any_step() {
     let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
     let reference = TestNode::started();
-    let (whole, _) = prepare(
+    let (complete, _) = prepare(
         &reference,
         &reference.applier(reference.effects()),
         1,
         &found,
     )
     .unwrap();
-    let (files, mounts) = reference.traces();
+    let (files, mounts) = reference.claim_state();
     // Two records, two pages, two regions, one spec.
     let steps = 7;
     for step in 0..=steps {
         let node = TestNode::started();
-        let cut = PowerCut::after(step, node.effects());
+        let cut = CrashingEffects::after(step, node.effects());
         let outcome = prepare(&node, &node.applier(cut), 1, &found);
         assert_eq!(outcome.is_ok(), step == steps, "step {step}");
-        let (left, _) = node.traces();
-        assert_eq!(left.is_empty(), step == 0, "whatever exists has a record");
+        let (files_left, _) = node.claim_state();
+        assert_eq!(
+            files_left.is_empty(),
+            step == 0,
+            "step {step}: files without a record"
+        );
 
         let (record, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-        assert_eq!(record, whole, "step {step}");
-        let (after, mounted) = node.traces();
+        assert_eq!(record, complete, "step {step}");
+        let (after, mounted) = node.claim_state();
         assert_eq!(
             (after, mounted.len()),
             (files.clone(), mounts.len()),
@@ -131,7 +135,7 @@ fn unprepares_after_crash_at_any_prepare_step() {
         let node = TestNode::started();
         let _ = prepare(
             &node,
-            &node.applier(PowerCut::after(step, node.effects())),
+            &node.applier(CrashingEffects::after(step, node.effects())),
             1,
             &found,
         );
@@ -139,7 +143,7 @@ fn unprepares_after_crash_at_any_prepare_step() {
             .unprepare(&claim_ref(1))
             .unwrap();
         assert_eq!(
-            node.traces(),
+            node.claim_state(),
             (Vec::new(), Default::default()),
             "step {step}"
         );
@@ -152,23 +156,26 @@ fn completes_unprepare_after_crash_at_any_step() {
     for step in 0..4 {
         let node = TestNode::started();
         prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
-        let cut = node.applier(PowerCut::after(step, node.effects()));
+        let cut = node.applier(CrashingEffects::after(step, node.effects()));
         cut.unprepare(&claim_ref(1)).unwrap_err();
         assert!(
             step == 0 || !spec_of(&node, 1).exists(),
-            "no container starts with what is being removed"
+            "step {step}: the spec must go first"
         );
         let record = node
             .applier(node.effects())
             .store()
             .load(&claim_ref(1).uid)
             .unwrap();
-        assert!(matches!(record, Loaded::Present(_)), "the record goes last");
+        assert!(
+            matches!(record, Loaded::Present(_)),
+            "step {step}: the record must go last"
+        );
         node.applier(node.effects())
             .unprepare(&claim_ref(1))
             .unwrap();
         assert_eq!(
-            node.traces(),
+            node.claim_state(),
             (Vec::new(), Default::default()),
             "step {step}"
         );

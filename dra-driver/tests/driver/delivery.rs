@@ -1,4 +1,4 @@
-//! Delivery by stubs: what is in the spec, and that a claim keeps the way that it was prepared with.
+//! Delivery by stubs: the CDI spec, and the delivery mode of prepared claims.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use drava_nvml::ComputeMode;
 use drava_vgpu_abi::paths;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::fixture::Result::{Share, Whole};
+use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2};
 use crate::node::{TestNode, environment};
 
-/// Prepares on a node with that option; gives the record and what was repaired.
+/// Prepares with this delivery mode and returns the record and the repairs.
 fn prepare(
     node: &TestNode,
     mode: Mode,
@@ -47,7 +47,7 @@ fn spec_of(node: &TestNode, number: u32) -> Spec {
     Spec::from_json(&fs::read(spec_path(node, number)).unwrap()).unwrap()
 }
 
-/// What is mounted at a path in the container.
+/// Returns the host paths mounted at a path in the container.
 fn mounted_at(edits: &[&ContainerEdits], path: &str) -> Vec<String> {
     edits
         .iter()
@@ -74,7 +74,7 @@ fn mounts_stubs_over_nvidia_libraries_for_share() {
     assert_eq!(record.delivery, Delivery::Shim(stubs.clone()));
     let spec = fs::read_to_string(spec_path(&node, 1)).unwrap();
     assert!(!spec.contains("\"preload\""), "{spec}");
-    // Their names for `ld` are of no concern here.
+    // The hashes change with each build.
     let spec = spec
         .replace(&*node.root.path().to_string_lossy(), "[node]")
         .replace(&stubs.cuda, "[hash]")
@@ -94,8 +94,8 @@ fn writes_same_spec_for_whole_gpu_in_both_modes() {
     assert!(!specs[1].contains("/usr/local/lib/drava"), "{}", specs[1]);
 }
 
-/// A container that names only the whole card has the driver's own libraries; one that has both devices has the file
-/// of one of them, and the hook sees which.
+/// A container with only the whole GPU gets NVIDIA's libraries. For a container with both devices, the hook finds out
+/// which of the two files is mounted.
 #[test]
 fn mounts_stubs_for_share_alongside_whole_gpu() {
     let node = TestNode::started();
@@ -103,21 +103,21 @@ fn mounts_stubs_for_share_alongside_whole_gpu() {
     prepare(&node, Mode::Shim, 1, &both);
     let spec = spec_of(&node, 1);
     let driver = node.driver();
-    let place = &driver.library("libcuda.so.1").unwrap().path;
+    let library = &driver.library("libcuda.so.1").unwrap().path;
     let stub = Artifact::CudaStub.path(&node.paths.state_dir, &node.installed().stubs.cuda);
     for device in spec.devices() {
         let edits = [spec.container_edits(), &device.container_edits];
         let is_share = !mounted_at(&edits, paths::LIBRARY).is_empty();
-        let behind = mounted_at(&edits, paths::CUDA_STUB.original_path.to_str().unwrap());
-        let front = mounted_at(&edits, place);
+        let original = mounted_at(&edits, paths::CUDA_STUB.original_path.to_str().unwrap());
+        let mounted = mounted_at(&edits, library);
         if is_share {
-            assert_eq!(front, [stub.display().to_string()]);
-            assert_eq!(behind.len(), 1);
+            assert_eq!(mounted, [stub.display().to_string()]);
+            assert_eq!(original.len(), 1);
             let subcommands = subcommands(&device.container_edits);
             assert_eq!(subcommands, ["symlinks", "ldcache", "shim", "mark"]);
         } else {
-            assert!(front[0].starts_with("/opt/gpu-driver/"), "{front:?}");
-            assert!(behind.is_empty(), "{behind:?}");
+            assert!(mounted[0].starts_with("/opt/gpu-driver/"), "{mounted:?}");
+            assert!(original.is_empty(), "{original:?}");
         }
     }
 }
@@ -133,18 +133,18 @@ fn keeps_delivery_mode_of_prepared_claim() {
         let (again, repairs) = prepare(&node, then, 1, &found);
         assert_eq!((&again, repairs), (&record, Vec::new()));
         assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
-        // Rebuilt, as after a reboot with the new option.
+        // Recreated, as after a reboot with the new mode.
         fs::remove_file(spec_path(&node, 1)).unwrap();
         prepare(&node, then, 1, &found);
         assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
 
-        // The next claim has the new one.
+        // New claims get the new mode.
         let (next, _) = prepare(&node, then, 2, &claim(2, &[Share(0, "8Gi", "30")]));
         assert_ne!(next.delivery, record.delivery);
     }
 }
 
-/// Cuts the record of a claim short.
+/// Truncates the record of a claim.
 fn damage(node: &TestNode, number: u32) {
     let uid = claim_ref(number).uid;
     let path = node.layout().claims().join(format!("{uid}.json"));
@@ -152,14 +152,10 @@ fn damage(node: &TestNode, number: u32) {
     fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
 }
 
-/// Puts another version of libvgpu and of the hook into the image.
+/// Replaces libvgpu and the hook in the image by another version.
 fn upgrade(node: &TestNode) {
     for artifact in ["libvgpu.so", "drava-cdi-hook"] {
-        fs::write(
-            node.paths.artifacts_dir.join(artifact),
-            "of the new version",
-        )
-        .unwrap();
+        fs::write(node.paths.artifacts_dir.join(artifact), "new version").unwrap();
     }
 }
 
@@ -220,7 +216,7 @@ fn rebuilds_record_as_new_claim_without_usable_cdi_spec() {
     let damages: [fn(&TestNode); 3] = [
         |node| fs::remove_file(spec_path(node, 1)).unwrap(),
         |node| fs::write(spec_path(node, 1), "noise").unwrap(),
-        // Of an allocation that was taken back.
+        // A spec of an earlier allocation.
         |node| {
             let path = spec_path(node, 1);
             let spec = fs::read_to_string(&path).unwrap();
@@ -264,7 +260,7 @@ fn rebuilds_record_on_gpu_that_became_unavailable() {
 
 #[test]
 fn rebuilds_two_damaged_records_independently() {
-    for is_spec_left in [true, false] {
+    for keeps_spec in [true, false] {
         let node = TestNode::started();
         let shares = [1, 2].map(|number| claim(number, &[Share(0, "30Gi", "0")]));
         for (number, found) in (1..).zip(&shares) {
@@ -272,7 +268,7 @@ fn rebuilds_two_damaged_records_independently() {
         }
         for number in [1, 2] {
             damage(&node, number);
-            if !is_spec_left {
+            if !keeps_spec {
                 fs::remove_file(spec_path(&node, number)).unwrap();
             }
         }
@@ -285,18 +281,15 @@ fn rebuilds_two_damaged_records_independently() {
                 .map(drop)
                 .map_err(|error| error.failure.to_string())
         };
-        // A new claim waits until it is known again what is free.
+        // A new claim is rejected until the free capacity is known.
         let third = claim(3, &[Share(0, "30Gi", "0")]);
-        let refusal = try_prepare(3, &third).unwrap_err();
-        assert!(refusal.contains("is damaged"), "{refusal}");
+        let error = try_prepare(3, &third).unwrap_err();
+        assert!(error.contains("is damaged"), "{error}");
         for (number, found) in (1..).zip(&shares) {
             try_prepare(number, found).unwrap();
         }
-        let refusal = try_prepare(3, &third).unwrap_err();
-        assert!(
-            refusal.contains("is prepared for other claims"),
-            "{refusal}"
-        );
+        let error = try_prepare(3, &third).unwrap_err();
+        assert!(error.contains("is prepared for other claims"), "{error}");
     }
 }
 
@@ -318,7 +311,7 @@ fn reads_record_without_delivery_as_preload() {
 
     let applier = node.applier(node.effects());
     let Loaded::Present(record) = applier.store().load(&uid).unwrap() else {
-        panic!("an old record is not read");
+        panic!("cannot read the older record");
     };
     assert_eq!(record.delivery, Delivery::Preload);
     prepare(&node, Mode::Shim, 1, &found);
@@ -331,14 +324,14 @@ fn keeps_stubs_in_use_and_replaces_missing_stubs() {
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Shim, 1, &found);
     let Delivery::Shim(stubs) = &record.delivery else {
-        panic!("not by stubs: {record:?}");
+        panic!("not delivered by stubs: {record:?}");
     };
     let in_use = || node.applier(node.effects()).artifacts_in_use().unwrap();
     let all = in_use().unwrap();
     for hash in [&stubs.cuda, &stubs.nvml] {
         assert!(all.contains(hash), "{all:?}");
     }
-    // Of a version whose files are lost.
+    // Stubs of a version whose files are missing.
     let mut lost = record.clone();
     let gone = "0".repeat(32);
     if let Delivery::Shim(stubs) = &mut lost.delivery {
@@ -354,7 +347,7 @@ fn keeps_stubs_in_use_and_replaces_missing_stubs() {
         "{spec}"
     );
 
-    // What a damaged record refers to nobody knows, also when it is moved aside.
+    // Artifacts in use are unknown while a record is damaged or in quarantine.
     damage(&node, 1);
     assert_eq!(in_use(), None);
     applier.store().quarantine(&claim_ref(1).uid).unwrap();

@@ -1,4 +1,4 @@
-//! What the node agent finds reaches people.
+//! Events and conditions for findings of the node agent.
 
 use std::fs::OpenOptions;
 
@@ -8,19 +8,19 @@ use crate::cluster::TestCluster;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_damaged_region_until_repaired() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2]).await;
     let region_of = |number: u32| {
         let mut file = OpenOptions::new();
         file.write(true)
-            .open(cluster.usage(number).join("region"))
+            .open(cluster.usage_dir(number).join("region"))
             .unwrap()
     };
     let region = region_of(1);
     let size = region.metadata().unwrap().len();
     region.set_len(100).unwrap();
 
-    let told = |claim: &str| -> Vec<String> {
+    let reported = |claim: &str| -> Vec<String> {
         let events = cluster.api.events();
         events
             .into_iter()
@@ -28,7 +28,7 @@ async fn reports_damaged_region_until_repaired() {
             .map(|(_, note)| note)
             .collect()
     };
-    let note = eventually("an event", || told("claim-1").pop()).await;
+    let note = eventually("an event of claim 1", || reported("claim-1").pop()).await;
     assert!(
         note.contains("default/claim-1") && note.contains("100 bytes"),
         "{note}"
@@ -37,17 +37,17 @@ async fn reports_damaged_region_until_repaired() {
     let enforced = |claim: &str| cluster.api.condition(claim, "Enforced");
     let damaged = || enforced("claim-1").filter(|condition| condition["status"] == "False");
     assert_eq!(
-        eventually("a condition", damaged).await["reason"],
+        eventually("a condition of claim 1", damaged).await["reason"],
         "UsageRegionDamaged"
     );
 
     region.set_len(size).unwrap();
-    let sound = || enforced("claim-1").filter(|condition| condition["status"] == "True");
-    eventually("the end of it", sound).await;
+    let cleared = || enforced("claim-1").filter(|condition| condition["status"] == "True");
+    eventually("a cleared condition", cleared).await;
     assert_eq!(enforced("claim-2").unwrap()["status"], "True");
 
-    // Events are told in order: a second one of the first claim would come before this one.
+    // Events are published in order: a second event of claim 1 would precede the event of claim 2.
     region_of(2).set_len(100).unwrap();
-    eventually("an event of the other claim", || told("claim-2").pop()).await;
-    assert_eq!(told("claim-1").len(), 1);
+    eventually("an event of claim 2", || reported("claim-2").pop()).await;
+    assert_eq!(reported("claim-1").len(), 1);
 }

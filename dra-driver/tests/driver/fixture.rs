@@ -1,4 +1,4 @@
-//! Cards, claims and nodes to test with.
+//! GPUs, claims and inventories for the tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,13 +21,13 @@ pub(crate) const NODE: &str = "node-a";
 /// Pool of the node.
 pub(crate) const POOL: &str = "node-a/gpus";
 
-/// UUIDs of the cards of the simulated machine.
-pub(crate) const CARDS: [&str; 2] = [
+/// UUIDs of the GPUs of the simulated machine.
+pub(crate) const GPU_UUIDS: [&str; 2] = [
     "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
 
-/// The simulated machine with two H100, one for all tests: they only look for files under its driver root.
+/// Returns the driver root of a simulated machine with two H100. All tests share the machine and only read its files.
 pub(crate) fn machine_root() -> &'static Path {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE
@@ -35,7 +35,7 @@ pub(crate) fn machine_root() -> &'static Path {
         .root()
 }
 
-/// Two H100 80GB, as on the simulated machine.
+/// Returns the two H100 80GB of the simulated machine.
 pub(crate) fn h100x2() -> NodeInventory {
     let card = |index: u32, uuid: &str, pci_bus_id: &str| Card {
         index,
@@ -66,12 +66,12 @@ pub(crate) fn h100x2() -> NodeInventory {
         }),
     };
     inventory(vec![
-        card(0, CARDS[0], "0000:1b:00.0"),
-        card(1, CARDS[1], "0000:9d:00.0"),
+        card(0, GPU_UUIDS[0], "0000:1b:00.0"),
+        card(1, GPU_UUIDS[1], "0000:9d:00.0"),
     ])
 }
 
-/// One Tesla T4: no MIG, no NVLink.
+/// Returns one Tesla T4: no MIG, no NVLink.
 pub(crate) fn t4() -> NodeInventory {
     inventory(vec![Card {
         index: 0,
@@ -122,7 +122,7 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
     }
 }
 
-/// The profiles of an H100 80GB.
+/// Returns the MIG profiles of an H100 80GB.
 fn h100_profiles() -> Vec<MigProfile> {
     let profile = |id,
                    name: &str,
@@ -211,7 +211,7 @@ fn h100_profiles() -> Vec<MigProfile> {
     ]
 }
 
-/// A claim named `claim-<number>` with UID and share IDs made of the number.
+/// Returns the reference of `claim-<number>`; its UID contains the number.
 pub(crate) fn claim_ref(number: u32) -> ClaimRef {
     ClaimRef {
         namespace: "default".to_owned(),
@@ -220,26 +220,26 @@ pub(crate) fn claim_ref(number: u32) -> ClaimRef {
     }
 }
 
-/// Share ID of the result at `position` of claim `number`.
+/// Returns the share ID of the result at `position` of claim `number`.
 pub(crate) fn share_id(number: u32, position: usize) -> String {
     format!("5a5a5a5a-0000-4000-8000-{number:06}{position:06}")
 }
 
-/// Results of an allocation.
-pub(crate) enum Result {
-    /// A share of the card with this minor number: memory, cores.
+/// One result of an allocation.
+pub(crate) enum Allocated {
+    /// A share of the GPU with this minor number: memory, cores.
     Share(u32, &'static str, &'static str),
-    /// The whole card with this minor number.
+    /// The whole GPU with this minor number.
     Whole(u32),
 }
 
-/// A claim with these results, for requests `gpu`, `gpu1`, …, allocated and reserved.
-pub(crate) fn claim(number: u32, results: &[Result]) -> ResourceClaim {
+/// Returns an allocated and reserved claim with these results for requests `gpu`, `gpu1`, ….
+pub(crate) fn claim(number: u32, results: &[Allocated]) -> ResourceClaim {
     claim_with(number, results, &json!([]))
 }
 
-/// As [`claim`], with opaque config (`status.allocation.devices.config`).
-pub(crate) fn claim_with(number: u32, results: &[Result], config: &Value) -> ResourceClaim {
+/// Returns a [`claim`] with opaque config (`status.allocation.devices.config`).
+pub(crate) fn claim_with(number: u32, results: &[Allocated], config: &Value) -> ResourceClaim {
     let ClaimRef {
         namespace,
         name,
@@ -251,12 +251,12 @@ pub(crate) fn claim_with(number: u32, results: &[Result], config: &Value) -> Res
         .map(|(position, result)| {
             let request = if position == 0 { "gpu".to_owned() } else { format!("gpu{position}") };
             match result {
-                Result::Share(minor, memory, cores) => json!({
+                Allocated::Share(minor, memory, cores) => json!({
                     "request": request, "driver": "gpu.drava.dev", "pool": POOL, "device": format!("gpu-{minor}-vgpu"),
                     "shareID": share_id(number, position),
                     "consumedCapacity": {"memory": memory, "cores": cores, "slots": "1"},
                 }),
-                Result::Whole(minor) => json!({
+                Allocated::Whole(minor) => json!({
                     "request": request, "driver": "gpu.drava.dev", "pool": POOL, "device": format!("gpu-{minor}"),
                 }),
             }
@@ -275,7 +275,7 @@ pub(crate) fn claim_with(number: u32, results: &[Result], config: &Value) -> Res
     .unwrap()
 }
 
-/// What is allocated to a claim.
+/// Returns the allocation results of a claim.
 pub(crate) fn results_of(claim: &mut ResourceClaim) -> &mut Vec<DeviceRequestAllocationResult> {
     let allocation = claim.status.as_mut().unwrap().allocation.as_mut().unwrap();
     allocation
@@ -287,7 +287,7 @@ pub(crate) fn results_of(claim: &mut ResourceClaim) -> &mut Vec<DeviceRequestAll
         .unwrap()
 }
 
-/// One entry of an allocation's config.
+/// Returns the config of an allocation with one entry.
 pub(crate) fn config(source: &str, fields: &Value) -> Value {
     let mut parameters = json!({"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig"});
     parameters
@@ -297,7 +297,7 @@ pub(crate) fn config(source: &str, fields: &Value) -> Value {
     json!([{"source": source, "requests": [], "opaque": {"driver": "gpu.drava.dev", "parameters": parameters}}])
 }
 
-/// Everything below a directory: path with the content's length, sorted. For "nothing is left" and "nothing changed".
+/// Returns the path and length of each file below `root`.
 pub(crate) fn tree(root: &Path) -> BTreeMap<String, u64> {
     fn walk(root: &Path, dir: &Path, found: &mut BTreeMap<String, u64>) {
         for entry in std::fs::read_dir(dir).unwrap() {

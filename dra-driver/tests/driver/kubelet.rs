@@ -1,4 +1,4 @@
-//! How the driver and kubelet find each other: sockets, registration, versions.
+//! Sockets, registration and API versions between the driver and kubelet.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use drava_dra_driver::conditions::Condition;
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, kubelet_claim};
-use crate::fixture::Result::Share;
+use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_older_kubelet_over_v1beta1() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
     let plugin = plugin.in_v1beta1();
     assert_eq!(
@@ -29,7 +29,7 @@ async fn waits_for_missing_kubelet_directory() {
     fs::remove_dir(&registry).unwrap();
     let running = cluster.start();
     let reason = running
-        .complains(Condition::Registered, "does not exist")
+        .await_unmet(Condition::Registered, "does not exist")
         .await;
     assert!(
         reason.contains(&*registry.to_string_lossy()) && reason.contains("--kubelet-dir"),
@@ -37,7 +37,7 @@ async fn waits_for_missing_kubelet_directory() {
     );
     fs::create_dir(&registry).unwrap();
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -46,23 +46,23 @@ async fn reports_kubelet_rejection_until_registered() {
     let running = cluster.start();
     cluster
         .kubelet
-        .refuse("gpu.drava.dev", "the endpoint is already registered")
+        .reject("gpu.drava.dev", "the endpoint is already registered")
         .await
         .unwrap();
     running
-        .complains(
+        .await_unmet(
             Condition::Registered,
             "kubelet refuses the driver: the endpoint is already registered",
         )
         .await;
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recreates_removed_registration_socket() {
     let cluster = TestCluster::new().await;
-    let (_running, _plugin) = cluster.ready().await;
+    let (_running, _plugin) = cluster.start_ready().await;
     let [socket] = cluster.kubelet.registry().unwrap().try_into().unwrap();
     fs::remove_file(&socket).unwrap();
     eventually("socket", || socket.exists().then_some(())).await;
@@ -72,12 +72,12 @@ async fn recreates_removed_registration_socket() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaces_stale_sockets_of_killed_driver() {
     let cluster = TestCluster::new().await;
-    let (running, _plugin) = cluster.ready().await;
+    let (running, _plugin) = cluster.start_ready().await;
     running.kill().await;
     assert_eq!(
         cluster.kubelet.registry().unwrap().len(),
         1,
-        "nobody cleaned up"
+        "the killed driver left its socket"
     );
-    cluster.ready().await;
+    cluster.start_ready().await;
 }

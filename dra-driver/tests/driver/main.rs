@@ -1,5 +1,5 @@
-//! Tests of the node driver, from pure decisions to the whole driver between a fake kubelet, an API server in memory
-//! and the libraries of a simulated machine.
+//! Tests of the node driver: pure decisions, and the whole driver with a fake kubelet, an in-memory API server and the
+//! libraries of a simulated machine.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

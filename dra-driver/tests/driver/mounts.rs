@@ -1,4 +1,4 @@
-//! The kernel's own tmpfs mounts, in a mount namespace of the test's own.
+//! Real tmpfs mounts, in a private mount namespace.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,13 +14,13 @@ use drava_vgpu_abi::REGION_SIZE;
 use crate::fixture::{claim_ref, share_id};
 use crate::node::TestNode;
 
-/// Set in the process that has the namespace.
+/// Set in the process inside the namespace.
 const INSIDE: &str = "DRAVA_TEST_IN_MOUNT_NAMESPACE";
 
 #[test]
 fn mounts_size_limited_tmpfs_per_share() {
     if std::env::var_os(INSIDE).is_some() {
-        return inside();
+        return check_mounts();
     }
     let program = std::env::current_exe().unwrap();
     let output = Command::new("unshare")
@@ -37,25 +37,25 @@ fn mounts_size_limited_tmpfs_per_share() {
         Ok(output) if output.status.success() => {}
         Ok(output) if String::from_utf8_lossy(&output.stderr).contains("unshare failed") => {
             let error = String::from_utf8_lossy(&output.stderr);
-            skipped(error.lines().next().unwrap_or_default());
+            report_skipped(error.lines().next().unwrap_or_default());
         }
         Ok(output) => panic!(
             "{}\n{}",
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         ),
-        Err(error) => skipped(&format!("cannot run unshare: {error}")),
+        Err(error) => report_skipped(&format!("cannot run unshare: {error}")),
     }
 }
 
-/// Not `eprintln!`, which is hidden for tests that pass.
-fn skipped(reason: &str) {
+/// Writes to stderr directly, because `eprintln!` is captured for passing tests.
+fn report_skipped(reason: &str) {
     let test = "mounts::mounts_size_limited_tmpfs_per_share";
     let line = format!("skipped: {test}: {reason}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-fn inside() {
+fn check_mounts() {
     let node = TestNode::started();
     let effects = NodeEffects::new(node.layout(), Box::new(KernelTmpfs));
     let (uid, share) = (claim_ref(1).uid, ShareId::parse(&share_id(1, 0)).unwrap());
@@ -68,7 +68,7 @@ fn inside() {
     assert!(KernelTmpfs.is_mounted(&usage).unwrap());
     assert_eq!(fs::metadata(&usage).unwrap().mode() & 0o7777, 0o1777);
 
-    // The whole region can be used, the mark fits beside it, and there is no room for more.
+    // The tmpfs holds the whole region and the injection mark, and no more.
     let region = usage.join("region");
     fs::OpenOptions::new()
         .write(true)
@@ -90,7 +90,7 @@ fn inside() {
         Ensured::Present
     );
 
-    // A container holds it open; a start that was interrupted has mounted a second one over it.
+    // A container has the region open, and an interrupted start has mounted a second tmpfs over it.
     let held = fs::File::open(&region).unwrap();
     KernelTmpfs.mount(&usage, 4096, 2).unwrap();
     effects.remove_usage(&uid).unwrap();

@@ -1,4 +1,4 @@
-//! A node in a temporary directory: the driver's directories, and mounts that need no privilege.
+//! A node in a temporary directory, with the driver's directories and unprivileged fake mounts.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,17 +21,17 @@ use tempfile::TempDir;
 
 use crate::fixture::{POOL, claim_ref, h100x2, machine_root, share_id};
 
-/// Remembers what would be mounted. Unmounting takes the files away, as it does for a tmpfs.
+/// Records mounts. Unmounting removes the files, as for a tmpfs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeTmpfs(Arc<Mutex<BTreeSet<PathBuf>>>);
 
 impl FakeTmpfs {
-    /// What is mounted.
+    /// Returns the mounted directories.
     pub(crate) fn mounted(&self) -> BTreeSet<PathBuf> {
         self.0.lock().unwrap().clone()
     }
 
-    /// Takes all mounts and their files away, as a reboot does.
+    /// Removes all mounts and their files, as a reboot does.
     pub(crate) fn reboot(&self) {
         for dir in std::mem::take(&mut *self.0.lock().unwrap()) {
             std::fs::remove_dir_all(dir).unwrap();
@@ -64,7 +64,7 @@ impl Tmpfs for FakeTmpfs {
     }
 }
 
-/// A node's directories. What runs on it can be thrown away and started again.
+/// The directories of a node. Drivers can be restarted on it.
 pub(crate) struct TestNode {
     pub(crate) root: TempDir,
     pub(crate) paths: Paths,
@@ -72,7 +72,7 @@ pub(crate) struct TestNode {
 }
 
 impl TestNode {
-    /// An empty node with the simulated machine's driver root and an image with artifacts.
+    /// Creates an empty node with the driver root of the simulated machine and an image with artifacts.
     pub(crate) fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let dir = |name: &str| root.path().join(name);
@@ -95,7 +95,7 @@ impl TestNode {
         }
     }
 
-    /// As [`TestNode::new`], with the directories that a started driver makes.
+    /// Creates a node with the directories that a started driver creates.
     pub(crate) fn started() -> Self {
         let node = Self::new();
         let layout = node.layout();
@@ -128,7 +128,7 @@ impl TestNode {
         NodeEffects::new(self.layout(), Box::new(self.tmpfs.clone()))
     }
 
-    /// A driver process that has just started.
+    /// Returns the applier of a driver that has just started.
     pub(crate) fn applier<E: Effects>(&self, effects: E) -> Applier<E> {
         Applier::new(
             self.layout(),
@@ -137,17 +137,17 @@ impl TestNode {
         )
     }
 
-    /// What is on the node for claims, but for CDI specs.
-    pub(crate) fn traces_without_cdi(&self) -> Vec<String> {
-        self.traces()
+    /// Returns the files of claims on the node, without CDI specs.
+    pub(crate) fn claim_files_without_cdi(&self) -> Vec<String> {
+        self.claim_state()
             .0
             .into_iter()
             .filter(|name| !name.starts_with("cdi"))
             .collect()
     }
 
-    /// What is on the node for claims, and who is mounted.
-    pub(crate) fn traces(&self) -> (Vec<String>, BTreeSet<PathBuf>) {
+    /// Returns the files of claims on the node, and the mounts.
+    pub(crate) fn claim_state(&self) -> (Vec<String>, BTreeSet<PathBuf>) {
         let files = crate::fixture::tree(self.root.path()).into_keys();
         let of_claims = |name: &String| {
             ["state/claims/", "run/", "cdi/"]
@@ -158,7 +158,7 @@ impl TestNode {
     }
 }
 
-/// What claims need, on a node with these cards.
+/// Returns the environment of prepare on a node with these GPUs.
 pub(crate) fn environment<'a>(
     inventory: &'a NodeInventory,
     driver: &'a Driver,
@@ -173,7 +173,7 @@ pub(crate) fn environment<'a>(
     }
 }
 
-/// Prepares a claim; the record, and what was repaired.
+/// Prepares a claim and returns the record and the repairs.
 pub(crate) fn prepare<E: Effects>(
     node: &TestNode,
     applier: &Applier<E>,
@@ -187,7 +187,7 @@ pub(crate) fn prepare<E: Effects>(
         .map(|(record, repairs)| (record, repairs.0))
 }
 
-/// The limits page of the first share of a claim.
+/// Returns the limits page of the first share of a claim.
 pub(crate) fn page_of(node: &TestNode, number: u32) -> PathBuf {
     let share = ShareId::parse(&share_id(number, 0)).unwrap();
     node.layout()
@@ -195,7 +195,7 @@ pub(crate) fn page_of(node: &TestNode, number: u32) -> PathBuf {
         .join("page")
 }
 
-/// The usage region of the first share of a claim.
+/// Returns the usage region of the first share of a claim.
 pub(crate) fn region_of(node: &TestNode, number: u32) -> PathBuf {
     let share = ShareId::parse(&share_id(number, 0)).unwrap();
     node.layout()
@@ -203,7 +203,7 @@ pub(crate) fn region_of(node: &TestNode, number: u32) -> PathBuf {
         .join("region")
 }
 
-/// A claim's CDI spec.
+/// Returns the path of a claim's CDI spec.
 pub(crate) fn spec_of(node: &TestNode, number: u32) -> PathBuf {
     node.paths.cdi_dir.join(format!(
         "gpu.drava.dev-claim-{}.json",

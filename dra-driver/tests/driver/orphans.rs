@@ -1,4 +1,4 @@
-//! What is left on the node for claims that are gone: a pure function.
+//! Reconciliation of the node's claim files with the API server: a pure function.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -45,7 +45,11 @@ fn removes_prepared_claim_only_after_grace_period() {
         decide(&found, &[(1, Presence::Lost(GRACE))]),
         [(1, Action::Remove(Why::Gone))]
     );
-    assert_eq!(decide(&found, &[]), [], "the API server did not answer");
+    assert_eq!(
+        decide(&found, &[]),
+        [],
+        "removed a claim without an answer of the API server"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What may not be prepared beside what is: a pure function.
+//! Conflicts of a claim with prepared claims: a pure function.
 
 use drava_dra_driver::claim::ClaimRef;
 use drava_dra_driver::prepare::guard::{self, Conflict};
@@ -7,10 +7,10 @@ use drava_dra_driver::prepare::{Access, Prepared};
 use drava_nvml::ComputeMode;
 use proptest::prelude::*;
 
-use crate::fixture::Result::{Share, Whole};
+use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{POOL, claim, claim_ref, h100x2};
 
-fn prepared(number: u32, results: &[crate::fixture::Result]) -> (ClaimRef, Vec<Prepared>) {
+fn prepared(number: u32, results: &[crate::fixture::Allocated]) -> (ClaimRef, Vec<Prepared>) {
     let claim = claim(number, results);
     (
         claim_ref(number),
@@ -44,7 +44,7 @@ fn rejects_share_beyond_memory_or_cores_with_amounts() {
             std::slice::from_ref(&half)
         ),
         Ok(()),
-        "another card"
+        "another GPU"
     );
     let error = guard(
         &prepared(2, &[Share(0, "39Gi", "0")]),
@@ -158,11 +158,11 @@ fn ignores_claims_with_admin_access() {
 }
 
 proptest! {
-    /// Whatever is asked for in whatever order, what passes never sums to more than the card has.
+    /// Accepted claims never exceed the GPU, for any requests in any order.
     #[test]
-    fn never_exceeds_gpu_capacity(asked in prop::collection::vec((1u64..60, 0u64..101, any::<bool>()), 1..20)) {
+    fn never_exceeds_gpu_capacity(requests in prop::collection::vec((1u64..60, 0u64..101, any::<bool>()), 1..20)) {
         let mut held: Vec<(ClaimRef, Vec<Prepared>)> = Vec::new();
-        for (number, (gib, cores, whole)) in asked.into_iter().enumerate() {
+        for (number, (gib, cores, whole)) in requests.into_iter().enumerate() {
             let number = u32::try_from(number).unwrap();
             let mut new = prepared(number, &[if whole { Whole(0) } else { Share(0, "1Gi", "0") }]);
             if let Access::Share(share) = &mut new.1[0].access {

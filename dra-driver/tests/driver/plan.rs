@@ -1,4 +1,4 @@
-//! What a claim gets, by its allocation and settings: a pure function.
+//! The plan of a claim from its allocation and config: a pure function.
 
 use drava_api::config::{ComputePolicy, Priority};
 use drava_dra_driver::prepare::plan::{self, Problem};
@@ -7,16 +7,16 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
-use crate::fixture::Result::{Share, Whole};
+use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{
-    CARDS, POOL, claim, claim_ref, claim_with, config, h100x2, results_of, share_id,
+    GPU_UUIDS, POOL, claim, claim_ref, claim_with, config, h100x2, results_of, share_id,
 };
 
 fn plan(claim: &ResourceClaim) -> Result<Vec<Prepared>, Problem> {
     plan::plan(&claim_ref(1), Some(claim), POOL, &h100x2())
 }
 
-fn refused(claim: &ResourceClaim) -> String {
+fn rejection(claim: &ResourceClaim) -> String {
     plan(claim).unwrap_err().to_string()
 }
 
@@ -40,7 +40,7 @@ fn plans_share_from_capacity_and_config() {
     );
     assert_eq!(
         (device.card.uuid.as_str(), device.card.minor),
-        (CARDS[1], 1)
+        (GPU_UUIDS[1], 1)
     );
     assert_eq!(share.id.as_str(), share_id(1, 0));
     assert_eq!(
@@ -79,16 +79,16 @@ fn plans_admin_access() {
 
 #[test]
 fn rejects_incomplete_claim_with_missing_field() {
-    let sound = || claim(1, &[Share(0, "8Gi", "0")]);
+    let valid = || claim(1, &[Share(0, "8Gi", "0")]);
     let with = |change: fn(&mut ResourceClaim)| {
-        let mut claim = sound();
+        let mut claim = valid();
         change(&mut claim);
-        refused(&claim)
+        rejection(&claim)
     };
-    let gone = plan::plan(&claim_ref(1), None, POOL, &h100x2())
+    let deleted = plan::plan(&claim_ref(1), None, POOL, &h100x2())
         .unwrap_err()
         .to_string();
-    assert_eq!(gone, "it does not exist in the API server any more");
+    assert_eq!(deleted, "it does not exist in the API server any more");
     let replaced = with(|claim| claim.metadata.uid = Some("other".to_owned()));
     assert!(
         replaced.contains("replaced by a claim of the same name (uid other)"),
@@ -104,7 +104,7 @@ fn rejects_incomplete_claim_with_missing_field() {
         unreserved,
         "it is not reserved for any pod (status.reservedFor is empty)"
     );
-    let elsewhere = plan::plan(&claim_ref(1), Some(&sound()), "node-b/gpus", &h100x2())
+    let elsewhere = plan::plan(&claim_ref(1), Some(&valid()), "node-b/gpus", &h100x2())
         .unwrap_err()
         .to_string();
     assert!(
@@ -164,7 +164,7 @@ fn rejects_invalid_amounts_with_field() {
         let consumed = &mut results_of(&mut claim)[0].consumed_capacity;
         let consumed = consumed.as_mut().unwrap();
         consumed.insert(capacity.to_owned(), Quantity(value.to_owned()));
-        let error = refused(&claim);
+        let error = rejection(&claim);
         assert!(error.contains(text), "{capacity} {value}: {error}");
         assert!(error.contains("request gpu"), "{error}");
     }
@@ -176,7 +176,7 @@ fn names_feature_gate_for_share_without_id_or_capacity() {
         let mut claim = serde_json::to_value(claim(1, &[Share(0, "8Gi", "30")])).unwrap();
         let result = &mut claim["status"]["allocation"]["devices"]["results"][0];
         result.as_object_mut().unwrap().remove(field);
-        let error = refused(&serde_json::from_value(claim).unwrap());
+        let error = rejection(&serde_json::from_value(claim).unwrap());
         assert!(
             error.contains(field) && error.contains("DRAConsumableCapacity"),
             "{error}"
@@ -184,15 +184,15 @@ fn names_feature_gate_for_share_without_id_or_capacity() {
     }
     let mut claim = claim(1, &[Share(0, "8Gi", "30")]);
     results_of(&mut claim)[0].share_id = Some("../../../etc".to_owned());
-    assert!(refused(&claim).contains("shareID \"../../../etc\" is not valid"));
+    assert!(rejection(&claim).contains("shareID \"../../../etc\" is not valid"));
 }
 
 #[test]
 fn rejects_config_forbidden_for_claims_with_field() {
     for (fields, text) in [
         (
-            json!({"colour": "red"}),
-            "config field colour: unknown field `colour`",
+            json!({"color": "red"}),
+            "config field color: unknown field `color`",
         ),
         (
             json!({"memory": {"percent": 0}}),
@@ -215,7 +215,7 @@ fn rejects_config_forbidden_for_claims_with_field() {
             "config is gpu.drava.dev/v1alpha1 GpuConfig",
         ),
     ] {
-        let error = refused(&claim_with(
+        let error = rejection(&claim_with(
             1,
             &[Share(0, "8Gi", "30")],
             &config("FromClaim", &fields),
@@ -244,7 +244,7 @@ fn rejects_share_config_on_whole_gpu() {
             "memory.policy",
         ),
     ] {
-        let error = refused(&claim_with(1, &[Whole(0)], &config(source, &fields)));
+        let error = rejection(&claim_with(1, &[Whole(0)], &config(source, &fields)));
         let expected = format!(
             "config field {field} is for shares (type vgpu), but device gpu-0 is a whole card"
         );

@@ -1,4 +1,4 @@
-//! What is published, and how the slices get there.
+//! Published devices and the changes of ResourceSlices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,12 +31,12 @@ pub(crate) fn desired(inventory: &NodeInventory) -> Pool {
     )
 }
 
-/// The slices that an empty API server gets.
+/// Returns the slices of an API server after the first publication.
 pub(crate) fn first_publication(pool: &Pool) -> Vec<ResourceSlice> {
     stored(&[], &changes(&[], pool, &owner()))
 }
 
-/// What is sent to it.
+/// Returns the slices sent to an empty API server.
 fn sent(pool: &Pool) -> Vec<ResourceSlice> {
     let slice = |change| match change {
         Change::Create(slice) => *slice,
@@ -48,7 +48,7 @@ fn sent(pool: &Pool) -> Vec<ResourceSlice> {
         .collect()
 }
 
-/// What the API server has after these changes.
+/// Returns the slices of the API server after these changes.
 pub(crate) fn stored(before: &[ResourceSlice], changes: &[Change]) -> Vec<ResourceSlice> {
     let mut slices = before.to_vec();
     for change in changes {
@@ -143,8 +143,8 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .values()
             .all(|reason| *reason == Withheld::ExclusiveProcess)
     );
-    let no_figure = with(|card| card.memory = Memory::NotSupported);
-    assert_eq!(names(&no_figure), ["gpu-0"]);
+    let without_memory_size = with(|card| card.memory = Memory::NotSupported);
+    assert_eq!(names(&without_memory_size), ["gpu-0"]);
     let partitioned = with(|card| {
         card.mig = Mig::Capable {
             enabled: true,
@@ -159,7 +159,7 @@ fn publishes_unshareable_gpu_as_whole_only() {
             .values()
             .all(|reason| *reason == Withheld::Mig)
     );
-    assert_eq!(partitioned.slices.len(), 1, "an empty pool is one slice");
+    assert_eq!(partitioned.slices.len(), 1, "an empty pool has one slice");
     let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);
     assert!(names(&prohibited).is_empty());
 }
@@ -212,7 +212,7 @@ fn publishes_no_shares_without_feature_gate() {
 fn skips_unchanged_slices() {
     let pool = desired(&h100x2());
     let mut slices = first_publication(&pool);
-    // The server's own spelling.
+    // The server may spell quantities differently.
     for device in slices
         .iter_mut()
         .flat_map(|slice| slice.spec.devices.iter_mut().flatten())
@@ -305,15 +305,15 @@ fn deletes_slice_of_earlier_layout() {
 #[test]
 fn ignores_generation_of_other_pool() {
     let pool = desired(&t4());
-    let mut of_another = first_publication(&pool);
-    for slice in &mut of_another {
+    let mut of_other_pool = first_publication(&pool);
+    for slice in &mut of_other_pool {
         slice.spec.pool.name = "another".to_owned();
         slice.spec.pool.generation = 9;
         let name = slice.metadata.name.as_mut().unwrap();
-        name.push_str("-of-another");
+        name.push_str("-of-other-pool");
     }
-    let changes = changes(&of_another, &pool, &owner());
-    let after = stored(&of_another, &changes);
+    let changes = changes(&of_other_pool, &pool, &owner());
+    let after = stored(&of_other_pool, &changes);
     assert_eq!(after.len(), 2);
     assert!(after.iter().all(|slice| slice.spec.pool.generation == 1));
 }
@@ -331,7 +331,7 @@ fn repairs_deleted_and_edited_slices() {
     let repaired = stored(half, &changes(half, &pool, &owner()));
     assert!(
         repaired.iter().all(|slice| slice.spec.pool.generation == 2),
-        "a reader must not combine old and new"
+        "old and new slices share a generation"
     );
 
     let mut edited = slices.clone();
@@ -460,7 +460,7 @@ fn omits_step_in_range_smaller_than_step() {
 }
 
 proptest! {
-    /// The API server's limits hold for any number of cards, and what a card offers is never more than it has.
+    /// API limits hold for any number of GPUs, and no GPU offers more memory than it has.
     #[test]
     fn respects_api_limits(
         count in 0u32..80,

@@ -1,4 +1,4 @@
-//! What keeps the driver from being ready, and who is told.
+//! Unmet conditions of readiness and their reports.
 
 use std::fs;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use drava_dra_driver::inventory::Source;
 use serde_json::{Value, json};
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, free_address, get, kubelet_claim, refusal};
-use crate::fixture::Result::Share;
+use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,7 +25,7 @@ async fn reports_missing_nvidia_libraries_and_recovers() {
     let running = cluster.start_with(cluster.config(), source);
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
     let reason = running
-        .complains(Condition::Gpus, "libnvidia-ml.so.1")
+        .await_unmet(Condition::Gpus, "libnvidia-ml.so.1")
         .await;
     assert!(
         reason.contains(&*root.to_string_lossy())
@@ -34,7 +34,7 @@ async fn reports_missing_nvidia_libraries_and_recovers() {
         "{reason}"
     );
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
-    let error = refusal(&plugin, 1).await;
+    let error = prepare_error(&plugin, 1).await;
     assert!(
         error.contains("default/claim-1") && error.contains("libnvidia-ml.so.1"),
         "{error}"
@@ -50,15 +50,15 @@ async fn reports_missing_nvidia_libraries_and_recovers() {
     assert!(event.await.1.contains("libnvidia-ml.so.1"));
     assert!(cluster.api.slices().is_empty());
 
-    // The simulated machine's own NVML, loaded as on a node.
+    // NVML of the simulated machine, loaded as on a node.
     fs::remove_dir(&root).unwrap();
     std::os::unix::fs::symlink(crate::fixture::machine_root(), &root).unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     insta::assert_json_snapshot!(published_devices(&cluster));
 }
 
-/// Names and some figures of what is published, without what changes from run to run.
+/// Returns the published devices without the fields that change from run to run.
 fn published_devices(cluster: &TestCluster) -> Vec<Value> {
     let entry = |device: &Value| {
         json!({
@@ -84,7 +84,7 @@ async fn reports_missing_node_object_and_unusable_directory() {
         cluster.source(),
     );
     let reason = running
-        .complains(Condition::Published, "no Node object node-b")
+        .await_unmet(Condition::Published, "no Node object node-b")
         .await;
     assert!(reason.contains("--node-name"), "{reason}");
     running.stop().await;
@@ -93,7 +93,7 @@ async fn reports_missing_node_object_and_unusable_directory() {
     broken.paths.state_dir = cluster.node.root.path().join("image/libvgpu.so");
     let running = cluster.start_with(broken, cluster.source());
     let reason = running
-        .complains(Condition::Directories, "cannot write to")
+        .await_unmet(Condition::Directories, "cannot write to")
         .await;
     assert!(reason.contains("image/libvgpu.so/claims"), "{reason}");
     running.stop().await;
@@ -106,7 +106,9 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
     config.paths.artifacts_dir = cluster.node.root.path().join("no-image");
     config.listen = free_address();
     let running = cluster.start_with(config.clone(), cluster.source());
-    running.complains(Condition::Artifacts, "libvgpu.so").await;
+    running
+        .await_unmet(Condition::Artifacts, "libvgpu.so")
+        .await;
     let get = |path: &'static str| get(config.listen, path);
     assert!(get("/healthz").await.starts_with("HTTP/1.0 200"));
     let unready = get("/readyz").await;
@@ -115,16 +117,19 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
         unready.contains("artifacts: read") && unready.contains("--artifacts-dir"),
         "{unready}"
     );
-    let told = |text: &'static str| {
+    let reported = |text: &'static str| {
         let events = cluster.api.events();
         events
             .into_iter()
             .find(|(reason, note)| reason == "NotReady" && note.starts_with(text))
             .map(drop)
     };
-    eventually("an event about the artifacts", || told("artifacts: read")).await;
+    eventually("an event about the artifacts", || {
+        reported("artifacts: read")
+    })
+    .await;
     eventually("an event about kubelet", || {
-        told("registered: kubelet has not registered")
+        reported("registered: kubelet has not registered")
     })
     .await;
 
@@ -137,6 +142,6 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
         .unwrap();
     }
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
     assert!(get("/readyz").await.ends_with("ready\n"));
 }

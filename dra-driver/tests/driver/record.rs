@@ -1,4 +1,4 @@
-//! Records that a bad disk or another version has left.
+//! Records damaged by a disk or written by another version.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use drava_dra_driver::prepare::apply::Failure;
 use drava_dra_driver::prepare::record::Loaded;
 
-use crate::crash::PowerCut;
-use crate::fixture::Result::Share;
+use crate::crash::CrashingEffects;
+use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref};
 use crate::node::{TestNode, page_of, prepare, region_of, spec_of};
 
@@ -30,7 +30,7 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
     let page = fs::metadata(page_of(&node, 1)).unwrap().ino();
     damage(&node, 1);
 
-    // Until then nobody knows what is free.
+    // Free capacity is unknown until then.
     let error = prepare(
         &node,
         &node.applier(node.effects()),
@@ -40,10 +40,10 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
     .unwrap_err();
     assert!(matches!(*error.failure, Failure::Unreadable(_)), "{error}");
 
-    // A rebuild that is interrupted takes nothing away from containers that run.
+    // An interrupted rebuild keeps the files of running containers.
     let _ = prepare(
         &node,
-        &node.applier(PowerCut::after(1, node.effects())),
+        &node.applier(CrashingEffects::after(1, node.effects())),
         1,
         &found,
     );
@@ -76,12 +76,12 @@ fn keeps_files_of_running_containers_if_rebuild_fails() {
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     damage(&node, 1);
     fs::remove_dir_all(&node.paths.cdi_dir).unwrap();
-    fs::write(&node.paths.cdi_dir, "in the way").unwrap();
+    fs::write(&node.paths.cdi_dir, "not a directory").unwrap();
     for _ in 0..2 {
         prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
         assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
     }
-    // The spec directory is in the way of undoing too; without it only the decision not to undo protects them.
+    // The broken CDI directory also prevents a rollback. Here only the decision not to roll back keeps the files.
     fs::remove_file(&node.paths.cdi_dir).unwrap();
     fs::create_dir(&node.paths.cdi_dir).unwrap();
     fs::create_dir(
@@ -102,7 +102,7 @@ fn detects_damaged_record() {
             .claims()
             .join(format!("{}.json", claim_ref(number).uid))
     };
-    let sound = fs::read(path(1)).unwrap();
+    let valid = fs::read(path(1)).unwrap();
     let damaged = |bytes: &[u8], reason: &str| {
         fs::write(path(1), bytes).unwrap();
         match applier.store().load(&claim_ref(1).uid).unwrap() {
@@ -111,8 +111,8 @@ fn detects_damaged_record() {
         }
     };
     damaged(b"", "header");
-    damaged(&sound[..sound.len() / 2], "cut short");
-    let text = String::from_utf8(sound.clone()).unwrap();
+    damaged(&valid[..valid.len() / 2], "cut short");
+    let text = String::from_utf8(valid.clone()).unwrap();
     damaged(
         text.replace("\"version\":1", "\"version\":2").as_bytes(),
         "version 2",
@@ -121,7 +121,7 @@ fn detects_damaged_record() {
         text.replace("gpu-0-vgpu", "gpu-1-vgpu").as_bytes(),
         "checksum",
     );
-    fs::write(path(2), &sound).unwrap();
+    fs::write(path(2), &valid).unwrap();
     assert!(matches!(
         applier.store().load(&claim_ref(2).uid).unwrap(),
         Loaded::Corrupt(_)

@@ -1,4 +1,4 @@
-//! What a new instance makes of what it finds on the node.
+//! Recovery of a new driver instance from the files on the node.
 
 use std::fs;
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use drava_dra_driver::driver::Config;
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, inode, kubelet_claim, refusal};
-use crate::fixture::Result::Share;
+use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_running_claims_after_kill_and_reboot() {
     let cluster = TestCluster::new().await;
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     cluster.api.put_claim(&found);
     let devices = plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let complete = cluster.node.traces();
+    let complete = cluster.node.claim_state();
     let page = complete
         .0
         .iter()
@@ -28,23 +28,23 @@ async fn restores_running_claims_after_kill_and_reboot() {
     let before = inode(&page);
 
     running.kill().await;
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     assert_eq!(
         plugin.prepare_one(&kubelet_claim(1)).await.unwrap(),
         devices
     );
     assert_eq!(
-        (cluster.node.traces(), inode(&page)),
+        (cluster.node.claim_state(), inode(&page)),
         (complete.clone(), before)
     );
 
-    // A reboot empties the run directories; kubelet need not ask again.
+    // A reboot empties the run directories; the driver restores them without a call of kubelet.
     running.kill().await;
     cluster.node.tmpfs.reboot();
-    fs::remove_file(cluster.spec(1)).unwrap();
-    let (_running, plugin) = cluster.ready().await;
-    eventually("restoration", || {
-        (cluster.node.traces() == complete).then_some(())
+    fs::remove_file(cluster.spec_file(1)).unwrap();
+    let (_running, plugin) = cluster.start_ready().await;
+    eventually("restored files", || {
+        (cluster.node.claim_state() == complete).then_some(())
     })
     .await;
     assert_eq!(inode(&page), before);
@@ -57,27 +57,27 @@ async fn restores_running_claims_after_kill_and_reboot() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removes_orphans_at_start() {
     let cluster = TestCluster::new().await;
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     for number in [1, 2] {
         let found = claim(number, &[Share(0, "8Gi", "0")]);
         cluster.api.put_claim(&found);
         plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
     }
     running.kill().await;
-    // Claim 1 is deleted by force; claim 3 has only a spec, and one file is somebody else's.
+    // Claim 1 is force-deleted, claim 3 has only a spec, and one file belongs to another vendor.
     cluster.api.delete_claim(&claim(1, &[]));
-    fs::copy(cluster.spec(1), cluster.spec(3)).unwrap();
+    fs::copy(cluster.spec_file(1), cluster.spec_file(3)).unwrap();
     fs::write(cluster.node.paths.cdi_dir.join("other-vendor.json"), "{}").unwrap();
-    let (_running, _plugin) = cluster.ready().await;
-    eventually("claim 1 is gone", || {
-        (!cluster.spec(1).exists() && !cluster.record(1).exists()).then_some(())
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("removal of claim 1", || {
+        (!cluster.spec_file(1).exists() && !cluster.record_file(1).exists()).then_some(())
     })
     .await;
-    eventually("claim 3 is gone", || {
-        (!cluster.spec(3).exists()).then_some(())
+    eventually("removal of claim 3", || {
+        (!cluster.spec_file(3).exists()).then_some(())
     })
     .await;
-    assert!(cluster.spec(2).exists() && cluster.record(2).exists());
+    assert!(cluster.spec_file(2).exists() && cluster.record_file(2).exists());
     assert!(
         cluster
             .node
@@ -104,18 +104,18 @@ async fn keeps_devices_of_deleted_claim_in_grace_period() {
         orphan_grace: Duration::from_secs(3600),
         ..cluster.config()
     };
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
     running.stop().await;
     cluster.api.delete_claim(&claim(1, &[]));
-    fs::remove_file(cluster.spec(1)).unwrap();
+    fs::remove_file(cluster.spec_file(1)).unwrap();
     let running = cluster.start_with(patient, cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
-    // Its pod may still run: the card is not free.
+    running.await_ready().await;
+    // Its pod may still run, so the GPU is not free.
     cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
-    let error = refusal(&plugin, 2).await;
+    let error = prepare_error(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),
         "{error}"
@@ -127,15 +127,15 @@ async fn keeps_devices_of_deleted_claim_in_grace_period() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rebuilds_damaged_record_from_api_server() {
     let cluster = TestCluster::new().await;
-    let (running, plugin) = cluster.ready().await;
+    let (running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let sound = fs::read(cluster.record(1)).unwrap();
+    let valid = fs::read(cluster.record_file(1)).unwrap();
     running.kill().await;
-    fs::write(cluster.record(1), &sound[..sound.len() - 9]).unwrap();
-    let (_running, plugin) = cluster.ready().await;
-    eventually("rebuilt", || {
-        (fs::read(cluster.record(1)).ok()? == sound).then_some(())
+    fs::write(cluster.record_file(1), &valid[..valid.len() - 9]).unwrap();
+    let (_running, plugin) = cluster.start_ready().await;
+    eventually("a rebuilt record", || {
+        (fs::read(cluster.record_file(1)).ok()? == valid).then_some(())
     })
     .await;
     let event = eventually("event", || {
@@ -147,7 +147,7 @@ async fn rebuilds_damaged_record_from_api_server() {
     });
     assert!(event.await.1.contains("cut short"));
     cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
-    let error = refusal(&plugin, 2).await;
+    let error = prepare_error(&plugin, 2).await;
     assert!(
         error.contains("is prepared for other claims: default/claim-1"),
         "{error}"

@@ -1,4 +1,4 @@
-//! What the node does not offer any more: it stays published while a claim may count on it.
+//! Devices that the node does not offer anymore stay published while a claim may use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,24 +12,24 @@ use drava_nvml::{Card, ComputeMode, GpuUuid, Mig};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
-use crate::fixture::Result::{Share, Whole};
+use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{NODE, POOL, claim, h100x2, inventory, results_of};
 use crate::publish::{check_limits, desired, devices, first_publication, owner, stored};
 
-fn without_the_first_card() -> NodeInventory {
+fn without_first_gpu() -> NodeInventory {
     let mut inventory = h100x2();
     inventory.gpus.cards.remove(0);
     inventory
 }
 
-/// What is published after `slices` once the node has this `inventory`.
+/// Returns the pool for `inventory` after `slices` were published.
 fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
     let published = PublishedCards::of_slices(slices, POOL);
     let retained = published.retained(&inventory.gpus);
     publish::desired(NODE, inventory, &retained, Scheduling::Managed, features)
 }
 
-/// The devices that must not be used, and why.
+/// Returns the unhealthy devices and the reasons.
 fn unhealthy(pool: &Pool) -> Vec<(&str, &str)> {
     let mut unhealthy = Vec::new();
     for device in pool.devices() {
@@ -51,8 +51,8 @@ fn untainted(pool: &Pool) -> Vec<Device> {
         .collect()
 }
 
-/// The first card after such a change.
-fn with_the_first_card(change: impl FnOnce(&mut Card)) -> NodeInventory {
+/// Returns the inventory after a change of the first GPU.
+fn with_first_gpu(change: impl FnOnce(&mut Card)) -> NodeInventory {
     let mut inventory = h100x2();
     change(&mut inventory.gpus.cards[0]);
     inventory
@@ -71,7 +71,7 @@ fn partitioned(card: &mut Card) {
 fn retains_lost_gpu_with_taint() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
-    let inventory = without_the_first_card();
+    let inventory = without_first_gpu();
     let pool = after(&slices, &inventory, Features::ALL);
     assert_eq!(
         unhealthy(&pool),
@@ -81,10 +81,10 @@ fn retains_lost_gpu_with_taint() {
     let changes = changes(&slices, &pool, &owner());
     assert!(
         matches!(changes.as_slice(), [Change::Update(_)]),
-        "counters stay: {changes:?}"
+        "counters changed: {changes:?}"
     );
 
-    // The same again from what is stored then, taints and all.
+    // The stored slices, with taints, lead to no further change.
     let slices = stored(&slices, &changes);
     let again = after(&slices, &inventory, Features::ALL);
     assert_eq!(publish::diff::changes(&slices, &again, &owner()), []);
@@ -107,7 +107,7 @@ fn retains_only_devices_supported_by_api_server() {
         counters: false,
         ..Features::ALL
     };
-    let pool = after(&slices, &without_the_first_card(), features);
+    let pool = after(&slices, &without_first_gpu(), features);
     assert_eq!(unhealthy(&pool), [("gpu-0", "lost")]);
     assert!(
         devices(&pool)
@@ -120,7 +120,7 @@ fn retains_only_devices_supported_by_api_server() {
 #[test]
 fn reads_published_gpus_from_newest_generation() {
     let older = first_publication(&desired(&h100x2()));
-    let mut slices = first_publication(&desired(&without_the_first_card()));
+    let mut slices = first_publication(&desired(&without_first_gpu()));
     for slice in &mut slices {
         slice.spec.pool.generation = 2;
         for device in slice.spec.devices.iter_mut().flatten() {
@@ -128,11 +128,11 @@ fn reads_published_gpus_from_newest_generation() {
         }
     }
     slices.extend(older);
-    let nothing_left = inventory(Vec::new());
-    let published = PublishedCards::of_slices(&slices, POOL).retained(&nothing_left.gpus);
+    let no_gpus = inventory(Vec::new());
+    let published = PublishedCards::of_slices(&slices, POOL).retained(&no_gpus.gpus);
     let counting: Vec<_> = published
         .values()
-        .flat_map(|left| &left.card.devices)
+        .flat_map(|retained| &retained.card.devices)
         .filter(|device| device.consumes_counters.is_some())
         .map(|device| device.name.as_str())
         .collect();
@@ -142,7 +142,7 @@ fn reads_published_gpus_from_newest_generation() {
 #[test]
 fn withdraws_lost_gpu_after_taint_grace_period() {
     let slices = first_publication(&desired(&h100x2()));
-    let inventory = without_the_first_card();
+    let inventory = without_first_gpu();
     let mut published = PublishedCards::of_slices(&slices, POOL);
     let retained = published.retained(&inventory.gpus);
     let card = retained.values().next().unwrap();
@@ -163,16 +163,16 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
     published.published(&pool(&retained), &retained, now);
     assert!(!published.may_go(card, now + grace / 2, grace));
     assert_eq!(published.next_look(now, grace), Some(now + grace));
-    // Published once more meanwhile: the time goes on counting.
+    // A second publication does not restart the grace period.
     published.published(&pool(&retained), &retained, now + grace / 2);
     assert!(published.may_go(card, now + grace, grace));
     let later = published.next_look(now + grace, grace).unwrap();
     assert!(
         later > now + grace && later <= now + grace * 2,
-        "not at once again"
+        "retry without a delay"
     );
 
-    // It comes back, and goes again: the time starts anew.
+    // The grace period restarts after the GPU was present.
     published.published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
     assert!(published.retained(&h100x2().gpus).is_empty());
     assert_eq!(published.next_look(now, grace), None);
@@ -185,8 +185,8 @@ fn retains_gpu_in_excluded_mode_with_reason() {
     let slices = first_publication(&before);
     let prohibited = |card: &mut Card| card.compute_mode = ComputeMode::Prohibited;
     let modes = [
-        (with_the_first_card(partitioned), "mig-mode"),
-        (with_the_first_card(prohibited), "compute-mode-prohibited"),
+        (with_first_gpu(partitioned), "mig-mode"),
+        (with_first_gpu(prohibited), "compute-mode-prohibited"),
     ];
     for (inventory, reason) in modes {
         let pool = after(&slices, &inventory, Features::ALL);
@@ -199,9 +199,9 @@ fn retains_gpu_in_excluded_mode_with_reason() {
         let changes = changes(&slices, &pool, &owner());
         assert!(
             matches!(changes.as_slice(), [Change::Update(_)]),
-            "counters stay: {changes:?}"
+            "counters changed: {changes:?}"
         );
-        // A driver that has just started finds the same; in the old mode nothing is left of it.
+        // A restarted driver publishes the same. In the old mode the devices are as before.
         let stored = stored(&slices, &changes);
         let again = after(&stored, &inventory, Features::ALL);
         assert_eq!(publish::diff::changes(&stored, &again, &owner()), []);
@@ -213,14 +213,14 @@ fn retains_gpu_in_excluded_mode_with_reason() {
 fn taints_only_devices_excluded_by_new_mode() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
-    let exclusive = with_the_first_card(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
+    let exclusive = with_first_gpu(|card| card.compute_mode = ComputeMode::ExclusiveProcess);
     let pool = after(&slices, &exclusive, Features::ALL);
     let reason = "compute-mode-exclusive-process";
     assert_eq!(unhealthy(&pool), [("gpu-0-vgpu", reason)]);
     assert_eq!(untainted(&pool), untainted(&before));
     check_limits(&pool);
 
-    // And of two modes in turn each device has its own time.
+    // Each device has its own grace period over two modes.
     let mut published = PublishedCards::of_slices(&slices, POOL);
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     let mut publish_at = |inventory: &NodeInventory, now| {
@@ -238,10 +238,10 @@ fn taints_only_devices_excluded_by_new_mode() {
     };
     assert!(!publish_at(&exclusive, now));
     assert!(publish_at(&exclusive, now + grace));
-    let partitioned = with_the_first_card(partitioned);
+    let partitioned = with_first_gpu(partitioned);
     assert!(
         !publish_at(&partitioned, now + grace),
-        "the whole card has just gone"
+        "the whole GPU was excluded just now"
     );
     assert!(publish_at(&partitioned, now + grace * 2));
 }
@@ -249,9 +249,9 @@ fn taints_only_devices_excluded_by_new_mode() {
 #[test]
 fn consumes_current_counters_for_retained_devices() {
     let slices = first_publication(&desired(&h100x2()));
-    let inventory = with_the_first_card(|card| {
+    let inventory = with_first_gpu(|card| {
         card.compute_mode = ComputeMode::ExclusiveProcess;
-        // A driver that knows no profile of the card: one counter is left.
+        // Without known MIG profiles, only one counter remains.
         card.mig = Mig::NotCapable;
     });
     let pool = after(&slices, &inventory, Features::ALL);
@@ -271,7 +271,7 @@ fn consumes_current_counters_for_retained_devices() {
 #[test]
 fn republishes_gpu_with_new_minor_number() {
     let slices = first_publication(&desired(&h100x2()));
-    let moved = with_the_first_card(|card| {
+    let moved = with_first_gpu(|card| {
         card.minor = 7;
         partitioned(card);
     });

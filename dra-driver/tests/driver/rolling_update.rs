@@ -10,10 +10,11 @@ use drava_dra_driver::inventory::Source;
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
-use crate::fixture::Result::Share;
+use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, machine_root};
 
-/// An instance whose sockets are named after its pod. The fake kubelet registers the first in the alphabet.
+/// Returns the config of an instance whose sockets are named after its pod. The fake kubelet registers the first
+/// socket in alphabetical order.
 fn instance(cluster: &TestCluster, pod_uid: &str) -> Config {
     Config {
         pod_uid: Some(pod_uid.to_owned()),
@@ -21,7 +22,7 @@ fn instance(cluster: &TestCluster, pod_uid: &str) -> Config {
     }
 }
 
-/// NVML of a driver root.
+/// Returns NVML of a driver root.
 fn source_of(root: &Path) -> Source {
     Source {
         rescan: Duration::from_millis(100),
@@ -34,17 +35,18 @@ async fn leaves_node_to_old_instance_until_ready() {
     let cluster = TestCluster::new().await;
     let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    old.is_ready().await;
+    old.await_ready().await;
 
     let root = cluster.node.root.path().join("driver-root");
     let mut config = instance(&cluster, "new");
     config.paths.artifacts_dir = cluster.node.root.path().join("no-image");
     config.listen = free_address();
     let new = cluster.start_with(config.clone(), source_of(&root));
-    let waits = "another instance serves this node and goes on until this one can: artifacts: read";
-    let reason = new.complains(Condition::Registered, waits).await;
+    let reason_text =
+        "another instance serves this node and goes on until this one can: artifacts: read";
+    let reason = new.await_unmet(Condition::Registered, reason_text).await;
     let reason = match reason.contains("gpus: not yet") {
-        true => new.complains(Condition::Registered, "driver-root").await,
+        true => new.await_unmet(Condition::Registered, "driver-root").await,
         false => reason,
     };
     assert!(reason.contains("; gpus: "), "{reason}");
@@ -53,26 +55,26 @@ async fn leaves_node_to_old_instance_until_ready() {
     let unready = get(config.listen, "/readyz").await;
     assert!(unready.starts_with("HTTP/1.0 503"), "{unready}");
     assert!(
-        unready.contains(&format!("registered: {waits}")),
+        unready.contains(&format!("registered: {reason_text}")),
         "{unready}"
     );
     eventually("an event on the node", || {
         let events = cluster.api.events();
         events
             .into_iter()
-            .find(|(reason, note)| reason == "NotReady" && note.contains(waits))
+            .find(|(reason, note)| reason == "NotReady" && note.contains(reason_text))
     })
     .await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
-    // Half of what it needs is not enough.
+    // The artifacts alone are not enough.
     fs::create_dir(&config.paths.artifacts_dir).unwrap();
     for artifact in ["libvgpu.so", "drava-cdi-hook"] {
         let image = cluster.node.paths.artifacts_dir.join(artifact);
         fs::copy(image, config.paths.artifacts_dir.join(artifact)).unwrap();
     }
-    new.complains(Condition::Registered, "until this one can: gpus: ")
+    new.await_unmet(Condition::Registered, "until this one can: gpus: ")
         .await;
     assert_eq!(sockets(), 1);
 
@@ -84,7 +86,7 @@ async fn leaves_node_to_old_instance_until_ready() {
         "{:?}",
         plugin.info
     );
-    new.is_ready().await;
+    new.await_ready().await;
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
 }
 
@@ -93,13 +95,13 @@ async fn registers_unready_instance_when_other_one_stops() {
     let cluster = TestCluster::new().await;
     let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    old.is_ready().await;
+    old.await_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
     let root = cluster.node.root.path().join("driver-root");
     let new = cluster.start_with(instance(&cluster, "new"), source_of(&root));
-    new.complains(Condition::Registered, "another instance serves this node")
+    new.await_unmet(Condition::Registered, "another instance serves this node")
         .await;
     old.stop().await;
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
@@ -114,7 +116,7 @@ async fn serves_alongside_first_instance_and_takes_over() {
     let cluster = TestCluster::new().await;
     let first = cluster.start_with(instance(&cluster, "pod-1"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    first.is_ready().await;
+    first.await_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 
@@ -125,11 +127,11 @@ async fn serves_alongside_first_instance_and_takes_over() {
     .await;
     first.stop().await;
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    second.is_ready().await;
+    second.await_ready().await;
     cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     assert!(plugin.prepare_one(&kubelet_claim(2)).await.is_err());
     cluster.api.wipe_slices();
-    eventually("the second publishes", || {
+    eventually("slices of the second instance", || {
         (cluster.api.slices().len() == 2).then_some(())
     })
     .await;
@@ -138,15 +140,15 @@ async fn serves_alongside_first_instance_and_takes_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_other_instance_with_same_socket() {
     let cluster = TestCluster::new().await;
-    let (first, _plugin) = cluster.ready().await;
+    let (first, _plugin) = cluster.start_ready().await;
     let second = cluster.start();
     second
-        .complains(
+        .await_unmet(
             Condition::Registered,
             "another instance of the driver serves",
         )
         .await;
     first.stop().await;
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    second.is_ready().await;
+    second.await_ready().await;
 }

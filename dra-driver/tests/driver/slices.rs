@@ -1,4 +1,4 @@
-//! What a running driver publishes, whatever others or the hardware do.
+//! Slices of a running driver under changes of other clients and of the hardware.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
 use crate::api_server::{CLAIMS, SLICES, eventually};
-use crate::cluster::{TestCluster, kubelet_claim, refusal};
-use crate::fixture::Result::Share;
+use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
+use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn republishes_deleted_and_edited_slices() {
     let cluster = TestCluster::new().await;
-    let (_running, _plugin) = cluster.ready().await;
+    let (_running, _plugin) = cluster.start_ready().await;
     let published = cluster.api.slices();
     assert_eq!(published.len(), 2);
     cluster.api.wipe_slices();
-    eventually("republication", || {
+    eventually("republished slices", || {
         (cluster.api.slices().len() == 2).then_some(())
     })
     .await;
@@ -39,14 +39,14 @@ async fn republishes_deleted_and_edited_slices() {
     cluster.api.edit_slice(name, |slice| {
         slice["spec"]["devices"][0]["taints"] = Value::Null
     });
-    eventually("repair", || {
+    eventually("restored taints", || {
         (taints(&cluster.api.slices()[name]) == before).then_some(())
     })
     .await;
     cluster.api.edit_slice(name, |slice| {
         slice["metadata"]["ownerReferences"] = Value::Null
     });
-    eventually("owner", || {
+    eventually("restored owner", || {
         cluster.api.slices()[name]["metadata"]["ownerReferences"]
             .as_array()
             .map(drop)
@@ -57,14 +57,14 @@ async fn republishes_deleted_and_edited_slices() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletes_only_own_slices_of_earlier_layout() {
     let cluster = TestCluster::new().await;
-    let (_running, _plugin) = cluster.ready().await;
+    let (_running, _plugin) = cluster.start_ready().await;
     let mut published = cluster.api.slices();
-    let (_, of_ours) = published.pop_first().unwrap();
-    let mut of_others = of_ours.clone();
-    of_others["spec"]["nodeName"] = Value::from("node-b");
-    cluster.api.put_slice("theirs", of_others);
-    cluster.api.put_slice("old", of_ours);
-    eventually("deletion", || {
+    let (_, ours) = published.pop_first().unwrap();
+    let mut other = ours.clone();
+    other["spec"]["nodeName"] = Value::from("node-b");
+    cluster.api.put_slice("theirs", other);
+    cluster.api.put_slice("old", ours);
+    eventually("deletion of the old slice", || {
         (!cluster.api.slices().contains_key("old")).then_some(())
     })
     .await;
@@ -74,10 +74,10 @@ async fn deletes_only_own_slices_of_earlier_layout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_no_unchanged_slice_after_restart() {
     let cluster = TestCluster::new().await;
-    let (running, _plugin) = cluster.ready().await;
+    let (running, _plugin) = cluster.start_ready().await;
     running.stop().await;
     let writes = cluster.api.writes().len();
-    let (_running, _plugin) = cluster.ready().await;
+    let (_running, _plugin) = cluster.start_ready().await;
     assert_eq!(cluster.api.writes().len(), writes);
 }
 
@@ -87,7 +87,7 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
     cluster
         .api
         .drop_fields(&["sharedCounters", "consumesCounters"]);
-    let (_running, _plugin) = cluster.ready().await;
+    let (_running, _plugin) = cluster.start_ready().await;
     let slices = cluster.api.slices();
     let devices = cluster.api.devices();
     let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
@@ -100,17 +100,17 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
             .find(|(reason, _)| reason == "FieldsDropped")
     });
     assert!(event.await.1.contains("DRAPartitionableDevices"));
-    // No fight: it stays as it is.
+    // The driver does not write the slices again.
     let writes = cluster.api.writes().len();
-    // The slices are looked at after each change; a write that the first look found necessary precedes the second.
-    // One more, because the list with which a watch begins is taken for a look.
+    // The driver lists the slices after each change; a write after the first list would precede the second. The third
+    // round accounts for the initial list of a watch.
     for _ in 0..3 {
-        let looks = cluster.api.lists(SLICES);
+        let lists = cluster.api.lists(SLICES);
         cluster
             .api
             .edit_slice(slices.keys().next().unwrap(), |_| {});
-        eventually("a look at the slices", || {
-            (cluster.api.lists(SLICES) > looks).then_some(())
+        eventually("a list of the slices", || {
+            (cluster.api.lists(SLICES) > lists).then_some(())
         })
         .await;
     }
@@ -120,7 +120,7 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn taints_lost_gpu_until_it_returns() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     let mut stream = plugin.watch_health().await.unwrap();
     let health = |message: &drava_dra_driver::proto::health_v1::NodeWatchResourcesResponse,
                   name: &str| {
@@ -134,16 +134,16 @@ async fn taints_lost_gpu_until_it_returns() {
     assert_eq!(first.devices.len(), 4);
     assert_eq!(health(&first, "gpu-1-vgpu"), HealthStatus::Healthy);
 
-    let mut taken = None;
+    let mut removed = None;
     cluster
         .gpus
-        .change(|inventory| taken = Some(inventory.cards.remove(1)));
+        .change(|inventory| removed = Some(inventory.cards.remove(1)));
     eventually("taint", || (!unhealthy(&cluster).is_empty()).then_some(())).await;
     let next = stream.next().await.unwrap().unwrap();
     assert_eq!(health(&next, "gpu-1-vgpu"), HealthStatus::Unhealthy);
     assert_eq!(health(&next, "gpu-0-vgpu"), HealthStatus::Healthy);
     cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
-    let error = refusal(&plugin, 1).await;
+    let error = prepare_error(&plugin, 1).await;
     assert!(
         error.contains(
             "device gpu-1-vgpu is not on this node any more (present: gpu-0, gpu-0-vgpu)"
@@ -153,7 +153,7 @@ async fn taints_lost_gpu_until_it_returns() {
 
     cluster
         .gpus
-        .change(|inventory| inventory.cards.extend(taken));
+        .change(|inventory| inventory.cards.extend(removed));
     eventually("recovery", || unhealthy(&cluster).is_empty().then_some(())).await;
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
 }
@@ -161,7 +161,7 @@ async fn taints_lost_gpu_until_it_returns() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeps_slices_and_reports_unknown_health_without_nvml() {
     let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.ready().await;
+    let (_running, plugin) = cluster.start_ready().await;
     let published = cluster.api.slices();
     let mut stream = plugin.watch_health().await.unwrap();
     cluster.gpus.fail();
@@ -183,22 +183,22 @@ async fn keeps_slices_and_reports_unknown_health_without_nvml() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retains_lost_gpu_across_restart_while_allocated() {
     let cluster = TestCluster::new().await;
-    let (running, _plugin) = cluster.ready().await;
+    let (running, _plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
     running.stop().await;
     cluster
         .gpus
         .change(|inventory| drop(inventory.cards.remove(1)));
 
-    let impatient = Config {
+    let config = Config {
         retained_grace: Duration::ZERO,
         ..cluster.config()
     };
-    let running = cluster.start_with(impatient, cluster.source());
+    let running = cluster.start_with(config, cluster.source());
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
-    // It could have been withdrawn each time that the claims were listed.
-    eventually("two looks at the claims", || {
+    running.await_ready().await;
+    // The driver could withdraw the GPU after each list of the claims.
+    eventually("two lists of the claims", || {
         (cluster.api.lists(CLAIMS) >= 2).then_some(())
     })
     .await;
@@ -206,7 +206,7 @@ async fn retains_lost_gpu_across_restart_while_allocated() {
     assert_eq!(unhealthy(&cluster), lost);
     // Kubelet deletes all slices of its node when it restarts.
     cluster.api.wipe_slices();
-    eventually("publication anew", || {
+    eventually("republished slices", || {
         (unhealthy(&cluster) == lost).then_some(())
     })
     .await;
@@ -223,24 +223,21 @@ async fn retains_lost_gpu_across_restart_while_allocated() {
 async fn retains_gpu_in_mig_mode_while_allocated() {
     let cluster = TestCluster::new().await;
     let machine = Machine::start(description::H100X2).unwrap();
-    let mut impatient = Config {
+    let mut config = Config {
         retained_grace: Duration::ZERO,
         ..cluster.config()
     };
-    impatient.paths.driver_root_mount = machine.root().to_owned();
+    config.paths.driver_root_mount = machine.root().to_owned();
     let source = Source {
         rescan: Duration::from_millis(100),
-        ..Source::nvml(
-            impatient.paths.driver_root.clone(),
-            machine.root().to_owned(),
-        )
+        ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
     };
-    let running = cluster.start_with(impatient, source);
+    let running = cluster.start_with(config, source);
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.is_ready().await;
+    running.await_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let offered = cluster.api.devices();
+    let devices = cluster.api.devices();
 
     let lists = cluster.api.lists(CLAIMS);
     set_mig_mode(&machine, true);
@@ -249,14 +246,14 @@ async fn retains_gpu_in_mig_mode_while_allocated() {
         (unhealthy(&cluster) == partitioned).then_some(())
     })
     .await;
-    eventually("two looks at the claims", || {
+    eventually("two lists of the claims", || {
         (cluster.api.lists(CLAIMS) >= lists + 2).then_some(())
     })
     .await;
     assert_eq!(unhealthy(&cluster), partitioned);
-    assert_eq!(cluster.api.devices().len(), offered.len());
+    assert_eq!(cluster.api.devices().len(), devices.len());
     cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
-    let error = refusal(&plugin, 2).await;
+    let error = prepare_error(&plugin, 2).await;
     assert!(error.contains("MIG mode is on"), "{error}");
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
@@ -272,12 +269,12 @@ async fn retains_gpu_in_mig_mode_while_allocated() {
     .await;
     set_mig_mode(&machine, false);
     eventually("recovery", || {
-        (cluster.api.devices() == offered).then_some(())
+        (cluster.api.devices() == devices).then_some(())
     })
     .await;
 }
 
-/// The devices that must not be used, with the reason.
+/// Returns the unhealthy devices with the reasons.
 fn unhealthy(cluster: &TestCluster) -> Vec<String> {
     let reason = |device: &Value| {
         let taints = device["taints"].as_array()?;
@@ -290,7 +287,7 @@ fn unhealthy(cluster: &TestCluster) -> Vec<String> {
     cluster.api.devices().iter().filter_map(reason).collect()
 }
 
-/// Switches the first card, as `nvidia-smi -mig` does.
+/// Sets the MIG mode of the first GPU, as `nvidia-smi -mig` does.
 fn set_mig_mode(machine: &Machine, enabled: bool) {
     let root = DriverRoot::new(machine.root());
     let (mut connection, _welcome) = Connection::open(&root, ClientKind::Nvml).unwrap();

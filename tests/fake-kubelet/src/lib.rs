@@ -1,12 +1,12 @@
 //! Drives a DRA plugin over its real sockets, as kubelet does.
 //!
-//! It follows `pkg/kubelet/cm/dra` and the plugin watcher of Kubernetes 1.37: it watches the registry directory for a
-//! socket, asks who is there, takes the first service of the plugin's list that it knows, and refuses answers that
-//! kubelet would refuse (a claim left out, an unknown one put in, a device without a pool or with a CDI id that is not
-//! fully qualified). Like kubelet since 1.34 it calls the DRA socket with the HTTP/2 `:authority` `localhost`, and the
-//! registration socket with its percent-encoded path, which servers with strict HTTP parsers refuse.
+//! The fake follows `pkg/kubelet/cm/dra` and the plugin watcher of Kubernetes 1.37: it watches the registry directory for
+//! sockets, requests the plugin's info, selects the first known service of the plugin's list, and rejects the answers that
+//! kubelet rejects (a missing or unknown claim, a device without a pool or with a CDI ID that is not fully qualified).
+//! Like kubelet since 1.34, the fake calls the DRA socket with the HTTP/2 `:authority` `localhost`, and the registration
+//! socket with its percent-encoded path, which servers with strict HTTP parsers reject.
 //!
-//! It keeps no state about claims: a test says what is called when.
+//! The fake stores no state of claims: tests decide which calls happen when.
 
 use std::collections::HashMap;
 use std::fs;
@@ -32,35 +32,35 @@ use tower::service_fn;
 pub use drava_dra_driver::proto::dra_v1::{Claim, Device};
 pub use drava_dra_driver::proto::health_v1::{DeviceHealth, HealthStatus};
 
-/// How long the plugin has to do what it must do by itself.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time-out for the registration of a plugin.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// kubelet's time-out of prepare and unprepare calls.
 const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// DRA services that this kubelet knows.
+/// DRA services that this kubelet supports.
 const SERVICES: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
 
-/// A kubelet with a root directory of its own.
+/// A kubelet with its own root directory.
 #[derive(Debug)]
 pub struct FakeKubelet {
     root: PathBuf,
 }
 
-/// A plugin that the kubelet has registered.
+/// A registered plugin.
 #[derive(Debug, Clone)]
 pub struct Plugin {
-    /// What the plugin said about itself.
+    /// Info that the plugin reported.
     pub info: PluginInfo,
     service: &'static str,
     channel: Channel,
 }
 
 impl FakeKubelet {
-    /// Starts on `root`, and makes the directories that kubelet makes.
+    /// Starts on `root` and creates the directories that kubelet creates.
     ///
     /// # Errors
-    /// When they cannot be made.
+    /// If a directory cannot be created.
     pub fn start(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         for directory in ["plugins_registry", "plugins"] {
@@ -71,10 +71,10 @@ impl FakeKubelet {
         Ok(Self { root })
     }
 
-    /// Sockets in the registry now.
+    /// Returns the sockets in the registry.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn registry(&self) -> Result<Vec<PathBuf>> {
         let mut sockets = Vec::new();
         for entry in fs::read_dir(self.root.join("plugins_registry"))? {
@@ -87,9 +87,9 @@ impl FakeKubelet {
     /// Waits for a plugin of this driver and registers it.
     ///
     /// # Errors
-    /// When none appears, or it says something that kubelet does not accept.
+    /// If no plugin appears, or kubelet would reject its info.
     pub async fn register(&self, driver: &str) -> Result<Plugin> {
-        let (mut registration, plugin) = self.meet(driver).await?;
+        let (mut registration, plugin) = self.await_plugin(driver).await?;
         let accepted = RegistrationStatus {
             plugin_registered: true,
             error: String::new(),
@@ -98,53 +98,53 @@ impl FakeKubelet {
         Ok(plugin)
     }
 
-    /// Waits for a plugin of this driver and refuses it.
+    /// Waits for a plugin of this driver and rejects it.
     ///
     /// # Errors
-    /// When none appears.
-    pub async fn refuse(&self, driver: &str, error: &str) -> Result<()> {
-        let (mut registration, _) = self.meet(driver).await?;
-        let refused = RegistrationStatus {
+    /// If no plugin appears.
+    pub async fn reject(&self, driver: &str, error: &str) -> Result<()> {
+        let (mut registration, _) = self.await_plugin(driver).await?;
+        let rejected = RegistrationStatus {
             plugin_registered: false,
             error: error.to_owned(),
         };
-        registration.notify_registration_status(refused).await?;
+        registration.notify_registration_status(rejected).await?;
         Ok(())
     }
 
-    /// Waits for the registration socket of `driver` and checks what it says.
-    async fn meet(&self, driver: &str) -> Result<(RegistrationClient<Channel>, Plugin)> {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+    /// Waits for the registration socket of `driver` and checks the plugin's info.
+    async fn await_plugin(&self, driver: &str) -> Result<(RegistrationClient<Channel>, Plugin)> {
+        let deadline = tokio::time::Instant::now() + REGISTRATION_TIMEOUT;
         loop {
             let mut failure = anyhow::anyhow!("no registration socket");
             for socket in self.registry()? {
-                match introduce(&socket).await {
+                match request_info(&socket).await {
                     Ok((registration, info)) if info.name == driver => {
                         let plugin = accept(info).await?;
                         return Ok((registration, plugin));
                     }
-                    Ok((_, other)) => failure = anyhow::anyhow!("only {} is there", other.name),
+                    Ok((_, other)) => failure = anyhow::anyhow!("found only plugin {}", other.name),
                     Err(error) => failure = error,
                 }
             }
             if tokio::time::Instant::now() > deadline {
-                return Err(
-                    failure.context(format!("{driver} did not register within {PATIENCE:?}"))
-                );
+                return Err(failure.context(format!(
+                    "{driver} did not register within {REGISTRATION_TIMEOUT:?}"
+                )));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-async fn introduce(socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo)> {
+async fn request_info(socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo)> {
     let authority = encode_authority(&socket.to_string_lossy());
     let mut registration = RegistrationClient::new(connect(socket, &authority).await?);
     let info = registration.get_info(InfoRequest {}).await?.into_inner();
     Ok((registration, info))
 }
 
-/// What kubelet's plugin handler checks before it takes a plugin.
+/// Checks the info of a plugin as kubelet's plugin handler does, and connects to it.
 async fn accept(info: PluginInfo) -> Result<Plugin> {
     ensure!(
         info.r#type == "DRAPlugin",
@@ -175,7 +175,7 @@ async fn accept(info: PluginInfo) -> Result<Plugin> {
     })
 }
 
-/// What grpc-go makes of a socket path that it is given as a target (`encodeAuthority` in `clientconn.go`).
+/// Encodes a socket path as grpc-go encodes a target (`encodeAuthority` in `clientconn.go`).
 fn encode_authority(target: &str) -> String {
     let mut encoded = String::new();
     for byte in target.bytes() {
@@ -194,19 +194,19 @@ async fn connect(socket: &Path, authority: &str) -> Result<Channel> {
         let path = path.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
     });
-    // The parser is the server's too: what it does not take here the server would answer with PROTOCOL_ERROR.
+    // The server uses the same parser and answers an authority that fails here with PROTOCOL_ERROR.
     Endpoint::from_shared(format!("http://{authority}"))
-        .with_context(|| format!("the plugin's HTTP/2 refuses the authority {authority:?}"))?
+        .with_context(|| format!("cannot use authority {authority:?} with HTTP/2"))?
         .connect_with_connector(connector)
         .await
         .with_context(|| format!("connect to {}", socket.display()))
 }
 
 impl Plugin {
-    /// Prepares claims. Each has its devices or the plugin's error, by UID.
+    /// Prepares claims and returns the devices or the plugin's error of each, by UID.
     ///
     /// # Errors
-    /// When the call fails, or the answer is one that kubelet refuses.
+    /// If the call fails, or kubelet would reject the answer.
     pub async fn prepare(
         &self,
         claims: &[Claim],
@@ -215,7 +215,7 @@ impl Plugin {
             claims: claims.to_vec(),
         };
         let answer = tokio::time::timeout(CALL_TIMEOUT, self.call_prepare(request)).await??;
-        complete("NodePrepareResources", claims, &answer.claims)?;
+        check_claims("NodePrepareResources", claims, &answer.claims)?;
         let mut outcomes = HashMap::new();
         for (uid, answer) in answer.claims {
             if !answer.error.is_empty() {
@@ -233,10 +233,12 @@ impl Plugin {
     /// Prepares one claim.
     ///
     /// # Errors
-    /// When the call or the claim fails: the text of kubelet's event.
+    /// If the call or the claim fails, with the text of kubelet's event.
     pub async fn prepare_one(&self, claim: &Claim) -> Result<Vec<Device>> {
         let mut outcomes = self.prepare(std::slice::from_ref(claim)).await?;
-        let outcome = outcomes.remove(&claim.uid).context("no answer")?;
+        let outcome = outcomes
+            .remove(&claim.uid)
+            .context("no answer for the claim")?;
         outcome.map_err(|error| {
             anyhow::anyhow!(
                 "NodePrepareResources failed for ResourceClaim {}: {error}",
@@ -245,10 +247,10 @@ impl Plugin {
         })
     }
 
-    /// Unprepares claims. Each has nothing or the plugin's error, by UID.
+    /// Unprepares claims and returns the plugin's error, if any, of each, by UID.
     ///
     /// # Errors
-    /// When the call fails, or the answer is one that kubelet refuses.
+    /// If the call fails, or kubelet would reject the answer.
     pub async fn unprepare(&self, claims: &[Claim]) -> Result<HashMap<String, Result<(), String>>> {
         let request = NodeUnprepareResourcesRequest {
             claims: claims.to_vec(),
@@ -270,7 +272,7 @@ impl Plugin {
         let answer = tokio::time::timeout(CALL_TIMEOUT, call)
             .await??
             .into_inner();
-        complete("NodeUnprepareResources", claims, &answer.claims)?;
+        check_claims("NodeUnprepareResources", claims, &answer.claims)?;
         let outcomes = answer.claims.into_iter().map(|(uid, answer)| {
             let outcome = if answer.error.is_empty() {
                 Ok(())
@@ -285,12 +287,12 @@ impl Plugin {
     /// Unprepares one claim.
     ///
     /// # Errors
-    /// When the call or the claim fails.
+    /// If the call or the claim fails.
     pub async fn unprepare_one(&self, claim: &Claim) -> Result<()> {
         let mut outcomes = self.unprepare(std::slice::from_ref(claim)).await?;
         outcomes
             .remove(&claim.uid)
-            .context("no answer")?
+            .context("no answer for the claim")?
             .map_err(|error| {
                 anyhow::anyhow!(
                     "NodeUnprepareResources failed for ResourceClaim {}: {error}",
@@ -309,7 +311,7 @@ impl Plugin {
     /// Opens the health stream.
     ///
     /// # Errors
-    /// When the call fails.
+    /// If the call fails.
     pub async fn watch_health(&self) -> Result<Streaming<NodeWatchResourcesResponse>> {
         let mut client = DraResourceHealthClient::new(self.channel.clone());
         Ok(client
@@ -338,8 +340,8 @@ impl Plugin {
     }
 }
 
-/// Every claim of the request and no other must be in the answer.
-fn complete<T>(call: &str, claims: &[Claim], answers: &HashMap<String, T>) -> Result<()> {
+/// Checks that the answer has exactly the claims of the request.
+fn check_claims<T>(call: &str, claims: &[Claim], answers: &HashMap<String, T>) -> Result<()> {
     for uid in answers.keys() {
         ensure!(
             claims.iter().any(|claim| claim.uid == *uid),
@@ -366,9 +368,9 @@ fn check_device(device: &Device) -> Result<()> {
         let Some(((vendor, class), name)) = parts else {
             bail!("CDI device {id:?} is not fully qualified")
         };
-        let word = |text: &str| !text.is_empty() && !text.contains('/');
+        let is_segment = |text: &str| !text.is_empty() && !text.contains('/');
         ensure!(
-            word(vendor) && word(class) && word(name),
+            is_segment(vendor) && is_segment(class) && is_segment(name),
             "CDI device {id:?} is not fully qualified"
         );
     }
