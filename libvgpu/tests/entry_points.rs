@@ -1,14 +1,14 @@
-//! Every function of the CUDA driver API is classified, and the hooks are those that the classes ask for.
+//! Classifies every function of the CUDA driver API, and compares the classes with the hooks.
 //!
 //! | Class | Meaning |
 //! |---|---|
-//! | `lookup` | leads to other functions |
-//! | `counted` | takes or gives back memory of the share; hooked |
-//! | `metered` | takes GPU time of the card, or decides when that can be measured; hooked |
-//! | `virtualized` | says how much memory there is; hooked |
-//! | `passed` | the driver's own; takes neither memory nor GPU time of the card, or as its note says |
-//! | `uncounted` | takes memory that nobody counts, as its note says |
-//! | `unmetered` | takes GPU time that nobody meters, as its note says |
+//! | `lookup` | returns other functions; hooked |
+//! | `counted` | allocates or frees memory of the share; hooked |
+//! | `metered` | uses GPU time, or affects when GPU time can be measured; hooked |
+//! | `virtualized` | reports the size of memory; hooked |
+//! | `passed` | not hooked; uses neither GPU memory nor GPU time, except as its note says |
+//! | `uncounted` | allocates memory that is not counted, as its note says |
+//! | `unmetered` | uses GPU time that is not metered, as its note says |
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -90,7 +90,7 @@ fn hooks_exactly_the_functions_classified_as_hooked() {
     assert_eq!(hooked(), asked_for);
 }
 
-/// The sources of this crate's tests in C and Rust, but not this file.
+/// The C and Rust sources of this crate's tests, except this file.
 fn test_sources() -> String {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let folders = std::fs::read_dir(tests).unwrap();
@@ -116,7 +116,7 @@ fn calls_every_hook_in_a_test() {
     assert!(not_called.is_empty(), "{not_called:?}");
 }
 
-/// Functions of the driver API in the bindings of cudarc, which are generated from NVIDIA's headers of 11.4 to 13.x.
+/// Driver API functions in cudarc's bindings, which are generated from NVIDIA's headers of 11.4 to 13.x.
 fn in_public_headers() -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--offline"])
@@ -171,7 +171,7 @@ fn hooks_or_justifies_suspicious_functions() {
         "Prefetch",
         "Cpy",
     ];
-    // Words inside longer words, and questions about what exists.
+    // Parts of longer words, and queries.
     let harmless = ["Get", "Set", "CopyAttributes"];
     for (name, entry) in entry_points() {
         let is_suspicious = suspicious.iter().any(|word| name.contains(word))
@@ -209,7 +209,7 @@ fn classifies_every_function_of_simulated_driver() {
         .filter_map(|line| line.split(' ').next())
         .filter(|name| name.starts_with("cu"))
         .map(|name| name.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
-        // Unknown on purpose: what it takes is for the node agent to notice.
+        // Unlisted on purpose: the node agent must detect memory that it allocates.
         .filter(|name| *name != "cuMemAllocUnlisted")
         .filter(|name| !known.contains_key(*name))
         .map(String::from)

@@ -1,4 +1,4 @@
-//! What `libvgpu.so` looks like from outside: exported names, needed libraries, symbol versions, no constructor.
+//! Binary properties of `libvgpu.so`: exported names, needed libraries, symbol versions, no constructor.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -26,7 +26,7 @@ fn tool_on(file: &Path, program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Names and, of undefined symbols, versions.
+/// Symbol names; with versions for undefined symbols.
 fn dynamic_symbols(kind: &str) -> BTreeSet<String> {
     tool("nm", &["--dynamic", "--format=posix", kind])
         .lines()
@@ -34,7 +34,7 @@ fn dynamic_symbols(kind: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The names of the lines in `hooks!`, read from the source.
+/// The hooked names, read from the source.
 fn hooked_names() -> BTreeSet<String> {
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/table.rs");
     std::fs::read_to_string(table)
@@ -69,7 +69,7 @@ fn needs_only_the_c_library() {
     assert_eq!(needed, ["libc.so.6", "libdl.so.2"].map(String::from).into());
 }
 
-/// What dynamic entries of that kind say.
+/// The values of the dynamic entries with a tag.
 fn dynamic_entries(dynamic: &str, tag: &str) -> Vec<String> {
     dynamic
         .lines()
@@ -92,20 +92,20 @@ fn stubs_contain_only_names_and_dependencies() {
         let behind = format!("/usr/local/lib/drava/driver/{soname}");
         let needed = ["/usr/local/lib/drava/libvgpu.so", &behind];
         assert_eq!(dynamic_entries(&dynamic, "(NEEDED)"), needed);
-        // The driver's own library has the same SONAME and stays loaded: it must not be found in the stub's place.
+        // NVIDIA's library has the same SONAME and stays loaded, so the stub must stay loaded too.
         assert!(dynamic.contains("NODELETE"), "{dynamic}");
-        // No code, and no stack that may hold code.
+        // No code, and no executable stack.
         let segments = tool_on(&file, "readelf", &["--segments", "--wide"]);
         assert!(segments.contains("GNU_STACK"), "{segments}");
         assert!(
             !segments.contains(" E ") && !segments.contains("RWE"),
             "{segments}"
         );
-        // `readelf` has nothing to complain about.
+        // `readelf` reports no problem.
         let all = Command::new("readelf").arg("--all").arg(&file).output();
         let complaints = String::from_utf8(all.unwrap().stderr).unwrap();
         assert_eq!(complaints, "");
-        // The names for `ld` are in no bucket of the table that the loader looks into.
+        // The names for `ld` are in no bucket of the hash table that the loader searches.
         let histogram = tool_on(&file, "readelf", &["--histogram", "--wide"]);
         assert!(histogram.contains("total of 1 bucket"), "{histogram}");
         assert!(histogram.contains("0  1          (100.0%)"), "{histogram}");
@@ -133,7 +133,7 @@ fn requires_at_most_glibc_2_17() {
 
 #[test]
 fn runs_no_code_when_loaded() {
-    // The linker's own `frame_dummy` and `register_tm_clones` are all that may run.
+    // Only the linker's own `frame_dummy` and `register_tm_clones` may run.
     let dynamic = tool("readelf", &["--dynamic", "--wide"]);
     let size = |tag: &str| {
         dynamic
@@ -154,8 +154,8 @@ fn contains_no_unwinding() {
     assert!(!symbols.contains("malloc"), "{symbols}");
 }
 
-/// All that the library asks of the C library: nothing that ends the program, takes signals, starts threads, allocates
-/// or writes to streams. What is new here has to be thought about.
+/// The complete list of imported C functions: none ends the program, handles signals, starts threads, allocates or
+/// writes to streams. An addition needs a review.
 #[test]
 fn imports_only_allowed_c_functions() {
     let allowed = [
@@ -170,7 +170,7 @@ fn imports_only_allowed_c_functions() {
         "secure_getenv",
         "strlen",
         "syscall",
-        // Weak ones, of the linker's own.
+        // Weak symbols of the linker.
         "_ITM_deregisterTMCloneTable",
         "_ITM_registerTMCloneTable",
         "__cxa_finalize",
@@ -182,7 +182,7 @@ fn imports_only_allowed_c_functions() {
     }
 }
 
-/// Nothing panics: neither what would nor what would follow is in the library.
+/// The library contains neither a call that panics nor the panic machinery.
 #[test]
 fn contains_no_panic_path() {
     let symbols = tool("nm", &[]);

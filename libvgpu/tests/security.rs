@@ -1,4 +1,4 @@
-//! Every test that `docs/security.md` names exists, and every claim of its tables names one.
+//! Checks that every test named in `docs/security.md` exists, and that every claim of its tables names one.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -8,7 +8,7 @@ fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Pairs of a file and a test in it, as the page names them: `file.rs` `test`, and others of that file after it.
+/// Pairs of file and test on the page: `file.rs` `test`, and further tests of the file after it.
 fn named_tests(page: &str) -> Vec<(String, String)> {
     let quoted = page.split('`').skip(1).step_by(2);
     let mut file = None;
@@ -66,7 +66,7 @@ fn security_tables_name_a_test_per_claim() {
         let claims = rows(&page, section);
         assert!(claims.len() >= least, "{section}: {claims:?}");
         for claim in claims {
-            // Said not to be shown: the simulated card has no such files.
+            // Not tested: the simulated GPU has no such files.
             let has_none = claim.starts_with("| `ioctl` on the device files |");
             assert_eq!(named_tests(claim).is_empty(), has_none, "{claim}");
         }

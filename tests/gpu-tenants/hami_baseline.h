@@ -1,9 +1,9 @@
 // The compute limiter that HAMi-core's documentation and issues describe, for comparison: a token bucket per process.
 //
-// - A launch costs as many tokens as its grid has blocks. It goes ahead while the bucket is not negative, else it
-//   sleeps for 10 ms and looks again.
-// - A thread looks every 120 ms at what NVML says of the last second's utilisation, and moves the process's share of
-//   tokens up or down by a step that grows with the square of the number of multiprocessors.
+// - A launch costs one token per block of its grid. It is admitted while the bucket is not negative; otherwise it
+//   sleeps for 10 ms and retries.
+// - A thread reads NVML's utilization of the last second every 120 ms, and adjusts the process's refill up or down by
+//   a step that grows with the square of the number of multiprocessors.
 
 #define HAMI_FACTOR 32
 #define HAMI_TICK_US 120000

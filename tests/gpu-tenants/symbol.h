@@ -1,5 +1,5 @@
-// The address of a symbol of a loaded library, without asking the loader for it: what a program gets that passes by
-// everything that is preloaded.
+// The address of a symbol of a loaded library without the loader's lookup, as a program gets it that bypasses preloaded
+// libraries.
 
 #include <dlfcn.h>
 #include <link.h>
@@ -14,7 +14,7 @@ static void *symbol_of(void *library, const char *name) {
         if (entry->d_tag == DT_SYMTAB) symbols = (ElfW(Sym) *)entry->d_un.d_ptr;
         if (entry->d_tag == DT_STRTAB) names = (const char *)entry->d_un.d_ptr;
     }
-    // The names come after the symbols.
+    // The string table follows the symbol table.
     for (ElfW(Sym) *symbol = symbols; (const char *)symbol < names; symbol++)
         if (symbol->st_value && !strcmp(names + symbol->st_name, name)) return (void *)(map->l_addr + symbol->st_value);
     return NULL;

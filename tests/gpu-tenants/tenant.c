@@ -1,7 +1,7 @@
-// A tenant of a card, for libvgpu's compute tests and benches: keeps the card busy in the way that it is told on
-// standard input, one command a line, and answers each with one line that begins with the driver's result.
+// A tenant of a GPU, for libvgpu's compute tests and benchmarks: runs GPU work on command. Each line on standard input
+// is a command, answered with one line that begins with the driver's result.
 //
-// The first argument says how it gets its functions: `dlsym`, or `ptsz` (dlsym, per-thread default streams).
+// The first argument is the way to resolve functions: `dlsym`, or `ptsz` (dlsym, per-thread default streams).
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -57,22 +57,22 @@ static Result launch_kernel(Handle kernel, Handle stream, uint64_t ns, unsigned 
                 kernel, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
 }
 
-// What is launched over and over.
+// The kind of the repeated launch.
 enum Kind { KERNEL, EX, COOPERATIVE, FILL, COPY, GRAPH, KINDS };
 static const char *const kind_names[KINDS] = {"kernel", "ex", "cooperative", "fill", "copy", "graph"};
 
 #define MOST 64
 struct Load {
     enum Kind kind;
-    uint64_t ns[MOST];  // lengths in turn; bytes for fills and copies
+    uint64_t ns[MOST];  // durations in turn; bytes for fills and copies
     int lengths;
-    int streams;        // in turn
-    int depth;          // launches in flight; 0: synchronise after each
+    int streams;        // used in turn
+    int depth;          // launches in flight; 0: synchronize after each
     unsigned blocks;
-    int burst, idle_ms; // after so many launches do nothing for a while
+    int burst, idle_ms; // idle time after this number of launches
     int graph_kernels;
-    int random;         // lengths by chance instead of in turn
-    int plain;          // nothing but launches, at the pace of their lengths
+    int random;         // random durations instead of in turn
+    int plain;          // only launches, at the pace of their durations
 };
 
 static struct Load load;
@@ -164,14 +164,14 @@ static Result init(int device) {
     return result;
 }
 
-// Takes memory for fills and copies.
+// Allocates memory for fills and copies.
 static Result take_memory(size_t bytes) {
     Result result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory, bytes);
     if (!result) result = CALL(cuMemAlloc_v2, (Pointer *, size_t), &memory2, bytes);
     return result;
 }
 
-// `start KIND key=value…`, lengths separated by commas.
+// `start KIND key=value…`, durations separated by commas.
 static Result start(char *line) {
     memset(&load, 0, sizeof load);
     load.lengths = 1, load.ns[0] = 1000000, load.depth = 2, load.blocks = 4096, load.graph_kernels = 1;
@@ -232,11 +232,12 @@ static struct Times times_of(uint64_t *ns, int count, uint64_t clock) {
     return (struct Times){ns[count / 2] - clock, sum / count - clock, ns[(uint64_t)count * 999 / 1000] - clock};
 }
 
-// Times `count` launches of a kernel that takes no time, one by one, and in turn with them as many that pass by whatever
-// is preloaded. In batches behind a kernel that keeps the stream busy: launches into an idle stream of the simulated
-// card are over before they begin.
+// Times `count` launches of an empty kernel one by one, alternating with as many that bypass preloaded libraries. Each
+// batch is queued behind a kernel that keeps the stream busy, because launches into an idle stream of the simulated GPU
+// complete immediately.
 //
-// If `seldom` is not 0, one in so many launches is measured by events as a meter would, beside the time that counts.
+// If `seldom` is not 0, one launch in `seldom` is measured with events, as the meter does, outside of the measured
+// time.
 static void time_launches(int count, int seldom) {
     enum { BATCH = 500 };
     typedef Result (*Launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
@@ -280,7 +281,7 @@ static void time_launches(int count, int seldom) {
     printf("\n");
 }
 
-// Captures a stream in the global mode for `a` milliseconds, over and over, `b` times, while the load goes on.
+// Captures a stream in global mode for `milliseconds`, repeated `times` times, while the load continues.
 static Result capture(int milliseconds, int times) {
     for (int i = 0; i < times; i++) {
         Handle stream = NULL, graph = NULL, exec = NULL;
@@ -314,7 +315,7 @@ static void run(char *line) {
     else if (!strcmp(word, "stop")) printf("%d %llu\n", stop(), (unsigned long long)launched);
     else if (!strcmp(word, "count")) printf("%d %llu\n", failure, (unsigned long long)launched);
     else if (!strcmp(word, "once")) {
-        // One kernel of `a` nanoseconds, awaited; says how many microseconds that took.
+        // One synchronous kernel of `a` nanoseconds; prints its time in microseconds.
         uint64_t begun = now_ns();
         errno = 77;
         Result result = launch_kernel(spin, NULL, a, b ? b : 4096);
@@ -322,7 +323,7 @@ static void run(char *line) {
         if (!result) result = CALL(cuCtxSynchronize, (void));
         printf("%d %llu %d\n", result, (unsigned long long)(now_ns() - begun) / 1000, error);
     } else if (!strcmp(word, "queue")) {
-        // One kernel of `a` nanoseconds, not awaited; says how many microseconds the call took.
+        // One asynchronous kernel of `a` nanoseconds; prints the time of the call in microseconds.
         uint64_t begun = now_ns();
         Result result = launch_kernel(spin, NULL, a, b ? b : 4096);
         printf("%d %llu\n", result, (unsigned long long)(now_ns() - begun) / 1000);
@@ -330,7 +331,7 @@ static void run(char *line) {
     else if (!strcmp(word, "capture")) printf("%d\n", capture((int)a, (int)b));
     else if (!strcmp(word, "destroyprimary")) printf("%d\n", CALL(cuDevicePrimaryCtxReset_v2, (int), (int)a));
     else if (!strcmp(word, "fork")) {
-        // The child goes on in the parent's place; the parent waits.
+        // The child continues in place of the parent; the parent waits.
         pid_t child = fork();
         if (child > 0) {
             int status;
@@ -351,7 +352,7 @@ static void run(char *line) {
 }
 
 int main(int count, char **arguments) {
-    // Nothing is left behind when the test ends in whatever way.
+    // Ends with the test, however that ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     route = count > 1 ? arguments[1] : "dlsym";
     setvbuf(stdout, NULL, _IOLBF, 0);

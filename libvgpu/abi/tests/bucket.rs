@@ -1,4 +1,4 @@
-//! The debt bucket, by table, by chance and by death after each step.
+//! The debt bucket, with tables, random input and a crash after each step.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -125,11 +125,11 @@ fn extends_busy_period_and_notifies_agent_of_its_start() {
     assert_eq!(until(), now + 10_002);
     assert!(bucket.extend_busy_until(7, now + 20_000), "it was idle");
     assert_eq!(until(), now + 20_007);
-    // Noise is not work.
+    // A random value is not a busy period.
     Word::store(&header.busy_until_us, u64::MAX);
     assert!(bucket.extend_busy_until(7, now));
     assert_eq!(until(), now + 7);
-    // No kernel makes it noise.
+    // No kernel duration leads to an implausible value.
     bucket.extend_busy_until(u64::MAX, now);
     let long = until();
     assert!(!bucket.extend_busy_until(0, now) && until() == long);
@@ -312,7 +312,7 @@ fn admits_launch_on_idle_gpu_in_own_token_slice() {
     let table = [
         (0, false, true),
         (0, true, true),
-        // What it is charged says when it will be over, and the credit when another one is to be queued.
+        // The charge predicts when the running launch completes, and the credit when to queue the next one.
         (1, false, false),
         (1, true, true),
         (2, true, false),
@@ -328,15 +328,15 @@ fn admits_launch_on_idle_gpu_in_own_token_slice() {
             assert!(!other.may_overdraw(launch, now_us), "{other:?} {launch:?}");
         }
     }
-    // Behind another one only what is likely to end before the turn does.
+    // Behind a running launch, only a launch that is likely to end within the slice is admitted.
     assert!(token.may_overdraw(next(1, true), until_us - 8_000));
     assert!(!token.may_overdraw(next(1, true), until_us - 7_999));
-    // And in front of the next turn what is likely to end in it by half.
+    // On an idle GPU, a launch is admitted if at least half of it is likely to run within the slice.
     assert!(token.may_overdraw(next(0, false), until_us - 2_000));
     assert!(!token.may_overdraw(next(0, false), until_us - 1_999));
 }
 
-/// A word that ends its process, here by a panic, after a number of steps.
+/// A word that kills its process, here by a panic, after a number of steps.
 struct Mortal<'a>(AtomicU64, &'a Cell<u32>);
 
 impl Mortal<'_> {
@@ -392,7 +392,7 @@ fn survives_crash_after_any_step() {
         }));
         left.set(0);
         assert_eq!(dead.is_err(), steps <= 3, "{steps}");
-        // Another process goes on for a second; it gets a second's worth and what was saved, and no more.
+        // Another process runs for a second: it gets the credit of one second and the saved credit, and no more.
         let mut got = 0;
         for now in (1_010_000..=2_010_000).step_by(100) {
             bucket.refill(grant, now);

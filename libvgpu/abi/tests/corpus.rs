@@ -1,9 +1,9 @@
-//! A page and a region as bytes that somebody else wrote: inputs that are kept in `corpus/`, each with what it means, and
-//! random changes of them.
+//! Decoding of untrusted pages and regions: inputs in `corpus/`, each with its expected result, and random mutations of
+//! them.
 //!
-//! `DRAVA_FUZZ_CASES=10000000 cargo test --release -p drava-vgpu-abi --test corpus` tries that many changes instead of
-//! [`CASES`], from another beginning with each `DRAVA_FUZZ_SEED`. What breaks a promise is printed in the corpus's own
-//! form: as a file there, with what it should have meant, it is tried in every run from then on.
+//! `DRAVA_FUZZ_CASES=10000000 cargo test --release -p drava-vgpu-abi --test corpus` runs that many mutations instead of
+//! [`CASES`], others for each `DRAVA_FUZZ_SEED`. An input that fails is printed in the corpus format: as a file in
+//! `corpus/`, with its expected result, it is part of every run.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -21,10 +21,10 @@ use drava_vgpu_abi::{Limits, LimitsPage, PAGE_SIZE, REGION_SIZE, decode, encode,
 use mutation::Mutator;
 use seed::{Kind, Seed};
 
-/// Changed inputs that the usual run tries, half of them pages and half of them regions.
+/// Mutated inputs of an ordinary run, half of them pages and half of them regions.
 const CASES: u64 = 20_000;
 
-/// What a reader makes of the bytes.
+/// The decoded form of the bytes.
 fn meaning(kind: Kind, bytes: &[u8]) -> String {
     let meaning = match kind {
         Kind::Page => decode(bytes)
@@ -72,7 +72,7 @@ fn counted(snapshot: &Snapshot<'_>) -> String {
     text
 }
 
-/// What holds for any bytes.
+/// Checks the properties that hold for any bytes.
 fn check(kind: Kind, bytes: &[u8]) {
     match kind {
         Kind::Page => check_page(bytes),
@@ -87,7 +87,7 @@ fn check_page(bytes: &[u8]) {
         return;
     };
     assert!(bytes.len() >= PAGE_SIZE && bytes.starts_with(b"DRAVALIM"));
-    // Nothing is read that the driver could not have written.
+    // The decoded limits are some that the driver could have written.
     let written = decode(&encode(&page.spec)).unwrap();
     assert_eq!(written.spec, page.spec);
     let mut bytes = bytes.to_vec();
@@ -96,7 +96,7 @@ fn check_page(bytes: &[u8]) {
         let at = usize::try_from(write.offset()).unwrap();
         bytes[at..at + write.bytes().len()].copy_from_slice(write.bytes());
     }
-    // Nobody updates a page that often.
+    // No page reaches that many updates.
     if page.generation < u64::MAX {
         let updated = decode(&bytes).unwrap();
         assert_eq!(updated.spec.limits, limits);

@@ -1,4 +1,4 @@
-//! What launches cost: averages, kinds, and time that several streams share.
+//! Cost of launches: averages, kinds, and time that several streams share.
 
 use drava_vgpu_abi::cost::{Cost, FIRST_GUESS_NS, LaunchKind, SAMPLING_INTERVAL, Sample, Timeline};
 use proptest::prelude::*;
@@ -165,7 +165,7 @@ fn derives_duration_from_events() {
     );
 }
 
-/// Numbers that look random and are the same in each run.
+/// Reproducible pseudorandom numbers.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {
@@ -176,8 +176,8 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// What launches of that length come to cost that are waited for one by one, by a driver that works for `work_us` before it
-/// hands one over, on a host that interrupts one call in `interrupts` before that, and one in `later` after it.
+/// The learned cost of synchronous launches of `ns` nanoseconds. The driver works for `work_us` before it submits a
+/// launch; the host interrupts one call in `interrupts` before that, and one in `later` after it.
 fn known_after(cost: Cost, ns: u64, work_us: u64, interrupts: u64, later: u64) -> (u64, f64) {
     const LAUNCHES: u64 = 400;
     let mut number = numbers(ns + work_us * 7 + interrupts);
@@ -191,7 +191,7 @@ fn known_after(cost: Cost, ns: u64, work_us: u64, interrupts: u64, later: u64) -
         let after_ns = 2_000 + interrupted(&mut number, later);
         let event_ns = 3_000 + number(10_000);
         let call_ns = before_ns + after_ns;
-        // The second event is reached when the launch is over and the event was queued.
+        // The second event completes when the launch is over and the event was queued.
         let over_ns = (before_ns + ns).max(call_ns + event_ns);
         let is_late = before_ns + ns <= call_ns + event_ns;
         let sample = Sample {
@@ -214,7 +214,7 @@ fn measures_launch_whatever_its_call_duration() {
     for ns in [MS / 2, MS, 10 * MS, 20 * MS] {
         for work_us in [2, 100, 300, 450, 600, 1_000, 3_000, 20_000] {
             for (interrupts, later) in [(1_000, 1_000), (10, 100), (3, 20), (5, 5), (20, 3)] {
-                // What is known may be right, or three times as much.
+                // The previous estimate is right, or three times too high.
                 for begin in [Cost::UNKNOWN, learned([ns; 20]), learned([3 * ns; 20])] {
                     let (found, charged) = known_after(begin, ns, work_us, interrupts, later);
                     let ratio = found as f64 / ns as f64;
@@ -235,7 +235,7 @@ fn forgets_variation_of_uniform_launches() {
     const MS: u64 = 1_000_000;
     let mut cost = learned([10 * MS; 5]).learn(60 * MS);
     assert!(cost.deviation() > 8, "{cost:?}");
-    // Each waits 20 ms for the driver's call, and none is ever seen without that.
+    // Each waits 20 ms for the driver's call, and every sample includes that.
     let sample = Sample {
         measured_ns: 30 * MS,
         gap_ns: 0,
@@ -250,7 +250,7 @@ fn forgets_variation_of_uniform_launches() {
     }
     assert!((9 * MS..12 * MS).contains(&cost.ns()), "{cost:?}");
     assert!(charged < 100 * 16 * MS, "{charged}");
-    // Of those that do differ one may have taken any time between.
+    // With varying durations a sample may have any value in between.
     let uneven = learned((0..64).map(|i| if i % 2 == 0 { MS } else { 40 * MS }));
     assert_eq!(uneven.estimate_ns(sample), Some(30 * MS));
     assert_eq!(uneven.learn_from(sample, 30 * MS).ns(), uneven.ns());
@@ -281,7 +281,7 @@ fn identifies_kind_by_function_and_size_class() {
         assert!(!different[..index].contains(kind), "{index}");
         assert_ne!(kind.number(), 0);
     }
-    // A grid too large for any card is some kind, too.
+    // A grid too large for any GPU also has a kind.
     let _ = LaunchKind::kernel(u64::MAX, [u32::MAX; 3], [u32::MAX; 3]);
 }
 
@@ -292,7 +292,7 @@ fn counts_overlapping_streams_once() {
     assert_eq!(timeline.add(50, 150), 50);
     assert_eq!(timeline.add(60, 140), 0);
     assert_eq!(timeline.add(200, 300), 100);
-    // Ends last, began first: the gap between the others is new.
+    // Ends last and begins first: only the gap between the other intervals is new.
     assert_eq!(timeline.add(0, 310), 60);
     assert_eq!(timeline.add(5, 5), 0);
     assert_eq!(timeline.add(9, 5), 0);
@@ -312,7 +312,7 @@ proptest! {
 
     #[test]
     fn charges_sum_to_measured_time(short in 1_000..50_000u64, long in 100_000..5_000_000u64, one_in in 2..20u64) {
-        // Every launch sampled before the next is charged, lengths of one kind mixed.
+        // Every launch before the next sample is charged; one kind has mixed durations.
         let mut cost = learned([short]);
         let (mut charged, mut used) = (0u64, 0u64);
         let launches = 20_000;
@@ -322,7 +322,7 @@ proptest! {
             used += ns;
             cost = cost.learn(ns);
         }
-        // The average forgets, so it is off by at most what it remembers.
+        // The average has a finite memory, so the error is at most that many launches.
         prop_assert!(charged.abs_diff(used) <= 32 * long, "{charged} {used}");
     }
 

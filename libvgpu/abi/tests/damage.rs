@@ -1,5 +1,5 @@
-//! Damage of any kind: a page that is not whole is refused or read as one of the pages that were written, and a
-//! region of noise grants nothing beyond the limit and ends every operation.
+//! Arbitrary damage: a damaged page is rejected or decoded as one that was written, and a region with random content
+//! grants nothing beyond the limit and blocks no operation.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -30,7 +30,7 @@ enum Damage {
 }
 
 fn damage(size: usize) -> impl Strategy<Value = Damage> {
-    // Most of it where something is written.
+    // Mostly within the used part.
     let place = prop_oneof![3 => 0..size.min(768), 1 => 0..size];
     prop_oneof![
         8 => (place.clone(), any::<u8>()).prop_map(|(at, byte)| Damage::Set(at, byte)),
@@ -96,7 +96,7 @@ proptest! {
 
 const SLOTS: usize = 4;
 
-/// What a process does with a region.
+/// An operation of a process on a region.
 #[derive(Clone, Debug)]
 enum Step {
     Reserve(u64),

@@ -1,4 +1,4 @@
-//! The ledger in histories of a few processes, one of which dies after each of its steps in turn.
+//! The ledger in histories of a few processes, one of which is killed after each of its steps in turn.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -11,11 +11,11 @@ use drava_vgpu_abi::region::{Header, SLOT_COUNT, Slot, SlotIndex};
 use proptest::prelude::*;
 
 thread_local! {
-    /// Steps that the running operation may still take.
+    /// Steps until the running operation is killed.
     static FUSE: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Thrown when the fuse is spent; stands for `kill -9`.
+/// Panic payload that stands for `kill -9`.
 struct Killed;
 
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl Cut {
         if let Some(left) = FUSE.get() {
             if left == 0 {
                 FUSE.set(None);
-                // Without the panic hook: nothing has gone wrong that should be printed.
+                // Bypasses the panic hook: nothing should be printed.
                 resume_unwind(Box::new(Killed));
             }
             FUSE.set(Some(left - 1));
@@ -105,7 +105,7 @@ fn at(index: usize) -> SlotIndex {
     SlotIndex::new(index).unwrap()
 }
 
-/// Runs `operation` until it has taken `steps` steps; `true` if that killed it.
+/// Runs `operation` for at most `steps` steps; returns whether it was killed.
 fn killed_after(steps: u32, operation: impl FnOnce()) -> bool {
     FUSE.set(Some(steps));
     let outcome = catch_unwind(AssertUnwindSafe(operation));
@@ -208,9 +208,9 @@ fn run(region: Region<'_, Cut>, process: usize, operation: &Operation, limit: u6
 }
 
 proptest! {
-    /// After any history the total is what the slots hold. Process 0 then dies after each step of its next
-    /// operation in turn: the total may be too high but never too low, and clearing the dead slot and one
-    /// rebuild make it exact, even if the one who does that dies on the way and another does it again.
+    /// After any history the total equals the sum of the slots. Process 0 is then killed after each step of its next
+    /// operation in turn: the total may be too high but never too low. Clearing the dead slot and one rebuild make the
+    /// total exact, even if the repairing process is killed and another one repeats the repair.
     #[test]
     fn repairs_any_crash_on_next_rebuild(
         history in prop::collection::vec((0..3usize, operation()), 0..40),
@@ -250,7 +250,7 @@ proptest! {
         }
     }
 
-    /// A new owner of a slot finds it empty, whatever was left there and wherever its claim was cut short.
+    /// A new owner gets an empty slot, whatever the slot held and wherever the claim was interrupted.
     #[test]
     fn starts_claimed_slot_empty(used in 0..100u64, steps in 0..20u32) {
         let share = Share::new(2);
@@ -265,7 +265,7 @@ proptest! {
     }
 }
 
-/// Who looks for the dead passes free slots by: what lay in one would stay charged.
+/// Reclaiming skips free slots, so memory in a free slot would stay charged.
 #[test]
 fn frees_slot_only_when_it_holds_nothing() {
     for steps in 0.. {
@@ -292,7 +292,7 @@ fn frees_slot_only_when_it_holds_nothing() {
     }
 }
 
-/// A process whose slot was taken from it finds that another one owns it, also one with the same PID.
+/// A process whose slot was reassigned detects the new owner, even one with the same PID.
 #[test]
 fn gives_each_slot_owner_its_own_generation() {
     let share = Share::new(1);
@@ -335,10 +335,10 @@ fn counts_rebuilds_that_correct_the_total() {
     assert_eq!(share.header.reclaimed.load(), 1);
     assert_eq!(region.rebuild(at(1)), Rebuild::Exact);
     assert_eq!(share.header.epoch.load(), 1);
-    // What is free already is not taken from anybody.
+    // A free slot has no owner to lose it.
     region.clear(at(0));
     assert_eq!(share.header.reclaimed.load(), 1);
-    // Of who left something that is open, too, and once.
+    // Also for an owner with orphaned memory, and only once.
     region.acquire_slot(at(0), OWNER).unwrap();
     region.charge(at(0), 60);
     share.slots[0].exported_bytes.store(60);
@@ -358,8 +358,8 @@ fn rejects_slot_index_beyond_last() {
     }
 }
 
-/// What a dead process had made available stays charged while others have it open, whoever of those that look dies
-/// on the way, and no longer.
+/// Exported memory of a dead process stays charged while another process has it open, and no longer, even if any of the
+/// reclaiming processes is killed.
 #[test]
 fn keeps_charge_for_dead_process_memory_open_elsewhere() {
     for steps in 0.. {
@@ -367,7 +367,7 @@ fn keeps_charge_for_dead_process_memory_open_elsewhere() {
         let region = share.region();
         region.charge(at(0), 50);
         share.slots[0].exported_bytes.store(30);
-        // Opened by two, it is the same memory, or other memory: nobody can say.
+        // Opened by two processes: it can be the same memory or different memory.
         share.slots[1].opened_bytes.store(20);
         share.slots[2].opened_bytes.store(20);
         region.charge(at(1), 5);
@@ -396,7 +396,7 @@ fn keeps_charge_for_dead_process_memory_open_elsewhere() {
     }
 }
 
-/// What others have open may be another share's: of the dead no more stays than it had made available.
+/// The opened memory may belong to another share, so the charge is limited to the exported bytes.
 #[test]
 fn limits_orphaned_charge_to_exported_bytes() {
     let share = Share::new(3);

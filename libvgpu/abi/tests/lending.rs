@@ -1,4 +1,4 @@
-//! The bucket of shares that use what others leave idle, and of those that want it back.
+//! The bucket of shares that borrow idle time, and of shares that reclaim it.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,8 +10,8 @@ fn header() -> Header {
     Header::from_words(|| AtomicU64::new(0))
 }
 
-/// A borrower that had all of the card keeps nothing of that when the owner wants it back, and one that had a part of it no
-/// more than goes with what it has then.
+/// A borrower that had the whole GPU keeps no credit when the owner reclaims its time. A borrower of a part keeps at
+/// most the credit of its current rate.
 #[test]
 fn accumulates_no_credit_while_unthrottled() {
     for (before, least) in [(Grant::Free, 0), (Grant::Rate(900_000), 15_000)] {
@@ -28,11 +28,11 @@ fn accumulates_no_credit_while_unthrottled() {
             (least..=least + 3).contains(&bucket.credit_us()),
             "{before:?}"
         );
-        // Who rests then has its burst, like anybody.
+        // An idle share then has its burst, as any other share.
         bucket.refill(Grant::Rate(300_000), now + 100_000);
         assert_eq!(bucket.credit_us(), 15_000);
     }
-    // What it owes is repaid at the pace of the whole card.
+    // Its debt is repaid at the rate of the whole GPU.
     let header = header();
     let bucket = Bucket::new(&header);
     bucket.refill(Grant::Free, 5_000_000);

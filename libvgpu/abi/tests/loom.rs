@@ -1,7 +1,7 @@
-//! The ledger's races, every interleaving of them (loom, bounded to a few preemptions).
+//! The ledger's races in every interleaving (loom, with bounded preemptions).
 //!
-//! Each model ends with the two promises: the total was never above the limit nor below what is held, and a
-//! rebuild at rest makes it exact.
+//! Each model checks two invariants at its end: the total never exceeded the limit nor fell below the used memory, and
+//! a rebuild without concurrent operations makes the total exact.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -44,7 +44,7 @@ struct Share {
 }
 
 impl Share {
-    /// Process `i` holds `held[i]` bytes.
+    /// Creates a share in which process `i` uses `held[i]` bytes.
     fn holding(held: &[u64]) -> Arc<Self> {
         let zero = || Modelled(AtomicU64::new(0));
         let share = Self {
@@ -89,7 +89,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Runs one thread beside this one.
+/// Runs a thread concurrently with this one.
 fn beside(
     share: &Arc<Share>,
     there: impl FnOnce(&Share) + Send + 'static,
@@ -106,7 +106,7 @@ fn grants_one_of_two_conflicting_reservations() {
     explore(|| {
         let share = Share::holding(&[0, 0]);
         let other = Arc::clone(&share);
-        // Together they are one byte too many.
+        // Their sum exceeds the limit by one byte.
         let thread = thread::spawn(move || other.region().reserve(at(1), 5, 10).is_ok());
         let mine = share.region().reserve(at(0), 6, 10).is_ok();
         let theirs = thread.join().unwrap();
@@ -162,7 +162,7 @@ fn rebuild_keeps_concurrent_reservation_and_release() {
 #[test]
 fn agrees_on_two_repairs_and_a_reservation() {
     explore(|| {
-        // Process 2 is dead; the lock on its slot is held by process 0 while that clears it.
+        // Process 2 is dead; process 0 holds the lock of its slot while it clears the slot.
         let share = Share::holding(&[0, 0, 7]);
         let other = Arc::clone(&share);
         let thread = thread::spawn(move || {
@@ -175,8 +175,8 @@ fn agrees_on_two_repairs_and_a_reservation() {
     });
 }
 
-/// Process 2 has made 7 bytes available and is dead. While its slot is looked at, process 1 opens them: either it finds
-/// that it has to pay, or they stay charged.
+/// Process 2 exported 7 bytes and is dead. While its slot is reclaimed, process 1 opens them: either process 1 is
+/// charged, or they stay charged.
 #[test]
 fn charges_dead_process_memory_opened_concurrently() {
     explore(|| {
@@ -198,7 +198,7 @@ fn charges_dead_process_memory_opened_concurrently() {
         );
         let region = share.region();
         assert!(region.total_bytes() >= 7);
-        // Closed, it is nobody's.
+        // Closed, it belongs to no process.
         let own = share.slots[1].used_bytes.load();
         region.release(at(1), own);
         share.slots[1].opened_bytes.store(0);
@@ -210,8 +210,8 @@ fn charges_dead_process_memory_opened_concurrently() {
     });
 }
 
-/// Processes 1 and 2 have each made some bytes available and are dead; process 0 has as many open. Whoever looks at one of
-/// the two while another looks at the other: what is open stays charged.
+/// Processes 1 and 2 each exported some bytes and are dead; process 0 has the same number of bytes open. Two processes
+/// reclaim one slot each: the open memory stays charged.
 #[test]
 fn reclaims_two_dead_processes_independently() {
     for (used, exported, opened) in [
@@ -232,7 +232,7 @@ fn reclaims_two_dead_processes_independently() {
             let region = share.region();
             region.rebuild(at(0));
             assert!(region.total_bytes() >= opened);
-            // The next look takes off what is too much.
+            // The next reclaim releases the surplus.
             for dead in [1, 2].map(at) {
                 if region.is_orphaned(dead) {
                     region.reclaim_slot(dead);
@@ -244,7 +244,7 @@ fn reclaims_two_dead_processes_independently() {
     }
 }
 
-/// The same while process 0 opens: either it finds that it has to pay, or what it opened stays charged.
+/// As above, while process 0 opens: either process 0 is charged, or the opened memory stays charged.
 #[test]
 fn charges_memory_opened_between_two_reclaims() {
     explore(|| {
@@ -270,7 +270,7 @@ fn charges_memory_opened_between_two_reclaims() {
     });
 }
 
-/// Two processes refill and take at the same time: what both get is what was there and what time gave, once.
+/// Two processes refill and take concurrently: together they get the credit and the elapsed time once.
 #[test]
 fn credits_each_interval_once_in_concurrent_refills() {
     loom::model(|| {
@@ -293,7 +293,7 @@ fn credits_each_interval_once_in_concurrent_refills() {
         bucket.refill(grant, 1_000_040);
         let taken = i64::try_from(mine + theirs).unwrap();
         assert_eq!(bucket.credit_us() + taken, 3 + 20);
-        // The first take may overdraw, the one that finds a debt may not.
+        // The first launch may overdraw; a launch with a debt may not.
         assert!(bucket.credit_us() >= 3 + 20 - 20);
     });
 }

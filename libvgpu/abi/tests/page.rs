@@ -1,4 +1,4 @@
-//! The limits page as bytes: a golden page, torn updates, damaged bytes.
+//! The bytes of the limits page: a golden page, torn updates, damaged bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -30,7 +30,7 @@ fn spec() -> LimitsSpec {
     }
 }
 
-/// The bytes of ABI version 1, written down by hand. A change here breaks containers that already run.
+/// The bytes of ABI version 1, written by hand. A change here breaks running containers.
 #[test]
 fn encodes_golden_bytes_of_abi_version_1() {
     let page = encode(&spec());
@@ -63,7 +63,7 @@ fn encodes_golden_bytes_of_abi_version_1() {
     }
 }
 
-/// The words that the agent changes often, written down by hand.
+/// The words that the agent changes often, written by hand.
 #[test]
 fn places_agent_words_at_golden_offsets() {
     let mut page = encode(&spec());
@@ -79,8 +79,8 @@ fn places_agent_words_at_golden_offsets() {
     assert_eq!(decode(&page).unwrap().spec, spec());
 }
 
-/// Those for shares of several priorities, and for one whose time others use. They lie where ABI version 1 had zeroes: in an old page they ask for nothing, and
-/// who is older does not look.
+/// The words for priorities and for lending. ABI version 1 had zeroes there: in an old page they request nothing, and
+/// old readers ignore them.
 #[test]
 fn places_other_share_words_at_golden_offsets() {
     let mut page = encode(&spec());
@@ -119,7 +119,7 @@ fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
     }
 }
 
-/// Where ABI version 1 had zeroes: old pages say that there is none, and old readers do not look.
+/// ABI version 1 had zeroes there: an old page has no excess, and old readers ignore the word.
 #[test]
 fn stores_driver_excess_in_reserved_bytes() {
     let mut limits = spec().limits;

@@ -1,4 +1,5 @@
-//! What two events round a launch say, whenever the host is interrupted and whatever the card does meanwhile.
+//! Durations derived from two events around a launch, for any interruption of the host and any previous work of the
+//! GPU.
 
 use drava_vgpu_abi::cost::Cost;
 use drava_vgpu_abi::recording::Recording;
@@ -6,7 +7,7 @@ use drava_vgpu_abi::recording::Recording;
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
 
-/// How long the host takes for each call, the card to come to what was queued, and the kernel.
+/// Time of the host for each call, of the GPU to start queued work, and of the kernel.
 const CALL: u64 = 2 * US;
 const REACH: u64 = 5 * US;
 const KERNEL: u64 = 3 * MS;
@@ -33,8 +34,8 @@ const PLACES: [Place; 7] = [
     Place::BeforeClockIsLookedAt,
 ];
 
-/// What is seen of a kernel of that length, on a card that is busy with something else for `busy`, and the events' time,
-/// with a host that is interrupted for `stall` there.
+/// The recording of a kernel, and the time between its events. The GPU is busy with other work for `busy`; the host is
+/// interrupted for `stall` at a given point.
 fn seen(kernel: u64, busy: u64, place: Place, stall: u64) -> (Recording, u64) {
     let mut now = 1_000 * MS;
     let busy = now + busy;
@@ -77,8 +78,8 @@ fn keeps_duration_when_host_is_interrupted() {
                 let (recording, measured) = seen(KERNEL, busy, place, stall);
                 let sample = recording.sample(measured);
                 let ns = known(KERNEL).estimate_ns(sample).unwrap();
-                // A step towards the least that is possible, and what calls take, as without an interruption. What the card
-                // was busy with before counts as an interruption, if that is seen late and was shorter than the kernel.
+                // One step above the minimum, with call times as without an interruption. Previous work of the GPU
+                // counts as an interruption if it is detected late and was shorter than the kernel.
                 let before = match place {
                     Place::BeforeFirstIsAskedFor if busy < KERNEL => busy,
                     _ => 0,
@@ -107,7 +108,7 @@ fn learns_no_unknown_duration_from_interruption() {
 
 #[test]
 fn charges_long_launch_despite_slow_calls() {
-    // Known to be short; the one that is measured is not.
+    // The kind is known to be short; the measured launch is not.
     for kernel in [30 * MS, 300 * MS] {
         for busy in [0, MS, 400 * MS] {
             for place in PLACES {
@@ -116,7 +117,7 @@ fn charges_long_launch_despite_slow_calls() {
                     let ns = known(KERNEL)
                         .estimate_ns(recording.sample(measured))
                         .unwrap();
-                    // Not more than the interruption, which it may have been.
+                    // Reduced at most by the interruption, which may explain the difference.
                     let least = kernel - stall.min(kernel / 4) - REACH - 10 * CALL;
                     assert!(
                         ns >= least,
@@ -131,7 +132,7 @@ fn charges_long_launch_despite_slow_calls() {
 #[test]
 fn measures_exactly_without_host_interruption() {
     for kernel in [20 * US, 300 * US, 3 * MS] {
-        // Whatever the card does before.
+        // For any previous work of the GPU.
         for busy in [0, 10 * US, MS, 60 * MS] {
             let (recording, measured) = seen(kernel, busy, Place::Nowhere, 0);
             let ns = Cost::UNKNOWN
@@ -147,8 +148,8 @@ fn measures_exactly_without_host_interruption() {
 
 #[test]
 fn measures_queued_launch_exactly() {
-    // Known to be short, with a card that is busy for longer than the host is interrupted; and with one that is idle, where
-    // the launch outlives the interruption behind it.
+    // A known short kind: with a GPU that is busy for longer than the host is interrupted, and with an idle GPU on
+    // which the launch outlasts the interruption after it.
     for place in PLACES {
         let (recording, measured) = seen(30 * MS, 400 * MS, place, 100 * MS);
         let ns = known(KERNEL)

@@ -1,8 +1,7 @@
-//! The ledger's races once more, by brute force: two threads that take turns, switched at every choice of two or
-//! three steps.
+//! The ledger's races by exhaustive search: two threads, switched at every choice of two or three steps.
 //!
-//! Loom (`tests/loom.rs`) prunes schedules that it takes to be equivalent; this does not, and so knows nothing
-//! that could be wrong. All steps are sequentially consistent, as they are in the product.
+//! Loom (`tests/loom.rs`) prunes schedules that it considers equivalent. This search prunes nothing, so it does not
+//! depend on that analysis. All steps are sequentially consistent, as in the product.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -14,7 +13,7 @@ use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::ledger::{Owner, Rebuild, Region};
 use drava_vgpu_abi::region::{Header, Slot, SlotIndex};
 
-/// Steps at which the turn passes to the other thread.
+/// Steps at which the other thread continues.
 type Switches = Vec<u32>;
 
 struct Turn {
@@ -138,7 +137,7 @@ fn at(index: usize) -> SlotIndex {
 
 type Action = fn(Region<'_, Stepped>);
 
-/// Runs both actions under one schedule and returns how many steps they took.
+/// Runs both actions under one schedule and returns the number of steps.
 fn play(held: &[u64], limit: u64, actions: [Action; 2], first: usize, switches: &Switches) -> u32 {
     let share = Share::holding(held);
     let baton = Arc::new(Baton {
@@ -254,7 +253,7 @@ fn reserves_twice_for_the_same_bytes() {
 
 #[test]
 fn repairs_during_reservation() {
-    // Process 2 is dead; process 0 holds its slot's lock.
+    // Process 2 is dead; process 0 holds the lock of its slot.
     explore(
         &[0, 2, 7],
         10,

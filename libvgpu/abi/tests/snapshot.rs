@@ -1,4 +1,4 @@
-//! Reading a region from outside.
+//! Decoding of a region by an external reader.
 
 use drava_vgpu_abi::REGION_SIZE;
 use drava_vgpu_abi::snapshot::{RegionError, Snapshot};
@@ -8,7 +8,7 @@ fn put(bytes: &mut [u8], offset: usize, value: u64) {
     bytes[offset..offset + 8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// The offsets of ABI version 1, written down by hand.
+/// The offsets of ABI version 1, written by hand.
 #[test]
 fn reads_golden_offsets_of_abi_version_1() {
     let mut bytes = vec![0; REGION_SIZE];
@@ -91,7 +91,7 @@ fn reads_golden_offsets_of_abi_version_1() {
     );
 }
 
-/// A number that is no PID is not cut down to one, which could be somebody else's.
+/// A value that is not a PID is not truncated to one, which could belong to another process.
 #[test]
 fn rejects_values_that_are_not_pids() {
     let mut bytes = vec![0; REGION_SIZE];
@@ -136,7 +136,7 @@ proptest! {
         let states = std::iter::successors(Some(seed | 1), |state| {
             Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1))
         });
-        // One by one into a growing vector: Miri remembers each borrow of a part.
+        // One word at a time into a growing vector: Miri records each borrow of a part.
         let mut bytes = Vec::with_capacity(REGION_SIZE);
         for state in states.take(REGION_SIZE / 8) {
             bytes.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());

@@ -1,8 +1,7 @@
-//! `libvgpu.so` keeps tenants to their shares of a card's time; the simulated card says what they got.
+//! Tests of GPU time limits against the simulated GPU.
 //!
-//! Shares are compared with what the card counted in its own time, while tenants keep their queues filled. A loaded
-//! host can keep a tenant from that, so a share must be reached in one of several stretches; exceeded it must be in
-//! none.
+//! Measured shares are compared with the time that the simulated GPU counted while tenants keep their queues filled. A
+//! loaded host can delay a tenant, so one of several measurements must reach the share. No measurement may exceed it.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -18,20 +17,20 @@ use gpu_tenants::{Tenant, TestBed, library};
 const SETTLE: Duration = Duration::from_millis(400);
 const MEASURE: Duration = Duration::from_millis(1500);
 
-/// A share may be missed by so many percent of the card.
+/// Tolerance below a share, percent of the GPU.
 const BELOW: f64 = 3.0;
-/// The same upwards: what was saved, over [`MEASURE`], and a kernel at either end.
+/// Tolerance above a share: saved credit over [`MEASURE`] and one kernel at either end.
 const ABOVE: f64 = 4.0;
 
-/// Stretches in which shares may come right. Not more: what is right in one of many is not right.
+/// Measurements in which a share may be reached. More would accept a share that is reached by chance.
 const STRETCHES: usize = 12;
 
-/// A machine with `libvgpu.so` as it is shipped.
+/// A machine with `libvgpu.so` as shipped.
 fn test_bed() -> TestBed {
     TestBed::new(library::shipped().unwrap()).unwrap()
 }
 
-/// Waits until each tenant gets its percentage, and makes sure that none gets more.
+/// Waits until each tenant gets its percentage; fails if one gets more.
 fn await_percents(test_bed: &TestBed, tenants: &[&Tenant], expected: &[f64]) {
     let mut seen = Vec::new();
     for round in 0..STRETCHES {
@@ -60,7 +59,7 @@ fn now_us() -> u64 {
     u64::try_from(now.tv_sec).unwrap() * 1_000_000 + u64::try_from(now.tv_nsec).unwrap() / 1_000
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits for a condition that another process fulfills.
 fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {

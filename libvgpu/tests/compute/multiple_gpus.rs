@@ -1,4 +1,4 @@
-//! Processes with shares of two cards.
+//! Processes with shares of two GPUs.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use drava_vgpu_abi::ComputePolicy;
 use crate::now_us;
 use gpu_tenants::{Tenant, share};
 
-/// As in a collective: a process gives the token of its card away only when it has launched on both cards, and for that
-/// needs the one that the other process keeps. Each gets there by time.
+/// Models a collective operation: a process returns the token of its GPU only after it has launched on both GPUs, so it
+/// needs the token that the other process holds. The admission time-out resolves the deadlock.
 #[test]
 fn avoids_deadlock_of_processes_across_two_gpus() {
     let test_bed = crate::test_bed();
@@ -53,9 +53,9 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         let deadline = Instant::now() + Duration::from_secs(60);
         while threads.iter().any(|thread| !thread.is_finished()) {
             if Instant::now() > deadline {
-                // So that the threads hear of it.
+                // Wakes the waiting threads.
                 for pid in &pids {
-                    // SAFETY: a child that has not been waited for.
+                    // SAFETY: a child that was not waited for.
                     unsafe { libc::kill(i32::try_from(*pid).unwrap(), libc::SIGKILL) };
                 }
             }

@@ -1,4 +1,4 @@
-//! What a share does for those of higher priority, and what it says of itself where others give way to it.
+//! Yielding to shares of higher priority, and the busy time that a share reports.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use drava_vgpu_abi::page::{lent, notify, window, yield_until};
 use crate::{now_us, wait_until};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
-/// A tenant that may have all of the card.
+/// A tenant that may use the whole GPU.
 fn unhindered(test_bed: &TestBed) -> (Share, Tenant) {
     let share = test_bed
         .share("share", &share(ComputePolicy::Balance, 100).unwrap())
@@ -35,14 +35,14 @@ fn launches_nothing_while_yielding() {
         let before = tenant.launched().unwrap();
         std::thread::sleep(Duration::from_millis(40));
         let launched = tenant.launched().unwrap() - before;
-        // A host that is busy counts later.
+        // On a loaded host the answer can arrive after the deadline.
         if now_us() < until_us {
             assert!(launched <= 1, "{launched} launches");
             seen += 1;
         }
     }
     goes_on(&mut tenant, "it never goes on");
-    // Neither does a word that makes no sense stop it.
+    // An implausible deadline does not stop launches either.
     share.write(&[yield_until(u64::MAX)]).unwrap();
     goes_on(&mut tenant, "damage stops it");
 }
@@ -64,7 +64,7 @@ fn admits_starved_launch_after_timeout() {
     tenant.ok("stop").unwrap();
 }
 
-/// How long two kernels took to be launched that take `ns` each, one after the other.
+/// Returns the time that two consecutive launches of kernels of `ns` take.
 fn two(tenant: &mut Tenant, ns: u64) -> Duration {
     tenant.ok(&format!("once {ns}")).unwrap();
     let begun = Instant::now();
@@ -80,7 +80,7 @@ fn queues_one_long_kernel_within_window() {
     let (share, mut tenant) = unhindered(&test_bed);
     let ns = 40_000_000;
     let length = Duration::from_nanos(ns);
-    // So that its length is known.
+    // Lets the library learn the kernel's duration.
     for _ in 0..4 {
         tenant.ok(&format!("once {ns}")).unwrap();
     }
@@ -118,7 +118,7 @@ fn keeps_gpu_busy_within_window_and_preserves_captures() {
                     let step = Duration::from_millis(150);
                     test_bed.percents(&[&tenant], step, step).unwrap()[0]
                 });
-                // As the host lets it.
+                // Depends on the load of the host.
                 got[1] >= got[0] / 2.0
             },
             || format!("{load}: the card is idle"),
@@ -140,7 +140,7 @@ fn reports_expected_end_when_notifying() {
         tenant.ok(&format!("once {ns}")).unwrap();
     }
     assert_eq!(busy_until(), 0, "nobody has asked");
-    // Nobody reads the file meanwhile, so its time of access is that of a call.
+    // Only a notification reads the file, so its access time is the time of the last notification.
     let called = || {
         std::fs::metadata(share.region())
             .unwrap()
@@ -148,9 +148,9 @@ fn reports_expected_end_when_notifying() {
             .unwrap()
     };
     let silent = called();
-    // Longer than a tick of the clock that such times are taken from.
+    // Longer than the granularity of access times.
     std::thread::sleep(Duration::from_millis(25));
-    // Of another grid, so that nothing is learned from it about the long one.
+    // A different grid, so its duration does not count for the long kernel.
     tenant.ok("once 1000 64").unwrap();
     assert_eq!(called(), silent);
     share.write(&[notify(true)]).unwrap();
@@ -159,15 +159,15 @@ fn reports_expected_end_when_notifying() {
     assert!(called() > silent, "the agent is not called");
     tenant.ok(&format!("queue {ns}")).unwrap();
     let (until, launched) = (busy_until(), now_us());
-    // What it costs has been learned from kernels on a host that is busy.
+    // The duration was learned on a loaded host.
     let length = ns / 1_000 * 2;
     assert!(until >= begun + length * 9 / 10, "{begun} {until}");
     assert!(until <= launched + length * 2, "{launched} {until}");
-    // Each of many short ones is told, although a lease would do for several of them.
+    // Each of many short launches is reported, although one lease covers several.
     let ns = 200_000;
     let load = format!("start kernel ns={ns} depth=16 blocks=128");
     tenant.ok(&load).unwrap();
-    // A stretch in which their length is learned.
+    // Lets the library learn their duration.
     std::thread::sleep(Duration::from_millis(300));
     tenant.ok("stop").unwrap();
     let is_told = |tenant: &mut Tenant| {
@@ -181,7 +181,7 @@ fn reports_expected_end_when_notifying() {
 
 #[test]
 fn notifies_agent_on_first_launch_after_pause() {
-    // Longer than a tick of the clock that the times of files are taken from, and than what counts as a pause.
+    // Longer than the granularity of access times and than the pause that counts as idle.
     const PAUSE: Duration = Duration::from_millis(30);
     let test_bed = crate::test_bed();
     let (share, mut tenant) = unhindered(&test_bed);
@@ -205,7 +205,7 @@ fn notifies_agent_on_first_launch_after_pause() {
     for _ in 0..5 {
         assert!(is_called(&mut tenant), "the agent is not called");
     }
-    // Who goes on has said it, as long as the host lets it go on.
+    // A share that keeps launching does not notify again, unless the host delays it.
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
     wait_until(
         || {
@@ -227,7 +227,7 @@ fn reports_wall_clock_duration_whatever_its_own_time() {
     share.write(&[notify(true)]).unwrap();
     let ns = 60_000_000;
     let length_us = ns / 1_000;
-    // What is its own is said for the company that it has, and that changes.
+    // The own-time fraction applies to the current active set, which changes.
     for (learned, told) in [(500_000, 1_000_000), (1_000_000, 500_000)] {
         share.set_own_time(learned).unwrap();
         for _ in 0..16 {

@@ -1,4 +1,4 @@
-//! Several tenants, and tenants that come, go and die.
+//! Several tenants, and tenants that start, exit and are killed.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use drava_vgpu_abi::{ComputePolicy, Limits};
 use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
-/// Kernels so long that a share's debt says when the next one is due, and not the host: 40 percent pay for each in 112 ms,
-/// and keep what comes due in the 50 ms after that. A loaded host lets a tenant go on every 100 ms. One with kernels of 3 ms
-/// misses half of its share then: it can keep no more than 50 ms of it until it is asked for again.
+/// Kernels so long that the share's debt determines the next launch, not the host: at 40% each takes 112 ms to repay,
+/// and 50 ms more of credit can be saved. A loaded host schedules a tenant every 100 ms. With kernels of 3 ms a tenant
+/// would lose half of its share then, because it can save at most 50 ms of credit.
 const UNHURRIED: &str = "kernel ns=45000000 depth=3";
 
-/// A tenant with that share, which may have others, doing that.
+/// Starts a tenant of the share with a load.
 fn tenant(test_bed: &TestBed, share: &Share, load: &str) -> Tenant {
     let mut tenant = test_bed.tenant(Some(share), "dlsym").unwrap();
     tenant.ok(&format!("start {load}")).unwrap();
@@ -25,7 +25,7 @@ fn fixed(test_bed: &TestBed, name: &str, percent: u32) -> Share {
     test_bed.share(name, &limits).unwrap()
 }
 
-/// Each gets its share; the sum is what the card can give.
+/// Checks that each tenant gets its share while all run concurrently.
 fn get(tenants: &[(u32, &str)]) {
     let test_bed = crate::test_bed();
     let mut shares = Vec::new();
@@ -93,7 +93,7 @@ fn divides_share_among_its_processes() {
             .unwrap();
         let sum: f64 = got.iter().sum();
         assert!(sum <= 30.0 + ABOVE, "{got:.1?}");
-        // Their kernels interrupt each other, and no events can tell by how much.
+        // Their kernels preempt each other, and events cannot measure by how much.
         if sum >= 15.0 {
             return;
         }
@@ -117,7 +117,7 @@ fn applies_changed_share_and_agent_rate() {
         ..changed
     };
     share.change(&granted).unwrap();
-    // A stretch in which it may use what it saved at the old rate.
+    // Lets the tenant spend credit saved at the old rate.
     std::thread::sleep(SETTLE);
     crate::await_percents(&test_bed, &[&tenant], &[25.0]);
 }
@@ -132,7 +132,7 @@ fn records_demand_only_while_launching() {
     crate::wait_until(|| wanted() > before, || "no demand is shown".into());
     tenant.ok("stop").unwrap();
     let before = wanted();
-    // A stretch of time without a launch: many times as long as who launches takes to show it.
+    // Many times as long as a launching process takes to record demand.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(wanted(), before, "who is idle wants nothing");
 }
@@ -149,7 +149,7 @@ fn leaves_debt_of_killed_process_with_its_share() {
     assert!(debt < -50_000, "{debt}");
     let tenant = tenant(&test_bed, &other, UNHURRIED);
     crate::await_percents(&test_bed, &[&tenant], &[40.0]);
-    // Its successor goes on when the debt is repaid, which it is by time alone.
+    // Time alone repays the debt.
     let mut successor = test_bed.tenant(Some(&poor), "dlsym").unwrap();
     successor.ok("once 1000").unwrap();
 }
@@ -185,19 +185,19 @@ fn runs_only_token_holder_and_never_starves_others() {
     let tenants =
         [0, 1].map(|index: usize| tenant(&test_bed, &shares[index], "kernel ns=2000000 depth=8"));
     let pids = [tenants[0].pid(), tenants[1].pid()];
-    // The token goes to one only, 30 ms at a time with pauses to drain.
+    // Only one share holds the token, 30 ms at a time, with pauses to drain.
     let (before, _) = test_bed.used(&pids).unwrap();
     for _ in 0..40 {
         shares[0].give_token(now_us() + 30_000).unwrap();
         shares[1].give_token(now_us()).unwrap();
-        // The stretch of the turn, and of the pause.
+        // The token slice and the pause.
         std::thread::sleep(Duration::from_millis(35));
     }
     let (after, _) = test_bed.used(&pids).unwrap();
     let got = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
     assert!(got[0] > 10.0 * got[1], "{got:?}");
     assert!(got[0] > 0.3, "{got:?}");
-    // Who holds the token dies; the other one is released by time, each launch after half a second.
+    // After the token holder is killed, the other share's launches are admitted by time-out, each after 500 ms.
     let [first, mut second] = tenants;
     first.kill().unwrap();
     let launched = second.launched().unwrap();
@@ -213,7 +213,7 @@ fn runs_only_token_holder_and_never_starves_others() {
         || second.launched().unwrap() > launched,
         || "a released launch is not made".into(),
     );
-    // An agent that is gone leaves the guarantee.
+    // Without an agent the guarantee remains.
     crate::await_percents(&test_bed, &[&second], &[50.0]);
 }
 
@@ -224,7 +224,7 @@ fn starts_announced_token_slice_on_time() {
     let share = test_bed.share("share", &token).unwrap();
     share.give_token(now_us()).unwrap();
     let mut tenant = test_bed.tenant(Some(&share), "dlsym").unwrap();
-    // Sooner than a launch loses its patience.
+    // Shorter than the admission time-out.
     let from_us = now_us() + 400_000;
     let until_us = from_us + 500_000;
     share.give_turn(TokenSlice { from_us, until_us }).unwrap();
@@ -248,7 +248,7 @@ fn waits_only_for_running_work_in_own_token_slice() {
             .map(|process| process.throttled_us)
             .sum::<u64>()
     };
-    // A long one and two short ones by turns: each is charged the mean, which is many times what the short ones take.
+    // One long and two short kernels in turn: each is charged the mean, many times the duration of the short ones.
     let mut without_wait = 0;
     crate::wait_until(
         || {
@@ -270,7 +270,7 @@ fn waits_only_for_running_work_in_own_token_slice() {
 fn preserves_captures_during_launches_of_other_thread() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 50);
-    // The launching thread makes no event calls itself, which would spoil them; all of its launches are measured.
+    // The launching thread makes no event calls, which would invalidate the captures; all of its launches are sampled.
     let load = "kernel ns=400000 plain=1";
     let mut tenant = tenant(&test_bed, &share, load);
     let before = tenant.launched().unwrap();
@@ -278,7 +278,7 @@ fn preserves_captures_during_launches_of_other_thread() {
     let launched = tenant.launched().unwrap() - before;
     assert!(launched > 40, "{launched}");
     tenant.ok("stop").unwrap();
-    // And measuring goes on afterwards.
+    // Sampling continues afterwards.
     tenant.ok(&format!("start {UNHURRIED}")).unwrap();
     crate::await_percents(&test_bed, &[&tenant], &[50.0]);
 }

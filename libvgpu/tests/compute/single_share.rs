@@ -1,11 +1,11 @@
-//! One tenant: it gets its share of the card and no more, whatever it launches.
+//! One tenant gets its share of the GPU and no more, whatever it launches.
 
 use drava_vgpu_abi::ComputePolicy;
 
 use crate::{MEASURE, SETTLE, STRETCHES};
 use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
-/// A tenant with a fixed share, and its share.
+/// A tenant with a fixed share, and the share.
 fn tenant(test_bed: &TestBed, percent: u32) -> (Tenant, Share) {
     let limits = share(ComputePolicy::Fixed, percent).unwrap();
     let share = test_bed.share("share", &limits).unwrap();
@@ -13,7 +13,7 @@ fn tenant(test_bed: &TestBed, percent: u32) -> (Tenant, Share) {
     (tenant, share)
 }
 
-/// The tenant gets its percentage while it does that.
+/// Checks that a tenant gets its percentage under a load.
 fn gets(percent: u32, load: &str) {
     let test_bed = crate::test_bed();
     let (mut tenant, share) = tenant(&test_bed, percent);
@@ -22,7 +22,7 @@ fn gets(percent: u32, load: &str) {
     let counted = share.counted().unwrap().as_secs_f64();
     let used = test_bed.used(&[tenant.pid()]).unwrap().0[0].as_secs_f64();
     let ratio = counted / used;
-    // Upwards there is what the host takes between two calls, which events measure too.
+    // Above the expected value: the time of the host between two calls, which events include.
     assert!(
         (0.85..1.4).contains(&ratio),
         "counted {counted} s of {used} s"
@@ -62,7 +62,7 @@ fn enforces_share_of_synchronized_loops() {
 
 #[test]
 fn counts_overlapping_streams_once() {
-    // Four kernels fit on the card at once.
+    // The GPU runs four of these kernels concurrently.
     gets(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
 }
 
@@ -94,14 +94,13 @@ fn meters_only_the_gpu_with_a_share() {
     tenant.ok("start kernel ns=4000000 depth=8").unwrap();
     crate::await_percents(&test_bed, &[&tenant], &[30.0]);
     tenant.ok("stop").unwrap();
-    // The same process, thread and function, on the other card.
+    // The same process, thread and function on the other GPU.
     tenant.ok("init 1").unwrap();
     let counted = share.counted().unwrap();
     for _ in 0..20 {
         tenant.ok("once 5000000").unwrap();
     }
     assert_eq!(share.counted().unwrap(), counted);
-    // And back.
     tenant.ok("init 0").unwrap();
     tenant.ok("once 50000000").unwrap();
     tenant.ok("once 1000").unwrap();
@@ -110,7 +109,7 @@ fn meters_only_the_gpu_with_a_share() {
 
 #[test]
 fn limits_bursts_to_saved_credit() {
-    // Wants half of the card, in bursts of 50 ms.
+    // Demands half of the GPU, in bursts of 50 ms.
     let test_bed = crate::test_bed();
     let (mut tenant, _share) = tenant(&test_bed, 20);
     tenant
@@ -122,7 +121,7 @@ fn limits_bursts_to_saved_credit() {
 
 #[test]
 fn spends_idle_credit_in_burst() {
-    // 8 ms of every 68 or more, from a share that gains 12 ms in the idle 60 and keeps 10.
+    // 8 ms of every 68 ms or more, from a share that earns 12 ms in 60 ms of idle time and keeps 10 ms.
     let test_bed = crate::test_bed();
     let (mut tenant, share) = tenant(&test_bed, 20);
     tenant
@@ -136,7 +135,7 @@ fn spends_idle_credit_in_burst() {
         let (after, length) = (process(), begun.elapsed());
         let throttled_us = (after.throttled_us - before.throttled_us) as f64;
         waited.push(throttled_us / length.as_micros() as f64);
-        // A busy host makes kernels seem longer; who could save nothing would wait for a third of the time.
+        // A loaded host makes kernels seem longer; a share without savings would wait for a third of the time.
         if after.launches > before.launches + 20 && waited.last() < Some(&0.1) {
             return;
         }
@@ -144,8 +143,8 @@ fn spends_idle_credit_in_burst() {
     panic!("it waits for its turn in each burst: {waited:.2?}");
 }
 
-/// Fills and copies on the card cost little card time and, on the simulated card, much host time, so what matters
-/// is that they are counted and that they wait.
+/// Fills and copies cost little GPU time and, on the simulated GPU, much host time. So this test checks only that they
+/// are counted and throttled.
 #[test]
 fn counts_and_throttles_fills_and_copies() {
     let test_bed = crate::test_bed();
@@ -153,7 +152,7 @@ fn counts_and_throttles_fills_and_copies() {
     tenant.ok("memory 2097152").unwrap();
     for load in ["fill", "copy"] {
         let process = || share.usage().unwrap().1[0];
-        // In debt they wait for it to be repaid: 100 ms of card time take a second.
+        // With a debt they wait: 100 ms of GPU time take a second to repay.
         tenant.ok("once 100000000").unwrap();
         let before = process();
         tenant
@@ -189,8 +188,8 @@ fn enforces_share_of_fills_and_copies() {
     }
 }
 
-/// To fill 32 GiB takes the card 10 ms and to copy them 20, and the simulated driver about as long before it hands that over,
-/// or many times as long on a host that is busy.
+/// A fill of 32 GiB takes the GPU 10 ms and a copy 20 ms. The simulated driver takes about as long before it submits
+/// them, or many times as long on a loaded host.
 #[test]
 fn charges_fills_and_copies_their_gpu_time() {
     const BLOCK: u64 = 32 << 30;
@@ -206,7 +205,7 @@ fn charges_fills_and_copies_their_gpu_time() {
             || format!("no {load} is made"),
         );
         tenant.ok("stop").unwrap();
-        // Who asks for time learns what has ended.
+        // A request for GPU time collects the results of completed launches.
         for _ in 0..4 {
             tenant.ok("once 1000000").unwrap();
         }
@@ -224,7 +223,7 @@ fn reports_long_kernels() {
     tenant.ok("once 1000").unwrap();
     let process = share.usage().unwrap().1[0];
     assert_eq!(process.long_kernels, 1);
-    // Event times are 32-bit floats: a thousandth is more than their rounding.
+    // Event times are 32-bit floats: 0.1% exceeds their rounding error.
     assert!(process.longest_kernel_us >= 699_300, "{process:?}");
 }
 
@@ -245,7 +244,7 @@ fn starts_forked_child_without_parents_leases() {
     for _ in 0..20 {
         tenant.ok("once 100000").unwrap();
     }
-    // CUDA does not work in a forked child, which all the same launches nothing on its parent's account.
+    // CUDA does not work in a forked child. The child must not launch on its parent's account either.
     let counted = share.counted().unwrap();
     tenant.ok("fork").unwrap();
     tenant.send("queue 1000000").unwrap();
@@ -284,8 +283,8 @@ fn returns_driver_functions_without_metering() {
     let metered = test_bed.share("metered", &metered).unwrap();
     for (share, library) in [(&unmetered, "libcuda.so.1"), (&metered, "libvgpu.so")] {
         let mut tenant = test_bed.tenant(Some(share), "dlsym").unwrap();
-        // Not cuGraphLaunch: a graph's memory is counted when it is launched. Nor what begins captures and ends streams:
-        // what is allocated and freed in them is known by that.
+        // Without `cuGraphLaunch`, which charges the graph's memory, and without the functions that begin captures and
+        // end streams, which track allocations and frees.
         for name in [
             "cuLaunchKernel",
             "cuLaunchKernel_ptsz",

@@ -1,9 +1,9 @@
-//! Hooks that count memory: what is taken through each of them is taken from the share, and comes back.
+//! Hooks that count memory: allocations through each function are charged and released.
 
 use crate::start;
 use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, OUT_OF_MEMORY, TestProcess};
 
-/// What is left of the share.
+/// Free memory of the share.
 fn free(process: &mut TestProcess) -> u64 {
     process.memory_info().0
 }
@@ -61,7 +61,7 @@ fn releases_memory_with_last_green_context() {
     let container = Container::with_memory(GIB);
     let mut process = start(&container);
     for _ in 0..3 {
-        // Makes the primary context, and ends it.
+        // Creates and destroys the primary context.
         process.ok("green");
         assert_eq!(process.memory_info(), (GIB, GIB));
         process.denied(&format!("alloc {}", GIB + MIB));
@@ -84,13 +84,13 @@ fn keeps_memory_of_primary_context_after_green_context() {
     process.ok(&format!("alloc {}", 300 * MIB));
     process.ok("destroygreen");
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 300 * MIB);
-    // Also ends what was allocated in the part.
+    // Also frees what was allocated in the green context.
     process.ok("primary cuDevicePrimaryCtxRelease_v2");
     assert_eq!(free(&mut process), GIB);
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
 }
 
-/// Physical memory that is mapped to a sparse array lives on without a handle.
+/// Physical memory that is mapped to a sparse array outlives its handle.
 #[test]
 fn keeps_charge_for_memory_mapped_to_sparse_array() {
     const BYTES: u64 = 4 * MIB;
@@ -106,7 +106,7 @@ fn keeps_charge_for_memory_mapped_to_sparse_array() {
     for map in ["cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"] {
         process.ok("sparsearray");
         taken(&mut process, 0, "an array without memory");
-        // Unmapped as it was mapped.
+        // Unmapped with the ranges that were mapped.
         process.ok(&format!("create {BYTES}"));
         process.ok(&format!("tiles 0 2 0 {map}"));
         process.ok(&format!("tiles 2 1 0 {map}"));
@@ -116,7 +116,7 @@ fn keeps_charge_for_memory_mapped_to_sparse_array() {
         taken(&mut process, BYTES, "a part is mapped");
         process.ok(&format!("tiles 2 1 1 {map}"));
         taken(&mut process, 0, "unmapped");
-        // Other memory takes the place of what was there.
+        // Mapping other memory replaces the previous mapping.
         process.ok(&format!("create {BYTES}"));
         process.ok(&format!("tiles 0 2 0 {map}"));
         process.ok("release");
@@ -124,12 +124,12 @@ fn keeps_charge_for_memory_mapped_to_sparse_array() {
         process.ok(&format!("tiles 0 2 0 {map}"));
         process.ok("release");
         taken(&mut process, 2 * BYTES, "replaced");
-        // A refused operation maps nothing.
+        // A failed operation maps nothing.
         process.ok(&format!("create {BYTES}"));
         assert_ne!(process.query(&format!("tiles 0 9 0 {map}"))[0], 0);
         process.ok("release");
         taken(&mut process, 2 * BYTES, "refused");
-        // Unmapped in another way it stays charged until the array is gone.
+        // Unmapped with other ranges, the memory stays charged until the array is destroyed.
         process.ok(&format!("tiles 0 1 1 {map}"));
         process.ok(&format!("tiles 1 1 1 {map}"));
         assert_eq!(free(&mut process), GIB - 2 * BYTES);
@@ -197,7 +197,6 @@ fn counts_retained_handle_as_reference() {
 fn charges_external_memory_of_another_share() {
     const BYTES: u64 = 64 * MIB;
     let container = Container::with_memory(GIB);
-    // Nobody limits the unlimited.
     let mut unlimited = container.unlimited_process();
     let memory = unlimited.ok(&format!("create {BYTES} 0 1"))[0];
     let exported = unlimited.ok(&format!("export {memory}"))[0];

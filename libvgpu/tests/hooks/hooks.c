@@ -1,5 +1,5 @@
-// Calls the driver's functions one by one, for libvgpu's tests of each hook: does what it reads on standard input, one
-// command a line, and answers each with one line that begins with the driver's result.
+// Calls the driver's functions one by one, for libvgpu's tests of each hook. Each line on standard input is a command,
+// answered with one line that begins with the driver's result.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,13 +31,13 @@ static struct Row {
 } rows[256];
 static int row_count;
 
-// A function that launches something, with its arguments.
+// A function that launches work, with its arguments.
 #define ROW(name, types, ...)                                                              \
     static Result name##_row(void) { return CALL(name, types, __VA_ARGS__); }              \
     __attribute__((constructor)) static void name##_register(void) {                       \
         rows[row_count++] = (struct Row){#name, name##_row};                               \
     }
-// And its form for default streams per thread.
+// Also its variant for per-thread default streams.
 #define ROWS(name, suffix, types, ...) ROW(name, types, __VA_ARGS__) ROW(name##suffix, types, __VA_ARGS__)
 
 enum { BYTES = 1 << 16, PITCH = 512 };
@@ -117,8 +117,8 @@ ROWS(cuMemcpy3DBatchAsync_v2, _ptsz, (size_t, struct Operation *, unsigned long 
         if (tried) return tried;                 \
     } while (0)
 
-// One launch after another is of a kind that was never seen, so that it has to ask for its time, and with it says how
-// many launches there were before.
+// Launches kernels of kinds that were never seen. Each of them requests time and so reports the number of previous
+// launches.
 static Result flush(void) {
     static unsigned blocks = 100;
     TRY(CALL(cuLaunchKernel, LAUNCH_TYPES, kernel, ++blocks, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
@@ -159,7 +159,7 @@ static Result prepare(void) {
 struct Kernel { Handle function; unsigned grid[3], block[3], shared; void **parameters, **extra; Handle kernel, context; };
 static Handle timed_exec, timed_node;
 
-// A graph of one kernel that takes so long.
+// A graph of one kernel of `ns` nanoseconds.
 static Result make_timed(uint64_t ns, Handle *made, Handle *node) {
     Handle module = NULL, spin = NULL;
     void *parameters[] = {&ns};
@@ -179,7 +179,7 @@ static Result launch_timed(int times) {
     return 0;
 }
 
-// What a byte takes on a card with slow memory: a copy reads and writes it.
+// Time per byte on a GPU with slow memory; a copy reads and writes each byte.
 enum { FILL_NS_PER_BYTE = 2441, COPY_NS_PER_BYTE = 2 * FILL_NS_PER_BYTE };
 struct Fill { Pointer to; size_t pitch; unsigned value, element; size_t width, height; };
 
@@ -189,7 +189,7 @@ static struct Copy3 copy_of(uint64_t ns) {
     return (struct Copy3){.from = {.type = 2, .device = from}, .to = {.type = 2, .device = to}, .width = ns / COPY_NS_PER_BYTE, .height = 1, .depth = 1};
 }
 
-// A graph with a node that the function of that name can change, which takes so long.
+// A graph with a node of `ns` nanoseconds that the function `how` can change.
 static Result make_changeable(const char *how, uint64_t ns, Handle *made, Handle *node) {
     struct Fill fill = fill_of(ns);
     struct Copy3 copy = copy_of(ns);
@@ -202,7 +202,8 @@ static Result make_changeable(const char *how, uint64_t ns, Handle *made, Handle
     return CALL(cuGraphAddMemcpyNode, (Handle *, Handle, Handle *, size_t, void *, Handle), node, *made, NULL, 0, &copy, context);
 }
 
-// Makes an executable graph that is short, and launches it until that is known. `how` it will be changed to take so long.
+// Makes a short executable graph and launches it until its cost is learned. `how` names the function that will change
+// its duration to `ns`.
 static Result learn_timed(const char *how, uint64_t ns) {
     Handle made = NULL;
     int is_enabled_later = !strcmp(how, "cuGraphNodeSetEnabled");
@@ -212,7 +213,7 @@ static Result learn_timed(const char *how, uint64_t ns) {
     return launch_timed(50);
 }
 
-// Makes the graph take so long, in the way that is named.
+// Changes the graph's duration to `ns` with the named function.
 static Result change_timed(const char *how, uint64_t ns) {
     Handle made = NULL, node = NULL;
     int result_info[8];
@@ -234,7 +235,7 @@ static Result change_timed(const char *how, uint64_t ns) {
     return ((Result(*)(Handle, Handle, void *))change)(timed_exec, timed_node, parameters);
 }
 
-// Begins a capture in the way that is named, launches in it, and ends it.
+// Begins a capture with the named function, launches in it, and ends it.
 static Result capture(const char *begin, const char *end) {
     Handle captured = NULL;
     Result (*start)(Handle, ...) = (Result(*)(Handle, ...))function(begin);
@@ -254,7 +255,7 @@ static Result capture(const char *begin, const char *end) {
     return stop(stream, &captured);
 }
 
-// Makes an executable graph that takes `bytes` in the way that is named, and launches or uploads it.
+// Makes an executable graph that allocates `bytes` with the named function, and launches or uploads it.
 static Result graph_memory(const char *how, const char *use, size_t bytes) {
     Handle made = NULL, node = NULL, ready = NULL;
     struct { int type, handles, location_type, location; char rest[72]; void *access; size_t count, bytes; Pointer pointer; } allocation;
@@ -325,7 +326,7 @@ static Result make_pool(int type, int location) {
 
 struct IpcHandle { unsigned char bytes[64]; };
 
-// Opens linear memory of another process by its handle, with the function that is named.
+// Opens linear memory of another process by its handle with the named function.
 static Result open_ipc(const char *how, const char *hex, Pointer *pointer) {
     struct IpcHandle handle;
     Result (*open)(Pointer *, struct IpcHandle, unsigned) = (Result(*)(Pointer *, struct IpcHandle, unsigned))function(how);
@@ -376,7 +377,7 @@ static void run(char *line) {
         if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0);
         if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
     } else if (!strcmp(word, "primary")) {
-        // Ends the primary context in the way that is named.
+        // Ends the primary context with the named function.
         result = ((Result(*)(int))function(first))(0);
         if (!result) result = CALL(cuDevicePrimaryCtxRetain, (Handle *, int), &context, 0);
         if (!result) result = CALL(cuCtxSetCurrent, (Handle), context);
@@ -418,8 +419,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "tiles")) {
         unsigned long long c = 0;
         sscanf(line, "%*s %llu %llu %llu %63s", &a, &b, &c, first);
-        // Maps the memory to rows of tiles, 128 elements high, of the sparse array: from row `a` on `b` of them; unmaps
-        // them if `c`.
+        // Maps the memory to `b` rows of tiles of the sparse array from row `a`, each 128 elements high; unmaps them if
+        // `c`.
         struct { unsigned resource_type; Handle resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
             operation = {0, array2, 0, 0, 0, 0, 0, 128 * (unsigned)a, 0, 1024, 128 * (unsigned)b, 1, c ? 2 : 1, 0, c ? 0 : memory, 0, 1, 0, {0}};
         _Static_assert(sizeof operation == 96, "as in cuda.h");
@@ -443,7 +444,7 @@ static void run(char *line) {
         printf("%d %d\n", result, exported);
         return;
     } else if (!strcmp(word, "external")) {
-        // Descriptor `b` of process `a`, of 64 MiB, as if it had been sent over a socket.
+        // Descriptor `b` of process `a`, of 64 MiB, as if received over a socket.
         char path[64];
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
         FILE *opened = fopen(path, "w");
@@ -457,7 +458,7 @@ static void run(char *line) {
     } else if (!strcmp(word, "ipcclose")) result = CALL(cuIpcCloseMemHandle, (Pointer), mapped);
     else if (!strcmp(word, "destroyexternal")) result = CALL(cuDestroyExternalMemory, (Handle), external);
     else if (!strcmp(word, "checkpoint")) {
-        // The function that is named, for process `a`.
+        // Calls the named function for process `a`.
         sscanf(line, "%*s %*s %llu", &a);
         result = ((Result(*)(int, void *))function(first))((int)a, NULL);
     } else if (!strcmp(word, "pool")) result = make_pool((int)a, (int)b);
@@ -469,7 +470,7 @@ static void run(char *line) {
 }
 
 int main(void) {
-    // Nothing is left behind when the test ends in whatever way.
+    // Ends with the test, however that ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -1,6 +1,7 @@
-//! Each hook, called by its name: what it shall count is counted, what it shall refuse is refused.
+//! Tests of every hook by name: each counts, meters or denies what its class says.
 //!
-//! The other tests of libvgpu show that limits hold; these show that no door was left open. The program is `hooks.c`.
+//! The program is `hooks.c`. The tests in `tests/limits` show that limits hold; these tests show that no function
+//! bypasses them.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -19,7 +20,7 @@ use std::sync::OnceLock;
 
 use test_process::{Container, TestProcess};
 
-/// A process of the container that calls functions by their names.
+/// A process of the container that calls functions by name.
 fn start(container: &Container) -> TestProcess {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(compile);
@@ -58,7 +59,7 @@ fn classes() -> BTreeMap<String, String> {
     pairs.collect()
 }
 
-/// Names of hooks as they are exported.
+/// Names of hooks as exported.
 fn hooks() -> Vec<String> {
     let names = read("src/table.rs");
     let names = names.lines().filter_map(|line| {
@@ -72,7 +73,7 @@ fn hooks() -> Vec<String> {
     names.collect()
 }
 
-/// A name as the table of classes has it.
+/// The name without the suffix for per-thread streams, as in the table of classes.
 fn base(name: &str) -> &str {
     name.trim_end_matches("_ptsz").trim_end_matches("_ptds")
 }

@@ -1,4 +1,4 @@
-//! Hooks that meter: a launch through each of them is counted as one.
+//! Hooks that meter: a launch through each function is counted once.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use simulator_machine::testing::Machine;
 use crate::test_process::{CARDS, Container, TestProcess};
 use crate::{base, classes, hooks, start};
 
-/// Functions that are metered without launching anything themselves: their tests are here by name.
+/// Metered functions that launch nothing themselves; the tests in this file name them.
 const NOT_LAUNCHING: [&str; 22] = [
     "cuGraphInstantiate",
     "cuGraphInstantiate_v2",
     "cuGraphInstantiateWithFlags",
     "cuGraphInstantiateWithParams",
     "cuGraphExecDestroy",
-    // What is known of a graph's cost ends with these.
+    // They invalidate the known cost of a graph.
     "cuGraphExecKernelNodeSetParams",
     "cuGraphExecKernelNodeSetParams_v2",
     "cuGraphExecNodeSetParams",
@@ -32,12 +32,12 @@ const NOT_LAUNCHING: [&str; 22] = [
     "cuStreamEndCapture",
     "cuStreamDestroy",
     "cuStreamDestroy_v2",
-    // Refused by the driver in 64-bit processes, which is where they would be counted.
+    // In 64-bit processes the driver rejects these functions.
     "cuMemcpyDtoD",
     "cuMemcpyDtoDAsync",
 ];
 
-/// A container that is metered, with time to spare, and a process that is ready to launch.
+/// A container with metering and ample GPU time, and a process that is ready to launch.
 fn metered(container: Container) -> (Container, TestProcess) {
     let limits = Limits {
         memory_limit_bytes: None,
@@ -53,8 +53,8 @@ fn metered(container: Container) -> (Container, TestProcess) {
 
 /// A process whose launches are counted.
 ///
-/// A thread says how many launches it made when it asks for more time, which is seldom. So launches of ever new kinds
-/// follow, until one of them has to ask: that one is counted the next time, and so is the one that asked last.
+/// A thread reports its launches when it requests more time, which is seldom. So the counter launches ever new kinds
+/// until one of them requests time. That launch and the previous request are counted the next time.
 struct Counter {
     container: Container,
     process: TestProcess,
@@ -85,7 +85,7 @@ impl Counter {
         self.container.processes_of("share")[0].gpu_time_us
     }
 
-    /// How many launches commands, which must succeed, are counted as.
+    /// Returns the number of counted launches of commands, which must succeed.
     fn of(&mut self, commands: &[&str]) -> u64 {
         for command in commands {
             assert_eq!(self.process.query(command)[0], 0, "{command}");
@@ -100,7 +100,7 @@ impl Counter {
         let counted = self.in_region();
         let sum = counted - self.counted;
         self.counted = counted;
-        // The one that asked last stands for the one that asked now.
+        // The previous request substitutes for the current one.
         sum.saturating_sub(launches)
     }
 }
@@ -146,7 +146,7 @@ fn counts_no_captured_launch() {
         ] {
             let capture = format!("capture {begin}{suffix} cuStreamEndCapture{suffix}");
             assert_eq!(counter.of(&[&capture]), 0, "{begin}{suffix}");
-            // And behind it launches count again.
+            // Launches after the capture count again.
             assert_eq!(counter.of(&["row cuLaunchKernel"]), 1, "{begin}{suffix}");
         }
     }
@@ -161,7 +161,7 @@ fn ends_capture_when_its_stream_is_destroyed() {
     }
 }
 
-/// Where a graph is known to be short it is seldom measured, and what it costs after a change would be learned late.
+/// A graph with a known short duration is seldom sampled, so a change of its cost would be learned late.
 #[test]
 fn relearns_graph_cost_after_every_kind_of_change() {
     const MS: u64 = 100;
@@ -183,7 +183,7 @@ fn relearns_graph_cost_after_every_kind_of_change() {
         counter.of(&[&format!("changetimed {change} {}", MS * 1_000_000)]);
         let before = counter.gpu_time_us();
         counter.of(&["launchtimed", "launchtimed"]);
-        // What was measured is learned with the next request for time, and shown with the one after it.
+        // A measurement is learned with the next request for time and shown with the one after.
         counter.of(&[]);
         counter.of(&[]);
         let counted = counter.gpu_time_us() - before;

@@ -7,20 +7,20 @@ fn charges_arrays_until_destroyed() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for (make, destroy, bytes) in [
-        // Four bytes an element.
+        // Four bytes per element.
         ("array 4096 4096 0 1", "destroyarray", 64 * MIB),
         ("array 256 256 64 1", "destroyarray", 16 * MIB),
-        // Of four channels.
+        // Four channels.
         ("array 1024 1024 0 4", "destroyarray", 16 * MIB),
-        // 64 MiB and a third of it, in whole blocks.
+        // 64 MiB plus a third for the levels, in whole blocks.
         ("mipmapped 4096 4096 13", "destroymipmapped", 86 * MIB),
-        // Three layers and six faces of 4 MiB and a third of that: each level has all of them.
+        // Three layers and six faces of 4 MiB plus a third: each level has all layers.
         ("mipmapped 1024 1024 11 3 1", "destroymipmapped", 16 * MIB),
         ("mipmapped 1024 1024 11 6 4", "destroymipmapped", 32 * MIB),
         // UNORM_INT8X4, SNORM_INT16X4.
         ("array 4096 4096 0 4 194", "destroyarray", 64 * MIB),
         ("array 1024 1024 2 4 203", "destroyarray", 16 * MIB),
-        // BC1 and BC7: blocks of four times four elements.
+        // BC1 and BC7: blocks of 4 × 4 elements.
         ("array 4096 4096 0 4 145", "destroyarray", 8 * MIB),
         ("array 4093 4095 0 4 157", "destroyarray", 16 * MIB),
         ("array 100 100 0 1", "destroyarray", 2 * MIB),
@@ -52,7 +52,7 @@ fn denies_small_arrays_beyond_limit() {
         let taken = container.ledger_bytes() - CONTEXT_BYTES;
         assert!(taken <= 64 * MIB, "{taken} of {width}");
         assert!(taken >= 24 * MIB, "{taken} of {width}");
-        // Holes do not give a block back.
+        // A block stays charged while one array of it remains.
         for place in places.iter().skip(1) {
             process.ok(&format!("destroyarray {place}"));
         }

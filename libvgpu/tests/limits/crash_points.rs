@@ -1,4 +1,5 @@
-//! Deaths after every single step: what the dead held is there for the living. Deaths at any moment: `stress.rs`.
+//! A process is killed after every single step of the accounting; surviving processes get its memory. Kills at random
+//! moments: `stress.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +11,7 @@ use drava_vgpu_abi::Limits;
 use crate::interposer;
 use crate::test_process::{CARDS, CONTEXT_BYTES, Container, MIB, ObjectId, TestProcess};
 
-/// What a mortal process does, one step on the region after the other.
+/// Commands of the process that is killed.
 const LIFE: [&str; 11] = [
     "init 0",
     "alloc 67108864",
@@ -27,10 +28,10 @@ const LIFE: [&str; 11] = [
 
 const LIMIT: u64 = 256 * MIB;
 
-/// What processes hand to each other.
+/// Size of memory that processes share.
 const SHARED: u64 = 32 * MIB;
 
-/// A container whose share has a survivor with 100 MiB.
+/// A container whose share has a surviving process with 100 MiB.
 fn container() -> (Container, TestProcess) {
     let container = Container::new();
     let limits = Limits {
@@ -74,7 +75,8 @@ fn survives_crash_after_any_step() {
     }
 }
 
-/// Two processes that die, one of them with memory that the survivor has open, and the survivor's way to that.
+/// Kills two processes, one of them with memory that the survivor has open. Returns the survivor's handle and address
+/// of that memory.
 fn die_with_shared_memory(
     container: &Container,
     survivor: &mut TestProcess,
@@ -97,7 +99,7 @@ fn die_with_shared_memory(
     (imported, address)
 }
 
-/// What a mortal process does that finds a dead one, and opens memory of the survivor's.
+/// Commands of a process that finds a dead process and opens memory of the survivor.
 fn finding_life(survivor: &TestProcess, descriptor: ObjectId) -> [String; 7] {
     [
         "init 0".into(),
@@ -110,7 +112,7 @@ fn finding_life(survivor: &TestProcess, descriptor: ObjectId) -> [String; 7] {
     ]
 }
 
-/// Makes memory that others may open.
+/// Creates exportable memory and returns its descriptor.
 fn export(survivor: &mut TestProcess) -> ObjectId {
     let handle = survivor.ok(&format!("create {SHARED} 0 1"))[0];
     survivor.ok(&format!("export {handle}"))[0]
@@ -147,7 +149,7 @@ fn survives_crash_while_reclaiming_dead_slot() {
     }
 }
 
-/// The first process of a share makes the region what it is.
+/// The first process of a share initializes the region.
 #[test]
 fn survives_crash_while_initializing_region() {
     let container = Container::new();
@@ -166,8 +168,8 @@ fn survives_crash_while_initializing_region() {
     }
 }
 
-/// Lines of the library that change words of a region, but for those that only count GPU time: what a death there
-/// leaves is the business of `libvgpu/abi/tests/bucket.rs`.
+/// Source lines that write to a region, except those that only count GPU time. `libvgpu/abi/tests/bucket.rs` covers
+/// crashes there.
 fn steps_in_the_source() -> BTreeSet<String> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut steps = BTreeSet::new();
@@ -181,7 +183,7 @@ fn steps_in_the_source() -> BTreeSet<String> {
         for (index, line) in source.lines().enumerate() {
             let operations = ["store(", "fetch_add(", "fetch_sub(", "compare_exchange("];
             let is_step = operations.iter().any(|operation| {
-                // Only the process's own words are changed with an ordering.
+                // Only words of the process itself are written with an explicit ordering.
                 let of_region = format!("Word::{operation}");
                 line.contains(&of_region)
                     || (file.ends_with("ledger.rs") && line.contains(&format!(".{operation}")))
@@ -194,7 +196,7 @@ fn steps_in_the_source() -> BTreeSet<String> {
     steps
 }
 
-/// The deaths of the tests above are after each step that there is: every line that changes a region is one of them.
+/// The tests above reach every crash point: each line that writes to a region is one of them.
 #[test]
 fn reaches_every_crash_point() {
     let trace = tempfile::NamedTempFile::new().unwrap();
@@ -223,7 +225,7 @@ fn reaches_every_crash_point() {
     let source =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/src/ledger.rs"))
             .unwrap();
-    // Taken only in a race, which `libvgpu/abi/tests/loom.rs` has.
+    // Reached only in a race; `libvgpu/abi/tests/loom.rs` covers it.
     let race = source
         .lines()
         .position(|line| line.contains("if since > left {"))

@@ -1,4 +1,4 @@
-//! How programs get at the driver's functions, and what they get.
+//! Ways to look up the driver's functions, and the functions that they return.
 
 use std::process::Command;
 

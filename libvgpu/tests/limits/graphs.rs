@@ -1,4 +1,4 @@
-//! Memory of graphs: taken when they are launched.
+//! Memory of graphs, charged at launch.
 
 use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB};
 
@@ -13,7 +13,7 @@ fn launches_graph_only_if_its_node_memory_fits() {
     let kept = container.ledger_bytes() - CONTEXT_BYTES;
     assert!(kept >= 100 * MIB, "{kept}");
     assert_eq!(process.memory_info().0, GIB - kept);
-    // Once more, with what was kept.
+    // The second launch uses the memory that the first one cached.
     process.ok(&format!("launch {exec}"));
     process.ok("sync");
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, kept);
@@ -50,7 +50,7 @@ fn keeps_charge_for_memory_allocated_by_graph() {
     process.denied(&format!("alloc {}", 500 * MIB));
 }
 
-/// Launches of one executable graph come after each other, so they need its memory once.
+/// Launches of one executable graph are ordered, so they need its memory once.
 #[test]
 fn relaunches_graph_before_first_launch_completes() {
     let container = Container::with_memory(GIB);
@@ -66,7 +66,7 @@ fn relaunches_graph_before_first_launch_completes() {
         assert_eq!(container.ledger_bytes(), taken);
         assert_eq!(process.memory_info().0, GIB - 602 * MIB);
     }
-    // What the first one uses is no other graph's.
+    // Another graph cannot use the memory of the running one.
     process.denied(&format!("launchin {other} {}", streams[1]));
     process.denied(&format!("alloc {}", 500 * MIB));
     assert_eq!(container.ledger_bytes(), taken);
@@ -81,7 +81,7 @@ fn relaunches_graph_before_first_launch_completes() {
     assert_eq!(process.memory_info().0, GIB - 602 * MIB);
 }
 
-/// Of two graphs that are at work at the same time, each has its own.
+/// Two graphs that run concurrently each need their own memory.
 #[test]
 fn charges_relaunched_graphs_for_their_combined_memory() {
     let container = Container::with_memory(GIB);
@@ -97,7 +97,7 @@ fn charges_relaunched_graphs_for_their_combined_memory() {
         }
     }
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 502 * MIB);
-    // There is room for a third one, and all three can be launched again.
+    // There is room for a third graph, and all three can be launched again.
     let third = process.ok(&format!("graph 1 {} 1", 500 * MIB))[0];
     process.ok(&format!("launchin {third} {}", streams[0]));
     for exec in [execs[0], third, execs[1]] {
@@ -130,7 +130,7 @@ fn charges_graph_uploaded_at_instantiation() {
     assert_eq!(process.memory_info().0, GIB - 800 * MIB);
 }
 
-/// It counts as one that was launched.
+/// An uploaded graph counts as launched.
 #[test]
 fn relaunches_other_graph_after_upload() {
     let container = Container::with_memory(502 * MIB);
@@ -147,7 +147,7 @@ fn relaunches_other_graph_after_upload() {
     process.ok(&format!("tell {word}"));
 }
 
-/// What was lent to a launch that is refused is not kept.
+/// A denied launch returns the memory that was reserved for it.
 #[test]
 fn keeps_account_unchanged_by_denied_launch() {
     let container = Container::with_memory(GIB);
@@ -156,14 +156,14 @@ fn keeps_account_unchanged_by_denied_launch() {
     let stream = process.ok("stream")[0];
     let exec = process.ok(&format!("graph 1 {} 1", 400 * MIB))[0];
     let smaller = process.ok(&format!("graph 1 {} 1", 300 * MIB))[0];
-    // Both were launched, and what they had is given back.
+    // Both were launched, and their memory was released.
     process.ok(&format!("launch {smaller}"));
     process.ok("sync");
     let all = process.alloc(GIB - 2 * MIB);
     process.ok(&format!("free {all}"));
     process.ok(&format!("stall {stream} {word}"));
     process.ok(&format!("launchin {exec} {stream}"));
-    // The smaller one might come to need its memory beside that.
+    // The smaller graph may later need its memory in addition.
     let rest = process.alloc(400 * MIB);
     process.denied(&format!("launchin {exec} {stream}"));
     assert_eq!(process.memory_info().0, 222 * MIB);
@@ -174,7 +174,7 @@ fn keeps_account_unchanged_by_denied_launch() {
     process.alloc(GIB - 2 * MIB);
 }
 
-/// The driver has more than is known of its graphs, so it is not relied on to keep to that.
+/// The driver has more memory for graphs than the library knows of, so the library does not rely on its reuse.
 #[test]
 fn reuses_no_memory_of_graph_launched_by_address() {
     let container = Container::with_memory(GIB);

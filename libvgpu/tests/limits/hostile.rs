@@ -1,5 +1,4 @@
-//! What a tenant that means harm can do with the files that it may write, and what it cannot. The claims are those
-//! of `docs/security.md`.
+//! Tampering with the files that a tenant may write, and its effects. The claims are those of `docs/security.md`.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -21,8 +20,8 @@ fn writable(container: &Container, share: &str) -> File {
         .unwrap()
 }
 
-/// A program that clears the account takes more than its share: nothing in its own process can stop it, only the
-/// node agent, which compares with NVML. Shares of others keep their limits and their accounts.
+/// A program that clears its account can exceed its share. Nothing in its own process can prevent that; the node agent
+/// detects it with NVML. Other shares keep their limits and accounts.
 #[test]
 fn keeps_other_shares_unaffected_by_forged_account() {
     let container = Container::with_memory(GIB);
@@ -37,7 +36,7 @@ fn keeps_other_shares_unaffected_by_forged_account() {
         .unwrap();
     forger.alloc(GIB);
     assert!(container.ledger_bytes() > 2 * GIB);
-    // The limit itself stays where the tenant cannot write.
+    // The tenant cannot write the limit itself.
     assert_eq!(forger.memory_info().1, GIB);
     assert_eq!(unlimited.memory_info(), (GIB / 2, GIB));
     unlimited.denied(&format!("alloc {GIB}"));
@@ -56,7 +55,7 @@ fn survives_random_bytes_in_region() {
             seed ^= seed << 13;
             seed ^= seed >> 7;
             seed ^= seed << 17;
-            // Any word but magic and version, which are looked at when a process starts.
+            // Any word except magic and version, which are checked when a process starts.
             let word = 2 + seed % (REGION_SIZE as u64 / 8 - 2);
             let value = match seed % 5 {
                 0 => 0,
@@ -66,7 +65,7 @@ fn survives_random_bytes_in_region() {
             };
             region.write_all_at(&value.to_ne_bytes(), word * 8).unwrap();
         }
-        // Whatever it answers, it answers.
+        // Any answer is acceptable; a crash is not.
         process.init(0);
         process.query(&format!("alloc {}", 4 * MIB));
         process.query("meminfo");
@@ -129,7 +128,7 @@ fn locking_all_slots_affects_only_the_same_share() {
     container.process().alloc(GIB);
 }
 
-/// Without Kubernetes the region lies where every user may write: one of another user's making is not trusted.
+/// Without Kubernetes the region is in a directory that every user may write. A region of another user is not trusted.
 #[test]
 fn rejects_region_of_another_user() {
     if !is_root() {
@@ -140,7 +139,7 @@ fn rejects_region_of_another_user() {
     let path = format!("/dev/shm/drava-0-{job}-{}", CARDS[0]);
     fs::write(&path, vec![0; REGION_SIZE]).unwrap();
     std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
-    // In use, or root would clear it away.
+    // Keeps the file open: otherwise root removes it as unused.
     let foreign = OpenOptions::new()
         .read(true)
         .write(true)
@@ -157,7 +156,7 @@ fn rejects_region_of_another_user() {
     process.denied("alloc 1");
     let untouched = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    // The next directory is taken.
+    // The library falls back to the next directory.
     let _ = fs::remove_file(path.replace("/dev/shm", "/tmp"));
     assert!(untouched.iter().all(|byte| *byte == 0));
 }

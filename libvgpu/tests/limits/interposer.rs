@@ -1,4 +1,4 @@
-//! Builds what the tests run: `libvgpu.so` in its own profile, and the subject.
+//! Builds `libvgpu.so` in its own profile, and the test programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,40 +8,40 @@ use drava_cdi::elf::{self, Machine};
 use drava_vgpu_abi::paths;
 use gpu_tenants::library;
 
-/// `libvgpu.so` as it is shipped, built on the first call.
+/// `libvgpu.so` as shipped, built on the first call.
 pub(crate) fn library() -> &'static Path {
     library::shipped().unwrap()
 }
 
-/// `libvgpu.so` that dies after the step that `DRAVA_KILL_AFTER` names, built on the first call.
+/// `libvgpu.so` that kills its process after the step in `DRAVA_KILL_AFTER`, built on the first call.
 pub(crate) fn library_with_kill_points() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        // Elsewhere, or it would replace the other one.
+        // A separate directory, so that it does not replace the shipped library.
         let directory = concat!(env!("CARGO_TARGET_TMPDIR"), "/kill-points");
         library::build(&["--features", "kill-points", "--target-dir", directory]).unwrap()
     })
 }
 
-/// The subject, compiled on the first call.
+/// The test process, compiled on the first call.
 pub(crate) fn test_process() -> &'static Path {
     static TEST_PROCESS: OnceLock<PathBuf> = OnceLock::new();
     TEST_PROCESS.get_or_init(|| compile("test_process"))
 }
 
-/// One of the storm's processes, compiled on the first call.
+/// The process of the stress test, compiled on the first call.
 pub(crate) fn stress() -> &'static Path {
     static STRESS: OnceLock<PathBuf> = OnceLock::new();
     STRESS.get_or_init(|| compile("stress"))
 }
 
-/// A process of several threads, compiled on the first call.
+/// The multithreaded process, compiled on the first call.
 pub(crate) fn threads() -> &'static Path {
     static THREADS: OnceLock<PathBuf> = OnceLock::new();
     THREADS.get_or_init(|| compile("threads"))
 }
 
-/// Writes a stub, as the node driver makes it.
+/// Writes a stub as the node driver does.
 pub(crate) fn write_stub(stub: paths::Stub, path: &Path) {
     let link_names: Vec<&str> = stub.link_names().collect();
     let stub = elf::Stub {

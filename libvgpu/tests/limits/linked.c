@@ -1,5 +1,5 @@
-// A program that is linked with libcuda, or, built with -DRUNTIME, with a static library that opens libcuda by itself
-// as the static CUDA runtime does. It knows a few of the subject's commands.
+// A program that is linked with libcuda or, built with -DRUNTIME, with a static library that opens libcuda as the
+// static CUDA runtime does. It supports a few commands of test_process.c.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ extern int cuMemAlloc_v2(Pointer *, size_t), cuMemGetInfo_v2(size_t *, size_t *)
 #endif
 
 int main(void) {
-    // Nothing is left behind when the test ends in whatever way.
+    // Ends with the test, however that ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     char line[256], word[64];

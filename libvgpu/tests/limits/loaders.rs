@@ -1,5 +1,4 @@
-//! What dynamic loaders do, or are not there to do: other preloaded libraries, deep binding, namespaces of their own,
-//! static programs and musl.
+//! Dynamic loading: other preloaded libraries, deep binding, separate namespaces, static programs and musl.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,7 @@ fn limits_driver_in_separate_namespace() {
     assert_eq!(process.memory_info(), (0, GIB));
 }
 
-/// Programs that are linked statically have no dynamic loader, which alone could preload anything.
+/// Statically linked programs have no dynamic loader, so nothing can be preloaded.
 #[test]
 fn does_not_affect_static_program() {
     let directory = tempfile::tempdir().unwrap();
@@ -42,8 +41,8 @@ fn does_not_affect_static_program() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
-/// The dynamic loader of musl, which is its C library: the system's, or the one of Debian's package, fetched on the
-/// first call. `None` where there is neither: the test that asks is skipped.
+/// musl's dynamic loader, which is its C library: the system's, or that of Debian's package, fetched on the first call.
+/// `None` without either; the calling test is skipped then.
 fn musl() -> Option<PathBuf> {
     let architecture = std::env::consts::ARCH;
     let of_system = PathBuf::from(format!("/lib/ld-musl-{architecture}.so.1"));
@@ -73,8 +72,8 @@ fn musl() -> Option<PathBuf> {
     Some(fetched)
 }
 
-/// As in an image of Alpine: musl's loader does not read `/etc/ld.so.preload`, and with `LD_PRELOAD` it says what it
-/// misses and does not start the program. `libvgpu/README.md` says so.
+/// As in an Alpine image: musl's loader does not read `/etc/ld.so.preload`. With `LD_PRELOAD` it reports the missing
+/// symbols and does not start the program (see `libvgpu/README.md`).
 #[test]
 fn runs_musl_program_with_preload_file_but_not_variable() {
     let Some(musl) = musl() else { return };
@@ -119,7 +118,7 @@ fn runs_musl_program_with_preload_file_but_not_variable() {
     assert!(output.stderr.is_empty(), "{output:?}");
 }
 
-/// Another preloaded library that has a `dlsym` of its own, which asks the next one.
+/// Another preloaded library with its own `dlsym`, which calls the next one.
 const OTHER_PRELOADED: &str = r#"
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -173,8 +172,8 @@ fn limits_with_other_preloaded_libraries() {
     }
 }
 
-/// `RTLD_DEEPBIND` binds a library to what it names itself before what was preloaded: such calls do not come here.
-/// That is what `docs/security.md` says; the program lives, and its other calls are limited.
+/// `RTLD_DEEPBIND` resolves a library's symbols in its own dependencies before preloaded libraries, so its calls bypass
+/// libvgpu (see `docs/security.md`). The program keeps running, and its other calls are limited.
 #[test]
 fn does_not_count_calls_of_deeply_bound_library() {
     let container = Container::with_memory(GIB);

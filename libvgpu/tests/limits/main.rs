@@ -1,6 +1,6 @@
-//! `libvgpu.so` in front of the simulated driver: real processes, real files, real deaths.
+//! `libvgpu.so` in front of the simulated driver, with real processes, files and kills.
 //!
-//! The program under limits is `test_process.c`; the machine's ledger is the oracle.
+//! The program under test is `test_process.c`. Its results are compared with the ledger of the simulated machine.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 

@@ -1,5 +1,6 @@
-//! Figures of the memory side, each with the promise that can be checked on any machine. `DRAVA_FIGURES=FILE` also
-//! writes them there, which is what `cargo xtask bench memory` and `cargo xtask bench startup` do.
+//! Measurements of memory limits, each with a bound that any machine can check.
+//!
+//! `DRAVA_FIGURES=FILE` also writes them to a file, as `cargo xtask bench memory` and `cargo xtask bench startup` do.
 
 use std::process::Command;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::interposer;
 use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
-/// Adds one line to the file of figures, if one is wanted.
+/// Appends a line to the file of measurements, if requested.
 pub(crate) fn report(figure: &Value) {
     use std::io::Write;
     println!("{figure}");
@@ -29,7 +30,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Median, mean and 99.9th percentile of refusals, in nanoseconds without the measurement itself.
+/// Median, mean and 99.9th percentile of the time of denials in nanoseconds, without the overhead of the measurement.
 fn refusals(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
     let answer = process.ok(&format!("refusals {bytes} 50000"));
     let [median, mean, tail, empty] = answer[..] else {
@@ -59,7 +60,7 @@ fn denial_cost_is_independent_of_process_count() {
             }));
         }
     }
-    // A system call for each of them would make it tens of times as much.
+    // A system call per process would make denials tens of times slower.
     let [first, small_first, .., last, small_last] = medians[..] else {
         panic!("{medians:?}")
     };
@@ -87,7 +88,7 @@ fn allocates_whole_limit_except_context() {
     }
 }
 
-/// What the driver takes by itself beyond what a context was charged ahead: more than estimated.
+/// The driver allocates more for itself than the estimate charged for the context.
 #[test]
 fn exceeds_limit_only_by_driver_estimate_error() {
     let error = 24 * MIB;
@@ -109,7 +110,7 @@ fn exceeds_limit_only_by_driver_estimate_error() {
     assert!(overshoot <= processes.len() as u64 * error, "{overshoot}");
 }
 
-/// Seconds from the start of a process to its end, which looks a function of the driver up and initialises it.
+/// Seconds from the start to the exit of a process that looks up a driver function and initializes the driver.
 fn life(container: &Container, preload: bool) -> f64 {
     let mut command: Command = container.command(interposer::test_process());
     command.arg("dlsym");
@@ -126,7 +127,7 @@ fn life(container: &Container, preload: bool) -> f64 {
 #[test]
 fn starts_process_almost_as_fast_as_without_limits() {
     let container = Container::with_memory(GIB);
-    // Built before anything is measured.
+    // Builds everything before the measurement.
     life(&container, true);
     let runs = std::env::var("DRAVA_FIGURES").map_or(15, |_| 300);
     let (mut with, mut without, mut differences) = (Vec::new(), Vec::new(), Vec::new());
@@ -142,6 +143,6 @@ fn starts_process_almost_as_fast_as_without_limits() {
         "limitedMs": with * 1e3, "unlimitedMs": without * 1e3,
         "differenceMs": median(differences) * 1e3,
     }));
-    // Nothing like a probe of the card or a wait for an agent.
+    // Far below the time of a GPU probe or of waiting for an agent.
     assert!(with < 4.0 * without, "{with} s, without limits {without} s");
 }

@@ -1,4 +1,4 @@
-//! One process and its limit.
+//! One process and its memory limit.
 
 use drava_vgpu_abi::{Limits, MemoryPolicy};
 
@@ -40,7 +40,7 @@ fn denies_without_calling_the_driver() {
 
 #[test]
 fn refunds_allocation_denied_by_driver() {
-    // More than the card has, so that only the driver can refuse.
+    // More than the GPU has, so that only the driver can deny it.
     let container = Container::with_memory(200 * GIB);
     let mut process = container.process();
     let (free, _) = process.memory_info();
@@ -92,8 +92,8 @@ fn charges_and_frees_every_kind_of_linear_memory() {
     }
 }
 
-/// There is room enough in the blocks of the process, but nowhere in one piece. The driver opens another block, which
-/// the share does not have: so the allocation is undone, and nothing of it is left with the program.
+/// The blocks of the process have enough free memory, but no hole that is large enough. The driver opens another block
+/// beyond the limit, so the library undoes the allocation and clears the returned pointer.
 #[test]
 fn denies_request_larger_than_any_hole() {
     let container = Container::with_memory(64 * MIB);
@@ -104,7 +104,7 @@ fn denies_request_larger_than_any_hole() {
     }
     assert_eq!(process.query(&format!("alloc {}", 512 * KIB)), [2, -1, 0]);
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
-    // What fits into a hole is granted.
+    // A request that fits into a hole is granted.
     process.alloc(256 * KIB);
     for place in places.iter().skip(1).step_by(2) {
         process.ok(&format!("free {place}"));
@@ -112,8 +112,8 @@ fn denies_request_larger_than_any_hole() {
     assert_eq!(process.memory_info().0, 62 * MIB);
 }
 
-/// The 32-bit functions of before CUDA 3.2: no memory of a 64-bit process has such an address, but a request beyond
-/// the limit is refused before the driver says so.
+/// The 32-bit functions from before CUDA 3.2: no address of a 64-bit process fits, but a request beyond the limit is
+/// denied before the driver reports that.
 #[test]
 fn counts_requests_by_oldest_functions() {
     let container = Container::with_memory(GIB);
@@ -124,7 +124,7 @@ fn counts_requests_by_oldest_functions() {
     assert_eq!(process.memory_info(), (GIB, GIB));
 }
 
-/// Rows are padded, and what they take is what the driver made of them.
+/// Rows are padded; the charge is the driver's pitch times the height.
 #[test]
 fn charges_padded_rows_at_their_pitch() {
     let container = Container::with_memory(GIB);
@@ -136,7 +136,7 @@ fn charges_padded_rows_at_their_pitch() {
         process.ok(&format!("free {place}"));
         assert_eq!(process.memory_info().0, GIB, "{width}");
     }
-    // 100 bytes a row would fit.
+    // At 100 bytes per row it would fit.
     process.denied(&format!("pitch 100 {}", GIB / 256));
 }
 
@@ -146,7 +146,7 @@ fn keeps_charge_when_driver_fails_to_free() {
     let mut process = container.process();
     let place = process.alloc(GIB);
     let first = process.ok("capture")[0];
-    // While a stream is captured in the global mode, the driver refuses to free.
+    // During a stream capture in global mode the driver does not free.
     let refused = process.query(&format!("free {place}"))[0];
     process.query(&format!("endcapture {first}"));
     assert_ne!(refused, 0, "freed during a capture");
@@ -170,7 +170,7 @@ fn releases_memory_of_destroyed_context() {
     assert_eq!(other.memory_info().0, GIB);
 }
 
-/// The old way to end a context, which lives as long as somebody is attached to it.
+/// The legacy way to end a context, which exists while something is attached to it.
 #[test]
 fn releases_context_after_last_detach() {
     let container = Container::new();
@@ -198,12 +198,12 @@ fn releases_context_after_last_detach() {
     }
 }
 
-/// A program may look at it though it has called the driver meanwhile.
+/// A program may read `errno` after driver calls.
 #[test]
 fn preserves_errno_when_counting_and_denying() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    // To be looked at: whether it lives.
+    // A process whose liveness the library checks.
     let _other = container.process();
     let answer = process.query(&format!("errno {}", 600 * MIB));
     assert_eq!(answer, [0, 77]);
@@ -226,7 +226,7 @@ fn spills_plain_allocations_to_host() {
     assert_eq!(process.memory_info(), (0, GIB));
     process.ok(&format!("free {spilt}"));
     assert_eq!(process.memory_info(), (0, GIB));
-    // What the program asks to be on the card is refused as ever.
+    // Requests for device memory are still denied.
     process.denied(&format!("async {}", 40 * MIB));
 }
 
@@ -234,7 +234,7 @@ fn spills_plain_allocations_to_host() {
 fn charges_holes_between_small_allocations() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
-    // One of eight in each block is kept: the driver cannot give the blocks back.
+    // Keeps one allocation of eight in each block, so the driver cannot release the blocks.
     let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
     process.denied("alloc 1048576");
     for (index, place) in places.iter().enumerate() {
@@ -245,7 +245,7 @@ fn charges_holes_between_small_allocations() {
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     assert_eq!(process.memory_info().0, 0);
     process.denied(&format!("alloc {}", 2 * MIB));
-    // What the holes can serve is granted.
+    // A request that fits into a hole is granted.
     process.alloc(256 * KIB);
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     for place in places.iter().step_by(8) {

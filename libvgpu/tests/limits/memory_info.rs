@@ -1,4 +1,4 @@
-//! What a program is told about the card.
+//! Memory sizes that programs see.
 
 use drava_vgpu_abi::Limits;
 
@@ -26,7 +26,7 @@ fn reports_total_and_free_of_share() {
         unsigned(&process.ok("nvml 0 2")),
         [8 * GIB, 5 * GIB, 3 * GIB, 0]
     );
-    // The other card is seen as it is.
+    // The other GPU is reported unchanged.
     assert!(unsigned(&process.ok("total 1"))[0] > 70 * GIB);
     assert!(unsigned(&process.ok("nvml 1 2"))[0] > 70 * GIB);
 }
@@ -79,7 +79,7 @@ fn charges_contexts_the_reserve_of_the_page() {
     // Retained again, it is the same context.
     other.init(0);
     assert_eq!(other.memory_info().0, 2 * GIB - CONTEXT_BYTES);
-    // The agent is told what of it is for the driver.
+    // The region shows the agent the driver's part.
     let driver_bytes: Vec<u64> = container
         .processes_of("share")
         .iter()

@@ -1,4 +1,4 @@
-//! What users run to look at their card: nvitop, gpustat and a table like nvidia-smi's, unmodified.
+//! Tools that read the GPU through NVML: nvitop, gpustat and a table like nvidia-smi's, unmodified.
 
 use std::ffi::OsStr;
 use std::process::{Child, Command, Stdio};
@@ -21,13 +21,13 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What a program prints, in the container.
+/// Runs a program in the container and returns its output.
 fn output(container: &Container, program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
     let output = container.command(program).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -51,7 +51,7 @@ fn table(container: &Container, arguments: &[&str]) -> String {
     output(container, program.get_program(), arguments)
 }
 
-/// Lines of a table that have all of the words.
+/// Lines of a table that contain all of the words.
 fn lines_with<'a>(table: &'a str, words: &[&str]) -> Vec<&'a str> {
     let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
     table.lines().filter(has_all).collect()
@@ -164,7 +164,7 @@ fn shows_two_shares_of_two_gpus() {
     assert!(lines_with(&shown, &[&foreign]).is_empty(), "{shown}");
 }
 
-/// A share of half of the cores, alone on its card: more than half of the card is all of the share.
+/// A share of 50%, alone on its GPU: using more than half of the GPU is reported as 100%.
 #[test]
 fn shows_own_utilization_and_hides_other_shares() {
     let container = Container::new();
@@ -212,7 +212,7 @@ fn shows_own_utilization_and_hides_other_shares() {
     assert_eq!(lines_with(&shown, &[&pid]).len(), 1, "{shown}");
 }
 
-/// On the host libvgpu is not loaded; and where it is by mistake, it finds no share and changes nothing.
+/// On the host libvgpu is not loaded. Loaded by mistake, it finds no share and changes nothing.
 #[test]
 fn shows_everything_on_the_host() {
     let container = Container::new();

@@ -1,4 +1,4 @@
-//! Whom a program sees on the card: the share's own processes, by the PIDs of the container.
+//! Processes that a program sees on the GPU: those of its share, by the PIDs of the container.
 
 use std::process::Command;
 
@@ -8,8 +8,8 @@ use simulator_machine::testing::{Machine, python};
 
 use crate::test_process::{CARDS, Container, GIB, MIB};
 
-/// What scripts begin with: every list of every version as (PID, MiB), sorted, without going through wrappers
-/// that pick a version.
+/// Prelude of the scripts: every version of every list as sorted (PID, MiB) pairs, without wrappers that choose a
+/// version.
 pub(crate) const LISTS: &str = r#"
 import pynvml as n, ctypes, sys, subprocess, time
 n.nvmlInit()
@@ -34,7 +34,7 @@ def compute():
     return ask("nvmlDeviceGetComputeRunningProcesses_v3", V2)[2]
 "#;
 
-/// Runs a script in the container and returns what it prints.
+/// Runs a script in the container and returns its output.
 pub(crate) fn script(mut command: Command, text: &str) -> String {
     let output = command.args(["-c", &format!("{LISTS}{text}")]).output();
     let output = output.unwrap();
@@ -67,7 +67,7 @@ fn lists_only_processes_of_share_in_every_version() {
     let own = [(first.pid(), 3072), (second.pid(), 1024)];
     let every = "print(lists('Compute')); assert lists('Graphics') == lists('MPSCompute') == []";
     assert_eq!(script(python(&container), every), shown(&own));
-    // Too little room says how much is needed and writes no more than fits; without an array only that.
+    // A short array returns the required size and is not overrun; a null array returns the size.
     let little = "
 for name, kind in (('', V1), ('_v2', V2), ('_v3', V2)):
     name = 'nvmlDeviceGetComputeRunningProcesses' + name
@@ -85,7 +85,7 @@ print('done')";
 #[test]
 fn omits_dead_process_from_next_list() {
     let container = Container::with_memory(8 * GIB);
-    // The viewer is there before and after: nobody else tidies up.
+    // The viewer runs before and after, so no other process reclaims the dead one.
     let text = "
 child = subprocess.Popen([sys.argv[1], 'alloc', '--mib', '1024', '--hold', '600'], stdout=subprocess.DEVNULL)
 while compute() != [(child.pid, 1024)]:
@@ -120,7 +120,7 @@ fn lists_process_of_several_shares_once() {
     container.add_share("first", CARDS[0], &Limits::memory(GIB));
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
-    // Part of it in each share.
+    // A part of its memory in each share.
     process.alloc(3 * GIB);
     let listed = script(python(&container), "print(lists('Compute'))");
     assert_eq!(listed, shown(&[(process.pid(), 3072)]));
@@ -139,8 +139,8 @@ fn lists_nothing_with_unusable_region() {
     assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), "3\n");
 }
 
-/// A program with memory in a PID namespace of its own, and one outside of it in the same share; what the lists
-/// and the samples of processes say inside.
+/// A program with memory in its own PID namespace, and one outside of it in the same share. Prints what the process
+/// lists and process samples show inside.
 const INSIDE: &str = r#"
 child = subprocess.Popen([sys.argv[1], "launch", "--ms", "50", "--seconds", "600"], stdout=subprocess.DEVNULL)
 while not compute():
@@ -167,7 +167,7 @@ child.kill()
 fn reports_pids_of_the_container_namespace() {
     for (policy, tells) in [
         ("translated", "True True"),
-        // No telling whose samples they are.
+        // The owner of the samples is unknown.
         ("host", "None None"),
         ("hiddenInContainers", "None None"),
     ] {
@@ -215,7 +215,7 @@ for index in range(n.nvmlDeviceGetCount()):
         assert n.nvmlDeviceGetMemoryInfo(other).total == n.nvmlDeviceGetMemoryInfo(one).total
     print(index, n.nvmlDeviceGetMemoryInfo(one).total >> 30)";
     assert_eq!(script(python(&container), text), "0 8\n1 79");
-    // Only the second card's device file is there: it is index 0 and still has no share.
+    // Only the second GPU has a device file: it has index 0 and no share.
     std::fs::remove_file(container.machine.root().join("dev/nvidia0")).unwrap();
     assert_eq!(script(python(&container), text), "0 79");
 }

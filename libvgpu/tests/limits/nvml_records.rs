@@ -1,11 +1,11 @@
-//! What NVML keeps and counts beside its lists: processes in detail, accounting, performance monitoring.
+//! NVML's process details, accounting and performance monitoring.
 
 use simulator_machine::testing::python;
 
 use crate::nvml_processes::script;
 use crate::test_process::{Container, GIB};
 
-/// What scripts begin with: the functions that the lists have not.
+/// Prelude of the scripts: functions that the process lists do not cover.
 const RECORDS: &str = r#"
 class Detail(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint), ("protected", ctypes.c_ulonglong)]
@@ -36,7 +36,7 @@ fn run(container: &Container, text: &str) -> String {
     script(python, &format!("{RECORDS}{text}"))
 }
 
-/// As [`run`], beside the container.
+/// As [`run`], outside of the container.
 fn run_outside(container: &Container, text: &str) -> String {
     let python = container
         .machine

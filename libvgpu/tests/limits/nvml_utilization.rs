@@ -1,4 +1,4 @@
-//! How busy a program sees the card: with its share's own work, of its share's own cores.
+//! GPU utilization that a program sees: that of its share, relative to the share's cores.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use simulator_machine::testing::{Machine, python};
 use crate::nvml_processes::script;
 use crate::test_process::{CARDS, Container, GIB};
 
-/// A program that keeps card 0 busy; killed when dropped.
+/// A program that keeps GPU 0 busy; killed when dropped.
 struct Busy(Child);
 
 impl Busy {
@@ -22,13 +22,13 @@ impl Busy {
         Self(launch.stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// In the container.
+    /// Runs in the container.
     fn inside(container: &Container) -> Self {
         let probe = container.machine.program("cuda-probe").unwrap();
         Self::start(container.command(probe.get_program()))
     }
 
-    /// Beside it.
+    /// Runs outside of the container.
     fn outside(container: &Container) -> Self {
         Self::start(container.machine.program("cuda-probe").unwrap())
     }
@@ -36,7 +36,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -46,7 +46,7 @@ fn python(container: &Container) -> Command {
     container.command(python::clients().unwrap().join("python"))
 }
 
-/// A container with a share of half of the cores, which nobody enforces.
+/// A container with a share of 50% that is not enforced.
 fn half_a_card() -> Container {
     let container = Container::new();
     let limits = Limits {
@@ -61,7 +61,7 @@ fn half_a_card() -> Container {
 #[test]
 fn hides_utilization_of_other_shares() {
     let container = half_a_card();
-    // Somebody lives in the share, but does nothing.
+    // A process of the share that does nothing.
     let _idle = container.process();
     let _busy = Busy::outside(&container);
     container
@@ -89,7 +89,7 @@ print('nothing')";
 fn reports_fully_used_share_as_100_percent() {
     let container = half_a_card();
     let busy = Busy::inside(&container);
-    // Alone on the card it has more than its half.
+    // Alone on the GPU it uses more than its 50%.
     let text = "
 deadline = time.time() + 60
 while n.nvmlDeviceGetUtilizationRates(card).gpu < 100:
@@ -107,8 +107,8 @@ print(*(sample.pid for sample in n.nvmlDeviceGetProcessUtilization(card, 0)))";
     assert_eq!(pids, busy.0.id().to_string());
 }
 
-/// Samples of a process for a while, as `timestamp percent` lines. The client asks for their number first, so there may
-/// be more when it asks for them.
+/// Samples of a process over time, as `timestamp percent` lines. The client first requests their number, so there may
+/// be more when it requests the samples.
 const WATCH: &str = "
 seen = {}
 for attempt in range(80):
@@ -133,7 +133,7 @@ fn samples(said: &str) -> Vec<(u64, u64)> {
 fn scales_process_samples_to_share() {
     let container = half_a_card();
     let busy = Busy::inside(&container);
-    // Two neighbours, so that it has a third of the card.
+    // Two other processes, so that it gets a third of the GPU.
     let _neighbours = [Busy::outside(&container), Busy::outside(&container)];
     container
         .machine
@@ -154,7 +154,7 @@ fn scales_process_samples_to_share() {
         let outside = script(direct, &text);
         (samples(&inside.join().unwrap()), samples(&outside))
     });
-    // The same periods, of which both libraries tell the time to a millisecond.
+    // Pairs samples of the same period; both libraries report its time to the millisecond.
     let pairs: Vec<(u64, u64)> = inside
         .iter()
         .filter_map(|(at, percent)| {
@@ -191,7 +191,7 @@ print(n._nvmlGetFunctionPointer('nvmlDeviceGetUtilizationRates')(card, None))";
     assert_eq!(script(python(&container), text), "3 7 2\n25\n2");
 }
 
-/// Where the driver shows a container no processes, the share's meter answers.
+/// The share's meter answers where the driver shows a container no processes.
 #[test]
 fn reports_metered_utilization_without_samples() {
     let machine = Machine::start(&format!("{H100X2}\nprocessIds: hiddenInContainers\n")).unwrap();
@@ -213,7 +213,7 @@ fn reports_metered_utilization_without_samples() {
     let region = region.unwrap();
     let done = AtomicBool::new(false);
     let said = std::thread::scope(|scope| {
-        // Uses a quarter of the card, by its own account.
+        // Uses 25% of the GPU, by its own account.
         scope.spawn(|| {
             let begin = Instant::now();
             while !done.load(Ordering::Relaxed) {
@@ -251,6 +251,6 @@ child.kill()";
         said.unwrap()
     });
     let percent: u32 = said.parse().unwrap();
-    // A quarter of the card is half of the share.
+    // 25% of the GPU is 50% of the share.
     assert!((35..=65).contains(&percent), "{percent}");
 }

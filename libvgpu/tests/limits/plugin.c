@@ -1,5 +1,5 @@
-// A library that the subject loads with RTLD_DEEPBIND and that is linked with libcuda: its calls are bound to the
-// libraries that it names itself before those that were preloaded.
+// A library linked with libcuda that the test process loads with RTLD_DEEPBIND: its calls are bound to its own
+// dependencies before preloaded libraries.
 
 extern int cuMemAlloc_v2(unsigned long long *pointer, __SIZE_TYPE__ bytes);
 

@@ -1,4 +1,4 @@
-//! Stream-ordered memory: what pools have reserved counts.
+//! Stream-ordered memory: a share is charged what its pools reserve.
 
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ fn charges_created_pool_until_destroyed() {
     assert_eq!(used_bytes(&container), 0);
 }
 
-/// What a pool has and does not use is the program's, though nothing more could be reserved.
+/// The program may reuse free memory of its pool although the share is full.
 #[test]
 fn reuses_free_pool_memory_of_full_share() {
     let container = Container::with_memory(32 * MIB);
@@ -117,7 +117,7 @@ fn charges_destroyed_pool_until_last_free() {
             .map(|bytes| process.ok(&format!("frompool {bytes} {pool}"))[0]);
         process.ok(&format!("destroypool {pool}"));
         assert_eq!(used(&mut process), 332 * MIB);
-        // In either way, and in any order.
+        // By either function and in any order.
         process.ok(&format!("freeasync {large}"));
         process.ok(&format!("free {own}"));
         process.ok("sync");
@@ -125,14 +125,14 @@ fn charges_destroyed_pool_until_last_free() {
         process.ok(&format!("freeasync {small}"));
         process.ok("sync");
         assert_eq!(used_bytes(&container), 0);
-        // Also where nobody has asked before.
+        // Also before any query of the free memory.
         let all = process.alloc(GIB);
         process.ok(&format!("free {all}"));
         assert_eq!(used(&mut process), 0);
     }
 }
 
-/// What is freed in a stream is taken until the stream has come so far.
+/// Memory freed in a stream is in use until the stream reaches the free.
 #[test]
 fn charges_destroyed_pool_until_streams_reach_free() {
     for is_destroyed in [false, true] {
@@ -148,7 +148,7 @@ fn charges_destroyed_pool_until_streams_reach_free() {
         assert_eq!(used(&mut process), 602 * MIB);
         process.denied(&format!("alloc {}", 500 * MIB));
         if is_destroyed {
-            // It cannot be asked any more.
+            // A destroyed stream cannot be queried.
             process.ok(&format!("destroystream {stream}"));
         }
         process.ok(&format!("tell {word}"));
@@ -163,7 +163,7 @@ fn charges_destroyed_pool_until_streams_reach_free() {
     }
 }
 
-/// A stream that is destroyed is asked for the last time.
+/// A stream is queried when it is destroyed.
 #[test]
 fn releases_memory_freed_by_stream_before_its_destruction() {
     let container = Container::with_memory(GIB);
@@ -178,7 +178,7 @@ fn releases_memory_freed_by_stream_before_its_destruction() {
     assert_eq!(used(&mut process), 0);
 }
 
-/// Where it is not certain that all is known which lies in a pool, it is not taken to be empty.
+/// A pool with allocations that the library may not know is not assumed to be empty.
 #[test]
 fn keeps_charge_for_pool_with_unknown_allocations() {
     let container = Container::with_memory(GIB);
@@ -210,7 +210,7 @@ fn charges_created_pool_on_its_own_gpu() {
     assert!(used(&mut process) >= 512 * MIB);
 }
 
-/// A stream takes from the pool of its own card, whatever context is current.
+/// A stream allocates from the pool of its own GPU, whatever context is current.
 #[test]
 fn charges_memory_on_gpu_of_stream() {
     let container = Container::with_memory(GIB);
@@ -230,7 +230,7 @@ fn charges_memory_on_gpu_of_stream() {
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 600 * MIB);
 }
 
-/// A pool that this process has not made counts on its own card, too, or on none.
+/// A pool that this process did not create is charged on its own GPU, if that has a share.
 #[test]
 fn charges_default_pool_on_its_own_gpu() {
     for is_other_limited in [true, false] {
@@ -256,14 +256,14 @@ fn charges_default_pool_on_its_own_gpu() {
     }
 }
 
-/// Memory that is freed in a stream can be allocated again in that stream, whatever has been done until then. So a
-/// program that does no more than that is never refused, though the share is full.
+/// A stream can reuse memory that was freed in it. So a program that only does that is never denied, even with a full
+/// share.
 #[test]
 fn runs_program_within_full_pool() {
     for synchronises in [false, true] {
         let container = Container::with_memory(64 * MIB);
         let mut process = container.process();
-        // Each chunk has something that stays.
+        // Each chunk keeps an allocation.
         let sizes = [3, 5, 1, 7, 2, 4, 6];
         let mut held: Vec<(ObjectId, u64)> = Vec::new();
         for size in sizes.into_iter().cycle() {
@@ -281,7 +281,7 @@ fn runs_program_within_full_pool() {
                 process.ok("sync");
                 assert_eq!(process.memory_info().0, 0);
             }
-            // The whole hole, or the better part of it in two pieces.
+            // The whole hole, or its larger part in two pieces.
             let sizes = [size / 2, size - size / 2];
             for size in sizes.into_iter().filter(|size| *size != 0) {
                 let place = process.ok(&format!("async {}", size * MIB))[0];
@@ -292,11 +292,11 @@ fn runs_program_within_full_pool() {
     }
 }
 
-/// A card that is full but for what was freed in one stream.
+/// A share that is full except for memory freed in one stream.
 struct Full {
     container: Container,
     process: TestProcess,
-    /// A stream that waits for `word`, with 8 MiB freed behind that.
+    /// A stream that waits for `word`, with 8 MiB freed behind the wait.
     stream: ObjectId,
     word: ObjectId,
 }
@@ -323,7 +323,7 @@ impl Full {
         }
     }
 
-    /// Lets the stream go on, and waits until 8 MiB were allocated in another.
+    /// Resumes the stream, and waits until another stream can allocate 8 MiB.
     fn go_on(&mut self) {
         self.process.ok(&format!("tell {}", self.word));
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -360,7 +360,7 @@ fn respects_disabled_reuse_across_streams() {
     full.go_on();
 }
 
-/// A pool that has given its memory back is not asked for what was free in that.
+/// After a pool was trimmed, the library does not expect free memory in it.
 #[test]
 fn assumes_no_free_space_in_trimmed_pool() {
     let container = Container::with_memory(64 * MIB);
@@ -375,7 +375,7 @@ fn assumes_no_free_space_in_trimmed_pool() {
     assert_eq!(process.ok("highest")[0], 0, "the driver was not asked");
 }
 
-/// Another stream's handle may be the same, and it does not wait for what the first one did.
+/// A new stream may have the same handle, but is not ordered after the frees of the old one.
 #[test]
 fn does_not_reuse_memory_freed_in_destroyed_stream() {
     let mut full = Full::new();
@@ -385,7 +385,7 @@ fn does_not_reuse_memory_freed_in_destroyed_stream() {
     process.denied(&format!("async {}", 8 * MIB));
 }
 
-/// A stream must not be asked during a capture, which the question would spoil; and what is captured frees nothing yet.
+/// A query would invalidate a capture of the stream, and a captured free frees nothing yet.
 #[test]
 fn does_not_disturb_capture_when_pool_has_free_space() {
     let mut full = Full::new();
@@ -398,7 +398,7 @@ fn does_not_disturb_capture_when_pool_has_free_space() {
     full.go_on();
 }
 
-/// It takes memory when the graph is launched.
+/// The graph allocates at launch.
 #[test]
 fn captured_allocation_takes_nothing_from_pool() {
     let mut full = Full::new();
@@ -407,12 +407,12 @@ fn captured_allocation_takes_nothing_from_pool() {
     let place = process.ok(&format!("asyncin {} {captured}", 8 * MIB))[0];
     process.ok(&format!("freein {place} {captured}"));
     process.ok(&format!("endcapture {captured}"));
-    // Nothing of the pool was freed by that.
+    // The capture freed nothing in the pool.
     process.denied(&format!("async {}", 8 * MIB));
     assert_eq!(used_bytes(&full.container), 34 * MIB);
 }
 
-/// A chunk that something lies in stays taken, however little that is.
+/// A chunk stays charged while any allocation is in it.
 #[test]
 fn charges_memory_retained_by_destroyed_pool() {
     let container = Container::with_memory(288 * MIB);

@@ -23,7 +23,7 @@ fn shares_limit_among_processes() {
                 .unwrap()
         })
         .sum();
-    // The driver rounds each to 4 MiB.
+    // The driver rounds each allocation to 4 MiB.
     assert_eq!(allocations.cast_unsigned() * 4 * MIB, 2 * GIB);
     assert_eq!(container.ledger_bytes(), 2 * GIB + 6 * CONTEXT_BYTES);
     for process in &mut processes {
@@ -83,7 +83,7 @@ fn starts_process_after_reclaiming_dead_ones() {
 #[test]
 fn counts_forked_child_separately() {
     let container = Container::with_memory(GIB);
-    // Forked after the limits were found but before the driver is initialised: CUDA does not survive a fork.
+    // Forks after the limits are read but before the driver is initialized: CUDA does not support fork afterwards.
     let mut process = container.start("dlsym");
     assert_eq!(process.request("lookup cuMemAlloc_v2"), "0 libvgpu.so");
     let parent = u32::try_from(process.pid()).unwrap();
@@ -108,10 +108,10 @@ fn keeps_parents_charge_while_forked_child_lives() {
     parent.alloc(GIB);
     let child = parent.ok("forkidle")[0];
     parent.kill();
-    // The child has inherited the open device files, so the memory is still taken on the card.
+    // The child inherited the open device files, so the GPU memory is still in use.
     assert_eq!(container.ledger_bytes(), GIB + 2 * CONTEXT_BYTES);
     other.denied("alloc 1");
-    // SAFETY: the subject's own child.
+    // SAFETY: a child of the test process.
     unsafe { libc::kill(i32::try_from(child).unwrap(), libc::SIGKILL) };
     container.wait_for_ledger_bytes(CONTEXT_BYTES);
     wait_until(
@@ -132,7 +132,7 @@ fn resets_account_on_exec() {
     process.alloc(GIB);
 }
 
-/// The node agent tells processes apart by when they started, whatever they are called.
+/// The node agent identifies processes by start time as well as PID.
 #[test]
 fn records_owner_in_slot() {
     let container = Container::with_memory(GIB);

@@ -1,4 +1,5 @@
-//! What programs do that interposers stumble over.
+//! Environments and program behavior that break interposers: sandboxes, vfork, closed descriptors, truncated files,
+//! other users.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,14 +13,14 @@ use crate::interposer;
 use crate::loaders::build_library;
 use crate::test_process::{CARDS, Container, GIB, MIB, TestProcess};
 
-/// A process with a context on the first card whose functions come by `route`.
+/// A process with a context on the first GPU that resolves functions by `route`.
 pub(crate) fn by_route(container: &Container, route: &str) -> TestProcess {
     let mut process = container.start(route);
     process.init(0);
     process
 }
 
-/// A process that may not make some of the library's system calls, and what it says on standard error.
+/// A process with some system calls forbidden, and the file of its standard error.
 fn in_a_sandbox(container: &Container, forbidden: &str) -> (TestProcess, PathBuf) {
     let errors = container.run_dir().join(format!("stderr-{forbidden}"));
     let process = container.start_with("dlsym", |command| {
@@ -33,7 +34,7 @@ fn in_a_sandbox(container: &Container, forbidden: &str) -> (TestProcess, PathBuf
 #[test]
 fn limits_with_inessential_syscalls_forbidden() {
     let container = Container::with_memory(GIB);
-    // As the driver leaves it.
+    // As the node driver creates it.
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
     let (mut process, errors) = in_a_sandbox(&container, "inessential");
     process.init(0);
@@ -47,8 +48,8 @@ fn limits_with_inessential_syscalls_forbidden() {
     assert_eq!(fs::read_to_string(errors).unwrap(), "");
 }
 
-/// What the account needs, a sandbox may forbid: then nothing is counted, so nothing is granted, and the program is
-/// told. It is never ended, and never without a limit.
+/// With system calls forbidden that the account needs, the library cannot count. It denies all memory and reports the
+/// cause; it neither ends the program nor lifts the limit.
 #[test]
 fn denies_memory_with_essential_syscalls_forbidden() {
     for (forbidden, says) in [
@@ -74,7 +75,7 @@ fn denies_memory_with_essential_syscalls_forbidden() {
     }
 }
 
-/// Shares that cannot be looked for are not "no shares".
+/// A failure to list shares is not the same as having no share.
 #[test]
 fn denies_memory_when_shares_cannot_be_listed() {
     for obstacle in ["directory", "rundir", "no descriptors"] {
@@ -128,8 +129,8 @@ fn tolerates_region_that_grows_in_use() {
     process.alloc(GIB / 2);
 }
 
-/// Preloaded twice, by two names, as where a user's `LD_PRELOAD` comes to the container's `/etc/ld.so.preload`: the
-/// first one counts, once.
+/// Preloaded by two names, for example by a user's `LD_PRELOAD` and the container's `/etc/ld.so.preload`: only the
+/// first copy counts.
 #[test]
 fn counts_once_with_two_copies_of_library() {
     let directory = tempfile::tempdir().unwrap();
@@ -154,8 +155,8 @@ fn counts_once_with_two_copies_of_library() {
     }
 }
 
-/// What a program takes by addresses that it found by itself is not counted, as `docs/security.md` says. What it
-/// takes in any other way still is, and so is what others of its share take.
+/// Allocations through addresses that the program found by itself are not counted (see `docs/security.md`). Its other
+/// allocations are, and so are those of other processes of the share.
 #[test]
 fn does_not_count_calls_by_address() {
     let container = Container::with_memory(GIB);
@@ -190,13 +191,13 @@ fn survives_program_closing_foreign_descriptors() {
     let mut process = container.process();
     process.alloc(GIB / 4);
     assert_eq!(process.ok("closeregion"), [1]);
-    // Locks on whatever has the number now do not say that the other is dead,
+    // A lock on the new file with that descriptor number does not mark the other process as dead,
     process.denied(&format!("alloc {GIB}"));
     assert_eq!(process.memory_info().0, GIB / 4);
-    // and the one without the descriptor is still known to live.
+    // and the process without the descriptor is still known to be alive.
     living.denied(&format!("alloc {GIB}"));
     assert_eq!(living.memory_info().0, GIB / 4);
-    // It still notices deaths.
+    // It still detects dead processes.
     living.kill();
     process.alloc(3 * GIB / 4);
 }
@@ -227,17 +228,17 @@ fn truncated_region_affects_only_its_share() {
         .open(container.region("share"))
         .unwrap();
     region.set_len(0).unwrap();
-    // There is no memory behind the mapping any more: the kernel ends the process at its next request.
+    // The mapping has no memory any more: the kernel kills the process at its next request.
     assert_eq!(victim.try_request("alloc 4096"), None);
     other.alloc(GIB);
     other.denied("alloc 1");
-    // Whoever comes next finds an empty region.
+    // The next process finds an empty region.
     drop(victim);
     container.wait_for_ledger_bytes(0);
     container.process().alloc(GIB);
 }
 
-/// Whether this process may change to other users and mount namespaces; if not, the test that asks is skipped.
+/// Returns whether this process may change users and mount namespaces; the calling test is skipped otherwise.
 pub(crate) fn is_root() -> bool {
     // SAFETY: no arguments.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -247,8 +248,8 @@ pub(crate) fn is_root() -> bool {
     is_root
 }
 
-/// Says that the present test ends without a check: `cargo xtask test` counts it as skipped and says why. What is
-/// written with `eprintln!` is hidden for tests that pass.
+/// Reports that the current test is skipped, for `cargo xtask test`. Written directly, because the test harness hides
+/// `eprintln!` output of passing tests.
 pub(crate) fn skipped(reason: &str) {
     use std::io::Write;
     let test = std::thread::current();
@@ -259,7 +260,7 @@ pub(crate) fn skipped(reason: &str) {
 
 pub(crate) const NOBODY: u32 = 65534;
 
-/// What other users need in order to reach what lies in root's directories.
+/// Lets other users reach files in root's directories.
 fn open_to_all(path: &Path) {
     for directory in path.ancestors() {
         let Ok(status) = fs::metadata(directory) else {
@@ -282,7 +283,7 @@ fn shares_region_between_users() {
         open_to_all(container.machine.root());
         open_to_all(&container.run_dir().join("share/usage"));
         open_to_all(&container.run_dir().join("share/limits"));
-        // A mount of its own that all may write to, as the driver makes it.
+        // A separate mount that all users may write, as the node driver creates it.
         let usage = container.run_dir().join("share/usage");
         fs::set_permissions(&usage, fs::Permissions::from_mode(0o777)).unwrap();
         let files = tempfile::tempdir().unwrap();
@@ -317,8 +318,8 @@ fn shares_region_between_users() {
     }
 }
 
-/// As in a container with `readOnlyRootFilesystem`, an empty environment and the driver's `/etc/ld.so.preload`,
-/// in which another library was named already.
+/// As in a container with `readOnlyRootFilesystem`, an empty environment and an `/etc/ld.so.preload` that already names
+/// another library.
 #[test]
 fn limits_read_only_container_without_environment() {
     if !is_root() {
@@ -330,7 +331,7 @@ fn limits_read_only_container_without_environment() {
     let preload = files.path().join("ld.so.preload");
     let content = format!("{}\n{}\n", interposer::library().display(), other.display());
     fs::write(&preload, content).unwrap();
-    // The standard place, since there is no environment that could name another.
+    // The standard directory, because no environment variable can name another.
     let script = format!(
         "set -e
         mount --make-rprivate /

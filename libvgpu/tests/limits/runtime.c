@@ -1,4 +1,5 @@
-// A static library that opens libcuda by itself and has all functions by cuGetProcAddress, as the static CUDA runtime.
+// A static library that opens libcuda and resolves all functions with cuGetProcAddress, as the static CUDA runtime
+// does.
 
 #include <dlfcn.h>
 #include <stddef.h>

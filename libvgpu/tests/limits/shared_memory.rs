@@ -1,4 +1,4 @@
-//! Physical memory with handles, and memory that processes share with each other.
+//! Physical memory with handles, and memory shared between processes.
 
 use drava_vgpu_abi::Limits;
 
@@ -10,7 +10,7 @@ pub(crate) fn create(process: &mut TestProcess, bytes: u64) -> ObjectId {
     process.ok(&format!("create {bytes} 0 1"))[0]
 }
 
-/// Maps physical memory at an address of its own.
+/// Maps physical memory at a new address.
 pub(crate) fn map(process: &mut TestProcess, handle: ObjectId, bytes: u64) -> ObjectId {
     let address = process.ok(&format!("reserve {bytes}"))[0];
     process.ok(&format!("map {address} {bytes} {handle} 0"));
@@ -72,7 +72,7 @@ fn charges_memory_imported_in_same_share_once() {
         assert_eq!(process.memory_info().0, GIB - BYTES);
     }
     assert_eq!(taken(&container), BYTES);
-    // The memory outlives the process that made it, and the one that imported it goes on paying.
+    // The memory outlives its creator; the importing process stays charged.
     one.kill();
     container
         .machine
@@ -87,7 +87,7 @@ fn charges_memory_imported_in_same_share_once() {
     other.alloc(GIB);
 }
 
-/// The one who has the memory open does not look; a third one does, and asks for what the dead one had.
+/// A third process, not the one that has the memory open, reclaims the dead process.
 #[test]
 fn keeps_charge_for_open_memory_of_dead_process() {
     let container = Container::with_memory(GIB);
@@ -95,7 +95,7 @@ fn keeps_charge_for_open_memory_of_dead_process() {
     let mut one = container.process();
     let mut others = [container.process(), container.process()];
     let handle = create(&mut one, BYTES);
-    // Opened by two, it is still the same memory.
+    // Opened by two processes, it is still the same memory.
     let imported = others.each_mut().map(|other| send(&mut one, handle, other));
     let mut addresses = Vec::new();
     for (other, imported) in others.iter_mut().zip(imported) {
@@ -114,10 +114,10 @@ fn keeps_charge_for_open_memory_of_dead_process() {
     assert_eq!(taken(&container), GIB);
     third.denied("alloc 1");
     third.ok(&format!("free {rest}"));
-    // It is nobody's process any more.
+    // It belongs to no listed process.
     let listed = container.processes_of("share");
     assert!(listed.iter().all(|listed| listed.used_bytes == 0));
-    // Still open in the other one.
+    // Still open in the other process.
     let [mut first, mut second] = others;
     first.ok(&format!("unmap {} {BYTES}", addresses[0]));
     first.ok(&format!("release {}", imported[0]));
@@ -131,7 +131,7 @@ fn keeps_charge_for_open_memory_of_dead_process() {
     third.alloc(GIB);
 }
 
-/// The share is full of a dead process's memory when another share's is opened: that is paid for once.
+/// The share is full of a dead process's memory when memory of another share is opened: the import is charged once.
 #[test]
 fn charges_import_once_while_reclaiming_dead_slots() {
     let container = Container::with_memory(GIB);
@@ -195,7 +195,7 @@ fn unmaps_range_of_several_mappings() {
     assert_eq!(taken(&container), 0);
 }
 
-/// What counts is where the memory lies, not the context that asks for it.
+/// Memory is charged on the GPU where it is located, not on that of the current context.
 #[test]
 fn charges_physical_memory_on_its_own_gpu() {
     let container = Container::with_memory(GIB);
@@ -211,7 +211,7 @@ fn charges_physical_memory_on_its_own_gpu() {
     assert_eq!(process.memory_info(), (2 * GIB, 2 * GIB));
 }
 
-/// More than the card has, so that only the driver can refuse.
+/// More than the GPU has, so that only the driver can deny it.
 #[test]
 fn refunds_physical_memory_denied_by_driver() {
     let container = Container::with_memory(200 * GIB);
@@ -236,7 +236,7 @@ fn charges_imported_memory_to_both_shares() {
     let address = map(&mut other, imported, BYTES);
     assert_eq!(other.memory_info().0, GIB - BYTES);
     assert_eq!(one.memory_info().0, GIB - BYTES);
-    // What the driver does not map is not paid for.
+    // A mapping that the driver rejects is not charged.
     let wrong = other.query(&format!("map {address} {BYTES} {imported} 0"));
     assert_ne!(wrong[0], 0, "mapped already");
     assert_eq!(other.memory_info().0, GIB - BYTES);
@@ -251,7 +251,7 @@ fn charges_imported_memory_to_both_shares() {
     assert_eq!(other.memory_info().0, GIB);
 }
 
-/// Opens by IPC handle what another process has allocated.
+/// Opens memory of another process by IPC handle.
 fn open(from: &mut TestProcess, pointer: ObjectId, to: &mut TestProcess) -> String {
     let answer = from.request(&format!("ipcget {pointer}"));
     let handle = answer.strip_prefix("0 ").unwrap().to_owned();
@@ -276,7 +276,7 @@ fn charges_ipc_memory_to_each_share_once() {
     let mut other = container.process_of(&large);
     let elsewhere = place_of(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
-    // Opened again, it is the same memory until it is closed as often.
+    // Opened again, it is the same memory until it is closed as many times.
     let again = place_of(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
     other.ok(&format!("ipcclose {again}"));
@@ -287,7 +287,7 @@ fn charges_ipc_memory_to_each_share_once() {
     assert_eq!(poor.memory_info().0, BYTES / 2);
     other.ok(&format!("ipcclose {elsewhere}"));
     assert_eq!(other.memory_info().0, GIB);
-    // Freed by the one, it lives on with the one that opened it, which pays from then on.
+    // Freed by its owner, it stays with the process that opened it, which is charged from then on.
     one.ok(&format!("free {pointer}"));
     assert_eq!(same.memory_info().0, GIB - BYTES);
     assert_eq!(taken(&container), BYTES);
@@ -296,7 +296,7 @@ fn charges_ipc_memory_to_each_share_once() {
     assert_eq!(taken(&container), 0);
 }
 
-/// The driver closes it.
+/// The driver closes it with the context.
 #[test]
 fn charges_ipc_memory_until_context_ends() {
     const EACH: u64 = BYTES / 2;
@@ -308,7 +308,7 @@ fn charges_ipc_memory_until_context_ends() {
     place_of(&open(&mut one, pointers[0], &mut other));
     let with_one = other.memory_info().0;
     let context = other.ok("context 0")[0];
-    // More than once, and never closed.
+    // Opened several times and never closed.
     for _ in 0..3 {
         place_of(&open(&mut one, pointers[1], &mut other));
     }
@@ -320,7 +320,7 @@ fn charges_ipc_memory_until_context_ends() {
     other.ok("releaseprimary 0");
     other.ok("init 0");
     assert_eq!(other.memory_info().0, with_one + EACH);
-    // It can be opened again, and is paid for again.
+    // It can be opened again, and is charged again.
     let again = place_of(&open(&mut one, pointers[1], &mut other));
     assert_eq!(other.memory_info().0, with_one);
     other.ok(&format!("ipcclose {again}"));
@@ -346,7 +346,7 @@ fn trims_pool_before_denying_import() {
     assert_eq!(other.memory_info().0, GIB - BYTES);
 }
 
-/// What is opened of a small allocation is its block, which is paid for already.
+/// Opening a small allocation opens its block, which is already charged.
 #[test]
 fn charges_whole_block_of_opened_small_allocation() {
     let container = Container::with_memory(GIB);
@@ -361,7 +361,7 @@ fn charges_whole_block_of_opened_small_allocation() {
     assert_eq!(other.memory_info().0, GIB - 2 * MIB);
 }
 
-/// A mapping that the driver refuses costs nothing.
+/// A mapping that the driver rejects is not charged.
 #[test]
 fn does_not_charge_import_before_mapping() {
     let container = Container::with_memory(GIB);
@@ -377,7 +377,7 @@ fn does_not_charge_import_before_mapping() {
     assert_eq!(other.memory_info().0, GIB);
 }
 
-/// A row of eight tiles takes half a MiB.
+/// A row of eight tiles takes 512 KiB.
 #[test]
 fn charges_imported_memory_mapped_to_sparse_array() {
     let container = Container::with_memory(GIB);
@@ -390,7 +390,7 @@ fn charges_imported_memory_mapped_to_sparse_array() {
     assert_eq!(other.memory_info().0, GIB);
     other.ok(&format!("tiles {array} {imported} 0 3"));
     assert_eq!(other.memory_info().0, GIB - 3 * MIB / 2);
-    // What is known to be there is paid for once, however it is mapped.
+    // Known memory is charged once, however it is mapped.
     other.ok(&format!("tiles {array} {imported} 3 4"));
     assert_eq!(other.memory_info().0, GIB - 2 * MIB);
     let address = map(&mut other, imported, 4 * MIB);
@@ -402,7 +402,7 @@ fn charges_imported_memory_mapped_to_sparse_array() {
     assert_eq!(other.memory_info().0, GIB - 4 * MIB);
     other.ok(&format!("destroyarray {array}"));
     assert_eq!(other.memory_info().0, GIB);
-    // In its own share it is paid for once.
+    // Its own share is charged once.
     let mut same = container.process();
     let imported = send(&mut one, handle, &mut same);
     let array = same.ok("sparse")[0];
@@ -415,7 +415,7 @@ fn charges_imported_memory_mapped_to_sparse_array() {
     assert_eq!(poor.memory_info().0, MIB);
     poor.ok(&format!("tiles {array} {imported} 0 2"));
     assert_eq!(poor.memory_info().0, 0);
-    // What the driver does not map costs nothing more.
+    // A mapping that the driver rejects is not charged.
     assert_ne!(poor.query(&format!("tiles {array} {imported} 8 1"))[0], 0);
     poor.ok(&format!("destroyarray {array}"));
     poor.ok(&format!("release {imported}"));

@@ -1,9 +1,9 @@
-//! Memory of pools that processes share with each other.
+//! Memory of pools that processes share.
 
 use crate::shared_memory::{BYTES, create, map, place_of, send, taken};
 use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
 
-/// A pool whose allocations can be shared, and the same in other processes.
+/// A pool with shareable allocations, and the same pool in other processes.
 fn share_a_pool<const N: usize>(
     maker: &mut TestProcess,
     others: [&mut TestProcess; N],
@@ -14,7 +14,7 @@ fn share_a_pool<const N: usize>(
     (pool, others.map(|other| other.ok(&import)[0]))
 }
 
-/// Imports memory of a pool as another process has exported it.
+/// Imports an allocation of a pool that another process exported.
 fn import(
     from: &mut TestProcess,
     pointer: ObjectId,
@@ -38,7 +38,7 @@ fn keeps_charge_for_shared_pool_of_dead_process() {
     one.ok(&format!("frompool {} {pool}", 300 * MIB));
     let open = [large, small[0], small[1]]
         .map(|pointer| place_of(&import(&mut one, pointer, &mut other, imported)));
-    // Of the share's own, it is paid for once.
+    // Memory of the own share is charged once.
     assert_eq!(other.memory_info().0, GIB - 432 * MIB);
     one.kill();
     container
@@ -50,7 +50,7 @@ fn keeps_charge_for_shared_pool_of_dead_process() {
     third.denied(&format!("alloc {}", GIB - 130 * MIB));
     let rest = third.alloc(GIB - 132 * MIB);
     third.ok(&format!("free {rest}"));
-    // A chunk is open until the last of it is closed, in whichever way.
+    // A chunk stays open until its last allocation is closed, by either function.
     other.ok(&format!("free {}", open[1]));
     assert_eq!(third.memory_info().0, GIB - 132 * MIB);
     other.ok(&format!("freeasync {}", open[0]));
@@ -71,7 +71,7 @@ fn charges_imported_pool_memory_to_both_shares() {
     let open = place_of(&import(&mut one, pointer, &mut other, imported));
     assert_eq!(one.memory_info().0, GIB - 32 * MIB);
     assert_eq!(other.memory_info().0, GIB - 32 * MIB);
-    // Imported again, it is open until it is freed as often.
+    // Imported again, it stays open until it is freed as many times.
     let again = place_of(&import(&mut one, pointer, &mut other, imported));
     other.ok(&format!("free {again}"));
     assert_eq!(other.memory_info().0, GIB - 32 * MIB);
@@ -80,7 +80,7 @@ fn charges_imported_pool_memory_to_both_shares() {
     assert_eq!(poor.memory_info().0, 16 * MIB);
     other.ok(&format!("free {open}"));
     assert_eq!(other.memory_info().0, GIB);
-    // What was refused was not kept either.
+    // The denied import was not kept either.
     one.kill();
     container
         .machine
@@ -89,7 +89,7 @@ fn charges_imported_pool_memory_to_both_shares() {
     assert_eq!(container.ledger_bytes(), 2 * CONTEXT_BYTES);
 }
 
-/// What was made available and is freed is available no more: other memory is paid for in full.
+/// Exported memory that is freed is no longer shared: other memory is charged in full.
 #[test]
 fn excludes_freed_pool_memory_from_shared_chunks() {
     let container = Container::with_memory(GIB);

@@ -1,4 +1,4 @@
-//! Limits pages and regions: several, changed, broken.
+//! Limits pages and regions: several, changed and damaged.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ fn sums_shares_of_one_gpu() {
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
     let mut process = container.process();
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
-    // What was taken of each before it turned out to be too much is returned.
+    // A partial charge to one share is returned when another share denies.
     process.denied(&format!("alloc {}", 3 * GIB + 1));
     assert_eq!(process.memory_info(), (3 * GIB, 3 * GIB));
     let large = process.alloc(3 * GIB);
@@ -78,13 +78,13 @@ fn charges_driver_excess_until_returned() {
     let rest = process.alloc(GIB / 2 - 100 * MIB);
     change(200 * MIB);
     assert_eq!(process.memory_info(), (0, GIB));
-    // What is freed repays first.
+    // Freed memory first repays the excess.
     process.ok(&format!("free {rest}"));
     process.denied(&format!("alloc {}", GIB / 2 - 100 * MIB));
     change(0);
     process.alloc(GIB / 2);
     process.ok(&format!("free {half}"));
-    // More than the whole limit stops everything and nothing else.
+    // An excess above the limit denies all requests and has no other effect.
     change(u64::MAX);
     assert_eq!(process.memory_info(), (0, GIB));
     process.denied("alloc 1");
@@ -102,10 +102,10 @@ fn switches_from_retired_page_to_successor() {
     for write in retire(&old).unwrap() {
         page.write_all_at(write.bytes(), write.offset()).unwrap();
     }
-    // Until the successor is there, the old limits hold.
+    // The old limits apply until the successor exists.
     assert_eq!(process.memory_info().1, GIB);
     process.denied(&format!("alloc {}", 2 * GIB));
-    // A page of another card is no successor.
+    // A page of another GPU is not a successor.
     fs::remove_file(container.page("share")).unwrap();
     container.add_share("share", CARDS[1], &Limits::memory(4 * GIB));
     assert_eq!(process.memory_info().1, GIB);
@@ -199,7 +199,7 @@ fn lifts_limit_of_gpu_with_unlimited_share() {
     container.process().alloc(2 * GIB);
 }
 
-/// Nothing is counted there, so nothing is taken from there; the card's other share serves alone.
+/// A share with an unusable region counts nothing and grants nothing; the GPU's other share determines the limit.
 #[test]
 fn ignores_limit_of_share_with_unusable_region() {
     let container = Container::new();
@@ -232,7 +232,7 @@ fn random_region_affects_only_its_share() {
         .write(true)
         .open(container.region("share"))
         .unwrap();
-    // Everything but magic and version.
+    // All words except magic and version.
     region
         .write_all_at(&vec![0xee; REGION_SIZE - 16], 16)
         .unwrap();

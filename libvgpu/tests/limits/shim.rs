@@ -1,5 +1,5 @@
-//! Delivery by stubs: nothing is preloaded, no variable is set, and what programs take for the driver's libraries
-//! leads to the interposer.
+//! Delivery `shim`: nothing is preloaded and no variable is set; stubs in place of NVIDIA's libraries load the
+//! interposer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::loaders::build_library;
 use crate::robustness::is_root;
 use crate::test_process::{Container, GIB, MIB, TestProcess};
 
-/// Where the container has the driver's libraries, as its `ld.so.cache` says.
+/// Directory of NVIDIA's libraries in the container, per its `ld.so.cache`.
 const LIBRARIES: &str = "/usr/local/lib/nvidia";
 /// The version in the libraries' file names.
 const VERSION: &str = "580.65.06";
@@ -23,14 +23,14 @@ const VERSION: &str = "580.65.06";
 /// A container whose root is laid out as the node driver does it.
 struct ShimContainer {
     container: Container,
-    /// What is mounted, and the place of the root.
+    /// The mounted files, and the mount point of the root.
     files: tempfile::TempDir,
-    /// Where the driver's own libraries come from.
+    /// Directory of NVIDIA's libraries.
     driver: PathBuf,
 }
 
 impl ShimContainer {
-    /// A container with one share of the first card; `None` without the privilege to mount.
+    /// A container with one share of the first GPU; `None` without the privilege to mount.
     fn with_memory(limit_bytes: u64) -> Option<Self> {
         if !is_root() {
             return None;
@@ -119,14 +119,14 @@ impl ShimContainer {
         command
     }
 
-    /// A subject that gets its functions by that route, with a context on the first card.
+    /// A test process with a context on the first GPU that resolves functions by `route`.
     fn start(&self, route: &str) -> TestProcess {
         let mut process = TestProcess::spawn(self.command(interposer::test_process(), &[route]));
         process.init(0);
         process
     }
 
-    /// What a program prints.
+    /// Runs a program and returns its output.
     fn output(&self, program: impl AsRef<Path>, arguments: &[&str]) -> String {
         let output = self.command(program, arguments).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
@@ -151,7 +151,7 @@ fn cache() -> Vec<u8> {
     cache.to_bytes().unwrap()
 }
 
-/// Takes exactly what the share has, and returns it.
+/// Allocates exactly the limit, and frees it.
 fn is_limited(process: &mut TestProcess, limit_bytes: u64, how: &str) {
     assert_eq!(process.memory_info(), (limit_bytes, limit_bytes), "{how}");
     process.denied(&format!("alloc {}", limit_bytes + 1));
@@ -191,13 +191,14 @@ fn stub_resolves_hooks_and_unhooked_functions() {
     };
     let mut process = shim.start("dlsym");
     assert_eq!(process.request("lookup cuMemAlloc_v2"), "0 libvgpu.so");
-    // What libvgpu does not know is the driver's, even if no header has it; and what is nowhere is not found.
+    // Functions that libvgpu does not hook come from the driver, even if no header declares them. Unknown names are not
+    // found.
     for name in ["cuDeviceGetName", "cuMemAllocUnlisted"] {
         let found = process.request(&format!("lookup {name}"));
         assert_eq!(found, "0 libcuda.so.1", "{name}");
     }
     assert_eq!(process.request("lookup cuNoSuchFunction"), "0 none");
-    // The names that it has for `ld` lead nowhere: this function's version of CUDA is not simulated.
+    // The names for `ld` resolve to nothing: the simulated CUDA version lacks this function.
     assert!(
         paths::CUDA_STUB
             .link_names()
@@ -224,7 +225,7 @@ fn limits_library_reopened_after_close() {
     process.denied("alloc 1");
 }
 
-/// Each namespace has an interposer of its own; both count in the share.
+/// Each namespace has its own interposer; both count in the share.
 #[test]
 fn shares_limit_among_namespaces_of_one_process() {
     let Some(shim) = ShimContainer::with_memory(4 * GIB) else {
@@ -242,7 +243,7 @@ fn shares_limit_among_namespaces_of_one_process() {
     process.denied("alloc 1");
     let mut other = shim.start("dlsym");
     other.denied("alloc 1");
-    // Both namespaces' memory comes back when the process dies.
+    // The memory of both namespaces is reclaimed when the process is killed.
     process.kill();
     shim.container
         .wait_for_ledger_bytes(crate::test_process::CONTEXT_BYTES);
@@ -254,7 +255,7 @@ fn limits_deeply_bound_library() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
-    // Linked with the driver's own library, as one that comes from another machine.
+    // Linked with NVIDIA's own library, as a library built on another machine.
     let libraries = shim.container.machine.lib_dir().display().to_string();
     let source = include_str!("plugin.c");
     let arguments = [&format!("-L{libraries}"), "-l:libcuda.so.1"];
@@ -292,8 +293,8 @@ fn limits_programs_linked_with_libcuda() {
     };
     let files = shim.files.path().display().to_string();
     let real = shim.container.machine.lib_dir().display().to_string();
-    // Elsewhere with the driver's library; and in the container, where `ld` finds the stub. The second way is that of
-    // Triton; `--as-needed`, with which Ubuntu's compiler links, leaves out a library without any name that is used.
+    // Linked elsewhere with NVIDIA's library, and in the container, where `ld` finds the stub, as Triton does. Ubuntu's
+    // compiler links with `--as-needed`, which drops a library if no symbol of it is used.
     for (name, directory, library) in [
         ("elsewhere", &real, "-l:libcuda.so.1"),
         ("here", &files, "-l:libcuda.so"),
@@ -381,7 +382,7 @@ fn loads_nothing_into_program_without_gpu() {
     );
 }
 
-/// As where another claim of the pod was prepared before the node changed its mode.
+/// A pod can have both if another claim of it was prepared before the node changed its delivery mode.
 #[test]
 fn counts_once_with_stub_and_preload() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
@@ -399,8 +400,8 @@ fn counts_once_with_stub_and_preload() {
     }
 }
 
-/// What `docs/security.md` says: the driver's own file is there, and a program that opens it by its path has it. With a
-/// preloaded interposer it does not.
+/// NVIDIA's own file is mounted, and a program that opens it by path is not limited (see `docs/security.md`). A
+/// preloaded interposer limits it.
 #[test]
 fn does_not_limit_driver_file_opened_by_path() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
@@ -419,7 +420,7 @@ fn does_not_limit_driver_file_opened_by_path() {
     is_limited(&mut process, GIB, "preloaded");
 }
 
-/// Behind the stub, `dlsym` finds hooks of functions that an old driver does not have.
+/// With the stub, `dlsym` finds hooks of functions that an old driver lacks.
 #[test]
 fn returns_not_supported_for_missing_driver_function() {
     let Some(mut shim) = ShimContainer::with_memory(GIB) else {

@@ -1,4 +1,4 @@
-//! Limits from the environment.
+//! Limits from environment variables.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -8,7 +8,7 @@ use crate::test_process::{Container, GIB, MIB, TestProcess};
 
 fn start(container: &Container, variables: &[(&str, &str)]) -> TestProcess {
     container.start_with("dlsym", |command| {
-        // A process group of its own, as a shell gives each command line.
+        // A separate process group, as a shell creates for each command line.
         command.process_group(0).envs(variables.iter().copied());
     })
 }
@@ -35,7 +35,7 @@ fn applies_precedence_of_variables() {
     let container = Container::new();
     let all = ("CUDA_DEVICE_MEMORY_LIMIT", "3g");
     for (variables, limit) in [
-        // Ours over HAMi's, a card's own over all cards'.
+        // drava's variables over HAMi's, those of one GPU over those of all GPUs.
         (&[all, ("DRAVA_MEMORY_LIMIT", "2Gi")][..], 2 * GIB),
         (&[("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), all], GIB),
         (&[("CUDA_DEVICE_MEMORY_LIMIT_1", "1g"), all], 3 * GIB),
@@ -148,7 +148,7 @@ fn selects_policies_by_name() {
     }
 }
 
-/// Whether a launch goes through the library at all, which it does not where nothing is metered.
+/// Launches go through the library only if they are metered.
 #[test]
 fn meters_only_with_limited_cores() {
     let container = Container::new();

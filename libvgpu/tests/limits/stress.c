@@ -1,11 +1,11 @@
-// One of the processes in the storm: allocates and frees in every way there is, at random, until it is told to
-// stop or dies. Each line on standard input is a command, each answered with one line:
+// A process of the stress test: allocates and frees in every way, at random, until it is told to stop or is killed.
+// Each line on standard input is a command, answered with one line:
 //
-//   go <operations>   does so many, then says `done <granted> <refused> <wrong> <operations>`
-//   drain             frees everything, then says `done …` likewise
-//   free              says `free <bytes>`, the bytes that stay charged because they were exported
+//   go <operations>   runs the operations, answers `done <granted> <refused> <wrong> <operations>`
+//   drain             frees everything, answers `done …` likewise
+//   free              answers `free <bytes>`, the bytes that stay charged because they were exported
 //
-// A result that is neither success nor CUDA_ERROR_OUT_OF_MEMORY is wrong, and said on standard error.
+// A result other than success and CUDA_ERROR_OUT_OF_MEMORY is wrong, and reported on standard error.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,10 +29,10 @@ static Pointer most, limit;
 static _Atomic Pointer granted, refused, wrong, exported_bytes, operations_done;
 static void *primary;
 
-// Which of the operations there are: all, only those with pools, or all others.
+// The enabled operations: all, only those on pools, or all others.
 static enum { ALL, POOLS, OTHERS } kinds;
 
-// Looked up each time through `dlsym`, which is what is under test too.
+// Each call is looked up with `dlsym`, which is part of the test.
 #define CALL(name, types, ...)                                                     \
     ({                                                                             \
         Result (*call) types = (Result(*) types)dlsym(cuda, #name);                \
@@ -47,7 +47,7 @@ struct Thing {
     Pointer bytes;
 };
 
-// What each thread works on. One has as many things as several together.
+// Objects of each thread. A single thread has as many as several threads together.
 #define THREADS 2
 #define THINGS 96
 
@@ -65,7 +65,7 @@ static uint64_t below(uint64_t bound) {
     return (worker->state >> 33) % bound;
 }
 
-// Half of all requests are small, a few are hopeless.
+// Half of all requests are small, a few exceed any limit.
 static Pointer some_bytes(void) {
     switch (below(16)) {
     case 0: return 1 + below(4096);
@@ -122,7 +122,7 @@ static void make_array(struct Thing *thing) {
     }
 }
 
-// A pool of its own with a few allocations from it.
+// A new pool with a few allocations.
 static void make_pool(struct Thing *thing) {
     char properties[88] = {0};
     struct Properties device = {1, 0, 1, 0, NULL, {0}};
@@ -135,10 +135,10 @@ static void make_pool(struct Thing *thing) {
     }
 }
 
-// Physical memory with up to two mappings; often the handle goes before they do, sometimes it was exported.
+// Physical memory with up to two mappings. Often the handle is released before the mappings, sometimes it was exported.
 static void make_mapped(struct Thing *thing) {
     struct Properties properties = {1, 1, 1, 0, NULL, {0}};
-    // What was exported stays charged until the process ends, so it is rare and small.
+    // Exported memory stays charged until the process ends, so it is rare and small.
     int is_exported = below(64) == 0;
     thing->bytes = is_exported ? GRANULE : (1 + below(most / GRANULE)) * GRANULE;
     if (note("cuMemCreate", CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &thing->handle, thing->bytes, &properties, 0))) return;
@@ -161,7 +161,7 @@ static void make_mapped(struct Thing *thing) {
     }
 }
 
-// A graph that takes memory while it runs. The device keeps it for other graphs.
+// A graph that allocates while it runs. The device caches the memory for other graphs.
 static void run_a_graph(void) {
     void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
     must("cuGraphCreate", CALL(cuGraphCreate, (void **, unsigned), &graph, 0));
@@ -184,7 +184,7 @@ static void run_a_graph(void) {
     must("cuGraphDestroy", CALL(cuGraphDestroy, (void *), graph));
 }
 
-// A context that takes with it what was allocated in it.
+// A context that is destroyed with allocations in it.
 static void live_in_a_context(void) {
     void *context = NULL;
     if (note("cuCtxCreate", CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, 0))) return;
@@ -196,7 +196,7 @@ static void live_in_a_context(void) {
     must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
 }
 
-// A child that inherits the device files and does nothing with them, for a while.
+// A child that inherits the device files and idles for a while.
 static void leave_a_child(void) {
     pid_t child = fork();
     if (child) return;
@@ -243,7 +243,7 @@ static void operate(void) {
     if (thing->kind != NOTHING) return unmake(thing);
     uint64_t number = below(64);
     int has_pools = number >= 6 && number < 10, is_ordered = number >= 26 && number < 36;
-    // Contexts, children, synchronisations and looks are in all of them.
+    // Every kind includes contexts, children, synchronization and queries.
     if (kinds == POOLS && number >= 6 && !has_pools && !is_ordered) number = 26;
     if (kinds == OTHERS && (has_pools || is_ordered)) number = 63;
     switch (number) {
@@ -276,7 +276,7 @@ int main(int count, char **arguments) {
     most = strtoull(arguments[2], NULL, 10);
     limit = strtoull(arguments[3], NULL, 10);
     kinds = !strcmp(arguments[4], "pools") ? POOLS : !strcmp(arguments[4], "others") ? OTHERS : ALL;
-    // Threads get in each other's way in pools.
+    // Several threads compete in pools.
     if (kinds == POOLS) threads = THREADS;
     for (int i = 0; i < threads; i++) workers[i].state = strtoull(arguments[1], NULL, 10) + (uint64_t)i * 7919;
     worker = workers;
@@ -284,7 +284,7 @@ int main(int count, char **arguments) {
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!cuda) return fprintf(stderr, "%s\n", dlerror()), 1;
     must("cuInit", CALL(cuInit, (unsigned), 0));
-    // Refused if the others have taken everything; then it has nothing to do.
+    // Denied if other processes use the whole limit; the process idles then.
     if (!note("cuDevicePrimaryCtxRetain", CALL(cuDevicePrimaryCtxRetain, (void **, int), &primary, 0)))
         must("cuCtxSetCurrent", CALL(cuCtxSetCurrent, (void *), primary));
     char line[64];

@@ -1,8 +1,8 @@
-//! The stress: eight processes allocate and free in every way there is, fork, make contexts, and die at random
-//! steps; the card's physical ledger is the oracle.
+//! Stress test: eight processes allocate and free in every way, fork, create contexts, and are killed at random steps.
+//! The GPU's physical ledger verifies the accounts.
 //!
-//! What is random follows from one seed, which a failure names; how the processes interleave does not.
-//! `DRAVA_STRESS_SEED` and `DRAVA_STRESS_OPERATIONS` choose other runs, as `cargo xtask bench memory` does.
+//! All random choices follow from one seed, which a failure prints; the interleaving of the processes does not.
+//! `DRAVA_STRESS_SEED` and `DRAVA_STRESS_OPERATIONS` select other runs, as `cargo xtask bench memory` does.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
@@ -17,9 +17,9 @@ use crate::interposer;
 use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess};
 
 const PROCESSES: u64 = 8;
-/// Largest allocation, apart from hopeless ones.
+/// Largest allocation, except those that exceed any limit.
 const MOST: u64 = 48 * MIB;
-/// Room for a context of each, a few more, and far less memory than all want together.
+/// Room for a context of each process and a few more, and far less memory than the processes request.
 const LIMIT: u64 = (PROCESSES + 3) * CONTEXT_BYTES + GIB;
 /// Operations of each process in a round.
 const ROUND: u64 = 250;
@@ -41,26 +41,26 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// What happened.
+/// Statistics of a run.
 #[derive(Default)]
 struct Figures {
     rounds: u64,
-    /// Of processes that lived to tell.
+    /// Operations of processes that survived their round.
     operations: u64,
     granted: u64,
     refused: u64,
     deaths: u64,
     samples: u64,
-    /// How far the living were beyond the limit at most while all were at work.
+    /// Largest amount by which living processes exceeded the limit while all were running.
     worst_overshoot_bytes: u64,
-    /// How much of the limit the card's ledger saw taken at most.
+    /// Largest usage that the GPU's ledger showed.
     highest_bytes: u64,
 }
 
 struct Stress {
     container: Container,
     seed: u64,
-    /// Which operations, as the processes know them.
+    /// The enabled operations, as `stress.c` names them.
     kinds: &'static str,
     random: Random,
     started: u64,
@@ -90,7 +90,7 @@ impl Stress {
     fn start_missing(&mut self) {
         while (self.processes.len() as u64) < PROCESSES {
             self.started += 1;
-            // Up to a few rounds long, in steps on the region.
+            // Up to a few rounds, in steps on the region.
             let steps = 300 + self.random.below(8_000);
             let mut command = self.container.command(interposer::stress());
             command
@@ -102,12 +102,12 @@ impl Stress {
         }
     }
 
-    /// Every fourth round all free what they have.
+    /// Every fourth round frees everything.
     fn is_drained(&self) -> bool {
         self.figures.rounds % 4 == 3
     }
 
-    /// All do `ROUND` operations at the same time, one is killed at any moment; those that live are left.
+    /// All processes run `ROUND` operations concurrently, one may be killed at a random moment; keeps the survivors.
     fn round(&mut self) {
         self.start_missing();
         let command = if self.is_drained() {
@@ -130,7 +130,7 @@ impl Stress {
             if let Some((pid, delay)) = victim {
                 scope.spawn(move || {
                     std::thread::sleep(delay);
-                    // SAFETY: a child that has not been waited for.
+                    // SAFETY: a child that was not waited for.
                     unsafe { libc::kill(pid, libc::SIGKILL) };
                 });
             }
@@ -173,12 +173,11 @@ impl Stress {
         assert_eq!(numbers[2], 0, "seed {}: see above", self.seed);
     }
 
-    /// While nobody is at work the account is within the limit, and no byte of the card is taken that is not in
-    /// the account. Once everything is freed they are the same but for what was exported. (Before, managed memory
-    /// is in the account only.)
+    /// Between rounds the account is within the limit and covers all used memory of the GPU. After everything is freed
+    /// they are equal, except for exported memory. (Before that, managed memory is only in the account.)
     fn check(&mut self) {
         let mut exported = self.take_stock();
-        // Whoever dies of it leaves something that the others have to take stock of again.
+        // A process killed meanwhile leaves memory that the other processes must reclaim again.
         while exported.len() < self.processes.len() {
             let lives = |process: &TestProcess| {
                 let pid = u32::try_from(process.pid()).unwrap();
@@ -187,7 +186,7 @@ impl Stress {
             self.processes.retain(lives);
             exported = self.take_stock();
         }
-        // Until the children of the dead have ended too.
+        // Waits until the children of killed processes have exited.
         let card = self
             .container
             .machine
@@ -223,7 +222,7 @@ impl Stress {
         self.figures.rounds += 1;
     }
 
-    /// Every process takes back what dead ones left, and says how much of its own was exported, by PID.
+    /// Lets every process reclaim the memory of dead ones; returns the exported bytes of each, by PID.
     fn take_stock(&mut self) -> BTreeMap<u32, u64> {
         let mut exported = BTreeMap::new();
         for process in &mut self.processes {
@@ -241,7 +240,7 @@ impl Stress {
         Snapshot::decode(&region).unwrap().share()
     }
 
-    /// Everything comes back when the last has ended.
+    /// All memory is reclaimed after the last process ends.
     fn end(&mut self) {
         for process in self.processes.drain(..) {
             process.kill();
@@ -256,7 +255,7 @@ impl Stress {
     }
 }
 
-/// Looks at the ledger again and again, and returns what the living held each time.
+/// Polls the ledger, and returns the memory of living processes at each poll.
 fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
     let mut samples = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
@@ -267,8 +266,8 @@ fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
     samples
 }
 
-/// What the ledger says that processes hold which are alive after it said so. The memory of the dead is not
-/// counted: others may have it before the machine notices the death.
+/// Memory in the ledger of processes that are still alive after it was read. The memory of dead processes is excluded:
+/// another process may reclaim it before the machine detects the exit.
 fn taken_by_the_living(container: &Container, card: &CardStatus) -> u64 {
     let Ok(region) = std::fs::File::options()
         .read(true)
@@ -287,7 +286,7 @@ fn taken_by_the_living(container: &Container, card: &CardStatus) -> u64 {
     taken.map(|taken| taken.used_bytes).sum()
 }
 
-/// Whether a process holds the lock of the slot at that offset.
+/// Returns whether a process holds the lock of the slot at the offset.
 fn is_locked(region: &std::fs::File, offset: usize) -> bool {
     // SAFETY: all zeroes is a `struct flock`.
     let mut range = unsafe { std::mem::zeroed::<libc::flock>() };
@@ -300,7 +299,7 @@ fn is_locked(region: &std::fs::File, offset: usize) -> bool {
     i32::from(range.l_type) != libc::F_UNLCK
 }
 
-/// Operations of a storm that does not say how many: some seconds of two cores.
+/// Default number of operations: some seconds on two cores.
 const OPERATIONS: u64 = 50_000;
 
 #[test]
@@ -313,14 +312,14 @@ fn holds_limit_under_pool_stress() {
     run("pools");
 }
 
-/// Does many operations of those kinds, as the processes know them.
+/// Runs many operations of a kind.
 fn run(kinds: &'static str) {
     let operations = setting("DRAVA_STRESS_OPERATIONS", OPERATIONS);
     let seed = setting("DRAVA_STRESS_SEED", 0x5eed);
     println!("seed {seed}");
     let started = Instant::now();
     let mut stress = Stress::new(seed, kinds);
-    // The last round is one in which everything is freed.
+    // The last round frees everything.
     while stress.figures.operations < operations || !stress.figures.rounds.is_multiple_of(4) {
         stress.round();
         stress.check();
@@ -344,7 +343,7 @@ fn run(kinds: &'static str) {
         "seconds": started.elapsed().as_secs(),
     });
     crate::measurements::report(&report);
-    // Much is refused and some die, or the storm proves little.
+    // A run without denials and kills proves little.
     assert!(figures.refused > figures.rounds, "seed {seed}: {report}");
     assert!(figures.deaths > 0, "seed {seed}: {report}");
     assert_eq!(figures.worst_overshoot_bytes, 0, "seed {seed}: {report}");

@@ -1,9 +1,9 @@
-// The program under limits in libvgpu's tests: does what it reads on standard input, one command a line, and
-// answers each with one line that begins with the driver's result.
+// The program under test in libvgpu's tests. Each line on standard input is a command, answered with one line that
+// begins with the driver's result.
 //
-// The first argument says how it gets its functions: `dlsym`, `procaddress` (everything but cuGetProcAddress
-// itself through cuGetProcAddress), or `next` (dlsym with RTLD_NEXT, after the library was loaded globally).
-// `open=NAME` is `dlsym` in the library of that name.
+// The first argument is the way to resolve functions: `dlsym`, `procaddress` (all functions except cuGetProcAddress
+// through cuGetProcAddress), or `next` (dlsym with RTLD_NEXT after the library was loaded globally). `open=NAME` is
+// `dlsym` in the library of that name.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,7 +37,7 @@ static Result (*get_proc_address)(const char *, void **, int, uint64_t, int *);
 static void *function(const char *name) {
     if (!strcmp(route, "next")) return dlsym(RTLD_NEXT, name);
     if (strcmp(route, "procaddress")) return dlsym(cuda, name);
-    // The base name and the newest version: the runtime's way.
+    // The base name and the newest version, as the CUDA runtime does.
     char base[128];
     snprintf(base, sizeof base, "%s", name);
     uint64_t flags = 0;
@@ -69,7 +69,7 @@ static void answer_slot(Result result, Pointer pointer) {
     printf("%d %d %llu\n", result, result == 0 ? used++ : -1, pointer);
 }
 
-// In two steps: the order in which arguments are evaluated is not defined.
+// In two steps, because the evaluation order of arguments is undefined.
 #define ANSWER(call)                  \
     do {                              \
         Result result = (call);       \
@@ -173,10 +173,10 @@ static void run(char *line) {
     } else if (!strcmp(word, "destroystream")) {
         printf("%d\n", CALL(cuStreamDestroy_v2, (Pointer), slots[a]));
     } else if (!strcmp(word, "stall")) {
-        // Stream `a` waits until the word at `b` is told to be 1.
+        // Makes stream `a` wait until the word at `b` is 1.
         printf("%d\n", CALL(cuStreamWaitValue32_v2, (Pointer, Pointer, unsigned, unsigned), slots[a], slots[b], 1, 1));
     } else if (!strcmp(word, "tell")) {
-        // The simulated card's memory is the process's own.
+        // The memory of the simulated GPU is memory of the process.
         *(volatile unsigned *)(uintptr_t)slots[a] = 1;
         printf("0\n");
     } else if (!strcmp(word, "freeasync")) {
@@ -193,21 +193,21 @@ static void run(char *line) {
     } else if (!strcmp(word, "destroypool")) {
         printf("%d\n", CALL(cuMemPoolDestroy, (Pointer), slots[a]));
     } else if (!strcmp(word, "keep")) {
-        // Release threshold of the current pool.
+        // Sets the release threshold of the current pool.
         void *pool = NULL;
         uint64_t threshold = a;
         Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
         if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, 4, &threshold);
         printf("%d\n", result);
     } else if (!strcmp(word, "policy")) {
-        // One of the reuse policies of the current pool.
+        // Sets a reuse policy of the current pool.
         void *pool = NULL;
         int allows = (int)b;
         Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
         if (!result) result = CALL(cuMemPoolSetAttribute, (void *, int, void *), pool, (int)a, &allows);
         printf("%d\n", result);
     } else if (!strcmp(word, "highest")) {
-        // The most that the current pool had reserved since it was asked last.
+        // The peak reservation of the current pool since the last query.
         void *pool = NULL;
         uint64_t highest = 0, none = 0;
         Result result = CALL(cuDeviceGetMemPool, (void **, int), &pool, 0);
@@ -221,16 +221,16 @@ static void run(char *line) {
     } else if (!strcmp(word, "freeraw")) {
         printf("%d\n", CALL(cuMemFree_v2, (Pointer), a));
     } else if (!strcmp(word, "array")) {
-        // Elements along each side, channels, and the format, which is FLOAT if it is 0.
+        // Elements along each side, channels, and the format; 0 means FLOAT.
         struct ArrayDescriptor descriptor = {a, b, c, e ? (unsigned)e : 0x20, d ? d : 1, 0};
         ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
     } else if (!strcmp(word, "sparse")) {
-        // 1024 elements of 4 bytes each way, without memory.
+        // 1024 × 1024 elements of 4 bytes, without memory.
         struct ArrayDescriptor descriptor = {1024, 1024, 0, 0x20, 1, 0x40};
         ANSWER(CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &pointer, &descriptor));
     } else if (!strcmp(word, "tiles") || !strcmp(word, "untile")) {
-        // Maps memory `b` to rows of tiles, 128 elements high, of the sparse array `a`: from row `c` on `d` of them; or
-        // unmaps them.
+        // Maps memory `b` to `d` rows of tiles of the sparse array `a` from row `c`, each 128 elements high; or unmaps
+        // them.
         int unmaps = *word == 'u';
         struct { unsigned resource_type; Pointer resource; unsigned part, padding, level, layer, x, y, z, width, height, depth, operation, memory_type; Pointer memory, offset; unsigned devices, flags, reserved[2]; }
             operation = {0, slots[a], 0, 0, 0, 0, 0, 128 * (unsigned)c, 0, 1024, 128 * (unsigned)d, 1, unmaps ? 2 : 1, 0, unmaps ? 0 : slots[b], 0, 1, 0, {0}};
@@ -273,7 +273,7 @@ static void run(char *line) {
                                : CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, (int)a);
         answer_slot(result, (Pointer)(uintptr_t)context);
     } else if (!strcmp(word, "errno")) {
-        // What errno is after `a` bytes were allocated, or refused, and it was asked how much there is.
+        // The value of errno after an allocation of `a` bytes, granted or denied, and a query of the free memory.
         size_t available = 0, total = 0;
         Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))function("cuMemAlloc_v2");
         Result (*info)(size_t *, size_t *) = (Result(*)(size_t *, size_t *))function("cuMemGetInfo_v2");
@@ -289,7 +289,7 @@ static void run(char *line) {
     } else if (!strcmp(word, "releaseprimary")) {
         printf("%d\n", CALL(cuDevicePrimaryCtxRelease_v2, (int), (int)a));
     } else if (!strcmp(word, "threads")) {
-        // `a` threads allocate `b` bytes each time until they are refused; says how often all together succeeded.
+        // `a` threads allocate `b` bytes repeatedly until denied; prints the number of allocations of all threads.
         pthread_t threads[64];
         Pointer sum = 0;
         for (unsigned i = 0; i < a; i++) pthread_create(&threads[i], NULL, allocate_forever, (void *)(uintptr_t)b);
@@ -300,8 +300,8 @@ static void run(char *line) {
         }
         printf("0 %llu\n", sum);
     } else if (!strcmp(word, "refusals")) {
-        // Asks `b` times for `a` bytes, which must be refused; says the median, the mean and the 99.9th percentile
-        // of what that took, in nanoseconds, and what an empty measurement takes.
+        // Makes `b` requests for `a` bytes, which must be denied; prints the median, mean and 99.9th percentile of
+        // their time in nanoseconds, and the time of an empty measurement.
         Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))function("cuMemAlloc_v2");
         unsigned *took = calloc(b, sizeof *took);
         Result result = 0;
@@ -327,7 +327,7 @@ static void run(char *line) {
         printf("%d %u %.0f %u %u\n", result, took[b / 2], sum / (double)b, took[b - 1 - b / 1000], empty);
         free(took);
     } else if (!strcmp(word, "fork")) {
-        // The child goes on in the parent's place; the parent waits and holds what it has.
+        // The child continues in place of the parent; the parent waits and keeps its memory.
         pid_t child = fork();
         if (child > 0) {
             int status;
@@ -336,7 +336,7 @@ static void run(char *line) {
         }
         printf("0 %d\n", (int)getpid());
     } else if (!strcmp(word, "forkidle")) {
-        // The child does nothing and outlives its parent until its standard input ends.
+        // The child idles and outlives its parent.
         pid_t child = fork();
         if (child == 0) {
             alarm(120);
@@ -345,12 +345,12 @@ static void run(char *line) {
         }
         printf("0 %d\n", (int)child);
     } else if (!strcmp(word, "namespace")) {
-        // From now on the functions are those of a library in a namespace of its own, beside what was used before.
+        // From now on uses a copy of the library in a separate namespace, in addition to the first copy.
         void *other = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
         if (other) cuda = other;
         printf("%d\n", other ? 0 : -1);
     } else if (!strcmp(word, "reopen")) {
-        // Gives the library up as often as it was opened, and opens it again.
+        // Closes the library as many times as it was opened, and opens it again.
         for (Pointer i = 0; i < a; i++) dlclose(cuda);
         cuda = dlopen("libcuda.so.1", RTLD_NOW);
         printf("%d\n", cuda ? 0 : -1);
@@ -361,7 +361,7 @@ static void run(char *line) {
         Result result = CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, slots[a], 1, 0);
         printf("%d %d\n", result, exported);
     } else if (!strcmp(word, "import")) {
-        // Descriptor `b` of process `a`, as if it had been sent over a socket.
+        // Descriptor `b` of process `a`, as if received over a socket.
         char path[64];
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
         int imported = open(path, O_WRONLY | O_CLOEXEC);
@@ -374,7 +374,7 @@ static void run(char *line) {
         Result result = CALL(cuMemPoolExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, slots[a], 1, 0);
         printf("%d %d\n", result, exported);
     } else if (!strcmp(word, "importpool")) {
-        // Descriptor `b` of process `a`, as if it had been sent over a socket.
+        // Descriptor `b` of process `a`, as if received over a socket.
         char path[64];
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);
         int imported = open(path, O_RDWR | O_CLOEXEC);
@@ -407,8 +407,8 @@ static void run(char *line) {
     } else if (!strcmp(word, "ipcclose")) {
         printf("%d\n", CALL(cuIpcCloseMemHandle, (Pointer), slots[a]));
     } else if (!strcmp(word, "graph")) {
-        // `a` allocation nodes of `b` bytes, each with a node that frees it if `c` is not 0, uploaded at once if `d` is not
-        // 0; says the executable graph.
+        // `a` allocation nodes of `b` bytes, each with a free node if `c` is not 0, uploaded at instantiation if `d` is
+        // not 0; answers with the executable graph.
         void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
         Result result = CALL(cuGraphCreate, (void **, unsigned), &graph, 0);
         for (Pointer i = 0; !result && i < a; i++) {
@@ -431,7 +431,7 @@ static void run(char *line) {
         }
         answer_slot(result, (Pointer)(uintptr_t)exec);
     } else if (!strcmp(word, "capture")) {
-        // Begins to capture a stream of its own in the global mode; says which.
+        // Begins to capture a new stream in global mode; answers with the stream.
         Result result = CALL(cuStreamCreate, (Pointer *, unsigned), &pointer, 1);
         if (!result) result = CALL(cuStreamBeginCapture_v2, (Pointer, int), pointer, 0);
         answer_slot(result, pointer);
@@ -458,22 +458,22 @@ static void run(char *line) {
         waitpid(child, &status, 0);
         printf("%d\n", status);
     } else if (!strcmp(word, "vforklookup")) {
-        // The child, which has its parent's memory, asks for a function of the driver.
+        // The child, which shares its parent's memory, looks up a driver function.
         pid_t child = vfork();
         if (child == 0) _exit(function("cuMemAlloc_v2") ? 0 : 111);
         int status = 1;
         waitpid(child, &status, 0);
         printf("%d\n", status);
     } else if (!strcmp(word, "allocat")) {
-        // By an address that the program found by itself: from the library's own table of symbols.
+        // By an address from the library's own symbol table.
         Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))(uintptr_t)a;
         ANSWER(allocate(&pointer, b));
     } else if (!strcmp(word, "addressof")) {
-        // Where libcuda.so.1 has a function, by the loader's own list and the library's symbols.
+        // The address of a libcuda.so.1 function, from the loader's list and the library's symbols.
         sscanf(line, "%63s %127s", word, name);
         printf("0 %llu\n", (Pointer)(uintptr_t)symbol_of(cuda, name));
     } else if (!strcmp(word, "closeregion")) {
-        // Closes the region's descriptors, and lets another file have their numbers.
+        // Closes the region's descriptors, and reuses their numbers for another file.
         int closed = 0;
         FILE *other = tmpfile();
         for (int fd = 3; fd < 1024; fd++) {
@@ -516,8 +516,8 @@ static void run(char *line) {
     }
 }
 
-// System calls that a sandbox forbids: they fail with EPERM. A name stands for those that libvgpu makes of it, by an
-// argument that tells them from the driver's.
+// System calls that a sandbox forbids: they fail with EPERM. The arguments distinguish libvgpu's calls from the
+// driver's.
 static const struct Forbidden { const char *name; int call, argument; unsigned value; } forbidden[] = {
     {"inessential", SYS_fallocate, -1, 0},
     {"inessential", SYS_fchmod, -1, 0},
@@ -560,11 +560,11 @@ static void forbid(const char *name) {
 }
 
 int main(int count, char **arguments) {
-    // Nothing is left behind when the test ends in whatever way.
+    // Ends with the test, however that ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     route = count > 1 ? arguments[1] : "dlsym";
     setvbuf(stdout, NULL, _IOLBF, 0);
-    // Nothing is read ahead, so that what follows `exec` is there for the next program.
+    // Unbuffered, so that commands after `exec` remain for the next program.
     setvbuf(stdin, NULL, _IONBF, 0);
     if (!strcmp(route, "restricted")) forbid("inessential");
     if (getenv("TEST_PROCESS_FORBIDS")) forbid(getenv("TEST_PROCESS_FORBIDS"));
@@ -587,7 +587,7 @@ int main(int count, char **arguments) {
     getrlimit(RLIMIT_NOFILE, &files);
     none = files;
     none.rlim_cur = 3;
-    // The first function is asked for while the process may open no more files.
+    // Looks up the first function while the process cannot open files.
     if (getenv("TEST_PROCESS_WITHOUT_DESCRIPTORS")) setrlimit(RLIMIT_NOFILE, &none);
     *(void **)&get_proc_address = dlsym(cuda, "cuGetProcAddress_v2");
     setrlimit(RLIMIT_NOFILE, &files);

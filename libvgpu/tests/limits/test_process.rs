@@ -1,4 +1,4 @@
-//! A machine, the shares of one container on it, and subjects under their limits.
+//! A machine, the shares of one container on it, and test processes under their limits.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ pub(crate) const GIB: u64 = 1 << 30;
 
 pub(crate) const OUT_OF_MEMORY: i64 = 2;
 
-/// UUIDs of the two cards of the default machine.
+/// UUIDs of the two GPUs of the default machine.
 pub(crate) const CARDS: [&str; 2] = [
     "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
 
-/// What a context takes on its card, as the machine's description says.
+/// Memory of a context, as in the machine's description.
 pub(crate) const CONTEXT_BYTES: u64 = 545_259_520;
 
 /// A machine and one container on it.
@@ -39,20 +39,20 @@ impl Container {
         Self::on(Machine::start(H100X2).unwrap())
     }
 
-    /// A container without shares on some machine.
+    /// A container without shares on a given machine.
     pub(crate) fn on(machine: Machine) -> Self {
         let run = tempfile::tempdir().unwrap();
         Self { machine, run }
     }
 
-    /// A container with one share of the first card.
+    /// A container with one share of the first GPU.
     pub(crate) fn with_memory(limit_bytes: u64) -> Self {
         let container = Self::new();
         container.add_share("share", CARDS[0], &Limits::memory(limit_bytes));
         container
     }
 
-    /// What `/run/drava` is in a real container.
+    /// The directory that a real container sees as `/run/drava`.
     pub(crate) fn run_dir(&self) -> &Path {
         self.run.path()
     }
@@ -67,7 +67,7 @@ impl Container {
         share.join(paths::USAGE_DIR).join(paths::REGION_FILE)
     }
 
-    /// Another container on the same machine, with a share of the first card.
+    /// Another container on the same machine, with a share of the first GPU.
     pub(crate) fn tenant(&self, limit_bytes: u64) -> tempfile::TempDir {
         let run = tempfile::tempdir().unwrap();
         let share = run.path().join("tenant");
@@ -85,7 +85,7 @@ impl Container {
         run
     }
 
-    /// A process of a [`Self::tenant`], with a context on the first card.
+    /// A process of a [`Self::tenant`], with a context on the first GPU.
     pub(crate) fn process_of(&self, tenant: &tempfile::TempDir) -> TestProcess {
         let mut process = self.start_with("dlsym", |command| {
             command.env("DRAVA_RUN_DIR", tenant.path());
@@ -94,7 +94,7 @@ impl Container {
         process
     }
 
-    /// Does what the driver does when it prepares a share.
+    /// Writes the files of a share as the node driver does.
     pub(crate) fn add_share(&self, share: &str, card: &str, limits: &Limits) {
         let spec = LimitsSpec {
             claim_uid: IdText::new("claim").unwrap(),
@@ -108,7 +108,7 @@ impl Container {
         std::fs::write(self.page(share), encode(&spec)).unwrap();
     }
 
-    /// A process that uses the driver directly.
+    /// A process that resolves driver functions by `route`.
     pub(crate) fn start(&self, route: &str) -> TestProcess {
         self.start_with(route, |_| {})
     }
@@ -120,7 +120,7 @@ impl Container {
         TestProcess::spawn(command)
     }
 
-    /// Any program, as it would run in the container.
+    /// A program in the container.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.machine.command(program);
         command
@@ -129,14 +129,14 @@ impl Container {
         command
     }
 
-    /// A process with a context on the first card.
+    /// A process with a context on the first GPU.
     pub(crate) fn process(&self) -> TestProcess {
         let mut subject = self.start("dlsym");
         subject.init(0);
         subject
     }
 
-    /// A process beside the container, which nobody limits, with a context on the first card.
+    /// A process outside of the container, without limits, with a context on the first GPU.
     pub(crate) fn unlimited_process(&self) -> TestProcess {
         let mut command = self.machine.command(interposer::test_process());
         command.arg("dlsym");
@@ -145,18 +145,18 @@ impl Container {
         subject
     }
 
-    /// What the region of a share says about its processes.
+    /// The processes in the region of a share.
     pub(crate) fn processes_of(&self, share: &str) -> Vec<ProcessUsage> {
         let region = std::fs::read(self.region(share)).unwrap();
         Snapshot::decode(&region).unwrap().processes().collect()
     }
 
-    /// What the first card's ledger says is taken.
+    /// Used memory in the first GPU's ledger.
     pub(crate) fn ledger_bytes(&self) -> u64 {
         self.machine.card(0).unwrap().used_bytes
     }
 
-    /// Waits until the first card's ledger says so.
+    /// Waits until the first GPU's ledger shows this usage.
     pub(crate) fn wait_for_ledger_bytes(&self, bytes: u64) {
         wait_until(
             || self.ledger_bytes() == bytes,
@@ -165,7 +165,7 @@ impl Container {
     }
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits for a condition that another process fulfills.
 pub(crate) fn wait_until(condition: impl Fn() -> bool, otherwise: impl Fn() -> String) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !condition() {
@@ -174,28 +174,28 @@ pub(crate) fn wait_until(condition: impl Fn() -> bool, otherwise: impl Fn() -> S
     }
 }
 
-/// A process that does what it is told.
+/// A process that runs commands.
 pub(crate) struct TestProcess {
     child: Child,
-    /// `None` once its end was told to it.
+    /// `None` after its standard input was closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-/// A test that fails leaves nothing behind.
+/// Kills the process, so that a failing test leaves none behind.
 impl Drop for TestProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Which of the subject's allocations.
+/// An object of the process, such as an allocation, a stream or a handle.
 pub(crate) type ObjectId = i64;
 
 impl TestProcess {
-    /// Starts a program that answers each line with one.
+    /// Starts a program that answers each line with one line.
     pub(crate) fn spawn(mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -211,7 +211,7 @@ impl TestProcess {
         }
     }
 
-    /// Sends a command and returns the line that answers it.
+    /// Sends a command and returns its answer.
     pub(crate) fn request(&mut self, command: &str) -> String {
         self.send(command);
         self.receive()
@@ -222,7 +222,7 @@ impl TestProcess {
         writeln!(self.input.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    /// The next answer.
+    /// Returns the next answer.
     pub(crate) fn receive(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -234,32 +234,32 @@ impl TestProcess {
         line.trim().to_owned()
     }
 
-    /// As [`Self::request`], but the process may die before it answers.
+    /// As [`Self::request`], but the process may end before it answers.
     pub(crate) fn try_request(&mut self, command: &str) -> Option<String> {
-        // The pipe of a dead process is broken.
+        // The pipe of an ended process is broken.
         writeln!(self.input.as_mut()?, "{command}").ok()?;
         let mut line = String::new();
         let length = self.output.read_line(&mut line).ok()?;
         (length > 0).then(|| line.trim().to_owned())
     }
 
-    /// As [`Self::receive`], but the process may die before it answers.
+    /// As [`Self::receive`], but the process may end before it answers.
     pub(crate) fn try_receive(&mut self) -> Option<String> {
         let mut line = String::new();
         let length = self.output.read_line(&mut line).ok()?;
         (length > 0).then(|| line.trim().to_owned())
     }
 
-    /// As [`Self::send`], but the process may be dead.
+    /// As [`Self::send`], but the process may have ended.
     pub(crate) fn try_send(&mut self, command: &str) {
-        // The pipe of a dead process is broken.
+        // The pipe of an ended process is broken.
         let _ = self
             .input
             .as_mut()
             .map(|input| writeln!(input, "{command}"));
     }
 
-    /// Sends a command and returns the numbers that answer it, the driver's result first.
+    /// Sends a command and returns the numbers of its answer, the driver's result first.
     pub(crate) fn query(&mut self, command: &str) -> Vec<i64> {
         numbers(&self.request(command))
     }
@@ -271,12 +271,12 @@ impl TestProcess {
         answer[1..].to_vec()
     }
 
-    /// As [`Self::query`], for a command that must be refused for lack of memory.
+    /// As [`Self::query`], for a command that must be denied for lack of memory.
     pub(crate) fn denied(&mut self, command: &str) {
         assert_eq!(self.query(command)[0], OUT_OF_MEMORY, "{command}");
     }
 
-    /// Makes a context on a card.
+    /// Creates a context on a GPU.
     pub(crate) fn init(&mut self, device: u32) -> ObjectId {
         self.ok(&format!("init {device}"))[0]
     }
@@ -286,7 +286,7 @@ impl TestProcess {
         self.ok(&format!("alloc {bytes}"))[0]
     }
 
-    /// Allocates plain memory in steps until that is refused and returns how much it was.
+    /// Allocates plain memory in steps until denied, and returns the sum.
     pub(crate) fn fill(&mut self, step: u64) -> u64 {
         let mut filled = 0;
         loop {
@@ -299,7 +299,7 @@ impl TestProcess {
         }
     }
 
-    /// Free and total memory as the subject sees them.
+    /// Free and total memory as the process sees them.
     pub(crate) fn memory_info(&mut self) -> (u64, u64) {
         let answer = self.ok("meminfo");
         (answer[0].cast_unsigned(), answer[1].cast_unsigned())
@@ -315,12 +315,12 @@ impl TestProcess {
         self.child.wait().unwrap();
     }
 
-    /// Waits until it has died by itself.
+    /// Waits until the process has ended.
     pub(crate) fn wait(mut self) {
         self.child.wait().unwrap();
     }
 
-    /// Ends it in the regular way.
+    /// Closes the standard input and waits for the exit.
     pub(crate) fn end(mut self) -> ExitStatus {
         self.input = None;
         self.child.wait().unwrap()

@@ -1,17 +1,17 @@
-// Threads of one process that do the same at the same time. Each line on standard input is a command, each answered with
-// one line that begins with the driver's result. The threads come together before each round.
+// Threads of one process that run the same task concurrently. Each line on standard input is a command, answered with
+// one line that begins with the driver's result. The threads synchronize before each round.
 //
 //   init <device>, initonly                   makes the primary context current, or no context
-//   grow <threads> <rounds> <bytes>           each allocates so much from the current pool in a stream of its own, and
-//                                             frees it; says how often that was refused
+//   grow <threads> <rounds> <bytes>           each allocates from the current pool in its own stream and frees;
+//                                             prints the number of denials
 //   small <threads> <rounds> <bytes>          likewise, plain memory
-//   importpool <pid> <descriptor>             a pool of another process, as if it had been sent over a socket
-//   import <handle> <threads> <rounds>        each imports the allocation that the handle names, and gives it back; says
-//                                             how often that was granted
+//   importpool <pid> <descriptor>             imports a pool of another process, as if received over a socket
+//   import <handle> <threads> <rounds>        each imports the exported allocation and frees it; prints the number
+//                                             of successful imports
 //   open <handle> <threads> <rounds>          likewise, by IPC handle
-//   primary <threads> <rounds> <bytes>        each retains the primary context, allocates and frees so much there and
-//                                             releases it; says how often anything was refused
-//   meminfo                                   says free and total memory
+//   primary <threads> <rounds> <bytes>        each retains the primary context, allocates and frees there and
+//                                             releases the context; prints the number of denials
+//   meminfo                                   prints free and total memory
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -129,7 +129,7 @@ static void *use_primary(void *unused) {
     return unused;
 }
 
-// Runs the task in so many threads.
+// Runs the task in `count` threads.
 static void run_task(void *(*body)(void *), Pointer count) {
     pthread_t threads[MOST_THREADS];
     if (count > MOST_THREADS) exit(1);
@@ -179,7 +179,7 @@ static void run(const char *line) {
 }
 
 int main(void) {
-    // Nothing is left behind when the test ends in whatever way.
+    // Ends with the test, however that ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     setvbuf(stdout, NULL, _IOLBF, 0);
     cuda = dlopen("libcuda.so.1", RTLD_NOW);

@@ -1,4 +1,4 @@
-//! Threads of one process that ask at the same time: nobody is refused what there is, and nobody gets what there is not.
+//! Concurrent requests of threads of one process: available memory is granted, memory beyond the limit is denied.
 
 use drava_vgpu_abi::Limits;
 
@@ -7,14 +7,14 @@ use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, KIB, MIB, TestPr
 
 const THREADS: u64 = 4;
 
-/// A process of several threads, with a context on the first card.
+/// A process of several threads, with a context on the first GPU.
 fn threaded_process(container: &Container) -> TestProcess {
     let mut process = TestProcess::spawn(container.command(interposer::threads()));
     process.init(0);
     process
 }
 
-/// A process of a tenant with so much memory, as [`threaded_process`].
+/// A [`threaded_process`] of a tenant with a memory limit.
 fn process_of_tenant(container: &Container, limit_bytes: u64) -> (tempfile::TempDir, TestProcess) {
     let tenant = container.tenant(limit_bytes);
     let mut command = container.command(interposer::threads());
@@ -24,8 +24,8 @@ fn process_of_tenant(container: &Container, limit_bytes: u64) -> (tempfile::Temp
     (tenant, process)
 }
 
-/// The share has a chunk for each, and no more. What others may need until it is known where theirs lies keeps nobody
-/// from that, nor that a pool has grown for several when the first of them looks.
+/// The limit has exactly one chunk per thread. Neither the temporary reservations of other threads nor a pool that grew
+/// for several threads before the first one checks may cause a denial.
 #[test]
 fn grants_whole_limit_to_threads_growing_a_pool() {
     let container = Container::with_memory(THREADS * 32 * MIB);
@@ -37,7 +37,7 @@ fn grants_whole_limit_to_threads_growing_a_pool() {
     }
 }
 
-/// All of them fit into one block, whichever comes first.
+/// All allocations fit into one block, in any order.
 #[test]
 fn grants_shared_block_to_all_threads() {
     let container = Container::with_memory(2 * MIB);
@@ -48,7 +48,7 @@ fn grants_shared_block_to_all_threads() {
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
 }
 
-/// What one is refused nobody gets for nothing because the one is still being refused.
+/// While one thread's request is being denied, no other thread gets the memory without a charge.
 #[test]
 fn denies_every_thread_opening_memory_beyond_limit() {
     let container = Container::with_memory(GIB);
@@ -72,7 +72,7 @@ fn denies_every_thread_opening_memory_beyond_limit() {
     }
 }
 
-/// What one has paid for the others have for nothing.
+/// One charge covers all threads.
 #[test]
 fn charges_memory_opened_by_several_threads_once() {
     let container = Container::with_memory(GIB);
@@ -87,7 +87,7 @@ fn charges_memory_opened_by_several_threads_once() {
     assert_eq!(other.memory_info(), (32 * MIB, 32 * MIB));
 }
 
-/// However many make and end the primary context, it is paid for as long as it is there, and nothing is left of that.
+/// The primary context is charged once while it exists, however many threads create and destroy it, and not afterwards.
 #[test]
 fn charges_primary_context_once_for_several_threads() {
     const ROOM: u64 = 8 * MIB;

@@ -1,15 +1,16 @@
-//! What is charged for a pool while several threads make it grow: enough at any moment, and no more than they reserved.
+//! The charge for a pool that several threads grow concurrently: never less than its memory, and no more than they
+//! reserved.
 
 use crate::cache_charge::CacheCharge;
 
 const CHUNK: u64 = 32;
 
-/// Calls that are made together. Miri takes thousands of times as long for each of the orders in which they may come.
+/// Concurrent calls. Miri takes thousands of times as long for each interleaving.
 const CALLS: usize = if cfg!(miri) { 3 } else { 4 };
-/// The orders of as many calls of two steps each.
+/// Interleavings of that many calls of two steps each.
 const ORDERS: u64 = if cfg!(miri) { 90 } else { 2520 };
 
-/// How far a call has come, which has reserved a chunk.
+/// State of a call that has reserved a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     NotMade,
@@ -17,16 +18,16 @@ enum Call {
     Over,
 }
 
-/// A pool, its account, and calls that make it grow if their bit says so.
+/// A pool, its account, and calls that grow it if their bit is set.
 #[derive(Clone)]
 struct Pool<const CALLS: usize> {
     has_bytes: u64,
     growth: CacheCharge,
-    /// All that is charged or reserved.
+    /// Charged and reserved bytes.
     account_bytes: u64,
     calls: [Call; CALLS],
     grow: u32,
-    /// Whether it may still give a chunk back by itself.
+    /// Whether the pool may still release a chunk by itself.
     may_shrink: bool,
 }
 
@@ -56,11 +57,11 @@ impl<const CALLS: usize> Pool<CALLS> {
             "what is over takes more: {settled:?}"
         );
         self.account_bytes -= settled.from - settled.to;
-        // As it is remembered.
+        // Converted to its stored form and back.
         self.growth = CacheCharge::of(&settled.charge.to_charge(0));
     }
 
-    /// Everything that can happen next, each in a world of its own.
+    /// Explores every possible next step.
     fn go_on(self, ends: &mut u64) {
         let under_way = self.calls.iter().filter(|call| **call != Call::Over);
         let reserved_bytes = CHUNK * under_way.count() as u64;
@@ -75,7 +76,7 @@ impl<const CALLS: usize> Pool<CALLS> {
             let mut pool = self.clone();
             pool.settle(0);
             assert_eq!(pool.account_bytes, pool.has_bytes);
-            // The last one to be over has settled what all have done.
+            // The last call settles for all calls.
             if !self.may_shrink {
                 assert_eq!(self.account_bytes, self.has_bytes);
             }
@@ -113,13 +114,13 @@ fn charges_concurrent_pool_growth_once() {
         Pool::<CALLS>::new(grow, false).go_on(&mut ends);
     }
     assert_eq!(ends, ORDERS << CALLS);
-    // One that gives something back meanwhile has many more orders for the same calls.
+    // A pool that shrinks has many more interleavings for the same calls.
     for grow in 0..1 << (CALLS - 1) {
         Pool::<{ CALLS - 1 }>::new(grow, true).go_on(&mut ends);
     }
 }
 
-/// A driver that takes more than it said it would is charged what it has.
+/// A driver that allocates more than expected is charged in full.
 #[test]
 fn charges_unreserved_growth() {
     let growth = CacheCharge::default()
@@ -134,7 +135,7 @@ fn charges_unreserved_growth() {
     assert_eq!(settled.charge.reserved_bytes, 0);
 }
 
-/// How far the launch of a graph has come.
+/// State of a graph launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Launch {
     NotBegun,
@@ -144,23 +145,23 @@ enum Launch {
     Over,
 }
 
-/// Two graphs of a device, which need so much, and launches of them.
+/// Two graphs of a device with their sizes, and their launches.
 #[derive(Clone)]
 struct Device {
     needs: [u64; 2],
-    /// Whether each was ever launched, as the driver knows, and as is remembered, which is before.
+    /// Whether each was ever launched: as the driver knows, and as recorded, which is earlier.
     launched: [bool; 2],
     known: [bool; 2],
     has_bytes: u64,
     growth: CacheCharge,
     account_bytes: u64,
     launches: [(usize, Launch); 2],
-    /// Whether the driver may still give back what no graph uses.
+    /// Whether the driver may still release memory that no graph uses.
     may_shrink: bool,
 }
 
 impl Device {
-    /// What the graphs need together.
+    /// Combined memory of the graphs.
     fn sum(&self, which: [bool; 2]) -> u64 {
         let needs = self.needs.iter().zip(which);
         needs.map(|(need, counts)| need * u64::from(counts)).sum()
@@ -178,7 +179,7 @@ impl Device {
         next
     }
 
-    /// Everything that can happen next, each in a world of its own.
+    /// Explores every possible next step.
     fn go_on(self, ends: &mut u64) {
         assert!(self.has_bytes <= self.account_bytes, "less than it has");
         let total = self.growth.charged_bytes + self.growth.reserved_bytes;
@@ -199,12 +200,12 @@ impl Device {
                     next.account_bytes += need - lent;
                     next.growth = next.growth.add_reservation(need - lent);
                     next.go_on(ends);
-                    // It does not fit.
+                    // The launch does not fit.
                     let mut next = self.with(index, Launch::Over);
                     next.settle(lent);
                     next.go_on(ends);
                 }
-                // The graph has its memory already, or the other one's, or both keep theirs.
+                // The driver uses the graph's memory, the other graph's memory, or both.
                 Launch::Reserved => {
                     let mut made = self.with(index, Launch::Made);
                     made.launched[graph] = true;
@@ -251,7 +252,7 @@ fn charges_relaunched_graphs_for_driver_memory() {
         .into_iter()
         .flat_map(|graphs| (0..4).map(move |known| (graphs, [known & 1 != 0, known & 2 != 0])))
     {
-        // Miri takes one of these, of which the graphs share what the driver has.
+        // Miri runs only the case in which the graphs share the driver's memory.
         if cfg!(miri) && (graphs, known) != ([0, 1], [true, true]) {
             continue;
         }
@@ -263,7 +264,7 @@ fn charges_relaunched_graphs_for_driver_memory() {
             growth: CacheCharge::default(),
             account_bytes: 0,
             launches: graphs.map(|graph| (graph, Launch::NotBegun)),
-            // Which Miri would take minutes for.
+            // Miri would take minutes for it.
             may_shrink: !cfg!(miri),
         };
         for has_bytes in (0..=device.sum(known)).step_by(usize::try_from(CHUNK).unwrap()) {
@@ -283,14 +284,14 @@ fn reserves_only_memory_missing_in_driver() {
         charged_bytes: 2 * CHUNK,
         reserved_bytes: 0,
     };
-    // It has all that it will ever have.
+    // The driver already has all memory of the graph.
     let (lent, bytes) = growth.reuse_charge(2 * CHUNK, 2 * CHUNK);
     assert_eq!((lent.reserved_bytes, bytes), (2 * CHUNK, 2 * CHUNK));
-    // Another launch under way has all of it.
+    // Another launch in flight holds all of it.
     assert_eq!(lent.reuse_charge(CHUNK, 2 * CHUNK).1, 0);
-    // Another graph may come to need one more.
+    // Another graph may need one more chunk.
     assert_eq!(growth.reuse_charge(2 * CHUNK, 3 * CHUNK).1, CHUNK);
-    // What it may have is not known.
+    // The memory of the driver's graphs is unknown.
     assert_eq!(growth.reuse_charge(2 * CHUNK, u64::MAX), (growth, 0));
     assert_eq!(CacheCharge::default().reuse_charge(CHUNK, 0).1, 0);
 }

@@ -1,4 +1,4 @@
-//! What the process holds: the map says what was put into it, at any size and to every thread.
+//! The map of charges returns what was inserted, at any size and to every thread.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ const STEPS: u64 = if cfg!(miri) { 100 } else { 50_000 };
 
 fn empty() -> ChargeMap {
     let map = MaybeUninit::<ChargeMap>::zeroed();
-    // SAFETY: all zeroes is an empty map.
+    // SAFETY: all zeroes is a valid value.
     unsafe { map.assume_init() }
 }
 
@@ -25,10 +25,10 @@ fn held(bytes: u64) -> Charge {
     }
 }
 
-/// Keys that begin their search at one place, so that the first table is full for them after a few.
+/// Keys with the same first position, so that a few of them fill the first table.
 fn colliding() -> impl Iterator<Item = u64> {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    // Each step of Newton's method doubles the number of bits that are right, which are three at first.
+    // Each step of Newton's method doubles the number of correct bits, from three.
     let inverse = (0..5).fold(GOLDEN, |inverse, _| {
         inverse.wrapping_mul(2u64.wrapping_sub(GOLDEN.wrapping_mul(inverse)))
     });
@@ -45,7 +45,7 @@ fn returns_inserted_values() {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        // Small handles and addresses; twice as many as the first table has places for.
+        // Small handles and addresses; twice as many as the first table has entries.
         let key = match random >> 63 {
             0 => (random >> 40) % 1024,
             _ => 0x7f00_0000_0000 + ((random >> 40) % 1024) * (2 << 20),
@@ -69,13 +69,13 @@ fn returns_inserted_values() {
 #[test]
 fn finds_colliding_keys_in_next_tables() {
     let map = empty();
-    // More than the 64 places of a table that are looked at; three tables' worth where that is quick.
+    // More than the 64 entries of a table that are probed; three tables' worth where that is fast.
     let count = if cfg!(miri) { 68 } else { 150 };
     let keys: Vec<u64> = colliding().take(count).collect();
     for (index, key) in keys.iter().enumerate() {
         assert!(map.insert(*key, held(index as u64)));
     }
-    // What is removed before others leaves those to be found.
+    // Removing a key keeps the following ones reachable.
     for (index, key) in keys.iter().enumerate() {
         assert_eq!(map.remove(*key), Some(held(index as u64)));
         if let Some(last) = keys.last().filter(|last| *last != key && index % 8 == 0) {
@@ -116,7 +116,7 @@ fn removes_only_entries_of_ended_context() {
     assert_eq!(left, 20);
 }
 
-/// Every thread has keys of its own, as pointers are the one's who allocated them; tables grow under them.
+/// Each thread has its own keys, as each allocates its own pointers; the tables grow concurrently.
 #[test]
 fn finds_own_entries_from_several_threads() {
     let map = empty();
@@ -143,7 +143,7 @@ fn finds_own_entries_from_several_threads() {
     map.for_each(|key, _| panic!("{key} is left"));
 }
 
-/// A program that frees twice, in two threads at once, is paid once.
+/// A double free in two threads is refunded once.
 #[test]
 fn removes_entry_once_among_threads() {
     const KEYS: u64 = 500;
@@ -175,7 +175,7 @@ fn removes_entry_once_among_threads() {
     assert_eq!(removed.load(Ordering::Relaxed), KEYS * rounds);
 }
 
-/// What is read while others remove and insert in the same place is one entry's, never parts of two.
+/// A reader gets one whole entry while other threads remove and insert in its position.
 #[test]
 fn never_reads_torn_entry() {
     let map = empty();
@@ -202,7 +202,7 @@ fn never_reads_torn_entry() {
     });
 }
 
-/// What several count under one key is there at any time, and no count is lost.
+/// A key with concurrent updates is always found, and no update is lost.
 #[test]
 fn finds_entry_during_update() {
     const THREADS: u64 = 3;
@@ -245,7 +245,7 @@ fn finds_entry_during_update() {
     assert_eq!(map.change(key, |held| Some(*held)), None);
 }
 
-/// Nobody sees what is about to be changed.
+/// A reader waits for an update in progress.
 #[test]
 fn waits_for_entry_being_updated() {
     let map = empty();

@@ -1,4 +1,4 @@
-//! Blocks that small allocations share, small arrays, and memory of other processes.
+//! Blocks of small allocations, small arrays, and memory of other processes.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -17,21 +17,21 @@ const KIB: u64 = 1 << 10;
 /// # Safety
 /// All zeroes is a value of the type.
 unsafe fn zeroes<T>() -> T {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees it.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 fn no_blocks() -> Blocks {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     unsafe { zeroes() }
 }
 
 fn no_arrays() -> SmallArrays {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     unsafe { zeroes() }
 }
 
-/// A pointer of card 5 that no context's end makes invalid.
+/// A pointer on device 5 that no end of a context invalidates.
 fn lasting(pointer: u64, chunk: Chunk) -> Shared {
     Shared {
         pointer,
@@ -42,7 +42,7 @@ fn lasting(pointer: u64, chunk: Chunk) -> Shared {
 }
 
 fn no_imports() -> Imports {
-    // SAFETY: all zeroes is nothing.
+    // SAFETY: all zeroes is a valid value.
     unsafe { zeroes() }
 }
 
@@ -63,7 +63,7 @@ fn rounds_small_requests_to_steps_and_large_to_blocks() {
     assert!(blocks::is_small(LARGEST_SMALL) && !blocks::is_small(BLOCK));
 }
 
-/// Plain memory of one context of the first card.
+/// Plain memory of one context of the first device.
 const SORT: BlockClass = BlockClass {
     card: 0,
     context: 0x5000,
@@ -99,7 +99,7 @@ impl Linear {
     fn new() -> Self {
         Self {
             blocks: no_blocks(),
-            // SAFETY: all zeroes is an empty one.
+            // SAFETY: all zeroes is a valid value.
             held: unsafe { zeroes() },
         }
     }
@@ -124,12 +124,12 @@ impl Linear {
         self.held.insert(address, held);
     }
 
-    /// What happens before the driver is asked.
+    /// The step before the call to the driver.
     fn begin_to_free(&self, offset_kib: u64) {
         self.held.remove(Self::BASE + offset_kib * KIB).unwrap();
     }
 
-    /// What happens when the driver has freed it.
+    /// The step after the driver has freed.
     fn free(&self, offset_kib: u64, size_kib: u64) -> bool {
         let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
         self.blocks.remove(0, address, bytes)
@@ -176,7 +176,7 @@ fn finds_holes_only_of_same_block_class() {
     assert!(Linear::with(&[(0, 512)]).claim(SORT, 1).is_some());
 }
 
-/// The driver may not have freed it yet.
+/// The driver may not have freed the memory yet.
 #[test]
 fn ignores_memory_being_freed_as_hole() {
     let linear = Linear::with(&[(0, 1024), (1024, 1024)]);
@@ -193,7 +193,7 @@ fn keeps_charge_for_claimed_block() {
     linear.begin_to_free(0);
     assert!(!linear.free(0, 1024), "closed under the claim");
     let settle = |address, bytes| linear.blocks.settle(SORT, claimed, address, bytes);
-    // The driver has given the block back and opened another one: one charge for the other.
+    // The driver released the block and opened another one: one charge replaces the other.
     assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
     assert!(linear.blocks.may_have_hole(0, 1536 * KIB));
     assert!(!linear.blocks.may_have_hole(0, 1537 * KIB));
@@ -205,7 +205,7 @@ fn searches_emptiest_of_many_blocks() {
     for block in 0..40 {
         let offset = block * 2048;
         linear.allocate(offset, 1024);
-        // All but one are full at the end of what is free.
+        // All blocks except one have no sufficient space at their end.
         linear.allocate(offset + 1024, if block == 33 { 256 } else { 1000 });
     }
     assert_eq!(linear.claim(SORT, 700), Some(Linear::BASE / BLOCK + 33));
@@ -256,7 +256,7 @@ fn charges_imports_beyond_exported_bytes() {
 
 #[test]
 fn counts_shared_chunk_once() {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     let shared: SharedChunks = unsafe { zeroes() };
     let chunk = chunk_around(3 * CHUNK + 512, KIB);
     assert_eq!((chunk.address, chunk.bytes), (3 * CHUNK, CHUNK));
@@ -303,10 +303,11 @@ fn counts_shared_chunk_once() {
     assert_eq!(remove(6), 3 * CHUNK);
 }
 
-/// While one is being refused the others have nothing, and while one pays they need not.
+/// While the charge of one thread is being denied, the other threads get nothing; once it is granted, they are not
+/// charged.
 #[test]
 fn charges_one_of_several_threads_sharing_memory() {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     let shared: SharedChunks = unsafe { zeroes() };
     let chunk = chunk_around(CHUNK, KIB);
     let rounds = if cfg!(miri) { 5 } else { 500 };
@@ -340,7 +341,7 @@ fn charges_one_of_several_threads_sharing_memory() {
 
 #[test]
 fn closes_opened_memory_with_its_context() {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     let shared: SharedChunks = unsafe { zeroes() };
     let add = |pointer, chunk: u64, context| {
         let shared_in = Shared {
@@ -357,7 +358,7 @@ fn closes_opened_memory_with_its_context() {
         });
         chunks.len()
     };
-    // Twice, and two into one chunk, one of which lives on.
+    // Two imports of the same pointer and two of one chunk; one of each remains.
     add(1, 1, 7);
     add(1, 1, 7);
     add(2, 2, 7);
@@ -365,7 +366,7 @@ fn closes_opened_memory_with_its_context() {
     add(4, 3, 0);
     add(5, 4, 7);
     shared.remove(5, |_| {});
-    // The same address, opened anew in another context.
+    // The same address, opened in another context.
     add(5, 4, 8);
     assert_eq!(end(9), 0);
     assert_eq!(end(7), 1, "the chunk of the first");
@@ -382,7 +383,7 @@ fn closes_opened_memory_with_its_context() {
 
 #[test]
 fn finds_chunk_of_pool_pointer() {
-    // SAFETY: all zeroes is nothing.
+    // SAFETY: all zeroes is a valid value.
     let room: PoolFreeSpace = unsafe { zeroes() };
     let change = SizeChange {
         before_bytes: 0,

@@ -1,4 +1,4 @@
-//! Pools that were destroyed before everything in them was freed: charged until the last of it is, for certain.
+//! Pools destroyed before everything in them was freed: charged until the last allocation is known to be freed.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -11,11 +11,11 @@ const STREAM: u64 = 0x100;
 const OTHER_STREAM: u64 = 0x200;
 
 fn no_pools() -> DestroyedPools {
-    // SAFETY: all zeroes is none.
+    // SAFETY: all zeroes is a valid value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// Pools with what was released of them: card and bytes.
+/// Pools with the released ones: device and bytes.
 struct Pools {
     pools: DestroyedPools,
     released: RefCell<Vec<(u8, u64)>>,
@@ -108,7 +108,7 @@ fn never_releases_uncertain_memory() {
     assert!(!pools.pools.contains(5));
     pools.settle(3, &streams);
     assert_eq!(pools.released(), []);
-    // One that the driver has not freed after all.
+    // A free that failed in the driver.
     pools.add(3, 80, &[6]);
     let taken = pools.pools.begin_free(6).unwrap();
     pools.pools.cancel_free(6, taken);
@@ -151,17 +151,17 @@ fn releases_once_among_concurrent_threads() {
     }
 }
 
-/// What lies in a pool is only said where nothing can be missing.
+/// The contents of a pool are reported only if they are complete.
 #[test]
 fn reports_pool_contents_or_unknown() {
     let changes: [fn(&PoolFreeSpace); 3] = [
         |_| {},
-        // The driver took back what nobody had paid for.
+        // The driver released memory that was not charged.
         |room| room.forget_pool(9),
         PoolFreeSpace::forget_all,
     ];
     for (index, change) in changes.into_iter().enumerate() {
-        // SAFETY: all zeroes is nothing.
+        // SAFETY: all zeroes is a valid value.
         let room: PoolFreeSpace = unsafe { MaybeUninit::zeroed().assume_init() };
         let allocate = |pool, start, before_bytes| {
             let change = SizeChange {

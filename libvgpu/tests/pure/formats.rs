@@ -1,9 +1,8 @@
-//! What arrays of each format take.
+//! Sizes of arrays by format.
 
 use crate::elements;
 
-/// A format, the channels of an array of it, and bytes of 4096 times 4096 elements by what is known of it: a whole number
-/// of half bytes each.
+/// A format, its number of channels, and half bytes per element.
 const KNOWN: [(u32, u32, u64); 57] = [
     (0x01, 1, 2),
     (0x02, 2, 8),
@@ -49,10 +48,10 @@ const KNOWN: [(u32, u32, u64); 57] = [
     (0xa8, 4, 8),
     (0xa9, 4, 8),
     (0xb1, 4, 16),
-    // UINT8_PACKED_422, of one element for two pixels, and UINT8_PACKED_444.
+    // UINT8_PACKED_422, with one element for two pixels, and UINT8_PACKED_444.
     (0x51, 4, 8),
     (0x52, 4, 8),
-    // Planes of 8 bits: a quarter of the elements have two colours with 4:2:0 sampling, half of them with 4:2:2.
+    // Planes of 8 bits: two colors for a quarter of the elements with 4:2:0 sampling, for half of them with 4:2:2.
     (0xb0, 3, 3),
     (0x53, 3, 3),
     (0x59, 3, 3),
@@ -61,7 +60,7 @@ const KNOWN: [(u32, u32, u64); 57] = [
     (0xb2, 3, 6),
     (0xb4, 3, 6),
     (0x5d, 3, 6),
-    // Of 10 and 16 bits.
+    // Planes of 10 and 16 bits.
     (0x9f, 3, 6),
     (0xa1, 3, 6),
     (0xa3, 3, 8),

@@ -1,4 +1,4 @@
-//! What is free in memory pools for certain.
+//! Memory in pools that is certainly free.
 
 use std::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ const POOL: u64 = 0x10;
 const STREAM: u64 = 0x100;
 const OTHER_STREAM: u64 = 0x200;
 
-/// The pools of a process that allocates in the middle of nowhere.
+/// The pools of a process, at an arbitrary base address.
 struct Pools {
     room: PoolFreeSpace,
     bytes: u64,
@@ -18,12 +18,12 @@ struct Pools {
 
 impl Pools {
     fn new() -> Self {
-        // SAFETY: all zeroes is nothing.
+        // SAFETY: all zeroes is a valid value.
         let room = unsafe { MaybeUninit::zeroed().assume_init() };
         Self { room, bytes: 0 }
     }
 
-    /// An allocation of which the pool says that it has so much then.
+    /// Allocates while the pool reports its size as `has_bytes`.
     fn allocate(&mut self, offset: u64, bytes: u64, has_bytes: u64) {
         let change = SizeChange {
             before_bytes: self.bytes,
@@ -112,7 +112,7 @@ fn does_not_merge_across_chunks() {
     assert!(!pools.has(8 * MIB), "across the border of two chunks");
 }
 
-/// It would be a driver whose chunks lie elsewhere.
+/// Such a range shows that the driver places chunks differently.
 #[test]
 fn ignores_range_across_chunk_boundary() {
     let mut pools = Pools::new();
@@ -121,7 +121,7 @@ fn ignores_range_across_chunk_boundary() {
     assert!(!pools.has(1));
 }
 
-/// An allocation with a chunk of its own keeps no other one, though it lies where that was.
+/// An allocation with its own chunk preserves no other chunk, even at the same address.
 #[test]
 fn discards_ranges_adjacent_to_large_allocation() {
     let mut pools = Pools::full();
@@ -141,7 +141,7 @@ fn removes_reallocated_range() {
     assert!(pools.has(2 * MIB) && !pools.has(2 * MIB + 512));
     pools.allocate(10 * MIB, 2 * MIB, CHUNK);
     assert!(pools.has(MIB) && !pools.has(MIB + 1));
-    // One that the driver has not freed after all.
+    // A free that failed in the driver.
     let held = pools.room.free(BASE, Some(STREAM)).unwrap();
     assert!(pools.has(4 * MIB));
     pools.room.restore(BASE, held);
@@ -155,11 +155,11 @@ fn offers_rest_of_new_chunk_to_every_stream() {
     assert!(pools.has_in(OTHER_STREAM, 16 * MIB) && pools.has(16 * MIB));
     pools.allocate(MIB, 16 * MIB, CHUNK);
     assert!(pools.has(15 * MIB) && !pools.has(15 * MIB + 512));
-    // Not if it is not the beginning of one.
+    // Not if the pointer is not the beginning of an allocation.
     let mut pools = Pools::new();
     pools.allocate(MIB, MIB, CHUNK);
     assert!(!pools.has(1));
-    // Nor if another thread was faster to note what it has in there.
+    // Nor if another thread recorded an allocation in it first.
     pools.allocate(0, MIB, 2 * CHUNK);
     assert!(!pools.has(1));
 }
@@ -179,7 +179,7 @@ fn reuses_large_allocation_of_same_size() {
     pools.free(0, STREAM);
     assert!(pools.has(40 * MIB) && pools.has(39 * MIB) && pools.has(38 * MIB + 1));
     assert!(!pools.has(38 * MIB) && !pools.has(41 * MIB) && !pools.has(MIB));
-    // Part of it is used, and nobody knows what for.
+    // Part of it is in use for an unknown purpose.
     pools.allocate(MIB, MIB, 40 * MIB);
     assert!(!pools.has(40 * MIB) && !pools.has(38 * MIB));
 }
@@ -203,7 +203,7 @@ fn counts_only_used_chunks_of_trimmed_pool() {
     assert!(!pools.has(4 * MIB), "none lies in it any more");
 }
 
-/// A chunk may go and another one come between two looks: then the pool has as much as before.
+/// A chunk may be released and another one added between two checks: the pool then has the same size as before.
 #[test]
 fn detects_trimmed_pool_without_growth() {
     for has_bytes in [32 * MIB, 64 * MIB] {
@@ -239,22 +239,22 @@ fn drops_free_space_of_destroyed_objects() {
     assert!(!pools.room.is_from_pool(BASE + 4 * MIB));
 }
 
-/// Where there is no place left, small pieces are forgotten, and none is made up.
+/// Without a free entry, small ranges are dropped; no range is invented.
 #[test]
 fn keeps_largest_of_too_many_ranges() {
     let mut pools = Pools::new();
-    // More than there are places for, of which Miri looks at each for every piece.
+    // More than the list has entries. Miri checks each of them for every range.
     let pieces = if cfg!(miri) { 130 } else { 1000 };
     for index in 0..2 * pieces {
         pools.allocate(index * 4096, 4096, CHUNK);
     }
     pools.allocate(9 * MIB, MIB, CHUNK);
-    // Every second one, so that none is beside another.
+    // Every second one, so that no two are adjacent.
     for index in 0..pieces {
         pools.free(index * 8192, STREAM);
     }
     pools.free(9 * MIB, STREAM);
-    // Beside the never used rest of the chunk.
+    // Adjacent to the unused rest of the chunk.
     assert!(pools.has(MIB));
     assert!(!pools.room.has_space(POOL, STREAM, 32 * MIB, |_| true));
 }

@@ -1,7 +1,7 @@
-//! The parts of the library that need nothing of the system but memory, outside of the library: the maps of what the
-//! process holds, and the views of the files that processes share. Their sources are compiled into this test with an
-//! allocator in the place of system calls, so that they also run where system calls cannot be made: under Miri, which
-//! `cargo xtask test --only miri` does.
+//! Tests of the modules that need no system calls: the maps of charges, and the views of shared files.
+//!
+//! Their sources are compiled into this test with an allocator in place of system calls, so that they also run under
+//! Miri (`cargo xtask test --only miri`).
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
@@ -43,7 +43,7 @@ mod shared_gate;
 mod sys;
 mod variables;
 
-/// Who takes slots here.
+/// The identity of the process that takes slots.
 mod identity {
     use drava_vgpu_abi::ledger::Owner;
 
@@ -60,7 +60,7 @@ mod shares {
     pub(crate) const MAX_SHARES: usize = 64;
 }
 
-/// What the library would say on standard error.
+/// Stands in for the library's log on standard error.
 mod log {
     pub(crate) fn line(arguments: std::fmt::Arguments<'_>) {
         println!("{arguments}");

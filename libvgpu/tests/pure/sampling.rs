@@ -6,7 +6,7 @@ use drava_vgpu_abi::cost::{Cost, SAMPLING_INTERVAL};
 
 use crate::lease::Leases;
 
-/// Launches of a kind of that cost, each charged and asked about as a launch is, and how many were sampled.
+/// Charges launches of one cost and returns the number of sampled ones.
 fn sampled(ns: u64, launches: u32) -> u32 {
     let leases: Box<Leases> = zeroed();
     let lease = leases.of_this_thread(0);
@@ -31,7 +31,7 @@ fn sampled(ns: u64, launches: u32) -> u32 {
     sampled
 }
 
-/// As the library has them: in memory that is all zeroes.
+/// Zeroed memory, as in the library.
 fn zeroed() -> Box<Leases> {
     let zeroes = Box::<MaybeUninit<Leases>>::new(MaybeUninit::zeroed());
     // SAFETY: atomics, for which all zeroes are valid; a `MaybeUninit` lies in memory as what it may be.

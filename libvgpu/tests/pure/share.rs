@@ -1,4 +1,4 @@
-//! The mapped files of a share: the views lie where the layout says, for each of several threads.
+//! The mapped files of a share: the views follow the layout, for each of several threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -26,7 +26,7 @@ fn region() -> Fd {
     Fd(File::of_zeroes(REGION_SIZE))
 }
 
-/// The `size` bytes of the file that begin at `at`.
+/// The `size` bytes of the file from `at`.
 fn read(fd: Fd, at: usize, size: usize) -> Vec<u8> {
     let start = sys::map_file(fd, at + size, true)
         .unwrap()
@@ -35,7 +35,7 @@ fn read(fd: Fd, at: usize, size: usize) -> Vec<u8> {
         .flat_map(|index| {
             // SAFETY: within the file.
             let word = unsafe { start.add(index) };
-            // SAFETY: aligned, and looked at through atomics alone.
+            // SAFETY: aligned, and accessed only through atomics.
             let word = unsafe { word.as_ref() };
             word.load(Ordering::SeqCst).to_ne_bytes()
         })
@@ -53,7 +53,7 @@ fn maps_exactly_the_whole_region() {
         slot.used_bytes.store(index as u64 + 1, Ordering::SeqCst);
     }
     assert_eq!(read(fd, 0, 8), b"DRAVAUSE");
-    // Miri needs not look at each.
+    // Miri checks a sample.
     for index in (0..SLOT_COUNT).step_by(if cfg!(miri) { 93 } else { 1 }) {
         let at = SLOTS_OFFSET + index * SLOT_SIZE + 32;
         assert_eq!(read(fd, at, 8), (index as u64 + 1).to_ne_bytes());
@@ -113,7 +113,7 @@ fn reuses_dead_slot_of_full_region() {
     let fd = region();
     let view = mapping::view(sys::map_file(fd, REGION_SIZE, true).unwrap());
     let (first, generation) = mapping::acquire_slot(&view, fd).unwrap();
-    // The others live: their slots are locked, and say that they are somebody's.
+    // The other processes are alive: their slots are locked and in use.
     view.header()
         .slots_in_use
         .store(SLOT_COUNT as u64, Ordering::SeqCst);
@@ -127,7 +127,7 @@ fn reuses_dead_slot_of_full_region() {
         AttachError::Full,
         "all live"
     );
-    // One dies of whose memory something is open elsewhere: that stays charged, and its slot its own.
+    // A process dies with memory that is open elsewhere: its memory stays charged, and its slot stays in use.
     let dead = SlotIndex::new(7).unwrap();
     view.charge(dead, 9);
     view.slot(dead)
@@ -170,7 +170,7 @@ fn spec(limit_bytes: u64) -> LimitsSpec {
     }
 }
 
-/// Writes as another process does: word by word, as far as a reader can see.
+/// Writes word by word, as other processes see the writes.
 fn write(fd: Fd, at: usize, bytes: &[u8]) {
     let start = sys::map_file(fd, PAGE_SIZE, true)
         .unwrap()
@@ -178,7 +178,7 @@ fn write(fd: Fd, at: usize, bytes: &[u8]) {
     for (index, word) in bytes.chunks_exact(8).enumerate() {
         // SAFETY: within the file.
         let place = unsafe { start.add(at / 8 + index) };
-        // SAFETY: aligned, and looked at through atomics alone.
+        // SAFETY: aligned, and accessed only through atomics.
         let place = unsafe { place.as_ref() };
         place.store(
             u64::from_ne_bytes(word.try_into().unwrap()),
@@ -187,7 +187,7 @@ fn write(fd: Fd, at: usize, bytes: &[u8]) {
     }
 }
 
-/// The node driver changes the page while a process reads it again and again.
+/// The node driver changes the page while a process reads it repeatedly.
 #[test]
 fn reads_consistent_page_during_update() {
     let nothing = Fd(File::of_zeroes(PAGE_SIZE));
@@ -210,8 +210,8 @@ fn reads_consistent_page_during_update() {
         });
         let mut seen = 1;
         while seen < last {
-            // A reader that is overtaken again and again gives up and keeps what it had. One that is overtaken twice
-            // may see what it has seen already; then the hint has changed too, and it looks again.
+            // A reader that is overtaken repeatedly gives up and keeps the previous limits. A reader that is overtaken
+            // twice may read the previous limits again; the hint has changed too then, so the reader retries.
             let Some(page) = mapping::read_page(page) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Calls that go through together, and those that are alone.
+//! Shared and exclusive calls.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use std::thread;
 use crate::guard::{PendingReservations, SharedGate};
 
 fn open_gate() -> SharedGate {
-    // SAFETY: all zeroes is free.
+    // SAFETY: all zeroes is a valid value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
@@ -30,7 +30,7 @@ fn excludes_other_threads_from_exclusive_section() {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..rounds {
-                    // Others are let through if they take long, so nothing is promised then.
+                    // Exclusive access is not guaranteed: after a time-out other calls proceed.
                     let Some(_passage) = gate.enter_exclusive() else {
                         continue;
                     };
@@ -52,7 +52,7 @@ fn admits_shared_holders_concurrently() {
     assert!(gate.enter_exclusive().is_some());
 }
 
-/// Whoever is inside may be waiting for the one outside.
+/// The holder may be waiting for the thread outside.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of looks take Miri minutes")]
 fn starves_no_thread() {
@@ -75,10 +75,10 @@ fn starves_no_thread() {
     assert!(gate.enter_exclusive().is_some());
 }
 
-/// Who is refused would not be if others had reserved only what they need.
+/// The request is denied only because of temporary reservations of other threads.
 #[test]
 fn retries_denial_caused_by_pending_reservations() {
-    // SAFETY: all zeroes is none under way.
+    // SAFETY: all zeroes is a valid value.
     let attempts: PendingReservations = unsafe { MaybeUninit::zeroed().assume_init() };
     let room = AtomicU32::new(1);
     let take = || {
@@ -89,11 +89,11 @@ fn retries_denial_caused_by_pending_reservations() {
     let give_back = || room.fetch_add(1, Ordering::SeqCst);
     let rounds = if cfg!(miri) { 5 } else { 100 };
     let (is_over, asked) = (AtomicU32::new(0), AtomicU32::new(0));
-    // Counted, since the others go on until it is over.
+    // Counted, because the other threads run until this is over.
     let refused = AtomicU32::new(0);
     thread::scope(|scope| {
         for _ in 0..2 {
-            // Needs nothing, as it turns out once somebody else has asked.
+            // Turns out to need nothing after another request was made.
             scope.spawn(|| {
                 while is_over.load(Ordering::SeqCst) == 0 {
                     let attempt = attempts.begin();
@@ -103,7 +103,7 @@ fn retries_denial_caused_by_pending_reservations() {
                             asked.load(Ordering::SeqCst) != before
                                 || is_over.load(Ordering::SeqCst) != 0
                         };
-                        // Not for ever: it may have been asked before this was taken.
+                        // Limited, because the request may precede the reservation.
                         for _ in 0..10 {
                             if is_asked() {
                                 break;
@@ -148,7 +148,7 @@ fn retries_denial_caused_by_pending_reservations() {
 
 #[test]
 fn treats_result_during_pending_call_as_uncertain() {
-    // SAFETY: all zeroes is none under way.
+    // SAFETY: all zeroes is a valid value.
     let attempts: PendingReservations = unsafe { MaybeUninit::zeroed().assume_init() };
     assert!(attempts.is_certain(|| true));
     assert!(!attempts.is_certain(|| false));

@@ -1,15 +1,15 @@
-//! What the parts want of the system, from Rust's own allocator.
+//! System interface of the modules under test, implemented with Rust's allocator.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// As large as a page of memory.
+/// The size of a memory page.
 const ALIGNMENT: usize = 4096;
 
 pub(crate) fn map_zeroes(size: usize) -> Option<NonNull<c_void>> {
-    // SAFETY: nobody asks for no bytes.
+    // SAFETY: the size is not zero.
     NonNull::new(unsafe { alloc_zeroed(layout(size)) }.cast())
 }
 
@@ -22,18 +22,18 @@ fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, ALIGNMENT).unwrap()
 }
 
-/// What locks begin at multiples of.
+/// Alignment of locked ranges.
 const WORD: usize = 8;
 
-/// A file that is mapped as often as one likes, always at the same address.
+/// A file with one mapping, shared by all callers.
 pub(crate) struct File {
     memory: NonNull<c_void>,
     size: usize,
-    /// Whether what begins at each word is locked.
+    /// Lock state of the range that begins at each word.
     locked: Vec<AtomicBool>,
 }
 
-// SAFETY: what the pointer points to is looked at through atomics alone.
+// SAFETY: the memory is accessed only through atomics.
 unsafe impl Sync for File {}
 // SAFETY: as above.
 unsafe impl Send for File {}

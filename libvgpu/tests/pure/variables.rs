@@ -1,4 +1,4 @@
-//! Limits by environment variables: what each of them means, and which wins.
+//! Limits from environment variables: meaning and precedence.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
@@ -10,9 +10,9 @@ use crate::environment::{Environment, ParsedLimits};
 
 const GIB: u64 = 1 << 30;
 
-/// What is parsed with these variables, and which of them cannot be understood.
+/// Returns the parsed limits, the outcome, and the invalid variables.
 fn read(variables: &[(&str, &str)]) -> (Environment, ParsedLimits, Vec<String>) {
-    // SAFETY: all zeroes is nothing.
+    // SAFETY: all zeroes is a valid value.
     let environment: Environment = unsafe { MaybeUninit::zeroed().assume_init() };
     let variables: Vec<(&str, CString)> = variables
         .iter()

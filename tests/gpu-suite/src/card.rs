@@ -1,4 +1,4 @@
-//! The first card, and the suite's kernels on it.
+//! The first GPU, and the suite's kernels on it.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result, sys};
 use cudarc::nvrtc::Ptx;
 use serde::Serialize;
 
-/// The first card with the suite's kernels loaded.
+/// The first GPU with the suite's kernels loaded.
 pub(crate) struct Card {
     pub(crate) context: Arc<CudaContext>,
     module: Arc<CudaModule>,
@@ -23,14 +23,14 @@ impl Card {
         Ok(Self { context, module })
     }
 
-    /// One of the kernels.
+    /// Returns a kernel.
     pub(crate) fn kernel(&self, name: &str) -> Result<CudaFunction> {
         self.module
             .load_function(name)
             .with_context(|| format!("find kernel {name}"))
     }
 
-    /// Multiprocessors of the card.
+    /// Number of multiprocessors.
     pub(crate) fn multiprocessors(&self) -> Result<u32> {
         let count = self
             .context
@@ -39,7 +39,7 @@ impl Card {
     }
 }
 
-/// A driver call that may be refused; the error's name is the answer then.
+/// Returns the name of the error of a driver call that failed.
 pub(crate) fn refusal(code: sys::CUresult) -> Option<String> {
     match code.result() {
         Ok(()) => None,
@@ -63,8 +63,8 @@ struct Facts {
 }
 
 pub(crate) fn run() -> Result<()> {
-    // cudarc panics where there is none.
-    // SAFETY: a terminated string; the library may do at load what any program lets it do.
+    // cudarc panics without the library.
+    // SAFETY: a terminated string; loading runs the library's initializers, as in any program.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     ensure!(!library.is_null(), "libcuda.so.1 cannot be loaded");
     let context = CudaContext::new(0).context("make a context on device 0")?;

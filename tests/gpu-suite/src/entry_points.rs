@@ -1,6 +1,7 @@
-//! Where every known entry point leads: through `dlsym` on the library, and through `cuGetProcAddress` for every version and flag.
+//! Resolves every known entry point: with `dlsym` on the library, and with `cuGetProcAddress` for every version and
+//! flag.
 //!
-//! Run with and without libvgpu, the difference is exactly what it replaces.
+//! The difference between runs with and without libvgpu is the set of functions that libvgpu replaces.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
@@ -9,10 +10,10 @@ use std::ptr;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-/// Names and classes; the same table that libvgpu's own tests use.
+/// Names and classes; libvgpu's tests use the same table.
 const TABLE: &str = include_str!("../../../libvgpu/entry-points.tsv");
 
-/// Suffixes that the table leaves out.
+/// Suffixes that the table omits.
 const SUFFIXES: [&str; 3] = ["", "_ptsz", "_ptds"];
 
 /// `CUDA_VERSION`s at which the ABI of some function changed.
@@ -29,15 +30,15 @@ const FLAGS: [u64; 3] = [0, 1, 2];
 struct Entry {
     name: String,
     class: &'static str,
-    /// Where `dlsym` leads; left out where the library has no such symbol.
+    /// The result of `dlsym`; absent if the library has no such symbol.
     #[serde(skip_serializing_if = "Option::is_none")]
     symbol: Option<Place>,
-    /// Where `cuGetProcAddress` leads, with the versions and flags that lead there (`version/flags`).
+    /// The results of `cuGetProcAddress`, with the versions and flags that return them (`version/flags`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     procedures: BTreeMap<String, Vec<String>>,
 }
 
-/// An address in terms that mean the same in another process.
+/// An address that can be compared between processes.
 #[derive(Serialize, PartialEq, Eq, PartialOrd, Ord, Clone)]
 struct Place(String);
 
@@ -53,7 +54,7 @@ impl Place {
         // SAFETY: not null, hence a terminated string that lives as long as the library.
         let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy();
         let file = path.rsplit('/').next().unwrap_or_default();
-        // The build number at the end of the driver's file name says nothing here.
+        // The build number at the end of the file name of NVIDIA's library is irrelevant.
         let library = file.split(".so").next().unwrap_or(file);
         let offset = address.addr() - info.dli_fbase.addr();
         Self(format!("{library}+{offset:#x}"))
@@ -61,7 +62,7 @@ impl Place {
 }
 
 pub(crate) fn run() -> Result<()> {
-    // SAFETY: a terminated string; the library may do at load what any program lets it do.
+    // SAFETY: a terminated string; loading runs the library's initializers, as in any program.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     ensure!(!library.is_null(), "libcuda.so.1 cannot be loaded");
     let find = |name: &str| -> Result<*mut c_void> {
@@ -75,7 +76,7 @@ pub(crate) fn run() -> Result<()> {
     ensure!(!init.is_null(), "libcuda.so.1 has no cuInit");
     // SAFETY: the function of that name has this type.
     let init = unsafe { std::mem::transmute::<*mut c_void, Init>(init) };
-    // SAFETY: no arguments to get wrong.
+    // SAFETY: the argument is a plain number.
     let code = unsafe { init(0) };
     ensure!(code == 0, "cuInit failed with {code}");
 

@@ -1,4 +1,4 @@
-//! Multiplies matrices on the card and on the host.
+//! Multiplies matrices on the GPU and on the host.
 
 use anyhow::Result;
 use cudarc::driver::{LaunchConfig, PushKernelArg};
@@ -8,10 +8,10 @@ use crate::card::Card;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Rows and columns.
+    /// Rows and columns
     #[arg(long, default_value_t = 256)]
     side: u16,
-    /// How often.
+    /// Number of multiplications
     #[arg(long, default_value_t = 20)]
     times: u32,
 }

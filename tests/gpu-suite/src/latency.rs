@@ -1,4 +1,4 @@
-//! What one launch costs the calling thread, kernel by kernel.
+//! Measures the cost of a launch for the calling thread.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::card::Card;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How many launches are measured.
+    /// Number of measured launches
     #[arg(long, default_value_t = 100_000)]
     launches: usize,
 }
@@ -25,7 +25,7 @@ struct Cost {
     p999_ns: u64,
 }
 
-/// Launches between two waits, so that the queue never fills and blocks.
+/// Launches between two synchronizations, so that the queue never fills and blocks.
 const BURST: usize = 200;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         unsafe { stream.launch_builder(&kernel).launch(shape) }.context("launch")?;
         Ok(())
     };
-    // Until code, caches and the driver are warm.
+    // Warms up code, caches and the driver.
     (0..5 * BURST).try_for_each(|_| launch())?;
     stream.synchronize()?;
     let mut costs = Vec::with_capacity(arguments.launches);

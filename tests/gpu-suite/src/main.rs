@@ -1,7 +1,7 @@
-//! `gpu-suite`: what a program under libvgpu gets, measured from inside that program.
+//! `gpu-suite` measures the limits of libvgpu from inside a limited process.
 //!
-//! `cargo xtask gpu` runs it with and without `libvgpu.so` preloaded and compares; each subcommand is one measurement and prints one
-//! JSON object. It works on a real card and on the simulated one, and changes no setting of the card.
+//! `cargo xtask gpu` runs it with and without `libvgpu.so` and compares the results. Each subcommand is one measurement
+//! and prints one JSON object. It runs on a real or simulated GPU and changes no GPU setting.
 
 mod card;
 mod entry_points;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Measures libvgpu's promises from inside a process and prints JSON.
+/// Measure the limits of libvgpu from inside a process and print JSON
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -24,17 +24,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Measurement {
-    /// Which card and driver this is.
+    /// Show the GPU and its driver
     Card,
-    /// Where every entry point of the driver API leads, through `dlsym` and `cuGetProcAddress`.
+    /// Resolve every entry point of the driver API with `dlsym` and `cuGetProcAddress`
     EntryPoints,
-    /// Take memory on one path until it is refused.
+    /// Allocate memory by one function until denied
     Memory(memory::Arguments),
-    /// Keep the card busy and count what was done.
+    /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
-    /// What one launch costs the calling thread.
+    /// Measure the cost of a launch for the calling thread
     Latency(latency::Arguments),
-    /// Multiply matrices and compare with the host's result.
+    /// Multiply matrices and compare with the host's result
     Gemm(gemm::Arguments),
 }
 

@@ -1,4 +1,4 @@
-//! Takes memory on one path in ever smaller pieces until nothing fits.
+//! Allocates memory by one function in ever smaller pieces until nothing fits.
 
 use std::io::Read;
 use std::ptr;
@@ -11,15 +11,15 @@ use crate::card::{Card, refusal};
 
 const MIB: usize = 1 << 20;
 const FIRST_PIECE: usize = 512 * MIB;
-/// Below the granularity of no path.
+/// At least the granularity of every function.
 const LAST_PIECE: usize = 2 * MIB;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How to ask for it.
+    /// Function that allocates
     #[arg(long, value_enum)]
     path: Path,
-    /// Keep it, after printing, until stdin closes.
+    /// Keep the memory, after printing, until stdin closes
     #[arg(long)]
     hold: bool,
 }
@@ -35,7 +35,7 @@ enum Path {
     Managed,
     /// `cuMemAllocAsync`
     Async,
-    /// `cuMemAllocFromPoolAsync` with a pool of its own
+    /// `cuMemAllocFromPoolAsync` with a new pool
     Pool,
     /// `cuMemCreate`
     Vmm,
@@ -43,7 +43,7 @@ enum Path {
     Array,
     /// `cuMipmappedArrayCreate`
     Mipmap,
-    /// Nothing: what a context alone takes.
+    /// No allocation: memory of the context alone
     Nothing,
 }
 
@@ -54,10 +54,10 @@ struct Taken {
     pid: u32,
     free_bytes_before: usize,
     total_bytes: usize,
-    /// Sum of what was asked for and given.
+    /// Sum of the granted requests.
     taken_bytes: usize,
     free_bytes_after: usize,
-    /// Name of the error that ended it.
+    /// Name of the error of the denied request.
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<String>,
 }
@@ -116,7 +116,7 @@ impl Taker {
         Ok(Self { path, pool })
     }
 
-    /// Takes a piece; the error's name if it is refused. What was given stays with the process.
+    /// Allocates a piece; returns the name of the error if denied. Granted memory stays with the process.
     fn take(&mut self, bytes: usize) -> Option<String> {
         let mut pointer = 0;
         let code = match self.path {
@@ -125,7 +125,7 @@ impl Taker {
             Path::Plain => unsafe { sys::cuMemAlloc_v2(&raw mut pointer, bytes) },
             Path::Pitch => {
                 let mut pitch = 0;
-                // Rows of 1 MiB are their own pitch.
+                // Rows of 1 MiB need no padding.
                 // SAFETY: writes one pointer and one size.
                 unsafe {
                     sys::cuMemAllocPitch_v2(&raw mut pointer, &raw mut pitch, MIB, bytes / MIB, 4)
@@ -166,7 +166,7 @@ impl Taker {
     }
 }
 
-/// Properties, all zero but for device 0 as the location and what `set` sets.
+/// Zeroed properties with device 0 as the location and the values of `set`.
 fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation) -> P {
     // SAFETY: the driver's property structs are plain C structs whose enums all have a zero value.
     let mut properties: P = unsafe { std::mem::zeroed() };
@@ -174,7 +174,7 @@ fn on_device_0<P>(set: impl FnOnce(&mut P) -> &mut sys::CUmemLocation) -> P {
     properties
 }
 
-/// A 2D array of four floats an element, 4096 elements a row.
+/// A 2D array with elements of four floats, 4096 elements per row.
 fn descriptor(bytes: usize) -> sys::CUDA_ARRAY3D_DESCRIPTOR {
     const ROW: usize = 4096;
     sys::CUDA_ARRAY3D_DESCRIPTOR {

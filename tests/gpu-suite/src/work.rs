@@ -1,4 +1,4 @@
-//! Keeps the card busy for a while with kernels of one length, and counts them.
+//! Keeps the GPU busy for a while with kernels of one duration, and counts them.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -11,33 +11,33 @@ use crate::card::Card;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Length of one kernel on an idle card, in microseconds.
+    /// Duration of one kernel on an idle GPU, in microseconds
     #[arg(long)]
     kernel_us: u64,
-    /// How long to go on, in seconds.
+    /// Duration of the run, in seconds
     #[arg(long)]
     seconds: f64,
-    /// How the kernels get to the card.
+    /// How kernels are submitted
     #[arg(long, value_enum, default_value_t = Way::Queue)]
     way: Way,
-    /// Which kernel: `work` takes GPU time and needs a real card, `spin` takes the time that it is told.
+    /// The kernel: `work` takes GPU time and needs a real GPU, `spin` takes wall-clock time
     #[arg(long, value_enum, default_value_t = Kernel::Work)]
     kernel: Kernel,
-    /// Rounds of `work` in a microsecond, as an undisturbed run found out; measured when left out.
+    /// Rounds of `work` per microsecond, as measured by a run on an idle GPU; measured if absent
     #[arg(long)]
     rounds_per_us: Option<f64>,
-    /// Wait for a line on stdin before the work begins, so that several begin together.
+    /// Wait for a line on stdin before the run, so that several processes start together
     #[arg(long)]
     wait: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Way {
-    /// Many ahead, as a training step does.
+    /// Many in advance, as a training step does
     Queue,
-    /// Each waited for, as a loop that reads its loss.
+    /// Synchronize after each, as a loop that reads its loss does
     Sync,
-    /// A graph of 20, as decoding does.
+    /// A graph of 20 kernels, as decoding does
     Graph,
 }
 
@@ -52,7 +52,7 @@ enum Kernel {
 struct Done {
     kernels: u64,
     seconds: f64,
-    /// GPU time of the kernels by their length on an idle card, over elapsed time.
+    /// GPU time of the kernels by their duration on an idle GPU, divided by elapsed time.
     share: f64,
     rounds_per_us: f64,
 }
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         },
         amount: amount(arguments.kernel_us, rounds_per_us),
     };
-    // Loads the module before the clock runs.
+    // Loads the module before the measurement.
     work.launch()?;
     stream.synchronize()?;
     let graph = match arguments.way {
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
     let start = Instant::now();
     let length = Duration::from_secs_f64(arguments.seconds);
-    // A queue of about 20 ms keeps the card fed and ends soon.
+    // A queue of about 20 ms keeps the GPU busy and drains quickly.
     let batch = match arguments.way {
         Way::Queue => (20_000 / arguments.kernel_us.max(1)).clamp(1, 1000),
         Way::Sync => 1,
@@ -151,7 +151,7 @@ impl Work<'_> {
     }
 }
 
-/// Rounds of `work` that take a microsecond on a card that nobody else uses.
+/// Rounds of `work` per microsecond on an otherwise idle GPU.
 fn calibrate(card: &Card, stream: &CudaStream, kernel: &CudaFunction) -> Result<f64> {
     const ROUNDS: u64 = 2_000_000;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);

@@ -1,5 +1,5 @@
-//! What the node agent does every 100 ms, with what the card says of each process: neighbours' turns are taken out of
-//! what shares count.
+//! The own-time correction that the node agent makes every 100 ms: the time of other shares' kernels is removed from
+//! the time that a share measures.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use drava_vgpu_abi::contention;
 use crate::share::Share;
 use crate::test_bed::TestBed;
 
-/// How much of what shares count is their own, kept up to date.
+/// The own-time fraction of each share.
 pub(crate) struct Correction {
     counted: Vec<Duration>,
     used: Vec<Duration>,
-    /// Of each share: its part, and moving sums of what it counted and used, seconds.
+    /// For each share: its fraction, and moving sums of measured and used seconds.
     shares: Vec<(u32, f64, f64)>,
 }
 

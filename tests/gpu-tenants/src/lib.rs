@@ -1,7 +1,7 @@
-//! Tenants of one simulated card, each in a container with a share of its own, and what the card says they got.
+//! Tenants of one simulated GPU, each in a container with its own share, and the GPU time that they get.
 //!
-//! The ground on which the tests of `libvgpu` and of the node agent and the benches stand: [`TestBed`] is a machine,
-//! [`Share`] the files of a share, [`Tenant`] a process that keeps the card busy as it is told (`tenant.c`).
+//! Used by the tests of `libvgpu` and of the node agent, and by the benchmarks: [`TestBed`] is a machine, [`Share`] the
+//! files of a share, [`Tenant`] a process that runs GPU work on command (`tenant.c`).
 
 mod correction;
 pub mod library;

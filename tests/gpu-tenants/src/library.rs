@@ -1,4 +1,4 @@
-//! `libvgpu.so`, built in the profile that it is shipped in.
+//! `libvgpu.so`, built in the profile in which it is shipped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, anyhow, ensure};
 
-/// `libvgpu.so` as it is shipped, built on the first call.
+/// Returns `libvgpu.so` as shipped, built on the first call.
 ///
 /// # Errors
-/// When cargo cannot build it.
+/// Cargo cannot build it.
 pub fn shipped() -> anyhow::Result<&'static Path> {
     static LIBRARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     LIBRARY
@@ -18,10 +18,10 @@ pub fn shipped() -> anyhow::Result<&'static Path> {
         .map_err(|error| anyhow!("{error}"))
 }
 
-/// As [`shipped`], with more arguments for cargo; not remembered.
+/// As [`shipped`], with more arguments for cargo, and built on each call.
 ///
 /// # Errors
-/// When cargo cannot build it.
+/// Cargo cannot build it.
 pub fn build(arguments: &[&str]) -> anyhow::Result<PathBuf> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -12,7 +12,7 @@ use drava_vgpu_abi::{
     ComputePolicy, Cores, Limits, PageWrite, own_time, paths, token, token_slice, update,
 };
 
-/// The limits of a share of that many percent.
+/// Returns the limits of a share of `percent` of the GPU.
 pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
     Ok(Limits {
         memory_limit_bytes: None,
@@ -22,7 +22,7 @@ pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
     })
 }
 
-/// A share of a card.
+/// A share of a GPU.
 pub struct Share {
     container: PathBuf,
     name: String,
@@ -38,7 +38,7 @@ impl Share {
         Self { container, name }
     }
 
-    /// What its container sees as `/run/drava`.
+    /// The directory that its container sees as `/run/drava`.
     pub fn container(&self) -> &Path {
         &self.container
     }
@@ -60,22 +60,22 @@ impl Share {
         self.write(&update(&fs::read(self.page())?, limits)?)
     }
 
-    /// Gives it the token until then, microseconds of `CLOCK_MONOTONIC`.
+    /// Gives it the token until `until_us`, microseconds of `CLOCK_MONOTONIC`.
     pub fn give_token(&self, until_us: u64) -> anyhow::Result<()> {
         self.write(&[token(until_us)])
     }
 
-    /// Gives it that turn, which may begin later.
+    /// Gives it a token slice, which may begin later.
     pub fn give_turn(&self, next: TokenSlice) -> anyhow::Result<()> {
         self.write(&token_slice(next))
     }
 
-    /// Tells it how much of what it measures is its own.
+    /// Sets the own-time fraction of the time that it measures.
     pub fn set_own_time(&self, parts_per_million: u32) -> anyhow::Result<()> {
         self.write(&[own_time(parts_per_million)])
     }
 
-    /// Changes its page.
+    /// Writes to its page.
     pub fn write(&self, writes: &[PageWrite]) -> anyhow::Result<()> {
         let page = fs::OpenOptions::new().write(true).open(self.page())?;
         for write in writes {
@@ -84,14 +84,14 @@ impl Share {
         Ok(())
     }
 
-    /// What its region says of it and of its processes.
+    /// Reads its usage and its processes from the region.
     pub fn usage(&self) -> anyhow::Result<(ShareUsage, Vec<ProcessUsage>)> {
         let region = fs::read(self.region())?;
         let snapshot = Snapshot::decode(&region)?;
         Ok((snapshot.share(), snapshot.processes().collect()))
     }
 
-    /// GPU time that its processes counted so far.
+    /// GPU time that its processes counted.
     pub fn counted(&self) -> anyhow::Result<Duration> {
         let (_, processes) = self.usage()?;
         let us = processes.iter().map(|process| process.gpu_time_us);

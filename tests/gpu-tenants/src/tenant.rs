@@ -1,4 +1,4 @@
-//! A process that uses the card.
+//! A process that uses the GPU.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 
-/// A process that does what it is told.
+/// A process that runs commands.
 pub struct Tenant {
     child: Child,
     input: Option<ChildStdin>,
@@ -15,7 +15,7 @@ pub struct Tenant {
 
 impl Drop for Tenant {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -36,7 +36,7 @@ impl Tenant {
         })
     }
 
-    /// Its PID, by which the card knows it.
+    /// Its PID, as in the machine's status.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -47,7 +47,7 @@ impl Tenant {
         Ok(writeln!(input, "{command}")?)
     }
 
-    /// The next answer.
+    /// Returns the next answer.
     pub fn receive(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
@@ -59,7 +59,7 @@ impl Tenant {
         Ok(line.trim().to_owned())
     }
 
-    /// Sends a command that must succeed and returns the words behind the driver's result.
+    /// Sends a command that must succeed and returns the words after the driver's result.
     pub fn request(&mut self, command: &str) -> anyhow::Result<Vec<String>> {
         self.send(command)?;
         let line = self.receive()?;
@@ -70,7 +70,7 @@ impl Tenant {
         Ok(words.collect())
     }
 
-    /// As [`Self::request`], with numbers for an answer.
+    /// As [`Self::request`], with an answer of numbers.
     pub fn ok(&mut self, command: &str) -> anyhow::Result<Vec<u64>> {
         let words = self.request(command)?;
         let numbers = words.iter().map(|word| word.parse());
@@ -79,7 +79,7 @@ impl Tenant {
             .with_context(|| format!("{command}: {words:?}"))
     }
 
-    /// How many launches it has made.
+    /// Returns the number of its launches.
     pub fn launched(&mut self) -> anyhow::Result<u64> {
         let answer = self.ok("count")?;
         answer.first().copied().context("no count")
@@ -93,7 +93,7 @@ impl Tenant {
     }
 }
 
-/// Compiles `tenant.c` into that directory.
+/// Compiles `tenant.c` into a directory.
 pub(crate) fn compile(directory: &Path) -> anyhow::Result<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tenant.c");
     let program = directory.join("tenant");

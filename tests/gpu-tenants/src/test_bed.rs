@@ -1,4 +1,4 @@
-//! A machine, and what its tenants get.
+//! A machine and its tenants.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use crate::correction::Correction;
 use crate::share::Share;
 use crate::tenant::{Tenant, compile};
 
-/// UUIDs of the machine's cards.
+/// UUIDs of the machine's GPUs.
 const CARDS: [&str; 2] = [
     "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01",
     "GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502",
 ];
 
-/// The usual machine with cards whose memory is so slow that it takes 10 ms to fill 4 KiB, and 20 to copy them: fills and
-/// copies that take the card some time, and the host next to none.
+/// The default machine with memory so slow that a fill of 4 KiB takes 10 ms and a copy 20 ms: fills and copies then
+/// cost GPU time and almost no host time.
 pub fn slow_memory() -> anyhow::Result<String> {
     const USUAL: &str = "bytesPerSecond: 3350000000000";
     const SLOW: &str = "bytesPerSecond: 409600";
@@ -29,7 +29,7 @@ pub fn slow_memory() -> anyhow::Result<String> {
     Ok(H100X2.replace(USUAL, SLOW))
 }
 
-/// A machine, and what tenants are made of.
+/// A machine, and the programs of its tenants.
 pub struct TestBed {
     machine: Machine,
     library: PathBuf,
@@ -38,17 +38,17 @@ pub struct TestBed {
 }
 
 impl TestBed {
-    /// A machine with `library`, which is `libvgpu.so`, for its containers.
+    /// Starts the default machine, with `library` as the `libvgpu.so` of its containers.
     pub fn new(library: &Path) -> anyhow::Result<Self> {
         Self::with_machine(library, H100X2)
     }
 
-    /// As [`Self::new`], with the cards of [`slow_memory`].
+    /// As [`Self::new`], with the GPUs of [`slow_memory`].
     pub fn with_slow_memory(library: &Path) -> anyhow::Result<Self> {
         Self::with_machine(library, &slow_memory()?)
     }
 
-    /// As [`Self::new`], with the machine that a YAML text describes.
+    /// As [`Self::new`], with a machine described in YAML.
     pub fn with_machine(library: &Path, machine: &str) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         let program = compile(directory.path())?;
@@ -65,7 +65,7 @@ impl TestBed {
         &self.machine
     }
 
-    /// Makes a share of the first card, as the driver does, in a container of its own.
+    /// Creates a share of the first GPU, as the node driver does, in a new container.
     pub fn share(&self, name: &str, limits: &Limits) -> anyhow::Result<Share> {
         self.make(
             Share::in_container(self.directory.path().join(name)),
@@ -75,7 +75,7 @@ impl TestBed {
         )
     }
 
-    /// Makes a share of each card, all in one container.
+    /// Creates a share of each GPU, all in one container.
     pub fn share_of_each_card(&self, name: &str, limits: &Limits) -> anyhow::Result<[Share; 2]> {
         let make = |card: usize| {
             let share = format!("card-{card}");
@@ -100,12 +100,12 @@ impl TestBed {
         Ok(share)
     }
 
-    /// A process of a share, or of nobody's, with a context on the first card.
+    /// Starts a process of a share, or without any share, with a context on the first GPU.
     pub fn tenant(&self, share: Option<&Share>, route: &str) -> anyhow::Result<Tenant> {
         self.tenant_with(share, route, |_| {})
     }
 
-    /// As [`Self::tenant`], with something about its process changed.
+    /// As [`Self::tenant`], with changes to its command.
     pub fn tenant_with(
         &self,
         share: Option<&Share>,
@@ -114,7 +114,7 @@ impl TestBed {
     ) -> anyhow::Result<Tenant> {
         let mut command = self.machine.command(&self.program);
         command.arg(route);
-        // A container sees the cards that it has shares of.
+        // A container sees only the GPUs of its shares.
         command.env("CUDA_VISIBLE_DEVICES", "0");
         if let Some(share) = share {
             command
@@ -127,7 +127,7 @@ impl TestBed {
         Ok(tenant)
     }
 
-    /// What each process has had of the first card so far, by PID, and when that was.
+    /// GPU time of each process on the first GPU, by PID, and the time of the reading.
     pub fn used(&self, pids: &[u32]) -> anyhow::Result<(Vec<Duration>, Instant)> {
         let card = self.machine.card(0)?;
         let at = Instant::now();
@@ -138,13 +138,13 @@ impl TestBed {
         Ok((pids.iter().map(of).collect(), at))
     }
 
-    /// For how long the first card ran anything so far.
+    /// Busy time of the first GPU.
     pub fn busy(&self) -> anyhow::Result<Duration> {
         Ok(Duration::from_nanos(self.machine.card(0)?.busy_nanos))
     }
 
-    /// As [`Self::percents`], while neighbours' turns are taken out of what each share counts, by what the card says of
-    /// each process: what the node agent does every 100 ms.
+    /// As [`Self::percents`], while the own-time fraction of each share is corrected every 100 ms, as the node agent
+    /// does.
     pub fn percents_corrected(
         &self,
         tenants: &[&Tenant],
@@ -173,7 +173,7 @@ impl TestBed {
         Ok(after.into_iter().zip(before).map(percent).collect())
     }
 
-    /// Percent of the card that each process gets for a while, after another while.
+    /// Percent of the GPU that each process gets during `measure`, after waiting for `settle`.
     pub fn percents(
         &self,
         tenants: &[&Tenant],

@@ -1,8 +1,8 @@
-//! Random changes, the same ones for the same beginning.
+//! Random mutations, reproducible by their seed.
 
 use crate::seed::{Kind, Seed, seal};
 
-/// Words at which comparisons turn.
+/// Boundary values of comparisons.
 const WORDS: [u64; 8] = [
     0,
     1,
@@ -14,10 +14,10 @@ const WORDS: [u64; 8] = [
     u64::MAX,
 ];
 
-/// Stretches of a page with a checksum at their end: the identity, and the records.
+/// Ranges of a page that end with a checksum: the identity, and the records.
 const SEALED: [(usize, usize); 3] = [(64, 152), (256, 128), (384, 128)];
 
-/// Makes changes.
+/// Generates mutations.
 pub(crate) struct Mutator {
     state: u64,
 }
@@ -40,7 +40,7 @@ impl Mutator {
         usize::try_from(self.next() % (end.max(1) as u64)).unwrap()
     }
 
-    /// Copies one of the inputs, which it returns, to `bytes`, and changes that.
+    /// Copies an input to `bytes` and mutates the copy; returns the input.
     pub(crate) fn change_one_of<'a>(
         &mut self,
         seeds: &[&'a Seed],
@@ -52,7 +52,7 @@ impl Mutator {
             let other = seeds[self.below(seeds.len())];
             self.change(bytes, other);
         }
-        // Behind a wrong checksum nothing is read.
+        // Content with a wrong checksum is not decoded.
         if seed.kind == Kind::Page && self.below(2) == 0 {
             for (at, length) in SEALED {
                 if let Some(stretch) = bytes.get_mut(at..at + length) {
@@ -68,7 +68,7 @@ impl Mutator {
         match self.below(8) {
             0 => bytes.truncate(place),
             1 => bytes.resize(bytes.len() + self.below(64), 0xff),
-            // A copy that was torn: a stretch of another input.
+            // A torn copy: a range of another input.
             2 => {
                 let length = self.below(300);
                 let end = (place + length).min(bytes.len()).min(other.bytes.len());
@@ -96,7 +96,7 @@ impl Mutator {
         }
     }
 
-    /// Mostly where something is written.
+    /// Mostly within the used part.
     fn place(&mut self, size: usize) -> usize {
         match self.below(4) {
             0 => self.below(size),

@@ -1,18 +1,18 @@
-//! The form of the files in `corpus/`, one input each: `page-*.txt` or `region-*.txt`.
+//! Format of the files in `corpus/`, one input each: `page-*.txt` or `region-*.txt`.
 //!
 //! ```text
-//! like page-golden        begin with that input; else with nothing
-//! size 4096               cut, or make longer with zeroes
-//! at 8 02000000           these bytes there
-//! fill 24 40 a5           that byte there, so often
-//! seal 256 128            the checksum of a stretch, in its last eight bytes
-//! means Version { found: 2 }
+//! like page-golden        start from that input instead of no bytes
+//! size 4096               truncate, or extend with zeroes
+//! at 8 02000000           write bytes at an offset
+//! fill 24 40 a5           offset, length and value of repeated bytes
+//! seal 256 128            offset and length of a range whose last eight bytes become its checksum
+//! means Version { found: 2 }  the expected result
 //! ```
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What an input is read as.
+/// The decoder of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A limits page.
@@ -26,12 +26,12 @@ pub(crate) struct Seed {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) bytes: Vec<u8>,
-    /// What a reader makes of it.
+    /// The expected result.
     pub(crate) meaning: String,
 }
 
 impl Seed {
-    /// All of the corpus, by name.
+    /// The whole corpus, by name.
     pub(crate) fn all() -> Vec<Self> {
         let entries = std::fs::read_dir(directory()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -84,7 +84,7 @@ impl Seed {
         }
     }
 
-    /// Other bytes as a file of the corpus.
+    /// Formats other bytes as a corpus file based on this input.
     pub(crate) fn difference(&self, bytes: &[u8]) -> String {
         let mut text = format!("like {}\nsize {}\n", self.name, bytes.len());
         for (index, chunk) in bytes.chunks(16).enumerate() {
@@ -104,7 +104,7 @@ impl Seed {
     }
 }
 
-/// FNV-1a, 64 bits, of all but the last eight bytes.
+/// FNV-1a, 64 bits, of all bytes except the last eight.
 pub(crate) fn seal(bytes: &mut [u8]) {
     let Some((content, checksum)) = bytes.split_last_chunk_mut::<8>() else {
         return;
