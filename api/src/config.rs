@@ -1,10 +1,10 @@
 //! The opaque config of a claim or class: `VgpuConfig` in `gpu.drava.dev/v1alpha1`.
 //!
-//! [`VgpuConfig`] is one document as somebody wrote it: every field optional, unknown fields refused, errors name the
-//! field path. [`resolve`] lays the documents of an allocation over each other (defaults, then class, then claim)
-//! and yields [`Settings`], in which nothing is missing. Class config comes from the administrator and is trusted;
-//! claim config comes from the tenant, who **can only tighten** what the class gives: see [`Layer`] for who may set
-//! what. Amounts (memory, cores) are capacity requests of the claim, not config; `memory.percent` is the exception.
+//! [`VgpuConfig`] is one document as written: all fields are optional, unknown fields are rejected, errors name the field
+//! path. [`resolve`] merges the documents of an allocation (defaults, then class, then claim) into [`Settings`], which has
+//! no optional limits. Class config comes from the administrator and is trusted. Claim config comes from the tenant and
+//! **can only be stricter** than the class: [`Layer`] lists the allowed fields. Amounts (memory, cores) are capacity
+//! requests of the claim, not config, except `memory.percent`.
 
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
@@ -21,7 +21,7 @@ pub use layer::{ForbiddenField, Layer, Settings};
 /// Value of `kind` in the opaque config.
 pub const KIND: &str = "VgpuConfig";
 
-/// One opaque config document. Fields left out are decided by the layer below.
+/// One opaque config document. Missing fields keep the value of the layer below.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VgpuConfig {
@@ -29,53 +29,52 @@ pub struct VgpuConfig {
     pub api_version: String,
     /// `VgpuConfig`.
     pub kind: String,
-    /// How the compute share is enforced. A claim may only choose `fixed`.
+    /// Enforcement of GPU time. A claim may only choose `fixed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_policy: Option<ComputePolicy>,
-    /// Priority among the tenants of one card, −100 to 100. A claim may go up to the class's `maxPriority`.
+    /// Priority among the shares of one GPU, −100 to 100. A claim may choose up to the class's `maxPriority`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Highest priority that a claim of the class may choose; the class's `priority` when left out. Class only.
+    /// Highest priority that a claim may choose; default: the class's `priority`. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_priority: Option<Priority>,
     /// Device memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryConfig>,
-    /// What happens to a process that escapes or exceeds its limits. Class only.
+    /// Reaction to a process that bypasses or exceeds its limits. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
-    /// Where the claim is placed.
+    /// Placement of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// Mounts graphics, video and Vulkan parts of the driver, whose allocations no limit covers. Class only.
+    /// Mounts the graphics, video and Vulkan libraries of the NVIDIA driver, whose allocations no limit covers. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmetered: Option<bool>,
 }
 
-/// How the compute share of a tenant is enforced.
+/// Enforcement of a share's GPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ComputePolicy {
-    /// A guaranteed share; time that others leave idle may be used.
+    /// Guaranteed; idle time of other shares is added.
     #[default]
     Balance,
-    /// A hard cap, also on an idle card.
+    /// A hard cap, also on an idle GPU.
     Fixed,
     /// Not metered.
     None,
-    /// Exclusive time slices of 10 to 50 ms, handed round among such tenants of the card by their cores. Exact also for
-    /// long kernels, at the price of a pause at each change. A claim with several devices gets `balance` instead: work
-    /// that spans cards would wait for a turn on each.
+    /// Exclusive time slices of 10 to 50 ms in proportion to `cores`. Exact for long kernels too, with a pause at each
+    /// change. A claim with several devices gets `balance` instead: work on several GPUs would wait for a slice of each.
     Token,
 }
 
-/// Priority among the tenants of one card: −100 to 100.
+/// Priority among the shares of one GPU: −100 to 100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub struct Priority(i8);
 
 impl Priority {
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> i8 {
         self.0
@@ -100,13 +99,13 @@ impl From<Priority> for i64 {
     }
 }
 
-/// Percent of a card's memory: 1 to 100.
+/// Percent of a GPU's memory: 1 to 100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub struct Percent(u8);
 
 impl Percent {
-    /// The number, 1 to 100.
+    /// Returns the number, 1 to 100.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
@@ -135,49 +134,49 @@ impl From<Percent> for i64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Share of the chosen card's memory instead of an amount. Claim only.
+    /// Percent of the allocated GPU's memory instead of an amount. Claim only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub percent: Option<Percent>,
-    /// What happens at the limit. Class only.
+    /// Reaction to allocations beyond the limit. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<MemoryPolicy>,
 }
 
-/// What happens when a tenant reaches its memory limit.
+/// Reaction to allocations beyond the memory limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MemoryPolicy {
-    /// The allocation fails with out-of-memory.
+    /// Allocations fail with `CUDA_ERROR_OUT_OF_MEMORY`.
     #[default]
     Hard,
-    /// Plain allocations beyond the share go to host memory.
+    /// Plain allocations beyond the limit use host memory.
     Spill,
 }
 
-/// What happens to a process that escapes or exceeds its limits.
+/// Reaction to a process that bypasses or exceeds its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Enforcement {
-    /// It is reported.
+    /// The process is reported.
     #[default]
     Report,
-    /// It is killed.
+    /// The process is killed.
     Required,
 }
 
-/// Policies that place one claim.
+/// Placement policies of one claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Placement {
-    /// Between nodes.
+    /// Among nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<PlacementPolicy>,
-    /// Between the cards of a node.
+    /// Among the GPUs of a node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<PlacementPolicy>,
 }
 
-/// How a node or a card is chosen among those that fit.
+/// Preference among feasible nodes or GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PlacementPolicy {
@@ -188,7 +187,7 @@ pub enum PlacementPolicy {
 }
 
 impl PlacementPolicy {
-    /// The value as it is written in config and flags.
+    /// Returns the value in config and flags.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -209,12 +208,12 @@ impl std::str::FromStr for PlacementPolicy {
     }
 }
 
-/// Why an opaque config cannot be used.
+/// Error of an opaque config.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The document is for another kind or version.
+    /// The document has another kind or version.
     #[error(
-        "config is {api_version} {kind}, this driver reads {} {KIND}",
+        "config is {api_version} {kind}; expected {} {KIND}",
         names::API_VERSION
     )]
     WrongKind {
@@ -228,10 +227,10 @@ pub enum ConfigError {
     Field {
         /// Path of the field, such as `memory.percent`.
         path: String,
-        /// What is wrong with it.
+        /// Cause.
         source: serde_json::Error,
     },
-    /// The layer that sets a field may not set it.
+    /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
 }
@@ -240,7 +239,7 @@ impl VgpuConfig {
     /// Decodes one document.
     ///
     /// # Errors
-    /// When it is not an object of this kind and version, or a field is unknown or wrong.
+    /// If the document is not an object of this kind and version, or a field is unknown or invalid.
     pub fn decode(parameters: &Value) -> Result<Self, ConfigError> {
         let text_of = |key| {
             parameters
@@ -269,7 +268,7 @@ fn non_empty(text: &str, otherwise: &str) -> String {
     if text.is_empty() { otherwise } else { text }.to_owned()
 }
 
-/// One document with the layer it came from and the requests it is for (empty = all).
+/// One document with its layer and the requests to which it applies (empty: all).
 #[derive(Debug, Clone)]
 struct Document<'a> {
     layer: Layer,
@@ -277,10 +276,10 @@ struct Document<'a> {
     parameters: &'a Value,
 }
 
-/// The settings that apply to `request` (its main name, or `main/sub`) under the config of an allocation.
+/// Returns the settings of `request` (its main name, or `main/sub`) from the config of an allocation.
 ///
 /// # Errors
-/// When a document that applies does not decode, or sets what its layer may not set.
+/// If a document that applies is invalid or sets a field that its layer does not allow.
 pub fn resolve(
     configs: &[DeviceAllocationConfiguration],
     request: &str,
@@ -306,10 +305,10 @@ pub fn resolve(
     resolve_documents(&documents, request)
 }
 
-/// As [`resolve`], before there is an allocation: from the class that the request names and the claim's own config.
+/// Like [`resolve`], before an allocation exists: from the config of the request's class and of the claim.
 ///
 /// # Errors
-/// As [`resolve`].
+/// Like [`resolve`].
 pub fn resolve_spec(
     class: &[DeviceClassConfiguration],
     claim: &[DeviceClaimConfiguration],
@@ -352,7 +351,8 @@ fn resolve_documents(documents: &[Document<'_>], request: &str) -> Result<Settin
     Ok(settings)
 }
 
-/// Whether a config for `requests` is for `request`: all when empty, and the main name covers its alternatives.
+/// Returns whether a config for `requests` applies to `request`. An empty list applies to all requests; a main name
+/// includes its alternatives.
 fn applies(requests: &[String], request: &str) -> bool {
     let main = request.split_once('/').map_or(request, |(main, _)| main);
     requests.is_empty() || requests.iter().any(|name| name == request || name == main)

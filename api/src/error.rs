@@ -1,10 +1,9 @@
-//! Errors as text, the same in every program. Each error type says only what was attempted; the causes come after it,
-//! once.
+//! Errors as text, equal in all programs. An error type names only the failed operation; its causes follow.
 
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// The error and its causes in one line. A cause that repeats the text before it is left out.
+/// Formats the error and its causes in one line. A cause that repeats the text before it is skipped.
 #[must_use]
 pub fn describe(error: &dyn Error) -> String {
     let mut text = error.to_string();
@@ -12,7 +11,7 @@ pub fn describe(error: &dyn Error) -> String {
     while let Some(error) = cause {
         let next = error.to_string();
         if !text.ends_with(&next) {
-            // Writing to a string has no way to fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, ": {next}");
         }
         cause = error.source();
@@ -25,12 +24,12 @@ mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("open a door")]
+    #[error("cannot open file a")]
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn causes_follow_once() {
-        let error = Outer(std::io::Error::other("it is locked"));
-        assert_eq!(describe(&error), "open a door: it is locked");
+    fn appends_each_cause_once() {
+        let error = Outer(std::io::Error::other("permission denied"));
+        assert_eq!(describe(&error), "cannot open file a: permission denied");
     }
 }

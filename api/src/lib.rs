@@ -1,4 +1,5 @@
-//! What drava's parts say to each other and to users: names, quantities, opaque config, validation, errors as text.
+//! Interface of drava's programs to each other and to users: names, quantities, opaque config, validation, event and
+//! condition reasons.
 //!
 //! No I/O, no client, no clock.
 
@@ -12,12 +13,12 @@ pub mod request;
 
 pub use quantity::Quantity;
 
-/// The three kinds of device that a card is published as, coupled by its counter set.
+/// Types of device that a GPU is published as, coupled by its counter set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceType {
-    /// The whole card; nothing is injected.
+    /// The whole GPU; nothing is injected.
     Gpu,
-    /// A share of a card's memory and compute, enforced by libvgpu.
+    /// A share of a GPU's memory and GPU time, enforced by libvgpu.
     Vgpu,
     /// A MIG partition.
     Mig,
@@ -34,7 +35,7 @@ impl DeviceType {
         }
     }
 
-    /// The type that an attribute value names, if it names one.
+    /// Returns the type with this attribute value.
     #[must_use]
     pub fn parse(value: &str) -> Option<Self> {
         [Self::Gpu, Self::Vgpu, Self::Mig]

@@ -1,9 +1,9 @@
 //! Kubernetes quantities ("8Gi", "500m", "1e3") as exact fixed-point numbers.
 //!
-//! A value is a whole number of nano-units in an `i128`, so every sum and comparison is exact, plus the suffix
-//! family it was written in, which it keeps when it is printed. Equality, order and hash look at the value alone:
-//! `1Gi == 1024Mi`. Semantics are those of `k8s.io/apimachinery/pkg/api/resource`: precision beyond a nano-unit
-//! rounds away from zero, binary values are capped at 2⁶³−1, printing is canonical.
+//! A value is a whole number of nano-units in an `i128`, so sums and comparisons are exact, plus its suffix family, used
+//! for printing. Equality, order and hash depend on the value only: `1Gi == 1024Mi`. The semantics are those of
+//! `k8s.io/apimachinery/pkg/api/resource`: precision beyond a nano-unit rounds away from zero, binary values are capped at
+//! 2⁶³−1, printing is canonical.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -21,7 +21,7 @@ const BINARY_CAP: i128 = i64::MAX as i128 * NANO;
 const BINARY_SUFFIXES: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL_SUFFIXES: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
 
-/// An exact number with the suffix family that it is printed in.
+/// Exact number with a suffix family for printing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Quantity {
     nano: i128,
@@ -40,15 +40,15 @@ pub enum Format {
     DecimalExponent,
 }
 
-/// Why a text is not a quantity.
+/// Error of parsing a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseQuantityError {
-    /// No number, two points, trailing text and the like.
+    /// The text has no number, two points or trailing text.
     #[error(
         "{text:?} is not a quantity: expected a number with an optional suffix, such as 8Gi, 500m or 1e3"
     )]
     Malformed {
-        /// The text as it was written.
+        /// The text.
         text: String,
     },
     /// The number has a suffix that Kubernetes does not know.
@@ -56,15 +56,15 @@ pub enum ParseQuantityError {
         "{text:?} is not a quantity: unknown suffix {suffix:?}, use one of n u m k M G T P E Ki Mi Gi Ti Pi Ei"
     )]
     UnknownSuffix {
-        /// The text as it was written.
+        /// The text.
         text: String,
         /// The part after the number.
         suffix: String,
     },
-    /// More digits than any Kubernetes object can hold.
+    /// The number has more digits than a Kubernetes object can hold.
     #[error("{text:?} is too large or too precise for a quantity")]
     OutOfRange {
-        /// The text as it was written.
+        /// The text.
         text: String,
     },
 }
@@ -76,7 +76,7 @@ impl Quantity {
         format: Format::DecimalSi,
     };
 
-    /// A plain count, printed in decimal.
+    /// Returns a count, printed in decimal.
     #[must_use]
     pub const fn count(value: u64) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Quantity {
         }
     }
 
-    /// A number of bytes, printed with binary suffixes.
+    /// Returns a number of bytes, printed with binary suffixes.
     #[must_use]
     pub const fn bytes(value: u64) -> Self {
         Self {
@@ -94,37 +94,37 @@ impl Quantity {
         }
     }
 
-    /// The value in nano-units.
+    /// Returns the value in nano-units.
     #[must_use]
     pub const fn nano(self) -> i128 {
         self.nano
     }
 
-    /// A value of `nano` nano-units that prints like `self`.
+    /// Returns a value of `nano` nano-units with the suffix family of `self`.
     #[must_use]
     pub const fn with_nano(self, nano: i128) -> Self {
         Self { nano, ..self }
     }
 
-    /// Suffix family.
+    /// Returns the suffix family.
     #[must_use]
     pub const fn format(self) -> Format {
         self.format
     }
 
-    /// Whether it is zero.
+    /// Returns whether the value is zero.
     #[must_use]
     pub const fn is_zero(self) -> bool {
         self.nano == 0
     }
 
-    /// Whether it is below zero.
+    /// Returns whether the value is below zero.
     #[must_use]
     pub const fn is_negative(self) -> bool {
         self.nano < 0
     }
 
-    /// The value in whole units if it has no fraction and fits.
+    /// Returns the value in whole units; `None` with a fraction or beyond `i64`.
     #[must_use]
     pub fn to_i64(self) -> Option<i64> {
         (self.nano % NANO == 0)
@@ -132,24 +132,23 @@ impl Quantity {
             .flatten()
     }
 
-    /// The value in whole units, fractions rounded up (a request for half a byte is a request for one); `None`
-    /// below zero and beyond `u64`.
+    /// Returns the value in whole units, rounded up; `None` below zero and beyond `u64`.
     #[must_use]
     pub fn to_u64_rounded_up(self) -> Option<u64> {
         u64::try_from(div_up(self.nano, NANO)).ok()
     }
 
-    /// The value in units, as near as a float comes.
+    /// Returns the value in units as the nearest float.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
-        reason = "an approximation is what it promises"
+        reason = "the result is approximate by contract"
     )]
     pub fn to_f64_lossy(self) -> f64 {
         self.nano as f64 / NANO as f64
     }
 
-    /// Sum, kept within the range of the representation.
+    /// Returns the sum, limited to the range of `i128` nano-units.
     #[must_use]
     pub fn saturating_add(self, other: Self) -> Self {
         Self {
@@ -162,14 +161,14 @@ impl Quantity {
         }
     }
 
-    /// Difference, kept within the range of the representation.
+    /// Returns the difference, limited to the range of `i128` nano-units.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         self.saturating_add(-other)
     }
 }
 
-/// Quotient rounded towards positive infinity; `divisor` is positive.
+/// Returns the quotient rounded towards positive infinity; `divisor` is positive.
 const fn div_up(value: i128, divisor: i128) -> i128 {
     let quotient = value.div_euclid(divisor);
     if value.rem_euclid(divisor) == 0 {
@@ -280,7 +279,7 @@ impl FromStr for Quantity {
             .ok_or_else(out_of_range)?;
         let (magnitude, format) = match scale {
             Scale::Binary(_) if magnitude > BINARY_CAP => (BINARY_CAP, Format::BinarySi),
-            // Not rounded to a whole number of bytes, and less confusing: 0.5Ki of a nano-unit prints as 2n.
+            // A fraction of a byte is printed in decimal: 2n, not a fraction of Ki.
             Scale::Binary(_) if magnitude > 0 && magnitude < NANO => (magnitude, Format::DecimalSi),
             Scale::Binary(_) => (magnitude, Format::BinarySi),
             Scale::Decimal(_, format) => (magnitude, format),
@@ -292,11 +291,11 @@ impl FromStr for Quantity {
     }
 }
 
-/// What a suffix multiplies by.
+/// Factor of a suffix.
 enum Scale {
-    /// 2 to the power of.
+    /// Power of 2 by exponent.
     Binary(u32),
-    /// 10 to the power of.
+    /// Power of 10 by exponent.
     Decimal(i32, Format),
 }
 
@@ -318,7 +317,7 @@ impl Scale {
         ))
     }
 
-    /// `mantissa × 10^-fraction_len × self` in nano-units, rounded up; `None` when it does not fit.
+    /// Returns `mantissa × 10^-fraction_len × self` in nano-units, rounded up; `None` beyond `i128`.
     fn nano(&self, mantissa: i128, fraction_len: i32) -> Option<i128> {
         if mantissa == 0 {
             return Some(0);
@@ -329,7 +328,7 @@ impl Scale {
         };
         if power_of_ten >= 0 {
             let factor = 10_i128.checked_pow(power_of_ten.unsigned_abs())?;
-            // Beyond the representation is far beyond the cap of binary values.
+            // Overflow of `i128` is far beyond the cap of binary values.
             let product = mantissa.checked_mul(factor);
             return match self {
                 Self::Binary(exponent) => Some(
@@ -340,7 +339,7 @@ impl Scale {
                 Self::Decimal(..) => product,
             };
         }
-        // Dividing by 10^n = 2^n 5^n: cancel the twos first so that the product stays small.
+        // 10^n = 2^n 5^n: cancelling the powers of 2 first keeps the product small.
         let divide = power_of_ten.unsigned_abs();
         let cancelled = divide.min(power_of_two);
         power_of_two -= cancelled;
@@ -348,7 +347,7 @@ impl Scale {
         let divisor = 5_i128
             .checked_pow(divide)
             .and_then(|fives| fives.checked_mul(1_i128.checked_shl(divide - cancelled)?));
-        // A divisor beyond the representation leaves a fraction of a nano-unit, which rounds up to one.
+        // A divisor beyond `i128` leaves a fraction of a nano-unit, which rounds up to one.
         Some(
             divisor
                 .filter(|d| *d > 0)
@@ -391,7 +390,7 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// Divides `value` by `factor` as often as it goes without remainder, at most `limit` times.
+/// Divides `value` by `factor` while there is no remainder, at most `limit` times.
 fn strip_factor(mut value: i128, factor: i128, limit: usize) -> (i128, usize) {
     let mut steps = 0;
     while steps < limit && value % factor == 0 {
@@ -423,7 +422,7 @@ impl Serialize for Quantity {
 
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Kubernetes takes a bare JSON number for a quantity, too.
+        /// Kubernetes also accepts a JSON number.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Text {

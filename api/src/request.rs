@@ -1,7 +1,7 @@
-//! Checks on the amounts that a claim asks for, with the text a user can act on.
+//! Validation of the amounts that a claim requests.
 //!
-//! The API server accepts any quantity and kube-scheduler rounds a zero up to the smallest share; drava refuses what
-//! is certainly a mistake, at the place where the user looks.
+//! The API server accepts any quantity, and kube-scheduler rounds zero up to the smallest share. drava rejects amounts that
+//! are certainly a mistake, with a message in the pod's events.
 
 use std::collections::BTreeMap;
 
@@ -10,46 +10,46 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use crate::quantity::ParseQuantityError;
 use crate::{Quantity, names};
 
-/// Why a capacity request is refused.
+/// Error of a capacity request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The value is no quantity.
+    /// The value is not a quantity.
     #[error("capacity {capacity}: {source}")]
     Quantity {
-        /// Name of the capacity as written.
+        /// Name of the capacity in the claim.
         capacity: String,
-        /// What is wrong with the text.
+        /// Cause.
         source: ParseQuantityError,
     },
-    /// An amount below zero.
+    /// The amount is below zero.
     #[error("capacity {capacity}: {value} is negative")]
     Negative {
-        /// Name of the capacity as written.
+        /// Name of the capacity in the claim.
         capacity: String,
         /// The amount.
         value: Quantity,
     },
-    /// Zero bytes of memory or zero slots.
+    /// The amount is zero bytes or zero slots.
     #[error(
-        "capacity {capacity}: 0 asks for nothing; leave it out for the default or ask for an amount"
+        "capacity {capacity}: 0 is not an amount; request more, or omit the capacity for its default"
     )]
     Zero {
-        /// Name of the capacity as written.
+        /// Name of the capacity in the claim.
         capacity: String,
     },
-    /// More percent than a card has.
+    /// The amount exceeds 100 percent of a GPU.
     #[error(
-        "capacity {capacity}: {value} is above 100; cores are percent of one card, ask for several devices with count"
+        "capacity {capacity}: {value} exceeds 100; cores are percent of one GPU; use count for several devices"
     )]
-    CoresAboveCard {
-        /// Name of the capacity as written.
+    CoresAboveGpu {
+        /// Name of the capacity in the claim.
         capacity: String,
         /// The amount.
         value: Quantity,
     },
 }
 
-/// `name` without the domain of this driver.
+/// Returns `name` without the domain of this driver.
 #[must_use]
 pub fn unqualified(name: &str) -> &str {
     name.strip_prefix(names::DRIVER)
@@ -57,10 +57,10 @@ pub fn unqualified(name: &str) -> &str {
         .unwrap_or(name)
 }
 
-/// Parses and checks the capacity requests of one request for devices of this driver.
+/// Parses and validates the capacities of one request for devices of this driver.
 ///
 /// # Errors
-/// Names the first capacity that is certainly a mistake.
+/// With the first invalid capacity.
 pub fn check_capacity(
     requests: &BTreeMap<String, RawQuantity>,
 ) -> Result<BTreeMap<String, Quantity>, RequestError> {
@@ -80,7 +80,7 @@ pub fn check_capacity(
                 return Err(RequestError::Zero { capacity });
             }
             if name == names::capacity::CORES && value > Quantity::count(100) {
-                return Err(RequestError::CoresAboveCard { capacity, value });
+                return Err(RequestError::CoresAboveGpu { capacity, value });
             }
             Ok((capacity, value))
         })
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn sound_amounts_pass() {
+    fn accepts_valid_amounts() {
         assert_eq!(check("memory", "8Gi"), Ok(Quantity::bytes(8 << 30)));
         assert_eq!(check("cores", "0"), Ok(Quantity::ZERO));
         assert_eq!(
@@ -113,29 +113,29 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn names_invalid_amounts() {
         for (capacity, value, message) in [
             (
                 "memory",
                 "0",
-                "capacity memory: 0 asks for nothing; leave it out for the default or ask for an amount",
+                "capacity memory: 0 is not an amount; request more, or omit the capacity for its default",
             ),
             ("memory", "-1Gi", "capacity memory: -1Gi is negative"),
             ("cores", "-5", "capacity cores: -5 is negative"),
             (
                 "gpu.drava.dev/slots",
                 "0",
-                "capacity gpu.drava.dev/slots: 0 asks for nothing; leave it out for the default or ask for an amount",
+                "capacity gpu.drava.dev/slots: 0 is not an amount; request more, or omit the capacity for its default",
             ),
             (
                 "cores",
                 "101",
-                "capacity cores: 101 is above 100; cores are percent of one card, ask for several devices with count",
+                "capacity cores: 101 exceeds 100; cores are percent of one GPU; use count for several devices",
             ),
             (
                 "gpu.drava.dev/cores",
                 "100500m",
-                "capacity gpu.drava.dev/cores: 100500m is above 100; cores are percent of one card, ask for several devices with count",
+                "capacity gpu.drava.dev/cores: 100500m exceeds 100; cores are percent of one GPU; use count for several devices",
             ),
             (
                 "memory",

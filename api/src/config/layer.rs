@@ -1,10 +1,10 @@
-//! Who may set which field, and what a set of documents amounts to.
+//! Fields that each layer may set, and the settings that result from the documents.
 
 use std::fmt;
 
 use super::{ComputePolicy, Enforcement, MemoryPolicy, Percent, Placement, Priority, VgpuConfig};
 
-/// Where a config document comes from.
+/// Origin of a config document, with the values it may set.
 ///
 /// | Field | class | claim |
 /// |---|---|---|
@@ -15,9 +15,9 @@ use super::{ComputePolicy, Enforcement, MemoryPolicy, Percent, Placement, Priori
 /// | `placement` | any | any |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
-    /// The DeviceClass: the administrator.
+    /// The DeviceClass, written by the administrator.
     Class,
-    /// The ResourceClaim: the tenant.
+    /// The ResourceClaim, written by the tenant.
     Claim,
 }
 
@@ -30,15 +30,15 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A field was set by a layer that may not set it (so).
+/// A field or value that its layer does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("config field {path}: a {layer} may not set it{hint}")]
+#[error("config field {path}: not allowed in a {layer} ({hint})")]
 pub struct ForbiddenField {
     /// Path of the field.
     pub path: &'static str,
-    /// Who tried.
+    /// Layer of the document.
     pub layer: Layer,
-    /// What is allowed, with its separator.
+    /// What is allowed instead.
     hint: String,
 }
 
@@ -47,37 +47,37 @@ impl ForbiddenField {
         Self {
             path,
             layer,
-            hint: format!(" ({allowed})"),
+            hint: allowed.to_owned(),
         }
     }
 }
 
-/// Config with every field decided.
+/// Config after all layers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// How the compute share is enforced.
+    /// Enforcement of GPU time.
     pub compute_policy: ComputePolicy,
-    /// Priority among the tenants of the card.
+    /// Priority among the shares of the GPU.
     pub priority: Priority,
-    /// Highest priority that a claim may choose; the class's priority when it names no maximum.
+    /// Highest priority that a claim may choose; default: the class's priority.
     pub max_priority: Option<Priority>,
-    /// Share of the card's memory that replaces a capacity request.
+    /// Percent of the GPU's memory that replaces a capacity request.
     pub memory_percent: Option<Percent>,
-    /// What happens at the memory limit.
+    /// Reaction to allocations beyond the memory limit.
     pub memory_policy: MemoryPolicy,
-    /// What happens to a process that escapes or exceeds its limits.
+    /// Reaction to a process that bypasses or exceeds its limits.
     pub enforcement: Enforcement,
-    /// Placement policies asked for; the controller's own where `None`.
+    /// Requested placement policies; `None`: the controller's default.
     pub placement: Placement,
-    /// Whether the parts of the driver that no limit covers are mounted.
+    /// Whether the graphics and video libraries, which no limit covers, are mounted.
     pub unmetered: bool,
 }
 
 impl Settings {
-    /// These settings with one more document laid over them.
+    /// Returns these settings with the fields of `config` applied.
     ///
     /// # Errors
-    /// Names the field that `layer` may not set so.
+    /// If `layer` does not allow a field or its value.
     pub fn under(self, config: &VgpuConfig, layer: Layer) -> Result<Self, ForbiddenField> {
         match layer {
             Layer::Class => check_class(config)?,
@@ -90,7 +90,7 @@ impl Settings {
             priority: config.priority.unwrap_or(self.priority),
             max_priority: match layer {
                 Layer::Class => config.max_priority.or(self.max_priority),
-                // Fixed by the class, so that a second claim document cannot climb from what the first one chose.
+                // Fixed by the class, so that a second claim document cannot exceed the first one.
                 Layer::Claim => Some(self.claim_priority_limit()),
             },
             memory_percent: memory.percent.or(self.memory_percent),
@@ -110,9 +110,9 @@ impl Settings {
 
     fn check_claim(&self, config: &VgpuConfig) -> Result<(), ForbiddenField> {
         let forbidden = |path, allowed: &str| Err(ForbiddenField::new(path, Layer::Claim, allowed));
-        let class_only = "only a device class may";
+        let class_only = "only in a device class";
         if !matches!(config.compute_policy, None | Some(ComputePolicy::Fixed)) {
-            return forbidden("computePolicy", "it may only choose fixed");
+            return forbidden("computePolicy", "only fixed");
         }
         if let Some(priority) = config.priority
             && priority > self.claim_priority_limit()
@@ -120,7 +120,7 @@ impl Settings {
             return forbidden(
                 "priority",
                 &format!(
-                    "{} is above the class's maximum of {}",
+                    "{} exceeds the class's maximum of {}",
                     priority.get(),
                     self.claim_priority_limit().get()
                 ),
@@ -147,7 +147,7 @@ fn check_class(config: &VgpuConfig) -> Result<(), ForbiddenField> {
         return Err(ForbiddenField::new(
             "memory.percent",
             Layer::Class,
-            "only a claim may",
+            "only in a claim",
         ));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Decoding errors name the field; a tenant can only tighten.
+//! Decoding errors name the field; a claim can only be stricter than its class.
 
 use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
@@ -37,7 +37,7 @@ fn decode_error(parameters: &Value) -> String {
 }
 
 #[test]
-fn errors_name_the_field() {
+fn names_field_in_errors() {
     let cases = [
         (
             document(json!({"memroy": {}})),
@@ -65,11 +65,11 @@ fn errors_name_the_field() {
         ),
         (
             json!({"apiVersion": "gpu.nvidia.com/v1", "kind": "GpuConfig"}),
-            "config is gpu.nvidia.com/v1 GpuConfig, this driver reads gpu.drava.dev/v1alpha1 VgpuConfig",
+            "config is gpu.nvidia.com/v1 GpuConfig; expected gpu.drava.dev/v1alpha1 VgpuConfig",
         ),
         (
             json!({}),
-            "config is without apiVersion without kind, this driver reads gpu.drava.dev/v1alpha1 VgpuConfig",
+            "config is without apiVersion without kind; expected gpu.drava.dev/v1alpha1 VgpuConfig",
         ),
     ];
     for (parameters, expected) in cases {
@@ -85,7 +85,7 @@ fn errors_name_the_field() {
 }
 
 #[test]
-fn nothing_set_means_defaults() {
+fn uses_defaults_without_config() {
     let settings = resolve(&[], "gpu").unwrap();
     assert_eq!(settings, Settings::default());
     assert_eq!(settings.compute_policy, ComputePolicy::Balance);
@@ -93,7 +93,7 @@ fn nothing_set_means_defaults() {
 }
 
 #[test]
-fn the_claim_is_laid_over_the_class_whatever_the_order() {
+fn applies_claim_config_after_class_config() {
     let configs = [
         allocation_config(
             "FromClaim",
@@ -115,35 +115,35 @@ fn the_claim_is_laid_over_the_class_whatever_the_order() {
 }
 
 #[test]
-fn a_tenant_can_only_tighten() {
+fn rejects_fields_that_relax_the_class() {
     for (fields, message) in [
         (
             json!({"computePolicy": "none"}),
-            "config field computePolicy: a claim may not set it (it may only choose fixed)",
+            "config field computePolicy: not allowed in a claim (only fixed)",
         ),
         (
             json!({"computePolicy": "balance"}),
-            "config field computePolicy: a claim may not set it (it may only choose fixed)",
+            "config field computePolicy: not allowed in a claim (only fixed)",
         ),
         (
             json!({"priority": 1}),
-            "config field priority: a claim may not set it (1 is above the class's maximum of 0)",
+            "config field priority: not allowed in a claim (1 exceeds the class's maximum of 0)",
         ),
         (
             json!({"maxPriority": 100}),
-            "config field maxPriority: a claim may not set it (only a device class may)",
+            "config field maxPriority: not allowed in a claim (only in a device class)",
         ),
         (
             json!({"memory": {"policy": "hard"}}),
-            "config field memory.policy: a claim may not set it (only a device class may)",
+            "config field memory.policy: not allowed in a claim (only in a device class)",
         ),
         (
             json!({"enforcement": "report"}),
-            "config field enforcement: a claim may not set it (only a device class may)",
+            "config field enforcement: not allowed in a claim (only in a device class)",
         ),
         (
             json!({"unmetered": true}),
-            "config field unmetered: a claim may not set it (only a device class may)",
+            "config field unmetered: not allowed in a claim (only in a device class)",
         ),
     ] {
         let error = resolve(&[allocation_config("FromClaim", &[], fields)], "gpu").unwrap_err();
@@ -152,12 +152,12 @@ fn a_tenant_can_only_tighten() {
     let class = allocation_config("FromClass", &[], json!({"memory": {"percent": 50}}));
     assert_eq!(
         resolve(&[class], "gpu").unwrap_err().to_string(),
-        "config field memory.percent: a device class may not set it (only a claim may)"
+        "config field memory.percent: not allowed in a device class (only in a claim)"
     );
 }
 
 #[test]
-fn priority_is_bounded_by_the_class() {
+fn limits_priority_to_class_maximum() {
     let class = allocation_config("FromClass", &[], json!({"priority": 10, "maxPriority": 50}));
     let claim = |priority: i64| allocation_config("FromClaim", &[], json!({"priority": priority}));
     assert_eq!(
@@ -168,7 +168,7 @@ fn priority_is_bounded_by_the_class() {
         50
     );
     assert!(resolve(&[class.clone(), claim(51)], "gpu").is_err());
-    // A second document is measured against the class, not against the first one.
+    // The class limits the second document too, not the first document.
     assert_eq!(
         resolve(&[class, claim(-5), claim(50)], "gpu")
             .unwrap()
@@ -182,7 +182,7 @@ fn priority_is_bounded_by_the_class() {
 }
 
 #[test]
-fn a_config_applies_to_the_requests_it_names() {
+fn applies_config_to_named_requests() {
     let configs = [allocation_config(
         "FromClaim",
         &["a"],
@@ -209,7 +209,7 @@ fn a_config_applies_to_the_requests_it_names() {
         resolve(&alternative, "a/second").unwrap().compute_policy,
         ComputePolicy::Balance
     );
-    // A broken document for another request does not stop this one.
+    // An invalid document of another request has no effect.
     let other = [allocation_config(
         "FromClaim",
         &["b"],
@@ -220,7 +220,7 @@ fn a_config_applies_to_the_requests_it_names() {
 }
 
 #[test]
-fn other_drivers_config_is_not_ours() {
+fn ignores_config_of_other_drivers() {
     let mut config = allocation_config("FromClaim", &[], json!({"nonsense": 1}));
     if let Some(opaque) = config.opaque.as_mut() {
         opaque.driver = "gpu.example.com".to_owned();
@@ -229,7 +229,7 @@ fn other_drivers_config_is_not_ours() {
 }
 
 #[test]
-fn every_field_is_in_the_documentation() {
+fn documents_every_field() {
     let page = include_str!("../../../docs/config.md");
     let everything = VgpuConfig::decode(&document(json!({
         "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
@@ -237,7 +237,7 @@ fn every_field_is_in_the_documentation() {
         "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true,
     })))
     .unwrap();
-    // Breaks when a field is added and not set above.
+    // Fails to match when a new field is not set above.
     let VgpuConfig {
         api_version: _,
         kind: _,

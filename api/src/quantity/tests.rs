@@ -1,4 +1,4 @@
-//! Vectors from the documented behaviour of Kubernetes quantities, and round trips.
+//! Vectors of the documented behavior of Kubernetes quantities, and round trips.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const fn nano(units: i128) -> i128 {
 }
 
 #[test]
-fn values_and_formats() {
+fn parses_values_and_formats() {
     use Format::{BinarySi, DecimalExponent, DecimalSi};
     let cases: &[(&str, i128, Format)] = &[
         ("0", 0, DecimalSi),
@@ -42,7 +42,7 @@ fn values_and_formats() {
         ("0.5Mi", nano(512 * 1024), BinarySi),
         ("100.035Ki", 102_435_840_000_000, BinarySi),
         ("0.025Ti", 27_487_790_694_400_000_000, BinarySi),
-        // More precise than a nano-unit: up, away from zero.
+        // More precise than a nano-unit: rounded away from zero.
         ("3.001n", 4, DecimalSi),
         ("0.9n", 1, DecimalSi),
         ("-0.9n", -1, DecimalSi),
@@ -67,7 +67,7 @@ fn values_and_formats() {
 }
 
 #[test]
-fn refused_texts() {
+fn rejects_malformed_text() {
     for text in [
         "", "Gi", ".", "-", "+", "1.2.3", "1 Gi", " 1", "1ki", "1KB", "--1", "0x10", "1e", "e3",
         "1e1.5", "٣",
@@ -89,7 +89,7 @@ fn refused_texts() {
 }
 
 #[test]
-fn canonical_text() {
+fn prints_canonical_text() {
     for (text, canonical) in [
         ("0Gi", "0"),
         ("1024Mi", "1Gi"),
@@ -115,7 +115,7 @@ fn canonical_text() {
 }
 
 #[test]
-fn order_ignores_the_suffix() {
+fn ignores_suffix_in_comparisons() {
     assert_eq!(parse("1Gi"), parse("1024Mi"));
     assert!(parse("1G") < parse("1Gi"));
     assert!(parse("100Gi") < parse("10000T"));
@@ -125,7 +125,7 @@ fn order_ignores_the_suffix() {
 }
 
 #[test]
-fn whole_numbers() {
+fn converts_to_whole_numbers() {
     assert_eq!(parse("8Gi").to_u64_rounded_up(), Some(8 << 30));
     assert_eq!(parse("0.1").to_u64_rounded_up(), Some(1));
     assert_eq!(parse("-1").to_u64_rounded_up(), None);
@@ -134,7 +134,7 @@ fn whole_numbers() {
 }
 
 #[test]
-fn json() {
+fn reads_and_writes_json() {
     assert_eq!(
         serde_json::from_str::<Quantity>("\" 8Gi \"").unwrap(),
         parse("8Gi")
@@ -150,7 +150,7 @@ fn json() {
 
 proptest! {
     #[test]
-    fn printed_values_parse_back(nano in -1_000_000_000_000_000_000_000_000_000_i128..1_000_000_000_000_000_000_000_000_000, binary in any::<bool>(), exponent in any::<bool>()) {
+    fn parses_printed_values(nano in -1_000_000_000_000_000_000_000_000_000_i128..1_000_000_000_000_000_000_000_000_000, binary in any::<bool>(), exponent in any::<bool>()) {
         let format = match (binary, exponent) {
             (true, _) => Format::BinarySi,
             (false, true) => Format::DecimalExponent,
@@ -162,14 +162,14 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "[-+]?[0-9.]{0,45}[a-zA-Z]{0,3}[-+]?[0-9]{0,12}") {
+    fn parses_any_text_without_panic(text in "[-+]?[0-9.]{0,45}[a-zA-Z]{0,3}[-+]?[0-9]{0,12}") {
         if let Ok(quantity) = text.parse::<Quantity>() {
             prop_assert_eq!(parse(&quantity.to_string()), quantity);
         }
     }
 
     #[test]
-    fn whole_mebibytes_are_exact(mebibytes in 0_u64..1 << 40) {
+    fn parses_mebibytes_exactly(mebibytes in 0_u64..1 << 40) {
         prop_assert_eq!(parse(&format!("{mebibytes}Mi")), Quantity::bytes(mebibytes << 20));
     }
 }

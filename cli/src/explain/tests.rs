@@ -166,7 +166,7 @@ fn every_state() {
         (
             "wrong",
             State::Refused,
-            "InvalidRequest: claim default/wrong: request gpu: capacity cores: 101 is above 100",
+            "InvalidRequest: claim default/wrong: request gpu: capacity cores: 101 exceeds 100",
         ),
         (
             "big",

@@ -200,15 +200,15 @@ fn rejects_config_forbidden_for_claims_with_field() {
         ),
         (
             json!({"computePolicy": "none"}),
-            "config field computePolicy: a claim may not set it (it may only choose fixed)",
+            "config field computePolicy: not allowed in a claim (only fixed)",
         ),
         (
             json!({"priority": 1}),
-            "config field priority: a claim may not set it (1 is above the class's maximum of 0)",
+            "config field priority: not allowed in a claim (1 exceeds the class's maximum of 0)",
         ),
         (
             json!({"enforcement": "report"}),
-            "config field enforcement: a claim may not set it",
+            "config field enforcement: not allowed in a claim",
         ),
         (
             json!({"kind": "GpuConfig"}),

@@ -27,7 +27,7 @@ fn zero_memory_is_not_everything() -> Result<()> {
     waits_with(
         "zero",
         &pod_with_share("zero", "vgpu.drava.dev", "{memory: \"0\"}"),
-        &["memory", "asks for nothing"],
+        &["memory", "0 is not an amount"],
     )
 }
 
@@ -36,7 +36,7 @@ fn more_cores_than_a_card_has() -> Result<()> {
     waits_with(
         "cores",
         &pod_with_share("cores", "vgpu.drava.dev", "{memory: 1Gi, cores: \"101\"}"),
-        &["cores", "above 100"],
+        &["cores", "exceeds 100"],
     )
 }
 

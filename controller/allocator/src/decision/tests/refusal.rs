@@ -173,8 +173,8 @@ fn claims_that_cannot_be_served_say_why() {
     );
     assert_eq!(
         refusal(&share("c", "1Gi", "101")),
-        "InvalidRequest: claim default/c: request gpu: capacity cores: 101 is above 100; cores are percent of one \
-         card, ask for several devices with count"
+        "InvalidRequest: claim default/c: request gpu: capacity cores: 101 exceeds 100; cores are percent of one \
+         GPU; use count for several devices"
     );
     assert_eq!(
         refusal(&request(
