@@ -1,16 +1,16 @@
-//! The border to C: entry points, and pointers that a C caller passed.
+//! C ABI: exported entry points and the pointers that C callers pass.
 //!
-//! [`Out`], [`In`] and [`Text`] have no constructor: they appear only as parameters of exported
-//! functions, so their contents come from a caller which promised, as `cuda.h` asks, that they are
-//! null or point to a valid object.
+//! [`Out`], [`In`] and [`Text`] have no public constructor from a raw caller pointer: they appear
+//! as parameters of exported functions. `cuda.h` requires callers to pass null or a pointer to a
+//! valid object.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::error::CudaError;
 use crate::types::CUresult;
 
-/// What an entry point's body returns.
-pub(crate) type Answer<T = ()> = Result<T, CudaError>;
+/// Result of the body of an entry point.
+pub(crate) type CudaResult<T = ()> = Result<T, CudaError>;
 
 /// One exported function, as `cuGetProcAddress` finds it.
 pub(crate) struct EntryPoint {
@@ -19,7 +19,7 @@ pub(crate) struct EntryPoint {
     /// First CUDA version with this form of the function.
     pub(crate) since: c_int,
     pub(crate) address: *const c_void,
-    /// The variant for programs whose default stream is per thread.
+    /// Variant for programs with per-thread default streams.
     pub(crate) per_thread: Option<*const c_void>,
 }
 
@@ -28,13 +28,13 @@ unsafe impl Sync for EntryPoint {}
 
 /// Defines exported functions and the module's `ENTRY_POINTS`.
 ///
-/// `"cuMemAlloc" 3020 fn cuMemAlloc_v2(…) { body }`: the name and CUDA version under which
-/// `cuGetProcAddress` knows the function, then the function; the body is an [`Answer`].
+/// `"cuMemAlloc" 3020 fn cuMemAlloc_v2(…) { body }`: name and CUDA version as `cuGetProcAddress`
+/// knows them, then the function. The body returns an [`CudaResult`].
 ///
-/// Where the function has a variant for per-thread default streams, `ptsz(stream) cuFoo_ptsz`
-/// follows the parameters: in that variant the parameter `stream` is mapped from the default
-/// stream to the thread's. `ptds(stream) cuFoo_ptds` is for functions without such a parameter:
-/// it binds `stream` to the default stream that the variant works on.
+/// `ptsz(stream) cuFoo_ptsz` after the parameters adds the variant for per-thread default streams;
+/// the variant maps the parameter `stream` from the default stream to the thread's. `ptds(stream)
+/// cuFoo_ptds` is for functions without a stream parameter; `stream` is bound to the default stream
+/// of the variant.
 macro_rules! entry_points {
     ($(
         $(#[$meta:meta])*
@@ -42,7 +42,6 @@ macro_rules! entry_points {
         $(ptsz($given:ident) $ptsz:ident)? $(ptds($default:ident) $ptds:ident)?
         $body:block
     )*) => {
-        /// The entry points of this module.
         pub(crate) const ENTRY_POINTS: &[$crate::abi::EntryPoint] = &[$(
             $crate::abi::EntryPoint {
                 name: $name,
@@ -62,20 +61,20 @@ macro_rules! entry_points {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol $parameters -> $crate::types::CUresult {
                 $(let $default = $crate::types::CUstream::LEGACY;)?
-                $crate::abi::code(move || -> $crate::abi::Answer { $body })
+                $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
             }
             $(
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $ptsz $parameters -> $crate::types::CUresult {
                     let $given = $given.or_per_thread();
-                    $crate::abi::code(move || -> $crate::abi::Answer { $body })
+                    $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
                 }
             )?
             $(
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $ptds $parameters -> $crate::types::CUresult {
                     let $default = $crate::types::CUstream::PER_THREAD;
-                    $crate::abi::code(move || -> $crate::abi::Answer { $body })
+                    $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
                 }
             )?
         )*
@@ -83,15 +82,15 @@ macro_rules! entry_points {
 }
 pub(crate) use entry_points;
 
-/// Runs a body and returns its result as C wants it.
-pub(crate) fn code(body: impl FnOnce() -> Answer) -> CUresult {
+/// Runs a body and converts its result to a `CUresult`.
+pub(crate) fn code(body: impl FnOnce() -> CudaResult) -> CUresult {
     match body() {
         Ok(()) => 0,
         Err(error) => error.into(),
     }
 }
 
-/// A pointer through which a result goes to the caller.
+/// An output pointer of the caller.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
@@ -105,14 +104,14 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// Nobody wants the result.
+    /// An absent output.
     pub(crate) const NULL: Self = Self(std::ptr::null_mut());
 
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 
-    fn checked(self) -> Answer<*mut T> {
+    fn checked(self) -> CudaResult<*mut T> {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
@@ -120,23 +119,23 @@ impl<T> Out<T> {
     }
 
     /// Writes the result.
-    pub(crate) fn set(self, value: T) -> Answer {
+    pub(crate) fn set(self, value: T) -> CudaResult {
         let pointer = self.checked()?;
         // SAFETY: not null, hence valid for a write of `T` by the caller's promise.
         unsafe { pointer.write(value) };
         Ok(())
     }
 
-    /// Writes the result where the caller wants it.
-    pub(crate) fn set_if_wanted(self, value: T) {
+    /// Writes the result unless the pointer is null.
+    pub(crate) fn set_if_not_null(self, value: T) {
         let _ = self.set(value);
     }
 
-    /// Writes the elements of an array that has room for them.
-    pub(crate) fn set_all(self, values: impl IntoIterator<Item = T>) -> Answer {
+    /// Writes the elements of an array that has capacity for them.
+    pub(crate) fn write_all(self, values: impl IntoIterator<Item = T>) -> CudaResult {
         let pointer = self.checked()?;
         for (index, value) in values.into_iter().enumerate() {
-            // SAFETY: the caller said that the array has room for all values.
+            // SAFETY: the caller states that the array has capacity for all values.
             let element = unsafe { pointer.add(index) };
             // SAFETY: within the array, by the same promise.
             unsafe { element.write(value) };
@@ -146,19 +145,18 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Writes a string and its terminator into a buffer of `length` bytes, cut where it does not
-    /// fit.
-    pub(crate) fn set_text(self, length: c_int, text: &str) -> Answer {
+    /// Writes a NUL-terminated string into a buffer of `length` bytes, truncated to fit.
+    pub(crate) fn set_text(self, length: c_int, text: &str) -> CudaResult {
         let room = usize::try_from(length)
             .ok()
             .and_then(|length| length.checked_sub(1));
         let room = room.ok_or(CudaError::InvalidValue)?;
         let bytes = text.bytes().take(room).chain([0]);
-        self.set_all(bytes.map(|byte| c_char::from_ne_bytes([byte])))
+        self.write_all(bytes.map(|byte| c_char::from_ne_bytes([byte])))
     }
 }
 
-/// A pointer to one or more objects of the caller's.
+/// An input pointer of the caller, to one or more objects.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct In<T>(*const T);
@@ -171,36 +169,33 @@ impl<T> Clone for In<T> {
 
 impl<T> Copy for In<T> {}
 
-/// A pointer to an object of the caller's that is read and written.
+/// A pointer of the caller to an object that is read and written.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InOut<T>(Out<T>);
 
 impl<T: Copy> InOut<T> {
-    /// Reads the object.
-    pub(crate) fn get(self) -> Answer<T> {
+    pub(crate) fn get(self) -> CudaResult<T> {
         In(self.0.0.cast_const()).get()
     }
 
-    /// Writes it.
-    pub(crate) fn set(self, value: T) -> Answer {
+    pub(crate) fn set(self, value: T) -> CudaResult {
         self.0.set(value)
     }
 }
 
 impl<T> In<T> {
-    /// No object.
+    /// An absent input.
     pub(crate) const NULL: Self = Self(std::ptr::null());
 
-    /// The object that a pointer in another object of the caller's leads to.
+    /// Wraps a pointer stored in another object of the caller.
     pub(crate) fn at(pointer: *const T) -> Self {
         Self(pointer)
     }
 }
 
 impl<T: Copy> In<T> {
-    /// Reads the object.
-    pub(crate) fn get(self) -> Answer<T> {
+    pub(crate) fn get(self) -> CudaResult<T> {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
@@ -211,29 +206,29 @@ impl<T: Copy> In<T> {
 
 impl<T: Copy> In<T> {
     /// Reads one element of an array that is long enough.
-    pub(crate) fn element(self, index: usize) -> Answer<T> {
+    pub(crate) fn element(self, index: usize) -> CudaResult<T> {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        // SAFETY: the caller said that the array has this element.
+        // SAFETY: the caller states that the array has this element.
         let element = unsafe { self.0.add(index) };
         Self(element).get()
     }
 
-    /// Reads an array; without elements its address means nothing.
-    pub(crate) fn list(self, count: usize) -> Answer<Vec<T>> {
+    /// Reads an array. The address of an empty array is not used.
+    pub(crate) fn list(self, count: usize) -> CudaResult<Vec<T>> {
         (0..count).map(|index| self.element(index)).collect()
     }
 }
 
 impl<T> In<T> {
-    /// The same place as an object of another type, which the caller said it is.
+    /// The same address as a pointer to another type, as the caller declared.
     pub(crate) fn cast<U>(self) -> In<U> {
         In(self.0.cast())
     }
 }
 
-/// A pointer to an object whose type another parameter names.
+/// A pointer to an object whose type another parameter determines.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Untyped(*mut c_void);
@@ -244,25 +239,25 @@ impl Untyped {
         self.0.expose_provenance()
     }
 
-    /// As a result of a type.
+    /// The pointer as an output of type `T`.
     pub(crate) fn out<T>(self) -> Out<T> {
         Out(self.0.cast())
     }
 
-    /// As an object of a type.
+    /// The pointer as an input of type `T`.
     pub(crate) fn input<T>(self) -> In<T> {
         In(self.0.cast_const().cast())
     }
 }
 
-/// A C string of the caller's.
+/// A C string of the caller.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// The string, where it is one and in UTF-8.
-    pub(crate) fn get(self) -> Answer<String> {
+    /// Returns the string; errors unless it is valid UTF-8.
+    pub(crate) fn get(self) -> CudaResult<String> {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
@@ -273,19 +268,17 @@ impl Text {
     }
 }
 
-/// An address on the host or on a card, for copies.
+/// A host or device address of a copy.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address(*mut c_void);
 
 impl Address {
-    /// The address with a number.
     pub(crate) fn at(number: u64) -> Self {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         Self(std::ptr::with_exposed_provenance_mut(number))
     }
 
-    /// The address as a number.
     pub(crate) fn number(self) -> u64 {
         self.0.expose_provenance() as u64
     }

@@ -1,11 +1,12 @@
-//! Arrays and mipmapped arrays: device memory that only copies and textures reach.
+//! Arrays and mipmapped arrays: device memory that only copies reach.
 //!
-//! The layout is plain rows, which no program can tell: it has no address of an array.
+//! The layout is plain rows. No program can observe it, since no call returns the address of an
+//! array.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{
@@ -23,7 +24,6 @@ const SPARSE: c_uint = 0x40;
 /// `CUDA_ARRAY3D_LAYERED`, `_SURFACE_LDST`, `_CUBEMAP`, `_TEXTURE_GATHER`, `_COLOR_ATTACHMENT`
 const FLAGS: c_uint = 0x01 | 0x02 | 0x04 | 0x08 | 0x20;
 
-/// All arrays of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Arrays {
     arrays: BTreeMap<CUarray, Array>,
@@ -31,10 +31,10 @@ pub(crate) struct Arrays {
     tiles: sparse::Tiles,
 }
 
-/// One array, or one level of a mipmapped one.
+/// One array.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Array {
-    /// Where its memory is; of sparse ones, 0.
+    /// Address of its memory; 0 if sparse.
     pub(crate) address: CUdeviceptr,
     context: CUcontext,
     descriptor: CUarray3DDescriptor,
@@ -47,7 +47,7 @@ struct Mipmap {
 }
 
 impl CUarray3DDescriptor {
-    fn check(&self) -> Answer {
+    fn check(&self) -> CudaResult {
         if self.width == 0 || self.element_bytes().is_none() {
             return Err(CudaError::InvalidValue);
         }
@@ -55,25 +55,26 @@ impl CUarray3DDescriptor {
             0 => Ok(()),
             SPARSE if self.height > 0 && self.block_side() == 1 => Ok(()),
             SPARSE => Err(CudaError::InvalidValue),
-            // Ones without memory that are not sparse.
+            // Deferred mappings and other arrays without memory.
             _ => Err(CudaError::NotSupported),
         }
     }
 
-    /// Bytes of one element, or of one compressed block, by `CUarray_format`. Those in planes are not simulated.
+    /// Bytes of one element, or of one compressed block, by `CUarray_format`. `None` for planar
+    /// formats, which are not simulated.
     fn element_bytes(&self) -> Option<usize> {
         let (channel, of_format) = match self.format {
             0x01 | 0x08 => (1, None),
             0x02 | 0x09 | 0x10 => (2, None),
             0x03 | 0x0a | 0x20 => (4, None),
-            // Normalised integers of a number of channels.
+            // Normalized integers of a fixed number of channels.
             0xc0 | 0xc6 => (1, Some(1)),
             0xc1 | 0xc7 => (1, Some(2)),
             0xc2 | 0xc8 => (1, Some(4)),
             0xc3 | 0xc9 => (2, Some(1)),
             0xc4 | 0xca => (2, Some(2)),
             0xc5 | 0xcb => (2, Some(4)),
-            // BC1; BC2, BC3, BC7.
+            // BC1; BC2, BC3 and BC7.
             0x91 | 0x92 => (2, Some(4)),
             0x93..=0x96 | 0x9d | 0x9e => (4, Some(4)),
             // BC4; BC5; BC6H, which has three channels.
@@ -89,7 +90,7 @@ impl CUarray3DDescriptor {
         is_right.then_some(channel * self.channels as usize)
     }
 
-    /// Elements along a side of what [`Self::element_bytes`] is said of.
+    /// Elements along one side of a compressed block; 1 for plain formats.
     fn block_side(&self) -> usize {
         match self.format {
             0x91..=0x9e => 4,
@@ -97,7 +98,7 @@ impl CUarray3DDescriptor {
         }
     }
 
-    /// Bytes of one row, rows of one layer, layers.
+    /// Bytes per row, rows per layer, layers.
     fn sides(&self) -> [usize; 3] {
         let side = self.block_side();
         let row = self.width.div_ceil(side);
@@ -105,7 +106,7 @@ impl CUarray3DDescriptor {
         [row, self.height.div_ceil(side).max(1), self.depth.max(1)]
     }
 
-    fn bytes(&self) -> Answer<u64> {
+    fn bytes(&self) -> CudaResult<u64> {
         let product = self
             .sides()
             .iter()
@@ -113,7 +114,7 @@ impl CUarray3DDescriptor {
         product.ok_or(CudaError::InvalidValue)
     }
 
-    /// A level of a mipmapped array; layers and the faces of a cube do not shrink.
+    /// Descriptor of one mipmap level. Layers and cube faces keep their number.
     fn level(&self, level: u32) -> Self {
         const LAYERED: c_uint = 0x01 | 0x04;
         let halved = |side: usize| match side {
@@ -172,30 +173,29 @@ impl From<CUarray3DDescriptorV1> for CUarray3DDescriptor {
 }
 
 impl Array {
-    /// Bytes of one element; `None` if they are compressed in blocks.
+    /// Bytes of one element; `None` for block-compressed formats.
     pub(crate) fn element_bytes(&self) -> Option<usize> {
         let is_single = self.descriptor.block_side() == 1;
         self.descriptor.element_bytes().filter(|_| is_single)
     }
 
-    /// Bytes of one row, rows of one layer, layers.
+    /// Bytes per row, rows per layer, layers.
     pub(crate) fn sides(&self) -> [usize; 3] {
         self.descriptor.sides()
     }
 
-    /// Whether it has only the memory that is mapped to it.
     pub(crate) fn is_sparse(&self) -> bool {
         self.descriptor.flags & SPARSE != 0
     }
 }
 
 impl Arrays {
-    pub(crate) fn get(&self, handle: CUarray) -> Answer<&Array> {
+    pub(crate) fn get(&self, handle: CUarray) -> CudaResult<&Array> {
         self.arrays.get(&handle).ok_or(CudaError::InvalidHandle)
     }
 
-    /// Forgets the arrays of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the arrays of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         self.arrays.retain(|_, array| array.context != context);
         self.mipmaps.retain(|_, mipmap| mipmap.context != context);
     }
@@ -206,9 +206,9 @@ impl State {
         &mut self,
         driver: &Driver,
         descriptor: CUarray3DDescriptor,
-    ) -> Answer<CUarray> {
+    ) -> CudaResult<CUarray> {
         descriptor.check()?;
-        self.potentially_unsafe()?;
+        self.require_safe_in_capture()?;
         let context = crate::context::current_handle()?;
         let address = match descriptor.flags & SPARSE {
             0 => self.allocate(driver, descriptor.bytes()?)?,
@@ -224,8 +224,8 @@ impl State {
         Ok(handle)
     }
 
-    fn destroy_array(&mut self, driver: &Driver, handle: CUarray) -> Answer {
-        self.potentially_unsafe()?;
+    fn destroy_array(&mut self, driver: &Driver, handle: CUarray) -> CudaResult {
+        self.require_safe_in_capture()?;
         let array = self.arrays.get(handle)?;
         let (address, is_sparse) = (array.address, array.is_sparse());
         self.arrays.arrays.remove(&handle);
@@ -240,12 +240,12 @@ impl State {
         driver: &Driver,
         descriptor: CUarray3DDescriptor,
         levels: u32,
-    ) -> Answer<CUmipmappedArray> {
+    ) -> CudaResult<CUmipmappedArray> {
         descriptor.check()?;
         if descriptor.flags & SPARSE != 0 {
             return Err(CudaError::NotSupported);
         }
-        self.potentially_unsafe()?;
+        self.require_safe_in_capture()?;
         let longest = descriptor
             .width
             .max(descriptor.height)
@@ -265,8 +265,8 @@ impl State {
         Ok(handle)
     }
 
-    fn destroy_mipmap(&mut self, driver: &Driver, handle: CUmipmappedArray) -> Answer {
-        self.potentially_unsafe()?;
+    fn destroy_mipmap(&mut self, driver: &Driver, handle: CUmipmappedArray) -> CudaResult {
+        self.require_safe_in_capture()?;
         let mipmap = self.arrays.mipmaps.remove(&handle);
         let mipmap = mipmap.ok_or(CudaError::InvalidHandle)?;
         self.free(driver, mipmap.address)

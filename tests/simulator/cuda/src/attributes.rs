@@ -1,14 +1,14 @@
-//! `cuDeviceGetAttribute`: values by the numbers of `CUdevice_attribute`.
+//! `cuDeviceGetAttribute`: values by `CUdevice_attribute` number.
 
 use std::ffi::{c_int, c_uint};
 
 use simulator_machine::description::{AddressingMode, Architecture, CardDescription, CardModel};
 
-/// Attributes that exist in CUDA 13.0; those without a value here read 0, as does every ability
+/// Number of attributes in CUDA 13.0. Attributes without a value here read 0, like every capability
 /// that is not simulated.
 const COUNT: c_uint = 149;
 
-/// The value of an attribute; `None` for a number that CUDA 13.0 does not know.
+/// Returns the value of an attribute, or `None` for a number that CUDA 13.0 does not define.
 pub(crate) fn attribute(which: c_uint, model: &CardModel, card: &CardDescription) -> Option<c_int> {
     if !(1..COUNT).contains(&which) {
         return None;
@@ -41,7 +41,7 @@ pub(crate) fn attribute(which: c_uint, model: &CardModel, card: &CardDescription
         18 => c_int::from(model.addressing_mode == AddressingMode::Ats),
         19 => 1,
         16 => number(model.compute.multiprocessors),
-        // MAXIMUM_TEXTURE*_{WIDTH,HEIGHT,DEPTH}
+        // MAXIMUM_TEXTURE*_{WIDTH,HEIGHT,QUEUE_DEPTH}
         21 | 22 | 23 | 27..=29 | 55..=58 | 70..=74 => 32768,
         24..=26 => 16384,
         // SURFACE_ALIGNMENT
@@ -119,7 +119,7 @@ fn rank(architecture: Architecture) -> u32 {
     }
 }
 
-/// Shared memory of one multiprocessor.
+/// Shared memory per multiprocessor, bytes.
 fn shared_memory(architecture: Architecture) -> c_int {
     match architecture {
         Architecture::Turing => 64 << 10,

@@ -1,15 +1,15 @@
-//! Stream capture: what is put on a stream becomes a graph instead of being done.
+//! Stream capture: operations of a stream become a graph instead of being executed.
 //!
-//! A capture begins in one stream and spreads to those that wait for an event of it. While it
-//! lasts, calls that could wait for captured work, or that touch the whole device, are refused and
-//! spoil it: in global mode of every thread, in thread-local mode of the thread that began it, in
-//! relaxed mode of none. A spoilt capture refuses everything but its end.
+//! A capture begins in one stream and spreads to streams that wait for one of its events. During a
+//! capture, calls that could wait for captured work or that affect the whole device are rejected
+//! and invalidate it: calls of every thread in global mode, of the capturing thread in thread-local
+//! mode, of none in relaxed mode. An invalidated capture rejects everything but its end.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 
-use crate::abi::{Answer, In, InOut, Out, entry_points};
+use crate::abi::{CudaResult, In, InOut, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
@@ -25,7 +25,7 @@ enum Mode {
 }
 
 impl Mode {
-    fn from_code(code: c_uint) -> Answer<Self> {
+    fn from_code(code: c_uint) -> CudaResult<Self> {
         match code {
             0 => Ok(Self::Global),
             1 => Ok(Self::ThreadLocal),
@@ -44,7 +44,7 @@ impl Mode {
 }
 
 thread_local! {
-    /// Whose captures this thread's unsafe calls respect.
+    /// Capture mode of this thread, for its unsafe calls.
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
@@ -53,11 +53,11 @@ const STATUS_NONE: c_uint = 0;
 const STATUS_ACTIVE: c_uint = 1;
 const STATUS_INVALIDATED: c_uint = 2;
 
-/// All captures that have begun and not ended.
+/// All open captures.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     captures: BTreeMap<u64, Capture>,
-    /// The streams that are captured, by cell.
+    /// CapturedPoint streams, by cell.
     branches: BTreeMap<u32, Branch>,
     next_id: u64,
 }
@@ -66,38 +66,37 @@ pub(crate) struct Captures {
 struct Capture {
     mode: Mode,
     thread: u64,
-    /// Cell of the stream in which it began and has to end.
+    /// Cell of the stream in which the capture began and has to end.
     origin: u32,
     graph: CUgraph,
-    /// Whether the graph was there before.
-    borrowed: bool,
+    /// Whether the program supplied the graph.
+    is_borrowed: bool,
     valid: bool,
 }
 
-/// One captured stream.
 #[derive(Clone, Debug)]
 struct Branch {
     capture: u64,
     stream: Stream,
-    /// What the next operation depends on.
+    /// Dependencies of the next operation.
     dependencies: Vec<CUgraphNode>,
 }
 
-/// A point in a captured stream, as an event keeps it.
+/// A point in a captured stream, recorded in an event.
 #[derive(Clone, Debug)]
-pub(crate) struct Captured {
+pub(crate) struct CapturedPoint {
     capture: u64,
     dependencies: Vec<CUgraphNode>,
 }
 
 impl Captures {
-    fn branch(&mut self, stream: Stream) -> Answer<&mut Branch> {
+    fn branch(&mut self, stream: Stream) -> CudaResult<&mut Branch> {
         let branch = self.branches.get_mut(&stream.cell);
         branch.ok_or(CudaError::IllegalState)
     }
 
-    /// The valid capture that a stream belongs to.
-    fn valid(&self, stream: Stream) -> Answer<&Capture> {
+    /// Returns the valid capture of a stream.
+    fn valid(&self, stream: Stream) -> CudaResult<&Capture> {
         let branch = self.branches.get(&stream.cell);
         let capture = branch.and_then(|branch| self.captures.get(&branch.capture));
         match capture {
@@ -107,10 +106,10 @@ impl Captures {
         }
     }
 
-    fn invalidate(&mut self, spoils: impl Fn(u64, &Capture) -> bool) -> bool {
+    fn invalidate(&mut self, affects: impl Fn(u64, &Capture) -> bool) -> bool {
         let mut any = false;
         for (id, capture) in &mut self.captures {
-            if spoils(*id, capture) {
+            if affects(*id, capture) {
                 capture.valid = false;
                 any = true;
             }
@@ -123,8 +122,8 @@ impl Captures {
         self.branches.retain(|_, branch| branch.capture != id);
     }
 
-    /// Spoils what a destroyed stream takes part in.
-    pub(crate) fn forget_stream(&mut self, cell: u32) {
+    /// Invalidates the capture of a destroyed stream.
+    pub(crate) fn remove_stream(&mut self, cell: u32) {
         if let Some(branch) = self.branches.remove(&cell) {
             self.invalidate(|id, _| id == branch.capture);
             self.captures
@@ -134,9 +133,10 @@ impl Captures {
 }
 
 impl State {
-    /// Whether operations of a stream go into a graph. An operation of the legacy default stream
-    /// would wait for captured blocking streams: it is refused and spoils their captures.
-    pub(crate) fn is_capturing(&mut self, stream: Stream) -> Answer<bool> {
+    /// Returns whether operations of a stream are captured. An operation of the legacy default
+    /// stream would wait for captured blocking streams: it is rejected and invalidates their
+    /// captures.
+    pub(crate) fn is_capturing(&mut self, stream: Stream) -> CudaResult<bool> {
         if self.captures.branches.is_empty() {
             return Ok(false);
         }
@@ -150,7 +150,7 @@ impl State {
             .captures
             .branches
             .values()
-            .filter(|branch| branch.stream.blocking() && branch.stream.context == stream.context)
+            .filter(|branch| branch.stream.is_blocking() && branch.stream.context == stream.context)
             .map(|branch| branch.capture)
             .collect();
         if self.captures.invalidate(|id, _| implied.contains(&id)) {
@@ -159,8 +159,12 @@ impl State {
         Ok(false)
     }
 
-    /// Appends an operation to the graph that a stream is captured into.
-    pub(crate) fn capture(&mut self, stream: Stream, operation: Operation) -> Answer<CUgraphNode> {
+    /// Appends an operation to the graph of a captured stream.
+    pub(crate) fn capture(
+        &mut self,
+        stream: Stream,
+        operation: Operation,
+    ) -> CudaResult<CUgraphNode> {
         let graph = self.captures.valid(stream)?.graph;
         let dependencies = self.captures.branch(stream)?.dependencies.clone();
         let node = self.add_node(graph, &dependencies, operation)?;
@@ -168,23 +172,22 @@ impl State {
         Ok(node)
     }
 
-    /// The graph that a stream is captured into.
-    pub(crate) fn captured_graph(&self, stream: Stream) -> Answer<CUgraph> {
+    pub(crate) fn captured_graph(&self, stream: Stream) -> CudaResult<CUgraph> {
         Ok(self.captures.valid(stream)?.graph)
     }
 
-    /// Where a captured stream is.
-    pub(crate) fn captured_point(&mut self, stream: Stream) -> Answer<Captured> {
+    /// The current point of a captured stream.
+    pub(crate) fn captured_point(&mut self, stream: Stream) -> CudaResult<CapturedPoint> {
         self.captures.valid(stream)?;
         let branch = self.captures.branch(stream)?;
-        Ok(Captured {
+        Ok(CapturedPoint {
             capture: branch.capture,
             dependencies: branch.dependencies.clone(),
         })
     }
 
-    /// Lets a stream wait for a point in a captured one, which makes it part of the capture.
-    pub(crate) fn join(&mut self, stream: Stream, point: &Captured) -> Answer {
+    /// Makes a stream wait for a point of a captured one, which adds the stream to the capture.
+    pub(crate) fn join(&mut self, stream: Stream, point: &CapturedPoint) -> CudaResult {
         let Some(capture) = self.captures.captures.get(&point.capture) else {
             return Err(CudaError::CapturedEvent);
         };
@@ -221,7 +224,7 @@ impl State {
         }
     }
 
-    /// Spoils the capture of a stream; the error is the one to return.
+    /// Invalidates the capture of a stream and returns the error for the caller.
     pub(crate) fn invalidate(&mut self, stream: Stream, error: CudaError) -> CudaError {
         match self.captures.branches.get(&stream.cell) {
             Some(branch) => {
@@ -241,14 +244,14 @@ impl State {
         error
     }
 
-    /// What a call does that may not be made while the calling thread, or in global mode any
-    /// thread, captures: it is refused, and the captures are spoilt.
-    pub(crate) fn potentially_unsafe(&mut self) -> Answer {
+    /// Rejects a call that is unsafe while the calling thread, or in global mode any thread,
+    /// captures, and invalidates these captures.
+    pub(crate) fn require_safe_in_capture(&mut self) -> CudaResult {
         if self.captures.captures.is_empty() {
             return Ok(());
         }
         let (mode, thread) = (MODE.get(), this_thread());
-        let spoils = |_: u64, capture: &Capture| match mode {
+        let affects = |_: u64, capture: &Capture| match mode {
             Mode::Relaxed => false,
             Mode::ThreadLocal => capture.thread == thread && capture.mode != Mode::Relaxed,
             Mode::Global => {
@@ -256,22 +259,22 @@ impl State {
                     || capture.thread == thread && capture.mode != Mode::Relaxed
             }
         };
-        match self.captures.invalidate(spoils) {
+        match self.captures.invalidate(affects) {
             true => Err(CudaError::StreamCaptureUnsupported),
             false => Ok(()),
         }
     }
 
-    /// Refuses to wait for a captured stream, or to ask whether it is done.
-    pub(crate) fn require_not_capturing(&mut self, stream: Stream) -> Answer {
+    /// Rejects synchronization with, or a query of, a captured stream.
+    pub(crate) fn require_not_capturing(&mut self, stream: Stream) -> CudaResult {
         match self.is_capturing(stream)? {
             true => Err(self.invalidate(stream, CudaError::StreamCaptureUnsupported)),
-            false => self.potentially_unsafe(),
+            false => self.require_safe_in_capture(),
         }
     }
 
-    /// Refuses to wait for a context with a captured stream.
-    pub(crate) fn require_no_capture_in(&mut self, context: crate::types::CUcontext) -> Answer {
+    /// Rejects synchronization with a context that has a captured stream.
+    pub(crate) fn require_no_capture_in(&mut self, context: crate::types::CUcontext) -> CudaResult {
         let captured = self.captures.branches.values();
         let inside: BTreeSet<u64> = captured
             .filter(|branch| branch.stream.context == context)
@@ -279,7 +282,7 @@ impl State {
             .collect();
         match self.captures.invalidate(|id, _| inside.contains(&id)) {
             true => Err(CudaError::StreamCaptureUnsupported),
-            false => self.potentially_unsafe(),
+            false => self.require_safe_in_capture(),
         }
     }
 
@@ -288,14 +291,14 @@ impl State {
         stream: Stream,
         mode: Mode,
         into: Option<(CUgraph, Vec<CUgraphNode>)>,
-    ) -> Answer {
+    ) -> CudaResult {
         if self.is_capturing(stream)? {
             return Err(self.invalidate(stream, CudaError::IllegalState));
         }
         if stream.is_legacy() {
             return Err(CudaError::StreamCaptureUnsupported);
         }
-        let borrowed = into.is_some();
+        let is_borrowed = into.is_some();
         let (graph, dependencies) = match into {
             Some(into) => into,
             None => (self.create_graph(), Vec::new()),
@@ -307,7 +310,7 @@ impl State {
             thread: this_thread(),
             origin: stream.cell,
             graph,
-            borrowed,
+            is_borrowed,
             valid: true,
         };
         self.captures.captures.insert(id, capture);
@@ -320,12 +323,12 @@ impl State {
         Ok(())
     }
 
-    /// Ends a capture; the graph where it is one.
-    fn end_capture(&mut self, driver: &Driver, stream: Stream) -> Answer<CUgraph> {
+    /// Ends a capture and returns its graph if valid.
+    fn end_capture(&mut self, driver: &Driver, stream: Stream) -> CudaResult<CUgraph> {
         let branch = self.captures.branch(stream)?;
         let (id, joined) = (branch.capture, branch.dependencies.clone());
         let Some(capture) = self.captures.captures.get_mut(&id) else {
-            // The stream in which it began is gone.
+            // The stream in which the capture began was destroyed.
             self.captures.end(id);
             return Err(CudaError::StreamCaptureInvalidated);
         };
@@ -336,7 +339,7 @@ impl State {
         if capture.mode != Mode::Relaxed && capture.thread != this_thread() {
             return Err(CudaError::StreamCaptureWrongThread);
         }
-        let (graph, valid, borrowed) = (capture.graph, capture.valid, capture.borrowed);
+        let (graph, valid, is_borrowed) = (capture.graph, capture.valid, capture.is_borrowed);
         let forked: BTreeSet<CUgraphNode> = self
             .captures
             .branches
@@ -345,7 +348,7 @@ impl State {
             .flat_map(|branch| branch.dependencies.iter().copied())
             .collect();
         self.captures.end(id);
-        let reached = self.nodes_before(&joined);
+        let reached = self.with_ancestors(&joined);
         let error = if !valid {
             CudaError::StreamCaptureInvalidated
         } else if !forked.is_subset(&reached) {
@@ -353,13 +356,13 @@ impl State {
         } else {
             return Ok(graph);
         };
-        if !borrowed {
+        if !is_borrowed {
             self.destroy_graph(driver, graph)?;
         }
         Err(error)
     }
 
-    fn capture_status(&mut self, handle: CUstream) -> Answer<(c_uint, Option<Stream>)> {
+    fn capture_status(&mut self, handle: CUstream) -> CudaResult<(c_uint, Option<Stream>)> {
         let driver = driver()?;
         let stream = self.stream(driver, handle)?;
         if !self.is_capturing(stream)? {
@@ -372,7 +375,7 @@ impl State {
     }
 }
 
-/// Results that `cuStreamGetCaptureInfo` has in all its forms.
+/// Outputs of all versions of `cuStreamGetCaptureInfo`.
 struct Info {
     status: Out<c_uint>,
     id: Out<u64>,
@@ -382,7 +385,7 @@ struct Info {
     count: Out<usize>,
 }
 
-fn info(handle: CUstream, results: &Info) -> Answer {
+fn info(handle: CUstream, results: &Info) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
     let (status, stream) = state.capture_status(handle)?;
@@ -392,17 +395,17 @@ fn info(handle: CUstream, results: &Info) -> Answer {
     };
     let graph = state.captured_graph(stream)?;
     let branch = state.captures.branch(stream)?;
-    results.id.set_if_wanted(branch.capture);
-    results.graph.set_if_wanted(graph);
-    // The list is the driver's, and valid until the next operation of the stream.
+    results.id.set_if_not_null(branch.capture);
+    results.graph.set_if_not_null(graph);
+    // The list belongs to the driver and is valid until the next operation of the stream.
     let list = branch.dependencies.as_ptr();
-    results.dependencies.set_if_wanted(list);
-    results.edges.set_if_wanted(std::ptr::null());
-    results.count.set_if_wanted(branch.dependencies.len());
+    results.dependencies.set_if_not_null(list);
+    results.edges.set_if_not_null(std::ptr::null());
+    results.count.set_if_not_null(branch.dependencies.len());
     Ok(())
 }
 
-fn begin(stream: CUstream, mode: c_uint) -> Answer {
+fn begin_capture(stream: CUstream, mode: c_uint) -> CudaResult {
     let mode = Mode::from_code(mode)?;
     let driver = driver()?;
     let mut state = driver.state();
@@ -411,8 +414,8 @@ fn begin(stream: CUstream, mode: c_uint) -> Answer {
 }
 
 entry_points! {
-    "cuStreamBeginCapture" 10000 fn cuStreamBeginCapture(stream: CUstream) ptsz(stream) cuStreamBeginCapture_ptsz { begin(stream, Mode::Global.code()) }
-    "cuStreamBeginCapture" 10010 fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) ptsz(stream) cuStreamBeginCapture_v2_ptsz { begin(stream, mode) }
+    "cuStreamBeginCapture" 10000 fn cuStreamBeginCapture(stream: CUstream) ptsz(stream) cuStreamBeginCapture_ptsz { begin_capture(stream, Mode::Global.code()) }
+    "cuStreamBeginCapture" 10010 fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) ptsz(stream) cuStreamBeginCapture_v2_ptsz { begin_capture(stream, mode) }
 
     "cuStreamBeginCaptureToGraph" 12030 fn cuStreamBeginCaptureToGraph(stream: CUstream, graph: CUgraph, nodes: In<CUgraphNode>, _edges: In<CUgraphEdgeData>, count: usize, mode: c_uint) ptsz(stream) cuStreamBeginCaptureToGraph_ptsz {
         let mode = Mode::from_code(mode)?;

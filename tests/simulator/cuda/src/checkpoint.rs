@@ -1,21 +1,21 @@
-//! Checkpoints of processes, by whoever may: locked, its memory taken to the host, and back.
+//! Process checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
-//! What a program can do with them is the daemon's decision; a locked process waits in its next
-//! call. Memory that other processes hold too keeps a process from being checkpointed.
+//! The daemon decides which transitions are allowed. A locked process blocks in its next call.
+//! Memory that another process also holds prevents a checkpoint.
 
 use std::ffi::{c_int, c_uint};
 
 use simulator_machine::client::ClientError;
 use simulator_machine::protocol::{CheckpointAction, ProcessPhase, Refusal, Reply, Request};
 
-use crate::abi::{Answer, In, Out, entry_points};
-use crate::driver::driver_at_once;
+use crate::abi::{CudaResult, In, Out, entry_points};
+use crate::driver::driver_even_if_locked;
 use crate::error::CudaError;
 
-/// Asks for something to be done with a process, which may be this one.
-fn ask(pid: c_int, action: CheckpointAction) -> Answer<ProcessPhase> {
+/// Requests a transition of a process, which may be this one.
+fn ask(pid: c_int, action: CheckpointAction) -> CudaResult<ProcessPhase> {
     let pid = u32::try_from(pid).map_err(|_| CudaError::InvalidValue)?;
-    match driver_at_once()?.try_request(&Request::Checkpoint { pid, action }) {
+    match driver_even_if_locked()?.try_request(&Request::Checkpoint { pid, action }) {
         Ok(Reply::Phase(phase)) => Ok(phase),
         Err(ClientError::Refused(Refusal::NotFound)) => Err(CudaError::InvalidValue),
         Err(ClientError::Refused(Refusal::Invalid)) => Err(CudaError::IllegalState),

@@ -1,4 +1,4 @@
-//! Contexts: created, retained as primary, and current to a thread.
+//! Contexts: created ones, retained primary ones, and the current one of a thread.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint};
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{ContextId, Reply, Request};
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::heap::Heap;
@@ -16,56 +16,54 @@ use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 mod current;
 mod reserve;
 
-use current::Entered;
+use current::CurrentContext;
 pub(crate) use current::{current_context, current_handle};
 
-use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, Reserves};
+use reserve::{DEFAULT_HEAP_BYTES, DEFAULT_STACK_BYTES, KernelReserves};
 
-/// One context of this process.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// The daemon's name for it.
+    /// The daemon's id of the context.
     pub(crate) id: ContextId,
     pub(crate) device: CUdevice,
     flags: c_uint,
-    /// How often it was attached to beside its making.
+    /// Number of `cuCtxAttach` calls.
     attached: u32,
     limits: BTreeMap<c_uint, usize>,
     cache_config: c_uint,
-    /// Memory for kernels.
-    pub(crate) reserves: Reserves,
-    /// Small allocations.
+    /// Memory reserved for kernels.
+    pub(crate) reserves: KernelReserves,
+    /// Allocator of small requests.
     pub(crate) heap: Heap,
-    /// Set where it is a part of another one.
+    /// Set for green contexts.
     pub(crate) green: Option<Green>,
 }
 
-/// What makes a context a green one.
+/// Properties of a green context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Green {
-    /// The context whose memory, modules and events it shares.
+    /// The primary context, which owns memory, modules and events.
     pub(crate) primary: CUcontext,
-    /// How many multiprocessors its kernels fill at most.
+    /// Maximum number of multiprocessors of its kernels.
     pub(crate) multiprocessors: u32,
 }
 
 /// The primary context of one device.
 #[derive(Debug, Default)]
-pub(crate) struct Primary {
+pub(crate) struct PrimaryContext {
     context: Option<CUcontext>,
     retained: u32,
     flags: c_uint,
 }
 
 impl State {
-    /// The context current to this thread.
-    pub(crate) fn current(&self) -> Answer<&Context> {
+    pub(crate) fn current(&self) -> CudaResult<&Context> {
         let context = self.contexts.get(&current_handle()?);
         context.ok_or(CudaError::ContextIsDestroyed)
     }
 
-    /// A context on a device: the current one if that is there.
-    pub(crate) fn context_on(&self, device: CUdevice) -> Answer<CUcontext> {
+    /// Returns a context on a device, preferably the current one.
+    pub(crate) fn context_on(&self, device: CUdevice) -> CudaResult<CUcontext> {
         let current = current_handle()?;
         let is_there = |handle: &CUcontext| {
             let context = self.contexts.get(handle);
@@ -79,8 +77,7 @@ impl State {
         other.copied().ok_or(CudaError::InvalidContext)
     }
 
-    /// The context current to this thread.
-    pub(crate) fn current_mut(&mut self) -> Answer<&mut Context> {
+    pub(crate) fn current_mut(&mut self) -> CudaResult<&mut Context> {
         let context = self.contexts.get_mut(&current_handle()?);
         context.ok_or(CudaError::ContextIsDestroyed)
     }
@@ -90,7 +87,7 @@ impl State {
         driver: &Driver,
         device: CUdevice,
         flags: c_uint,
-    ) -> Answer<CUcontext> {
+    ) -> CudaResult<CUcontext> {
         let used = driver.device(device)?;
         let card = used.card;
         let Reply::ContextCreated { context: id } =
@@ -99,7 +96,7 @@ impl State {
             return Err(CudaError::Unknown);
         };
         if let Some(instance) = &used.instance {
-            instance.enter(driver, card, id)?;
+            instance.attach_context(driver, card, id)?;
         }
         let handle = CUcontext(self.handle());
         let context = Context {
@@ -109,7 +106,7 @@ impl State {
             attached: 0,
             limits: default_limits(),
             cache_config: 0,
-            reserves: Reserves::default(),
+            reserves: KernelReserves::default(),
             heap: Heap::new(PAGE_BYTES),
             green: None,
         };
@@ -117,8 +114,12 @@ impl State {
         Ok(handle)
     }
 
-    /// Adds a part of a context.
-    pub(crate) fn add_green(&mut self, primary: CUcontext, green: Green) -> Answer<CUcontext> {
+    /// Creates a green context of a primary one.
+    pub(crate) fn add_green_context(
+        &mut self,
+        primary: CUcontext,
+        green: Green,
+    ) -> CudaResult<CUcontext> {
         let owner = self
             .contexts
             .get(&primary)
@@ -130,7 +131,7 @@ impl State {
             attached: 0,
             limits: default_limits(),
             cache_config: 0,
-            reserves: Reserves::default(),
+            reserves: KernelReserves::default(),
             heap: Heap::new(PAGE_BYTES),
             green: Some(green),
         };
@@ -139,14 +140,14 @@ impl State {
         Ok(handle)
     }
 
-    /// Removes a part of a context with its streams.
-    pub(crate) fn remove_green(&mut self, handle: CUcontext) {
+    /// Removes a green context and its streams.
+    pub(crate) fn remove_green_context(&mut self, handle: CUcontext) {
         self.contexts.remove(&handle);
-        self.forget_streams(handle);
-        self.greens.forget_context(handle);
+        self.remove_streams(handle);
+        self.greens.remove_context(handle);
     }
 
-    /// Whose memory, modules and events a context uses.
+    /// Returns the context that owns memory, modules and events of a context.
     pub(crate) fn owner(&self, context: CUcontext) -> CUcontext {
         let green = self
             .contexts
@@ -155,7 +156,7 @@ impl State {
         green.map_or(context, |green| green.primary)
     }
 
-    fn destroy_context(&mut self, driver: &Driver, handle: CUcontext) -> Answer {
+    fn destroy_context(&mut self, driver: &Driver, handle: CUcontext) -> CudaResult {
         let context = self
             .contexts
             .remove(&handle)
@@ -167,18 +168,18 @@ impl State {
             .map(|(part, _)| *part)
             .collect();
         for part in parts {
-            self.remove_green(part);
+            self.remove_green_context(part);
         }
-        self.forget_opened(driver, handle)?;
-        self.addresses.forget_context(handle);
-        self.pools.forget_context(handle);
-        self.graphs.memory.forget_context(handle);
-        self.forget_streams(handle);
-        self.events.forget_context(handle);
-        self.modules.forget_context(handle);
-        self.libraries.forget_context(handle);
+        self.close_opened(driver, handle)?;
+        self.addresses.remove_context(handle);
+        self.pools.remove_context(handle);
+        self.graphs.memory.remove_context(handle);
+        self.remove_streams(handle);
+        self.events.remove_context(handle);
+        self.modules.remove_context(handle);
+        self.libraries.remove_context(handle);
         self.unmap_arrays(driver, handle)?;
-        self.arrays.forget_context(handle);
+        self.arrays.remove_context(handle);
         driver
             .request(&Request::DestroyContext {
                 context: context.id,
@@ -186,19 +187,19 @@ impl State {
             .map(drop)
     }
 
-    fn primary(&mut self, device: CUdevice) -> Answer<&mut Primary> {
+    fn primary(&mut self, device: CUdevice) -> CudaResult<&mut PrimaryContext> {
         let index = usize::try_from(device).map_err(|_| CudaError::InvalidDevice)?;
         self.primaries
             .get_mut(index)
             .ok_or(CudaError::InvalidDevice)
     }
 
-    /// Retains a device's primary context, creating it where needed.
+    /// Retains a device's primary context, creating it if needed.
     pub(crate) fn retain_primary(
         &mut self,
         driver: &Driver,
         device: CUdevice,
-    ) -> Answer<CUcontext> {
+    ) -> CudaResult<CUcontext> {
         let primary = self.primary(device)?;
         let flags = primary.flags;
         let handle = match primary.context {
@@ -211,7 +212,7 @@ impl State {
         Ok(handle)
     }
 
-    pub(crate) fn release_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+    pub(crate) fn release_primary(&mut self, driver: &Driver, device: CUdevice) -> CudaResult {
         let primary = self.primary(device)?;
         primary.retained = primary
             .retained
@@ -224,7 +225,7 @@ impl State {
         }
     }
 
-    fn reset_primary(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+    fn reset_primary(&mut self, driver: &Driver, device: CUdevice) -> CudaResult {
         let primary = self.primary(device)?;
         primary.retained = 0;
         match primary.context.take() {
@@ -250,7 +251,7 @@ fn default_limits() -> BTreeMap<c_uint, usize> {
         (STACK_SIZE, size(DEFAULT_STACK_BYTES)),
         (1, 1 << 20), // printf buffer
         (MALLOC_HEAP_SIZE, size(DEFAULT_HEAP_BYTES)),
-        (3, 2),    // depth of device-side synchronisation
+        (3, 2),    // depth of device-side synchronization
         (4, 2048), // pending device-side launches
         (5, 64),   // L2 fetch granularity
         (6, 0),    // persisting L2
@@ -284,7 +285,7 @@ entry_points! {
         driver()?;
         let entered = match context {
             CUcontext::NULL => None,
-            context => Some(Entered::find(context)?),
+            context => Some(CurrentContext::find(context)?),
         };
         current::replace(entered);
         Ok(())
@@ -300,7 +301,7 @@ entry_points! {
     }
 
     "cuCtxGetDevice" 13000 fn cuCtxGetDevice_v2(device: Out<CUdevice>, context: CUcontext) {
-        with(context, |context| device.set(context.device))
+        with_context(context, |context| device.set(context.device))
     }
 
     "cuCtxSetFlags" 12010 fn cuCtxSetFlags(flags: c_uint) {
@@ -310,8 +311,8 @@ entry_points! {
 
     "cuCtxGetStreamPriorityRange" 5050 fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
         driver()?.state().current()?;
-        least.set_if_wanted(0);
-        greatest.set_if_wanted(-5);
+        least.set_if_not_null(0);
+        greatest.set_if_not_null(-5);
         Ok(())
     }
 
@@ -361,30 +362,30 @@ entry_points! {
         let driver = driver()?;
         let mut state = driver.state();
         let primary = state.primary(device)?;
-        flags.set_if_wanted(primary.flags);
-        active.set_if_wanted(c_int::from(primary.context.is_some()));
+        flags.set_if_not_null(primary.flags);
+        active.set_if_not_null(c_int::from(primary.context.is_some()));
         Ok(())
     }
 }
 
-fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> Answer {
+fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> CudaResult {
     if context.is_null() {
         return Err(CudaError::InvalidValue);
     }
     let driver = driver()?;
     let handle = driver.state().create_context(driver, device, flags)?;
-    current::push(Entered::created(handle));
+    current::push(CurrentContext::created(handle));
     context.set(handle)
 }
 
-/// Waits for what a context still has to do.
-pub(crate) fn finish(driver: &Driver, context: CUcontext) -> Answer {
+/// Waits for all work of a context.
+pub(crate) fn drain(driver: &Driver, context: CUcontext) -> CudaResult {
     let points = driver.state().points_of_context(driver, context);
     wait_for(driver, &points)
 }
 
-/// The last one who is attached ends a context.
-fn detach(context: CUcontext) -> Answer {
+/// `cuCtxDetach`: the last detach destroys the context.
+fn detach(context: CUcontext) -> CudaResult {
     if current_handle()? != context {
         return Err(CudaError::InvalidContext);
     }
@@ -399,9 +400,9 @@ fn detach(context: CUcontext) -> Answer {
     destroy(context)
 }
 
-fn destroy(context: CUcontext) -> Answer {
+fn destroy(context: CUcontext) -> CudaResult {
     let driver = driver()?;
-    finish(driver, context)?;
+    drain(driver, context)?;
     let mut state = driver.state();
     let is_green = state.owner(context) != context;
     if state.is_primary(context) || is_green {
@@ -414,20 +415,23 @@ fn destroy(context: CUcontext) -> Answer {
     Ok(())
 }
 
-fn push(context: CUcontext) -> Answer {
-    current::push(Entered::find(context)?);
+fn push(context: CUcontext) -> CudaResult {
+    current::push(CurrentContext::find(context)?);
     Ok(())
 }
 
-fn pop(context: Out<CUcontext>) -> Answer {
+fn pop(context: Out<CUcontext>) -> CudaResult {
     driver()?;
     let popped = current::pop().ok_or(CudaError::InvalidContext)?;
-    context.set_if_wanted(popped.context);
+    context.set_if_not_null(popped.context);
     Ok(())
 }
 
-/// Runs with a context, where the null handle means the current one.
-pub(crate) fn with(handle: CUcontext, action: impl FnOnce(&Context) -> Answer) -> Answer {
+/// Runs an action with a context; the null handle means the current one.
+pub(crate) fn with_context(
+    handle: CUcontext,
+    action: impl FnOnce(&Context) -> CudaResult,
+) -> CudaResult {
     let driver = driver()?;
     let state = driver.state();
     let context = match handle {
@@ -440,19 +444,19 @@ pub(crate) fn with(handle: CUcontext, action: impl FnOnce(&Context) -> Answer) -
     action(context)
 }
 
-fn finish_primary(driver: &Driver, device: CUdevice) -> Answer {
+fn drain_primary(driver: &Driver, device: CUdevice) -> CudaResult {
     let context = driver.state().primary(device)?.context;
-    context.map_or(Ok(()), |context| finish(driver, context))
+    context.map_or(Ok(()), |context| drain(driver, context))
 }
 
-fn release(device: CUdevice) -> Answer {
+fn release(device: CUdevice) -> CudaResult {
     let driver = driver()?;
-    finish_primary(driver, device)?;
+    drain_primary(driver, device)?;
     driver.state().release_primary(driver, device)
 }
 
-fn reset(device: CUdevice) -> Answer {
+fn reset(device: CUdevice) -> CudaResult {
     let driver = driver()?;
-    finish_primary(driver, device)?;
+    drain_primary(driver, device)?;
     driver.state().reset_primary(driver, device)
 }

@@ -1,16 +1,17 @@
 //! Copies.
 //!
-//! Bytes move when the call is made, the time is spent in the stream: kernels compute nothing, so
-//! the order that a program can observe is the order of its calls. Of one operation at most
-//! [`KEPT_BYTES`] are moved, so that a program can fill a card larger than the host's memory.
+//! Bytes move during the call; the time passes in the stream. Kernels compute nothing, so the only
+//! order that a program can observe is that of its calls. One operation moves at most
+//! [`MAX_STORED_BYTES`], so a program can fill a GPU larger than host memory.
 //!
-//! Every copy is a `CUDA_MEMCPY3D`, of one row where it has no shape: graphs give it back as such.
+//! Every copy is a `CUDA_MEMCPY3D`, with one row if linear, since graphs return copies in this
+//! form.
 
 use simulator_machine::description::Pcie;
 use simulator_machine::kernel::Nanos;
 use simulator_machine::kernel::engine::{Direction, Work};
 
-use crate::abi::{Address, Answer, entry_points};
+use crate::abi::{Address, CudaResult, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::memory::RangeKind;
@@ -26,25 +27,25 @@ mod shaped;
 pub(crate) use batch::ENTRY_POINTS as BATCH_ENTRY_POINTS;
 pub(crate) use shaped::ENTRY_POINTS as SHAPED_ENTRY_POINTS;
 
-/// Most bytes that one operation really moves.
-pub(crate) const KEPT_BYTES: u64 = 64 << 20;
-/// Operations on an idle stream that are shorter than this are done when the call returns.
-const INSTANT: Nanos = 2_000;
+/// Most bytes that one operation moves.
+pub(crate) const MAX_STORED_BYTES: u64 = 64 << 20;
+/// Shorter operations on an idle stream complete within the call.
+const MIN_QUEUED_NANOS: Nanos = 2_000;
 
-/// Whether the caller waits.
+/// Whether the call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
     Awaited,
     Queued,
 }
 
-/// Where one side of a copy lies.
+/// Location of one side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rows {
     base: u64,
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pitch: u64,
-    /// From one layer of rows to the next.
+    /// Bytes from one layer to the next.
     slice: u64,
     on_card: bool,
 }
@@ -60,7 +61,7 @@ pub(crate) fn nanos_for(bytes: u64, bytes_per_second: u64) -> Nanos {
     u64::try_from(nanos).unwrap_or(u64::MAX)
 }
 
-/// What a PCIe link carries after its protocol's overhead.
+/// Bandwidth of a PCIe link after protocol overhead.
 fn link_bytes_per_second(pcie: Pcie) -> u64 {
     let lane: u64 = match pcie.generation {
         0..=3 => 985_000_000,
@@ -71,7 +72,7 @@ fn link_bytes_per_second(pcie: Pcie) -> u64 {
 }
 
 impl CUmemcpy3DSide {
-    /// Plain memory from its first byte.
+    /// Linear memory at an address.
     pub(crate) fn linear(memory_type: std::ffi::c_uint, address: u64) -> Self {
         Self {
             x: 0,
@@ -88,8 +89,8 @@ impl CUmemcpy3DSide {
         }
     }
 
-    /// Where a side of plain memory starts.
-    fn address(&self) -> Answer<u64> {
+    /// Start address of linear memory.
+    fn address(&self) -> CudaResult<u64> {
         match self.memory_type {
             MemoryType::HOST => Ok(self.host as u64),
             MemoryType::DEVICE | MemoryType::UNIFIED => Ok(self.device),
@@ -99,7 +100,7 @@ impl CUmemcpy3DSide {
 }
 
 impl CUmemcpy3D {
-    /// Bytes without a shape.
+    /// A linear copy.
     pub(crate) fn linear(to: CUmemcpy3DSide, from: CUmemcpy3DSide, bytes: usize) -> Self {
         Self {
             from,
@@ -117,8 +118,8 @@ impl CUmemcpy3D {
             .fold(1, |product: u64, side| product.saturating_mul(*side as u64))
     }
 
-    /// Where the other side of the copy lies when this one is plain memory.
-    fn rows_of_memory(&self, side: &CUmemcpy3DSide) -> Answer<Rows> {
+    /// Rows of a side in linear memory.
+    fn rows_of_memory(&self, side: &CUmemcpy3DSide) -> CudaResult<Rows> {
         let right = side.x.checked_add(self.width);
         let right = right.ok_or(CudaError::InvalidValue)?;
         let pitch = if side.pitch == 0 { right } else { side.pitch };
@@ -148,7 +149,7 @@ impl CUmemcpy3D {
         })
     }
 
-    /// From the first byte that is touched to behind the last one.
+    /// Bytes from the first to the last byte touched, inclusive.
     fn span(&self, rows: Rows) -> Option<u64> {
         let layers = rows
             .slice
@@ -161,8 +162,8 @@ impl CUmemcpy3D {
 }
 
 impl State {
-    /// Refuses a range that is not within one allocation.
-    pub(crate) fn require_range(&self, address: CUdeviceptr, bytes: u64) -> Answer {
+    /// Errors unless a range lies within one allocation.
+    pub(crate) fn require_range(&self, address: CUdeviceptr, bytes: u64) -> CudaResult {
         let (start, size, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
         if kind == RangeKind::Virtual {
             return match self.virtual_memory.is_accessible(address, bytes) {
@@ -188,8 +189,8 @@ impl State {
             })
     }
 
-    /// Finds a side of a copy, which lies within one allocation unless it is the host's.
-    fn locate(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> Answer<Rows> {
+    /// Locates a side of a copy. Device ranges must lie within one allocation.
+    fn locate(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> CudaResult<Rows> {
         if side.memory_type == MemoryType::ARRAY {
             return self.locate_in_array(copy, side);
         }
@@ -202,7 +203,7 @@ impl State {
         Ok(rows)
     }
 
-    fn locate_in_array(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> Answer<Rows> {
+    fn locate_in_array(&self, copy: &CUmemcpy3D, side: &CUmemcpy3DSide) -> CudaResult<Rows> {
         let array = self.arrays.get(side.array)?;
         if array.is_sparse() {
             return Err(CudaError::NotSupported);
@@ -227,20 +228,20 @@ impl State {
         })
     }
 
-    /// Copies and spends the time for it in a stream.
+    /// Copies, and submits the duration to the stream.
     pub(crate) fn run_copy(
         &mut self,
         driver: &Driver,
         stream: Stream,
         copy: &CUmemcpy3D,
-    ) -> Answer<Option<Point>> {
+    ) -> CudaResult<Option<Point>> {
         let bytes = copy.bytes();
         if bytes == 0 {
             return Ok(None);
         }
         let (to, from) = (self.locate(copy, &copy.to)?, self.locate(copy, &copy.from)?);
         let width = copy.width as u64;
-        let mut left = KEPT_BYTES;
+        let mut left = MAX_STORED_BYTES;
         'layers: for z in 0..copy.depth as u64 {
             for y in 0..copy.height as u64 {
                 move_bytes(to.row(y, z), from.row(y, z), width.min(left))?;
@@ -251,10 +252,10 @@ impl State {
             }
         }
         let work = self.copy_work(driver, stream, to.on_card, from.on_card, bytes)?;
-        self.spend(driver, stream, work)
+        self.submit_timed(driver, stream, work)
     }
 
-    /// The time of a copy, as work for a stream.
+    /// The duration of a copy as work of a stream.
     fn copy_work(
         &self,
         driver: &Driver,
@@ -262,7 +263,7 @@ impl State {
         to_card: bool,
         from_card: bool,
         bytes: u64,
-    ) -> Answer<Work> {
+    ) -> CudaResult<Work> {
         let context = self
             .contexts
             .get(&stream.context)
@@ -283,7 +284,7 @@ impl State {
                 nanos: nanos_for(bytes.saturating_mul(2), model.memory.bytes_per_second),
                 multiprocessors: model.compute.multiprocessors,
             },
-            // Between host addresses: the host's business.
+            // Host to host takes no GPU time.
             (false, false) => Work::Kernel {
                 nanos: 0,
                 multiprocessors: 1,
@@ -291,17 +292,17 @@ impl State {
         })
     }
 
-    /// Puts work on a stream unless it is over before anyone could look.
-    pub(crate) fn spend(
+    /// Submits work unless it completes within the call.
+    pub(crate) fn submit_timed(
         &mut self,
         driver: &Driver,
         stream: Stream,
         work: Work,
-    ) -> Answer<Option<Point>> {
+    ) -> CudaResult<Option<Point>> {
         let (Work::Kernel { nanos, .. } | Work::Copy { nanos, .. }) = work else {
             return self.submit(driver, stream, work).map(Some);
         };
-        if nanos < INSTANT && self.idle(driver, stream) {
+        if nanos < MIN_QUEUED_NANOS && self.is_idle(driver, stream) {
             return Ok(None);
         }
         self.submit(driver, stream, work).map(Some)
@@ -309,21 +310,22 @@ impl State {
 }
 
 /// Copies between addresses of this process.
-pub(crate) fn move_bytes(to: u64, from: u64, bytes: u64) -> Answer {
-    let length = usize::try_from(bytes.min(KEPT_BYTES)).map_err(|_| CudaError::InvalidValue)?;
+pub(crate) fn move_bytes(to: u64, from: u64, bytes: u64) -> CudaResult {
+    let length =
+        usize::try_from(bytes.min(MAX_STORED_BYTES)).map_err(|_| CudaError::InvalidValue)?;
     let pointer = |address: u64| usize::try_from(address).map_err(|_| CudaError::InvalidValue);
     let from: *const u8 = std::ptr::with_exposed_provenance(pointer(from)?);
     let to: *mut u8 = std::ptr::with_exposed_provenance_mut(pointer(to)?);
-    // SAFETY: card addresses were checked to lie within an allocation, which is mapped; host
-    // addresses are valid by the caller's promise. The ranges may overlap.
+    // SAFETY: device addresses were checked to lie within a mapped allocation; host addresses are
+    // valid by the caller's promise. The ranges may overlap.
     unsafe { std::ptr::copy(from, to, length) };
     Ok(())
 }
 
-/// Puts a copy on a stream.
-pub(crate) fn copy(copy: CUmemcpy3D, stream: CUstream, completion: Completion) -> Answer {
+/// Submits a copy to a stream.
+pub(crate) fn copy(copy: CUmemcpy3D, stream: CUstream, completion: Completion) -> CudaResult {
     if completion == Completion::Awaited {
-        driver()?.state().potentially_unsafe()?;
+        driver()?.state().require_safe_in_capture()?;
     }
     let point = enqueue(stream, |_, _, _| Ok(Operation::Copy(copy)))?;
     match (point, completion) {
@@ -332,14 +334,14 @@ pub(crate) fn copy(copy: CUmemcpy3D, stream: CUstream, completion: Completion) -
     }
 }
 
-/// Copies bytes between addresses of two types of memory.
+/// Submits a linear copy between two memory types.
 fn linear(
     (to_type, to): (std::ffi::c_uint, u64),
     (from_type, from): (std::ffi::c_uint, u64),
     bytes: usize,
     stream: CUstream,
     completion: Completion,
-) -> Answer {
+) -> CudaResult {
     let to = CUmemcpy3DSide::linear(to_type, to);
     let from = CUmemcpy3DSide::linear(from_type, from);
     copy(CUmemcpy3D::linear(to, from, bytes), stream, completion)

@@ -1,4 +1,4 @@
-//! Initialisation, versions, and what devices there are.
+//! Initialization, versions and device queries.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -16,7 +16,7 @@ entry_points! {
         initialize()
     }
 
-    // Works before `cuInit`, from what this library imitates.
+    // Available before `cuInit`.
     "cuDriverGetVersion" 2020 fn cuDriverGetVersion(version: Out<c_int>) {
         version.set(driver().map_or(Ok(DRIVER_VERSION), |driver| {
             let version = driver.machine().cuda_version;
@@ -40,15 +40,15 @@ entry_points! {
 
     "cuDeviceGetUuid" 9020 fn cuDeviceGetUuid(uuid: Out<CUuuid>, device: CUdevice) {
         let driver = driver()?;
-        uuid.set(bytes_of(&driver.described(driver.device(device)?)?.uuid))
+        uuid.set(bytes_of(&driver.description(driver.device(device)?)?.uuid))
     }
     "cuDeviceGetUuid" 11040 fn cuDeviceGetUuid_v2(uuid: Out<CUuuid>, device: CUdevice) {
         let driver = driver()?;
         let device = driver.device(device)?;
-        // Since this version a MIG device has its own.
+        // MIG devices have a UUID of their own since this version.
         uuid.set(bytes_of(match &device.instance {
             Some(instance) => &instance.uuid,
-            None => &driver.described(device)?.uuid,
+            None => &driver.description(device)?.uuid,
         }))
     }
 
@@ -63,16 +63,16 @@ entry_points! {
 
     "cuDeviceGetAttribute" 2000 fn cuDeviceGetAttribute(value: Out<c_int>, which: c_uint, device: CUdevice) {
         let driver = driver()?;
-        let described = driver.described(driver.device(device)?)?;
-        let found = attribute(which, driver.model(device)?, described);
+        let description = driver.description(driver.device(device)?)?;
+        let found = attribute(which, driver.model(device)?, description);
         value.set(found.ok_or(CudaError::InvalidValue)?)
     }
 }
 
-/// The version that this library imitates when no machine has been asked yet.
+/// Reported before `cuInit`.
 const DRIVER_VERSION: c_int = 13000;
 
-/// The bytes of a UUID behind its `GPU-` or `MIG-`.
+/// Bytes of a UUID after its prefix `GPU-` or `MIG-`.
 fn bytes_of(uuid: &str) -> CUuuid {
     let digits: Vec<u8> = uuid
         .trim_start_matches("GPU-")

@@ -1,10 +1,10 @@
-//! The state of the driver in this process: the connection, the devices and every handle.
+//! State of the driver in this process: connection, devices, handles.
 //!
-//! A forked child shares the parent's connection, which keeps the parent's memory alive, but
-//! cannot use it: its calls answer `CUDA_ERROR_NOT_INITIALIZED`, as on hardware.
+//! A forked child shares the parent's connection, which keeps the parent's memory alive. Its calls
+//! return `CUDA_ERROR_NOT_INITIALIZED`, as on hardware.
 //!
-//! Lock order: [`Driver::state`] before [`Driver::request`]'s connection. No lock is held while a
-//! caller waits for the card.
+//! Lock order: [`Driver::state`] before the connection of [`Driver::request`]. No lock is held
+//! while a caller waits for the GPU.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -22,18 +22,18 @@ use simulator_machine::description::{CardDescription, CardModel, MachineDescript
 use simulator_machine::protocol::{ClientKind, Reply, Request};
 use simulator_machine::root::DriverRoot;
 
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::array::Arrays;
 use crate::capture::Captures;
-use crate::context::{Context, Primary};
+use crate::context::{Context, PrimaryContext};
 use crate::enumerate::{self, Device};
 use crate::error::CudaError;
 use crate::event::Events;
-use crate::external::Externals;
+use crate::external::ExternalMemories;
 use crate::graph::Graphs;
-use crate::green::Greens;
+use crate::green::GreenContexts;
 use crate::host::HostFunctions;
-use crate::ipc::Opened;
+use crate::ipc::IpcMappings;
 use crate::library::Libraries;
 use crate::memory::AddressSpace;
 use crate::module::Modules;
@@ -43,29 +43,28 @@ use crate::stream::{Point, Streams};
 use crate::types::{CUcontext, CUdevice};
 use crate::virtual_memory::{Handle, VirtualMemory};
 
-/// The driver of the process that called `cuInit`; never freed, since other threads may use it.
+/// Driver of the process that called `cuInit`. Never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The driver of one process.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    /// 1 in the process that initialised it, 0 in forked children.
-    is_own: &'static AtomicU32,
+    /// 1 in the process that called `cuInit`, 0 in forked children.
+    owner_marker: &'static AtomicU32,
     machine: MachineDescription,
-    /// In CUDA's order; an ordinal is an index here.
+    /// In CUDA order: the ordinal is the index.
     devices: Vec<Device>,
     connection: Mutex<Connection>,
     channel: Channel,
     state: Mutex<State>,
 }
 
-/// Everything that handles and addresses stand for.
+/// All handles and addresses.
 #[derive(Debug)]
 pub(crate) struct State {
     next_handle: usize,
     pub(crate) contexts: BTreeMap<CUcontext, Context>,
     /// One per device.
-    pub(crate) primaries: Vec<Primary>,
+    pub(crate) primaries: Vec<PrimaryContext>,
     pub(crate) addresses: AddressSpace,
     pub(crate) streams: Streams,
     pub(crate) events: Events,
@@ -74,28 +73,28 @@ pub(crate) struct State {
     pub(crate) arrays: Arrays,
     pub(crate) pools: Pools,
     pub(crate) virtual_memory: VirtualMemory,
-    pub(crate) opened: Opened,
+    pub(crate) opened: IpcMappings,
     pub(crate) captures: Captures,
     pub(crate) graphs: Graphs,
     pub(crate) host_functions: HostFunctions,
-    pub(crate) greens: Greens,
+    pub(crate) greens: GreenContexts,
     pub(crate) multicasts: BTreeMap<Handle, Multicast>,
-    pub(crate) externals: Externals,
+    pub(crate) externals: ExternalMemories,
 }
 
 impl State {
-    /// A handle that was never used. Multiples of 16, as allocated objects would have.
+    /// Returns a new handle. Handles are unique multiples of 16.
     pub(crate) fn handle(&mut self) -> usize {
         self.next_handle += 16;
         self.next_handle
     }
 }
 
-/// Where handles start: nothing is ever mapped so high.
+/// First handle: above every mappable address.
 const FIRST_HANDLE: usize = 0x0100_6375_6461_0000;
 
 /// `cuInit`.
-pub(crate) fn initialize() -> Answer {
+pub(crate) fn initialize() -> CudaResult {
     static INITIALIZING: Mutex<()> = Mutex::new(());
     let _guard = INITIALIZING.lock().unwrap_or_else(PoisonError::into_inner);
     if !CURRENT.load(Ordering::Acquire).is_null() {
@@ -106,15 +105,15 @@ pub(crate) fn initialize() -> Answer {
     Ok(())
 }
 
-/// A word that is 1 here and 0 in forked children: the kernel empties its page for them. Every call looks at it,
-/// so it must not take a system call.
-fn own_mark() -> Answer<&'static AtomicU32> {
+/// Returns a word that is 1 in this process and 0 in forked children: the kernel wipes its page on
+/// fork. Every call reads the word, so the check must not need a system call.
+fn fork_marker() -> CudaResult<&'static AtomicU32> {
     const LENGTH: usize = 4096;
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let anywhere = std::ptr::null_mut();
-    // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+    // SAFETY: without MAP_FIXED the kernel chooses unused addresses.
     let page = unsafe { mmap_anonymous(anywhere, LENGTH, access, MapFlags::PRIVATE) }?;
-    // SAFETY: nobody knows the page yet.
+    // SAFETY: no other reference to the page exists yet.
     unsafe { madvise(page, LENGTH, Advice::LinuxWipeOnFork) }?;
     // SAFETY: a page of zeroes that is never unmapped, aligned to a page.
     let mark = unsafe { page.cast::<AtomicU32>().as_ref() }.ok_or(CudaError::OutOfMemory)?;
@@ -122,24 +121,24 @@ fn own_mark() -> Answer<&'static AtomicU32> {
     Ok(mark)
 }
 
-/// The initialised driver, once the process may use it: not while it is locked for a checkpoint.
-pub(crate) fn driver() -> Answer<&'static Driver> {
-    /// How often a waiting call looks whether the driver is still there.
-    const PATIENCE: Duration = Duration::from_millis(200);
-    let driver = driver_at_once()?;
+/// Returns the initialized driver. Blocks while the process is locked for a checkpoint.
+pub(crate) fn driver() -> CudaResult<&'static Driver> {
+    /// Interval of the check that the daemon is alive.
+    const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
+    let driver = driver_even_if_locked()?;
     while driver.channel.is_locked() {
-        driver.channel.wait_while_locked(PATIENCE);
+        driver.channel.wait_while_locked(LIVENESS_INTERVAL);
         driver.require_alive()?;
     }
     Ok(driver)
 }
 
-/// The initialised driver, locked or not.
-pub(crate) fn driver_at_once() -> Answer<&'static Driver> {
+/// Returns the initialized driver, locked or not.
+pub(crate) fn driver_even_if_locked() -> CudaResult<&'static Driver> {
     let current = CURRENT.load(Ordering::Acquire);
-    // SAFETY: null, or a leaked box that nobody has a mutable reference to.
+    // SAFETY: null, or a leaked box without mutable references.
     let driver = unsafe { current.as_ref() }.ok_or(CudaError::NotInitialized)?;
-    if driver.is_own.load(Ordering::Relaxed) == 1 {
+    if driver.owner_marker.load(Ordering::Relaxed) == 1 {
         Ok(driver)
     } else {
         Err(CudaError::NotInitialized)
@@ -147,7 +146,7 @@ pub(crate) fn driver_at_once() -> Answer<&'static Driver> {
 }
 
 impl Driver {
-    fn connect() -> Answer<Self> {
+    fn connect() -> CudaResult<Self> {
         let root = DriverRoot::of_library(own_path().as_deref());
         if !root.path().join("dev/nvidiactl").exists() {
             return Err(CudaError::NoDevice);
@@ -164,7 +163,7 @@ impl Driver {
         let state = State {
             next_handle: FIRST_HANDLE,
             contexts: BTreeMap::new(),
-            primaries: devices.iter().map(|_| Primary::default()).collect(),
+            primaries: devices.iter().map(|_| PrimaryContext::default()).collect(),
             addresses: AddressSpace::default(),
             streams: Streams::default(),
             events: Events::default(),
@@ -173,16 +172,16 @@ impl Driver {
             arrays: Arrays::default(),
             pools: Pools::default(),
             virtual_memory: VirtualMemory::default(),
-            opened: Opened::default(),
+            opened: IpcMappings::default(),
             captures: Captures::default(),
             graphs: Graphs::default(),
             host_functions: HostFunctions::default(),
-            greens: Greens::default(),
+            greens: GreenContexts::default(),
             multicasts: BTreeMap::new(),
-            externals: Externals::default(),
+            externals: ExternalMemories::default(),
         };
         Ok(Self {
-            is_own: own_mark()?,
+            owner_marker: fork_marker()?,
             machine,
             devices,
             connection: Mutex::new(connection),
@@ -199,16 +198,15 @@ impl Driver {
         &self.devices
     }
 
-    /// The device with an ordinal.
-    pub(crate) fn device(&self, ordinal: CUdevice) -> Answer<&Device> {
+    pub(crate) fn device(&self, ordinal: CUdevice) -> CudaResult<&Device> {
         let device = usize::try_from(ordinal)
             .ok()
             .and_then(|index| self.devices.get(index));
         device.ok_or(CudaError::InvalidDevice)
     }
 
-    /// A device's entry in the machine file.
-    pub(crate) fn described(&self, device: &Device) -> Answer<&CardDescription> {
+    /// Entry of a device in the machine file.
+    pub(crate) fn description(&self, device: &Device) -> CudaResult<&CardDescription> {
         let index = usize::try_from(device.card.0).map_err(|_| CudaError::InvalidDevice)?;
         self.machine
             .cards
@@ -216,32 +214,29 @@ impl Driver {
             .ok_or(CudaError::InvalidDevice)
     }
 
-    /// A device's model.
-    pub(crate) fn model(&self, ordinal: CUdevice) -> Answer<&CardModel> {
+    pub(crate) fn model(&self, ordinal: CUdevice) -> CudaResult<&CardModel> {
         let device = self.device(ordinal)?;
         match &device.instance {
             Some(instance) => Ok(&instance.model),
-            None => Ok(self.machine.model(self.described(device)?)),
+            None => Ok(self.machine.model(self.description(device)?)),
         }
     }
 
-    /// The state, locked.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where work is submitted and its completion seen.
+    /// Channel for submissions and completions.
     pub(crate) fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Whether a stream has come to a point.
     pub(crate) fn is_reached(&self, point: Point) -> bool {
         self.channel.completed(point.cell) >= point.ticket
     }
 
-    /// Refuses when the daemon is gone, so that nobody waits for it forever.
-    pub(crate) fn require_alive(&self) -> Answer {
+    /// Errors if the daemon is gone, so that no caller waits for it forever.
+    pub(crate) fn require_alive(&self) -> CudaResult {
         match self.connection().is_closed() {
             true => Err(CudaError::Unknown),
             false => Ok(()),
@@ -254,23 +249,23 @@ impl Driver {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the daemon.
-    pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
+    /// Sends a request to the daemon.
+    pub(crate) fn request(&self, request: &Request) -> CudaResult<Reply> {
         Ok(self.connection().request(request)?)
     }
 
-    /// As [`Self::request`], with the daemon's own reason for a refusal.
+    /// Like [`Self::request`], with the daemon's refusal as error.
     pub(crate) fn try_request(&self, request: &Request) -> Result<Reply, ClientError> {
         self.connection().request(request)
     }
 
-    /// Asks the daemon for something that comes with descriptors.
-    pub(crate) fn request_with_fds(&self, request: &Request) -> Answer<(Reply, Vec<OwnedFd>)> {
+    /// Sends a request whose reply carries file descriptors.
+    pub(crate) fn request_with_fds(&self, request: &Request) -> CudaResult<(Reply, Vec<OwnedFd>)> {
         Ok(self.connection().request_with_fds(request)?)
     }
 
-    /// Asks the daemon about a descriptor.
-    pub(crate) fn request_about(&self, request: &Request, fd: BorrowedFd<'_>) -> Answer<Reply> {
+    /// Sends a request with a file descriptor.
+    pub(crate) fn request_about(&self, request: &Request, fd: BorrowedFd<'_>) -> CudaResult<Reply> {
         Ok(self.connection().request_about(request, fd)?)
     }
 }

@@ -1,8 +1,8 @@
-//! Which devices a process has: cards whose nodes it sees, or one MIG device, as
-//! `CUDA_VISIBLE_DEVICES` chooses.
+//! Devices of a process: the GPUs whose device nodes are visible, or one MIG device, filtered by
+//! `CUDA_VISIBLE_DEVICES`.
 //!
-//! As on hardware, a process computes on at most one MIG device: whole cards come first, and
-//! without any the first MIG device of the first card whose nodes the process sees.
+//! As on hardware, a process uses at most one MIG device. Whole GPUs have precedence; otherwise the
+//! process gets the first visible MIG device of the first such GPU.
 
 use std::os::fd::OwnedFd;
 
@@ -14,17 +14,16 @@ use simulator_machine::protocol::{
 };
 use simulator_machine::root::DriverRoot;
 
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::driver::Driver;
 use crate::error::CudaError;
 
-/// A device that this process may use.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) card: CardIndex,
-    /// The card's memory.
+    /// The GPU's memory file.
     pub(crate) memory: OwnedFd,
-    /// The part of the card that it is; none for all of it.
+    /// The MIG device; `None` for a whole GPU.
     pub(crate) instance: Option<Instance>,
 }
 
@@ -32,15 +31,21 @@ pub(crate) struct Device {
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     pub(crate) id: InstanceId,
-    /// `MIG-` and a UUID.
+    /// With the prefix `MIG-`.
     pub(crate) uuid: String,
-    /// The card's model with the figures of the instance.
+    /// The GPU's model with the values of the instance.
     pub(crate) model: CardModel,
 }
 
 impl Instance {
-    /// Makes a new context one of this instance; if that has no memory left, it is destroyed.
-    pub(crate) fn enter(&self, driver: &Driver, card: CardIndex, context: ContextId) -> Answer {
+    /// Moves a new context into this instance. Destroys the context if the instance has no free
+    /// memory.
+    pub(crate) fn attach_context(
+        &self,
+        driver: &Driver,
+        card: CardIndex,
+        context: ContextId,
+    ) -> CudaResult {
         let instance = self.id;
         let request = MigRequest::Enter { context, instance };
         let entered = driver.request(&Request::Mig { card, request });
@@ -51,7 +56,7 @@ impl Instance {
     }
 
     /// Free and total memory of the GPU instance.
-    pub(crate) fn memory_info(&self, driver: &Driver, card: CardIndex) -> Answer<(u64, u64)> {
+    pub(crate) fn memory_info(&self, driver: &Driver, card: CardIndex) -> CudaResult<(u64, u64)> {
         let request = MigRequest::State;
         let reply = driver.request(&Request::Mig { card, request })?;
         let Reply::Mig(MigReply::State(state)) = reply else {
@@ -65,7 +70,7 @@ impl Instance {
     }
 }
 
-/// One card and what of it can be used.
+/// A visible GPU and its usable parts.
 struct Candidate {
     card: CardIndex,
     memory: OwnedFd,
@@ -78,7 +83,7 @@ enum Parts {
     Instances(Vec<Instance>),
 }
 
-/// The devices of this process, in CUDA's order.
+/// Returns the devices of this process in CUDA order.
 pub(crate) fn devices(
     connection: &mut Connection,
     root: &DriverRoot,
@@ -86,17 +91,17 @@ pub(crate) fn devices(
     memory: Vec<OwnedFd>,
 ) -> Vec<Device> {
     let cards = (0..).map(CardIndex).zip(memory).zip(&machine.cards);
-    let seen = cards.filter(|((card, _), _)| root.sees(*card));
-    let candidates = seen.map(|((card, memory), described)| Candidate {
+    let visible = cards.filter(|((card, _), _)| root.sees(*card));
+    let candidates = visible.map(|((card, memory), description)| Candidate {
         card,
         memory,
-        uuid: described.uuid.clone(),
-        parts: parts(connection, root, machine, card, described),
+        uuid: description.uuid.clone(),
+        parts: parts(connection, root, machine, card, description),
     });
     let candidates: Vec<Candidate> = candidates.collect();
     match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => chosen(candidates, &list),
-        Err(_) => by_default(candidates),
+        Ok(list) => selected_devices(candidates, &list),
+        Err(_) => default_devices(candidates),
     }
 }
 
@@ -105,14 +110,14 @@ fn parts(
     root: &DriverRoot,
     machine: &MachineDescription,
     card: CardIndex,
-    described: &CardDescription,
+    description: &CardDescription,
 ) -> Parts {
-    let model = machine.model(described);
+    let model = machine.model(description);
     let request = Request::Mig {
         card,
         request: MigRequest::State,
     };
-    // A card that cannot answer is there, and fails when it is used.
+    // A GPU that does not answer is listed and fails when used.
     let state = match model.mig.as_ref().map(|_| connection.request(&request)) {
         Some(Ok(Reply::Mig(MigReply::State(state)))) if state.enabled => state,
         _ => return Parts::Whole,
@@ -134,7 +139,7 @@ fn instances(
                 compute: compute.id,
             };
             if root.sees_instance(card, id)
-                && let Some(model) = part_of(model, gpu, compute)
+                && let Some(model) = instance_model(model, gpu, compute)
             {
                 let uuid = compute.uuid.clone();
                 found.push(Instance { id, uuid, model });
@@ -144,8 +149,8 @@ fn instances(
     found
 }
 
-/// The model of a card as a program in one of its instances sees it.
-fn part_of(
+/// The GPU's model as a program in one of its instances sees it.
+fn instance_model(
     card: &CardModel,
     gpu: &GpuInstanceState,
     compute: &ComputeInstanceState,
@@ -160,7 +165,7 @@ fn part_of(
     model.name = format!("{} MIG {name}", card.name);
     model.memory.total_bytes = profile.memory_bytes();
     model.memory.reserved_bytes = 0;
-    // Its memory slices are its own, and with them their part of the bandwidth.
+    // An instance has its own memory slices and their share of the bandwidth.
     let (own, all) = (profile.placements.size, table.memory_slices.max(1));
     model.memory.bytes_per_second = card.memory.bytes_per_second / u64::from(all) * u64::from(own);
     model.compute.cores =
@@ -172,9 +177,9 @@ fn part_of(
     Some(model)
 }
 
-fn by_default(candidates: Vec<Candidate>) -> Vec<Device> {
+fn default_devices(candidates: Vec<Candidate>) -> Vec<Device> {
     let mut whole = Vec::new();
-    let mut first_part = None;
+    let mut first_instance = None;
     for Candidate {
         card,
         memory,
@@ -196,27 +201,28 @@ fn by_default(candidates: Vec<Candidate>) -> Vec<Device> {
         };
         match device.instance {
             None => whole.push(device),
-            Some(_) => first_part = first_part.or(Some(device)),
+            Some(_) => first_instance = first_instance.or(Some(device)),
         }
     }
     if whole.is_empty() {
-        whole.extend(first_part);
+        whole.extend(first_instance);
     }
     whole
 }
 
-/// Ordinals and UUID prefixes, up to the first that names nothing. A MIG device is the only one.
-fn chosen(candidates: Vec<Candidate>, list: &str) -> Vec<Device> {
+/// Selects by ordinals and UUID prefixes, up to the first without a match. A MIG device is the only
+/// one.
+fn selected_devices(candidates: Vec<Candidate>, list: &str) -> Vec<Device> {
     let mut names = list.split(',').map(str::trim);
     if let Some(name) = names.next().filter(|name| name.starts_with("MIG-")) {
-        return part_named(candidates, name).into_iter().collect();
+        return named_instance(candidates, name).into_iter().collect();
     }
     let uuids: Vec<(CardIndex, String)> = candidates
         .iter()
         .map(|candidate| (candidate.card, candidate.uuid.clone()))
         .collect();
-    let mut left: Vec<Option<Device>> = by_default(candidates).into_iter().map(Some).collect();
-    let mut chosen = Vec::new();
+    let mut left: Vec<Option<Device>> = default_devices(candidates).into_iter().map(Some).collect();
+    let mut selected = Vec::new();
     for name in list.split(',').map(str::trim) {
         let position = match name.parse::<usize>() {
             Ok(ordinal) => Some(ordinal),
@@ -228,14 +234,14 @@ fn chosen(candidates: Vec<Candidate>, list: &str) -> Vec<Device> {
             Err(_) => None,
         };
         match position.and_then(|position| left.get_mut(position)?.take()) {
-            Some(device) => chosen.push(device),
+            Some(device) => selected.push(device),
             None => break,
         }
     }
-    chosen
+    selected
 }
 
-fn part_named(candidates: Vec<Candidate>, name: &str) -> Option<Device> {
+fn named_instance(candidates: Vec<Candidate>, name: &str) -> Option<Device> {
     candidates.into_iter().find_map(|candidate| {
         let Parts::Instances(instances) = candidate.parts else {
             return None;

@@ -1,5 +1,4 @@
-//! `CUresult`: the codes that this library returns, and the names of all that it could be asked
-//! about.
+//! `CUresult` codes with their names and texts.
 
 use std::ffi::{CStr, c_char};
 
@@ -13,7 +12,7 @@ macro_rules! errors {
     ($($name:ident = $value:literal, $symbol:literal, $text:literal;)*) => {
         /// `CUresult` without `CUDA_SUCCESS`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(dead_code, reason = "the list is of all codes a caller can ask the name of")]
+        #[allow(dead_code, reason = "the list has every code with a name")]
         pub(crate) enum CudaError {
             $($name = $value,)*
         }
@@ -90,7 +89,7 @@ impl From<ClientError> for CudaError {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::NoMachine { .. } => Self::NoDevice,
-            // The driver went away under the program.
+            // The daemon ended while the program was running.
             ClientError::Wire(_) | ClientError::Unexpected => Self::Unknown,
             ClientError::Refused(refusal) => refusal.into(),
         }

@@ -1,4 +1,4 @@
-//! Events: points in streams, with the card's time at which they were reached.
+//! Events: points in streams with the GPU time at which they were reached.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_float, c_uint};
@@ -6,13 +6,13 @@ use std::ffi::{c_float, c_uint};
 use simulator_machine::channel::EVENTS;
 use simulator_machine::kernel::engine::Work;
 
-use crate::abi::{Answer, Out, entry_points};
-use crate::capture::Captured;
+use crate::abi::{CudaResult, Out, entry_points};
+use crate::capture::CapturedPoint;
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
-use crate::stream::{Point, Stream, wait_for, with_room};
+use crate::stream::{Point, Stream, wait_for, with_capacity};
 use crate::types::{CUcontext, CUevent, CUstream};
 
 /// `CU_EVENT_INTERPROCESS`
@@ -20,11 +20,10 @@ const INTERPROCESS: c_uint = 4;
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: c_uint = 2;
 
-/// All events of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     created: BTreeMap<CUevent, Event>,
-    /// How often each cell was recorded; goes on over reuse of a cell.
+    /// Recordings per cell; continues when a cell is reused.
     recordings: Vec<u64>,
     /// Cells of destroyed events.
     free: Vec<u32>,
@@ -36,8 +35,8 @@ pub(crate) struct Event {
     cell: u32,
     flags: c_uint,
     last: Option<Recorded>,
-    /// The last recording was in a stream from which a graph was captured.
-    captured: Option<Captured>,
+    /// Set if the last recording was in a captured stream.
+    captured: Option<CapturedPoint>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +47,7 @@ struct Recorded {
 }
 
 impl Events {
-    fn cell(&mut self) -> Answer<u32> {
+    fn cell(&mut self) -> CudaResult<u32> {
         if let Some(cell) = self.free.pop() {
             return Ok(cell);
         }
@@ -59,21 +58,21 @@ impl Events {
         cell.ok_or(CudaError::OutOfMemory)
     }
 
-    fn get(&self, handle: CUevent) -> Answer<Event> {
+    fn get(&self, handle: CUevent) -> CudaResult<Event> {
         self.created
             .get(&handle)
             .cloned()
             .ok_or(CudaError::InvalidHandle)
     }
 
-    fn get_mut(&mut self, handle: CUevent) -> Answer<&mut Event> {
+    fn get_mut(&mut self, handle: CUevent) -> CudaResult<&mut Event> {
         self.created
             .get_mut(&handle)
             .ok_or(CudaError::InvalidHandle)
     }
 
-    /// Forgets the events of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the events of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         let free = &mut self.free;
         self.created.retain(|_, event| {
             let keep = event.context != context;
@@ -86,20 +85,20 @@ impl Events {
 }
 
 impl Event {
-    /// Whether a recording has not been reached.
+    /// Returns whether the last recording is not reached yet.
     fn is_pending(&self, driver: &Driver) -> bool {
         self.last.is_some() && self.reached(driver).is_none()
     }
 
-    /// When the last recording was reached; `None` while it was not.
+    /// Returns when the last recording was reached, or `None` if it was not.
     fn reached(&self, driver: &Driver) -> Option<u64> {
         let last = self.last?;
         let (recording, at) = driver.channel().event(self.cell);
         (recording >= last.recording).then_some(at)
     }
 
-    /// Refuses an event that stands for a point in a graph.
-    fn require_recorded(&self) -> Answer {
+    /// Errors if the event was last recorded in a captured stream.
+    fn require_recorded(&self) -> CudaResult {
         match self.captured {
             Some(_) => Err(CudaError::CapturedEvent),
             None => Ok(()),
@@ -108,18 +107,17 @@ impl Event {
 }
 
 impl State {
-    /// Refuses what is no event.
-    pub(crate) fn require_event(&self, event: CUevent) -> Answer {
+    pub(crate) fn require_event(&self, event: CUevent) -> CudaResult {
         self.events.get(event).map(drop)
     }
 
-    /// Puts a recording on a stream.
+    /// Records an event in a stream.
     pub(crate) fn record(
         &mut self,
         driver: &Driver,
         stream: Stream,
         handle: CUevent,
-    ) -> Answer<Point> {
+    ) -> CudaResult<Point> {
         let Event { cell, context, .. } = self.events.get(handle)?;
         if context != self.owner(stream.context) {
             return Err(CudaError::InvalidHandle);
@@ -150,7 +148,7 @@ impl State {
         driver: &Driver,
         stream: Stream,
         handle: CUevent,
-    ) -> Answer<Option<Point>> {
+    ) -> CudaResult<Option<Point>> {
         let event = self.events.get(handle)?;
         let Some(last) = event.last.filter(|_| event.is_pending(driver)) else {
             return Ok(None);
@@ -197,7 +195,7 @@ entry_points! {
         let mut state = driver.state();
         let event = state.events.get(event)?;
         event.require_recorded()?;
-        state.potentially_unsafe()?;
+        state.require_safe_in_capture()?;
         match event.is_pending(driver) {
             true => Err(CudaError::NotReady),
             false => Ok(()),
@@ -209,7 +207,7 @@ entry_points! {
         let mut state = driver.state();
         let event = state.events.get(event)?;
         event.require_recorded()?;
-        state.potentially_unsafe()?;
+        state.require_safe_in_capture()?;
         drop(state);
         if let Some(last) = event.last.filter(|_| event.is_pending(driver)) {
             wait_for(driver, &[last.point])?;
@@ -224,7 +222,7 @@ entry_points! {
         if flags & !EXTERNAL != 0 {
             return Err(CudaError::InvalidValue);
         }
-        let foreign = with_room(stream, |driver, state, stream| {
+        let foreign = with_capacity(stream, |driver, state, stream| {
             let found = state.events.get(event)?;
             if let Some(captured) = found.captured {
                 return state.join(stream, &captured).map(|()| None);
@@ -236,7 +234,7 @@ entry_points! {
                 return state.capture(stream, Operation::Wait(event)).map(|_| None);
             }
             match found.last {
-                // The graph would wait for something outside of it.
+                // The graph would wait for work outside of it.
                 Some(_) => Err(state.invalidate(stream, CudaError::StreamCaptureIsolation)),
                 None => Ok(None),
             }
@@ -249,7 +247,7 @@ entry_points! {
     }
 }
 
-fn destroy(handle: CUevent) -> Answer {
+fn destroy(handle: CUevent) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
     let event = state
@@ -261,8 +259,8 @@ fn destroy(handle: CUevent) -> Answer {
     Ok(())
 }
 
-fn record(handle: CUevent, stream: CUstream) -> Answer {
-    with_room(stream, |driver, state, stream| {
+fn record(handle: CUevent, stream: CUstream) -> CudaResult {
+    with_capacity(stream, |driver, state, stream| {
         if !state.is_capturing(stream)? {
             return state.record(driver, stream, handle).map(drop);
         }
@@ -272,7 +270,7 @@ fn record(handle: CUevent, stream: CUstream) -> Answer {
     })
 }
 
-fn elapsed(milliseconds: Out<c_float>, start: CUevent, end: CUevent) -> Answer {
+fn elapsed(milliseconds: Out<c_float>, start: CUevent, end: CUevent) -> CudaResult {
     let driver = driver()?;
     let state = driver.state();
     let (start, end) = (state.events.get(start)?, state.events.get(end)?);
@@ -284,10 +282,7 @@ fn elapsed(milliseconds: Out<c_float>, start: CUevent, end: CUevent) -> Answer {
     }
     let reached = |event: &Event| event.reached(driver).ok_or(CudaError::NotReady);
     let (start, end) = (reached(&start)?, reached(&end)?);
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "CUDA measures with the precision of a float"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "CUDA returns a float")]
     #[expect(clippy::cast_precision_loss, reason = "as above")]
     let length = |nanos: u64| (nanos as f64 / 1e6) as c_float;
     milliseconds.set(if end >= start {

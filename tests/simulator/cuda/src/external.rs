@@ -1,28 +1,28 @@
-//! External memory: what another process or another API exported as a file descriptor.
+//! External memory: memory exported as a file descriptor by a process or another API.
 //!
-//! Here a descriptor stands for physical memory of the virtual memory API, which a graphics API
-//! would have allocated on hardware. The object holds it; each buffer maps a part of it.
+//! A descriptor refers to physical memory of the virtual memory API. The external memory object
+//! holds it; each buffer maps a part of it.
 
 use std::collections::BTreeMap;
 use std::os::fd::FromRawFd;
 
 use simulator_machine::kernel::PAGE_BYTES;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind};
 use crate::types::{
     CUdeviceptr, CUexternalMemory, CUexternalMemoryBufferDesc, CUexternalMemoryHandleDesc,
 };
-use crate::virtual_memory::{Handle, borrowed};
+use crate::virtual_memory::{Handle, borrow_descriptor};
 
 /// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD`
 const OPAQUE_FD: std::ffi::c_uint = 1;
 
-/// External memory of this process, and the bytes that it was said to have.
+/// External memory objects with their declared size in bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Externals(BTreeMap<CUexternalMemory, (Handle, u64)>);
+pub(crate) struct ExternalMemories(BTreeMap<CUexternalMemory, (Handle, u64)>);
 
 impl State {
     fn map_external(
@@ -30,7 +30,7 @@ impl State {
         driver: &Driver,
         external: CUexternalMemory,
         buffer: &CUexternalMemoryBufferDesc,
-    ) -> Answer<CUdeviceptr> {
+    ) -> CudaResult<CUdeviceptr> {
         let found = self.externals.0.get(&external).copied();
         let (handle, bytes) = found.ok_or(CudaError::InvalidHandle)?;
         let end = buffer.offset.checked_add(buffer.bytes);
@@ -43,8 +43,8 @@ impl State {
             return Err(CudaError::InvalidValue);
         }
         let context = crate::context::current_handle()?;
-        let (file, start) = self.virtual_memory.file_behind(driver, handle)?;
-        let mapping = Mapping::of_memory(
+        let (file, start) = self.virtual_memory.backing_file(driver, handle)?;
+        let mapping = Mapping::of_file(
             file,
             start + buffer.offset,
             buffer.bytes.next_multiple_of(PAGE_BYTES),
@@ -55,7 +55,7 @@ impl State {
 }
 
 entry_points! {
-    // The descriptor is the object's from now on.
+    // The object takes ownership of the descriptor.
     "cuImportExternalMemory" 10000 fn cuImportExternalMemory(external: Out<CUexternalMemory>, description: In<CUexternalMemoryHandleDesc>) {
         let description = description.get()?;
         if external.is_null() || description.bytes == 0 {
@@ -66,16 +66,16 @@ entry_points! {
         }
         crate::context::current_handle()?;
         let number = usize::try_from(description.descriptor).map_err(|_| CudaError::InvalidValue)?;
-        let descriptor = borrowed(number)?;
+        let descriptor = borrow_descriptor(number)?;
         let driver = driver()?;
         let mut state = driver.state();
         let handle = state.import(driver, descriptor)?;
-        let (_, size) = state.virtual_memory.whereabouts(state.virtual_memory.allocation(handle)?)?;
+        let (_, size) = state.virtual_memory.device_and_size(state.virtual_memory.allocation(handle)?)?;
         if description.bytes > size {
             state.release(driver, handle)?;
             return Err(CudaError::InvalidValue);
         }
-        // SAFETY: open, and by a successful import handed over to the driver.
+        // SAFETY: open, and owned by the driver after a successful import.
         drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(description.descriptor) });
         let made = CUexternalMemory(state.handle());
         state.externals.0.insert(made, (handle, description.bytes));
@@ -91,7 +91,7 @@ entry_points! {
         address.set(driver.state().map_external(driver, external, &buffer)?)
     }
 
-    // Buffers are the program's to free, and do not keep the memory.
+    // The program frees the buffers; they do not hold the memory.
     "cuDestroyExternalMemory" 10000 fn cuDestroyExternalMemory(external: CUexternalMemory) {
         let driver = driver()?;
         let mut state = driver.state();

@@ -4,8 +4,8 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 
 use simulator_machine::kernel::engine::Work;
 
-use crate::abi::{Answer, entry_points};
-use crate::copy::{Completion, KEPT_BYTES, nanos_for};
+use crate::abi::{CudaResult, entry_points};
+use crate::copy::{Completion, MAX_STORED_BYTES, nanos_for};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
@@ -13,8 +13,8 @@ use crate::stream::{Point, Stream};
 use crate::types::{CUdeviceptr, CUmemsetNodeParams, CUstream};
 
 impl CUmemsetNodeParams {
-    /// Bytes of one row; refuses what no memset is.
-    fn row(&self) -> Answer<u64> {
+    /// Bytes of one row.
+    fn row(&self) -> CudaResult<u64> {
         if !matches!(self.element_size, 1 | 2 | 4) {
             return Err(CudaError::InvalidValue);
         }
@@ -23,15 +23,16 @@ impl CUmemsetNodeParams {
     }
 }
 
-/// Writes a pattern over a range of a card.
-fn write_pattern(address: u64, pattern: &[u8], bytes: u64) -> Answer {
-    let length = usize::try_from(bytes.min(KEPT_BYTES)).map_err(|_| CudaError::InvalidValue)?;
+/// Writes a pattern over a device range.
+fn write_pattern(address: u64, pattern: &[u8], bytes: u64) -> CudaResult {
+    let length =
+        usize::try_from(bytes.min(MAX_STORED_BYTES)).map_err(|_| CudaError::InvalidValue)?;
     let base = usize::try_from(address).map_err(|_| CudaError::InvalidValue)?;
     let base: *mut u8 = std::ptr::with_exposed_provenance_mut(base);
     // SAFETY: checked to lie within an allocation, which is mapped.
     let range = unsafe { std::slice::from_raw_parts_mut(base, length) };
     if let [byte] = pattern {
-        // As fast as the host's memory, in a build for debugging, too.
+        // `fill` is fast in debug builds, unlike the loop below.
         range.fill(*byte);
         return Ok(());
     }
@@ -42,13 +43,13 @@ fn write_pattern(address: u64, pattern: &[u8], bytes: u64) -> Answer {
 }
 
 impl State {
-    /// Sets memory and spends the time for it in a stream.
+    /// Sets memory, and submits the duration to the stream.
     pub(crate) fn run_fill(
         &mut self,
         driver: &Driver,
         stream: Stream,
         fill: &CUmemsetNodeParams,
-    ) -> Answer<Option<Point>> {
+    ) -> CudaResult<Option<Point>> {
         let row = fill.row()?;
         let rows = fill.height as u64;
         if row == 0 || rows == 0 {
@@ -65,7 +66,7 @@ impl State {
         let pattern = fill.value.to_le_bytes();
         let pattern = pattern.get(..fill.element_size as usize);
         let pattern = pattern.ok_or(CudaError::InvalidValue)?;
-        for index in 0..rows.min(KEPT_BYTES / row + 1) {
+        for index in 0..rows.min(MAX_STORED_BYTES / row + 1) {
             write_pattern(fill.to + index * pitch, pattern, row)?;
         }
         let context = self.contexts.get(&stream.context);
@@ -75,7 +76,7 @@ impl State {
             nanos: nanos_for(row.saturating_mul(rows), model.memory.bytes_per_second),
             multiprocessors: model.compute.multiprocessors,
         };
-        self.spend(driver, stream, work)
+        self.submit_timed(driver, stream, work)
     }
 }
 
@@ -86,16 +87,13 @@ fn fill(
     count: usize,
     stream: CUstream,
     completion: Completion,
-) -> Answer {
+) -> CudaResult {
     fill_rows(to, 0, value, element_size, count, 1, stream, completion)
 }
 
-/// Rows of `width` elements, `pitch` bytes apart. Nobody waits for a memset, but one without a
-/// stream is not for a program that captures a graph.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "as many as the function of CUDA has"
-)]
+/// Sets rows of `width` elements, `pitch` bytes apart. A synchronous memset does not wait here, but
+/// is unsafe during a capture.
+#[expect(clippy::too_many_arguments, reason = "the CUDA function has as many")]
 fn fill_rows(
     to: CUdeviceptr,
     pitch: usize,
@@ -105,9 +103,9 @@ fn fill_rows(
     height: usize,
     stream: CUstream,
     completion: Completion,
-) -> Answer {
+) -> CudaResult {
     if completion == Completion::Awaited {
-        driver()?.state().potentially_unsafe()?;
+        driver()?.state().require_safe_in_capture()?;
     }
     let fill = CUmemsetNodeParams {
         to,

@@ -1,10 +1,10 @@
-//! Graphs: nodes, what they depend on, and the calls that look at and change both.
+//! Graphs: nodes, dependencies, creation and queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use crate::abi::{Answer, InOut, Out, entry_points};
+use crate::abi::{CudaResult, InOut, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
@@ -23,7 +23,6 @@ pub(crate) use nodes::ENTRY_POINTS as NODE_ENTRY_POINTS;
 
 use parameters::Arguments;
 
-/// All graphs of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
     graphs: BTreeMap<CUgraph, Graph>,
@@ -36,7 +35,7 @@ pub(crate) struct Graphs {
 struct Graph {
     /// In order of creation.
     nodes: Vec<CUgraphNode>,
-    /// Belongs to a child graph node.
+    /// Whether the graph belongs to a child graph node.
     is_child: bool,
 }
 
@@ -45,20 +44,20 @@ struct Node {
     graph: CUgraph,
     operation: Operation,
     dependencies: Vec<CUgraphNode>,
-    /// What a kernel node's parameters are when they are asked for.
+    /// Storage for the parameters of a kernel node, returned to the program.
     arguments: Option<Arc<Arguments>>,
 }
 
 impl Graphs {
-    fn graph(&self, handle: CUgraph) -> Answer<&Graph> {
+    fn graph(&self, handle: CUgraph) -> CudaResult<&Graph> {
         self.graphs.get(&handle).ok_or(CudaError::InvalidValue)
     }
 
-    fn node(&self, handle: CUgraphNode) -> Answer<&Node> {
+    fn node(&self, handle: CUgraphNode) -> CudaResult<&Node> {
         self.nodes.get(&handle).ok_or(CudaError::InvalidValue)
     }
 
-    /// Nodes and everything they depend on.
+    /// Nodes and all their transitive dependencies.
     fn before(&self, nodes: &[CUgraphNode]) -> BTreeSet<CUgraphNode> {
         let mut found = BTreeSet::new();
         let mut open = nodes.to_vec();
@@ -80,21 +79,20 @@ impl State {
         handle
     }
 
-    /// Refuses what is no graph.
-    pub(crate) fn require_graph(&self, graph: CUgraph) -> Answer {
+    pub(crate) fn require_graph(&self, graph: CUgraph) -> CudaResult {
         self.graphs.graph(graph).map(drop)
     }
 
-    /// Refuses what is no node of a graph.
-    pub(crate) fn require_node(&self, graph: CUgraph, node: CUgraphNode) -> Answer {
+    /// Errors unless the node belongs to the graph.
+    pub(crate) fn require_node(&self, graph: CUgraph, node: CUgraphNode) -> CudaResult {
         match self.graphs.node(node)?.graph == graph {
             true => Ok(()),
             false => Err(CudaError::InvalidValue),
         }
     }
 
-    /// Nodes and everything they depend on.
-    pub(crate) fn nodes_before(&self, nodes: &[CUgraphNode]) -> BTreeSet<CUgraphNode> {
+    /// Nodes and all their transitive dependencies.
+    pub(crate) fn with_ancestors(&self, nodes: &[CUgraphNode]) -> BTreeSet<CUgraphNode> {
         self.graphs.before(nodes)
     }
 
@@ -104,7 +102,7 @@ impl State {
         graph: CUgraph,
         dependencies: &[CUgraphNode],
         operation: Operation,
-    ) -> Answer<CUgraphNode> {
+    ) -> CudaResult<CUgraphNode> {
         self.graphs.graph(graph)?;
         let unique: BTreeSet<&CUgraphNode> = dependencies.iter().collect();
         if unique.len() != dependencies.len() {
@@ -127,8 +125,8 @@ impl State {
         Ok(handle)
     }
 
-    /// A copy of a graph, child graphs included. Memory nodes cannot be copied.
-    fn clone_graph(&mut self, original: CUgraph) -> Answer<CUgraph> {
+    /// Copies a graph and its child graphs. Memory nodes cannot be copied.
+    fn clone_graph(&mut self, original: CUgraph) -> CudaResult<CUgraph> {
         let nodes = self.graphs.graph(original)?.nodes.clone();
         let unique = |node: &CUgraphNode| {
             self.graphs.node(*node).is_ok_and(|node| {
@@ -171,7 +169,7 @@ impl State {
     }
 
     /// Removes a graph with its nodes and child graphs.
-    pub(crate) fn destroy_graph(&mut self, driver: &Driver, handle: CUgraph) -> Answer {
+    pub(crate) fn destroy_graph(&mut self, driver: &Driver, handle: CUgraph) -> CudaResult {
         let graph = self.graphs.graphs.remove(&handle);
         for node in graph.ok_or(CudaError::InvalidValue)?.nodes {
             self.remove_node(driver, node)?;
@@ -179,12 +177,12 @@ impl State {
         Ok(())
     }
 
-    fn remove_node(&mut self, driver: &Driver, handle: CUgraphNode) -> Answer {
+    fn remove_node(&mut self, driver: &Driver, handle: CUgraphNode) -> CudaResult {
         let node = self.graphs.nodes.remove(&handle);
         match node.map(|node| node.operation) {
             Some(Operation::Child(child)) => self.destroy_graph(driver, child),
             Some(Operation::Allocate(memory)) => {
-                self.graphs.memory.forget_node(memory.address);
+                self.graphs.memory.remove_node(memory.address);
                 Ok(())
             }
             _ => Ok(()),
@@ -192,13 +190,12 @@ impl State {
     }
 }
 
-/// Writes a list as the calls that return lists do: without an array they say how long it is;
-/// places that are left over are cleared.
-fn set_list<T: Copy>(list: &[T], array: Out<T>, count: InOut<usize>, empty: T) -> Answer {
+/// Writes a list: without an array only its length; unused elements are cleared.
+fn set_list<T: Copy>(list: &[T], array: Out<T>, count: InOut<usize>, empty: T) -> CudaResult {
     if !array.is_null() {
         let room = count.get()?;
         let padded = list.iter().copied().chain(std::iter::repeat(empty));
-        array.set_all(padded.take(room))?;
+        array.write_all(padded.take(room))?;
         return count.set(list.len().min(room));
     }
     count.set(list.len())
@@ -222,7 +219,7 @@ entry_points! {
         let driver = driver()?;
         let mut state = driver.state();
         if state.graphs.graph(graph)?.is_child {
-            // Belongs to its node.
+            // The graph belongs to its node.
             return Err(CudaError::InvalidValue);
         }
         state.destroy_graph(driver, graph)

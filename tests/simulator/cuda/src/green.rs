@@ -1,35 +1,35 @@
-//! Device resources and green contexts: a part of a device's multiprocessors, with streams of its
-//! own, over the memory of the device's primary context.
+//! Device resources and green contexts: a subset of a device's multiprocessors over the memory of
+//! its primary context.
 //!
-//! What is allocated, loaded or created while a green context is current belongs to the primary
-//! context, which a green one retains. Its kernels fill at most its multiprocessors; that those are
-//! others than its neighbour's shows only in that both run at once.
+//! A green context retains the primary context, which owns everything allocated, loaded or created
+//! while the green context is current. Kernels fill at most the green context's multiprocessors;
+//! disjoint sets are observable only as concurrency.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::context::{self, Green};
 use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdevResource, CUdevResourceDesc, CUdevice, CUgreenCtx, CUstream};
 
-/// Green contexts of this process, and descriptions for more.
+/// Green contexts and resource descriptors of this process.
 #[derive(Debug, Default)]
-pub(crate) struct Greens {
-    descriptions: BTreeMap<CUdevResourceDesc, Part>,
+pub(crate) struct GreenContexts {
+    descriptions: BTreeMap<CUdevResourceDesc, MultiprocessorSet>,
     contexts: BTreeMap<CUgreenCtx, CUcontext>,
 }
 
 /// Multiprocessors of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
+struct MultiprocessorSet {
     device: CUdevice,
     multiprocessors: u32,
 }
 
-impl Greens {
-    fn context(&self, green: CUgreenCtx) -> Answer<CUcontext> {
+impl GreenContexts {
+    fn context(&self, green: CUgreenCtx) -> CudaResult<CUcontext> {
         let context = self.contexts.get(&green);
         context.copied().ok_or(CudaError::InvalidContext)
     }
@@ -40,14 +40,13 @@ impl Greens {
             .map(|(green, _)| *green)
     }
 
-    /// Forgets a context that is gone.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         self.contexts.retain(|_, other| *other != context);
     }
 }
 
-/// The smallest part of a device, which every part is a multiple of.
-fn granule(driver: &Driver, device: CUdevice) -> Answer<u32> {
+/// Granularity of partitions.
+fn granularity(driver: &Driver, device: CUdevice) -> CudaResult<u32> {
     Ok(match driver.model(device)?.compute_capability.major {
         9.. => 8,
         8 => 4,
@@ -56,21 +55,20 @@ fn granule(driver: &Driver, device: CUdevice) -> Answer<u32> {
     })
 }
 
-/// Multiprocessors as a program sees them.
-fn resource(driver: &Driver, part: Part) -> Answer<CUdevResource> {
-    let granule = granule(driver, part.device)?;
+fn resource(driver: &Driver, set: MultiprocessorSet) -> CudaResult<CUdevResource> {
+    let granularity = granularity(driver, set.device)?;
     Ok(CUdevResource::multiprocessors(
-        part.device,
-        part.multiprocessors,
-        granule,
+        set.device,
+        set.multiprocessors,
+        granularity,
     ))
 }
 
-fn part_of(resource: &CUdevResource) -> Answer<Part> {
+fn multiprocessor_set(resource: &CUdevResource) -> CudaResult<MultiprocessorSet> {
     if resource.kind != CUdevResource::SM || resource.multiprocessors == 0 {
         return Err(CudaError::InvalidValue);
     }
-    Ok(Part {
+    Ok(MultiprocessorSet {
         device: resource.device,
         multiprocessors: resource.multiprocessors,
     })
@@ -83,24 +81,24 @@ entry_points! {
         if kind != CUdevResource::SM {
             return Err(CudaError::InvalidValue);
         }
-        result.set(resource(driver, Part { device, multiprocessors })?)
+        result.set(resource(driver, MultiprocessorSet { device, multiprocessors })?)
     }
 
     "cuDevResourceGenerateDesc" 12040 fn cuDevResourceGenerateDesc(description: Out<CUdevResourceDesc>, resources: In<CUdevResource>, count: c_uint) {
         let driver = driver()?;
-        let parts = resources.list(count as usize)?;
-        let parts: Vec<Part> = parts.iter().map(part_of).collect::<Answer<_>>()?;
-        let device = parts.first().ok_or(CudaError::InvalidValue)?.device;
-        if parts.iter().any(|part| part.device != device) {
+        let sets = resources.list(count as usize)?;
+        let sets: Vec<MultiprocessorSet> = sets.iter().map(multiprocessor_set).collect::<CudaResult<_>>()?;
+        let device = sets.first().ok_or(CudaError::InvalidValue)?.device;
+        if sets.iter().any(|set| set.device != device) {
             return Err(CudaError::InvalidValue);
         }
-        let multiprocessors = parts.iter().map(|part| part.multiprocessors).sum();
+        let multiprocessors = sets.iter().map(|set| set.multiprocessors).sum();
         if multiprocessors > driver.model(device)?.compute.multiprocessors {
             return Err(CudaError::InvalidValue);
         }
         let mut state = driver.state();
         let handle = CUdevResourceDesc(state.handle());
-        state.greens.descriptions.insert(handle, Part { device, multiprocessors });
+        state.greens.descriptions.insert(handle, MultiprocessorSet { device, multiprocessors });
         description.set(handle)
     }
 
@@ -112,26 +110,26 @@ entry_points! {
             return Err(CudaError::InvalidValue);
         }
         let mut state = driver.state();
-        let part = state.greens.descriptions.get(&description).copied();
-        let part = part.ok_or(CudaError::InvalidValue)?;
-        if part.device != device {
+        let set = state.greens.descriptions.get(&description).copied();
+        let set = set.ok_or(CudaError::InvalidValue)?;
+        if set.device != device {
             return Err(CudaError::InvalidDevice);
         }
         let primary = state.retain_primary(driver, device)?;
-        let context = state.add_green(primary, Green { primary, multiprocessors: part.multiprocessors })?;
+        let context = state.add_green_context(primary, Green { primary, multiprocessors: set.multiprocessors })?;
         let handle = CUgreenCtx(state.handle());
         state.greens.contexts.insert(handle, context);
         green.set(handle)
     }
 
-    // The last one takes the primary context with it, unless the program holds that.
+    // Releases the primary context, which the program may still retain.
     "cuGreenCtxDestroy" 12040 fn cuGreenCtxDestroy(green: CUgreenCtx) {
         let driver = driver()?;
         let handle = driver.state().greens.context(green)?;
-        context::finish(driver, handle)?;
+        context::drain(driver, handle)?;
         let mut state = driver.state();
         let device = state.contexts.get(&handle).ok_or(CudaError::InvalidContext)?.device;
-        state.remove_green(handle);
+        state.remove_green_context(handle);
         state.release_primary(driver, device)
     }
 
@@ -139,13 +137,13 @@ entry_points! {
         context.set(driver()?.state().greens.context(green)?)
     }
 
-    // Of the two, the one that it is not of is null.
+    // Exactly one of the two outputs is not null.
     "cuStreamGetCtx" 12050 fn cuStreamGetCtx_v2(stream: CUstream, context: Out<CUcontext>, green: Out<CUgreenCtx>) ptsz(stream) cuStreamGetCtx_v2_ptsz {
         let driver = driver()?;
         let mut state = driver.state();
         let found = state.stream(driver, stream)?.context;
         let of = state.greens.of_context(found);
-        green.set_if_wanted(of.unwrap_or(CUgreenCtx(0)));
+        green.set_if_not_null(of.unwrap_or(CUgreenCtx(0)));
         context.set(of.map_or(found, |_| CUcontext::NULL))
     }
 }

@@ -1,19 +1,19 @@
-//! Small allocations: many of them share one block of the card's memory, as in the real driver.
-//! Pure bookkeeping over addresses.
+//! Allocator of small requests: many share one block of GPU memory, as in the real driver. Address
+//! bookkeeping only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Alignment of every allocation.
 pub(crate) const ALIGNMENT: u64 = 512;
 
-/// Blocks by base address. Invariants: within a block, free ranges are disjoint,
-/// not adjacent, and cover exactly what is not handed out; `roomy` has every block under the length
-/// of its longest free range.
+/// Blocks by base address. Invariants: the free ranges of a block are disjoint, not adjacent, and
+/// cover exactly its unallocated part; `by_longest_free` has every block with the length of its
+/// longest free range.
 #[derive(Debug)]
 pub(crate) struct Heap {
     block_bytes: u64,
     blocks: BTreeMap<u64, Block>,
-    roomy: BTreeSet<(u64, u64)>,
+    by_longest_free: BTreeSet<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -24,40 +24,38 @@ struct Block {
     used: BTreeMap<u64, u64>,
 }
 
-/// What [`Heap::free`] found.
+/// Outcome of [`Heap::free`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// Nothing was allocated at that address.
     Unknown,
-    /// The block still has other allocations.
+    /// The block has other allocations.
     BlockInUse,
-    /// The block is empty and no longer part of the heap.
+    /// The block is empty and was removed from the heap.
     BlockEmpty,
 }
 
 impl Heap {
-    /// A heap without blocks.
     pub(crate) fn new(block_bytes: u64) -> Self {
         Self {
             block_bytes,
             blocks: BTreeMap::new(),
-            roomy: BTreeSet::new(),
+            by_longest_free: BTreeSet::new(),
         }
     }
 
-    /// Requests above this get memory of their own.
-    pub(crate) fn largest(&self) -> u64 {
+    /// Larger requests get memory of their own.
+    pub(crate) fn max_allocation_bytes(&self) -> u64 {
         self.block_bytes / 2
     }
 
-    /// Takes from the fullest block with room; `None` asks for another block.
+    /// Allocates from the fullest block that fits; `None` requests another block.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
-        let (longest, base) = *self.roomy.range((bytes, 0)..).next()?;
+        let (longest, base) = *self.by_longest_free.range((bytes, 0)..).next()?;
         let block = self.blocks.get_mut(&base)?;
         let address = block.allocate(bytes)?;
-        self.roomy.remove(&(longest, base));
-        self.roomy.insert((block.longest(), base));
+        self.by_longest_free.remove(&(longest, base));
+        self.by_longest_free.insert((block.longest(), base));
         Some(address)
     }
 
@@ -68,10 +66,10 @@ impl Heap {
             used: BTreeMap::new(),
         };
         self.blocks.insert(base, block);
-        self.roomy.insert((self.block_bytes, base));
+        self.by_longest_free.insert((self.block_bytes, base));
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     pub(crate) fn free(&mut self, address: u64) -> Freed {
         let Some((&base, block)) = self.blocks.range_mut(..=address).next_back() else {
             return Freed::Unknown;
@@ -80,16 +78,16 @@ impl Heap {
         if !block.free(address) {
             return Freed::Unknown;
         }
-        self.roomy.remove(&(longest, base));
+        self.by_longest_free.remove(&(longest, base));
         if block.used.is_empty() {
             self.blocks.remove(&base);
             return Freed::BlockEmpty;
         }
-        self.roomy.insert((block.longest(), base));
+        self.by_longest_free.insert((block.longest(), base));
         Freed::BlockInUse
     }
 
-    /// The allocation that an address lies in: its start and length.
+    /// Start and length of the allocation that contains an address.
     pub(crate) fn containing(&self, address: u64) -> Option<(u64, u64)> {
         let (_, block) = self.blocks.range(..=address).next_back()?;
         let (start, length) = block.used.range(..=address).next_back()?;
@@ -140,7 +138,7 @@ mod tests {
     const BLOCK_BYTES: u64 = 2 << 20;
 
     #[test]
-    fn small_allocations_share_a_block_until_it_is_full() {
+    fn shares_a_block_until_it_is_full() {
         let mut heap = Heap::new(BLOCK_BYTES);
         assert_eq!(heap.allocate(1), None);
         heap.add_block(BASE);
@@ -153,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_neighbours_join_and_an_empty_block_is_returned() {
+    fn merges_free_ranges_and_returns_empty_blocks() {
         let mut heap = Heap::new(BLOCK_BYTES);
         heap.add_block(BASE);
         let starts: Vec<u64> = (0..4).map(|_| heap.allocate(512 << 10).unwrap()).collect();

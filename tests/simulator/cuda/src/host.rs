@@ -1,5 +1,5 @@
-//! Host functions: called on a thread of this library's when their stream comes to them. The
-//! stream goes on when they return.
+//! Host functions: called on a thread of this library when their stream reaches them. The stream
+//! resumes when they return.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use simulator_machine::kernel::engine::Work;
 use simulator_machine::protocol::ContextId;
 use simulator_machine::server::now;
 
-use crate::abi::{Answer, entry_points};
+use crate::abi::{CudaResult, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
@@ -18,15 +18,15 @@ use crate::stream::{Point, Stream};
 use crate::stream_memory::ValueWait;
 use crate::types::{CUcontext, CUstream};
 
-/// How often the thread looks whether the driver is still there.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How often it looks at a word of memory that a stream waits for.
-const WATCH: Duration = Duration::from_micros(200);
+/// Interval of the check that the daemon is alive.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(500);
+/// Polling interval of memory words.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// `CUhostFn`
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
 
-/// A function of the program's with its argument, an address.
+/// A function of the program with its argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HostFunction {
     /// `CUhostFn`
@@ -36,7 +36,7 @@ pub(crate) enum HostFunction {
 }
 
 impl HostFunction {
-    pub(crate) fn plain(function: Option<HostFn>, data: *mut c_void) -> Answer<Self> {
+    pub(crate) fn plain(function: Option<HostFn>, data: *mut c_void) -> CudaResult<Self> {
         let function = function.ok_or(CudaError::InvalidValue)?;
         let data = data.expose_provenance();
         Ok(Self::Plain { function, data })
@@ -54,33 +54,33 @@ impl HostFunction {
     }
 }
 
-/// Host functions that wait for their turn.
+/// Pending host functions.
 #[derive(Debug, Default)]
 pub(crate) struct HostFunctions {
-    /// By the stream's cell, in order.
-    waiting: BTreeMap<u32, VecDeque<Waiting>>,
+    /// By cell of the stream, in order.
+    waiting: BTreeMap<u32, VecDeque<PendingCall>>,
     started: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct PendingCall {
     context: ContextId,
     ticket: u64,
     function: HostFunction,
 }
 
 impl State {
-    /// Puts a host function on a stream.
+    /// Submits a host function to a stream.
     pub(crate) fn call_host(
         &mut self,
         driver: &Driver,
         stream: Stream,
         function: HostFunction,
-    ) -> Answer<Point> {
+    ) -> CudaResult<Point> {
         self.start_host_thread()?;
         let context = self.context_id(stream.context)?;
         let point = self.submit(driver, stream, Work::Host)?;
-        let waiting = Waiting {
+        let waiting = PendingCall {
             context,
             ticket: point.ticket,
             function,
@@ -90,13 +90,13 @@ impl State {
         Ok(point)
     }
 
-    /// The daemon's name of a context.
-    pub(crate) fn context_id(&self, context: CUcontext) -> Answer<ContextId> {
+    /// The daemon's id of a context.
+    pub(crate) fn context_id(&self, context: CUcontext) -> CudaResult<ContextId> {
         let context = self.contexts.get(&context);
         Ok(context.ok_or(CudaError::ContextIsDestroyed)?.id)
     }
 
-    fn start_host_thread(&mut self) -> Answer {
+    fn start_host_thread(&mut self) -> CudaResult {
         if self.host_functions.started {
             return Ok(());
         }
@@ -106,12 +106,12 @@ impl State {
         Ok(())
     }
 
-    /// What the thread has to do next.
-    fn due(&mut self, driver: &Driver) -> Due {
-        let mut otherwise = Due::Nothing;
-        let first = |queue: &VecDeque<Waiting>| queue.front().copied();
+    /// Returns the next task of the thread.
+    fn next_task(&mut self, driver: &Driver) -> NextTask {
+        let mut otherwise = NextTask::Nothing;
+        let first = |queue: &VecDeque<PendingCall>| queue.front().copied();
         let heads = self.host_functions.waiting.iter();
-        let heads: Vec<(u32, Waiting)> = heads
+        let heads: Vec<(u32, PendingCall)> = heads
             .filter_map(|(cell, queue)| Some((*cell, first(queue)?)))
             .collect();
         for (cell, waiting) in heads {
@@ -121,7 +121,7 @@ impl State {
             if let HostFunction::WaitValue(wait) = waiting.function
                 && !self.is_satisfied(wait)
             {
-                otherwise = Due::Watch;
+                otherwise = NextTask::Poll;
                 continue;
             }
             if let Some(queue) = self.host_functions.waiting.get_mut(&cell) {
@@ -130,33 +130,33 @@ impl State {
                     self.host_functions.waiting.remove(&cell);
                 }
             }
-            return Due::OnStream(cell, waiting);
+            return NextTask::OnStream(cell, waiting);
         }
         otherwise
     }
 }
 
-/// What the thread has to do next.
-enum Due {
-    /// A function whose stream has come to it.
-    OnStream(u32, Waiting),
-    /// Look again soon: a word of memory is waited for.
-    Watch,
+/// The next task of the host function thread.
+enum NextTask {
+    /// A function that its stream has reached.
+    OnStream(u32, PendingCall),
+    /// A stream waits for a memory word: poll again.
+    Poll,
     Nothing,
 }
 
-/// The thread: calls what is due, one after the other, until the driver is gone.
+/// Main loop: runs due functions one by one until the daemon is gone.
 fn run() {
     let Ok(driver) = driver() else {
         return;
     };
     loop {
         let seen = driver.channel().host_calls();
-        let due = driver.state().due(driver);
-        match due {
-            Due::OnStream(cell, waiting) => {
+        let task = driver.state().next_task(driver);
+        match task {
+            NextTask::OnStream(cell, waiting) => {
                 waiting.function.call();
-                // Submissions are serialised by the state's lock.
+                // The state's lock serializes submissions.
                 let _state = driver.state();
                 driver.channel().submit(Command {
                     at: now(),
@@ -166,9 +166,9 @@ fn run() {
                     action: Action::HostDone,
                 });
             }
-            Due::Watch | Due::Nothing if driver.require_alive().is_err() => return,
-            Due::Watch => driver.channel().wait_host_calls(seen, WATCH),
-            Due::Nothing => driver.channel().wait_host_calls(seen, PATIENCE),
+            NextTask::Poll | NextTask::Nothing if driver.require_alive().is_err() => return,
+            NextTask::Poll => driver.channel().wait_host_calls(seen, POLL_INTERVAL),
+            NextTask::Nothing => driver.channel().wait_host_calls(seen, LIVENESS_INTERVAL),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Memory of another process, opened by the handle that it gave away.
+//! IPC memory: memory of another process, opened by its handle.
 //!
-//! A handle names the allocation on the machine and where in it the memory lies. The memory lives
-//! until its owner has freed it and everyone who opened it has closed it.
+//! A handle names the allocation and the offset in it. The memory lives until its owner has freed
+//! it and every opener has closed it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{CudaResult, Out, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
@@ -17,33 +17,32 @@ use crate::types::{CUcontext, CUdeviceptr, CUipcHandle};
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
-/// Tells handles of memory from anything else.
+/// Identifies memory handles.
 const MAGIC: u64 = 0x006d_656d_6377_6b63;
 
-/// Memory of other processes that is open here, by allocation.
+/// Open memory of other processes, by allocation.
 #[derive(Debug, Default)]
-pub(crate) struct Opened(BTreeMap<AllocationId, Open>);
+pub(crate) struct IpcMappings(BTreeMap<AllocationId, IpcMapping>);
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct IpcMapping {
     base: u64,
-    /// How often it was opened.
     count: u32,
-    /// Freed rather than closed.
-    of_pool: bool,
+    /// Memory of a pool is freed instead of closed.
+    is_pool_memory: bool,
 }
 
-/// A part of memory of another process.
+/// A part of an allocation of another process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct AllocationPart {
     pub(crate) allocation: AllocationId,
     pub(crate) within: u64,
     pub(crate) bytes: u64,
-    pub(crate) of_pool: bool,
+    pub(crate) is_pool_memory: bool,
 }
 
-impl Opened {
-    fn at(&mut self, base: u64) -> Option<(AllocationId, &mut Open)> {
+impl IpcMappings {
+    fn at(&mut self, base: u64) -> Option<(AllocationId, &mut IpcMapping)> {
         let mut open = self.0.iter_mut();
         open.find(|(_, open)| open.base == base)
             .map(|(id, open)| (*id, open))
@@ -51,7 +50,7 @@ impl Opened {
 }
 
 impl State {
-    fn share(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer<CUipcHandle> {
+    fn share(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult<CUipcHandle> {
         let (start, bytes, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
         let (RangeKind::Device { allocation, .. } | RangeKind::Heap { allocation, .. }) = kind
         else {
@@ -72,33 +71,37 @@ impl State {
         ]))
     }
 
-    fn open_shared(&mut self, driver: &Driver, handle: CUipcHandle) -> Answer<CUdeviceptr> {
+    fn open_shared(&mut self, driver: &Driver, handle: CUipcHandle) -> CudaResult<CUdeviceptr> {
         let [magic, number, within, bytes, process] = handle.words();
         if magic != MAGIC {
             return Err(CudaError::InvalidValue);
         }
         if process == u64::from(std::process::id()) {
-            // Its own memory is not another process's.
+            // A process cannot open its own memory.
             return Err(CudaError::InvalidContext);
         }
-        let part = Part {
+        let part = AllocationPart {
             allocation: AllocationId(number),
             within,
             bytes,
-            of_pool: false,
+            is_pool_memory: false,
         };
         self.open_part(driver, part)
     }
 
-    /// Maps memory of another process, once for all its parts.
-    pub(crate) fn open_part(&mut self, driver: &Driver, part: Part) -> Answer<CUdeviceptr> {
+    /// Maps an allocation of another process; one mapping serves all its parts.
+    pub(crate) fn open_part(
+        &mut self,
+        driver: &Driver,
+        part: AllocationPart,
+    ) -> CudaResult<CUdeviceptr> {
         let context = current_handle()?;
         self.current()?;
-        let Part {
+        let AllocationPart {
             allocation,
             within,
             bytes,
-            of_pool,
+            is_pool_memory,
         } = part;
         if let Some(open) = self.opened.0.get_mut(&allocation) {
             open.count += 1;
@@ -119,10 +122,9 @@ impl State {
             driver.request(&Request::Release { allocation })?;
             return Err(CudaError::InvalidDevice);
         };
-        let mapping = Mapping::of_memory(&device.memory, offset, whole)?;
-        // What a handle is about ends here; the rest of the block is other memory. Parts of a pool
-        // share what they lie in.
-        let length = match of_pool {
+        let mapping = Mapping::of_file(&device.memory, offset, whole)?;
+        // The rest of the block is other memory of the owner. Parts of a pool share their chunk.
+        let length = match is_pool_memory {
             true => whole,
             false => within.saturating_add(bytes).min(whole),
         };
@@ -131,31 +133,31 @@ impl State {
             allocation,
         };
         let base = self.addresses.insert(mapping, length, kind);
-        let open = Open {
+        let open = IpcMapping {
             base,
             count: 1,
-            of_pool,
+            is_pool_memory,
         };
         self.opened.0.insert(allocation, open);
         Ok(base + within)
     }
 
-    /// Gives back memory of another process's pool; nothing else is freed here.
-    pub(crate) fn free_opened(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+    /// Frees memory of another process's pool.
+    pub(crate) fn free_opened(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult {
         let (base, _) = self
             .addresses
             .bounds(address)
             .ok_or(CudaError::InvalidValue)?;
         match self.opened.at(base) {
-            Some((_, open)) if open.of_pool => self.close_shared(driver, address),
+            Some((_, open)) if open.is_pool_memory => self.close_shared(driver, address),
             _ => Err(CudaError::InvalidValue),
         }
     }
 
-    /// Closes what was opened in a context that is destroyed.
-    pub(crate) fn forget_opened(&mut self, driver: &Driver, context: CUcontext) -> Answer {
+    /// Closes memory opened in a destroyed context.
+    pub(crate) fn close_opened(&mut self, driver: &Driver, context: CUcontext) -> CudaResult {
         let addresses = &self.addresses;
-        let of_context = |open: &Open| match addresses.bounds(open.base) {
+        let of_context = |open: &IpcMapping| match addresses.bounds(open.base) {
             Some((_, RangeKind::Opened { context: owner, .. })) => owner == context,
             _ => false,
         };
@@ -168,7 +170,7 @@ impl State {
         Ok(())
     }
 
-    fn close_shared(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+    fn close_shared(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult {
         let (base, kind) = self
             .addresses
             .bounds(address)
@@ -187,7 +189,7 @@ impl State {
     }
 }
 
-fn open(address: Out<CUdeviceptr>, handle: CUipcHandle, flags: c_uint) -> Answer {
+fn open(address: Out<CUdeviceptr>, handle: CUipcHandle, flags: c_uint) -> CudaResult {
     if flags & !LAZY_ENABLE_PEER_ACCESS != 0 || address.is_null() {
         return Err(CudaError::InvalidValue);
     }

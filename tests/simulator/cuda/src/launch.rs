@@ -1,4 +1,4 @@
-//! Kernel launches: how long a kernel takes and how many multiprocessors it needs.
+//! Kernel launches: duration and number of multiprocessors.
 
 use std::ffi::{c_uint, c_void};
 
@@ -6,7 +6,7 @@ use simulator_machine::description::Compute;
 use simulator_machine::kernel::Nanos;
 use simulator_machine::kernel::engine::Work;
 
-use crate::abi::{Answer, In, entry_points};
+use crate::abi::{CudaResult, In, entry_points};
 use crate::driver::{Driver, State};
 use crate::error::CudaError;
 use crate::module::{LOCAL_SIZE_BYTES, SPIN};
@@ -16,7 +16,7 @@ use crate::types::{CUcontext, CUfunction, CUlaunchConfig, CUlaunchParams, CUstre
 
 pub(crate) mod legacy;
 
-/// How long a kernel takes about which nothing is known.
+/// Duration of kernels without a special name.
 pub(crate) const DEFAULT_KERNEL_NANOS: Nanos = 5_000;
 
 /// Grid and block of a launch.
@@ -26,14 +26,14 @@ pub(crate) struct Shape {
     pub(crate) block: [c_uint; 3],
 }
 
-/// One launch, with what was read of its parameters.
+/// One launch with the parameters that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub(crate) function: CUfunction,
     pub(crate) shape: Shape,
     pub(crate) shared_bytes: c_uint,
     pub(crate) nanos: Nanos,
-    /// The first parameter, where the function has one.
+    /// The first parameter, if the function has one.
     pub(crate) parameter: Option<u64>,
 }
 
@@ -50,15 +50,15 @@ impl Shape {
             .fold(1, |product, side| product.saturating_mul(u64::from(*side)))
     }
 
-    /// Refuses what no card can run.
-    fn check(self) -> Answer {
+    /// Errors unless a GPU can run the shape.
+    fn check(self) -> CudaResult {
         match self.threads() {
             1..=1024 if self.blocks() > 0 => Ok(()),
             _ => Err(CudaError::InvalidValue),
         }
     }
 
-    /// How many multiprocessors its blocks fill.
+    /// Number of multiprocessors that the blocks fill.
     fn multiprocessors(self, compute: &Compute) -> u32 {
         let resident = u64::from(compute.threads_per_multiprocessor) / self.threads().max(1);
         let needed = self.blocks().div_ceil(resident.clamp(1, 32));
@@ -69,7 +69,7 @@ impl Shape {
 }
 
 impl State {
-    /// Reads what there is to know about a launch.
+    /// Reads a launch.
     pub(crate) fn launch(
         &mut self,
         driver: &Driver,
@@ -78,7 +78,7 @@ impl State {
         shape: Shape,
         shared_bytes: c_uint,
         parameters: Parameters,
-    ) -> Answer<Launch> {
+    ) -> CudaResult<Launch> {
         shape.check()?;
         let function = self.function_in(driver, self.owner(context), function)?;
         let (nanos, parameter) = match self.modules.function(function)?.name.to_bytes() {
@@ -98,21 +98,21 @@ impl State {
         })
     }
 
-    /// Puts a launch on a stream.
+    /// Submits a launch to a stream.
     pub(crate) fn run_kernel(
         &mut self,
         driver: &Driver,
         stream: Stream,
         launch: Launch,
-    ) -> Answer<Option<Point>> {
+    ) -> CudaResult<Option<Point>> {
         let function = self.modules.function(launch.function)?;
         let local = function.attribute(LOCAL_SIZE_BYTES).unwrap_or(0);
         let local = u64::try_from(local).unwrap_or(0);
         let module = function.module;
         self.make_resident(driver, module)?;
         self.require_local(driver, self.owner(stream.context), local)?;
-        if launch.nanos == 0 && self.idle(driver, stream) {
-            // Takes no time after nothing: done.
+        if launch.nanos == 0 && self.is_idle(driver, stream) {
+            // Zero duration on an idle stream: complete.
             return Ok(None);
         }
         let context = self
@@ -132,7 +132,7 @@ impl State {
     }
 }
 
-/// The two ways of passing kernel parameters.
+/// Kernel parameters in their two forms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameters {
     /// Pointers to the parameters.
@@ -143,13 +143,13 @@ pub(crate) struct Parameters {
 
 impl Parameters {
     /// The first parameter, as a 64-bit number.
-    fn first(self) -> Answer<u64> {
+    fn first(self) -> CudaResult<u64> {
         if let Ok(pointer) = self.pointers.get() {
             return pointer.get();
         }
         const END: usize = 0;
         const BUFFER_POINTER: usize = 1;
-        // Pairs of key and value; more than a few do not exist.
+        // Pairs of key and value; at most four exist.
         for pair in 0..4 {
             let key = self.extra.element(pair * 2)?;
             match key.addr() {
@@ -164,12 +164,12 @@ impl Parameters {
     }
 }
 
-/// What the blocks of a launch may do.
+/// Scheduling of blocks.
 #[derive(Clone, Copy)]
 enum Blocks {
-    /// Run in any order.
-    Apart,
-    /// Wait for each other: all must be resident at once, or they could wait forever.
+    /// In any order.
+    Independent,
+    /// All resident at once, since they may wait for each other.
     Cooperative,
 }
 
@@ -180,7 +180,7 @@ fn launch(
     shared_bytes: c_uint,
     stream: CUstream,
     parameters: Parameters,
-) -> Answer {
+) -> CudaResult {
     enqueue(stream, |driver, state, stream| {
         let launch = state.launch(
             driver,
@@ -214,14 +214,14 @@ entry_points! {
         shared: c_uint, stream: CUstream, pointers: In<In<u64>>, extra: In<*const c_void>,
     ) ptsz(stream) cuLaunchKernel_ptsz {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z] };
-        launch(function, shape, Blocks::Apart, shared, stream, Parameters { pointers, extra })
+        launch(function, shape, Blocks::Independent, shared, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchKernelEx" 11060 fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, pointers: In<In<u64>>, extra: In<*const c_void>) ptds(default) cuLaunchKernelEx_ptsz {
         let config = config.get()?;
         let stream = if config.stream == CUstream::NULL { default } else { config.stream };
         let shape = Shape { grid: config.grid, block: config.block };
-        launch(function, shape, Blocks::Apart, config.shared_bytes, stream, Parameters { pointers, extra })
+        launch(function, shape, Blocks::Independent, config.shared_bytes, stream, Parameters { pointers, extra })
     }
 
     "cuLaunchCooperativeKernel" 9000 fn cuLaunchCooperativeKernel(
@@ -234,7 +234,7 @@ entry_points! {
         launch(function, shape, Blocks::Cooperative, shared, stream, Parameters { pointers, extra: In::NULL })
     }
 
-    // Devices do not wait for each other here.
+    // Devices do not wait for each other.
     "cuLaunchCooperativeKernelMultiDevice" 9000 fn cuLaunchCooperativeKernelMultiDevice(launches: In<CUlaunchParams>, count: c_uint, _flags: c_uint) {
         let launches = launches.list(count as usize)?;
         if launches.is_empty() {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_needs_the_multiprocessors_that_its_blocks_fill() {
+    fn counts_the_multiprocessors_that_blocks_fill() {
         let cases = [
             (1, 1, 1),
             (32, 1, 1),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_shapes_are_refused() {
+    fn rejects_impossible_shapes() {
         for (blocks, threads) in [(0, 1), (1, 0), (1, 1025)] {
             assert_eq!(shape(blocks, threads).check(), Err(CudaError::InvalidValue));
         }

@@ -1,22 +1,20 @@
 //! `libcuda.so.1` over the simulated machine: the CUDA driver API of driver 580 (CUDA 13.0).
 //!
-//! A process becomes a client of the machine at `cuInit`. Physical memory, contexts and the time
-//! that kernels take are the daemon's; addresses, small allocations and handles are this library's,
-//! as they are the user-mode driver's on hardware.
+//! A process becomes a client of the daemon at `cuInit`. The daemon owns physical memory, contexts
+//! and kernel time; this library owns addresses, small allocations and handles, like the user-mode
+//! driver on hardware.
 //!
-//! Kernels compute nothing. A function named `spin` takes as long as its first parameter says, in
-//! nanoseconds; one named `noop` takes no time; every other one takes
-//! [`launch::DEFAULT_KERNEL_NANOS`]. Bytes that the host copies to a card are kept and can be read
-//! back by any process that shares them.
+//! Kernels compute nothing; their name sets their duration, see [`launch`]. Copied bytes are kept
+//! and can be read back by every process that shares them.
 //!
-//! | Module | What it is |
+//! | Module | Content |
 //! |---|---|
-//! | [`abi`], [`types`], [`error`] | the border to C |
+//! | [`abi`], [`types`], [`error`] | the C ABI |
 //! | [`driver`] | the state of this process |
-//! | [`operation`] | what can be put on a stream, at once, by a graph, or into one |
-//! | [`lookup`] | `cuGetProcAddress`: every entry point by name, version and stream flavour |
-//! | the others | one group of `cuda.h` each |
-#![allow(non_snake_case, reason = "the names are the C library's")]
+//! | [`operation`] | operations of streams and graphs |
+//! | [`lookup`] | `cuGetProcAddress` |
+//! | all others | one group of `cuda.h` each |
+#![allow(non_snake_case, reason = "names of the C API")]
 
 mod abi;
 mod array;

@@ -1,19 +1,18 @@
-//! Libraries and their kernels: code that belongs to no context until it is used in one.
+//! Libraries and their kernels: code that is loaded into a context on first use.
 //!
-//! A library has a module in each context in which something of it was used. A kernel can be
-//! launched wherever a function can; the launch uses the function of the stream's context.
+//! A library has one module per context. A kernel handle is accepted wherever a function handle is;
+//! the launch uses the function of the stream's context.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::abi::{Answer, In, Out, Text, entry_points};
+use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 
-/// All libraries of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Libraries {
     libraries: BTreeMap<CUlibrary, Library>,
@@ -23,7 +22,7 @@ pub(crate) struct Libraries {
 #[derive(Debug, Default)]
 struct Library {
     modules: BTreeMap<CUcontext, CUmodule>,
-    /// Those that were asked for: a library has every kernel.
+    /// Kernels requested so far: a library has a kernel of every name.
     kernels: BTreeMap<String, CUkernel>,
 }
 
@@ -34,17 +33,17 @@ struct Kernel {
 }
 
 impl Libraries {
-    fn library(&mut self, handle: CUlibrary) -> Answer<&mut Library> {
+    fn library(&mut self, handle: CUlibrary) -> CudaResult<&mut Library> {
         let library = self.libraries.get_mut(&handle);
         library.ok_or(CudaError::InvalidHandle)
     }
 
-    fn kernel(&self, handle: CUkernel) -> Answer<&Kernel> {
+    fn kernel(&self, handle: CUkernel) -> CudaResult<&Kernel> {
         self.kernels.get(&handle).ok_or(CudaError::InvalidHandle)
     }
 
-    /// Forgets the modules of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the modules of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         for library in self.libraries.values_mut() {
             library.modules.remove(&context);
         }
@@ -59,7 +58,7 @@ impl State {
         handle
     }
 
-    fn unload_library(&mut self, driver: &Driver, handle: CUlibrary) -> Answer {
+    fn unload_library(&mut self, driver: &Driver, handle: CUlibrary) -> CudaResult {
         let library = self.libraries.libraries.remove(&handle);
         let library = library.ok_or(CudaError::InvalidHandle)?;
         let kernels = &mut self.libraries.kernels;
@@ -68,7 +67,7 @@ impl State {
         modules.try_for_each(|module| self.unload_module(driver, module))
     }
 
-    fn library_kernel(&mut self, handle: CUlibrary, name: &str) -> Answer<CUkernel> {
+    fn library_kernel(&mut self, handle: CUlibrary, name: &str) -> CudaResult<CUkernel> {
         if let Some(kernel) = self.libraries.library(handle)?.kernels.get(name) {
             return Ok(*kernel);
         }
@@ -84,13 +83,13 @@ impl State {
         Ok(kernel)
     }
 
-    /// The module of a library in a context.
+    /// Returns the module of a library in a context, loading it if needed.
     fn library_module(
         &mut self,
         driver: &Driver,
         handle: CUlibrary,
         context: CUcontext,
-    ) -> Answer<CUmodule> {
+    ) -> CudaResult<CUmodule> {
         if let Some(module) = self.libraries.library(handle)?.modules.get(&context) {
             return Ok(*module);
         }
@@ -105,7 +104,7 @@ impl State {
         driver: &Driver,
         handle: CUkernel,
         context: CUcontext,
-    ) -> Answer<CUfunction> {
+    ) -> CudaResult<CUfunction> {
         let kernel = self.libraries.kernel(handle)?;
         let (library, name) = (kernel.library, Arc::clone(&kernel.name));
         let module = self.library_module(driver, library, context)?;
@@ -113,13 +112,13 @@ impl State {
         self.function(module, name)
     }
 
-    /// The function that a handle of a function or of a kernel means in a context.
+    /// Resolves a handle of a function or kernel in a context.
     pub(crate) fn function_in(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         handle: CUfunction,
-    ) -> Answer<CUfunction> {
+    ) -> CudaResult<CUfunction> {
         let kernel = CUkernel(handle.0);
         match self.libraries.kernels.contains_key(&kernel) {
             true => self.kernel_function(driver, kernel, context),
@@ -172,8 +171,8 @@ entry_points! {
         let mut state = driver.state();
         let module = state.library_module(driver, library, context)?;
         let (found, size) = state.global(driver, module, &name)?;
-        address.set_if_wanted(found);
-        bytes.set_if_wanted(size);
+        address.set_if_not_null(found);
+        bytes.set_if_not_null(size);
         Ok(())
     }
 

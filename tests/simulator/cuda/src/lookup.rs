@@ -1,9 +1,8 @@
-//! `cuGetProcAddress`: every entry point by name, CUDA version and stream flavour; and
-//! `cuGetExportTable`.
+//! `cuGetProcAddress`: entry points by name, CUDA version and default stream mode.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::abi::{Answer, EntryPoint, Out, Text, entry_points};
+use crate::abi::{CudaResult, EntryPoint, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::{
     array, capture, checkpoint, context, copy, device, error, event, external, fill, graph, green,
@@ -11,7 +10,6 @@ use crate::{
     stream_memory, unlisted, virtual_memory,
 };
 
-/// The tables of all modules.
 const TABLES: &[&[EntryPoint]] = &[
     array::ENTRY_POINTS,
     array::SPARSE_ENTRY_POINTS,
@@ -51,8 +49,7 @@ const TABLES: &[&[EntryPoint]] = &[
     virtual_memory::ENTRY_POINTS,
 ];
 
-/// Functions that a later version knows under another name: the name, the version, and the name
-/// under which it is exported.
+/// Functions with another name from a version on: name, version, exported name.
 const RENAMED: &[(&str, c_int, &str)] =
     &[("cuGraphInstantiate", 12000, "cuGraphInstantiateWithFlags")];
 
@@ -79,22 +76,22 @@ entry_points! {
     "cuGetProcAddress" 12000 fn cuGetProcAddress_v2(name: Text, address: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_uint>) {
         match find(&name.get()?, version, flags)? {
             Ok(found) => {
-                status.set_if_wanted(FOUND);
+                status.set_if_not_null(FOUND);
                 address.set(found)
             }
             Err(reason) => {
-                status.set_if_wanted(reason);
+                status.set_if_not_null(reason);
                 address.set(std::ptr::null())?;
-                // With a status the caller learns the reason there.
+                // The status output carries the reason.
                 if status.is_null() { Err(CudaError::NotFound) } else { Ok(()) }
             }
         }
     }
 }
 
-/// The newest form of a function that a program for CUDA `version` can use; the inner error is the
-/// status why there is none.
-fn find(name: &str, version: c_int, flags: u64) -> Answer<Result<*const c_void, c_uint>> {
+/// Returns the newest form of a function that a program for CUDA `version` can use. The inner error
+/// is the status.
+fn find(name: &str, version: c_int, flags: u64) -> CudaResult<Result<*const c_void, c_uint>> {
     if version < 0 || flags & !(LEGACY_STREAM | PER_THREAD_DEFAULT_STREAM) != 0 {
         return Err(CudaError::InvalidValue);
     }
@@ -129,27 +126,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_and_a_version_mean_one_form() {
+    fn lists_each_name_and_version_once() {
         let mut forms = BTreeSet::new();
         for entry in TABLES.iter().copied().flatten() {
             assert!(
                 forms.insert((entry.name, entry.since)),
-                "{} {} twice",
+                "duplicate form: {} {}",
                 entry.name,
                 entry.since
             );
         }
-        assert!(forms.len() > 200, "{} functions", forms.len());
+        assert!(forms.len() > 200, "only {} forms", forms.len());
     }
 
     #[test]
-    fn every_form_is_found_under_its_version_and_flavour() {
+    fn finds_every_form_by_version_and_stream_mode() {
         for entry in TABLES.iter().copied().flatten() {
             let of_version = |flags| find(entry.name, entry.since, flags).unwrap().unwrap();
             let renamed = RENAMED
                 .iter()
                 .any(|(name, since, _)| entry.name == *name && entry.since >= *since);
-            assert!(!renamed, "{} hides its new name", entry.name);
+            assert!(!renamed, "{} hides its renamed form", entry.name);
             assert_eq!(of_version(LEGACY_STREAM), entry.address, "{}", entry.name);
             let other = of_version(PER_THREAD_DEFAULT_STREAM);
             assert_eq!(other, entry.per_thread.unwrap_or(entry.address));

@@ -1,9 +1,8 @@
-//! Hints about managed memory. It lives on the host here and stays there: what a hint asks for is
-//! checked, and nothing follows from it.
+//! Hints about managed memory, which lives on the host. Hints are validated and have no effect.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Answer, entry_points};
+use crate::abi::{CudaResult, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
 use crate::memory::RangeKind;
@@ -13,8 +12,8 @@ use crate::types::{CUdeviceptr, CUmemLocation, CUstream};
 /// `CU_DEVICE_CPU`
 const HOST: c_int = -1;
 
-/// Refuses what is not managed memory, or no place for it.
-fn check(address: CUdeviceptr, bytes: usize, location: CUmemLocation) -> Answer {
+/// Errors unless the range is managed memory and the location valid.
+fn check(address: CUdeviceptr, bytes: usize, location: CUmemLocation) -> CudaResult {
     let driver = driver()?;
     if location.kind == CUmemLocation::DEVICE && location.id != HOST {
         driver.device(location.id)?;
@@ -40,7 +39,7 @@ fn device(id: c_int) -> CUmemLocation {
     }
 }
 
-fn prefetch(address: CUdeviceptr, bytes: usize, to: CUmemLocation, stream: CUstream) -> Answer {
+fn prefetch(address: CUdeviceptr, bytes: usize, to: CUmemLocation, stream: CUstream) -> CudaResult {
     check(address, bytes, to)?;
     enqueue(stream, |_, _, _| Ok(Operation::Empty)).map(drop)
 }
@@ -48,7 +47,7 @@ fn prefetch(address: CUdeviceptr, bytes: usize, to: CUmemLocation, stream: CUstr
 /// `CU_MEM_ADVISE_SET_READ_MOSTLY` to `_UNSET_ACCESSED_BY`
 const ADVICE: std::ops::RangeInclusive<c_uint> = 1..=6;
 
-fn advise(address: CUdeviceptr, bytes: usize, advice: c_uint, of: CUmemLocation) -> Answer {
+fn advise(address: CUdeviceptr, bytes: usize, advice: c_uint, of: CUmemLocation) -> CudaResult {
     if !ADVICE.contains(&advice) {
         return Err(CudaError::InvalidValue);
     }

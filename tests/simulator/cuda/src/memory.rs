@@ -1,7 +1,7 @@
-//! Plain device memory, managed memory and host memory.
+//! Device memory, managed memory and host memory.
 //!
-//! Device memory is a range of the card's memory file, mapped: the address a program gets is where
-//! it is mapped, and other processes that share the allocation see the same bytes.
+//! Device memory is a mapped range of the GPU's memory file. The address of an allocation is that
+//! of its mapping; processes that share the allocation see the same bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -9,7 +9,7 @@ use std::ffi::c_uint;
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
-use crate::abi::{Address, Answer, Out, entry_points};
+use crate::abi::{Address, CudaResult, Out, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
@@ -20,7 +20,7 @@ mod mapping;
 
 pub(crate) use mapping::{Mapping, Reservation};
 
-/// Everything that has an address, by first byte. Invariant: ranges are disjoint.
+/// All ranges by first byte. Invariant: ranges are disjoint.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpace {
     ranges: BTreeMap<u64, Range>,
@@ -29,20 +29,19 @@ pub(crate) struct AddressSpace {
 #[derive(Debug)]
 struct Range {
     mapping: Mapping,
-    /// What the program asked for; the mapping is rounded up.
+    /// Requested size; the mapping is rounded up.
     bytes: u64,
     kind: RangeKind,
 }
 
-/// What lies in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeKind {
-    /// One allocation on a card.
+    /// One allocation on a GPU.
     Device {
         context: CUcontext,
         allocation: AllocationId,
     },
-    /// A block of small allocations on a card.
+    /// A block of small allocations on a GPU.
     Heap {
         context: CUcontext,
         allocation: AllocationId,
@@ -53,31 +52,31 @@ pub(crate) enum RangeKind {
         allocation: AllocationId,
         pool: CUmemoryPool,
     },
-    /// Memory that a graph took.
+    /// Memory of a graph.
     Graph { context: CUcontext },
-    /// Mapped into reserved addresses; belongs to no context.
+    /// Mapped into reserved addresses, without a context.
     Virtual,
-    /// Memory of another process.
+    /// IPC memory of another process.
     Opened {
         context: CUcontext,
         allocation: AllocationId,
     },
-    /// External memory, whose object holds it.
+    /// External memory, held by its object.
     External { context: CUcontext },
-    /// A chunk of a pool of the host's or of managed memory.
+    /// A chunk of a pool of host or managed memory.
     HostPool {
         context: CUcontext,
         pool: CUmemoryPool,
         is_managed: bool,
     },
-    /// Managed memory, which lives on the host.
+    /// Managed memory, on the host.
     Managed { context: CUcontext },
-    /// Pinned host memory that the driver allocated.
+    /// Pinned host memory.
     Host { context: CUcontext },
 }
 
 impl RangeKind {
-    /// The context that it goes with.
+    /// The owning context.
     pub(crate) fn context(self) -> CUcontext {
         match self {
             Self::Device { context, .. }
@@ -108,48 +107,47 @@ impl AddressSpace {
         base
     }
 
-    /// The range that an address lies in.
+    /// The range that contains an address.
     fn containing(&self, address: u64) -> Option<(u64, &Range)> {
         let (base, range) = self.ranges.range(..=address).next_back()?;
         (address - base < range.mapping.length()).then_some((*base, range))
     }
 
-    /// Where the range of an address begins, and what it is.
+    /// Base and kind of the range that contains an address.
     pub(crate) fn bounds(&self, address: u64) -> Option<(u64, RangeKind)> {
         let (base, range) = self.containing(address)?;
         Some((base, range.kind))
     }
 
-    /// Removes a range and returns what it was.
     pub(crate) fn remove(&mut self, base: u64) -> Option<RangeKind> {
         self.ranges.remove(&base).map(|range| range.kind)
     }
 
-    /// Removes what belongs to a context.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the ranges of a context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         self.ranges
             .retain(|_, range| range.kind.context() != context);
     }
 }
 
 impl State {
-    /// Takes memory of the current context's card and maps it.
+    /// Allocates memory on the current context's GPU and maps it.
     pub(crate) fn map_new(
         &mut self,
         driver: &Driver,
         bytes: u64,
-    ) -> Answer<(AllocationId, Mapping)> {
+    ) -> CudaResult<(AllocationId, Mapping)> {
         self.map_aligned(driver, current_handle()?, bytes, PAGE_BYTES)
     }
 
-    /// Takes memory of a context's card and maps it at a multiple of `alignment`.
+    /// Allocates memory on a context's GPU and maps it at a multiple of `alignment`.
     pub(crate) fn map_aligned(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         bytes: u64,
         alignment: u64,
-    ) -> Answer<(AllocationId, Mapping)> {
+    ) -> CudaResult<(AllocationId, Mapping)> {
         let context = self.contexts.get(&context);
         let context = context.ok_or(CudaError::ContextIsDestroyed)?;
         let (id, device) = (context.id, driver.device(context.device)?);
@@ -162,7 +160,7 @@ impl State {
         else {
             return Err(CudaError::Unknown);
         };
-        match Mapping::aligned(&device.memory, offset, bytes, alignment) {
+        match Mapping::of_file_aligned(&device.memory, offset, bytes, alignment) {
             Ok(mapping) => Ok((allocation, mapping)),
             Err(errno) => {
                 driver.request(&Request::Free { allocation })?;
@@ -172,13 +170,13 @@ impl State {
     }
 
     /// `cuMemAlloc`.
-    pub(crate) fn allocate(&mut self, driver: &Driver, bytes: u64) -> Answer<CUdeviceptr> {
+    pub(crate) fn allocate(&mut self, driver: &Driver, bytes: u64) -> CudaResult<CUdeviceptr> {
         if bytes == 0 {
             return Err(CudaError::InvalidValue);
         }
         let context = current_handle()?;
         self.current()?;
-        if bytes > self.current()?.heap.largest() {
+        if bytes > self.current()?.heap.max_allocation_bytes() {
             let (allocation, mapping) = self.map_new(driver, bytes)?;
             return Ok(self.addresses.insert(
                 mapping,
@@ -203,8 +201,8 @@ impl State {
         heap.allocate(bytes).ok_or(CudaError::OutOfMemory)
     }
 
-    /// `cuMemFree`: the null pointer is no error.
-    pub(crate) fn free(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+    /// `cuMemFree`; accepts the null pointer.
+    pub(crate) fn free(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult {
         if address == 0 {
             return Ok(());
         }
@@ -228,7 +226,7 @@ impl State {
                     Freed::BlockEmpty => allocation,
                 }
             }
-            // Freed as if on a stream that is done.
+            // Like a free on a completed stream.
             RangeKind::Pool { .. } | RangeKind::HostPool { .. } => {
                 return self.free_to_pool(driver, address);
             }
@@ -236,7 +234,7 @@ impl State {
                 return self.release_graph_memory(address);
             }
             RangeKind::Opened { .. } => return self.free_opened(driver, address),
-            // What is behind an external buffer is its object's.
+            // The external memory object holds the memory.
             RangeKind::Managed { .. } | RangeKind::External { .. } if base == address => {
                 self.addresses.ranges.remove(&base);
                 return Ok(());
@@ -247,7 +245,7 @@ impl State {
         driver.request(&Request::Free { allocation }).map(drop)
     }
 
-    /// Start and size of the allocation that an address lies in.
+    /// Start, size and kind of the allocation that contains an address.
     pub(crate) fn allocation_at(
         &self,
         address: CUdeviceptr,
@@ -269,20 +267,20 @@ entry_points! {
     "cuMemGetInfo" 2000 fn cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) {
         let (free_bytes, total_bytes) = memory_info()?;
         let narrow = |bytes| c_uint::try_from(bytes).unwrap_or(c_uint::MAX);
-        free.set_if_wanted(narrow(free_bytes));
-        total.set_if_wanted(narrow(total_bytes));
+        free.set_if_not_null(narrow(free_bytes));
+        total.set_if_not_null(narrow(total_bytes));
         Ok(())
     }
     "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let (free_bytes, total_bytes) = memory_info()?;
         let size = |bytes| usize::try_from(bytes).map_err(|_| CudaError::InvalidValue);
-        free.set_if_wanted(size(free_bytes)?);
-        total.set_if_wanted(size(total_bytes)?);
+        free.set_if_not_null(size(free_bytes)?);
+        total.set_if_not_null(size(total_bytes)?);
         Ok(())
     }
 
     "cuMemAlloc" 2000 fn cuMemAlloc(address: Out<c_uint>, bytes: c_uint) {
-        // Addresses of this form have 32 bits, which no memory of a 64-bit process has.
+        // 32-bit addresses, which a 64-bit process does not have.
         let _ = (address, bytes);
         Err(CudaError::NotSupported)
     }
@@ -292,12 +290,11 @@ entry_points! {
         }
         let driver = driver()?;
         let mut state = driver.state();
-        state.potentially_unsafe()?;
+        state.require_safe_in_capture()?;
         address.set(state.allocate(driver, bytes as u64)?)
     }
 
     "cuMemAllocPitch" 2000 fn cuMemAllocPitch(address: Out<c_uint>, pitch: Out<c_uint>, width: c_uint, height: c_uint, element: c_uint) {
-        // As above.
         let _ = (address, pitch, width, height, element);
         Err(CudaError::NotSupported)
     }
@@ -310,7 +307,7 @@ entry_points! {
         let bytes = row.checked_mul(height).ok_or(CudaError::InvalidValue)?;
         pitch.set(row)?;
         let mut state = driver.state();
-        state.potentially_unsafe()?;
+        state.require_safe_in_capture()?;
         address.set(state.allocate(driver, bytes as u64)?)
     }
 
@@ -320,12 +317,12 @@ entry_points! {
     "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr) {
         let driver = driver()?;
         let (start, bytes, _) = driver.state().allocation_at(address).ok_or(CudaError::NotFound)?;
-        base.set_if_wanted(start);
-        size.set_if_wanted(usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?);
+        base.set_if_not_null(start);
+        size.set_if_not_null(usize::try_from(bytes).map_err(|_| CudaError::InvalidValue)?);
         Ok(())
     }
 
-    // Managed memory lives on the host; what a card keeps of it is a cache.
+    // Managed memory lives on the host; device copies are a cache.
     "cuMemAllocManaged" 6000 fn cuMemAllocManaged(address: Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
         const ATTACH_GLOBAL: c_uint = 1;
         const ATTACH_HOST: c_uint = 2;
@@ -345,7 +342,7 @@ entry_points! {
     "cuMemFreeHost" 2000 fn cuMemFreeHost(address: Address) {
         let driver = driver()?;
         let mut state = driver.state();
-        state.potentially_unsafe()?;
+        state.require_safe_in_capture()?;
         let base = address.number();
         let range = state.addresses.ranges.get(&base).ok_or(CudaError::InvalidValue)?;
         if !matches!(range.kind, RangeKind::Host { .. }) {
@@ -356,7 +353,7 @@ entry_points! {
     }
 }
 
-fn memory_info() -> Answer<(u64, u64)> {
+fn memory_info() -> CudaResult<(u64, u64)> {
     let driver = driver()?;
     let device = driver.state().current()?.device;
     let device = driver.device(device)?;
@@ -373,23 +370,23 @@ fn memory_info() -> Answer<(u64, u64)> {
     }
 }
 
-fn free(address: CUdeviceptr) -> Answer {
+fn free(address: CUdeviceptr) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
-    state.potentially_unsafe()?;
+    state.require_safe_in_capture()?;
     state.free(driver, address)
 }
 
-fn on_host(bytes: usize, kind: RangeKind) -> Answer<u64> {
+fn on_host(bytes: usize, kind: RangeKind) -> CudaResult<u64> {
     let driver = driver()?;
     let mut state = driver.state();
     state.current()?;
-    state.potentially_unsafe()?;
+    state.require_safe_in_capture()?;
     let mapping = Mapping::anonymous(bytes as u64)?;
     Ok(state.addresses.insert(mapping, bytes as u64, kind))
 }
 
-fn allocate_host(address: Out<Address>, bytes: usize) -> Answer {
+fn allocate_host(address: Out<Address>, bytes: usize) -> CudaResult {
     if bytes == 0 || address.is_null() {
         return Err(CudaError::InvalidValue);
     }

@@ -1,7 +1,7 @@
-//! Modules and their functions. Any image loads, and has every function that is asked for.
+//! Modules and their functions. Every image loads and has a function of every name.
 //!
-//! As in the real driver a module takes memory when its first function is used, or when it is
-//! loaded where `CUDA_MODULE_LOADING=EAGER`.
+//! As in the real driver, a module takes memory at the first use of a function, or at load with
+//! `CUDA_MODULE_LOADING=EAGER`.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use simulator_machine::protocol::{Reply, Request};
 
-use crate::abi::{Answer, In, Out, Text, entry_points};
+use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::launch::legacy::Prepared;
+use crate::launch::legacy::LegacyLaunchState;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
-/// All modules of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Modules {
     modules: BTreeMap<CUmodule, Module>,
@@ -26,7 +25,7 @@ pub(crate) struct Modules {
 #[derive(Debug)]
 struct Module {
     context: CUcontext,
-    /// Whether its memory was taken.
+    /// Whether the module has taken its memory.
     loaded: bool,
     functions: BTreeMap<String, CUfunction>,
     globals: BTreeMap<String, CUdeviceptr>,
@@ -38,33 +37,32 @@ pub(crate) struct Function {
     pub(crate) module: CUmodule,
     pub(crate) name: Arc<CStr>,
     attributes: BTreeMap<c_uint, c_int>,
-    /// For launches as they were before CUDA 4.
-    pub(crate) prepared: Prepared,
+    /// State of launch functions before CUDA 4.
+    pub(crate) legacy: LegacyLaunchState,
 }
 
 impl Function {
-    /// An attribute's value, where there is such an attribute.
     pub(crate) fn attribute(&self, which: c_uint) -> Option<c_int> {
         let set = self.attributes.get(&which).copied();
         set.or_else(|| default_attribute(&self.name, which))
     }
 }
 
-/// Size of a global variable that a program asks for.
+/// Size of every global variable.
 const GLOBAL_BYTES: usize = 64 << 10;
 
 impl Modules {
-    pub(crate) fn function(&self, handle: CUfunction) -> Answer<&Function> {
+    pub(crate) fn function(&self, handle: CUfunction) -> CudaResult<&Function> {
         self.functions.get(&handle).ok_or(CudaError::InvalidHandle)
     }
 
-    pub(crate) fn function_mut(&mut self, handle: CUfunction) -> Answer<&mut Function> {
+    pub(crate) fn function_mut(&mut self, handle: CUfunction) -> CudaResult<&mut Function> {
         let function = self.functions.get_mut(&handle);
         function.ok_or(CudaError::InvalidHandle)
     }
 
-    /// Forgets the modules of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the modules of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         self.modules.retain(|_, module| module.context != context);
         let modules = &self.modules;
         self.functions
@@ -73,8 +71,11 @@ impl Modules {
 }
 
 impl State {
-    /// Loads a module into a context.
-    pub(crate) fn load_module(&mut self, driver: &Driver, context: CUcontext) -> Answer<CUmodule> {
+    pub(crate) fn load_module(
+        &mut self,
+        driver: &Driver,
+        context: CUcontext,
+    ) -> CudaResult<CUmodule> {
         if !self.contexts.contains_key(&context) {
             return Err(CudaError::ContextIsDestroyed);
         }
@@ -95,8 +96,8 @@ impl State {
         Ok(handle)
     }
 
-    /// Takes the memory of a module, once.
-    pub(crate) fn make_resident(&mut self, driver: &Driver, handle: CUmodule) -> Answer {
+    /// Allocates the memory of a module, once.
+    pub(crate) fn make_resident(&mut self, driver: &Driver, handle: CUmodule) -> CudaResult {
         let module = self
             .modules
             .modules
@@ -110,7 +111,7 @@ impl State {
             .get(&module.context)
             .ok_or(CudaError::ContextIsDestroyed)?;
         let bytes = driver.model(context.device)?.memory.module_bytes;
-        // Stays until the context goes: the real driver keeps code memory for the next module.
+        // Freed with the context: the real driver keeps code memory for later modules.
         match driver.request(&Request::Allocate {
             context: context.id,
             bytes,
@@ -124,7 +125,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn function(&mut self, module: CUmodule, name: &str) -> Answer<CUfunction> {
+    pub(crate) fn function(&mut self, module: CUmodule, name: &str) -> CudaResult<CUfunction> {
         let known = &self
             .modules
             .modules
@@ -140,7 +141,7 @@ impl State {
             module,
             name: c_name.into(),
             attributes: BTreeMap::new(),
-            prepared: Prepared::default(),
+            legacy: LegacyLaunchState::default(),
         };
         self.modules.functions.insert(handle, function);
         if let Some(module) = self.modules.modules.get_mut(&module) {
@@ -149,8 +150,7 @@ impl State {
         Ok(handle)
     }
 
-    /// Removes a module with its functions and globals.
-    pub(crate) fn unload_module(&mut self, driver: &Driver, handle: CUmodule) -> Answer {
+    pub(crate) fn unload_module(&mut self, driver: &Driver, handle: CUmodule) -> CudaResult {
         let removed = self.modules.modules.remove(&handle);
         let removed = removed.ok_or(CudaError::InvalidHandle)?;
         let functions = &mut self.modules.functions;
@@ -159,13 +159,13 @@ impl State {
         globals.try_for_each(|global| self.free(driver, global))
     }
 
-    /// A variable of a module, which exists once it was asked for: address and size.
+    /// Returns address and size of a global variable, creating it on first use.
     pub(crate) fn global(
         &mut self,
         driver: &Driver,
         handle: CUmodule,
         name: &str,
-    ) -> Answer<(CUdeviceptr, usize)> {
+    ) -> CudaResult<(CUdeviceptr, usize)> {
         let module = self.modules.modules.get(&handle);
         let module = module.ok_or(CudaError::InvalidHandle)?;
         if let Some(address) = module.globals.get(name) {
@@ -179,7 +179,7 @@ impl State {
     }
 }
 
-/// `CUDA_MODULE_LOADING`: lazy unless the environment says otherwise.
+/// `CUDA_MODULE_LOADING`, lazy by default.
 fn lazy() -> bool {
     std::env::var("CUDA_MODULE_LOADING").map_or(true, |mode| mode != "EAGER")
 }
@@ -210,8 +210,8 @@ entry_points! {
         let name = name.get()?;
         let driver = driver()?;
         let (found, size) = driver.state().global(driver, module, &name)?;
-        address.set_if_wanted(found);
-        bytes.set_if_wanted(size);
+        address.set_if_not_null(found);
+        bytes.set_if_not_null(size);
         Ok(())
     }
 
@@ -239,33 +239,33 @@ entry_points! {
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" 7000 fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<c_int>, function: CUfunction, block_size: c_int, _shared: usize, _flags: c_uint) { occupancy(blocks, function, block_size) }
 }
 
-fn load(module: Out<CUmodule>, image: In<c_char>) -> Answer {
+fn load(module: Out<CUmodule>, image: In<c_char>) -> CudaResult {
     image.get()?;
     load_here(module)
 }
 
-fn load_here(module: Out<CUmodule>) -> Answer {
+fn load_here(module: Out<CUmodule>) -> CudaResult {
     let context = current_handle()?;
     let driver = driver()?;
     let mut state = driver.state();
-    state.potentially_unsafe()?;
+    state.require_safe_in_capture()?;
     module.set(state.load_module(driver, context)?)
 }
 
-/// The kernel that takes as long as its parameter says.
+/// The kernel whose first parameter is its duration.
 pub(crate) const SPIN: &CStr = c"spin";
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
 pub(crate) const LOCAL_SIZE_BYTES: c_uint = 3;
 
-/// Local memory of one thread of a function, from a name as `local_4096`.
+/// Local memory per thread, from a name like `local_4096`.
 fn local_bytes(name: &CStr) -> c_int {
     let name = name.to_str().unwrap_or_default();
     let number = name.strip_prefix("local_");
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// `CU_FUNC_ATTRIBUTE_*` of a function that nobody compiled.
+/// `CU_FUNC_ATTRIBUTE_*` defaults.
 pub(crate) fn default_attribute(name: &CStr, attribute: c_uint) -> Option<c_int> {
     Some(match attribute {
         // MAX_THREADS_PER_BLOCK
@@ -286,7 +286,7 @@ pub(crate) fn default_attribute(name: &CStr, attribute: c_uint) -> Option<c_int>
     })
 }
 
-fn occupancy(blocks: Out<c_int>, function: CUfunction, block_size: c_int) -> Answer {
+fn occupancy(blocks: Out<c_int>, function: CUfunction, block_size: c_int) -> CudaResult {
     let driver = driver()?;
     let state = driver.state();
     state.modules.function(function)?;

@@ -1,9 +1,8 @@
-//! Multicast objects: one range of addresses through which a program reaches memory of several
-//! devices.
+//! Multicast objects: one address range that reaches memory of several devices.
 //!
-//! An object is a handle as physical memory is: it is released, and mapped into reserved addresses.
-//! What is bound to it stays taken until it is unbound or the object is gone, whatever becomes of
-//! its handle. Nothing is stored through a mapping of an object here.
+//! An object is a handle that is released and mapped like physical memory. Binding memory stays
+//! allocated until it is unbound or the object is destroyed, even if its own handle is released.
+//! Stores through a mapping of an object have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_ulonglong;
@@ -11,34 +10,33 @@ use std::ffi::c_ulonglong;
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::AllocationId;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{CUdevice, CUdeviceptr, CUmulticastObjectProp};
 use crate::virtual_memory::{FILE_DESCRIPTOR, Handle};
 
-/// One object.
 #[derive(Debug)]
 pub(crate) struct Multicast {
     bytes: u64,
     handles: u32,
-    /// By address: how many bytes.
+    /// Mapped bytes by address.
     mapped: BTreeMap<u64, u64>,
-    /// How many devices it is for.
+    /// Number of devices of the object.
     size: usize,
     devices: BTreeSet<CUdevice>,
     /// By device and offset.
-    bound: BTreeMap<(CUdevice, u64), Bound>,
+    bound: BTreeMap<(CUdevice, u64), Binding>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bound {
+struct Binding {
     allocation: AllocationId,
     bytes: u64,
 }
 
 impl CUmulticastObjectProp {
-    fn check(&self) -> Answer {
+    fn check(&self) -> CudaResult {
         let bytes = self.bytes as u64;
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) || self.devices < 2 || self.flags != 0 {
             return Err(CudaError::InvalidValue);
@@ -51,12 +49,12 @@ impl CUmulticastObjectProp {
 }
 
 impl State {
-    fn multicast(&mut self, handle: Handle) -> Answer<&mut Multicast> {
+    fn multicast(&mut self, handle: Handle) -> CudaResult<&mut Multicast> {
         let object = self.multicasts.get_mut(&handle);
         object.ok_or(CudaError::InvalidValue)
     }
 
-    /// Binds memory to an object, which holds it from now on.
+    /// Binds memory to an object, which then holds the memory.
     fn bind(
         &mut self,
         handle: Handle,
@@ -64,14 +62,14 @@ impl State {
         allocation: AllocationId,
         bytes: usize,
         wanted: Option<CUdevice>,
-    ) -> Answer {
+    ) -> CudaResult {
         let (offset, bytes) = (offset as u64, bytes as u64);
-        let (own, size) = self.virtual_memory.whereabouts(allocation)?;
-        // A device can be named since 13.1: the one that is to reach the memory.
+        let (own, size) = self.virtual_memory.device_and_size(allocation)?;
+        // Since 13.1 the caller can name the device.
         let device = wanted.unwrap_or(own);
         let object = self.multicast(handle)?;
         let end = offset.checked_add(bytes).ok_or(CudaError::InvalidValue)?;
-        // All devices take part before anything is bound.
+        // All devices must be added before memory is bound.
         if object.devices.len() < object.size {
             return Err(CudaError::IllegalState);
         }
@@ -91,19 +89,28 @@ impl State {
         }
         object
             .bound
-            .insert((device, offset), Bound { allocation, bytes });
-        self.virtual_memory.hold(allocation)
+            .insert((device, offset), Binding { allocation, bytes });
+        self.virtual_memory.add_binding(allocation)
     }
 
-    /// Releases a handle, if it is one of an object.
-    pub(crate) fn release_multicast(&mut self, driver: &Driver, handle: Handle) -> Option<Answer> {
+    /// Releases the handle of an object; `None` for other handles.
+    pub(crate) fn release_multicast(
+        &mut self,
+        driver: &Driver,
+        handle: Handle,
+    ) -> Option<CudaResult> {
         let object = self.multicasts.get_mut(&handle)?;
         object.handles = object.handles.saturating_sub(1);
-        Some(self.bury_multicast(driver, handle))
+        Some(self.destroy_unused_multicast(driver, handle))
     }
 
-    /// Maps an object, if the handle is one of it, into reserved addresses.
-    pub(crate) fn map_multicast(&mut self, at: u64, bytes: u64, handle: Handle) -> Option<Answer> {
+    /// Maps an object into reserved addresses; `None` for other handles.
+    pub(crate) fn map_multicast(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        handle: Handle,
+    ) -> Option<CudaResult> {
         let object = self.multicasts.get_mut(&handle)?;
         if bytes == 0 || bytes > object.bytes {
             return Some(Err(CudaError::InvalidValue));
@@ -112,22 +119,22 @@ impl State {
         Some(Ok(()))
     }
 
-    /// Unmaps an object, if exactly that is mapped.
+    /// Unmaps an object; `None` unless exactly this range is mapped.
     pub(crate) fn unmap_multicast(
         &mut self,
         driver: &Driver,
         at: u64,
         bytes: u64,
-    ) -> Option<Answer> {
+    ) -> Option<CudaResult> {
         let mut objects = self.multicasts.iter_mut();
         let (handle, object) = objects.find(|(_, one)| one.mapped.get(&at) == Some(&bytes))?;
         let handle = *handle;
         object.mapped.remove(&at);
-        Some(self.bury_multicast(driver, handle))
+        Some(self.destroy_unused_multicast(driver, handle))
     }
 
-    /// Gives up an object with what is bound to it, if nobody has it any more.
-    fn bury_multicast(&mut self, driver: &Driver, handle: Handle) -> Answer {
+    /// Destroys an object without handles and mappings, and unbinds its memory.
+    fn destroy_unused_multicast(&mut self, driver: &Driver, handle: Handle) -> CudaResult {
         let in_use = |object: &Multicast| object.handles > 0 || !object.mapped.is_empty();
         if self.multicasts.get(&handle).is_none_or(in_use) {
             return Ok(());
@@ -138,7 +145,7 @@ impl State {
         let bound = object.bound.into_values();
         bound
             .map(|one| one.allocation)
-            .try_for_each(|id| self.let_go(driver, id))
+            .try_for_each(|id| self.remove_binding(driver, id))
     }
 }
 
@@ -224,6 +231,6 @@ entry_points! {
             return Err(CudaError::InvalidValue);
         }
         let one = bound.remove(&at).ok_or(CudaError::InvalidValue)?;
-        state.let_go(driver, one.allocation)
+        state.remove_binding(driver, one.allocation)
     }
 }

@@ -1,8 +1,8 @@
-//! What a pointer is: `cuPointerGetAttribute`.
+//! `cuPointerGetAttribute`.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Answer, Untyped, entry_points};
+use crate::abi::{CudaResult, Untyped, entry_points};
 use crate::driver::{State, driver};
 use crate::error::CudaError;
 use crate::memory::RangeKind;
@@ -27,9 +27,8 @@ mod attribute {
     pub(super) const MEMPOOL_HANDLE: c_uint = 17;
 }
 
-/// What is known of a pointer.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct PointerInfo {
     start: u64,
     bytes: u64,
     kind: RangeKind,
@@ -38,7 +37,7 @@ struct Known {
 }
 
 impl State {
-    fn known(&self, address: CUdeviceptr) -> Answer<Known> {
+    fn pointer_info(&self, address: CUdeviceptr) -> CudaResult<PointerInfo> {
         let found = self.allocation_at(address);
         let (start, bytes, kind) = found.ok_or(CudaError::InvalidValue)?;
         let context = kind.context();
@@ -46,7 +45,7 @@ impl State {
             Some(context) => context.device,
             None => self.virtual_memory.device_of(address).unwrap_or(0),
         };
-        Ok(Known {
+        Ok(PointerInfo {
             start,
             bytes,
             kind,
@@ -56,7 +55,7 @@ impl State {
     }
 }
 
-impl Known {
+impl PointerInfo {
     fn is_on_card(&self) -> bool {
         !matches!(
             self.kind,
@@ -72,12 +71,11 @@ impl Known {
         }
     }
 
-    fn is_hosts(&self) -> bool {
+    fn is_on_host(&self) -> bool {
         !self.is_on_card()
     }
 
-    /// Writes one attribute in its type.
-    fn write(&self, which: c_uint, address: CUdeviceptr, data: Untyped) -> Answer {
+    fn write(&self, which: c_uint, address: CUdeviceptr, data: Untyped) -> CudaResult {
         match which {
             attribute::CONTEXT => data.out().set(self.context),
             attribute::MEMORY_TYPE => {
@@ -88,9 +86,9 @@ impl Known {
                     })
             }
             attribute::DEVICE_POINTER => data.out().set(address),
-            attribute::HOST_POINTER if self.is_hosts() => data.out().set(address),
+            attribute::HOST_POINTER if self.is_on_host() => data.out().set(address),
             attribute::SYNC_MEMOPS => data.out::<c_int>().set(0),
-            // Addresses of allocations are not the same at the same time.
+            // Allocation addresses are unique at any time.
             attribute::BUFFER_ID => data.out().set(self.start),
             attribute::IS_MANAGED => data.out::<u8>().set(self.is_managed().into()),
             attribute::DEVICE_ORDINAL => data.out().set(self.device),
@@ -115,6 +113,6 @@ impl Known {
 
 entry_points! {
     "cuPointerGetAttribute" 4000 fn cuPointerGetAttribute(data: Untyped, which: c_uint, address: CUdeviceptr) {
-        driver()?.state().known(address)?.write(which, address, data)
+        driver()?.state().pointer_info(address)?.write(which, address, data)
     }
 }

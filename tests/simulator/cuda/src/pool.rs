@@ -1,8 +1,7 @@
 //! Memory pools and stream-ordered allocation.
 //!
-//! A pool reserves the card's memory in chunks and hands out parts of them. What is freed stays
-//! reserved until a synchronisation finds more unused than the pool's release threshold, as in the
-//! real driver: a later allocation of the same size costs nothing.
+//! A pool reserves GPU memory in chunks and suballocates. Freed memory stays reserved until a
+//! synchronization finds more unused memory than the release threshold, as in the real driver.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -10,77 +9,74 @@ use std::ffi::{c_int, c_uint};
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, Request};
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::context::current_handle;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::heap::{Freed, Heap};
 use crate::memory::{Mapping, RangeKind};
 use crate::operation::Operation;
-use crate::stream::with_room;
+use crate::stream::with_capacity;
 use crate::types::{
     CUcontext, CUdevice, CUdeviceptr, CUmemLocation, CUmemPoolProps, CUmemoryPool, CUstream,
 };
 use crate::virtual_memory::FILE_DESCRIPTOR;
 
 mod attributes;
-mod home;
+mod location;
 mod share;
 
 pub(crate) use attributes::ENTRY_POINTS as ATTRIBUTE_ENTRY_POINTS;
-use home::Home;
+use location::PoolLocation;
 pub(crate) use share::ENTRY_POINTS as SHARE_ENTRY_POINTS;
 
-/// Size of the chunks that small allocations share, and what all chunks are aligned to in the address space.
+/// Size of chunks for small allocations, and address alignment of all chunks.
 const CHUNK_BYTES: u64 = 32 << 20;
 
-/// All pools of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     pools: BTreeMap<CUmemoryPool, Pool>,
-    /// The pools that were there from the start.
-    defaults: BTreeMap<Home, CUmemoryPool>,
-    /// The pools that were put in their places; of a card, `cuMemAllocAsync` takes from it.
-    current: BTreeMap<Home, CUmemoryPool>,
+    /// Default pools.
+    defaults: BTreeMap<PoolLocation, CUmemoryPool>,
+    /// Pools set as current; `cuMemAllocAsync` uses the one of the device.
+    current: BTreeMap<PoolLocation, CUmemoryPool>,
 }
 
 #[derive(Debug)]
 struct Pool {
-    home: Home,
+    location: PoolLocation,
     max_bytes: Option<u64>,
     threshold: u64,
-    /// Small allocations.
     heap: Heap,
-    /// Allocations with memory of their own: start and size asked for.
+    /// Allocations with a chunk of their own: start and requested size.
     large: BTreeMap<u64, u64>,
-    /// Every chunk: start, and what it is.
+    /// Chunks by start.
     chunks: BTreeMap<u64, Chunk>,
     used: u64,
     used_high: u64,
     reserved_high: u64,
-    /// Destroyed by the program; goes when its last allocation does.
+    /// Destroyed by the program; removed with its last allocation.
     destroyed: bool,
-    /// Whether other processes may import it.
     exportable: bool,
-    /// Another process's: nothing is allocated from it here.
+    /// Imported from another process; allocation is rejected.
     imported: bool,
-    /// The reuse policies; they change nothing here.
+    /// Reuse policies, without effect.
     policies: BTreeMap<c_uint, c_int>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     context: CUcontext,
-    /// None for memory of the host.
+    /// `None` for host memory.
     allocation: Option<AllocationId>,
     bytes: u64,
     idle: bool,
 }
 
 impl Pool {
-    fn new(home: Home, max_bytes: Option<u64>) -> Self {
+    fn new(location: PoolLocation, max_bytes: Option<u64>) -> Self {
         Self {
-            home,
+            location,
             max_bytes,
             threshold: 0,
             heap: Heap::new(CHUNK_BYTES),
@@ -100,7 +96,7 @@ impl Pool {
         self.chunks.values().map(|chunk| chunk.bytes).sum()
     }
 
-    fn use_more(&mut self, bytes: u64) {
+    fn record_use(&mut self, bytes: u64) {
         self.used += bytes;
         self.used_high = self.used_high.max(self.used);
     }
@@ -116,17 +112,17 @@ impl Pool {
 }
 
 impl Pools {
-    /// The allocation of a pool that an address lies in: start and size.
+    /// Start and size of the allocation that contains an address.
     pub(crate) fn containing(&self, pool: CUmemoryPool, address: u64) -> Option<(u64, u64)> {
         self.pools.get(&pool)?.containing(address)
     }
 
-    fn get(&mut self, pool: CUmemoryPool) -> Answer<&mut Pool> {
+    fn get(&mut self, pool: CUmemoryPool) -> CudaResult<&mut Pool> {
         self.pools.get_mut(&pool).ok_or(CudaError::InvalidValue)
     }
 
-    /// Forgets chunks of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
+    /// Removes the chunks of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
         for pool in self.pools.values_mut() {
             let before = pool.chunks.len();
             pool.chunks.retain(|_, chunk| chunk.context != context);
@@ -140,34 +136,33 @@ impl Pools {
 }
 
 impl State {
-    fn default_pool(&mut self, home: Home) -> CUmemoryPool {
-        if let Some(pool) = self.pools.defaults.get(&home) {
+    fn default_pool(&mut self, location: PoolLocation) -> CUmemoryPool {
+        if let Some(pool) = self.pools.defaults.get(&location) {
             return *pool;
         }
         let handle = CUmemoryPool(self.handle());
-        self.pools.pools.insert(handle, Pool::new(home, None));
-        self.pools.defaults.insert(home, handle);
+        self.pools.pools.insert(handle, Pool::new(location, None));
+        self.pools.defaults.insert(location, handle);
         handle
     }
 
-    fn current_pool(&mut self, home: Home) -> CUmemoryPool {
-        match self.pools.current.get(&home) {
+    fn current_pool(&mut self, location: PoolLocation) -> CUmemoryPool {
+        match self.pools.current.get(&location) {
             Some(pool) => *pool,
-            None => self.default_pool(home),
+            None => self.default_pool(location),
         }
     }
 
-    /// Maps memory for a chunk of a pool.
     fn map_chunk(
         &mut self,
         driver: &Driver,
         handle: CUmemoryPool,
         context: CUcontext,
         bytes: u64,
-    ) -> Answer<(Option<AllocationId>, Mapping, RangeKind)> {
-        let home = self.pools.get(handle)?.home;
-        if home.card().is_none() {
-            let is_managed = matches!(home, Home::Managed(..));
+    ) -> CudaResult<(Option<AllocationId>, Mapping, RangeKind)> {
+        let location = self.pools.get(handle)?.location;
+        if location.device().is_none() {
+            let is_managed = matches!(location, PoolLocation::Managed(..));
             let kind = RangeKind::HostPool {
                 context,
                 pool: handle,
@@ -177,7 +172,7 @@ impl State {
         }
         let (allocation, mapping) = match self.map_aligned(driver, context, bytes, CHUNK_BYTES) {
             Err(CudaError::OutOfMemory) => {
-                // What the pool keeps unused is given up before a request is refused.
+                // Idle chunks are freed before an allocation fails.
                 self.trim(driver, handle, 0)?;
                 self.map_aligned(driver, context, bytes, CHUNK_BYTES)?
             }
@@ -191,8 +186,8 @@ impl State {
         Ok((Some(allocation), mapping, kind))
     }
 
-    /// Reserves a chunk for a pool: one that is idle and large enough, or a new one.
-    fn chunk(&mut self, driver: &Driver, handle: CUmemoryPool, bytes: u64) -> Answer<u64> {
+    /// Returns a chunk: an idle one of the same size, or a new one.
+    fn chunk(&mut self, driver: &Driver, handle: CUmemoryPool, bytes: u64) -> CudaResult<u64> {
         let pool = self.pools.get(handle)?;
         let fits = |(_, chunk): &(&u64, &mut Chunk)| chunk.idle && chunk.bytes == bytes;
         if let Some((base, chunk)) = pool.chunks.iter_mut().find(fits) {
@@ -203,8 +198,8 @@ impl State {
         if pool.max_bytes.is_some_and(|most| reserved + bytes > most) {
             return Err(CudaError::OutOfMemory);
         }
-        // Of the pool's own card, whatever context is current.
-        let context = match pool.home.card() {
+        // A context on the pool's GPU, whichever context is current.
+        let context = match pool.location.device() {
             Some(device) => self.context_on(device)?,
             None => current_handle()?,
         };
@@ -229,35 +224,35 @@ impl State {
         driver: &Driver,
         handle: CUmemoryPool,
         bytes: u64,
-    ) -> Answer<CUdeviceptr> {
+    ) -> CudaResult<CUdeviceptr> {
         let pool = self.pools.get(handle)?;
         if bytes == 0 || pool.imported {
             return Err(CudaError::InvalidValue);
         }
-        if bytes > pool.heap.largest() {
+        if bytes > pool.heap.max_allocation_bytes() {
             let rounded = bytes
                 .checked_next_multiple_of(PAGE_BYTES)
                 .ok_or(CudaError::OutOfMemory)?;
             let base = self.chunk(driver, handle, rounded)?;
             let pool = self.pools.get(handle)?;
             pool.large.insert(base, bytes);
-            pool.use_more(bytes);
+            pool.record_use(bytes);
             return Ok(base);
         }
         if let Some(address) = pool.heap.allocate(bytes) {
-            pool.use_more(bytes);
+            pool.record_use(bytes);
             return Ok(address);
         }
         let base = self.chunk(driver, handle, CHUNK_BYTES)?;
         let pool = self.pools.get(handle)?;
         pool.heap.add_block(base);
         let address = pool.heap.allocate(bytes).ok_or(CudaError::OutOfMemory)?;
-        pool.use_more(bytes);
+        pool.record_use(bytes);
         Ok(address)
     }
 
-    /// Gives an allocation back to its pool, which keeps the memory.
-    pub(crate) fn free_to_pool(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer {
+    /// Frees an allocation; the pool keeps the memory.
+    pub(crate) fn free_to_pool(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult {
         let (start, bytes, kind) = self.allocation_at(address).ok_or(CudaError::InvalidValue)?;
         let (RangeKind::Pool { pool: handle, .. } | RangeKind::HostPool { pool: handle, .. }) =
             kind
@@ -286,11 +281,11 @@ impl State {
         if let Some(chunk) = emptied.and_then(|base| pool.chunks.get_mut(&base)) {
             chunk.idle = true;
         }
-        self.bury(driver, handle)
+        self.remove_unused_pool(driver, handle)
     }
 
-    /// Removes a destroyed pool, as far as nothing of it is in use.
-    fn bury(&mut self, driver: &Driver, handle: CUmemoryPool) -> Answer {
+    /// Removes a destroyed pool that has no allocations.
+    fn remove_unused_pool(&mut self, driver: &Driver, handle: CUmemoryPool) -> CudaResult {
         if !self.pools.get(handle)?.destroyed {
             return Ok(());
         }
@@ -301,8 +296,8 @@ impl State {
         Ok(())
     }
 
-    /// Gives idle chunks back to the card until a pool reserves no more than `keep`.
-    fn trim(&mut self, driver: &Driver, handle: CUmemoryPool, keep: u64) -> Answer {
+    /// Frees idle chunks until the pool reserves at most `keep` bytes.
+    fn trim(&mut self, driver: &Driver, handle: CUmemoryPool, keep: u64) -> CudaResult {
         loop {
             let pool = self.pools.get(handle)?;
             if pool.reserved() <= keep {
@@ -321,8 +316,8 @@ impl State {
         }
     }
 
-    /// What a synchronisation does: pools release what they hold above their thresholds.
-    pub(crate) fn trim_pools(&mut self, driver: &Driver) -> Answer {
+    /// Applies release thresholds, at a synchronization.
+    pub(crate) fn trim_pools(&mut self, driver: &Driver) -> CudaResult {
         let pools: Vec<(CUmemoryPool, u64)> = self
             .pools
             .pools
@@ -335,47 +330,47 @@ impl State {
     }
 }
 
-/// Allocates from a pool, or from the device's current one; a node of the graph that is captured
-/// from the stream takes memory when the graph is launched.
+/// Allocates from a pool, or from the device's current one. During a capture, adds an allocation
+/// node.
 fn allocate_async(
     address: Out<CUdeviceptr>,
     bytes: usize,
     pool: Option<CUmemoryPool>,
     stream: CUstream,
-) -> Answer {
+) -> CudaResult {
     if address.is_null() {
         return Err(CudaError::InvalidValue);
     }
-    address.set(with_room(stream, |driver, state, stream| {
+    address.set(with_capacity(stream, |driver, state, stream| {
         let context = state.contexts.get(&stream.context);
-        let mut home = Home::Card(context.ok_or(CudaError::ContextIsDestroyed)?.device);
+        let mut location =
+            PoolLocation::Device(context.ok_or(CudaError::ContextIsDestroyed)?.device);
         if let Some(pool) = pool {
-            home = state.pools.get(pool)?.home;
+            location = state.pools.get(pool)?.location;
         }
         if state.is_capturing(stream)? {
-            // A graph takes memory of cards.
-            let device = home.card().ok_or(CudaError::NotSupported)?;
+            // Graph memory is GPU memory.
+            let device = location.device().ok_or(CudaError::NotSupported)?;
             let memory = state.new_memory_node(driver, device, bytes as u64)?;
             state.capture(stream, Operation::Allocate(memory))?;
             return Ok(memory.address);
         }
-        let pool = pool.unwrap_or_else(|| state.current_pool(home));
+        let pool = pool.unwrap_or_else(|| state.current_pool(location));
         state.allocate_from(driver, pool, bytes as u64)
     })?)
 }
 
-/// The home that a caller means.
-fn home(location: In<CUmemLocation>, kind: c_uint) -> Answer<Home> {
-    Home::new(driver()?, location.get()?, kind)
+fn pool_location(location: In<CUmemLocation>, kind: c_uint) -> CudaResult<PoolLocation> {
+    PoolLocation::new(driver()?, location.get()?, kind)
 }
 
-fn set_current(home: Home, pool: CUmemoryPool) -> Answer {
+fn set_current(location: PoolLocation, pool: CUmemoryPool) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
-    if state.pools.get(pool)?.home != home {
+    if state.pools.get(pool)?.location != location {
         return Err(CudaError::InvalidValue);
     }
-    state.pools.current.insert(home, pool);
+    state.pools.current.insert(location, pool);
     Ok(())
 }
 
@@ -384,7 +379,7 @@ entry_points! {
     "cuMemAllocFromPoolAsync" 11020 fn cuMemAllocFromPoolAsync(address: Out<CUdeviceptr>, bytes: usize, pool: CUmemoryPool, stream: CUstream) ptsz(stream) cuMemAllocFromPoolAsync_ptsz { allocate_async(address, bytes, Some(pool), stream) }
 
     "cuMemFreeAsync" 11020 fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) ptsz(stream) cuMemFreeAsync_ptsz {
-        with_room(stream, |driver, state, stream| {
+        with_capacity(stream, |driver, state, stream| {
             match state.is_capturing(stream)? {
                 true => state.capture(stream, Operation::Free(address)).map(drop),
                 false => state.free_to_pool(driver, address),
@@ -395,25 +390,25 @@ entry_points! {
     "cuDeviceGetDefaultMemPool" 11020 fn cuDeviceGetDefaultMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
         let driver = driver()?;
         driver.device(device)?;
-        pool.set(driver.state().default_pool(Home::Card(device)))
+        pool.set(driver.state().default_pool(PoolLocation::Device(device)))
     }
 
     "cuDeviceGetMemPool" 11020 fn cuDeviceGetMemPool(pool: Out<CUmemoryPool>, device: CUdevice) {
         let driver = driver()?;
         driver.device(device)?;
-        pool.set(driver.state().current_pool(Home::Card(device)))
+        pool.set(driver.state().current_pool(PoolLocation::Device(device)))
     }
 
     "cuDeviceSetMemPool" 11020 fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
         driver()?.device(device)?;
-        set_current(Home::Card(device), pool)
+        set_current(PoolLocation::Device(device), pool)
     }
 
     "cuMemGetDefaultMemPool" 13000 fn cuMemGetDefaultMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
-        pool.set(driver()?.state().default_pool(home(location, kind)?))
+        pool.set(driver()?.state().default_pool(pool_location(location, kind)?))
     }
     "cuMemGetMemPool" 13000 fn cuMemGetMemPool(pool: Out<CUmemoryPool>, location: In<CUmemLocation>, kind: c_uint) {
-        pool.set(driver()?.state().current_pool(home(location, kind)?))
+        pool.set(driver()?.state().current_pool(pool_location(location, kind)?))
     }
 
     "cuMemPoolCreate" 11020 fn cuMemPoolCreate(pool: Out<CUmemoryPool>, properties: In<CUmemPoolProps>) {
@@ -422,15 +417,15 @@ entry_points! {
         if pool.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        let home = Home::new(driver, properties.location, properties.alloc_type)?;
+        let location = PoolLocation::new(driver, properties.location, properties.alloc_type)?;
         let exportable = properties.handle_types & FILE_DESCRIPTOR != 0;
-        if exportable && home.card().is_none() {
+        if exportable && location.device().is_none() {
             return Err(CudaError::NotSupported);
         }
         let most = (properties.max_size > 0).then_some(properties.max_size as u64);
         let mut state = driver.state();
         let handle = CUmemoryPool(state.handle());
-        let mut created = Pool::new(home, most);
+        let mut created = Pool::new(location, most);
         created.exportable = exportable;
         state.pools.pools.insert(handle, created);
         pool.set(handle)
@@ -444,7 +439,7 @@ entry_points! {
         }
         state.pools.get(pool)?.destroyed = true;
         state.pools.current.retain(|_, current| *current != pool);
-        state.bury(driver, pool)
+        state.remove_unused_pool(driver, pool)
     }
 
     "cuMemPoolTrimTo" 11020 fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {

@@ -1,7 +1,7 @@
-//! Streams: in-order queues of work, and the rules by which the default streams order the others.
+//! Streams: in-order queues of work, and the ordering rules of default streams.
 //!
 //! Each stream has a cell in the process's channel. Work gets the stream's next ticket; the daemon
-//! publishes the last completed one.
+//! publishes the last completed ticket.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -13,27 +13,26 @@ use simulator_machine::kernel::engine::Work;
 use simulator_machine::protocol::ContextId;
 use simulator_machine::server::now;
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{CudaResult, Out, entry_points};
 use crate::context::current_context;
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdevice, CUstream};
 
-/// Work that a stream takes before a launch blocks, as on hardware.
-const DEPTH: u64 = 1024;
-/// How often a waiting thread looks whether the driver is still there.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Queue capacity; a launch into a full stream blocks, as on hardware.
+const QUEUE_DEPTH: u64 = 1024;
+/// Interval of the check that the daemon is alive.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: c_uint = 1;
 
-/// All streams of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     created: BTreeMap<CUstream, Stream>,
-    /// The streams that nobody created.
-    defaults: BTreeMap<(CUcontext, Default), Stream>,
-    /// The last ticket of each cell; tickets rise over reuse of a cell.
+    /// Default streams.
+    defaults: BTreeMap<(CUcontext, DefaultStream), Stream>,
+    /// Last ticket per cell; tickets increase when a cell is reused.
     last: Vec<u64>,
     /// Cells of destroyed streams.
     free: Vec<u32>,
@@ -41,23 +40,21 @@ pub(crate) struct Streams {
 
 /// A default stream of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Default {
+enum DefaultStream {
     Legacy,
     PerThread(u64),
 }
 
-/// One stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
     pub(crate) context: CUcontext,
-    /// Its cell.
     pub(crate) cell: u32,
     flags: c_uint,
     legacy: bool,
 }
 
 impl Stream {
-    /// A stream that programs do not know of; nothing is ordered with it by itself.
+    /// An internal stream without implicit ordering.
     pub(crate) fn hidden(context: CUcontext, cell: u32) -> Self {
         Self {
             context,
@@ -67,12 +64,12 @@ impl Stream {
         }
     }
 
-    /// Whether it is ordered with the legacy default stream.
-    pub(crate) fn blocking(&self) -> bool {
+    /// Whether the stream is ordered with the legacy default stream.
+    pub(crate) fn is_blocking(&self) -> bool {
         self.flags & NON_BLOCKING == 0
     }
 
-    /// Whether it is the default stream that waits for all others.
+    /// Whether this is the legacy default stream.
     pub(crate) fn is_legacy(&self) -> bool {
         self.legacy
     }
@@ -85,7 +82,7 @@ pub(crate) struct Point {
     pub(crate) ticket: u64,
 }
 
-/// A number for the calling thread.
+/// Returns a number that identifies the calling thread.
 pub(crate) fn this_thread() -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     thread_local!(static NUMBER: u64 = {
@@ -98,7 +95,7 @@ pub(crate) fn this_thread() -> u64 {
 }
 
 impl Streams {
-    fn cell(&mut self, completed: impl Fn(u32) -> u64) -> Answer<u32> {
+    fn cell(&mut self, completed: impl Fn(u32) -> u64) -> CudaResult<u32> {
         let last = &self.last;
         let idle = |cell: &u32| {
             last.get(*cell as usize)
@@ -135,13 +132,13 @@ impl Streams {
 }
 
 impl State {
-    /// The stream behind a handle; the null handle is the current context's legacy stream.
-    pub(crate) fn stream(&mut self, driver: &Driver, handle: CUstream) -> Answer<Stream> {
+    /// Resolves a handle; the null handle is the current context's legacy stream.
+    pub(crate) fn stream(&mut self, driver: &Driver, handle: CUstream) -> CudaResult<Stream> {
         let which = match handle {
-            CUstream::NULL | CUstream::LEGACY => Default::Legacy,
-            CUstream::PER_THREAD => Default::PerThread(this_thread()),
+            CUstream::NULL | CUstream::LEGACY => DefaultStream::Legacy,
+            CUstream::PER_THREAD => DefaultStream::PerThread(this_thread()),
             handle => {
-                driver_is_used_by_a_context(self)?;
+                require_any_context(self)?;
                 return self
                     .streams
                     .created
@@ -156,7 +153,7 @@ impl State {
             return Ok(*stream);
         }
         let cell = self.streams.cell(|cell| driver.channel().completed(cell))?;
-        let legacy = which == Default::Legacy;
+        let legacy = which == DefaultStream::Legacy;
         let stream = Stream {
             context,
             cell,
@@ -167,14 +164,19 @@ impl State {
         Ok(stream)
     }
 
-    /// Appends work to a stream, after what the default streams' rules put before it.
-    pub(crate) fn submit(&mut self, driver: &Driver, stream: Stream, work: Work) -> Answer<Point> {
+    /// Appends work to a stream, after the work that default stream rules order before it.
+    pub(crate) fn submit(
+        &mut self,
+        driver: &Driver,
+        stream: Stream,
+        work: Work,
+    ) -> CudaResult<Point> {
         let context = self
             .contexts
             .get(&stream.context)
             .ok_or(CudaError::ContextIsDestroyed)?
             .id;
-        for point in self.implied(driver, stream) {
+        for point in self.ordered_before(driver, stream) {
             self.append(
                 driver,
                 context,
@@ -188,13 +190,13 @@ impl State {
         Ok(self.append(driver, context, stream.cell, work))
     }
 
-    /// Unfinished work that the default streams' rules put before new work of a stream.
-    fn implied(&self, driver: &Driver, stream: Stream) -> Vec<Point> {
-        if !stream.blocking() {
+    /// Unfinished work that default stream rules order before new work of a stream.
+    fn ordered_before(&self, driver: &Driver, stream: Stream) -> Vec<Point> {
+        if !stream.is_blocking() {
             return Vec::new();
         }
         let orders = |other: &&Stream| {
-            other.cell != stream.cell && other.blocking() && (stream.legacy || other.legacy)
+            other.cell != stream.cell && other.is_blocking() && (stream.legacy || other.legacy)
         };
         let before = self.streams.of_context(stream.context).filter(orders);
         before
@@ -202,17 +204,17 @@ impl State {
             .collect()
     }
 
-    /// A cell for a stream that programs do not know of.
-    pub(crate) fn hidden_cell(&mut self, driver: &Driver) -> Answer<u32> {
+    /// Returns a cell for an internal stream.
+    pub(crate) fn hidden_cell(&mut self, driver: &Driver) -> CudaResult<u32> {
         self.streams.cell(|cell| driver.channel().completed(cell))
     }
 
-    /// Gives cells back; what is queued in them is still done.
+    /// Releases cells; queued work still completes.
     pub(crate) fn free_cells(&mut self, cells: Vec<u32>) {
         self.streams.free.extend(cells);
     }
 
-    /// The last point of a stream, unless it is completed.
+    /// The last point of a stream, unless completed.
     pub(crate) fn unfinished(&self, driver: &Driver, cell: u32) -> Option<Point> {
         let ticket = self.streams.last(cell);
         (driver.channel().completed(cell) < ticket).then_some(Point { cell, ticket })
@@ -231,24 +233,25 @@ impl State {
         Point { cell, ticket }
     }
 
-    /// The point to wait for before a stream takes more work, if it is full.
-    pub(crate) fn crowded(&self, driver: &Driver, stream: Stream) -> Option<Point> {
+    /// The point to wait for before a full stream accepts work.
+    pub(crate) fn full_until(&self, driver: &Driver, stream: Stream) -> Option<Point> {
         let last = self.streams.last(stream.cell);
         let pending = last.saturating_sub(driver.channel().completed(stream.cell));
-        (pending >= DEPTH).then(|| Point {
+        (pending >= QUEUE_DEPTH).then(|| Point {
             cell: stream.cell,
-            ticket: last - DEPTH / 2,
+            ticket: last - QUEUE_DEPTH / 2,
         })
     }
 
-    /// Whether everything a stream has to wait for is completed already.
-    pub(crate) fn idle(&self, driver: &Driver, stream: Stream) -> bool {
-        self.unfinished(driver, stream.cell).is_none() && self.implied(driver, stream).is_empty()
+    /// Whether a stream has neither unfinished work nor dependencies.
+    pub(crate) fn is_idle(&self, driver: &Driver, stream: Stream) -> bool {
+        self.unfinished(driver, stream.cell).is_none()
+            && self.ordered_before(driver, stream).is_empty()
     }
 
-    /// Everything that a wait for a stream waits for.
+    /// The points that a synchronization of a stream waits for.
     fn points_of_stream(&self, driver: &Driver, stream: Stream) -> Vec<Point> {
-        let mut points = self.implied(driver, stream);
+        let mut points = self.ordered_before(driver, stream);
         if !stream.legacy {
             points.clear();
         }
@@ -256,23 +259,22 @@ impl State {
         points
     }
 
-    /// Everything a context has not completed.
+    /// The unfinished points of a context.
     pub(crate) fn points_of_context(&self, driver: &Driver, context: CUcontext) -> Vec<Point> {
         let streams = self.streams.all();
-        // The parts of a context are done when it is.
+        // Includes its green contexts.
         streams
             .filter(|stream| stream.context == context || self.owner(stream.context) == context)
             .filter_map(|stream| self.unfinished(driver, stream.cell))
             .collect()
     }
 
-    /// Makes a stream in a context.
     pub(crate) fn create_stream(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         flags: c_uint,
-    ) -> Answer<CUstream> {
+    ) -> CudaResult<CUstream> {
         let cell = self.hidden_cell(driver)?;
         let handle = CUstream(self.handle());
         let stream = Stream {
@@ -285,8 +287,8 @@ impl State {
         Ok(handle)
     }
 
-    /// Forgets the streams of a context that is destroyed.
-    pub(crate) fn forget_streams(&mut self, context: CUcontext) {
+    /// Removes the streams of a destroyed context.
+    pub(crate) fn remove_streams(&mut self, context: CUcontext) {
         let cells: Vec<u32> = self
             .streams
             .of_context(context)
@@ -302,34 +304,37 @@ impl State {
     }
 }
 
-/// A created stream can be used without a current context, but not without any.
-fn driver_is_used_by_a_context(state: &State) -> Answer {
+/// A created stream needs no current context, but at least one context.
+fn require_any_context(state: &State) -> CudaResult {
     match state.contexts.is_empty() {
         true => Err(CudaError::InvalidContext),
         false => Ok(()),
     }
 }
 
-/// Waits until points are reached. No lock may be held.
-pub(crate) fn wait_for(driver: &Driver, points: &[Point]) -> Answer {
+/// Waits until points are reached. The caller must hold no lock.
+pub(crate) fn wait_for(driver: &Driver, points: &[Point]) -> CudaResult {
     for point in points {
-        while !driver.channel().wait(point.cell, point.ticket, PATIENCE) {
+        while !driver
+            .channel()
+            .wait(point.cell, point.ticket, LIVENESS_INTERVAL)
+        {
             driver.require_alive()?;
         }
     }
     Ok(())
 }
 
-/// Runs with the state locked, once the stream has room for more work.
-pub(crate) fn with_room<T>(
+/// Runs an action with the state locked, once the stream accepts work.
+pub(crate) fn with_capacity<T>(
     handle: CUstream,
-    action: impl FnOnce(&'static Driver, &mut State, Stream) -> Answer<T>,
-) -> Answer<T> {
+    action: impl FnOnce(&'static Driver, &mut State, Stream) -> CudaResult<T>,
+) -> CudaResult<T> {
     let driver = driver()?;
     loop {
         let mut state = driver.state();
         let stream = state.stream(driver, handle)?;
-        match state.crowded(driver, stream) {
+        match state.full_until(driver, stream) {
             None => return action(driver, &mut state, stream),
             Some(point) => {
                 drop(state);
@@ -388,7 +393,7 @@ entry_points! {
     }
 }
 
-fn create(result: Out<CUstream>, flags: c_uint) -> Answer {
+fn create(result: Out<CUstream>, flags: c_uint) -> CudaResult {
     if flags & !NON_BLOCKING != 0 || result.is_null() {
         return Err(CudaError::InvalidValue);
     }
@@ -399,8 +404,8 @@ fn create(result: Out<CUstream>, flags: c_uint) -> Answer {
     result.set(state.create_stream(driver, context, flags)?)
 }
 
-/// What is queued is still done; only the handle goes.
-fn destroy(handle: CUstream) -> Answer {
+/// Removes the handle; queued work still completes.
+fn destroy(handle: CUstream) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
     let stream = state
@@ -408,12 +413,12 @@ fn destroy(handle: CUstream) -> Answer {
         .created
         .remove(&handle)
         .ok_or(CudaError::InvalidHandle)?;
-    state.captures.forget_stream(stream.cell);
+    state.captures.remove_stream(stream.cell);
     state.streams.free.push(stream.cell);
     Ok(())
 }
 
-fn synchronize(context: CUcontext) -> Answer {
+fn synchronize(context: CUcontext) -> CudaResult {
     let driver = driver()?;
     let mut state = driver.state();
     if !state.contexts.contains_key(&context) {

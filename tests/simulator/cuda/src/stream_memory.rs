@@ -6,7 +6,7 @@
 use std::ffi::c_uint;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::abi::{Answer, entry_points};
+use crate::abi::{CudaResult, entry_points};
 use crate::driver::State;
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
@@ -32,7 +32,7 @@ enum Condition {
 }
 
 impl Condition {
-    fn from_flags(flags: c_uint) -> Answer<Self> {
+    fn from_flags(flags: c_uint) -> CudaResult<Self> {
         const FLUSH: c_uint = 1 << 30;
         match flags & !FLUSH {
             0 => Ok(Self::AtLeast),
@@ -55,7 +55,7 @@ impl Condition {
 }
 
 impl ValueWait {
-    fn new(address: u64, value: u32, flags: c_uint) -> Answer<Self> {
+    fn new(address: u64, value: u32, flags: c_uint) -> CudaResult<Self> {
         if !address.is_multiple_of(WORD_BYTES) {
             return Err(CudaError::InvalidValue);
         }

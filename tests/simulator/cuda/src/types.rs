@@ -1,7 +1,7 @@
-//! The C types of `cuda.h` that this library reads and writes.
+//! C types of `cuda.h`.
 //!
-//! Written from the header; a test compares sizes and offsets with bindings generated from it.
-//! Objects are opaque handles: numbers in the shape of pointers, never followed.
+//! A test compares sizes and offsets with generated bindings. Objects are opaque handles: numbers
+//! of pointer size, never dereferenced.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -40,37 +40,21 @@ macro_rules! handles {
 }
 
 handles! {
-    /// A context.
     CUcontext;
-    /// A stream.
     CUstream;
-    /// An event.
     CUevent;
-    /// A memory pool.
     CUmemoryPool;
-    /// A module.
     CUmodule;
-    /// A function of a module.
     CUfunction;
-    /// A graph.
     CUgraph;
-    /// A node of a graph.
     CUgraphNode;
-    /// A graph made ready to launch.
     CUgraphExec;
-    /// An array.
     CUarray;
-    /// A mipmapped array.
     CUmipmappedArray;
-    /// A library.
     CUlibrary;
-    /// A kernel of a library.
     CUkernel;
-    /// A part of a context.
     CUgreenCtx;
-    /// Resources for a green context.
     CUdevResourceDesc;
-    /// Memory of another process or API.
     CUexternalMemory;
 }
 
@@ -79,14 +63,14 @@ impl CUcontext {
 }
 
 impl CUstream {
-    /// The default stream, whichever that is.
+    /// The default stream: legacy or per-thread.
     pub(crate) const NULL: Self = Self(0);
-    /// The default stream that waits for all others (`CU_STREAM_LEGACY`).
+    /// `CU_STREAM_LEGACY`
     pub(crate) const LEGACY: Self = Self(1);
-    /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
+    /// `CU_STREAM_PER_THREAD`
     pub(crate) const PER_THREAD: Self = Self(2);
 
-    /// What the handle means in programs whose default stream is per thread.
+    /// Maps the default stream to the calling thread's.
     pub(crate) fn or_per_thread(self) -> Self {
         if self == Self::NULL {
             Self::PER_THREAD
@@ -96,14 +80,13 @@ impl CUstream {
     }
 }
 
-/// A UUID.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUuuid {
     pub(crate) bytes: [u8; 16],
 }
 
-/// `CUctxCreateParams`, of which nothing is simulated.
+/// `CUctxCreateParams`, not evaluated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUctxCreateParams {
@@ -112,7 +95,7 @@ pub(crate) struct CUctxCreateParams {
     pub(crate) cig: *const c_void,
 }
 
-/// `CUlaunchConfig`; its attributes change nothing here.
+/// `CUlaunchConfig`; attributes have no effect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUlaunchConfig {
@@ -163,7 +146,7 @@ pub(crate) struct CUmemPoolProps {
 }
 
 impl CUmemPoolProps {
-    /// A pool of a device's memory.
+    /// Properties of a pool of device memory.
     pub(crate) fn pinned_on(device: CUdevice) -> Self {
         const PINNED: c_uint = 1;
         Self {
@@ -200,7 +183,7 @@ pub(crate) struct CUmemAllocationProp {
     pub(crate) flags: [u8; 8],
 }
 
-/// `CUipcMemHandle` and `CUipcEventHandle`: 64 bytes that mean something to this library only.
+/// `CUipcMemHandle`: 64 bytes, defined by this library.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CUipcHandle {
@@ -208,7 +191,6 @@ pub(crate) struct CUipcHandle {
 }
 
 impl CUipcHandle {
-    /// A handle of numbers.
     pub(crate) fn of<const COUNT: usize>(words: [u64; COUNT]) -> Self {
         let mut bytes = [0; 64];
         let words = words.iter().flat_map(|word| word.to_ne_bytes());
@@ -218,7 +200,6 @@ impl CUipcHandle {
         Self { bytes }
     }
 
-    /// The numbers of a handle.
     pub(crate) fn words<const COUNT: usize>(&self) -> [u64; COUNT] {
         let mut words = [0; COUNT];
         for (word, bytes) in words.iter_mut().zip(self.bytes.chunks_exact(8)) {

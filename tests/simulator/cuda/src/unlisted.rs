@@ -1,8 +1,7 @@
-//! An allocating entry point that no CUDA header has.
+//! `cuMemAllocUnlisted`: an allocating entry point that no CUDA header has.
 //!
-//! It stands for what a later driver may add: an interposer that knows the functions of today's
-//! headers does not know this one, so tests show with it what happens to memory that is taken past
-//! an interposer. Otherwise it is `cuMemAlloc`.
+//! Represents a function of a future driver. An interposer does not know the name, so tests use it
+//! to allocate past libvgpu. Otherwise identical to `cuMemAlloc`.
 
 use crate::abi::{Out, entry_points};
 use crate::driver::driver;

@@ -1,8 +1,7 @@
-//! Virtual memory management: addresses that are reserved, physical memory behind handles, and the
-//! mapping of one to the other.
+//! Virtual memory management: reserved addresses, physical memory, mappings.
 //!
-//! Physical memory lives until its handles are released, its mappings gone and the descriptors that
-//! it was exported as closed, in whatever process they are.
+//! Physical memory lives until its handles are released, its mappings removed, and its exported
+//! descriptors closed, in all processes.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -11,7 +10,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, CardIndex, Reply, Request};
 
-use crate::abi::{Address, Answer, In, Out, Untyped, entry_points};
+use crate::abi::{Address, CudaResult, In, Out, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind, Reservation};
@@ -27,7 +26,6 @@ pub(crate) const FILE_DESCRIPTOR: c_uint = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ` and `_READWRITE`
 const ACCESS: [c_uint; 2] = [1, 3];
 
-/// Everything that this process reserved, made and mapped.
 #[derive(Debug, Default)]
 pub(crate) struct VirtualMemory {
     mapped: BTreeMap<u64, Mapped>,
@@ -36,13 +34,13 @@ pub(crate) struct VirtualMemory {
     handles: BTreeMap<Handle, AllocationId>,
 }
 
-/// Physical memory that this process holds, once for all its uses.
+/// Physical memory of this process: one hold on the daemon for all its uses.
 #[derive(Debug)]
 struct Memory {
     handle: Handle,
     handles: u32,
     mappings: u32,
-    /// Multicast objects that it is bound to.
+    /// Bindings to multicast objects and sparse arrays.
     bindings: u32,
     card: CardIndex,
     offset: u64,
@@ -54,25 +52,25 @@ struct Memory {
 struct Mapped {
     allocation: AllocationId,
     bytes: u64,
-    /// Flags by device.
+    /// Access flags by device.
     access: BTreeMap<CUdevice, c_uint>,
 }
 
 impl VirtualMemory {
-    fn memory(&mut self, handle: Handle) -> Answer<(AllocationId, &mut Memory)> {
+    fn memory(&mut self, handle: Handle) -> CudaResult<(AllocationId, &mut Memory)> {
         let id = *self.handles.get(&handle).ok_or(CudaError::InvalidValue)?;
         let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;
         Ok((id, memory))
     }
 
-    /// The mapping that an address lies in.
+    /// The mapping that contains an address.
     fn containing(&self, address: u64) -> Option<(u64, &Mapped)> {
         let (base, mapped) = self.mapped.range(..=address).next_back()?;
         (address - base < mapped.bytes).then_some((*base, mapped))
     }
 
-    /// The mappings that make up a range exactly.
-    fn exactly(&self, address: u64, bytes: u64) -> Answer<Vec<u64>> {
+    /// The mappings that cover a range covering.
+    fn covering(&self, address: u64, bytes: u64) -> CudaResult<Vec<u64>> {
         let mut found = Vec::new();
         let mut next = address;
         let end = address.checked_add(bytes).ok_or(CudaError::InvalidValue)?;
@@ -87,7 +85,7 @@ impl VirtualMemory {
         }
     }
 
-    /// Whether a range is mapped without gaps, and some device may use all of it.
+    /// Returns whether a range is mapped without gaps and one device can access all of it.
     pub(crate) fn is_accessible(&self, address: u64, bytes: u64) -> bool {
         let mut next = address;
         let Some(end) = address.checked_add(bytes) else {
@@ -102,36 +100,35 @@ impl VirtualMemory {
         true
     }
 
-    /// Whose memory is mapped at an address.
+    /// The device of the memory mapped at an address.
     pub(crate) fn device_of(&self, address: u64) -> Option<CUdevice> {
         let (_, mapped) = self.containing(address)?;
         Some(self.memory.get(&mapped.allocation)?.properties.location.id)
     }
 
-    /// The memory behind a handle.
-    pub(crate) fn allocation(&self, handle: Handle) -> Answer<AllocationId> {
+    pub(crate) fn allocation(&self, handle: Handle) -> CudaResult<AllocationId> {
         let allocation = self.handles.get(&handle);
         allocation.copied().ok_or(CudaError::InvalidValue)
     }
 
-    /// The memory that is mapped from an address on.
-    pub(crate) fn mapped_at(&self, address: u64) -> Answer<AllocationId> {
+    /// The memory whose mapping begins at an address.
+    pub(crate) fn mapped_at(&self, address: u64) -> CudaResult<AllocationId> {
         let mapped = self.mapped.get(&address).ok_or(CudaError::InvalidValue)?;
         Ok(mapped.allocation)
     }
 
-    /// On which device memory is, and how much it is.
-    pub(crate) fn whereabouts(&self, id: AllocationId) -> Answer<(CUdevice, u64)> {
+    /// Device and size of physical memory.
+    pub(crate) fn device_and_size(&self, id: AllocationId) -> CudaResult<(CUdevice, u64)> {
         let memory = self.memory.get(&id).ok_or(CudaError::InvalidValue)?;
         Ok((memory.properties.location.id, memory.bytes))
     }
 
-    /// A card's memory, and where in it that behind a handle begins.
-    pub(crate) fn file_behind<'a>(
+    /// The GPU's memory file and the offset of the memory of a handle.
+    pub(crate) fn backing_file<'a>(
         &self,
         driver: &'a Driver,
         handle: Handle,
-    ) -> Answer<(&'a OwnedFd, u64)> {
+    ) -> CudaResult<(&'a OwnedFd, u64)> {
         let memory = self.memory.get(&self.allocation(handle)?);
         let memory = memory.ok_or(CudaError::InvalidValue)?;
         let (card, offset) = (memory.card, memory.offset);
@@ -139,28 +136,27 @@ impl VirtualMemory {
         Ok((&device.ok_or(CudaError::InvalidDevice)?.memory, offset))
     }
 
-    /// Memory is bound to a multicast object.
-    pub(crate) fn hold(&mut self, id: AllocationId) -> Answer {
+    /// Adds a binding to a multicast object or sparse array.
+    pub(crate) fn add_binding(&mut self, id: AllocationId) -> CudaResult {
         let memory = self.memory.get_mut(&id).ok_or(CudaError::InvalidValue)?;
         memory.bindings += 1;
         Ok(())
     }
 
-    /// Whether an address is reserved, mapped or not.
     pub(crate) fn is_reserved(&self, address: u64) -> bool {
         let before = self.reservations.range(..=address).next_back();
         before.is_some_and(|(_, reservation)| reservation.contains(address, 1))
     }
 }
 
-/// Refuses properties of memory that is not a card's.
-fn card_of(driver: &Driver, properties: &CUmemAllocationProp) -> Answer<CardIndex> {
+/// The GPU of a memory; errors for other locations.
+fn card_of(driver: &Driver, properties: &CUmemAllocationProp) -> CudaResult<CardIndex> {
     if properties.kind != PINNED {
         return Err(CudaError::InvalidValue);
     }
     match properties.location.kind {
         CUmemLocation::DEVICE => Ok(driver.device(properties.location.id)?.card),
-        // Memory of the host, which is not simulated this way.
+        // Host memory, which is not simulated.
         2..=4 => Err(CudaError::NotSupported),
         _ => Err(CudaError::InvalidValue),
     }
@@ -172,7 +168,7 @@ impl State {
         driver: &Driver,
         bytes: u64,
         properties: CUmemAllocationProp,
-    ) -> Answer<Handle> {
+    ) -> CudaResult<Handle> {
         let card = card_of(driver, &properties)?;
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
             return Err(CudaError::InvalidValue);
@@ -214,8 +210,8 @@ impl State {
         handle
     }
 
-    /// Gives memory up when neither a handle nor a mapping is left.
-    fn bury_memory(&mut self, driver: &Driver, allocation: AllocationId) -> Answer {
+    /// Releases memory without handles, mappings and bindings.
+    fn release_unused_memory(&mut self, driver: &Driver, allocation: AllocationId) -> CudaResult {
         let space = &mut self.virtual_memory;
         let Some(memory) = space.memory.get(&allocation) else {
             return Ok(());
@@ -230,25 +226,24 @@ impl State {
         driver.request(&Request::Release { allocation }).map(drop)
     }
 
-    /// What was held by [`VirtualMemory::hold`] is not any more.
-    pub(crate) fn let_go(&mut self, driver: &Driver, id: AllocationId) -> Answer {
+    /// Removes a binding added by [`VirtualMemory::add_binding`].
+    pub(crate) fn remove_binding(&mut self, driver: &Driver, id: AllocationId) -> CudaResult {
         if let Some(memory) = self.virtual_memory.memory.get_mut(&id) {
             memory.bindings = memory.bindings.saturating_sub(1);
         }
-        self.bury_memory(driver, id)
+        self.release_unused_memory(driver, id)
     }
 
-    /// Gives up one handle.
-    pub(crate) fn release(&mut self, driver: &Driver, handle: Handle) -> Answer {
+    pub(crate) fn release(&mut self, driver: &Driver, handle: Handle) -> CudaResult {
         let (allocation, memory) = self.virtual_memory.memory(handle)?;
         memory.handles = memory
             .handles
             .checked_sub(1)
             .ok_or(CudaError::InvalidValue)?;
-        self.bury_memory(driver, allocation)
+        self.release_unused_memory(driver, allocation)
     }
 
-    fn map(&mut self, driver: &Driver, at: u64, bytes: u64, handle: Handle) -> Answer {
+    fn map(&mut self, driver: &Driver, at: u64, bytes: u64, handle: Handle) -> CudaResult {
         if let Some(mapped) = self.map_multicast(at, bytes, handle) {
             return mapped;
         }
@@ -266,7 +261,7 @@ impl State {
         if before.is_some_and(|(base, mapped)| base + mapped.bytes > at) {
             return Err(CudaError::InvalidValue);
         }
-        let (file, offset) = space.file_behind(driver, handle)?;
+        let (file, offset) = space.backing_file(driver, handle)?;
         let mapping = Mapping::place(reservation, at, file, offset, bytes)?;
         self.addresses.insert(mapping, bytes, RangeKind::Virtual);
         let mapped = Mapped {
@@ -279,11 +274,11 @@ impl State {
         Ok(())
     }
 
-    fn unmap(&mut self, driver: &Driver, at: u64, bytes: u64) -> Answer {
+    fn unmap(&mut self, driver: &Driver, at: u64, bytes: u64) -> CudaResult {
         if let Some(unmapped) = self.unmap_multicast(driver, at, bytes) {
             return unmapped;
         }
-        for base in self.virtual_memory.exactly(at, bytes)? {
+        for base in self.virtual_memory.covering(at, bytes)? {
             self.addresses.remove(base);
             let Some(mapped) = self.virtual_memory.mapped.remove(&base) else {
                 continue;
@@ -291,13 +286,17 @@ impl State {
             if let Some(memory) = self.virtual_memory.memory.get_mut(&mapped.allocation) {
                 memory.mappings -= 1;
             }
-            self.bury_memory(driver, mapped.allocation)?;
+            self.release_unused_memory(driver, mapped.allocation)?;
         }
         Ok(())
     }
 
-    /// A handle for memory that this process was given.
-    pub(crate) fn import(&mut self, driver: &Driver, descriptor: BorrowedFd<'_>) -> Answer<Handle> {
+    /// Imports memory from a descriptor.
+    pub(crate) fn import(
+        &mut self,
+        driver: &Driver,
+        descriptor: BorrowedFd<'_>,
+    ) -> CudaResult<Handle> {
         let Reply::Opened {
             card,
             allocation,
@@ -308,7 +307,7 @@ impl State {
             return Err(CudaError::Unknown);
         };
         if let Some(memory) = self.virtual_memory.memory.get_mut(&allocation) {
-            // Held before: once is enough.
+            // Already held: one hold is enough.
             memory.handles += 1;
             let handle = memory.handle;
             self.virtual_memory.handles.insert(handle, allocation);
@@ -335,8 +334,8 @@ impl State {
     }
 }
 
-/// Asks the daemon for a descriptor that stands for memory.
-fn export(driver: &Driver, allocation: AllocationId) -> Answer<OwnedFd> {
+/// Requests a descriptor for memory from the daemon.
+fn export(driver: &Driver, allocation: AllocationId) -> CudaResult<OwnedFd> {
     let (reply, mut fds) = driver.request_with_fds(&Request::Export { allocation })?;
     match reply {
         Reply::Exported { .. } => fds.pop().ok_or(CudaError::Unknown),
@@ -344,13 +343,13 @@ fn export(driver: &Driver, allocation: AllocationId) -> Answer<OwnedFd> {
     }
 }
 
-/// A descriptor of the program's, which stays the program's.
-pub(crate) fn borrowed(descriptor: usize) -> Answer<BorrowedFd<'static>> {
+/// A descriptor of the caller.
+pub(crate) fn borrow_descriptor(descriptor: usize) -> CudaResult<BorrowedFd<'static>> {
     let number = RawFd::try_from(descriptor).map_err(|_| CudaError::InvalidValue)?;
     if number < 0 {
         return Err(CudaError::InvalidValue);
     }
-    // SAFETY: not -1; the program promised that it is open for the length of the call.
+    // SAFETY: not -1; the caller promises that it is open during the call.
     Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
@@ -401,7 +400,7 @@ entry_points! {
     }
 
     "cuMemMap" 10020 fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: Handle, flags: c_ulonglong) {
-        // The header says that the offset has to be 0.
+        // `cuda.h` requires offset 0.
         if flags != 0 || offset != 0 {
             return Err(CudaError::InvalidValue);
         }
@@ -424,7 +423,7 @@ entry_points! {
                 return Err(CudaError::NotSupported);
             }
             driver.device(location.id)?;
-            for base in space.exactly(address, bytes as u64)? {
+            for base in space.covering(address, bytes as u64)? {
                 let mapped = space.mapped.get_mut(&base).ok_or(CudaError::InvalidValue)?;
                 match flags {
                     0 => { mapped.access.remove(&location.id); }
@@ -482,8 +481,8 @@ entry_points! {
         if kind != FILE_DESCRIPTOR || handle.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        // The descriptor is passed as if it were the pointer.
-        let descriptor = borrowed(shareable.number())?;
+        // The descriptor is passed in place of the pointer.
+        let descriptor = borrow_descriptor(shareable.number())?;
         let driver = driver()?;
         handle.set(driver.state().import(driver, descriptor)?)
     }

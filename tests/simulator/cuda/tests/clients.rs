@@ -1,4 +1,4 @@
-//! Clients that users run, unmodified: cudarc and cuda-bindings.
+//! Unmodified client libraries: cudarc and cuda-bindings.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ fn text(output: &Output) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Set where this program is to use cudarc, which finds the library by its name at start.
+/// Set in the child process that uses cudarc, which loads the library by name.
 const AS_CLIENT: &str = "DRAVA_TEST_CUDARC";
 
-/// Not a test by itself: runs in a process of its own, with the library in reach.
+/// Not a test by itself: the child process of `runs_cudarc`.
 #[test]
-fn with_cudarc() -> anyhow::Result<()> {
+fn cudarc_child() -> anyhow::Result<()> {
     if std::env::var_os(AS_CLIENT).is_none() {
         return Ok(());
     }
@@ -52,10 +52,10 @@ fn with_cudarc() -> anyhow::Result<()> {
     unsafe { launch.launch(LaunchConfig::for_num_elems(1 << 20)) }?;
     end.record(&stream)?;
     let milliseconds = start.elapsed_ms(&end)?;
-    // Longer where this program was slow to launch after the first event.
+    // Longer if the process delays the launch after the first event.
     assert!(milliseconds >= 20.0, "{milliseconds}");
 
-    // A graph that is captured through the safe interface, and launched twice.
+    // A graph captured through the safe interface and launched twice.
     // SAFETY: everything below is on one stream.
     unsafe { context.disable_event_tracking() };
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
@@ -75,11 +75,11 @@ fn with_cudarc() -> anyhow::Result<()> {
 }
 
 #[test]
-fn cudarc_copies_launches_and_measures() -> anyhow::Result<()> {
+fn runs_cudarc() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let output = machine
         .command(std::env::current_exe()?)
-        .args(["with_cudarc", "--exact"])
+        .args(["cudarc_child", "--exact"])
         .env(AS_CLIENT, "1")
         .output()?;
     text(&output)?;
@@ -90,7 +90,7 @@ fn cudarc_copies_launches_and_measures() -> anyhow::Result<()> {
 }
 
 #[test]
-fn cuda_bindings_allocate_copy_and_launch() -> anyhow::Result<()> {
+fn runs_cuda_bindings() -> anyhow::Result<()> {
     let script = r#"
 import ctypes
 from cuda.bindings import driver
@@ -139,7 +139,7 @@ print(call(driver.cuDeviceGetUuid, device).bytes.hex(), total >> 20)
     Ok(())
 }
 
-/// What the Python programs below begin with.
+/// Beginning of the Python programs below.
 const PRELUDE: &str = r#"
 import ctypes, os, subprocess, sys
 from cuda.bindings import driver
@@ -164,7 +164,7 @@ fn run_python(machine: &Machine, script: &str) -> anyhow::Result<String> {
 }
 
 #[test]
-fn cuda_bindings_capture_replay_and_update_a_graph() -> anyhow::Result<()> {
+fn runs_graph_capture_and_update_with_cuda_bindings() -> anyhow::Result<()> {
     let script = r#"
 stream, side = (call(driver.cuStreamCreate, 1) for _ in range(2))
 module = call(driver.cuModuleLoadData, b"any image\0")
@@ -198,14 +198,15 @@ call(driver.cuStreamSynchronize, stream)
 "#;
     let machine = Machine::start(H100X2)?;
     run_python(&machine, script)?;
-    // Two kernels after each other, a third beside the second: four times 10 ms and once 20 ms.
+    // Per launch two sequential kernels, and a third concurrent with the second: four launches of
+    // 10 ms and one of 20 ms.
     let card = machine.wait_for_card(0, |card| card.used_bytes == 0)?;
     ensure!(card.busy_nanos == 60_000_000, "{}", card.busy_nanos);
     Ok(())
 }
 
 #[test]
-fn cuda_bindings_share_memory_between_two_processes() -> anyhow::Result<()> {
+fn shares_memory_between_processes_with_cuda_bindings() -> anyhow::Result<()> {
     let script = r#"
 def properties():
     properties = driver.CUmemAllocationProp()

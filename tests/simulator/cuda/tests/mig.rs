@@ -1,4 +1,4 @@
-//! CUDA in MIG devices: which one a process gets, and that it has no more than that.
+//! MIG devices in CUDA: selection and memory limit.
 
 use std::process::{Child, Stdio};
 
@@ -11,18 +11,18 @@ use simulator_machine::protocol::{
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
-/// A program that does not outlive the test, however that ends.
+/// A child process that is killed when the test ends.
 struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Both cards in MIG mode; the first has a 3g.40gb and a 1g.10gb. Returns their UUIDs.
+/// Both GPUs in MIG mode; the first has a 3g.40gb and a 1g.10gb. Returns their UUIDs.
 fn partitioned() -> anyhow::Result<(Machine, [String; 2])> {
     let machine = Machine::start(H100X2)?;
     let (mut nvml, _welcome) =
@@ -63,7 +63,7 @@ fn partitioned() -> anyhow::Result<(Machine, [String; 2])> {
     Ok((machine, [large.clone(), small.clone()]))
 }
 
-/// What `cuda-probe` prints as JSON.
+/// The JSON output of `cuda-probe`.
 fn probe(machine: &Machine, visible: Option<&str>, arguments: &[&str]) -> anyhow::Result<Value> {
     let mut command = machine.program("cuda-probe")?;
     command.args(arguments).args(["--output", "json"]);
@@ -82,13 +82,13 @@ fn names(shown: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_process_has_one_mig_device() -> anyhow::Result<()> {
+fn selects_one_mig_device_per_process() -> anyhow::Result<()> {
     let (machine, [large, small]) = partitioned()?;
     let (three, one) = (
         "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
     );
-    // The card with no instance is no device.
+    // A GPU without instances is not a device.
     assert_eq!(names(&probe(&machine, None, &["info"])?), [three]);
     assert_eq!(names(&probe(&machine, Some(&large), &["info"])?), [three]);
     let shown = probe(&machine, Some(&format!("{small},{large}")), &["info"])?;
@@ -108,7 +108,7 @@ fn a_process_has_one_mig_device() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_mig_device_whose_nodes_are_not_there_is_not_used() -> anyhow::Result<()> {
+fn skips_mig_devices_without_device_nodes() -> anyhow::Result<()> {
     let (machine, [large, small]) = partitioned()?;
     let instances = machine.card(0)?.mig.gpu_instances;
     let access = format!(
@@ -128,7 +128,7 @@ fn a_mig_device_whose_nodes_are_not_there_is_not_used() -> anyhow::Result<()> {
 }
 
 #[test]
-fn memory_ends_with_the_instance_and_the_other_one_is_untouched() -> anyhow::Result<()> {
+fn limits_memory_to_the_instance() -> anyhow::Result<()> {
     let (machine, [large, small]) = partitioned()?;
     let mut program = machine.program("cuda-probe")?;
     let fill = program.args(["fill", "--hold", "600"]);
@@ -154,7 +154,7 @@ fn memory_ends_with_the_instance_and_the_other_one_is_untouched() -> anyhow::Res
 }
 
 #[test]
-fn memory_without_a_context_of_its_own_counts_for_the_instance() -> anyhow::Result<()> {
+fn charges_context_free_memory_to_the_instance() -> anyhow::Result<()> {
     let (machine, _) = partitioned()?;
     let root = DriverRoot::new(machine.root());
     let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda)?;

@@ -1,17 +1,17 @@
-//! Sparse arrays: without memory, until physical memory is mapped to tiles of them.
+//! Sparse arrays: no memory until physical memory is mapped to their tiles.
 //!
-//! A tile is 64 KiB. What is mapped to one stays taken until the tile is unmapped, gets other memory, or the array is
-//! gone. Operations take effect at once, in the order in which they are put on streams.
+//! A tile is 64 KiB. Mapped memory stays allocated until the tile is unmapped or remapped, or the
+//! array is destroyed. Operations take effect immediately, in submission order.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
 use simulator_machine::protocol::AllocationId;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::stream::with_room;
+use crate::stream::with_capacity;
 use crate::types::{
     CUarray, CUarray3DDescriptor, CUarrayMapInfo, CUarraySparseProperties, CUcontext, CUstream,
 };
@@ -24,19 +24,19 @@ const SPARSE_LEVEL: c_uint = 0;
 const MAP: c_uint = 1;
 const UNMAP: c_uint = 2;
 
-/// The tiles that have memory: array, layer, place in the layer.
+/// Tiles with memory: array, layer and position in the layer.
 #[derive(Debug, Default)]
 pub(super) struct Tiles(BTreeMap<(CUarray, [usize; 4]), AllocationId>);
 
 impl CUarray3DDescriptor {
     const LAYERED: c_uint = 0x01;
 
-    /// Elements of a tile in each direction.
-    fn tile(&self) -> Answer<[usize; 3]> {
+    /// Tile extent in elements.
+    fn tile(&self) -> CudaResult<[usize; 3]> {
         let element = self.element_bytes().ok_or(CudaError::InvalidValue)?;
         let elements = TILE_BYTES / element;
         let is_volume = self.depth > 0 && self.flags & Self::LAYERED == 0;
-        // Powers of two, as near to a square or a cube as they get, longer in the first direction.
+        // Powers of two, as near to a square or cube as possible, longest in the first dimension.
         let bits = elements.ilog2();
         let parts = if is_volume { 3 } else { 2 };
         let side = |index: u32| 1 << ((bits + parts - 1 - index) / parts);
@@ -52,8 +52,13 @@ impl CUarray3DDescriptor {
     }
 }
 
-/// The tiles from an offset on; extents end at a tile or at the array.
-fn range(offset: usize, extent: usize, tile: usize, size: usize) -> Answer<std::ops::Range<usize>> {
+/// The tiles of a range; the range ends at a tile boundary or at the array's.
+fn range(
+    offset: usize,
+    extent: usize,
+    tile: usize,
+    size: usize,
+) -> CudaResult<std::ops::Range<usize>> {
     let end = offset.checked_add(extent).ok_or(CudaError::InvalidValue)?;
     let is_whole = offset.is_multiple_of(tile) && (end.is_multiple_of(tile) || end == size);
     if extent == 0 || end > size || !is_whole {
@@ -63,7 +68,7 @@ fn range(offset: usize, extent: usize, tile: usize, size: usize) -> Answer<std::
 }
 
 impl State {
-    fn sparse(&self, array: CUarray) -> Answer<CUarray3DDescriptor> {
+    fn sparse(&self, array: CUarray) -> CudaResult<CUarray3DDescriptor> {
         let array = self.arrays.get(array)?;
         if !array.is_sparse() {
             return Err(CudaError::InvalidValue);
@@ -71,8 +76,8 @@ impl State {
         Ok(array.descriptor)
     }
 
-    /// The tiles that an operation is about.
-    fn places(&self, info: &CUarrayMapInfo) -> Answer<Vec<(CUarray, [usize; 4])>> {
+    /// The tiles of an operation.
+    fn tiles_of(&self, info: &CUarrayMapInfo) -> CudaResult<Vec<(CUarray, [usize; 4])>> {
         if info.resource_type != ARRAY || info.subresource_type != SPARSE_LEVEL {
             return Err(CudaError::NotSupported);
         }
@@ -89,26 +94,26 @@ impl State {
             range(y, height, tile[1], size[1])?,
             range(z, depth, tile[2], size[2])?,
         ];
-        let mut places = Vec::new();
+        let mut tiles = Vec::new();
         for slice in slices {
             for row in rows.clone() {
-                places.extend(
+                tiles.extend(
                     columns
                         .clone()
                         .map(|column| (array, [layer, slice, row, column])),
                 );
             }
         }
-        Ok(places)
+        Ok(tiles)
     }
 
-    fn map_tiles(&mut self, driver: &Driver, info: &CUarrayMapInfo) -> Answer {
-        let places = self.places(info)?;
+    fn map_tiles(&mut self, driver: &Driver, info: &CUarrayMapInfo) -> CudaResult {
+        let tiles = self.tiles_of(info)?;
         let memory = match info.operation {
             MAP => {
                 let memory = self.virtual_memory.allocation(info.memory)?;
-                let (_, bytes) = self.virtual_memory.whereabouts(memory)?;
-                let needed = (places.len() * TILE_BYTES) as u64;
+                let (_, bytes) = self.virtual_memory.device_and_size(memory)?;
+                let needed = (tiles.len() * TILE_BYTES) as u64;
                 if info
                     .offset
                     .checked_add(needed)
@@ -121,39 +126,39 @@ impl State {
             UNMAP if info.memory == 0 => None,
             _ => return Err(CudaError::InvalidValue),
         };
-        for place in places {
-            let before = self.arrays.tiles.0.remove(&place);
+        for tile_key in tiles {
+            let before = self.arrays.tiles.0.remove(&tile_key);
             if let Some(memory) = memory {
-                self.virtual_memory.hold(memory)?;
-                self.arrays.tiles.0.insert(place, memory);
+                self.virtual_memory.add_binding(memory)?;
+                self.arrays.tiles.0.insert(tile_key, memory);
             }
             if let Some(before) = before {
-                self.let_go(driver, before)?;
+                self.remove_binding(driver, before)?;
             }
         }
         Ok(())
     }
 
-    /// Unmaps everything from an array that is about to go.
-    pub(super) fn unmap_array(&mut self, driver: &Driver, array: CUarray) -> Answer {
+    /// Unmaps all tiles of an array.
+    pub(super) fn unmap_array(&mut self, driver: &Driver, array: CUarray) -> CudaResult {
         let every = (array, [0; 4])..=(array, [usize::MAX; 4]);
-        let places: Vec<_> = self
+        let tiles: Vec<_> = self
             .arrays
             .tiles
             .0
             .range(every)
-            .map(|(place, _)| *place)
+            .map(|(tile_key, _)| *tile_key)
             .collect();
-        for place in places {
-            if let Some(memory) = self.arrays.tiles.0.remove(&place) {
-                self.let_go(driver, memory)?;
+        for tile_key in tiles {
+            if let Some(memory) = self.arrays.tiles.0.remove(&tile_key) {
+                self.remove_binding(driver, memory)?;
             }
         }
         Ok(())
     }
 
-    /// Unmaps everything from the arrays of a context that is about to go.
-    pub(crate) fn unmap_arrays(&mut self, driver: &Driver, context: CUcontext) -> Answer {
+    /// Unmaps all tiles of a context's arrays.
+    pub(crate) fn unmap_arrays(&mut self, driver: &Driver, context: CUcontext) -> CudaResult {
         let arrays = self.arrays.arrays.iter();
         let gone: Vec<CUarray> = arrays
             .filter(|(_, array)| array.context == context && array.is_sparse())
@@ -169,7 +174,7 @@ entry_points! {
         let tile = driver()?.state().sparse(array)?.tile()?;
         properties.set(CUarraySparseProperties {
             tile: tile.map(|side| c_uint::try_from(side).unwrap_or(c_uint::MAX)),
-            // One level, none of which is in a tail.
+            // One level, without a mip tail.
             first_level_of_tail: 1,
             tail_bytes: 0,
             flags: 0,
@@ -179,7 +184,7 @@ entry_points! {
 
     "cuMemMapArrayAsync" 11010 fn cuMemMapArrayAsync(operations: In<CUarrayMapInfo>, count: c_uint, stream: CUstream) ptsz(stream) cuMemMapArrayAsync_ptsz {
         let operations = operations.list(count as usize)?;
-        with_room(stream, |driver, state, _| {
+        with_capacity(stream, |driver, state, _| {
             operations.iter().try_for_each(|operation| state.map_tiles(driver, operation))
         })
     }

@@ -1,23 +1,22 @@
-//! Which contexts are current to a thread.
+//! The stack of current contexts of a thread.
 
 use std::cell::RefCell;
 
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::driver::driver;
 use crate::error::CudaError;
 use crate::types::CUcontext;
 
-/// A context that a thread has entered.
+/// One entry of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entered {
+pub(super) struct CurrentContext {
     pub(super) context: CUcontext,
-    /// Whose memory, modules and events it uses: itself, unless it is a green one.
+    /// Owner of memory, modules and events: the context itself unless it is green.
     owner: CUcontext,
 }
 
-impl Entered {
-    /// A live context.
-    pub(super) fn find(context: CUcontext) -> Answer<Self> {
+impl CurrentContext {
+    pub(super) fn find(context: CUcontext) -> CudaResult<Self> {
         let state = driver()?.state();
         if !state.contexts.contains_key(&context) {
             return Err(CudaError::InvalidContext);
@@ -26,7 +25,7 @@ impl Entered {
         Ok(Self { context, owner })
     }
 
-    /// One that was created just now.
+    /// An entry for a context created by this call.
     pub(super) fn created(context: CUcontext) -> Self {
         let owner = context;
         Self { context, owner }
@@ -34,43 +33,40 @@ impl Entered {
 }
 
 thread_local! {
-    /// Contexts current to this thread, the top one last.
-    static STACK: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+    /// The current context is the last element.
+    static STACK: RefCell<Vec<CurrentContext>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The one that is current to this thread.
-pub(super) fn top() -> Option<Entered> {
+pub(super) fn top() -> Option<CurrentContext> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// Makes one current on top of the others.
-pub(super) fn push(entered: Entered) {
+pub(super) fn push(entered: CurrentContext) {
     STACK.with_borrow_mut(|stack| stack.push(entered));
 }
 
-/// Makes the one below the top current.
-pub(super) fn pop() -> Option<Entered> {
+pub(super) fn pop() -> Option<CurrentContext> {
     STACK.with_borrow_mut(Vec::pop)
 }
 
-/// Puts another one, or none, in the place of the top.
-pub(super) fn replace(entered: Option<Entered>) {
+/// Replaces the top of the stack.
+pub(super) fn replace(entered: Option<CurrentContext>) {
     STACK.with_borrow_mut(|stack| {
         stack.pop();
         stack.extend(entered);
     });
 }
 
-/// The handle of the context that owns what this thread allocates, loads and creates, whether it
-/// still exists or not.
-pub(crate) fn current_handle() -> Answer<CUcontext> {
+/// Returns the handle of the context that owns allocations, modules and events of this thread. The
+/// context may have been destroyed.
+pub(crate) fn current_handle() -> CudaResult<CUcontext> {
     driver()?;
     let entered = top().ok_or(CudaError::InvalidContext)?;
     Ok(entered.owner)
 }
 
-/// The handle of the context current to this thread, in which its streams are.
-pub(crate) fn current_context() -> Answer<CUcontext> {
+/// Returns the handle of this thread's current context, which owns its streams.
+pub(crate) fn current_context() -> CudaResult<CUcontext> {
     driver()?;
     let entered = top().ok_or(CudaError::InvalidContext)?;
     Ok(entered.context)

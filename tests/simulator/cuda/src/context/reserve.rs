@@ -1,49 +1,48 @@
-//! Memory that a context takes for its kernels beside what programs ask for: local memory of all
-//! threads that a card can hold at once, and the heap of device-side `malloc`.
+//! Memory that a context reserves for kernels: local memory of all threads that a GPU can hold, and
+//! the heap of device-side `malloc`.
 //!
-//! What the limits are by default is part of a context's own memory. Local memory grows when a
-//! kernel needs more than any before it, at its launch; both keep their size until the context goes.
+//! The defaults are part of the context's own memory. Local memory grows at the launch of a kernel
+//! that needs more. Neither shrinks before the context is destroyed.
 
 use std::collections::BTreeMap;
 
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::driver::{Driver, State};
 use crate::error::CudaError;
 use crate::types::CUcontext;
 
-/// What memory is kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
-    /// Stacks and spilled registers.
+    /// Local memory: stacks and spilled registers.
     Local,
     /// Device-side `malloc`.
     Heap,
 }
 
-/// Size by default: local memory of one thread, or the heap.
+/// Defaults: local memory per thread, and the heap.
 pub(super) const DEFAULT_STACK_BYTES: u64 = 1024;
 pub(super) const DEFAULT_HEAP_BYTES: u64 = 8 << 20;
 
-/// What a context keeps beyond the defaults.
+/// Reservations beyond the defaults.
 #[derive(Debug, Default)]
-pub(crate) struct Reserves(BTreeMap<Purpose, Reserve>);
+pub(crate) struct KernelReserves(BTreeMap<Purpose, KernelReserve>);
 
 #[derive(Clone, Copy, Debug)]
-struct Reserve {
+struct KernelReserve {
     allocation: AllocationId,
     bytes: u64,
 }
 
 impl State {
-    /// Sees to it that every thread has so much local memory.
+    /// KernelReserves local memory for every thread.
     pub(crate) fn require_local(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         bytes_per_thread: u64,
-    ) -> Answer {
+    ) -> CudaResult {
         if bytes_per_thread <= DEFAULT_STACK_BYTES {
             return Ok(());
         }
@@ -56,20 +55,26 @@ impl State {
         self.grow(driver, context, Purpose::Local, bytes)
     }
 
-    /// Sees to it that the heap has a size.
+    /// KernelReserves the heap.
     pub(super) fn require_heap(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         bytes: u64,
-    ) -> Answer {
+    ) -> CudaResult {
         if bytes <= DEFAULT_HEAP_BYTES {
             return Ok(());
         }
         self.grow(driver, context, Purpose::Heap, bytes)
     }
 
-    fn grow(&mut self, driver: &Driver, handle: CUcontext, purpose: Purpose, bytes: u64) -> Answer {
+    fn grow(
+        &mut self,
+        driver: &Driver,
+        handle: CUcontext,
+        purpose: Purpose,
+        bytes: u64,
+    ) -> CudaResult {
         let context = self.contexts.get_mut(&handle);
         let context = context.ok_or(CudaError::ContextIsDestroyed)?;
         let old = context.reserves.0.get(&purpose).copied();
@@ -80,16 +85,16 @@ impl State {
             context: context.id,
             bytes,
         };
-        // The larger one is there before the smaller one goes, as kernels may be running.
+        // Allocated before the old reservation is freed, since kernels may be running.
         let Reply::Allocated { allocation, .. } = driver.request(&request)? else {
             return Err(CudaError::Unknown);
         };
         context
             .reserves
             .0
-            .insert(purpose, Reserve { allocation, bytes });
+            .insert(purpose, KernelReserve { allocation, bytes });
         match old {
-            Some(Reserve { allocation, .. }) => {
+            Some(KernelReserve { allocation, .. }) => {
                 driver.request(&Request::Free { allocation }).map(drop)
             }
             None => Ok(()),

@@ -1,12 +1,11 @@
 //! Batches of copies, and copies with attributes.
 //!
-//! The copies of a batch are in no order among themselves; here they follow each other. Attributes
-//! say where operands are and when a source may be read, which is all the same here: they are
-//! checked, and change nothing.
+//! CUDA leaves the order within a batch undefined; here copies execute in list order. Attributes
+//! (location hints, source access order) are validated and have no effect.
 
 use std::ffi::c_ulonglong;
 
-use crate::abi::{Answer, In, Out, entry_points};
+use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
@@ -19,7 +18,7 @@ use crate::types::{
 const ACCESS_ORDERS: std::ops::RangeInclusive<std::ffi::c_uint> = 1..=3;
 
 impl CUmemcpyAttributes {
-    fn check(&self) -> Answer {
+    fn check(&self) -> CudaResult {
         match ACCESS_ORDERS.contains(&self.access_order) {
             true => Ok(()),
             false => Err(CudaError::InvalidValue),
@@ -28,8 +27,8 @@ impl CUmemcpyAttributes {
 }
 
 impl CUmemcpy3DOperand {
-    /// As a side of a copy; `element` is how many bytes one element has.
-    fn side(&self, element: usize) -> Answer<CUmemcpy3DSide> {
+    /// Converts to a side of a copy; `element` is the element size in bytes.
+    fn side(&self, element: usize) -> CudaResult<CUmemcpy3DSide> {
         let bytes = |elements: u64| {
             let elements = usize::try_from(elements).ok();
             let bytes = elements.and_then(|elements| elements.checked_mul(element));
@@ -55,8 +54,8 @@ impl CUmemcpy3DOperand {
 }
 
 impl CUmemcpy3DBatchOp {
-    /// The copy; extents and offsets are in elements where an array takes part.
-    fn copy(&self) -> Answer<CUmemcpy3D> {
+    /// Converts to a copy. Extents and offsets are in elements if an array takes part.
+    fn copy(&self) -> CudaResult<CUmemcpy3D> {
         if !ACCESS_ORDERS.contains(&self.access_order) || self.flags & !1 != 0 {
             return Err(CudaError::InvalidValue);
         }
@@ -84,61 +83,61 @@ impl CUmemcpy3DBatchOp {
     }
 }
 
-/// Why a batch was refused, and the copy that is to blame if one is.
-struct Refused {
+/// Error of a batch, and the index of the failing copy if there is one.
+struct BatchError {
     error: CudaError,
     index: Option<usize>,
 }
 
-impl From<CudaError> for Refused {
+impl From<CudaError> for BatchError {
     fn from(error: CudaError) -> Self {
         Self { error, index: None }
     }
 }
 
-/// Puts copies on a stream one after the other.
+/// Submits copies to a stream in order.
 fn run(
     count: usize,
     stream: CUstream,
-    copy: impl Fn(usize) -> Answer<CUmemcpy3D>,
-) -> Result<(), Refused> {
-    // Not the default stream that waits for all others.
+    copy: impl Fn(usize) -> CudaResult<CUmemcpy3D>,
+) -> Result<(), BatchError> {
+    // Batches are not allowed on the legacy default stream.
     if matches!(stream, CUstream::NULL | CUstream::LEGACY) || count == 0 {
         return Err(CudaError::InvalidValue.into());
     }
-    let blame = |index| {
-        move |error| Refused {
+    let at_index = |index| {
+        move |error| BatchError {
             error,
             index: Some(index),
         }
     };
     let copies: Vec<CUmemcpy3D> = (0..count)
-        .map(|index| copy(index).map_err(blame(index)))
-        .collect::<Result<_, Refused>>()?;
+        .map(|index| copy(index).map_err(at_index(index)))
+        .collect::<Result<_, BatchError>>()?;
     for (index, copy) in copies.into_iter().enumerate() {
-        enqueue(stream, |_, _, _| Ok(Operation::Copy(copy))).map_err(blame(index))?;
+        enqueue(stream, |_, _, _| Ok(Operation::Copy(copy))).map_err(at_index(index))?;
     }
     Ok(())
 }
 
-/// Says which copy was refused, where the function has a place for it.
-fn report(result: Result<(), Refused>, failed: Out<usize>) -> Answer {
-    result.map_err(|refused| {
-        failed.set_if_wanted(refused.index.unwrap_or(usize::MAX));
-        refused.error
+/// Reports the failing copy if the function has an output for it.
+fn report(result: Result<(), BatchError>, failed: Out<usize>) -> CudaResult {
+    result.map_err(|failure| {
+        failed.set_if_not_null(failure.index.unwrap_or(usize::MAX));
+        failure.error
     })
 }
 
-/// Arrays of equal length: where to, where from and how much.
+/// Arrays of equal length: destinations, sources, sizes.
 #[derive(Clone, Copy)]
-struct Lists {
+struct CopyLists {
     to: In<CUdeviceptr>,
     from: In<CUdeviceptr>,
     sizes: In<usize>,
     count: usize,
 }
 
-/// Attributes, and the first copy that each is for.
+/// Attributes, and the first copy that each applies to.
 #[derive(Clone, Copy)]
 struct Attributes {
     values: In<CUmemcpyAttributes>,
@@ -147,8 +146,8 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// They have to cover all copies of a batch, in order.
-    fn check(self, copies: usize) -> Answer {
+    /// Errors unless the attributes cover all copies of a batch in order.
+    fn check(self, copies: usize) -> CudaResult {
         if self.count == 0 || self.count > copies {
             return Err(CudaError::InvalidValue);
         }
@@ -162,7 +161,7 @@ impl Attributes {
     }
 }
 
-fn linear(lists: Lists, attributes: Attributes, stream: CUstream) -> Result<(), Refused> {
+fn linear(lists: CopyLists, attributes: Attributes, stream: CUstream) -> Result<(), BatchError> {
     attributes.check(lists.count)?;
     run(lists.count, stream, |index| {
         let to = CUmemcpy3DSide::linear(MemoryType::UNIFIED, lists.to.element(index)?);
@@ -179,7 +178,7 @@ fn shaped(
     copies: In<CUmemcpy3DBatchOp>,
     flags: c_ulonglong,
     stream: CUstream,
-) -> Result<(), Refused> {
+) -> Result<(), BatchError> {
     if flags != 0 {
         return Err(CudaError::InvalidValue.into());
     }
@@ -192,14 +191,14 @@ entry_points! {
         values: In<CUmemcpyAttributes>, starts: In<usize>, attributes: usize, failed: Out<usize>, stream: CUstream,
     ) ptsz(stream) cuMemcpyBatchAsync_ptsz {
         let attributes = Attributes { values, starts, count: attributes };
-        report(linear(Lists { to, from, sizes, count }, attributes, stream), failed)
+        report(linear(CopyLists { to, from, sizes, count }, attributes, stream), failed)
     }
     "cuMemcpyBatchAsync" 13000 fn cuMemcpyBatchAsync_v2(
         to: In<CUdeviceptr>, from: In<CUdeviceptr>, sizes: In<usize>, count: usize,
         values: In<CUmemcpyAttributes>, starts: In<usize>, attributes: usize, stream: CUstream,
     ) ptsz(stream) cuMemcpyBatchAsync_v2_ptsz {
         let attributes = Attributes { values, starts, count: attributes };
-        report(linear(Lists { to, from, sizes, count }, attributes, stream), Out::NULL)
+        report(linear(CopyLists { to, from, sizes, count }, attributes, stream), Out::NULL)
     }
 
     "cuMemcpy3DBatchAsync" 12080 fn cuMemcpy3DBatchAsync(count: usize, copies: In<CUmemcpy3DBatchOp>, failed: Out<usize>, flags: c_ulonglong, stream: CUstream) ptsz(stream) cuMemcpy3DBatchAsync_ptsz {

@@ -1,8 +1,8 @@
-//! Copies with a shape, and copies to, from and between arrays.
+//! Copies of 2D and 3D shapes, and copies with arrays.
 
 use super::Completion::{Awaited, Queued};
 use super::{Completion, copy};
-use crate::abi::{Answer, In, entry_points};
+use crate::abi::{CudaResult, In, entry_points};
 use crate::types::{
     CUarray, CUdeviceptr, CUmemcpy2D, CUmemcpy2DSide, CUmemcpy3D, CUmemcpy3DSide, CUstream,
     MemoryType,
@@ -34,7 +34,7 @@ impl CUmemcpy2D {
     }
 }
 
-/// A part of an array's first row.
+/// Part of an array's first row.
 fn of_array(array: CUarray, offset: usize) -> CUmemcpy3DSide {
     CUmemcpy3DSide {
         x: offset,
@@ -53,7 +53,7 @@ fn line(
     bytes: usize,
     stream: CUstream,
     completion: Completion,
-) -> Answer {
+) -> CudaResult {
     copy(CUmemcpy3D::linear(to, from, bytes), stream, completion)
 }
 

@@ -1,8 +1,7 @@
-//! Graphs made ready to launch: launching and changing them.
+//! Executable graphs: instantiation, launch, update.
 //!
-//! A launch puts every step on a stream of its own lane. The first lane is the stream that the
-//! graph is launched into, which goes on when all lanes are done; launches of one executable graph
-//! come after each other.
+//! A launch submits every step to the stream of its lane. The first lane is the launch stream,
+//! which resumes when all lanes are done. Launches of one executable graph are serialized.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -11,34 +10,33 @@ use simulator_machine::kernel::engine::Work;
 
 use super::plan::{self, Step, flatten};
 use super::{NO_NODE, Node};
-use crate::abi::{Answer, In, InOut, Out, Untyped, entry_points};
+use crate::abi::{CudaResult, In, InOut, Out, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
-use crate::stream::{Point, Stream, wait_for, with_room};
+use crate::stream::{Point, Stream, wait_for, with_capacity};
 use crate::types::{
     CUcontext, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphInstantiateParams,
     CUgraphNode, CUgraphNodeParams, CUkernelNodeParams, CUkernelNodeParamsV2, CUmemcpy3D,
     CUmemsetNodeParams, CUstream,
 };
 
-/// Most steps of one graph: what a stream can have queued.
-const MOST_STEPS: usize = 1 << 14;
+/// Most steps of one graph: the capacity of a stream's queue.
+const MAX_STEPS: usize = 1 << 14;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
 const UPLOAD: u64 = 2;
-/// All `CUDA_GRAPH_INSTANTIATE_FLAG_*` that are known.
+/// All known `CUDA_GRAPH_INSTANTIATE_FLAG_*`.
 const FLAGS: u64 = 0xf;
 
-/// All executable graphs of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Execs(BTreeMap<CUgraphExec, Exec>);
 
 #[derive(Debug)]
 struct Exec {
     steps: Vec<Step>,
-    /// Steps by the nodes that they come from, of the first graph and of those it was updated to.
+    /// Steps by node, for the nodes of the original graph and of graphs it was updated to.
     by_node: BTreeMap<CUgraphNode, usize>,
     flags: u64,
     /// Cells of all lanes but the first.
@@ -46,25 +44,24 @@ struct Exec {
     last: Option<(CUcontext, Point)>,
 }
 
-/// What a launch found.
-enum Launched {
+enum LaunchOutcome {
     Queued,
-    /// The last launch, in another context, has to be waited for.
+    /// The previous launch, in another context, has to complete first.
     After(Point),
 }
 
 impl Execs {
-    fn get(&self, handle: CUgraphExec) -> Answer<&Exec> {
+    fn get(&self, handle: CUgraphExec) -> CudaResult<&Exec> {
         self.0.get(&handle).ok_or(CudaError::InvalidValue)
     }
 
-    fn get_mut(&mut self, handle: CUgraphExec) -> Answer<&mut Exec> {
+    fn get_mut(&mut self, handle: CUgraphExec) -> CudaResult<&mut Exec> {
         self.0.get_mut(&handle).ok_or(CudaError::InvalidValue)
     }
 }
 
 impl Exec {
-    fn step(&mut self, node: CUgraphNode) -> Answer<&mut Step> {
+    fn step(&mut self, node: CUgraphNode) -> CudaResult<&mut Step> {
         let index = self.by_node.get(&node).ok_or(CudaError::InvalidValue)?;
         self.steps.get_mut(*index).ok_or(CudaError::InvalidValue)
     }
@@ -76,12 +73,17 @@ fn by_node(steps: &[Step]) -> BTreeMap<CUgraphNode, usize> {
 }
 
 impl State {
-    fn instantiate(&mut self, driver: &Driver, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
+    fn instantiate(
+        &mut self,
+        driver: &Driver,
+        graph: CUgraph,
+        flags: u64,
+    ) -> CudaResult<CUgraphExec> {
         if flags & !FLAGS != 0 {
             return Err(CudaError::InvalidValue);
         }
         let steps = flatten(&self.graphs, graph).map_err(|_| CudaError::InvalidValue)?;
-        if steps.len() > MOST_STEPS {
+        if steps.len() > MAX_STEPS {
             return Err(CudaError::OutOfMemory);
         }
         let mut lanes = Vec::new();
@@ -100,19 +102,20 @@ impl State {
         Ok(handle)
     }
 
-    fn destroy_exec(&mut self, handle: CUgraphExec) -> Answer {
+    fn destroy_exec(&mut self, handle: CUgraphExec) -> CudaResult {
         let exec = self.graphs.execs.0.remove(&handle);
-        // What was launched is still done.
+        // LaunchOutcome work still completes.
         self.free_cells(exec.ok_or(CudaError::InvalidValue)?.lanes);
         Ok(())
     }
 
-    /// Does something with an executable graph for which its memory may be used again: it comes after its last launch.
-    fn with_memory_of<T>(
+    /// Runs an action during which the graph may reuse memory freed by its last launch, since
+    /// launches are serialized.
+    fn reusing_memory_of<T>(
         &mut self,
         handle: CUgraphExec,
-        use_it: impl FnOnce(&mut Self) -> Answer<T>,
-    ) -> Answer<T> {
+        use_it: impl FnOnce(&mut Self) -> CudaResult<T>,
+    ) -> CudaResult<T> {
         self.graphs.memory.begin_launch(handle);
         let result = use_it(self);
         let last = self
@@ -125,23 +128,23 @@ impl State {
         result
     }
 
-    /// Takes the memory that a launch will need.
-    fn upload_exec(&mut self, driver: &Driver, stream: Stream, handle: CUgraphExec) -> Answer {
+    /// Allocates the memory of the next launch.
+    fn upload_exec(&mut self, driver: &Driver, stream: Stream, handle: CUgraphExec) -> CudaResult {
         let steps = self.graphs.execs.get(handle)?.steps.clone();
         let context = self.owner(stream.context);
-        self.with_memory_of(handle, |state| {
+        self.reusing_memory_of(handle, |state| {
             let operations = steps.iter().map(|step| &step.operation);
-            state.take_graph_memory_ahead(driver, context, operations)
+            state.preallocate_graph_memory(driver, context, operations)
         })
     }
 
-    /// Puts all steps on streams.
+    /// Submits all steps to streams.
     fn launch_exec(
         &mut self,
         driver: &Driver,
         stream: Stream,
         handle: CUgraphExec,
-    ) -> Answer<Launched> {
+    ) -> CudaResult<LaunchOutcome> {
         let exec = self.graphs.execs.get(handle)?;
         let steps = exec.steps.clone();
         let auto_free = exec.flags & AUTO_FREE_ON_LAUNCH != 0;
@@ -155,7 +158,9 @@ impl State {
             .collect();
         self.free_before_launch(&steps, auto_free)?;
         match last {
-            Some((context, last)) if context != stream.context => return Ok(Launched::After(last)),
+            Some((context, last)) if context != stream.context => {
+                return Ok(LaunchOutcome::After(last));
+            }
             Some((_, last)) if last.cell != stream.cell => {
                 self.wait_in(driver, stream, last)?;
             }
@@ -166,7 +171,7 @@ impl State {
             _ => Some(self.marker(driver, stream)?),
         };
         let mut points: Vec<Option<Point>> = Vec::with_capacity(steps.len());
-        // What each lane has waited for: the last ticket by cell.
+        // Per lane: the last ticket it waits for, by cell.
         let mut waited: Vec<BTreeMap<u32, u64>> = vec![BTreeMap::new(); lanes.len()];
         for step in &steps {
             let lane = lanes.get(step.lane).copied().ok_or(CudaError::Unknown)?;
@@ -193,10 +198,10 @@ impl State {
         }
         let end = self.unfinished(driver, stream.cell);
         self.graphs.execs.get_mut(handle)?.last = end.map(|end| (stream.context, end));
-        Ok(Launched::Queued)
+        Ok(LaunchOutcome::Queued)
     }
 
-    fn wait_in(&mut self, driver: &Driver, stream: Stream, point: Point) -> Answer {
+    fn wait_in(&mut self, driver: &Driver, stream: Stream, point: Point) -> CudaResult {
         let work = Work::Wait {
             stream: point.cell,
             ticket: point.ticket,
@@ -204,11 +209,11 @@ impl State {
         self.submit(driver, stream, work).map(drop)
     }
 
-    /// Memory that the last launch took and nobody freed.
-    fn free_before_launch(&mut self, steps: &[Step], auto_free: bool) -> Answer {
+    /// Frees memory that the last launch allocated and nothing has freed.
+    fn free_before_launch(&mut self, steps: &[Step], auto_free: bool) -> CudaResult {
         for step in steps {
             if let Operation::Allocate(memory) = &step.operation
-                && self.graphs.memory.is_taken(memory.address)
+                && self.graphs.memory.is_mapped(memory.address)
             {
                 if !auto_free {
                     return Err(CudaError::InvalidValue);
@@ -219,8 +224,8 @@ impl State {
         Ok(())
     }
 
-    /// A launch into a captured stream becomes a child graph.
-    fn capture_exec(&mut self, stream: Stream, handle: CUgraphExec) -> Answer {
+    /// Captures a launch as a child graph.
+    fn capture_exec(&mut self, stream: Stream, handle: CUgraphExec) -> CudaResult {
         let steps = self.graphs.execs.get(handle)?.steps.clone();
         let child = self.create_graph();
         self.mark_child(child);
@@ -233,13 +238,13 @@ impl State {
         self.capture(stream, Operation::Child(child)).map(drop)
     }
 
-    /// Takes over the operations of another graph of the same shape; the error is the code and the
-    /// node that differs.
+    /// Adopts the operations of another graph of the same topology. The inner error is the result
+    /// code and the differing node.
     fn update(
         &mut self,
         handle: CUgraphExec,
         graph: CUgraph,
-    ) -> Answer<Result<(), (c_uint, CUgraphNode)>> {
+    ) -> CudaResult<Result<(), (c_uint, CUgraphNode)>> {
         const TOPOLOGY_CHANGED: c_uint = 2;
         const NODE_TYPE_CHANGED: c_uint = 3;
         const NOT_SUPPORTED: c_uint = 6;
@@ -266,8 +271,8 @@ impl State {
         Ok(Ok(()))
     }
 
-    /// Changes what a step does, not of which kind it is.
-    fn set_step(&mut self, handle: CUgraphExec, node: CUgraphNode, new: Operation) -> Answer {
+    /// Replaces the operation of a step by one of the same type.
+    fn set_step(&mut self, handle: CUgraphExec, node: CUgraphNode, new: Operation) -> CudaResult {
         let step = self.graphs.execs.get_mut(handle)?.step(node)?;
         if step.operation.node_type() != new.node_type() {
             return Err(CudaError::InvalidValue);
@@ -276,8 +281,8 @@ impl State {
         Ok(())
     }
 
-    /// Changes the steps that come from a child graph.
-    fn set_child(&mut self, handle: CUgraphExec, node: CUgraphNode, new: CUgraph) -> Answer {
+    /// Replaces the steps of a child graph.
+    fn set_child(&mut self, handle: CUgraphExec, node: CUgraphNode, new: CUgraph) -> CudaResult {
         let Node {
             operation: Operation::Child(old),
             ..
@@ -300,7 +305,7 @@ impl State {
     }
 }
 
-fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Answer {
+fn instantiate(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) -> CudaResult {
     if exec.is_null() {
         return Err(CudaError::InvalidValue);
     }
@@ -313,7 +318,7 @@ fn instantiate_and_upload(
     graph: CUgraph,
     flags: u64,
     stream: CUstream,
-) -> Answer {
+) -> CudaResult {
     if exec.is_null() {
         return Err(CudaError::InvalidValue);
     }
@@ -328,38 +333,38 @@ fn instantiate_and_upload(
     exec.set(handle)
 }
 
-fn launch(exec: CUgraphExec, handle: CUstream) -> Answer {
+fn launch(exec: CUgraphExec, handle: CUstream) -> CudaResult {
     loop {
-        let launched = with_room(handle, |driver, state, stream| {
+        let launched = with_capacity(handle, |driver, state, stream| {
             if state.is_capturing(stream)? {
                 state.capture_exec(stream, exec)?;
-                return Ok(Launched::Queued);
+                return Ok(LaunchOutcome::Queued);
             }
-            state.with_memory_of(exec, |state| state.launch_exec(driver, stream, exec))
+            state.reusing_memory_of(exec, |state| state.launch_exec(driver, stream, exec))
         })?;
         match launched {
-            Launched::Queued => return Ok(()),
-            // Contexts do not see each other's streams: the caller waits in their place.
-            Launched::After(point) => wait_for(driver()?, &[point])?,
+            LaunchOutcome::Queued => return Ok(()),
+            // The daemon orders streams of one context only: the calling thread waits.
+            LaunchOutcome::After(point) => wait_for(driver()?, &[point])?,
         }
     }
 }
 
-fn update(exec: CUgraphExec, graph: CUgraph) -> Answer<Result<(), (c_uint, CUgraphNode)>> {
+fn update(exec: CUgraphExec, graph: CUgraph) -> CudaResult<Result<(), (c_uint, CUgraphNode)>> {
     driver()?.state().update(exec, graph)
 }
 
-fn set(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> Answer {
+fn set(exec: CUgraphExec, node: CUgraphNode, operation: Operation) -> CudaResult {
     driver()?.state().set_step(exec, node, operation)
 }
 
 entry_points! {
     "cuGraphInstantiate" 10000 fn cuGraphInstantiate(exec: Out<CUgraphExec>, graph: CUgraph, node: Out<CUgraphNode>, _log: Untyped, _log_bytes: usize) {
-        node.set_if_wanted(NO_NODE);
+        node.set_if_not_null(NO_NODE);
         instantiate(exec, graph, 0)
     }
     "cuGraphInstantiate" 11000 fn cuGraphInstantiate_v2(exec: Out<CUgraphExec>, graph: CUgraph, node: Out<CUgraphNode>, _log: Untyped, _log_bytes: usize) {
-        node.set_if_wanted(NO_NODE);
+        node.set_if_not_null(NO_NODE);
         instantiate(exec, graph, 0)
     }
     "cuGraphInstantiateWithFlags" 11040 fn cuGraphInstantiateWithFlags(exec: Out<CUgraphExec>, graph: CUgraph, flags: c_ulonglong) { instantiate(exec, graph, flags) }
@@ -395,8 +400,8 @@ entry_points! {
             Ok(()) => (0, NO_NODE),
             Err(difference) => difference,
         };
-        node.set_if_wanted(which);
-        result.set_if_wanted(code);
+        node.set_if_not_null(which);
+        result.set_if_not_null(code);
         if code == 0 { Ok(()) } else { Err(CudaError::GraphExecUpdateFailure) }
     }
     "cuGraphExecUpdate" 12000 fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: Out<CUgraphExecUpdateResultInfo>) {

@@ -1,9 +1,9 @@
-//! Memory that graphs take: an address from the moment when its node is made, memory behind it
-//! from a launch until it is freed by a node or by the program.
+//! Graph memory: addresses assigned at node creation, memory mapped from a launch until a node or
+//! the program frees it.
 //!
-//! What is freed stays with the device's graph pool for the next launch, and goes back to the card
-//! when the pool is trimmed, as in the real driver. What a launch has freed can be used by later
-//! launches of the same executable graph, which come after it, and by nobody else until it is over.
+//! Freed memory stays in the device's graph pool for later launches until the pool is trimmed, as
+//! in the real driver. Memory freed by a launch can be reused by later launches of the same
+//! executable graph, and by others once the launch is complete.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -11,7 +11,7 @@ use std::ffi::c_uint;
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
-use crate::abi::{Answer, Untyped, entry_points};
+use crate::abi::{CudaResult, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind, Reservation};
@@ -19,25 +19,23 @@ use crate::operation::Operation;
 use crate::stream::Point;
 use crate::types::{CUcontext, CUdevice, CUdeviceptr, CUgraphExec};
 
-/// A node's memory.
+/// Memory of an allocation node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryNode {
     pub(crate) address: CUdeviceptr,
     pub(crate) device: CUdevice,
-    /// As asked for.
+    /// Requested size.
     pub(crate) bytes: u64,
 }
 
-/// The memory of all graphs.
 #[derive(Debug, Default)]
 pub(crate) struct GraphMemory {
-    /// By address.
     allocations: BTreeMap<CUdeviceptr, Allocation>,
-    /// Freed and kept.
-    idle: Vec<Idle>,
-    /// The executable graph that is being launched.
+    /// Freed chunks, cached for later launches.
+    cached: Vec<CachedChunk>,
+    /// The executable graph being launched.
     launching: Option<CUgraphExec>,
-    highest: BTreeMap<CUdevice, Highest>,
+    high_water: BTreeMap<CUdevice, HighWater>,
 }
 
 #[derive(Debug)]
@@ -57,14 +55,14 @@ struct Chunk {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Idle {
+struct CachedChunk {
     chunk: Chunk,
-    /// The launch that has freed it: of which executable graph, and its end once that is known.
+    /// The launch that freed the chunk: executable graph, and end point once known.
     freed_by: Option<(CUgraphExec, Option<Point>)>,
 }
 
-impl Idle {
-    /// Whether nobody uses it any more.
+impl CachedChunk {
+    /// Returns whether any launch may use the chunk.
     fn is_free(&self, driver: &Driver) -> bool {
         match self.freed_by {
             None => true,
@@ -74,7 +72,7 @@ impl Idle {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Highest {
+struct HighWater {
     used: u64,
     reserved: u64,
 }
@@ -87,47 +85,47 @@ impl GraphMemory {
     }
 
     fn reserved(&self, device: CUdevice) -> u64 {
-        let idle = self.idle.iter().map(|idle| idle.chunk);
+        let idle = self.cached.iter().map(|idle| idle.chunk);
         let idle = idle.filter(|chunk| chunk.device == device);
         self.used(device) + idle.map(|chunk| chunk.bytes).sum::<u64>()
     }
 
-    fn take_idle(&mut self, driver: &Driver, device: CUdevice, bytes: u64) -> Option<Chunk> {
-        let fits = |idle: &Idle| {
-            let is_own = idle
+    fn take_cached(&mut self, driver: &Driver, device: CUdevice, bytes: u64) -> Option<Chunk> {
+        let fits = |idle: &CachedChunk| {
+            let owner_marker = idle
                 .freed_by
                 .is_some_and(|(exec, _)| self.launching == Some(exec));
             let chunk = idle.chunk;
-            chunk.device == device && chunk.bytes == bytes && (is_own || idle.is_free(driver))
+            chunk.device == device && chunk.bytes == bytes && (owner_marker || idle.is_free(driver))
         };
-        let position = self.idle.iter().position(fits)?;
-        Some(self.idle.swap_remove(position).chunk)
+        let position = self.cached.iter().position(fits)?;
+        Some(self.cached.swap_remove(position).chunk)
     }
 
-    fn keep(&mut self, chunk: Chunk) {
+    fn cache(&mut self, chunk: Chunk) {
         let freed_by = self.launching.map(|exec| (exec, None));
-        self.idle.push(Idle { chunk, freed_by });
+        self.cached.push(CachedChunk { chunk, freed_by });
     }
 
-    /// An executable graph is about to be launched.
+    /// Marks the start of a launch.
     pub(super) fn begin_launch(&mut self, exec: CUgraphExec) {
         self.launching = Some(exec);
     }
 
-    /// It was launched, and is over at that point.
+    /// Marks the end of a launch and its end point.
     pub(super) fn end_launch(&mut self, end: Option<Point>) {
         let Some(launched) = self.launching.take() else {
             return;
         };
-        for idle in &mut self.idle {
+        for idle in &mut self.cached {
             if idle.freed_by == Some((launched, None)) {
                 idle.freed_by = end.map(|end| (launched, Some(end)));
             }
         }
     }
 
-    /// The node is gone; so is its address, unless memory is still behind it.
-    pub(crate) fn forget_node(&mut self, address: CUdeviceptr) {
+    /// Removes a node. Its address stays reserved while memory is mapped.
+    pub(crate) fn remove_node(&mut self, address: CUdeviceptr) {
         if let Some(allocation) = self.allocations.get_mut(&address) {
             allocation.node_exists = false;
             if allocation.memory.is_none() {
@@ -136,9 +134,9 @@ impl GraphMemory {
         }
     }
 
-    /// Forgets memory of a context that is destroyed.
-    pub(crate) fn forget_context(&mut self, context: CUcontext) {
-        self.idle.retain(|idle| idle.chunk.context != context);
+    /// Removes the memory of a destroyed context.
+    pub(crate) fn remove_context(&mut self, context: CUcontext) {
+        self.cached.retain(|idle| idle.chunk.context != context);
         self.allocations.retain(|_, allocation| {
             if allocation
                 .memory
@@ -150,21 +148,21 @@ impl GraphMemory {
         });
     }
 
-    /// Whether memory is behind an address.
-    pub(super) fn is_taken(&self, address: CUdeviceptr) -> bool {
+    /// Returns whether memory is mapped at an address.
+    pub(super) fn is_mapped(&self, address: CUdeviceptr) -> bool {
         let allocation = self.allocations.get(&address);
         allocation.is_some_and(|allocation| allocation.memory.is_some())
     }
 }
 
 impl State {
-    /// An address for a new memory node.
+    /// KernelReserves an address for a new node.
     pub(crate) fn new_memory_node(
         &mut self,
         driver: &Driver,
         device: CUdevice,
         bytes: u64,
-    ) -> Answer<MemoryNode> {
+    ) -> CudaResult<MemoryNode> {
         driver.device(device)?;
         let rounded = bytes.checked_next_multiple_of(PAGE_BYTES);
         let rounded = rounded.filter(|rounded| *rounded > 0);
@@ -186,22 +184,22 @@ impl State {
         Ok(node)
     }
 
-    /// Puts memory behind a node's address.
-    pub(crate) fn take_graph_memory(
+    /// Maps memory at a node's address.
+    pub(crate) fn map_graph_memory(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         node: &MemoryNode,
-    ) -> Answer {
+    ) -> CudaResult {
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get(&node.address);
         let allocation = allocation.ok_or(CudaError::InvalidValue)?;
         if allocation.memory.is_some() {
-            // Launched twice without being freed in between.
+            // Launched twice without a free in between.
             return Err(CudaError::InvalidValue);
         }
         let bytes = allocation.reservation.length();
-        let chunk = self.chunk_ahead(driver, context, node)?;
+        let chunk = self.take_or_allocate_chunk(driver, context, node)?;
         let card = &driver.device(node.device)?.memory;
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get_mut(&node.address);
@@ -216,15 +214,15 @@ impl State {
         let mapping = match placed {
             Ok(mapping) => mapping,
             Err(errno) => {
-                memory.keep(chunk);
+                memory.cache(chunk);
                 return Err(errno.into());
             }
         };
         allocation.memory = Some(chunk);
         let (used, reserved) = (memory.used(node.device), memory.reserved(node.device));
-        let highest = memory.highest.entry(node.device).or_default();
-        highest.used = highest.used.max(used);
-        highest.reserved = highest.reserved.max(reserved);
+        let high_water = memory.high_water.entry(node.device).or_default();
+        high_water.used = high_water.used.max(used);
+        high_water.reserved = high_water.reserved.max(reserved);
         let kind = RangeKind::Graph {
             context: chunk.context,
         };
@@ -232,20 +230,20 @@ impl State {
         Ok(())
     }
 
-    fn new_chunk(
+    fn allocate_chunk(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         device: CUdevice,
         bytes: u64,
-    ) -> Answer<Chunk> {
+    ) -> CudaResult<Chunk> {
         let request = Request::Allocate {
             context: self.context_id(context)?,
             bytes,
         };
         let reply = match driver.request(&request) {
             Err(CudaError::OutOfMemory) => {
-                // What the pool keeps unused is given up before a request is refused.
+                // Cached chunks are freed before an allocation fails.
                 self.trim_graph_memory(driver, device)?;
                 driver.request(&request)?
             }
@@ -267,19 +265,19 @@ impl State {
         }
     }
 
-    /// Takes what a launch of these operations will put behind its nodes, for the pool to keep until then.
-    pub(super) fn take_graph_memory_ahead<'a>(
+    /// Allocates the memory of a launch of these operations into the pool.
+    pub(super) fn preallocate_graph_memory<'a>(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         operations: impl Iterator<Item = &'a Operation>,
-    ) -> Answer {
+    ) -> CudaResult {
         let mut taken = BTreeMap::new();
         let mut done = Ok(());
         for operation in operations {
             match operation {
-                Operation::Allocate(node) if !self.graphs.memory.is_taken(node.address) => {
-                    match self.chunk_ahead(driver, context, node) {
+                Operation::Allocate(node) if !self.graphs.memory.is_mapped(node.address) => {
+                    match self.take_or_allocate_chunk(driver, context, node) {
                         Ok(chunk) => {
                             taken.insert(node.address, chunk);
                         }
@@ -288,7 +286,7 @@ impl State {
                 }
                 Operation::Free(address) => {
                     if let Some(chunk) = taken.remove(address) {
-                        self.graphs.memory.keep(chunk);
+                        self.graphs.memory.cache(chunk);
                     }
                 }
                 _ => {}
@@ -298,34 +296,34 @@ impl State {
             }
         }
         for chunk in taken.into_values() {
-            self.graphs.memory.keep(chunk);
+            self.graphs.memory.cache(chunk);
         }
         done
     }
 
-    fn chunk_ahead(
+    fn take_or_allocate_chunk(
         &mut self,
         driver: &Driver,
         context: CUcontext,
         node: &MemoryNode,
-    ) -> Answer<Chunk> {
+    ) -> CudaResult<Chunk> {
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get(&node.address);
         let allocation = allocation.ok_or(CudaError::InvalidValue)?;
         let bytes = allocation.reservation.length();
-        match memory.take_idle(driver, node.device, bytes) {
+        match memory.take_cached(driver, node.device, bytes) {
             Some(chunk) => Ok(chunk),
-            None => self.new_chunk(driver, context, node.device, bytes),
+            None => self.allocate_chunk(driver, context, node.device, bytes),
         }
     }
 
-    /// Takes the memory behind an address away again, and keeps it for the next launch.
-    pub(crate) fn release_graph_memory(&mut self, address: CUdeviceptr) -> Answer {
+    /// Unmaps the memory at an address and caches it.
+    pub(crate) fn release_graph_memory(&mut self, address: CUdeviceptr) -> CudaResult {
         let memory = &mut self.graphs.memory;
         let allocation = memory.allocations.get_mut(&address);
         let allocation = allocation.ok_or(CudaError::InvalidValue)?;
         let chunk = allocation.memory.take().ok_or(CudaError::InvalidValue)?;
-        memory.keep(chunk);
+        memory.cache(chunk);
         self.addresses.remove(address);
         let memory = &mut self.graphs.memory;
         if memory
@@ -338,13 +336,13 @@ impl State {
         Ok(())
     }
 
-    /// Gives what is unused back to the card.
-    fn trim_graph_memory(&mut self, driver: &Driver, device: CUdevice) -> Answer {
+    /// Frees unused chunks.
+    fn trim_graph_memory(&mut self, driver: &Driver, device: CUdevice) -> CudaResult {
         let memory = &mut self.graphs.memory;
-        let is_unused = |idle: &&Idle| idle.chunk.device == device && idle.is_free(driver);
-        let (unused, kept) = memory.idle.iter().partition(is_unused);
-        memory.idle = kept;
-        let unused: Vec<Idle> = unused;
+        let is_unused = |idle: &&CachedChunk| idle.chunk.device == device && idle.is_free(driver);
+        let (unused, kept) = memory.cached.iter().partition(is_unused);
+        memory.cached = kept;
+        let unused: Vec<CachedChunk> = unused;
         for idle in unused {
             let allocation = idle.chunk.allocation;
             driver.request(&Request::Free { allocation })?;
@@ -369,12 +367,12 @@ entry_points! {
         driver.device(device)?;
         let state = driver.state();
         let memory = &state.graphs.memory;
-        let highest = memory.highest.get(&device).copied().unwrap_or_default();
+        let high_water = memory.high_water.get(&device).copied().unwrap_or_default();
         value.out::<u64>().set(match which {
             attribute::USED => memory.used(device),
-            attribute::USED_HIGH => highest.used,
+            attribute::USED_HIGH => high_water.used,
             attribute::RESERVED => memory.reserved(device),
-            attribute::RESERVED_HIGH => highest.reserved,
+            attribute::RESERVED_HIGH => high_water.reserved,
             _ => return Err(CudaError::InvalidValue),
         })
     }

@@ -1,9 +1,9 @@
-//! Making nodes, and reading and changing what they do.
+//! Creating, reading and changing nodes.
 
 use super::Node;
 use super::memory::MemoryNode;
 use super::parameters::{NodeType, kernel_to};
-use crate::abi::{Answer, In, InOut, Out, entry_points};
+use crate::abi::{CudaResult, In, InOut, Out, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
 use crate::host::HostFunction;
@@ -26,7 +26,7 @@ impl CUkernelNodeParamsV2 {
 }
 
 impl CUhostNodeParams {
-    pub(super) fn operation(&self) -> Answer<Operation> {
+    pub(super) fn operation(&self) -> CudaResult<Operation> {
         HostFunction::plain(self.function, self.data).map(Operation::Host)
     }
 }
@@ -44,12 +44,12 @@ impl CUmemAllocNodeParams {
 }
 
 impl State {
-    /// The operation that `CUgraphNodeParams` describes, of kinds that can be changed later.
+    /// Converts `CUgraphNodeParams` to an operation.
     pub(super) fn operation_from(
         &mut self,
         driver: &Driver,
         params: CUgraphNodeParams,
-    ) -> Answer<Operation> {
+    ) -> CudaResult<Operation> {
         let union = In::at(std::ptr::from_ref(&params.parameters));
         Ok(match NodeType::from_code(params.kind)? {
             NodeType::Kernel => {
@@ -74,17 +74,17 @@ impl State {
     }
 }
 
-/// Where a new node goes.
+/// Graph, dependencies and output of a new node.
 #[derive(Clone, Copy)]
-struct Place {
+struct NewNode {
     node: Out<CUgraphNode>,
     graph: CUgraph,
     dependencies: In<CUgraphNode>,
     count: usize,
 }
 
-impl Place {
-    fn add(self, operation: impl FnOnce(&mut State) -> Answer<Operation>) -> Answer {
+impl NewNode {
+    fn add(self, operation: impl FnOnce(&mut State) -> CudaResult<Operation>) -> CudaResult {
         if self.node.is_null() {
             return Err(CudaError::InvalidValue);
         }
@@ -96,8 +96,8 @@ impl Place {
             .set(state.add_node(self.graph, &dependencies, operation)?)
     }
 
-    /// Adds a node that takes memory, and returns the memory's address.
-    fn add_memory(self, params: CUmemAllocNodeParams) -> Answer<CUdeviceptr> {
+    /// Adds an allocation node and returns its address.
+    fn add_memory(self, params: CUmemAllocNodeParams) -> CudaResult<CUdeviceptr> {
         if params.pool.location.kind != CUmemLocation::DEVICE {
             return Err(CudaError::InvalidValue);
         }
@@ -112,7 +112,7 @@ impl Place {
         Ok(address)
     }
 
-    fn add_child(self, child: CUgraph) -> Answer {
+    fn add_child(self, child: CUgraph) -> CudaResult {
         self.add(|state| {
             let copy = state.clone_graph(child)?;
             state.mark_child(copy);
@@ -121,19 +121,19 @@ impl Place {
     }
 }
 
-fn add_kernel(place: Place, params: CUkernelNodeParamsV2) -> Answer {
+fn add_kernel(new_node: NewNode, params: CUkernelNodeParamsV2) -> CudaResult {
     let driver = driver()?;
-    place.add(|state| state.kernel_from(driver, &params))
+    new_node.add(|state| state.kernel_from(driver, &params))
 }
 
-/// Reads what a node does.
-fn read<T>(node: CUgraphNode, what: impl FnOnce(&Node) -> Option<T>) -> Answer<T> {
+/// Reads the operation of a node.
+fn read<T>(node: CUgraphNode, what: impl FnOnce(&Node) -> Option<T>) -> CudaResult<T> {
     let driver = driver()?;
     let state = driver.state();
     what(state.graphs.node(node)?).ok_or(CudaError::InvalidValue)
 }
 
-fn kernel_params(node: CUgraphNode) -> Answer<CUkernelNodeParamsV2> {
+fn kernel_params(node: CUgraphNode) -> CudaResult<CUkernelNodeParamsV2> {
     read(node, |node| match &node.operation {
         Operation::Kernel(launch) => Some(kernel_to(
             launch,
@@ -146,34 +146,34 @@ fn kernel_params(node: CUgraphNode) -> Answer<CUkernelNodeParamsV2> {
 
 entry_points! {
     "cuGraphAddKernelNode" 10000 fn cuGraphAddKernelNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, params: In<CUkernelNodeParams>) {
-        add_kernel(Place { node, graph, dependencies, count }, CUkernelNodeParamsV2::from_v1(params.get()?))
+        add_kernel(NewNode { node, graph, dependencies, count }, CUkernelNodeParamsV2::from_v1(params.get()?))
     }
     "cuGraphAddKernelNode" 12000 fn cuGraphAddKernelNode_v2(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, params: In<CUkernelNodeParamsV2>) {
-        add_kernel(Place { node, graph, dependencies, count }, params.get()?)
+        add_kernel(NewNode { node, graph, dependencies, count }, params.get()?)
     }
 
     "cuGraphAddMemcpyNode" 10000 fn cuGraphAddMemcpyNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, copy: In<CUmemcpy3D>, _context: CUcontext) {
         let copy = copy.get()?;
-        Place { node, graph, dependencies, count }.add(|_| Ok(Operation::Copy(copy)))
+        NewNode { node, graph, dependencies, count }.add(|_| Ok(Operation::Copy(copy)))
     }
 
     "cuGraphAddMemsetNode" 10000 fn cuGraphAddMemsetNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, fill: In<CUmemsetNodeParams>, _context: CUcontext) {
         let fill = fill.get()?;
-        Place { node, graph, dependencies, count }.add(|_| Ok(Operation::Fill(fill)))
+        NewNode { node, graph, dependencies, count }.add(|_| Ok(Operation::Fill(fill)))
     }
 
     "cuGraphAddChildGraphNode" 10000 fn cuGraphAddChildGraphNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, child: CUgraph) {
-        Place { node, graph, dependencies, count }.add_child(child)
+        NewNode { node, graph, dependencies, count }.add_child(child)
     }
 
     "cuGraphAddMemAllocNode" 11040 fn cuGraphAddMemAllocNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, params: InOut<CUmemAllocNodeParams>) {
         let given = params.get()?;
-        let address = Place { node, graph, dependencies, count }.add_memory(given)?;
+        let address = NewNode { node, graph, dependencies, count }.add_memory(given)?;
         params.set(CUmemAllocNodeParams { address, ..given })
     }
 
     "cuGraphAddMemFreeNode" 11040 fn cuGraphAddMemFreeNode(node: Out<CUgraphNode>, graph: CUgraph, dependencies: In<CUgraphNode>, count: usize, address: CUdeviceptr) {
-        Place { node, graph, dependencies, count }.add(|_| Ok(Operation::Free(address)))
+        NewNode { node, graph, dependencies, count }.add(|_| Ok(Operation::Free(address)))
     }
 
     "cuGraphKernelNodeGetParams" 10000 fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: Out<CUkernelNodeParams>) { params.set(kernel_params(node)?.v1) }

@@ -1,9 +1,9 @@
-//! Node parameters between their C forms and operations.
+//! Conversion between C node parameters and operations.
 
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use crate::abi::{Answer, In};
+use crate::abi::{CudaResult, In};
 use crate::context::current_handle;
 use crate::driver::{Driver, State};
 use crate::error::CudaError;
@@ -11,7 +11,7 @@ use crate::launch::{Launch, Parameters, Shape};
 use crate::operation::Operation;
 use crate::types::{CUcontext, CUfunction, CUkernelNodeParams, CUkernelNodeParamsV2};
 
-/// The memory that a kernel node's parameters are handed out in.
+/// Storage for the parameters of a kernel node.
 #[derive(Debug)]
 pub(super) struct Arguments {
     /// Address of the value.
@@ -20,7 +20,6 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// The parameters of a node, where they are known.
     pub(super) fn of(operation: &Operation) -> Option<Arc<Self>> {
         let Operation::Kernel(launch) = operation else {
             return None;
@@ -44,7 +43,7 @@ impl State {
         &mut self,
         driver: &Driver,
         params: &CUkernelNodeParamsV2,
-    ) -> Answer<Operation> {
+    ) -> CudaResult<Operation> {
         let v1 = &params.v1;
         let function = if v1.function == CUfunction(0) {
             params.kernel
@@ -75,7 +74,7 @@ impl State {
     }
 }
 
-/// Parameters of a kernel node as a program wants to see them.
+/// Returns the parameters of a kernel node.
 pub(super) fn kernel_to(
     launch: &Launch,
     arguments: Option<&Arguments>,
@@ -96,7 +95,7 @@ pub(super) fn kernel_to(
     }
 }
 
-/// `CUgraphNodeType` as far as nodes of it can be made.
+/// Supported values of `CUgraphNodeType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeType {
     Kernel,
@@ -111,7 +110,7 @@ pub(super) enum NodeType {
 }
 
 impl NodeType {
-    pub(super) fn from_code(code: c_uint) -> Answer<Self> {
+    pub(super) fn from_code(code: c_uint) -> CudaResult<Self> {
         Ok(match code {
             0 => Self::Kernel,
             1 => Self::Copy,

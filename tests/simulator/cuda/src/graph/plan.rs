@@ -1,7 +1,7 @@
-//! The order in which a graph's nodes are put on streams, and how many streams that takes.
+//! Execution order of a graph's nodes and their assignment to streams. Pure.
 //!
-//! Pure. Child graphs are taken apart: what depends on the node of a child graph depends on the
-//! ends of the child graph.
+//! Child graphs are inlined: successors of a child graph node depend on the last nodes of the child
+//! graph.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,26 @@ use super::Graphs;
 use crate::operation::Operation;
 use crate::types::{CUgraph, CUgraphNode};
 
-/// Streams that one graph is spread over at most; more branches share them.
-const MOST_LANES: usize = 32;
+/// Most streams of one launch; further branches share them.
+const MAX_LANES: usize = 32;
 
-/// One operation of a graph that is ready to be launched.
+/// One operation of an executable graph.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// The node it comes from.
     pub(crate) node: CUgraphNode,
     pub(crate) operation: Operation,
-    /// Indices of the steps it comes after; all are smaller than its own.
+    /// Indices of the steps it depends on, all smaller than its own.
     pub(crate) after: Vec<usize>,
-    /// Which of the launch's streams it runs in; 0 is the one it was launched into.
+    /// Stream of the launch: 0 is the launch stream.
     pub(crate) lane: usize,
     pub(crate) enabled: bool,
 }
 
-/// The graph is circular, or names nodes that do not exist.
+/// The graph has a cycle or refers to missing nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// A graph's nodes in an order in which they can be done.
+/// Returns a graph's nodes in execution order.
 pub(crate) fn flatten(graphs: &Graphs, graph: CUgraph) -> Result<Vec<Step>, Malformed> {
     let mut steps = Vec::new();
     append(graphs, graph, &[], &mut steps)?;
@@ -37,7 +36,7 @@ pub(crate) fn flatten(graphs: &Graphs, graph: CUgraph) -> Result<Vec<Step>, Malf
     Ok(steps)
 }
 
-/// Appends a graph whose first nodes come after `before`; returns its last ones.
+/// Appends a graph whose first nodes depend on `before`. Returns its last steps.
 fn append(
     graphs: &Graphs,
     graph: CUgraph,
@@ -47,7 +46,7 @@ fn append(
     let nodes = &graphs.graph(graph).map_err(|_| Malformed)?.nodes;
     let mut ends: BTreeMap<CUgraphNode, Vec<usize>> = BTreeMap::new();
     let mut followed = std::collections::BTreeSet::new();
-    // Nodes whose dependencies are done, until there are none left.
+    // Each pass takes the nodes whose dependencies are done.
     let mut open: Vec<CUgraphNode> = nodes.clone();
     while !open.is_empty() {
         let mut later = Vec::new();
@@ -97,7 +96,7 @@ fn append(
     Ok(last)
 }
 
-/// A step goes on in the lane of one it comes after, unless another one already did.
+/// A step continues the lane of one of its dependencies if that is the lane's last step.
 fn assign_lanes(steps: &mut [Step]) {
     // The last step of each lane.
     let mut tails: Vec<usize> = Vec::new();
@@ -106,8 +105,8 @@ fn assign_lanes(steps: &mut [Step]) {
             return;
         };
         let mut lane = tails.iter().position(|tail| step.after.contains(tail));
-        if lane.is_none() && tails.len() >= MOST_LANES {
-            lane = Some(index % MOST_LANES);
+        if lane.is_none() && tails.len() >= MAX_LANES {
+            lane = Some(index % MAX_LANES);
         }
         let lane = lane.unwrap_or(tails.len());
         match tails.get_mut(lane) {
@@ -120,7 +119,7 @@ fn assign_lanes(steps: &mut [Step]) {
     }
 }
 
-/// How many streams the steps are spread over.
+/// Number of streams of a launch.
 pub(crate) fn lanes(steps: &[Step]) -> usize {
     steps.iter().map(|step| step.lane + 1).max().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Ranges of this process's address space that it owns: with memory behind them, or only reserved.
+//! Address ranges of this process: mapped or reserved.
 
 use std::os::fd::OwnedFd;
 
@@ -8,19 +8,19 @@ use simulator_machine::kernel::PAGE_BYTES;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// A range with memory behind it.
+/// A mapped range.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: u64,
     length: usize,
-    end: End,
+    on_drop: DropAction,
 }
 
-/// What becomes of a range when its mapping is dropped.
+/// Effect of dropping a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum DropAction {
     Unmapped,
-    /// It lies in a [`Reservation`].
+    /// The range lies in a [`Reservation`].
     Reserved,
 }
 
@@ -34,46 +34,44 @@ fn length(bytes: u64) -> Result<usize, Errno> {
 }
 
 impl Mapping {
-    /// Maps a range of a card's memory, at a multiple of the granularity as all device memory.
-    pub(crate) fn of_memory(memory: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, Errno> {
-        Self::aligned(memory, offset, bytes, PAGE_BYTES)
+    /// Maps a range of a GPU's memory file at a multiple of the page size.
+    pub(crate) fn of_file(memory: &OwnedFd, offset: u64, bytes: u64) -> Result<Self, Errno> {
+        Self::of_file_aligned(memory, offset, bytes, PAGE_BYTES)
     }
 
-    /// Maps a range of a card's memory at a multiple of `alignment`, a power of two.
-    pub(crate) fn aligned(
+    /// Maps a range of a GPU's memory file at a multiple of `alignment`, a power of two.
+    pub(crate) fn of_file_aligned(
         memory: &OwnedFd,
         offset: u64,
         bytes: u64,
         alignment: u64,
     ) -> Result<Self, Errno> {
         let Reservation(range) = Reservation::new(bytes, alignment)?;
-        range.back(memory, offset)?;
+        range.map_file(memory, offset)?;
         Ok(range)
     }
 
-    /// Puts a card's memory behind the range.
-    fn back(&self, memory: &OwnedFd, offset: u64) -> Result<(), Errno> {
+    fn map_file(&self, memory: &OwnedFd, offset: u64) -> Result<(), Errno> {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         let base = pointer(self.base)?;
-        // SAFETY: the range is ours, and what was behind it is not used any more.
+        // SAFETY: the mapping owns the range, and its previous content is unused.
         unsafe { mmap(base, self.length, READ_WRITE, flags, memory, offset) }?;
         Ok(())
     }
 
-    /// Maps fresh host memory.
     pub(crate) fn anonymous(bytes: u64) -> Result<Self, Errno> {
         let length = length(bytes)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        // SAFETY: without MAP_FIXED the kernel chooses unused addresses.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, READ_WRITE, flags) }?;
         Ok(Self {
             base: base.expose_provenance() as u64,
             length,
-            end: End::Unmapped,
+            on_drop: DropAction::Unmapped,
         })
     }
 
-    /// Maps a range of a card's memory at a reserved address where nothing is mapped yet.
+    /// Maps a range of a GPU's memory file at a reserved, unmapped address.
     pub(crate) fn place(
         reservation: &Reservation,
         at: u64,
@@ -87,9 +85,9 @@ impl Mapping {
         let range = Self {
             base: at,
             length: length(bytes)?,
-            end: End::Reserved,
+            on_drop: DropAction::Reserved,
         };
-        range.back(memory, offset)?;
+        range.map_file(memory, offset)?;
         Ok(range)
     }
 
@@ -107,12 +105,12 @@ impl Drop for Mapping {
         let Ok(base) = pointer(self.base) else {
             return;
         };
-        match self.end {
-            End::Unmapped => {
-                // SAFETY: the range is ours; what still points into it is freed memory to its user.
+        match self.on_drop {
+            DropAction::Unmapped => {
+                // SAFETY: the mapping owns the range; pointers into it point to freed memory.
                 let _ = unsafe { munmap(base, self.length) };
             }
-            End::Reserved => {
+            DropAction::Reserved => {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
                 // SAFETY: as above; the range stays reserved.
                 let _ = unsafe { mmap_anonymous(base, self.length, ProtFlags::empty(), flags) };
@@ -121,30 +119,30 @@ impl Drop for Mapping {
     }
 }
 
-/// A range that nothing else will be mapped into. What is placed in it must be dropped first.
+/// A reserved address range. Mappings placed in it must be dropped first.
 #[derive(Debug)]
 pub(crate) struct Reservation(Mapping);
 
 impl Reservation {
-    /// Reserves a range whose first byte is a multiple of `alignment`, a power of two.
+    /// KernelReserves a range at a multiple of `alignment`, a power of two.
     pub(crate) fn new(bytes: u64, alignment: u64) -> Result<Self, Errno> {
         let padded = bytes.checked_add(alignment).ok_or(Errno::NOMEM)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let (anywhere, nothing) = (std::ptr::null_mut(), ProtFlags::empty());
         let padded_length = length(padded)?;
-        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        // SAFETY: without MAP_FIXED the kernel chooses unused addresses.
         let start = unsafe { mmap_anonymous(anywhere, padded_length, nothing, flags) }?;
         let start = start.expose_provenance() as u64;
         let base = start.next_multiple_of(alignment);
         let range = Mapping {
             base,
             length: length(bytes)?,
-            end: End::Unmapped,
+            on_drop: DropAction::Unmapped,
         };
         for (from, to) in [(start, base), (base + bytes, start + padded)] {
             if from < to {
                 let (unneeded, length) = (pointer(from)?, length(to - from)?);
-                // SAFETY: the part before or behind the aligned range, which nobody else knows of.
+                // SAFETY: the part outside the aligned range has no other users.
                 unsafe { munmap(unneeded, length) }?;
             }
         }
@@ -159,7 +157,6 @@ impl Reservation {
         self.0.length()
     }
 
-    /// Whether a range lies in this one.
     pub(crate) fn contains(&self, address: u64, bytes: u64) -> bool {
         address
             .checked_sub(self.base())

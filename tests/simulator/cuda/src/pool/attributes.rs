@@ -1,6 +1,6 @@
-//! What is known of a pool, and what can be changed about it.
+//! Pool attributes.
 //!
-//! Those from the allocation type on are known where the machine has CUDA 13.2.
+//! Attributes from `ALLOCATION_TYPE` on need CUDA 13.2.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use crate::driver::driver;
 use crate::error::CudaError;
 use crate::types::CUmemoryPool;
 
-/// Since when a pool says of what sort it is.
+/// First CUDA version with the attributes that describe the pool.
 const KNOWN_SINCE: DottedVersion = DottedVersion {
     major: 13,
     minor: 2,
@@ -51,10 +51,10 @@ entry_points! {
             attribute::RESERVED_HIGH => pool.reserved_high,
             attribute::USED_CURRENT => pool.used,
             attribute::USED_HIGH => pool.used_high,
-            attribute::ALLOCATION_TYPE => return value.out().set(pool.home.allocation_type()),
+            attribute::ALLOCATION_TYPE => return value.out().set(pool.location.allocation_type()),
             attribute::EXPORT_HANDLE_TYPES => return value.out().set(c_uint::from(pool.exportable)),
-            attribute::LOCATION_ID => return value.out().set(pool.home.location().id),
-            attribute::LOCATION_TYPE => return value.out().set(pool.home.location().kind),
+            attribute::LOCATION_ID => return value.out().set(pool.location.cuda_location().id),
+            attribute::LOCATION_TYPE => return value.out().set(pool.location.cuda_location().kind),
             attribute::MAX_POOL_SIZE => pool.max_bytes.unwrap_or(0),
             _ => return Err(CudaError::InvalidValue),
         };
@@ -70,7 +70,7 @@ entry_points! {
                 pool.policies.insert(which, value.input::<c_int>().get()?);
             }
             attribute::RELEASE_THRESHOLD => pool.threshold = value.input::<u64>().get()?,
-            // The high-water marks can only be reset.
+            // High-water marks can only be reset.
             attribute::RESERVED_HIGH if value.input::<u64>().get()? == 0 => pool.reserved_high = pool.reserved(),
             attribute::USED_HIGH if value.input::<u64>().get()? == 0 => pool.used_high = pool.used,
             _ => return Err(CudaError::InvalidValue),

@@ -1,7 +1,6 @@
 //! Pools and their memory in other processes.
 //!
-//! The descriptor of a pool only names its card. What keeps memory alive is each pointer that was
-//! imported, until it is freed there.
+//! A pool descriptor only names the GPU. Each imported pointer holds its memory until it is freed.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -10,29 +9,28 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use simulator_machine::protocol::{AllocationId, CardIndex, Request};
 
-use super::{Home, Pool};
-use crate::abi::{Answer, In, Out, Untyped, entry_points};
+use super::{Pool, PoolLocation};
+use crate::abi::{CudaResult, In, Out, Untyped, entry_points};
 use crate::driver::{Driver, State, driver};
 use crate::error::CudaError;
-use crate::ipc::Part;
+use crate::ipc::AllocationPart;
 use crate::memory::RangeKind;
 use crate::types::{CUdevice, CUdeviceptr, CUipcHandle, CUmemoryPool};
-use crate::virtual_memory::{FILE_DESCRIPTOR, borrowed};
+use crate::virtual_memory::{FILE_DESCRIPTOR, borrow_descriptor};
 
-/// Tell descriptors and pointers of pools from anything else.
+/// Identify pool descriptors and pool pointers.
 const POOL: u64 = 0x6c6f_6f70_6375_6461;
 const POINTER: u64 = 0x7274_706c_6375_6461;
 
-/// The descriptor of a pool.
-fn export(card: CardIndex) -> Answer<std::os::fd::OwnedFd> {
+fn export(card: CardIndex) -> CudaResult<std::os::fd::OwnedFd> {
     let file = memfd_create("simulated-gpu-pool", MemfdFlags::CLOEXEC)?;
     let handle = CUipcHandle::of([POOL, u64::from(card.0)]);
     pwrite(&file, &handle.bytes, 0)?;
     Ok(file)
 }
 
-/// Whose pool a descriptor is.
-fn read(descriptor: BorrowedFd<'_>) -> Answer<CardIndex> {
+/// Returns the GPU of a pool descriptor.
+fn read(descriptor: BorrowedFd<'_>) -> CudaResult<CardIndex> {
     let mut bytes = [0; 64];
     let length = pread(descriptor, &mut bytes, 0).map_err(|_| CudaError::InvalidValue)?;
     let [magic, card] = CUipcHandle { bytes }.words();
@@ -43,18 +41,18 @@ fn read(descriptor: BorrowedFd<'_>) -> Answer<CardIndex> {
 }
 
 impl State {
-    fn import_pool(&mut self, driver: &Driver, card: CardIndex) -> Answer<CUmemoryPool> {
+    fn import_pool(&mut self, driver: &Driver, card: CardIndex) -> CudaResult<CUmemoryPool> {
         let position = driver.devices().iter().position(|one| one.card == card);
         let device = position.and_then(|index| CUdevice::try_from(index).ok());
         let device = device.ok_or(CudaError::InvalidDevice)?;
-        let mut pool = Pool::new(Home::Card(device), None);
+        let mut pool = Pool::new(PoolLocation::Device(device), None);
         pool.imported = true;
         let handle = CUmemoryPool(self.handle());
         self.pools.pools.insert(handle, pool);
         Ok(handle)
     }
 
-    fn export_pointer(&mut self, driver: &Driver, address: CUdeviceptr) -> Answer<CUipcHandle> {
+    fn export_pointer(&mut self, driver: &Driver, address: CUdeviceptr) -> CudaResult<CUipcHandle> {
         let found = self.allocation_at(address);
         let (start, bytes, kind) = found.ok_or(CudaError::InvalidValue)?;
         let RangeKind::Pool {
@@ -84,16 +82,16 @@ impl State {
         driver: &Driver,
         pool: CUmemoryPool,
         data: &CUipcHandle,
-    ) -> Answer<CUdeviceptr> {
+    ) -> CudaResult<CUdeviceptr> {
         let [magic, allocation, within, bytes] = data.words();
         if magic != POINTER || !self.pools.get(pool)?.imported {
             return Err(CudaError::InvalidValue);
         }
-        let part = Part {
+        let part = AllocationPart {
             allocation: AllocationId(allocation),
             within,
             bytes,
-            of_pool: true,
+            is_pool_memory: true,
         };
         self.open_part(driver, part)
     }
@@ -107,7 +105,7 @@ entry_points! {
         if kind != FILE_DESCRIPTOR || flags != 0 || !pool.exportable {
             return Err(CudaError::InvalidValue);
         }
-        let device = pool.home.card().ok_or(CudaError::InvalidValue)?;
+        let device = pool.location.device().ok_or(CudaError::InvalidValue)?;
         let card = driver.device(device)?.card;
         let shareable = shareable.out::<c_int>();
         if shareable.is_null() {
@@ -120,7 +118,7 @@ entry_points! {
         if kind != FILE_DESCRIPTOR || flags != 0 || pool.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        let card = read(borrowed(shareable.number())?)?;
+        let card = read(borrow_descriptor(shareable.number())?)?;
         let driver = driver()?;
         pool.set(driver.state().import_pool(driver, card)?)
     }

@@ -1,12 +1,12 @@
-//! Copies and memsets with their shapes.
+//! Types of copies and memsets.
 
 use std::ffi::c_uint;
 
 use super::{CUarray, CUcontext, CUdeviceptr, CUmemLocation};
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::error::CudaError;
 
-/// `CUmemorytype`: what a side of a copy is.
+/// `CUmemorytype`
 pub(crate) struct MemoryType;
 
 impl MemoryType {
@@ -125,7 +125,7 @@ pub(crate) struct CUmemcpyAttributes {
 pub(crate) struct CUmemcpy3DOperand {
     /// `CUmemcpy3DOperandType`
     pub(crate) kind: c_uint,
-    /// Address, elements of a row, rows of a layer and a hint; or array and offset.
+    /// Address, row length, layer height and hint; or array and offset.
     pub(crate) place: [u64; 4],
 }
 
@@ -135,8 +135,8 @@ impl CUmemcpy3DOperand {
     /// `CU_MEMCPY_OPERAND_TYPE_ARRAY`
     pub(crate) const ARRAY: c_uint = 2;
 
-    /// The array of one that is in an array.
-    pub(crate) fn array(&self) -> Answer<CUarray> {
+    /// The array handle of an array operand.
+    pub(crate) fn array(&self) -> CudaResult<CUarray> {
         let handle = usize::try_from(self.place[0]);
         handle.map(CUarray).map_err(|_| CudaError::InvalidHandle)
     }
@@ -155,7 +155,7 @@ pub(crate) struct CUmemcpy3DBatchOp {
     pub(crate) flags: c_uint,
 }
 
-/// `CUDA_ARRAY_DESCRIPTOR_v1`, of before CUDA 3.2
+/// `CUDA_ARRAY_DESCRIPTOR_v1`, before CUDA 3.2
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUarrayDescriptorV1 {
@@ -165,7 +165,7 @@ pub(crate) struct CUarrayDescriptorV1 {
     pub(crate) channels: c_uint,
 }
 
-/// `CUDA_ARRAY3D_DESCRIPTOR_v1`, of before CUDA 3.2
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`, before CUDA 3.2
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUarray3DDescriptorV1 {

@@ -1,4 +1,4 @@
-//! Graphs and the parameters of their nodes.
+//! Types of graphs and node parameters.
 
 use std::ffi::{c_int, c_longlong, c_uchar, c_uint, c_void};
 
@@ -7,7 +7,7 @@ use super::{
     CUmemPoolProps, CUmemcpy3D, CUmemsetNodeParams, CUstream,
 };
 
-/// `CUgraphEdgeData`; ports change nothing here.
+/// `CUgraphEdgeData`; ports have no effect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CUgraphEdgeData {
@@ -34,7 +34,7 @@ pub(crate) struct CUkernelNodeParams {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUkernelNodeParamsV2 {
     pub(crate) v1: CUkernelNodeParams,
-    /// In place of the function.
+    /// Used if the function is null.
     pub(crate) kernel: CUfunction,
     pub(crate) context: CUcontext,
 }
@@ -88,7 +88,7 @@ pub(crate) struct CUmemAllocNodeParams {
     pub(crate) access: *const CUmemAccessDesc,
     pub(crate) access_count: usize,
     pub(crate) bytes: usize,
-    /// Result.
+    /// Output.
     pub(crate) address: CUdeviceptr,
 }
 
@@ -99,14 +99,14 @@ pub(crate) struct CUmemFreeNodeParams {
     pub(crate) address: CUdeviceptr,
 }
 
-/// `CUgraphNodeParams`: the parameters follow by type of node.
+/// `CUgraphNodeParams`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUgraphNodeParams {
     /// `CUgraphNodeType`
     pub(crate) kind: c_uint,
     pub(crate) reserved0: [c_int; 3],
-    /// The union of all of the above.
+    /// Union by node type.
     pub(crate) parameters: [c_longlong; 29],
     pub(crate) reserved2: c_longlong,
 }
@@ -117,9 +117,9 @@ pub(crate) struct CUgraphNodeParams {
 pub(crate) struct CUgraphInstantiateParams {
     pub(crate) flags: u64,
     pub(crate) upload_stream: CUstream,
-    /// Result.
+    /// Output.
     pub(crate) error_node: CUgraphNode,
-    /// Result: `CUgraphInstantiateResult`.
+    /// Output: `CUgraphInstantiateResult`.
     pub(crate) result: c_uint,
 }
 

@@ -1,4 +1,4 @@
-//! Resources of a device, of textures and of other processes.
+//! Types of device resources, arrays and external memory.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong};
 
@@ -10,7 +10,7 @@ use super::CUdevice;
 pub(crate) struct CUdevResource {
     /// `CUdevResourceType`
     pub(crate) kind: c_uint,
-    /// In the driver's own part: whose it is.
+    /// In the part that is private to the driver.
     pub(crate) device: CUdevice,
     internal: [c_uchar; 88],
     /// `smCount`
@@ -24,15 +24,15 @@ impl CUdevResource {
     /// `CU_DEV_RESOURCE_TYPE_SM`
     pub(crate) const SM: c_uint = 1;
 
-    /// Multiprocessors of a device, of which parts are multiples of `granule`.
-    pub(crate) fn multiprocessors(device: CUdevice, count: c_uint, granule: c_uint) -> Self {
+    /// Multiprocessors of a device; partitions are multiples of `granularity`.
+    pub(crate) fn multiprocessors(device: CUdevice, count: c_uint, granularity: c_uint) -> Self {
         Self {
             kind: Self::SM,
             device,
             internal: [0; 88],
             multiprocessors: count,
-            least: granule,
-            alignment: granule,
+            least: granularity,
+            alignment: granularity,
             rest: [0; 9],
         }
     }
@@ -59,7 +59,7 @@ pub(crate) struct CUarrayMapInfo {
     /// `CUarraySparseSubresourceType`
     pub(crate) subresource_type: c_uint,
     padding: c_uint,
-    /// Of a sparse level: level, layer, offset and extent.
+    /// Of a sparse level: level, layer, offset, extent.
     pub(crate) subresource: [c_uint; 8],
     /// `CUmemOperationType`
     pub(crate) operation: c_uint,
@@ -67,7 +67,7 @@ pub(crate) struct CUarrayMapInfo {
     pub(crate) memory_type: c_uint,
     pub(crate) memory: c_ulonglong,
     pub(crate) offset: c_ulonglong,
-    /// Devices that are meant, as bits.
+    /// Device bit mask.
     pub(crate) devices: c_uint,
     pub(crate) flags: c_uint,
     pub(crate) reserved: [c_uint; 2],
@@ -90,7 +90,7 @@ pub(crate) struct CUexternalMemoryHandleDesc {
     /// `CUexternalMemoryHandleType`
     pub(crate) kind: c_uint,
     padding: c_uint,
-    /// In the place of all kinds of handles.
+    /// Union of all handle types.
     pub(crate) descriptor: c_int,
     others: [c_int; 3],
     pub(crate) bytes: c_ulonglong,

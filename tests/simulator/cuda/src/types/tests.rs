@@ -1,4 +1,4 @@
-//! Sizes and offsets, compared with bindings that were generated from the header.
+//! Compares sizes and offsets with generated bindings.
 
 use std::mem::{offset_of, size_of};
 
@@ -6,8 +6,7 @@ use cudarc::driver::sys;
 
 use super::*;
 
-/// Asserts that a type of ours and one of the header have the same size and fields at the same
-/// offsets.
+/// Asserts equal size, and equal offsets of fields.
 macro_rules! same_layout {
     ($ours:ty, $theirs:ty $(, $field:ident $(. $inner:ident)* = $other:ident)* $(,)?) => {
         assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
@@ -20,7 +19,7 @@ macro_rules! same_layout {
 }
 
 #[test]
-fn structs_have_the_layout_of_the_header() {
+fn matches_header_layout_of_basic_structs() {
     same_layout!(CUuuid, sys::CUuuid, bytes = bytes);
     same_layout!(
         CUctxCreateParams,
@@ -70,7 +69,7 @@ fn structs_have_the_layout_of_the_header() {
 }
 
 #[test]
-fn memory_structs_have_the_layout_of_the_header() {
+fn matches_header_layout_of_memory_structs() {
     same_layout!(
         CUmemAllocationProp,
         sys::CUmemAllocationProp,
@@ -85,7 +84,7 @@ fn memory_structs_have_the_layout_of_the_header() {
 }
 
 #[test]
-fn copies_have_the_layout_of_the_header() {
+fn matches_header_layout_of_copies_and_arrays() {
     same_layout!(
         CUmemcpy3D,
         sys::CUDA_MEMCPY3D,
@@ -198,7 +197,7 @@ fn copies_have_the_layout_of_the_header() {
 }
 
 #[test]
-fn graph_structs_have_the_layout_of_the_header() {
+fn matches_header_layout_of_graph_structs() {
     same_layout!(
         CUgraphEdgeData,
         sys::CUgraphEdgeData,
@@ -314,7 +313,7 @@ fn graph_structs_have_the_layout_of_the_header() {
 }
 
 #[test]
-fn batches_and_resources_have_the_layout_of_the_header() {
+fn matches_header_layout_of_batches_and_resources() {
     same_layout!(
         CUmemcpyAttributes,
         sys::CUmemcpyAttributes,

@@ -1,5 +1,5 @@
-//! The library under test, opened by path: every machine has its own copy, so tests run side by
-//! side in one process.
+//! The library under test, opened by path. Every machine has its own copy, so tests run
+//! concurrently in one process.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -34,7 +34,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Calls an address with arguments of the types given.
+/// Calls an address with arguments of the given types.
 pub(crate) trait Invoke {
     fn invoke(address: *mut c_void, arguments: Self) -> u32;
 }
@@ -69,7 +69,7 @@ mod arguments {
 }
 
 impl Api {
-    /// Opens the library without initialising it.
+    /// Opens the library without initializing it.
     pub(crate) fn open(machine: &Machine) -> Self {
         Self::open_path(&machine.lib_dir().join("libcuda.so.1"))
     }
@@ -81,7 +81,7 @@ impl Api {
         Self { library }
     }
 
-    /// Opens and initialises the library, with device 0's primary context current.
+    /// Opens and initializes the library, with device 0's primary context current.
     pub(crate) fn start(machine: &Machine) -> Self {
         let api = Self::open(machine);
         api.enter(0);
@@ -105,7 +105,7 @@ impl Api {
 
     pub(crate) fn symbol(&self, name: &str) -> *mut c_void {
         let symbol = self.find(name);
-        assert!(!symbol.is_null(), "no {name}");
+        assert!(!symbol.is_null(), "missing symbol {name}");
         symbol
     }
 
@@ -157,13 +157,11 @@ impl Api {
         stream
     }
 
-    /// Writes bytes to a card.
     pub(crate) fn write(&self, to: u64, bytes: &[u8]) {
         let from = bytes.as_ptr().cast::<c_void>();
         assert_eq!(call!(self, "cuMemcpyHtoD_v2", to, from, bytes.len()), 0);
     }
 
-    /// Reads bytes from a card.
     pub(crate) fn read(&self, from: u64, count: usize) -> Vec<u8> {
         let mut bytes = vec![0u8; count];
         let to = bytes.as_mut_ptr().cast::<c_void>();
@@ -177,7 +175,7 @@ impl Api {
         event
     }
 
-    /// Launches a kernel that takes `nanos` on `blocks` blocks of 1024 threads.
+    /// Launches a kernel of `nanos` duration on `blocks` blocks of 1024 threads.
     pub(crate) fn spin(&self, function: Handle, stream: Handle, blocks: c_uint, mut nanos: u64) {
         let mut parameters = [(&raw mut nanos).cast::<c_void>()];
         let none = std::ptr::null_mut::<c_void>();

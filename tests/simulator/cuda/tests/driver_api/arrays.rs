@@ -1,4 +1,4 @@
-//! Arrays, mipmapped arrays, copies with a shape, and hints about managed memory.
+//! Arrays, mipmapped arrays, 2D and 3D copies, and managed memory hints.
 
 use std::ffi::c_void;
 
@@ -120,7 +120,7 @@ fn copy(
 }
 
 #[test]
-fn arrays_take_memory_until_they_are_destroyed() {
+fn charges_arrays_until_destroyed() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -163,7 +163,7 @@ fn charges_all_levels_of_a_mipmapped_array() {
         99u32
     );
     assert_eq!(code, 0);
-    // 8 MiB and less than a third of that.
+    // 8 MiB for the first level, less than a third of that for all others.
     assert_eq!(used(), 12 * MIB);
     assert_eq!(call!(api, "cuMipmappedArrayDestroy", mipmap), 0);
     assert_eq!(used(), 0);
@@ -174,7 +174,7 @@ fn charges_all_levels_of_a_mipmapped_array() {
 }
 
 #[test]
-fn shapes_move_between_host_device_and_arrays() {
+fn copies_3d_between_host_device_and_arrays() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let array = array(&api, [8, 4, 3], BYTE).unwrap();
@@ -183,7 +183,7 @@ fn shapes_move_between_host_device_and_arrays() {
     let mut read = vec![0xffu8; 2 * 2 * 2];
     let (from, to) = (written.as_mut_ptr(), read.as_mut_ptr());
     let origin = [0; 3];
-    // All of it to the array, then to rows of 16 bytes, then a part of the middle to the host.
+    // All to the array, then to rows of 16 bytes, then part of the middle to the host.
     let whole = [8, 4, 3];
     let host = Side::Host(from, 8);
     let in_array = Side::Array(array);
@@ -222,7 +222,7 @@ fn shapes_move_between_host_device_and_arrays() {
     );
     assert_eq!(code, 0);
     assert_eq!(row, [40, 41, 42, 43, 44, 45, 46, 47]);
-    // Beyond the array, beyond the allocation, and rows that overlap.
+    // Out of the array, out of the allocation, and overlapping rows.
     for (to, at, size) in [
         (in_array, [1, 0, 0], whole),
         (in_array, [0, 0, 3], [1, 1, 1]),
@@ -234,7 +234,7 @@ fn shapes_move_between_host_device_and_arrays() {
 }
 
 #[test]
-fn rows_are_copied_with_their_pitches() {
+fn copies_rows_by_pitch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let device = api.allocate(3 * 32).unwrap();
@@ -263,13 +263,13 @@ fn rows_are_copied_with_their_pitches() {
     let host = read.as_mut_ptr();
     assert_eq!(call!(api, "cuMemcpyDtoH_v2", host, second, 4usize), 0);
     assert_eq!(read, [22, 23, 24, 25]);
-    // The last row lies behind the 512 bytes that the least allocation has.
+    // The last row is outside the 512 bytes of the smallest allocation.
     copy.dstY = 15;
     assert_eq!(call!(api, "cuMemcpy2D_v2", &raw const copy), INVALID_VALUE);
 }
 
 #[test]
-fn bytes_of_an_arrays_row_are_copied_by_offset() {
+fn copies_array_rows_by_offset() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let first = array(&api, [16, 0, 0], BYTE).unwrap();
@@ -307,7 +307,7 @@ fn bytes_of_an_arrays_row_are_copied_by_offset() {
 }
 
 #[test]
-fn hints_about_managed_memory_are_checked_and_change_nothing() {
+fn validates_managed_memory_hints() {
     const GLOBAL: u32 = 1;
     const HOST: i32 = -1;
     const READ_MOSTLY: u32 = 1;
@@ -332,7 +332,7 @@ fn hints_about_managed_memory_are_checked_and_change_nothing() {
 }
 
 #[test]
-fn arrays_of_before_version_3_2_are_arrays() {
+fn creates_arrays_with_descriptors_before_cuda_3_2() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;

@@ -1,4 +1,4 @@
-//! Batches of copies and prefetches, and copies with attributes.
+//! Batches of copies, and copies with attributes.
 
 use cudarc::driver::sys;
 use simulator_machine::description::{MIB, T4};
@@ -58,37 +58,37 @@ fn volume(
     }
 }
 
-/// Places of 256 bytes: `[a, b]` hold two patterns, `[c, d]` nothing.
-struct Places {
+/// Buffers of 256 bytes: two with patterns, two empty.
+struct Buffers {
     full: [u64; 2],
     empty: [u64; 2],
 }
 
-impl Places {
+impl Buffers {
     fn new(api: &Api) -> Self {
-        let place = || api.allocate(256).unwrap();
-        let places = Self {
-            full: [place(), place()],
-            empty: [place(), place()],
+        let buffer = || api.allocate(256).unwrap();
+        let buffers = Self {
+            full: [buffer(), buffer()],
+            empty: [buffer(), buffer()],
         };
-        api.write(places.full[0], &[7; 256]);
-        api.write(places.full[1], &[9; 256]);
-        places
+        api.write(buffers.full[0], &[7; 256]);
+        api.write(buffers.full[1], &[9; 256]);
+        buffers
     }
 }
 
-/// Copies that are handed over together.
+/// The copies of one batch.
 struct Batch<'a> {
     from: &'a [u64],
     to: &'a [u64],
     sizes: &'a [usize],
-    /// The copies with which each of the attributes begins.
+    /// First copy of each attribute.
     starts: &'a [usize],
     stream: Handle,
 }
 
 impl Batch<'_> {
-    /// By the first form of the function, which says which copy is to blame; 77 where it says nothing.
+    /// Calls the first version, which reports the failing copy; 77 if it reports none.
     fn first(&self, api: &Api) -> (u32, usize) {
         let mut values = vec![attributes(); self.starts.len()];
         let mut failed = 77;
@@ -126,15 +126,15 @@ impl Batch<'_> {
 }
 
 #[test]
-fn a_batch_copies_each_of_its_parts() {
+fn copies_every_element_of_a_batch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(1);
     for form in [1, 2] {
-        let places = Places::new(&api);
+        let buffers = Buffers::new(&api);
         let batch = Batch {
-            from: &places.full,
-            to: &places.empty,
+            from: &buffers.full,
+            to: &buffers.empty,
             sizes: &[256, 16],
             starts: &[0, 1],
             stream,
@@ -145,32 +145,32 @@ fn a_batch_copies_each_of_its_parts() {
         };
         assert_eq!(code, 0, "form {form}");
         api.synchronize();
-        assert_eq!(api.read(places.empty[0], 256), [7; 256], "form {form}");
-        assert_eq!(api.read(places.empty[1], 17)[..16], [9; 16], "form {form}");
-        assert_eq!(api.read(places.empty[1], 17)[16], 0, "form {form}");
+        assert_eq!(api.read(buffers.empty[0], 256), [7; 256], "form {form}");
+        assert_eq!(api.read(buffers.empty[1], 17)[..16], [9; 16], "form {form}");
+        assert_eq!(api.read(buffers.empty[1], 17)[16], 0, "form {form}");
     }
 }
 
 #[test]
-fn a_batch_says_which_copy_is_to_blame() {
+fn reports_the_failing_copy_of_a_batch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(1);
-    let places = Places::new(&api);
+    let buffers = Buffers::new(&api);
     let run = |sizes: [usize; 2], starts: &[usize], stream: Handle| {
         let batch = Batch {
-            from: &places.full,
-            to: &places.empty,
+            from: &buffers.full,
+            to: &buffers.empty,
             sizes: &sizes,
             starts,
             stream,
         };
         batch.first(&api)
     };
-    // Far beyond the second place.
+    // Far outside the second buffer.
     assert_eq!(run([16, 4096 * 4096], &[0], stream), (INVALID_VALUE, 1));
     assert_eq!(run([0, 16], &[0], stream), (INVALID_VALUE, 0));
-    // Attributes that do not begin with the first copy, none, and no stream of the program's.
+    // Attributes that do not start at the first copy, no attributes, and the default stream.
     assert_eq!(run([16, 16], &[1], stream), (INVALID_VALUE, usize::MAX));
     assert_eq!(run([16, 16], &[], stream), (INVALID_VALUE, usize::MAX));
     assert_eq!(run([16, 16], &[0], NONE), (INVALID_VALUE, usize::MAX));
@@ -178,7 +178,7 @@ fn a_batch_says_which_copy_is_to_blame() {
 }
 
 #[test]
-fn copies_on_the_card_take_its_time_and_those_over_the_link_do_not() {
+fn charges_gpu_time_for_device_copies_only() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(1);
@@ -207,7 +207,7 @@ fn copies_on_the_card_take_its_time_and_those_over_the_link_do_not() {
 }
 
 #[test]
-fn shaped_copies_come_in_batches_too() {
+fn copies_3d_batches() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(1);
@@ -229,7 +229,7 @@ fn shaped_copies_come_in_batches_too() {
     let (from, to) = (api.allocate(128).unwrap(), api.allocate(256).unwrap());
     api.write(from, &rows);
     let into = volume(pointer(from, 8), in_array(array), [8, 4, 1]);
-    // Of each row the first four elements, into rows of sixteen.
+    // The first four elements of each row, into rows of sixteen.
     let out = volume(in_array(array), pointer(to, 16), [4, 4, 1]);
     let bad = volume(in_array(array), pointer(to, 16), [9, 4, 1]);
     type Copies = Vec<sys::CUDA_MEMCPY3D_BATCH_OP>;
@@ -289,18 +289,18 @@ fn shaped_copies_come_in_batches_too() {
 }
 
 #[test]
-fn a_copy_with_attributes_is_a_copy() {
+fn copies_with_attributes() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
-    let places = Places::new(&api);
+    let buffers = Buffers::new(&api);
     let mut value = attributes();
     let copy = |value: &mut sys::CUmemcpyAttributes| {
         let value = std::ptr::from_mut(value);
         call!(
             api,
             "cuMemcpyWithAttributesAsync",
-            places.empty[0],
-            places.full[1],
+            buffers.empty[0],
+            buffers.full[1],
             256usize,
             value,
             NONE
@@ -308,7 +308,7 @@ fn a_copy_with_attributes_is_a_copy() {
     };
     assert_eq!(copy(&mut value), 0);
     api.synchronize();
-    assert_eq!(api.read(places.empty[0], 256), [9; 256]);
+    assert_eq!(api.read(buffers.empty[0], 256), [9; 256]);
     value.srcAccessOrder = sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
     assert_eq!(copy(&mut value), INVALID_VALUE);
 }

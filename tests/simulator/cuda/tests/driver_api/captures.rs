@@ -1,4 +1,4 @@
-//! Stream capture: what becomes a graph, and what spoils it.
+//! Stream capture: results and invalidation.
 
 use simulator_machine::description::{MIB, T4};
 use simulator_machine::testing::Machine;
@@ -63,8 +63,8 @@ fn node_count(api: &Api, graph: Handle) -> usize {
     count
 }
 
-/// Runs on a thread of its own, in the same context.
-fn elsewhere<T: Send>(api: &Api, action: impl FnOnce() -> T + Send) -> T {
+/// Runs on a new thread in the same context.
+fn on_new_thread<T: Send>(api: &Api, action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             api.enter(0);
@@ -75,7 +75,7 @@ fn elsewhere<T: Send>(api: &Api, action: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn what_is_captured_is_not_done_until_it_is_launched() {
+fn defers_captured_work_until_launch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -114,13 +114,13 @@ fn what_is_captured_is_not_done_until_it_is_launched() {
         api.synchronize();
         let process = &machine.card(0).unwrap().processes[0];
         let kernels = process.busy_nanos / (10 * MS);
-        // Ten and thirty milliseconds, twenty of them beside the thirty; and the memset.
+        // 10 ms, then 20 ms concurrent with 30 ms, and the memset.
         assert_eq!((process.kernels, kernels), (4 * round, 4 * round));
     }
 }
 
 #[test]
-fn calls_of_other_threads_spoil_a_global_capture_and_no_other() {
+fn invalidates_captures_by_mode_and_thread() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -128,7 +128,7 @@ fn calls_of_other_threads_spoil_a_global_capture_and_no_other() {
     let event = api.event();
     assert_eq!(record(&api, event, other), 0);
     api.synchronize();
-    // As numbers, which other threads may use.
+    // Numbers, since handles cannot be sent to other threads.
     let (event, other) = (event.addr(), other.addr());
     let calls: [(&str, &(dyn Fn() -> u32 + Sync)); 7] = [
         ("cuEventQuery", &|| call!(api, "cuEventQuery", event)),
@@ -165,11 +165,15 @@ fn calls_of_other_threads_spoil_a_global_capture_and_no_other() {
         ] {
             begin(&api, stream, mode);
             api.spin(spin, stream, 1, MS);
-            let code = if own { made() } else { elsewhere(&api, made) };
+            let code = if own {
+                made()
+            } else {
+                on_new_thread(&api, made)
+            };
             assert_eq!(code, expected, "{name} in mode {mode}, own thread: {own}");
-            let spoilt = expected != 0;
-            assert_eq!(status(&api, stream), if spoilt { 2 } else { 1 });
-            if spoilt {
+            let is_invalidated = expected != 0;
+            assert_eq!(status(&api, stream), if is_invalidated { 2 } else { 1 });
+            if is_invalidated {
                 let event = api.event();
                 assert_eq!(record(&api, event, stream), INVALIDATED);
                 assert_eq!(end(&api, stream), Err(INVALIDATED));
@@ -183,7 +187,7 @@ fn calls_of_other_threads_spoil_a_global_capture_and_no_other() {
 }
 
 #[test]
-fn a_thread_in_relaxed_mode_spoils_nothing() {
+fn ignores_unsafe_calls_in_relaxed_mode() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(NON_BLOCKING);
@@ -205,7 +209,7 @@ fn a_thread_in_relaxed_mode_spoils_nothing() {
 }
 
 #[test]
-fn a_captured_stream_cannot_be_waited_for() {
+fn rejects_synchronization_with_a_captured_stream() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(NON_BLOCKING);
@@ -223,7 +227,7 @@ fn a_captured_stream_cannot_be_waited_for() {
     for refused in waits {
         begin(&api, stream, RELAXED);
         let code = refused();
-        // What is synchronous touches another stream here: relaxed mode allows it.
+        // The synchronous copy uses another stream, which relaxed mode allows.
         if code == 0 {
             end(&api, stream).unwrap();
             continue;
@@ -235,12 +239,12 @@ fn a_captured_stream_cannot_be_waited_for() {
     assert_eq!(record(&api, event, stream), 0);
     assert_eq!(call!(api, "cuEventQuery", event), CAPTURED_EVENT);
     assert_eq!(call!(api, "cuEventSynchronize", event), CAPTURED_EVENT);
-    // Neither spoils the capture.
+    // Neither call invalidates the capture.
     end(&api, stream).unwrap();
 }
 
 #[test]
-fn forks_have_to_be_joined_in_the_stream_where_the_capture_began() {
+fn requires_joins_in_the_origin_stream() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -253,7 +257,7 @@ fn forks_have_to_be_joined_in_the_stream_where_the_capture_began() {
         assert_eq!(wait(&api, side, event), 0);
     };
     fork();
-    // Nothing was put on the side: it is joined.
+    // No work was captured from the second stream, so it counts as joined.
     let graph = end(&api, stream).unwrap();
     assert_eq!(node_count(&api, graph), 1);
 
@@ -273,7 +277,7 @@ fn forks_have_to_be_joined_in_the_stream_where_the_capture_began() {
 }
 
 #[test]
-fn captures_do_not_mix_with_each_other_or_with_what_is_outside() {
+fn rejects_mixing_captures_and_outside_work() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (first, second) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
@@ -293,7 +297,7 @@ fn captures_do_not_mix_with_each_other_or_with_what_is_outside() {
 
     begin(&api, first, THREAD_LOCAL);
     let number = first.addr();
-    let ended = elsewhere(&api, || {
+    let ended = on_new_thread(&api, || {
         let mut graph = 0usize;
         call!(api, "cuStreamEndCapture", number, &raw mut graph)
     });
@@ -302,7 +306,7 @@ fn captures_do_not_mix_with_each_other_or_with_what_is_outside() {
 }
 
 #[test]
-fn the_default_stream_does_not_wait_for_a_captured_one() {
+fn rejects_default_stream_work_during_capture() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -315,7 +319,7 @@ fn the_default_stream_does_not_wait_for_a_captured_one() {
     begin(&api, blocking, RELAXED);
     assert_eq!(record(&api, event, NONE), IMPLICIT);
     assert_eq!(end(&api, blocking), Err(INVALIDATED));
-    // Streams that the default stream does not wait for are no matter.
+    // The default stream ignores non-blocking streams.
     let free = api.stream(NON_BLOCKING);
     begin(&api, free, RELAXED);
     api.spin(spin, NONE, 1, MS);
@@ -323,7 +327,7 @@ fn the_default_stream_does_not_wait_for_a_captured_one() {
 }
 
 #[test]
-fn stream_ordered_memory_becomes_memory_of_the_graph() {
+fn captures_stream_ordered_allocation() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(NON_BLOCKING);
@@ -353,7 +357,7 @@ fn stream_ordered_memory_becomes_memory_of_the_graph() {
 }
 
 #[test]
-fn a_graph_launched_into_a_captured_stream_becomes_a_child() {
+fn captures_graph_launch_as_child_graph() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");

@@ -1,4 +1,4 @@
-//! Processes that are taken off their card for a while, and brought back.
+//! Process checkpoints: lock, checkpoint, restore, unlock.
 
 use std::process::{Child, Stdio};
 
@@ -16,7 +16,7 @@ const RUNNING: u32 = 0;
 const LOCKED: u32 = 1;
 const CHECKPOINTED: u32 = 2;
 
-/// A process that does not outlive the test, however that ends.
+/// A child process that is killed when the test ends.
 struct Other(Child);
 
 impl Other {
@@ -38,7 +38,7 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -57,7 +57,7 @@ fn state(api: &Api, pid: u32) -> u32 {
 }
 
 #[test]
-fn a_checkpointed_process_has_no_memory_and_gets_it_back() {
+fn frees_and_restores_memory_of_a_checkpoint() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let own = machine.card(0).unwrap().used_bytes;
@@ -97,7 +97,7 @@ fn a_checkpointed_process_has_no_memory_and_gets_it_back() {
         (change(&api, "Unlock", pid), state(&api, pid)),
         (0, RUNNING)
     );
-    // Who dies while it is away leaves nothing to give back.
+    // A checkpointed process that dies has no memory to free.
     assert_eq!(change(&api, "Lock", pid), 0);
     assert_eq!(change(&api, "Checkpoint", pid), 0);
     drop(other);
@@ -108,7 +108,7 @@ fn a_checkpointed_process_has_no_memory_and_gets_it_back() {
 }
 
 #[test]
-fn a_locked_process_waits_in_its_next_call() {
+fn blocks_a_locked_process_in_its_next_call() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -119,7 +119,7 @@ fn a_locked_process_waits_in_its_next_call() {
     };
     machine.wait_for_card(0, |card| kernels(card) > 2).unwrap();
     assert_eq!(change(&api, "Lock", other.pid()), 0);
-    // A call that has begun goes on; after it there is none.
+    // A running call completes; the next one blocks.
     let mut counts = Vec::new();
     for _ in 0..2 {
         api.spin(spin, NONE, 40, 200 * MS);
@@ -134,7 +134,7 @@ fn a_locked_process_waits_in_its_next_call() {
 }
 
 #[test]
-fn memory_that_others_may_hold_keeps_a_process_on_its_card() {
+fn rejects_checkpoint_with_exported_memory() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let pid = std::process::id();
@@ -150,7 +150,7 @@ fn memory_that_others_may_hold_keeps_a_process_on_its_card() {
     );
     assert_eq!(code, 0);
     let used = machine.card(0).unwrap().used_bytes;
-    // Of the own process: these calls do not wait.
+    // Calls about the own process do not block.
     assert_eq!(change(&api, "Lock", pid), 0);
     assert_eq!(change(&api, "Checkpoint", pid), NOT_SUPPORTED);
     assert_eq!(

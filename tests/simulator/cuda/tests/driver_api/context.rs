@@ -6,7 +6,7 @@ use crate::api::{Api, Handle, INVALID_CONTEXT, NOT_INITIALIZED, call};
 const CONTEXT: u64 = 104 * MIB;
 
 #[test]
-fn nothing_works_before_cu_init() {
+fn rejects_calls_before_cu_init() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::open(&machine);
     let mut count = 0;
@@ -24,7 +24,7 @@ fn nothing_works_before_cu_init() {
 }
 
 #[test]
-fn the_primary_context_takes_memory_while_someone_retains_it() {
+fn holds_primary_context_memory_while_retained() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let used = || machine.card(0).unwrap().used_bytes;
@@ -59,7 +59,7 @@ fn the_primary_context_takes_memory_while_someone_retains_it() {
 }
 
 #[test]
-fn contexts_stack_per_thread() {
+fn keeps_one_context_stack_per_thread() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::open(&machine);
     assert_eq!(call!(api, "cuInit", 0u32), 0);
@@ -91,7 +91,7 @@ fn contexts_stack_per_thread() {
 }
 
 #[test]
-fn a_card_without_device_node_is_not_there() {
+fn hides_gpus_without_device_node() {
     let machine = Machine::start(H100X2).unwrap();
     std::fs::remove_file(machine.root().join("dev/nvidia0")).unwrap();
     let api = Api::start(&machine);

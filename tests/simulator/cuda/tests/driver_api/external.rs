@@ -1,4 +1,4 @@
-//! External memory: what was exported as a file descriptor, under another API's name.
+//! External memory imported from file descriptors.
 
 use std::os::fd::RawFd;
 
@@ -26,11 +26,11 @@ fn export(api: &Api, memory: u64) -> RawFd {
     descriptor
 }
 
-/// As a program may pass kinds that the bindings do not know.
+/// Layout of the header, with handle types that the bindings lack.
 #[repr(C, align(8))]
 struct Description {
     kind: u32,
-    /// Behind four bytes of padding.
+    /// Preceded by four bytes of padding.
     descriptor: Handles,
     bytes: u64,
     flags: u32,
@@ -81,7 +81,7 @@ fn buffer(api: &Api, external: Handle, offset: u64, bytes: u64) -> Result<u64, u
 }
 
 #[test]
-fn an_external_object_holds_memory_and_maps_parts_of_it() {
+fn holds_external_memory_and_maps_parts_of_it() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -89,7 +89,7 @@ fn an_external_object_holds_memory_and_maps_parts_of_it() {
     let memory = create(&api, 4 * PAGE).unwrap();
     let descriptor = export(&api, memory);
     let external = import(&api, 1, descriptor, 4 * PAGE).unwrap();
-    // The descriptor is the driver's now.
+    // The driver owns the descriptor.
     assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_GETFD) }, -1);
     assert_eq!(release(&api, memory), 0);
     assert_eq!(used(), 4 * PAGE);
@@ -114,7 +114,7 @@ fn an_external_object_holds_memory_and_maps_parts_of_it() {
 }
 
 #[test]
-fn what_is_no_memory_is_not_imported() {
+fn rejects_descriptors_that_are_not_memory() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let memory = create(&api, PAGE).unwrap();

@@ -1,4 +1,4 @@
-//! Each kind of node, made in every way; and what memsets and copies do.
+//! Graph nodes: memset, copy, child graph and kernel.
 
 use std::ffi::c_void;
 
@@ -45,7 +45,7 @@ impl TestBed {
         }
     }
 
-    /// All of the first place to the second one.
+    /// Copies the first buffer to the second.
     fn copy(&self) -> sys::CUDA_MEMCPY3D {
         let on_device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         sys::CUDA_MEMCPY3D {
@@ -96,7 +96,7 @@ impl TestBed {
     }
 }
 
-/// As `CUDA_KERNEL_NODE_PARAMS_v3`: function, shape, shared bytes, parameters, kernel, context.
+/// `CUDA_KERNEL_NODE_PARAMS_v3`: function, shape, shared bytes, parameters, kernel, context.
 #[repr(C)]
 struct Kernel {
     function: Handle,
@@ -119,7 +119,7 @@ fn kernel(api: &Api) -> Kernel {
 }
 
 #[test]
-fn what_a_memset_node_does_is_read_and_changed() {
+fn changes_memset_of_an_executable_graph() {
     let bed = test_bed();
     let api = &bed.api;
     let mut node = NONE;
@@ -155,7 +155,7 @@ fn what_a_memset_node_does_is_read_and_changed() {
 }
 
 #[test]
-fn what_a_copy_node_does_is_read_and_changed() {
+fn changes_copy_of_an_executable_graph() {
     let bed = test_bed();
     let api = &bed.api;
     api.write(bed.from, &[5; 256]);
@@ -193,7 +193,7 @@ fn what_a_copy_node_does_is_read_and_changed() {
 }
 
 #[test]
-fn copies_and_memsets_of_a_graph_move_bytes_at_each_launch() {
+fn moves_bytes_at_each_graph_launch() {
     let bed = test_bed();
     let api = &bed.api;
     let fill = sys::CUDA_MEMSET_NODE_PARAMS {

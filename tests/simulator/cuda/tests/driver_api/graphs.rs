@@ -1,4 +1,4 @@
-//! Graphs made node by node: what they do, how long it takes and what memory they hold.
+//! Graphs: execution order, durations and memory.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use simulator_machine::testing::Machine;
 use crate::api::{Api, Handle, INVALID_VALUE, call};
 
 const MS: u64 = 1_000_000;
-/// Keeps the card busy for longer than a program takes to queue a few calls.
+/// Longer than a program needs to queue a few calls.
 const BUSY: u64 = 400 * MS;
 const NON_BLOCKING: u32 = 1;
 const NONE: Handle = std::ptr::null_mut();
@@ -33,7 +33,7 @@ impl<'a> Graph<'a> {
         Self { api, handle, spin }
     }
 
-    /// Runs with the parameters of a kernel.
+    /// Runs an action with the parameters of a kernel.
     fn with_kernel<T>(
         &self,
         blocks: u32,
@@ -122,7 +122,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// How long the card takes for what is put on a stream while it is busy.
+/// Returns the GPU time, ms, of work submitted to a busy stream.
 fn measure(api: &Api, stream: Handle, work: impl FnOnce()) -> f32 {
     let spin = api.function(c"spin");
     let (start, end) = (api.event(), api.event());
@@ -161,11 +161,11 @@ fn graph_memory(api: &Api, which: u32) -> u64 {
 }
 
 #[test]
-fn branches_run_side_by_side_and_joins_wait_for_all() {
+fn runs_branches_concurrently_and_joins_them() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
-    // All of them would fit beside each other, if nothing made them wait.
+    // Without dependencies all would run concurrently.
     let first = graph.kernel(&[], ALL / 4, 10 * MS);
     let left = graph.kernel(&[first], ALL / 4, 20 * MS);
     let right = graph.kernel(&[first], ALL / 4, 30 * MS);
@@ -175,7 +175,7 @@ fn branches_run_side_by_side_and_joins_wait_for_all() {
     let stream = api.stream(NON_BLOCKING);
     let taken = measure(&api, stream, || assert_eq!(launch(&api, exec, stream), 0));
     assert!(near(taken, 45.0), "{taken}");
-    // The graph itself is not needed any more.
+    // The executable graph does not need the graph.
     assert_eq!(call!(api, "cuGraphDestroy", graph.handle), 0);
     let taken = measure(&api, stream, || {
         assert_eq!(launch(&api, exec, stream), 0);
@@ -183,17 +183,17 @@ fn branches_run_side_by_side_and_joins_wait_for_all() {
     });
     assert!(near(taken, 90.0), "{taken}");
     let process = &machine.card(0).unwrap().processes[0];
-    // Three launches of four kernels, and two that kept the card busy.
+    // Three launches of four kernels, and two kernels that kept the GPU busy.
     assert_eq!(process.kernels, 3 * 4 + 2);
     assert_eq!(process.busy_nanos, 3 * 45 * MS + 2 * BUSY);
 }
 
 #[test]
-fn launches_of_one_graph_into_two_streams_come_after_each_other() {
+fn serializes_launches_of_one_executable_graph() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
-    // Two of them would fit side by side.
+    // Two of them would fit concurrently.
     graph.kernel(&[], 1, 50 * MS);
     let exec = graph.instantiate(0);
     let (first, second) = (api.stream(NON_BLOCKING), api.stream(NON_BLOCKING));
@@ -205,7 +205,7 @@ fn launches_of_one_graph_into_two_streams_come_after_each_other() {
 }
 
 #[test]
-fn parameters_are_changed_in_place_and_by_an_update() {
+fn applies_changed_parameters_and_updates() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
@@ -252,7 +252,7 @@ fn parameters_are_changed_in_place_and_by_an_update() {
 }
 
 #[test]
-fn memory_nodes_take_memory_at_the_launch_and_keep_it_until_trimmed() {
+fn keeps_graph_memory_from_launch_to_trim() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
@@ -276,13 +276,13 @@ fn memory_nodes_take_memory_at_the_launch_and_keep_it_until_trimmed() {
 }
 
 #[test]
-fn memory_that_a_graph_leaves_behind_is_the_programs() {
+fn leaves_unfreed_graph_memory_to_the_program() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);
     let (_, address) = graph.memory(&[], 4 << 20);
     let exec = graph.instantiate(0);
-    // Not there before the launch.
+    // Not mapped before the launch.
     assert_eq!(
         call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB),
         INVALID_VALUE
@@ -290,7 +290,7 @@ fn memory_that_a_graph_leaves_behind_is_the_programs() {
     assert_eq!(launch(&api, exec, NONE), 0);
     assert_eq!(call!(api, "cuMemsetD8_v2", address, 7u8, 4 * MIB), 0);
     assert_eq!(graph_memory(&api, USED), 4 * MIB);
-    // It cannot be taken a second time before it is freed.
+    // Allocation fails until the memory is freed.
     assert_eq!(launch(&api, exec, NONE), INVALID_VALUE);
     assert_eq!(call!(api, "cuMemFreeAsync", address, NONE), 0);
     assert_eq!(launch(&api, exec, NONE), 0);
@@ -304,7 +304,7 @@ fn memory_that_a_graph_leaves_behind_is_the_programs() {
 }
 
 #[test]
-fn host_nodes_run_between_the_nodes_around_them() {
+fn runs_captured_host_functions_in_order() {
     extern "C" fn note(seen: *mut c_void) {
         let seen = unsafe { seen.cast::<AtomicU64>().as_ref() }.unwrap();
         seen.fetch_add(1, Ordering::SeqCst);
@@ -348,7 +348,7 @@ fn host_nodes_run_between_the_nodes_around_them() {
 }
 
 #[test]
-fn child_graphs_are_copies_and_run_in_the_place_of_their_node() {
+fn runs_a_copy_of_the_child_graph() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let child = Graph::new(&api);
@@ -367,7 +367,7 @@ fn child_graphs_are_copies_and_run_in_the_place_of_their_node() {
     );
     assert_eq!(code, 0);
     graph.kernel(&[node], ALL, MS);
-    // Does not reach the copy.
+    // Does not change the copy.
     child.kernel(&[], ALL, 100 * MS);
     let mut clone = NONE;
     assert_eq!(call!(api, "cuGraphClone", &raw mut clone, graph.handle), 0);
@@ -385,7 +385,7 @@ fn child_graphs_are_copies_and_run_in_the_place_of_their_node() {
 }
 
 #[test]
-fn nodes_and_edges_are_listed_and_circles_are_refused() {
+fn lists_nodes_and_returns_their_parameters() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let graph = Graph::new(&api);

@@ -72,7 +72,7 @@ fn enter(api: &Api, green: Handle) -> Handle {
 }
 
 #[test]
-fn green_contexts_compute_side_by_side_on_their_own_multiprocessors() {
+fn runs_green_contexts_concurrently() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::start(&machine);
     let greens = [64, 68].map(|count| green(&api, &mut [part(&api, count)]));
@@ -82,7 +82,7 @@ fn green_contexts_compute_side_by_side_on_their_own_multiprocessors() {
     });
     let spin = api.function(c"spin");
     let before = machine.card(0).unwrap().busy_nanos;
-    // Each would fill the whole card.
+    // Each would fill the whole GPU.
     for stream in streams {
         api.spin(spin, stream, 10_000, 40 * MS);
     }
@@ -105,7 +105,7 @@ fn green_contexts_compute_side_by_side_on_their_own_multiprocessors() {
 }
 
 #[test]
-fn what_a_green_context_allocates_is_the_primary_ones() {
+fn charges_green_context_memory_to_the_primary_context() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::open(&machine);
     assert_eq!(call!(api, "cuInit", 0u32), 0);
@@ -140,7 +140,7 @@ fn what_a_green_context_allocates_is_the_primary_ones() {
 }
 
 #[test]
-fn the_last_green_context_takes_the_primary_one_with_it() {
+fn destroys_primary_context_with_the_last_green_context() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::open(&machine);
     assert_eq!(call!(api, "cuInit", 0u32), 0);

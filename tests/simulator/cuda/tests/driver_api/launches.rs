@@ -1,5 +1,5 @@
-//! The other ways to launch: kernels of libraries, launches of old, cooperative ones, host
-//! functions; and what a launch takes of the card's memory.
+//! Launch variants: library kernels, launch functions before CUDA 4, cooperative launches, host
+//! functions; and the memory that launches take.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Mutex;
@@ -55,7 +55,7 @@ fn busy(machine: &Machine, card: usize) -> (u64, u64) {
 }
 
 #[test]
-fn a_kernel_of_a_library_runs_in_every_context() {
+fn runs_library_kernel_in_every_context() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::open(&machine);
     assert_eq!(call!(api, "cuInit", 0u32), 0);
@@ -70,7 +70,7 @@ fn a_kernel_of_a_library_runs_in_every_context() {
         api.spin(spin, NONE, 1, 5 * MS);
         api.synchronize();
         assert_eq!(busy(&machine, index), (1, 5 * MS));
-        // The module is loaded when its kernel is first used.
+        // The first use of the kernel loads the module.
         assert!(machine.card(index).unwrap().used_bytes > idle);
         let mut function = NONE;
         assert_eq!(
@@ -93,7 +93,7 @@ fn a_kernel_of_a_library_runs_in_every_context() {
 }
 
 #[test]
-fn launches_through_the_functions_of_cuda_3() {
+fn launches_with_functions_before_cuda_4() {
     const DEFAULT_KERNEL_NANOS: u64 = 5_000;
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
@@ -107,7 +107,7 @@ fn launches_through_the_functions_of_cuda_3() {
 }
 
 #[test]
-fn a_cooperative_launch_needs_room_for_all_its_blocks() {
+fn rejects_cooperative_launch_that_is_not_resident() {
     const TOO_LARGE: u32 = 720;
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
@@ -143,7 +143,7 @@ fn a_cooperative_launch_needs_room_for_all_its_blocks() {
 }
 
 #[test]
-fn local_memory_grows_at_the_launch_of_a_kernel_that_needs_more() {
+fn grows_local_memory_at_launch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -192,7 +192,7 @@ fn local_memory_grows_at_the_launch_of_a_kernel_that_needs_more() {
 }
 
 #[test]
-fn limits_of_stack_and_heap_take_memory() {
+fn reserves_memory_for_stack_and_heap_limits() {
     const STACK_SIZE: u32 = 0;
     const MALLOC_HEAP_SIZE: u32 = 2;
     let machine = Machine::start(T4).unwrap();
@@ -213,7 +213,7 @@ fn limits_of_stack_and_heap_take_memory() {
 }
 
 #[test]
-fn host_functions_run_in_the_order_of_their_stream() {
+fn runs_host_functions_in_stream_order() {
     static SEEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     extern "C" fn note(number: *mut c_void) {
         SEEN.lock().unwrap().push(number.addr());

@@ -25,7 +25,7 @@ fn lookup(api: &Api, name: &std::ffi::CStr, version: i32, flags: u64) -> (*mut c
 }
 
 #[test]
-fn a_name_gives_the_form_for_the_version_asked_for() {
+fn returns_the_form_of_the_requested_version() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::open(&machine);
     let cases = [
@@ -70,7 +70,7 @@ fn a_name_gives_the_form_for_the_version_asked_for() {
 }
 
 #[test]
-fn what_is_not_there_is_told_apart_from_what_is_too_new() {
+fn distinguishes_unknown_names_from_newer_versions() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::open(&machine);
     assert_eq!(

@@ -1,9 +1,9 @@
-//! The driver API as programs use it, on real processes; the daemon's ledger is the oracle.
+//! The driver API in real processes, checked against the daemon's ledger.
 #![expect(
     clippy::undocumented_unsafe_blocks,
-    reason = "each call passes valid pointers of this test's own"
+    reason = "each call passes valid pointers of the test"
 )]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod api;
 mod arrays;

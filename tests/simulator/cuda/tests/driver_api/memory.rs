@@ -8,7 +8,7 @@ use crate::api::{Api, INVALID_VALUE, OUT_OF_MEMORY, call};
 const PAGE: u64 = 2 * MIB;
 
 #[test]
-fn small_requests_share_a_page_and_large_ones_round_up() {
+fn packs_small_requests_and_rounds_large_ones() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -26,7 +26,7 @@ fn small_requests_share_a_page_and_large_ones_round_up() {
 }
 
 #[test]
-fn memory_is_refused_exactly_when_the_card_is_full() {
+fn denies_memory_exactly_when_the_gpu_is_full() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (free, total) = api.memory_info();
@@ -43,7 +43,7 @@ fn memory_is_refused_exactly_when_the_card_is_full() {
 }
 
 #[test]
-fn a_free_of_something_else_is_refused_and_of_nothing_allowed() {
+fn rejects_free_of_foreign_addresses_except_null() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (small, large) = (api.allocate(1024).unwrap(), api.allocate(4 * MIB).unwrap());
@@ -72,7 +72,7 @@ fn a_free_of_something_else_is_refused_and_of_nothing_allowed() {
 }
 
 #[test]
-fn bytes_come_back_as_they_were_written() {
+fn reads_back_written_bytes() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (first, second) = (api.allocate(4096).unwrap(), api.allocate(4 * MIB).unwrap());
@@ -109,7 +109,7 @@ fn bytes_come_back_as_they_were_written() {
 }
 
 #[test]
-fn copies_beyond_an_allocation_are_refused() {
+fn rejects_copies_beyond_an_allocation() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let address = api.allocate(1024).unwrap();
@@ -131,7 +131,7 @@ fn copies_beyond_an_allocation_are_refused() {
 }
 
 #[test]
-fn a_pitched_allocation_has_rows_of_whole_512_bytes() {
+fn aligns_pitched_rows_to_512_bytes() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (mut address, mut pitch) = (0u64, 0usize);
@@ -172,7 +172,7 @@ fn a_pitched_allocation_has_rows_of_whole_512_bytes() {
 }
 
 #[test]
-fn a_module_takes_memory_at_its_first_launch() {
+fn allocates_module_memory_at_first_launch() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let used = || machine.card(0).unwrap().used_bytes;
@@ -186,7 +186,7 @@ fn a_module_takes_memory_at_its_first_launch() {
 }
 
 #[test]
-fn an_entry_point_that_no_header_has_takes_memory() {
+fn allocates_through_the_unlisted_entry_point() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;

@@ -1,4 +1,4 @@
-//! Multicast objects: what is bound to one lives as long as the binding.
+//! Multicast objects and the lifetime of bindings.
 
 use cudarc::driver::sys;
 use simulator_machine::description::{H100X2, MIB, T4};
@@ -46,7 +46,7 @@ fn bind(api: &Api, object: u64, offset: u64, memory: u64, bytes: u64) -> u32 {
 }
 
 #[test]
-fn bound_memory_is_taken_until_it_is_unbound_or_the_object_is_gone() {
+fn holds_bound_memory_until_unbound_or_destroyed() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -92,7 +92,7 @@ fn bound_memory_is_taken_until_it_is_unbound_or_the_object_is_gone() {
     assert_eq!(unbind(0, 0, 2 * PAGE), 0);
     assert_eq!(used(), PAGE);
 
-    // The object lives as long as it is mapped.
+    // The object lives while mapped.
     let window = reserve(&api, 8 * PAGE);
     assert_eq!(map(&api, window, 8 * PAGE, object), 0);
     assert_eq!(release(&api, object), 0);
@@ -102,7 +102,7 @@ fn bound_memory_is_taken_until_it_is_unbound_or_the_object_is_gone() {
 }
 
 #[test]
-fn a_binding_can_name_its_device() {
+fn binds_memory_for_a_named_device() {
     let machine = Machine::start(H100X2).unwrap();
     let api = Api::start(&machine);
     let object = object(&api);
@@ -142,7 +142,7 @@ fn a_binding_can_name_its_device() {
 }
 
 #[test]
-fn one_device_has_nothing_to_cast_to() {
+fn rejects_objects_of_fewer_than_two_devices() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     for devices in [1, 2] {

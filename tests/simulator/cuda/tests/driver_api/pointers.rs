@@ -26,7 +26,7 @@ fn attribute(api: &Api, which: u32, address: u64) -> Result<u64, u32> {
 }
 
 #[test]
-fn a_pointer_is_known_by_where_it_lies() {
+fn returns_attributes_of_each_memory_type() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let plain = api.allocate(4 * MIB).unwrap();

@@ -37,7 +37,7 @@ fn free(api: &Api, address: u64) {
 }
 
 #[test]
-fn a_pool_reserves_in_chunks_and_releases_at_a_synchronisation() {
+fn reserves_chunks_and_releases_at_synchronization() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let pool = pool(&api);
@@ -62,7 +62,7 @@ fn a_pool_reserves_in_chunks_and_releases_at_a_synchronisation() {
 }
 
 #[test]
-fn a_release_threshold_keeps_memory_until_it_is_needed_elsewhere() {
+fn keeps_pool_memory_below_the_release_threshold() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let mut threshold = u64::MAX;
@@ -83,14 +83,14 @@ fn a_release_threshold_keeps_memory_until_it_is_needed_elsewhere() {
     api.synchronize();
     assert!(api.memory_info().0 < 2 * MIB);
     assert_eq!(api.allocate(1), Err(OUT_OF_MEMORY));
-    // The pool itself gives up what it keeps.
+    // An allocation of the pool reuses its idle memory.
     allocate(&api, most / 2).unwrap();
     assert_eq!(call!(api, "cuMemPoolTrimTo", pool(&api), 0usize), 0);
     assert!(api.memory_info().0 >= most / 2 - 2 * MIB);
 }
 
 #[test]
-fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
+fn keeps_destroyed_pool_until_its_last_free() {
     #[repr(C)]
     struct Properties {
         kind: u32,
@@ -145,8 +145,8 @@ fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
     assert_eq!(machine.card(0).unwrap().used_bytes, idle);
 }
 
-/// Properties of a pool: its `CUmemAllocationType` and its location.
-fn made(api: &Api, kind: i32, location: [i32; 2]) -> Result<Handle, u32> {
+/// Creates a pool from a `CUmemAllocationType` and a location.
+fn create_pool(api: &Api, kind: i32, location: [i32; 2]) -> Result<Handle, u32> {
     let mut properties = [0i32; 22];
     properties[0] = kind;
     properties[2..4].copy_from_slice(&location);
@@ -179,7 +179,7 @@ fn allocate_from(api: &Api, pool: Handle, bytes: u64) -> Result<u64, u32> {
 }
 
 #[test]
-fn pools_of_the_host_and_of_managed_memory_take_nothing_of_the_card() {
+fn takes_no_gpu_memory_for_host_and_managed_pools() {
     let yaml = T4.replace("cudaVersion: \"13.0\"", "cudaVersion: \"13.2\"");
     assert_ne!(yaml, T4);
     let machine = Machine::start(&yaml).unwrap();
@@ -192,7 +192,7 @@ fn pools_of_the_host_and_of_managed_memory_take_nothing_of_the_card() {
         (MANAGED, CARD),
         (MANAGED, HOST),
     ] {
-        let pool = made(&api, kind, location).unwrap();
+        let pool = create_pool(&api, kind, location).unwrap();
         let address = allocate_from(&api, pool, 48 * MIB).unwrap();
         assert_eq!(
             machine.card(0).unwrap().used_bytes,
@@ -232,12 +232,15 @@ fn pools_of_the_host_and_of_managed_memory_take_nothing_of_the_card() {
         assert_eq!(call!(api, "cuMemPoolDestroy", pool), 0);
     }
     for (kind, location) in [(PINNED, NOWHERE), (0, CARD), (3, CARD), (PINNED, [1, 7])] {
-        assert!(made(&api, kind, location).is_err(), "{kind} {location:?}");
+        assert!(
+            create_pool(&api, kind, location).is_err(),
+            "{kind} {location:?}"
+        );
     }
 }
 
 #[test]
-fn each_place_has_a_pool_that_can_be_replaced() {
+fn replaces_the_current_pool_of_a_device() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let get = |name: &str, location: [i32; 2], kind: i32| {
@@ -251,7 +254,7 @@ fn each_place_has_a_pool_that_can_be_replaced() {
     let default = |location, kind| get("cuMemGetDefaultMemPool", location, kind);
     let current = |location, kind| get("cuMemGetMemPool", location, kind);
     assert_eq!(default(CARD, PINNED), pool(&api));
-    // What it is, it does not say in this version.
+    // CUDA 13.0 does not define the attribute.
     let mut location = 0i32;
     let code = call!(
         api,
@@ -270,11 +273,11 @@ fn each_place_has_a_pool_that_can_be_replaced() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 4);
-    let other = made(&api, PINNED, CARD).unwrap();
+    let other = create_pool(&api, PINNED, CARD).unwrap();
     assert_eq!(call!(api, "cuDeviceSetMemPool", 0, other), 0);
     assert_eq!(current(CARD, PINNED), other);
     assert_eq!(current(HOST, PINNED), default(HOST, PINNED));
-    // Allocations without a pool come from it.
+    // Allocations without a pool use the current one.
     allocate(&api, 1000).unwrap();
     assert_eq!(attribute(&api, other, USED), 1000);
 }

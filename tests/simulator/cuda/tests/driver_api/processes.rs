@@ -1,4 +1,4 @@
-//! Several processes on one card, and processes that die.
+//! Several processes on one GPU, and process death.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,18 +15,18 @@ use crate::api::{Api, NOT_INITIALIZED, OUT_OF_MEMORY, call};
 use crate::sharing;
 
 const CONTEXT: u64 = 104 * MIB;
-/// What a child process of these tests is to do.
+/// Role of a child process.
 const ROLE: &str = "DRAVA_TEST_ROLE";
 
-/// What it is to do it with.
+/// Argument of the role.
 const ARGUMENT: &str = "DRAVA_TEST_ARGUMENT";
 
-/// Starts this test program again in a role, and waits until it has done its part.
+/// Starts this test program in a role and waits until it is ready.
 fn start(machine: &Machine, role: &str) -> Child {
     start_with(machine, role, "", None)
 }
 
-/// As [`start`], with an argument and a descriptor that the child inherits.
+/// Like [`start`], with an argument and an inherited descriptor.
 pub(crate) fn start_with(
     machine: &Machine,
     role: &str,
@@ -35,7 +35,7 @@ pub(crate) fn start_with(
 ) -> Child {
     let mut command = machine.command(std::env::current_exe().unwrap());
     command
-        .args(["processes::in_a_role", "--exact", "--nocapture"])
+        .args(["processes::child_process", "--exact", "--nocapture"])
         .env(ROLE, role)
         .env(ARGUMENT, argument)
         .stdin(Stdio::piped())
@@ -49,26 +49,26 @@ pub(crate) fn start_with(
     }
     let mut child = command.spawn().unwrap();
     let stdout = BufReader::new(child.stdout.as_mut().unwrap());
-    // The test runner's own lines come first.
+    // Lines of the test runner come first.
     assert!(
         stdout.lines().any(|line| line.unwrap() == "ready"),
-        "{role} ended early"
+        "role {role} ended before it was ready"
     );
     child
 }
 
-/// Says that this process has done its part.
+/// Reports that this process is ready.
 fn ready() {
     let mut stdout = std::io::stdout();
     stdout.write_all(b"\nready\n").unwrap();
     stdout.flush().unwrap();
 }
 
-/// What a child says at its end that lives on after its parent.
-const LIVES: &str = "still here";
+/// Last output of a child that outlives its parent.
+const LIVES: &str = "child is alive";
 
-/// What the host has given for the memory of the cards that this process knows.
-fn memory_of_cards() -> u64 {
+/// Host memory behind the GPU memory files that this process has open.
+fn gpu_memory_on_host() -> u64 {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let path = entry.unwrap().path();
@@ -88,9 +88,9 @@ fn until_stdin_closes() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Not a test by itself: what a child process does. Does nothing when run with the others.
+/// Not a test by itself: the child process. Returns immediately without a role.
 #[test]
-fn in_a_role() {
+fn child_process() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
@@ -134,7 +134,7 @@ fn in_a_role() {
                 until_stdin_closes();
                 unsafe { libc::_exit(0) };
             }
-            // Leaves with the child still there, and without telling the driver.
+            // Exits while the child lives, without notifying the driver.
             unsafe { libc::_exit(0) };
         }
         "fork and close" => {
@@ -149,14 +149,17 @@ fn in_a_role() {
             unsafe { libc::_exit(0) };
         }
         "touch" => {
-            let before = memory_of_cards();
+            let before = gpu_memory_on_host();
             let address = api.allocate(64 * MIB).unwrap();
             api.write(address, &vec![7; 64 << 20]);
-            assert!(memory_of_cards() >= before + 64 * MIB);
+            assert!(gpu_memory_on_host() >= before + 64 * MIB);
             api.free(address);
             let deadline = Instant::now() + Duration::from_secs(60);
-            while memory_of_cards() > before {
-                assert!(Instant::now() < deadline, "it stays");
+            while gpu_memory_on_host() > before {
+                assert!(
+                    Instant::now() < deadline,
+                    "freed memory is still allocated on the host"
+                );
                 std::thread::sleep(Duration::from_millis(1));
             }
             ready();
@@ -168,12 +171,12 @@ fn in_a_role() {
             ready();
             api.synchronize();
         }
-        role => panic!("no role {role}"),
+        role => panic!("unknown role {role}"),
     }
 }
 
 #[test]
-fn what_a_killed_process_held_is_free_at_once() {
+fn frees_memory_of_a_killed_process() {
     let machine = Machine::start(T4).unwrap();
     let mut children: Vec<Child> = (0..3).map(|_| start(&machine, "hold")).collect();
     let card = machine.card(0).unwrap();
@@ -193,10 +196,10 @@ fn what_a_killed_process_held_is_free_at_once() {
 }
 
 #[test]
-fn a_forked_child_keeps_its_parents_memory_alive_and_cannot_use_it() {
+fn keeps_parent_memory_while_a_forked_child_lives() {
     let machine = Machine::start(T4).unwrap();
     let mut parent = start(&machine, "fork");
-    // Waiting would close it, and the child goes when it is closed.
+    // `wait` would close stdin, and the child exits when stdin closes.
     let stdin = parent.stdin.take();
     parent.wait().unwrap();
     let card = machine.card(0).unwrap();
@@ -208,9 +211,9 @@ fn a_forked_child_keeps_its_parents_memory_alive_and_cannot_use_it() {
         .unwrap();
 }
 
-/// The memory lives as long as the device files are open, not as long as any child.
+/// Memory lives while the device files are open, not while a child lives.
 #[test]
-fn a_forked_child_that_closes_the_device_files_keeps_nothing() {
+fn frees_memory_when_a_forked_child_closes_devices() {
     let machine = Machine::start(T4).unwrap();
     let mut parent = start(&machine, "fork and close");
     let (stdin, stdout) = (parent.stdin.take(), parent.stdout.take());
@@ -221,12 +224,12 @@ fn a_forked_child_that_closes_the_device_files_keeps_nothing() {
     drop(stdin);
     let mut rest = String::new();
     stdout.unwrap().read_to_string(&mut rest).unwrap();
-    assert!(rest.contains(LIVES), "the child has died: {rest:?}");
+    assert!(rest.contains(LIVES), "child output: {rest:?}");
 }
 
-/// A program may use much more than the host has, one after the other.
+/// A program may use more memory than the host has, one allocation after the other.
 #[test]
-fn freed_memory_costs_the_host_nothing() {
+fn returns_freed_memory_to_the_host() {
     let machine = Machine::start(T4).unwrap();
     let mut child = start(&machine, "touch");
     drop(child.stdin.take());
@@ -234,7 +237,7 @@ fn freed_memory_costs_the_host_nothing() {
 }
 
 #[test]
-fn a_killed_process_gives_up_the_card_in_the_middle_of_a_kernel() {
+fn stops_the_kernel_of_a_killed_process() {
     let machine = Machine::start(T4).unwrap();
     let mut child = start(&machine, "spin");
     let api = Api::start(&machine);
@@ -253,7 +256,7 @@ fn a_killed_process_gives_up_the_card_in_the_middle_of_a_kernel() {
 }
 
 #[test]
-fn two_processes_share_the_cards_time_equally() {
+fn shares_gpu_time_between_two_processes() {
     let machine = Machine::start(T4).unwrap();
     let mut children = [start(&machine, "spin"), start(&machine, "spin")];
     let card = machine
@@ -268,13 +271,13 @@ fn two_processes_share_the_cards_time_equally() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    // One of them was alone while the other started.
+    // One of them had the GPU alone while the other started.
     let shared = busy.iter().min().unwrap();
     assert!(*shared > 50_000_000, "{busy:?}");
 }
 
 #[test]
-fn a_client_that_sends_noise_loses_its_connection_and_nobody_else_anything() {
+fn disconnects_only_the_client_that_sends_noise() {
     use rustix::net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
     };
@@ -294,7 +297,7 @@ fn a_client_that_sends_noise_loses_its_connection_and_nobody_else_anything() {
         connect(&socket, &address).unwrap();
         rustix::io::write(&socket, noise).unwrap();
         let mut reply = [0; 100];
-        // Refused or cut off, never left waiting.
+        // Rejected or disconnected, never blocked.
         let _ = rustix::io::read(&socket, &mut reply);
     }
     api.allocate(MIB).unwrap();

@@ -10,7 +10,7 @@ use crate::api::{Api, Handle, INVALID_HANDLE, INVALID_VALUE, Invoke, call};
 const NONE: Handle = std::ptr::null_mut();
 const FILE_NOT_FOUND: u32 = 301;
 
-/// Reads a number with the function that is named.
+/// Reads an integer with the named function.
 fn read(api: &Api, name: &str) -> i32 {
     let mut value = -77i32;
     let code: u32 = Invoke::invoke(api.symbol(name), (&raw mut value,));
@@ -18,7 +18,7 @@ fn read(api: &Api, name: &str) -> i32 {
     value
 }
 
-/// Reads a number about something.
+/// Reads an integer property of a handle.
 fn read_of<T>(api: &Api, name: &str, of: T) -> i32 {
     let mut value = -77i32;
     let code: u32 = Invoke::invoke(api.symbol(name), (&raw mut value, of));

@@ -1,4 +1,4 @@
-//! Memory that processes share: by descriptors and by handles.
+//! Memory shared between processes: descriptors, IPC handles, pools.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -46,7 +46,7 @@ fn close(descriptor: RawFd) {
     assert_eq!(unsafe { libc::close(descriptor) }, 0);
 }
 
-/// Maps memory where there is room; the address and how much was reserved.
+/// Maps memory at a new address; returns the address and the reserved bytes.
 pub(crate) fn map(api: &Api, handle: u64, bytes: u64) -> (u64, u64) {
     let address = reserve(api, bytes);
     assert_eq!(map_at(api, address, bytes, handle), 0);
@@ -84,7 +84,7 @@ impl Handle {
     }
 }
 
-/// A handle of memory, as text.
+/// Returns the IPC handle of memory as text.
 fn share(api: &Api, address: u64) -> String {
     let mut handle = Handle([0; 64]);
     let code = call!(api, "cuIpcGetMemHandle", &raw mut handle, address);
@@ -92,7 +92,7 @@ fn share(api: &Api, address: u64) -> String {
     handle.to_text()
 }
 
-/// Imports a pool and memory of it.
+/// Imports a pool and a pointer of it.
 pub(crate) fn import_pointer(api: &Api, descriptor: RawFd, data: &str) -> u64 {
     let (mut pool, mut address) = (0usize, 0u64);
     let code = call!(
@@ -113,7 +113,7 @@ pub(crate) fn import_pointer(api: &Api, descriptor: RawFd, data: &str) -> u64 {
         &raw const data
     );
     assert_eq!(code, 0);
-    // Nothing is allocated from a pool of another process.
+    // Allocation from an imported pool is rejected.
     let mut other = 0u64;
     let code = call!(
         api,
@@ -139,7 +139,7 @@ pub(crate) fn open(api: &Api, handle: &str) -> Result<u64, u32> {
 }
 
 #[test]
-fn a_descriptor_alone_keeps_memory_alive() {
+fn keeps_memory_while_a_descriptor_is_open() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let used = || machine.card(0).unwrap().used_bytes - CONTEXT;
@@ -162,7 +162,7 @@ fn a_descriptor_alone_keeps_memory_alive() {
         .wait_for_card(0, |card| card.used_bytes == CONTEXT)
         .unwrap();
     let descriptor = export(&api, create(&api, BYTES).unwrap());
-    // Anything else is not memory.
+    // Other descriptors are rejected.
     let (mut handle, not_memory) = (0u64, machine_pipe());
     let code = call!(
         api,
@@ -182,7 +182,7 @@ fn machine_pipe() -> RawFd {
 }
 
 #[test]
-fn exported_memory_outlives_its_maker_in_another_process() {
+fn keeps_imported_memory_after_owner_release() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let handle = create(&api, BYTES).unwrap();
@@ -192,7 +192,7 @@ fn exported_memory_outlives_its_maker_in_another_process() {
     let argument = descriptor.to_string();
     let mut child = start_with(&machine, "import", &argument, Some(descriptor));
     close(descriptor);
-    // One memory for both, on the account of who made it.
+    // One memory for both, charged to its creator.
     let card = machine.card(0).unwrap();
     assert_eq!(card.used_bytes, 2 * CONTEXT + BYTES);
     let used_by = |pid: u32| {
@@ -214,7 +214,7 @@ fn exported_memory_outlives_its_maker_in_another_process() {
 }
 
 #[test]
-fn opened_memory_outlives_the_owners_free() {
+fn keeps_opened_memory_after_owner_free() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let small = api.allocate(4096).unwrap();
@@ -222,7 +222,7 @@ fn opened_memory_outlives_the_owners_free() {
     assert_eq!(
         open(&api, &share(&api, large)),
         Err(INVALID_CONTEXT),
-        "one's own memory"
+        "opening its own memory"
     );
     assert_eq!(open(&api, &"00".repeat(64)), Err(INVALID_VALUE));
     let mut children = Vec::new();
@@ -246,7 +246,7 @@ fn opened_memory_outlives_the_owners_free() {
 }
 
 #[test]
-fn memory_of_a_pool_is_shared_pointer_by_pointer() {
+fn shares_pool_memory_by_pointer() {
     use cudarc::driver::sys;
 
     let machine = Machine::start(T4).unwrap();
@@ -292,14 +292,14 @@ fn memory_of_a_pool_is_shared_pointer_by_pointer() {
     close(descriptor);
     assert_eq!(call!(api, "cuMemFreeAsync", address, 0usize), 0);
     assert_eq!(call!(api, "cuMemPoolTrimTo", pool, 0usize), 0);
-    // Given up here, still held there.
+    // Freed here, still held by the child.
     assert_eq!(machine.card(0).unwrap().used_bytes, 2 * CONTEXT + BYTES);
     child.kill().unwrap();
     child.wait().unwrap();
     machine
         .wait_for_card(0, |card| card.used_bytes == CONTEXT)
         .unwrap();
-    // What the program's own pool gives, nobody imports.
+    // Memory outside exportable pools cannot be exported.
     let private = api.allocate(4096).unwrap();
     let code = call!(api, "cuMemPoolExportPointer", &raw mut data, private);
     assert_eq!(code, INVALID_VALUE);

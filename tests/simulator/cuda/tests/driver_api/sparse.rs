@@ -1,4 +1,4 @@
-//! Sparse arrays: what is mapped to one lives as long as the mapping.
+//! Sparse arrays and the lifetime of mappings.
 
 use cudarc::driver::sys;
 use simulator_machine::description::{MIB, T4};
@@ -32,7 +32,7 @@ fn array(api: &Api, flags: u32) -> Handle {
     array
 }
 
-/// Maps the whole rows of tiles from one on, or unmaps them.
+/// Maps or unmaps whole rows of tiles.
 fn map(api: &Api, array: Handle, memory: Option<u64>, row: u32, rows: u32) -> u32 {
     let operation_type = match memory {
         Some(_) => sys::CUmemOperationType::CU_MEM_OPERATION_TYPE_MAP,
@@ -71,7 +71,7 @@ fn map(api: &Api, array: Handle, memory: Option<u64>, row: u32, rows: u32) -> u3
 }
 
 #[test]
-fn what_is_mapped_to_a_sparse_array_is_taken_until_it_is_unmapped_or_the_array_is_gone() {
+fn holds_mapped_tiles_until_unmapped_or_destroyed() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -93,7 +93,7 @@ fn what_is_mapped_to_a_sparse_array_is_taken_until_it_is_unmapped_or_the_array_i
     assert_eq!(map(&api, sparse, Some(memory), 0, 4), 0);
     assert_eq!(release(&api, memory), 0);
     assert_eq!(used(), PAGE);
-    // Of one row something else, the rest in two steps.
+    // Remaps one row, then unmaps in two steps.
     let other = create(&api, PAGE).unwrap();
     assert_eq!(map(&api, sparse, Some(other), 1, 1), 0);
     assert_eq!(release(&api, other), 0);
@@ -102,7 +102,7 @@ fn what_is_mapped_to_a_sparse_array_is_taken_until_it_is_unmapped_or_the_array_i
     assert_eq!(used(), PAGE);
     assert_eq!(map(&api, sparse, None, 0, 1), 0);
     assert_eq!(used(), 0);
-    // Nothing was mapped there.
+    // Unmapping empty tiles is allowed.
     assert_eq!(map(&api, sparse, None, 0, 8), 0);
 
     let memory = create(&api, PAGE).unwrap();
@@ -113,7 +113,7 @@ fn what_is_mapped_to_a_sparse_array_is_taken_until_it_is_unmapped_or_the_array_i
 }
 
 #[test]
-fn what_does_not_fit_is_not_mapped() {
+fn rejects_tiles_outside_array_or_memory() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (sparse, plain) = (array(&api, sys::CUDA_ARRAY3D_SPARSE), array(&api, 0));

@@ -28,7 +28,7 @@ fn near(measured: f32, expected: f32) -> bool {
 }
 
 #[test]
-fn a_launch_returns_at_once_and_a_synchronisation_when_it_is_over() {
+fn returns_from_launch_before_kernel_end() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -44,13 +44,13 @@ fn a_launch_returns_at_once_and_a_synchronisation_when_it_is_over() {
 }
 
 #[test]
-fn events_measure_the_cards_time_exactly() {
+fn measures_gpu_time_with_events() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
     let stream = api.stream(NON_BLOCKING);
     let (start, middle, end) = (api.event(), api.event(), api.event());
-    // Keeps the card busy, so that nothing below waits for this program.
+    // Keeps the GPU busy, so that nothing below waits for this program.
     api.spin(spin, stream, 80, 100 * MS);
     record(&api, start, stream);
     api.spin(spin, stream, 80, 7 * MS);
@@ -64,7 +64,7 @@ fn events_measure_the_cards_time_exactly() {
 }
 
 #[test]
-fn streams_overlap_when_both_fit_and_not_when_they_do_not() {
+fn overlaps_kernels_that_fit_together() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -89,7 +89,7 @@ fn streams_overlap_when_both_fit_and_not_when_they_do_not() {
 }
 
 #[test]
-fn the_default_stream_orders_blocking_streams_and_no_others() {
+fn orders_default_stream_with_blocking_streams_only() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -107,7 +107,7 @@ fn the_default_stream_orders_blocking_streams_and_no_others() {
 }
 
 #[test]
-fn many_short_kernels_are_all_done_in_order() {
+fn runs_many_short_kernels_in_order() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let spin = api.function(c"spin");
@@ -120,7 +120,7 @@ fn many_short_kernels_are_all_done_in_order() {
 }
 
 #[test]
-fn handles_of_something_else_are_refused() {
+fn rejects_destroyed_and_foreign_handles() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let stream = api.stream(0);

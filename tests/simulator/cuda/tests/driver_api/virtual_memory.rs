@@ -1,4 +1,4 @@
-//! Virtual memory management within one process.
+//! Virtual memory management in one process.
 
 use std::ffi::c_void;
 
@@ -86,7 +86,7 @@ fn set(api: &Api, address: u64, bytes: u64) -> u32 {
 }
 
 #[test]
-fn memory_lives_until_its_handles_and_its_mappings_are_gone() {
+fn keeps_memory_until_handles_and_mappings_are_released() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let idle = machine.card(0).unwrap().used_bytes;
@@ -120,7 +120,7 @@ fn memory_lives_until_its_handles_and_its_mappings_are_gone() {
 }
 
 #[test]
-fn what_is_mapped_can_be_used_once_access_is_set() {
+fn requires_access_flags_for_mapped_memory() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let address = reserve(&api, 4 * PAGE);
@@ -131,7 +131,7 @@ fn what_is_mapped_can_be_used_once_access_is_set() {
     assert_eq!(allow(&api, address, PAGE), 0);
     assert_eq!(set(&api, address, PAGE), 0);
     assert_eq!(set(&api, address, PAGE + 1), INVALID_VALUE);
-    // What lies side by side is one range for copies.
+    // Adjacent mappings form one range for copies.
     assert_eq!(map(&api, address + PAGE, PAGE, handles[1]), 0);
     assert_eq!(set(&api, address, 2 * PAGE), INVALID_VALUE);
     assert_eq!(allow(&api, address, 2 * PAGE), 0);
@@ -141,14 +141,14 @@ fn what_is_mapped_can_be_used_once_access_is_set() {
     let middle = address + PAGE - 2;
     assert_eq!(call!(api, "cuMemcpyDtoH_v2", host, middle, 4usize), 0);
     assert_eq!(read, [7; 4]);
-    // A gap in the middle.
+    // A gap.
     assert_eq!(unmap(&api, address + PAGE, PAGE), 0);
     assert_eq!(set(&api, address, 2 * PAGE), INVALID_VALUE);
     assert_eq!(set(&api, address, PAGE), 0);
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn rejects_invalid_sizes_and_mappings() {
     let machine = Machine::start(T4).unwrap();
     let api = Api::start(&machine);
     let (free, _) = api.memory_info();

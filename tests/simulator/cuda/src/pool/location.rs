@@ -1,8 +1,8 @@
-//! Where the memory of a pool is.
+//! Location of a pool's memory.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::Answer;
+use crate::abi::CudaResult;
 use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::types::{CUdevice, CUmemLocation};
@@ -12,33 +12,31 @@ const PINNED: c_uint = 1;
 const MANAGED: c_uint = 2;
 
 /// `CU_MEM_LOCATION_TYPE_NONE`, `_HOST`, `_HOST_NUMA` and `_HOST_NUMA_CURRENT`
-const NOWHERE: c_uint = 0;
+const NONE: c_uint = 0;
 const HOST: c_uint = 2;
 const HOST_NUMA: c_uint = 3;
 const HOST_NUMA_CURRENT: c_uint = 4;
 
-/// Where the memory of a pool is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Home {
-    /// On a device's card.
-    Card(CUdevice),
-    /// Pinned on the host; of a NUMA node, or of none in particular.
+pub(super) enum PoolLocation {
+    Device(CUdevice),
+    /// Pinned host memory, optionally of a NUMA node.
     Host(Option<c_int>),
-    /// Wherever it is used; the device or host that it prefers changes nothing here.
+    /// Managed memory; the preferred location has no effect.
     Managed(c_uint, c_int),
 }
 
-impl Home {
-    /// The home that a location and a `CUmemAllocationType` mean.
-    pub(super) fn new(driver: &Driver, location: CUmemLocation, kind: c_uint) -> Answer<Self> {
+impl PoolLocation {
+    /// Converts a location and a `CUmemAllocationType`.
+    pub(super) fn new(driver: &Driver, location: CUmemLocation, kind: c_uint) -> CudaResult<Self> {
         if location.kind == CUmemLocation::DEVICE {
             driver.device(location.id)?;
         }
         match (kind, location.kind) {
-            (PINNED, CUmemLocation::DEVICE) => Ok(Self::Card(location.id)),
+            (PINNED, CUmemLocation::DEVICE) => Ok(Self::Device(location.id)),
             (PINNED, HOST) => Ok(Self::Host(None)),
             (PINNED, HOST_NUMA | HOST_NUMA_CURRENT) => Ok(Self::Host(Some(location.id))),
-            (MANAGED, NOWHERE | HOST) => Ok(Self::Managed(location.kind, 0)),
+            (MANAGED, NONE | HOST) => Ok(Self::Managed(location.kind, 0)),
             (MANAGED, CUmemLocation::DEVICE | HOST_NUMA) => {
                 Ok(Self::Managed(location.kind, location.id))
             }
@@ -46,10 +44,9 @@ impl Home {
         }
     }
 
-    /// The device whose card it is.
-    pub(super) fn card(self) -> Option<CUdevice> {
+    pub(super) fn device(self) -> Option<CUdevice> {
         match self {
-            Self::Card(device) => Some(device),
+            Self::Device(device) => Some(device),
             Self::Host(_) | Self::Managed(..) => None,
         }
     }
@@ -57,15 +54,15 @@ impl Home {
     /// `CUmemAllocationType`
     pub(super) fn allocation_type(self) -> c_uint {
         match self {
-            Self::Card(_) | Self::Host(_) => PINNED,
+            Self::Device(_) | Self::Host(_) => PINNED,
             Self::Managed(..) => MANAGED,
         }
     }
 
     /// `CUmemLocation`
-    pub(super) fn location(self) -> CUmemLocation {
+    pub(super) fn cuda_location(self) -> CUmemLocation {
         let (kind, id) = match self {
-            Self::Card(device) => (CUmemLocation::DEVICE, device),
+            Self::Device(device) => (CUmemLocation::DEVICE, device),
             Self::Host(None) => (HOST, 0),
             Self::Host(Some(node)) => (HOST_NUMA, node),
             Self::Managed(kind, id) => (kind, id),
