@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail};
-use drava_allocator::ask::PodAsk;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
 use drava_allocator::placement::Policies;
+use drava_allocator::pod_request::PodRequest;
 use drava_allocator::reason::Reason;
-use drava_allocator::usage::Holding;
+use drava_allocator::usage::AllocatedDevice;
 use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -116,7 +116,7 @@ pub(crate) fn pod(
             Err(explanation) => {
                 report.add_obstacles(&explanation);
                 let state = match explanation {
-                    Explanation::Refused { .. } => State::Refused,
+                    Explanation::Rejected { .. } => State::Refused,
                     Explanation::Nodes(_) => State::DoesNotFit,
                 };
                 (state, explanation.summary())
@@ -137,7 +137,7 @@ enum Stage<'a> {
     /// These scheduling gates hold it.
     Gated(Vec<&'a str>),
     /// It asks for devices.
-    Asking(Box<PodAsk>),
+    Asking(Box<PodRequest>),
 }
 
 fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
@@ -150,15 +150,15 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
         .map(|(name, claim)| (name.as_str(), *claim))
         .collect();
     let cluster = &snapshot.cluster;
-    let ask = match PodAsk::new(pod, &named, &cluster.classes, &cluster.selectors) {
+    let ask = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
         Ok(ask) => ask,
         Err(error) => return Ok(Stage::Refused(Explanation::from(error))),
     };
     if ask.claims.is_empty() {
         let held = named
             .iter()
-            .flat_map(|(_, claim)| Holding::of_claim(claim))
-            .map(|holding| format!("{} of pool {}", holding.device, holding.pool));
+            .flat_map(|(_, claim)| AllocatedDevice::of_claim(claim))
+            .map(|allocated| format!("{} of pool {}", allocated.device, allocated.pool));
         return Ok(Stage::Served(held.collect()));
     }
     let gates = gates(pod);

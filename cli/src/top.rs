@@ -6,7 +6,7 @@ use drava_allocator::attribute::Attribute;
 use drava_allocator::device::Device;
 use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
-use drava_allocator::usage::{Grant, Usage};
+use drava_allocator::usage::{DeviceAccess, Usage};
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
@@ -66,7 +66,7 @@ pub(crate) fn cards(snapshot: &Snapshot) -> Vec<Card> {
             let first = pool
                 .devices
                 .iter()
-                .position(|other| other.card == device.card);
+                .position(|other| other.gpu == device.gpu);
             by_card
                 .entry(first.unwrap_or(index))
                 .or_default()
@@ -84,7 +84,7 @@ pub(crate) fn cards(snapshot: &Snapshot) -> Vec<Card> {
 pub(crate) fn problems(snapshot: &Snapshot) -> Vec<String> {
     snapshot
         .cluster
-        .problems()
+        .excluded_pools()
         .map(|(pool, _, problem)| format!("pool {pool} is left out: {problem}"))
         .collect()
 }
@@ -143,19 +143,21 @@ fn card(
         .collect();
     let holders = snapshot
         .cluster
-        .holdings()
-        .filter(|holding| holding.pool == pool_name && names.contains(&holding.device.as_str()))
-        .filter(|holding| !matches!(holding.grant, Grant::Admin(_)))
-        .map(|holding| Holder {
-            claim: holding.claim.to_string(),
-            device: holding.device.clone(),
-            pods: pods_of(snapshot, &holding.claim.uid),
+        .allocated_devices()
+        .filter(|allocated| {
+            allocated.pool == pool_name && names.contains(&allocated.device.as_str())
+        })
+        .filter(|allocated| !matches!(allocated.access, DeviceAccess::Admin(_)))
+        .map(|allocated| Holder {
+            claim: allocated.claim.to_string(),
+            device: allocated.device.clone(),
+            pods: pods_of(snapshot, &allocated.claim.uid),
         })
         .collect();
     Some(Card {
         node: pool.node.clone(),
         card: first.display_name().to_owned(),
-        uuid: first.card.to_string(),
+        uuid: first.gpu.to_string(),
         product_name: match first.attributes.get(names::attribute::PRODUCT_NAME) {
             Some(Attribute::String(name)) => name.clone(),
             _ => String::new(),

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use drava_allocator::capacity::Amounts;
-use drava_allocator::placement::{ClaimPlacement, DeviceGrant};
+use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
 use drava_allocator::reason::bytes;
-use drava_allocator::usage::Grant;
+use drava_allocator::usage::DeviceAccess;
 use drava_api::names;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
@@ -53,17 +53,17 @@ pub fn summary(placement: &ClaimPlacement, node: &str) -> String {
                 "{} on {node}/{} ({})",
                 amounts(device),
                 device.device.display_name(),
-                device.why
+                device.ranking
             )
         })
         .collect();
     devices.join("; ")
 }
 
-fn amounts(device: &DeviceGrant) -> String {
+fn amounts(device: &DevicePlacement) -> String {
     use names::capacity::{CORES, MEMORY};
-    match &device.grant {
-        Grant::Exclusive => {
+    match &device.access {
+        DeviceAccess::Exclusive => {
             let memory = device
                 .device
                 .amount(MEMORY)
@@ -74,8 +74,8 @@ fn amounts(device: &DeviceGrant) -> String {
                 memory.unwrap_or_default()
             )
         }
-        Grant::Admin(_) => format!("admin access to {}", device.device.name),
-        Grant::Share(amounts) => {
+        DeviceAccess::Admin(_) => format!("admin access to {}", device.device.name),
+        DeviceAccess::Share(amounts) => {
             let memory = amounts.get(MEMORY).copied().unwrap_or_default();
             match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
                 Some(cores) => format!("{} of memory and {cores} % of the cores", bytes(memory)),
@@ -100,16 +100,16 @@ fn only_node(node: &str) -> NodeSelector {
 }
 
 fn result(
-    device: &DeviceGrant,
+    device: &DevicePlacement,
     share_id: &mut impl FnMut() -> String,
 ) -> DeviceRequestAllocationResult {
-    let share = match &device.grant {
-        Grant::Exclusive | Grant::Admin(None) => None,
-        Grant::Share(amounts) | Grant::Admin(Some(amounts)) => Some(amounts),
+    let share = match &device.access {
+        DeviceAccess::Exclusive | DeviceAccess::Admin(None) => None,
+        DeviceAccess::Share(amounts) | DeviceAccess::Admin(Some(amounts)) => Some(amounts),
     };
     let non_empty = |list: &Vec<String>| (!list.is_empty()).then(|| list.clone());
     DeviceRequestAllocationResult {
-        admin_access: matches!(device.grant, Grant::Admin(_)).then_some(true),
+        admin_access: matches!(device.access, DeviceAccess::Admin(_)).then_some(true),
         binding_conditions: non_empty(&device.device.binding_conditions),
         binding_failure_conditions: non_empty(&device.device.binding_failure_conditions),
         consumed_capacity: share.map(raw),

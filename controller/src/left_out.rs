@@ -17,7 +17,7 @@ impl LeftOut {
     /// What is to be told of the cluster's pools: each problem once, and again when it has been away.
     pub(crate) fn news(&mut self, cluster: &Cluster) -> Vec<Notice> {
         let problems: BTreeMap<&str, (Option<&str>, String)> = cluster
-            .problems()
+            .excluded_pools()
             // While a driver publishes, its pool is incomplete for a moment.
             .filter(|(_, _, problem)| !matches!(problem, PoolProblem::Incomplete { .. }))
             .map(|(pool, node, problem)| (pool, (node, problem.to_string())))

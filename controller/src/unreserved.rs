@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use drava_allocator::usage::Holding;
+use drava_allocator::usage::AllocatedDevice;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
@@ -39,7 +39,7 @@ impl Unreserved {
         // An allocation by kube-scheduler or by hand is none of this controller's business.
         if is_reserved(claim)
             || allocated_for(claim).is_none()
-            || Holding::of_claim(claim).is_empty()
+            || AllocatedDevice::of_claim(claim).is_empty()
         {
             return None;
         }

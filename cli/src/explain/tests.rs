@@ -171,7 +171,7 @@ fn every_state() {
         (
             "big",
             State::DoesNotFit,
-            "0/1 nodes: 1 InsufficientMemory (largest free piece 56 GiB on n1/gpu-0)",
+            "0/1 nodes: 1 InsufficientMemory (most free memory 56 GiB on n1/gpu-0)",
         ),
     ];
     for (name, state, summary) in cases {
@@ -190,11 +190,11 @@ fn obstacles_are_listed_by_card() {
     assert_eq!(
         explained("big").text(),
         "\
-pod default/big: 0/1 nodes: 1 InsufficientMemory (largest free piece 56 GiB on n1/gpu-0)
+pod default/big: 0/1 nodes: 1 InsufficientMemory (most free memory 56 GiB on n1/gpu-0)
 
 NODE   DEVICE       REASON               DETAIL
-n1     gpu-0-vgpu   InsufficientMemory   largest free piece 56 GiB on n1/gpu-0
-n1     gpu-1-vgpu   ExclusiveConflict    n1/gpu-1 is taken whole
+n1     gpu-0-vgpu   InsufficientMemory   most free memory 56 GiB on n1/gpu-0
+n1     gpu-1-vgpu   ExclusiveConflict    n1/gpu-1 is allocated exclusively
 "
     );
     let json = serde_json::to_value(explained("big")).unwrap();

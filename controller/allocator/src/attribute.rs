@@ -1,19 +1,19 @@
-//! The value of a device attribute.
+//! Device attributes.
 
 use k8s_openapi::api::resource::v1 as dra;
 
 /// Value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute {
-    /// A bool.
+    /// Boolean.
     Bool(bool),
-    /// An integer.
+    /// Integer.
     Int(i64),
-    /// A text.
+    /// String.
     String(String),
-    /// A semantic version.
+    /// Semantic version.
     Version(semver::Version),
-    /// Several values of one type (KEP-5491, alpha).
+    /// List of values of one type (KEP-5491, alpha).
     List(Vec<Attribute>),
 }
 
@@ -21,11 +21,11 @@ impl Attribute {
     /// Parses a published value.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the value has no known type, or a version is malformed.
     pub fn parse(attribute: &dra::DeviceAttribute) -> Result<Self, String> {
         let version = |text: &String| {
             semver::Version::parse(text)
-                .map_err(|error| format!("{text:?} is no semantic version: {error}"))
+                .map_err(|error| format!("{text:?} is not a semantic version: {error}"))
         };
         if let Some(value) = attribute.int {
             Ok(Self::Int(value))

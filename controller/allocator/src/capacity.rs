@@ -1,4 +1,4 @@
-//! How much of a capacity a request consumes: defaults and rounding of KEP-5075.
+//! Device capacities and the amount that a request consumes: defaults and rounding of KEP-5075.
 
 use std::collections::BTreeMap;
 
@@ -9,47 +9,47 @@ use k8s_openapi::api::resource::v1 as dra;
 /// A published capacity of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capacity {
-    /// The whole amount.
+    /// Total amount.
     pub value: Quantity,
-    /// What one request may take of it.
-    pub policy: Option<Policy>,
+    /// Amounts that one request may consume; any if `None`.
+    pub policy: Option<RequestPolicy>,
 }
 
-/// What one request may take of a capacity.
+/// Amounts that one request may consume of a capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy {
-    /// Taken by a request that does not name the capacity.
+pub struct RequestPolicy {
+    /// Consumed by a request that does not name the capacity.
     pub default: Option<Quantity>,
-    /// Amounts allowed.
-    pub rule: Rule,
+    /// Valid amounts.
+    pub valid: ValidAmounts,
 }
 
-/// Amounts that a request may take.
+/// Valid amounts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rule {
+pub enum ValidAmounts {
     /// Any amount.
     Any,
     /// From `min` to `max`, in steps counted from `min`.
     Range {
-        /// Least amount; smaller requests are rounded up to it.
+        /// Minimum; smaller requests are rounded up.
         min: Quantity,
-        /// Largest amount of one request.
+        /// Maximum of one request.
         max: Option<Quantity>,
-        /// Requests are rounded up to `min` plus a multiple of it.
+        /// Requests are rounded up to `min` plus a multiple of this amount.
         step: Option<Quantity>,
     },
     /// One of these, ascending; requests are rounded up to the next.
     Values(Vec<Quantity>),
 }
 
-/// Why a request cannot take from a capacity, however much is free.
+/// Why a request can never consume from a capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
-    /// More than one request may take.
+pub enum CapacityError {
+    /// The amount exceeds the maximum of one request.
     AboveMaximum {
-        /// The amount asked for, rounded.
-        asked: Quantity,
-        /// The most that is allowed.
+        /// Requested amount, rounded.
+        requested: Quantity,
+        /// Maximum of one request.
         maximum: Quantity,
     },
     /// The amount is below zero.
@@ -60,40 +60,40 @@ impl Capacity {
     /// Parses a published capacity.
     ///
     /// # Errors
-    /// When a value is no quantity.
+    /// When a value is not a quantity.
     pub fn parse(capacity: &dra::DeviceCapacity) -> Result<Self, ParseQuantityError> {
         Ok(Self {
             value: Quantity::try_from(&capacity.value)?,
             policy: capacity
                 .request_policy
                 .as_ref()
-                .map(Policy::parse)
+                .map(RequestPolicy::parse)
                 .transpose()?,
         })
     }
 
-    /// What a request for `asked` (`None`: not named) takes.
+    /// Returns what a request consumes; `None` if the request does not name the capacity.
     ///
     /// # Errors
-    /// When the policy allows no such amount.
-    pub fn consumption(&self, asked: Option<Quantity>) -> Result<Quantity, Refusal> {
+    /// When the policy does not allow the amount.
+    pub fn consumption(&self, requested: Option<Quantity>) -> Result<Quantity, CapacityError> {
         let policy = self.policy.as_ref();
         let default = policy.and_then(|policy| policy.default);
-        let amount = match (asked, policy.map(|policy| &policy.rule)) {
+        let amount = match (requested, policy.map(|policy| &policy.valid)) {
             (None, _) => default.unwrap_or(self.value),
-            (Some(asked), None) => asked,
-            (Some(asked), Some(rule)) => rule.round_up(asked),
+            (Some(requested), None) => requested,
+            (Some(requested), Some(valid)) => valid.round_up(requested),
         };
         if amount.is_negative() {
-            return Err(Refusal::Negative);
+            return Err(CapacityError::Negative);
         }
         // An amount equal to the default is always allowed.
         if default == Some(amount) {
             return Ok(amount);
         }
-        match policy.and_then(|policy| policy.rule.maximum()) {
-            Some(maximum) if amount > maximum => Err(Refusal::AboveMaximum {
-                asked: amount,
+        match policy.and_then(|policy| policy.valid.maximum()) {
+            Some(maximum) if amount > maximum => Err(CapacityError::AboveMaximum {
+                requested: amount,
                 maximum,
             }),
             _ => Ok(amount),
@@ -101,11 +101,11 @@ impl Capacity {
     }
 }
 
-impl Policy {
+impl RequestPolicy {
     fn parse(policy: &dra::CapacityRequestPolicy) -> Result<Self, ParseQuantityError> {
         let optional = |raw: Option<&_>| raw.map(Quantity::try_from).transpose();
-        let rule = match (&policy.valid_range, policy.valid_values.as_deref()) {
-            (Some(range), _) => Rule::Range {
+        let valid = match (&policy.valid_range, policy.valid_values.as_deref()) {
+            (Some(range), _) => ValidAmounts::Range {
                 min: Quantity::try_from(&range.min)?,
                 max: optional(range.max.as_ref())?,
                 step: optional(range.step.as_ref())?.filter(|step| *step > Quantity::ZERO),
@@ -116,26 +116,26 @@ impl Policy {
                     .map(Quantity::try_from)
                     .collect::<Result<Vec<_>, _>>()?;
                 values.sort();
-                Rule::Values(values)
+                ValidAmounts::Values(values)
             }
-            (None, _) => Rule::Any,
+            (None, _) => ValidAmounts::Any,
         };
         Ok(Self {
             default: optional(policy.default.as_ref())?,
-            rule,
+            valid,
         })
     }
 }
 
-impl Rule {
-    fn round_up(&self, asked: Quantity) -> Quantity {
+impl ValidAmounts {
+    fn round_up(&self, requested: Quantity) -> Quantity {
         match self {
-            Self::Any => asked,
+            Self::Any => requested,
             Self::Range { min, step, .. } => match step {
-                _ if asked < *min => *min,
-                None => asked,
+                _ if requested < *min => *min,
+                None => requested,
                 Some(step) => {
-                    let above = (asked - *min).nano();
+                    let above = (requested - *min).nano();
                     let steps = above.div_euclid(step.nano())
                         + i128::from(above.rem_euclid(step.nano()) != 0);
                     step.with_nano(min.nano().saturating_add(step.nano().saturating_mul(steps)))
@@ -144,8 +144,8 @@ impl Rule {
             Self::Values(values) => values
                 .iter()
                 .copied()
-                .find(|value| asked <= *value)
-                .unwrap_or(asked),
+                .find(|value| requested <= *value)
+                .unwrap_or(requested),
         }
     }
 
@@ -174,18 +174,18 @@ mod tests {
     }
 
     #[test]
-    fn consumption() {
+    fn rounds_requests_as_kep_5075() {
         let range =
             json!({"default": "4Gi", "validRange": {"min": "1Gi", "max": "16Gi", "step": "2Gi"}});
         let open = json!({"default": "0", "validRange": {"min": "0"}});
         let values = json!({"default": "1", "validValues": ["4", "1", "2"]});
         let odd_default = json!({"default": "3Gi", "validRange": {"min": "1Gi", "max": "2Gi"}});
         let cases = [
-            // Not asked for: the default, or everything.
+            // Not requested: the default, or the total.
             (capacity("80Gi", &json!(null)), None, "80Gi"),
             (capacity("80Gi", &range), None, "4Gi"),
             (capacity("100", &open), None, "0"),
-            // Rounded up from the least amount by steps.
+            // Rounded up from the minimum by steps.
             (capacity("80Gi", &range), Some("1"), "1Gi"),
             (capacity("80Gi", &range), Some("0"), "1Gi"),
             (capacity("80Gi", &range), Some("1Gi"), "1Gi"),
@@ -194,7 +194,7 @@ mod tests {
             (capacity("80Gi", &range), Some("14Gi"), "15Gi"),
             (capacity("80Gi", &range), Some("15.5Gi"), "above"),
             (capacity("80Gi", &range), Some("16Gi"), "above"),
-            // Fractions of a unit count as a whole one when there are steps.
+            // With steps, fractions of a unit are rounded up.
             (
                 capacity(
                     "100",
@@ -204,7 +204,7 @@ mod tests {
                 "1",
             ),
             (capacity("100", &open), Some("100m"), "100m"),
-            // The default is allowed even where the rule would refuse it.
+            // The default is valid even outside the range.
             (capacity("80Gi", &odd_default), None, "3Gi"),
             (capacity("80Gi", &odd_default), Some("3Gi"), "3Gi"),
             (capacity("80Gi", &odd_default), Some("2.5Gi"), "above"),
@@ -213,23 +213,23 @@ mod tests {
             (capacity("8", &values), Some("1"), "1"),
             (capacity("8", &values), Some("5"), "above"),
             (capacity("8", &values), None, "1"),
-            // Without a policy what is asked for.
+            // Without a policy: the requested amount.
             (capacity("80Gi", &json!(null)), Some("100Gi"), "100Gi"),
             (capacity("80Gi", &json!(null)), Some("-1"), "negative"),
             (capacity("80Gi", &range), Some("-1"), "1Gi"),
         ];
-        for (capacity, asked, expected) in cases {
-            let outcome = match capacity.consumption(asked.map(|text| text.parse().unwrap())) {
+        for (capacity, requested, expected) in cases {
+            let outcome = match capacity.consumption(requested.map(|text| text.parse().unwrap())) {
                 Ok(amount) => amount.to_string(),
-                Err(Refusal::AboveMaximum { .. }) => "above".to_owned(),
-                Err(Refusal::Negative) => "negative".to_owned(),
+                Err(CapacityError::AboveMaximum { .. }) => "above".to_owned(),
+                Err(CapacityError::Negative) => "negative".to_owned(),
             };
-            assert_eq!(outcome, expected, "{asked:?} of {capacity:?}");
+            assert_eq!(outcome, expected, "{requested:?} of {capacity:?}");
         }
     }
 
     #[test]
-    fn a_step_of_nothing_is_no_step() {
+    fn ignores_step_of_zero() {
         let capacity = capacity(
             "8",
             &json!({"default": "1", "validRange": {"min": "0", "step": "0"}}),

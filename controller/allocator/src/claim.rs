@@ -1,7 +1,7 @@
-//! What a claim asks for, parsed and classified.
+//! ResourceClaims, parsed and classified by driver.
 //!
-//! A claim concerns this driver when its selectors, those of the classes included, name the driver. One that also
-//! asks another driver for devices is refused: an allocation is written at once, and neither side can do half.
+//! A claim is for this driver when its selectors, including those of its classes, name the driver. A claim that also
+//! requests devices of another driver is rejected: an allocation is written at once, by one allocator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use k8s_openapi::api::resource::v1 as dra;
 use crate::capacity::Amounts;
 use crate::selector::{Selector, Selectors};
 
-/// Most devices that one allocation can list.
+/// Most devices in one allocation (limit of the API).
 pub const MAX_RESULTS: usize = 32;
 
 /// Namespace, name and UID of a claim.
@@ -37,26 +37,26 @@ impl fmt::Display for ClaimId {
 /// A claim whose requests are all for this driver.
 #[derive(Debug, Clone)]
 pub struct ClaimSpec {
-    /// Which claim.
+    /// The claim.
     pub id: ClaimId,
     /// Requests in the order of the claim.
     pub requests: Vec<Request>,
-    /// Conditions between the devices.
+    /// Constraints between the devices.
     pub constraints: Vec<Constraint>,
-    /// Placement policies that the claim or its classes ask for.
+    /// Placement policies of the claim or its classes.
     pub placement: Placement,
 }
 
-/// One entry of `spec.devices.requests`: alternatives in the order of preference, a plain request having one.
+/// One entry of `spec.devices.requests`: alternatives in the order of preference; a plain request has one.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Main name.
     pub name: String,
-    /// What is asked for.
+    /// Alternatives, the preferred one first.
     pub alternatives: Vec<Alternative>,
 }
 
-/// Devices asked for.
+/// One alternative of a request.
 #[derive(Debug, Clone)]
 pub struct Alternative {
     /// Name in the result: `main`, or `main/sub` for an alternative of `firstAvailable`.
@@ -67,17 +67,17 @@ pub struct Alternative {
     pub class_selectors: Vec<Arc<Selector>>,
     /// Selectors of the request.
     pub selectors: Vec<Arc<Selector>>,
-    /// How many devices.
+    /// Number of devices.
     pub count: Count,
-    /// Amounts by capacity name.
+    /// Requested amounts by capacity name.
     pub capacity: Amounts,
-    /// Taints tolerated.
+    /// Tolerated taints.
     pub tolerations: Vec<dra::DeviceToleration>,
-    /// Whether it only looks at devices, whoever uses them (KEP-5018).
+    /// Admin access: may use devices that are allocated to other claims (KEP-5018).
     pub admin_access: bool,
 }
 
-/// How many devices a request is for.
+/// Number of devices of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// This many.
@@ -86,10 +86,10 @@ pub enum Count {
     All,
 }
 
-/// A condition between devices of a claim.
+/// A constraint between the devices of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Constraint {
-    /// What must hold.
+    /// Relation between the values.
     pub rule: ConstraintRule,
     /// Fully qualified attribute name.
     pub attribute: String,
@@ -97,7 +97,7 @@ pub struct Constraint {
     pub requests: Vec<String>,
 }
 
-/// What must hold between the attribute values of devices.
+/// Relation between the attribute values of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConstraintRule {
     /// All equal.
@@ -107,7 +107,7 @@ pub enum ConstraintRule {
 }
 
 impl Constraint {
-    /// Whether devices of the request with result name `request` are in scope.
+    /// Returns whether the constraint covers the request with result name `request`.
     #[must_use]
     pub fn covers(&self, request: &str) -> bool {
         let main = request.split_once('/').map_or(request, |(main, _)| main);
@@ -119,40 +119,39 @@ impl Constraint {
     }
 }
 
-/// Whose devices a claim asks for.
+/// Which driver a claim is for.
 #[derive(Debug, Clone)]
 pub enum Ownership {
-    /// Only this driver's.
+    /// Only for this driver.
     Ours(Box<ClaimSpec>),
-    /// None of this driver's.
+    /// Not for this driver.
     Foreign,
-    /// This driver is involved, but the claim cannot be served; the reason is for the user.
-    Refused(ClaimError),
+    /// For this driver, but cannot be served.
+    Rejected(ClaimError),
 }
 
-/// Why a claim that concerns this driver cannot be served, whatever is free.
+/// Why a claim for this driver can never be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("claim {claim}: {problem}")]
 pub struct ClaimError {
     /// The claim.
     pub claim: Box<ClaimId>,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: ClaimProblem,
 }
 
-/// What is wrong with a claim.
+/// Problem of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimProblem {
     /// Requests for several drivers.
     #[error(
-        "request {ours} is for {}, request {other} for another driver; one claim is allocated by one driver, use a \
-         claim for each",
+        "request {ours} is for {}, request {other} for another driver; use one claim per driver",
         names::DRIVER
     )]
     MixedDrivers {
         /// A request for this driver.
         ours: String,
-        /// A request for another.
+        /// A request for another driver.
         other: String,
     },
     /// A class does not exist.
@@ -163,33 +162,33 @@ pub enum ClaimProblem {
         /// Name of the class.
         class: String,
     },
-    /// An amount is certainly a mistake.
+    /// A requested amount is invalid.
     #[error("request {request}: {problem}")]
     Amount {
         /// Name of the request.
         request: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// The opaque config cannot be used.
+    /// The opaque config is invalid.
     #[error("request {request}: {problem}")]
     Config {
         /// Name of the request.
         request: String,
-        /// What is wrong, with the field path.
+        /// The problem, with the field path.
         problem: String,
     },
-    /// A shape that this version does not serve.
-    #[error("{what} is not supported by this version")]
+    /// The claim uses a feature that is not supported.
+    #[error("{feature} is not supported")]
     Unsupported {
-        /// The shape.
-        what: String,
+        /// The feature.
+        feature: String,
     },
 }
 
-/// Device classes by name, as the claims of a cluster need them.
+/// Source of device classes.
 pub trait Classes {
-    /// A class by name.
+    /// Returns a class by name.
     fn class(&self, name: &str) -> Option<&dra::DeviceClass>;
 }
 
@@ -199,8 +198,8 @@ impl Classes for BTreeMap<String, dra::DeviceClass> {
     }
 }
 
-/// A request or subrequest of a claim, before it is parsed.
-struct Raw<'a> {
+/// A request or subrequest of a claim, unparsed.
+struct RawRequest<'a> {
     name: String,
     class: &'a str,
     allocation_mode: Option<&'a str>,
@@ -212,7 +211,7 @@ struct Raw<'a> {
     derived_attributes: bool,
 }
 
-/// Parses a claim and says whose it is.
+/// Parses a claim and determines which driver it is for.
 #[must_use]
 pub fn classify(
     claim: &dra::ResourceClaim,
@@ -223,32 +222,32 @@ pub fn classify(
     let Some(devices) = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref()) else {
         return Ownership::Foreign;
     };
-    let requests: Vec<(String, Vec<Raw<'_>>)> = devices
+    let requests: Vec<(String, Vec<RawRequest<'_>>)> = devices
         .requests
         .iter()
         .flatten()
         .map(|request| (request.name.clone(), raw_alternatives(request)))
         .collect();
-    match owner(&requests, classes, selectors) {
+    match is_ours(&requests, classes, selectors) {
         Ok(true) => {}
         Ok(false) => return Ownership::Foreign,
-        Err(problem) => return refused(&id, problem),
+        Err(problem) => return rejected(&id, problem),
     }
     match parse(&id, devices, requests, classes, selectors) {
         Ok(spec) => Ownership::Ours(Box::new(spec)),
-        Err(problem) => refused(&id, problem),
+        Err(problem) => rejected(&id, problem),
     }
 }
 
-fn refused(id: &ClaimId, problem: ClaimProblem) -> Ownership {
-    Ownership::Refused(ClaimError {
+fn rejected(id: &ClaimId, problem: ClaimProblem) -> Ownership {
+    Ownership::Rejected(ClaimError {
         claim: Box::new(id.clone()),
         problem,
     })
 }
 
 impl ClaimId {
-    /// Of a claim object.
+    /// Returns the identity of a claim object.
     #[must_use]
     pub fn of(claim: &dra::ResourceClaim) -> Self {
         Self {
@@ -259,9 +258,9 @@ impl ClaimId {
     }
 }
 
-fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<Raw<'_>> {
+fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<RawRequest<'_>> {
     if let Some(exactly) = &request.exactly {
-        return vec![Raw {
+        return vec![RawRequest {
             name: request.name.clone(),
             class: &exactly.device_class_name,
             allocation_mode: exactly.allocation_mode.as_deref(),
@@ -279,7 +278,7 @@ fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<Raw<'_>> {
     let alternatives = request.first_available.as_deref().unwrap_or_default();
     alternatives
         .iter()
-        .map(|sub| Raw {
+        .map(|sub| RawRequest {
             name: format!("{}/{}", request.name, sub.name),
             class: &sub.device_class_name,
             allocation_mode: sub.allocation_mode.as_deref(),
@@ -296,9 +295,9 @@ fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<Raw<'_>> {
         .collect()
 }
 
-/// Whether all requests are for this driver (`true`) or none is.
-fn owner(
-    requests: &[(String, Vec<Raw<'_>>)],
+/// Returns whether all requests are for this driver (`true`) or none is (`false`).
+fn is_ours(
+    requests: &[(String, Vec<RawRequest<'_>>)],
     classes: &impl Classes,
     selectors: &Selectors,
 ) -> Result<bool, ClaimProblem> {
@@ -308,10 +307,10 @@ fn owner(
     for raw in requests.iter().flat_map(|(_, alternatives)| alternatives) {
         let class = classes.class(raw.class);
         let of_class = class_selectors(class);
-        let names_us = compiled(of_class, selectors)
+        let names_driver = compiled(of_class, selectors)
             .chain(compiled(raw.selectors, selectors))
             .any(|selector| selector.names_driver());
-        if names_us || is_own_class_name(raw.class) {
+        if names_driver || is_own_class_name(raw.class) {
             ours.get_or_insert(&raw.name);
         } else {
             other.get_or_insert(&raw.name);
@@ -334,7 +333,7 @@ fn owner(
     }
 }
 
-/// Whether a class of this name is one that the chart installs, so that its absence can be explained.
+/// Returns whether the chart installs a class of this name; if the class is missing, the claim is still recognized.
 fn is_own_class_name(class: &str) -> bool {
     use names::class::{FRACTION, GPU, MIG, VGPU};
     [GPU, VGPU, MIG, FRACTION].contains(&class)
@@ -364,11 +363,11 @@ fn compiled<'a>(
 fn parse(
     id: &ClaimId,
     devices: &dra::DeviceClaim,
-    requests: Vec<(String, Vec<Raw<'_>>)>,
+    requests: Vec<(String, Vec<RawRequest<'_>>)>,
     classes: &impl Classes,
     selectors: &Selectors,
 ) -> Result<ClaimSpec, ClaimProblem> {
-    let unsupported = |what: String| ClaimProblem::Unsupported { what };
+    let unsupported = |feature: String| ClaimProblem::Unsupported { feature };
     let mut placement = Placement::default();
     let mut parsed = Vec::new();
     for (name, raws) in requests {
@@ -392,7 +391,7 @@ fn parse(
             alternatives.push(alternative(&raw, class_selectors(class), selectors)?);
         }
         if alternatives.is_empty() {
-            return Err(unsupported(format!("the form of request {name}")));
+            return Err(unsupported(format!("the type of request {name}")));
         }
         parsed.push(Request { name, alternatives });
     }
@@ -406,7 +405,9 @@ fn parse(
                     (Some(attribute), _) => (ConstraintRule::Match, attribute),
                     (None, Some(attribute)) => (ConstraintRule::Distinct, attribute),
                     (None, None) => {
-                        return Err(unsupported("an unknown kind of constraint".to_owned()));
+                        return Err(unsupported(
+                            "a constraint without matchAttribute or distinctAttribute".to_owned(),
+                        ));
                     }
                 };
             Ok(Constraint {
@@ -425,11 +426,11 @@ fn parse(
 }
 
 fn alternative(
-    raw: &Raw<'_>,
+    raw: &RawRequest<'_>,
     class_selectors: &[dra::DeviceSelector],
     selectors: &Selectors,
 ) -> Result<Alternative, ClaimProblem> {
-    let unsupported = |what: String| ClaimProblem::Unsupported { what };
+    let unsupported = |feature: String| ClaimProblem::Unsupported { feature };
     if raw.derived_attributes {
         return Err(unsupported(format!(
             "derivedAttributes in request {}",
@@ -467,12 +468,12 @@ fn alternative(
         }
     };
     let no_requests = BTreeMap::new();
-    let asked = raw
+    let requested = raw
         .capacity
         .and_then(|capacity| capacity.requests.as_ref())
         .unwrap_or(&no_requests);
     let capacity =
-        drava_api::request::check_capacity(asked).map_err(|error| ClaimProblem::Amount {
+        drava_api::request::check_capacity(requested).map_err(|error| ClaimProblem::Amount {
             request: raw.name.clone(),
             problem: error.to_string(),
         })?;
@@ -489,9 +490,9 @@ fn alternative(
 }
 
 impl Alternative {
-    /// The amount of a capacity that is asked for by name.
+    /// Returns the requested amount of a capacity.
     #[must_use]
-    pub fn asked(&self, capacity: &str) -> Option<Quantity> {
+    pub fn requested(&self, capacity: &str) -> Option<Quantity> {
         self.capacity.get(capacity).copied()
     }
 }

@@ -1,8 +1,8 @@
-//! The cluster as the allocator knows it: nodes, pools, classes, who holds what.
+//! State of the cluster: nodes, pools, device classes and allocations.
 //!
-//! Fed object by object, in any order; the state depends only on the newest version of each object. What is written
-//! but not yet seen coming back is *assumed*: it counts as held until the object says so itself, or until it is
-//! forgotten because the write failed.
+//! Objects arrive one by one, in any order; the state depends only on the newest version of each object. An allocation
+//! that is written but not yet observed is *assumed*, as in kube-scheduler: it counts until the claim is observed with
+//! it, or until it is forgotten because the write failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::node::{self, NodeInfo};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
-use crate::usage::{Holding, Usage};
+use crate::usage::{AllocatedDevice, Usage};
 
 /// Namespace and name.
 pub type ObjectKey = (String, String);
@@ -30,18 +30,19 @@ pub struct Cluster {
     pub classes: BTreeMap<String, DeviceClass>,
     nodes: BTreeMap<String, NodeInfo>,
     slices: BTreeMap<String, (u64, Slice)>,
-    /// Names of the slices of a pool.
+    /// Names of the slices by pool.
     slices_of: BTreeMap<String, BTreeSet<String>>,
     pools: BTreeMap<String, PoolState>,
     claims: BTreeMap<ObjectKey, ClaimState>,
-    /// Claims that hold devices of a pool.
-    holders: BTreeMap<String, BTreeSet<ObjectKey>>,
+    /// Claims with devices, by pool.
+    claims_of: BTreeMap<String, BTreeSet<ObjectKey>>,
     assumed: BTreeMap<ObjectKey, Assumed>,
-    pods: BTreeMap<String, PodPlace>,
-    used: BTreeMap<String, Amounts>,
+    pods: BTreeMap<String, PodAssignment>,
+    /// Sum of the requests of the pods, by node.
+    requested: BTreeMap<String, Amounts>,
 }
 
-/// A pool with what is in use of it.
+/// A pool with its usage, or its problem.
 #[derive(Debug)]
 pub(crate) struct PoolState {
     pub(crate) node: Option<String>,
@@ -51,24 +52,24 @@ pub(crate) struct PoolState {
 #[derive(Debug)]
 struct ClaimState {
     version: u64,
-    holdings: Vec<Holding>,
+    allocated_devices: Vec<AllocatedDevice>,
 }
 
 #[derive(Debug)]
 struct Assumed {
     uid: String,
-    holdings: Vec<Holding>,
+    allocated_devices: Vec<AllocatedDevice>,
 }
 
 #[derive(Debug)]
-struct PodPlace {
+struct PodAssignment {
     node: String,
     requests: Amounts,
-    bound: bool,
+    is_bound: bool,
 }
 
 impl Cluster {
-    /// Adds or replaces a node; whether anything that matters has changed.
+    /// Adds or replaces a node. Returns whether a field relevant to decisions has changed.
     pub fn upsert_node(&mut self, node: &Node) -> bool {
         let name = node.metadata.name.clone().unwrap_or_default();
         let info = NodeInfo::of(node);
@@ -84,7 +85,7 @@ impl Cluster {
         self.nodes.remove(name);
     }
 
-    /// A node by name.
+    /// Returns a node by name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&NodeInfo> {
         self.nodes.get(name)
@@ -139,7 +140,7 @@ impl Cluster {
         }
     }
 
-    /// Adds or replaces a claim; an older version than the known one is ignored. Whether it let go of devices.
+    /// Adds or replaces a claim; ignores a version older than the known one. Returns whether devices were released.
     pub fn upsert_claim(&mut self, claim: &ResourceClaim) -> bool {
         let key = object_key(&claim.metadata);
         let version = version(&claim.metadata);
@@ -150,22 +151,26 @@ impl Cluster {
         {
             return false;
         }
-        let holdings = Holding::of_claim(claim);
-        let keeps = holdings.clone();
-        let before = self
-            .claims
-            .insert(key.clone(), ClaimState { version, holdings });
-        let frees = before
+        let allocated_devices = AllocatedDevice::of_claim(claim);
+        let current = allocated_devices.clone();
+        let before = self.claims.insert(
+            key.clone(),
+            ClaimState {
+                version,
+                allocated_devices,
+            },
+        );
+        let is_released = before
             .iter()
-            .flat_map(|state| &state.holdings)
-            .any(|holding| !keeps.contains(holding));
+            .flat_map(|state| &state.allocated_devices)
+            .any(|allocated| !current.contains(allocated));
         let mut touched: BTreeSet<String> =
-            pools_of(before.iter().flat_map(|state| &state.holdings));
+            pools_of(before.iter().flat_map(|state| &state.allocated_devices));
         touched.extend(pools_of(
             self.claims
                 .get(&key)
                 .iter()
-                .flat_map(|state| &state.holdings),
+                .flat_map(|state| &state.allocated_devices),
         ));
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
         let allocated = claim
@@ -175,52 +180,58 @@ impl Cluster {
         if let Some(assumed) = self.assumed.get(&key)
             && (allocated || assumed.uid != uid)
         {
-            touched.extend(pools_of(&assumed.holdings));
+            touched.extend(pools_of(&assumed.allocated_devices));
             self.assumed.remove(&key);
         }
         self.recount(&key, &touched);
-        frees
+        is_released
     }
 
-    /// Removes a claim; whether it held devices.
+    /// Removes a claim. Returns whether it had devices.
     pub fn remove_claim(&mut self, key: &ObjectKey) -> bool {
         let mut touched = BTreeSet::new();
         if let Some(state) = self.claims.remove(key) {
-            touched.extend(pools_of(&state.holdings));
+            touched.extend(pools_of(&state.allocated_devices));
         }
         if let Some(assumed) = self.assumed.remove(key) {
-            touched.extend(pools_of(&assumed.holdings));
+            touched.extend(pools_of(&assumed.allocated_devices));
         }
         self.recount(key, &touched);
         !touched.is_empty()
     }
 
-    /// Whether the claim is assumed.
+    /// Returns whether an allocation of the claim is assumed.
     #[must_use]
     pub fn is_assumed(&self, key: &ObjectKey) -> bool {
         self.assumed.contains_key(key)
     }
 
-    /// Counts what a placement takes until its claims say so themselves.
+    /// Assumes the allocations of a placement until its claims are observed with them.
     pub fn assume(&mut self, placement: &Placement) {
         for claim in &placement.claims {
             let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
-            let holdings = claim.holdings();
-            let touched = pools_of(&holdings);
+            let allocated_devices = claim.allocated_devices();
+            let touched = pools_of(&allocated_devices);
             let uid = claim.claim.uid.clone();
-            self.assumed.insert(key.clone(), Assumed { uid, holdings });
+            self.assumed.insert(
+                key.clone(),
+                Assumed {
+                    uid,
+                    allocated_devices,
+                },
+            );
             self.recount(&key, &touched);
         }
     }
 
-    /// Stops counting an assumed claim, whose write has failed.
+    /// Forgets an assumed allocation whose write has failed.
     pub fn forget(&mut self, key: &ObjectKey) {
         if let Some(assumed) = self.assumed.remove(key) {
-            self.recount(key, &pools_of(&assumed.holdings));
+            self.recount(key, &pools_of(&assumed.allocated_devices));
         }
     }
 
-    /// Adds or replaces a pod: one that is bound counts on its node until it ends.
+    /// Adds or replaces a pod. A bound pod counts on its node until it has finished.
     pub fn upsert_pod(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let node = pod
@@ -231,59 +242,70 @@ impl Cluster {
         if is_finished(pod) {
             self.remove_pod(uid);
         } else if !node.is_empty() {
-            self.place_pod(uid, node, node::requests(pod), true);
+            self.assign_pod(uid, node, node::requests(pod), true);
         }
     }
 
-    /// Counts a pod on the node that was chosen for it, until it is bound.
+    /// Assumes that a pod will be bound to `node`.
     pub fn assume_pod(&mut self, uid: &str, node: &str, requests: Amounts) {
-        if !self.pods.get(uid).is_some_and(|place| place.bound) {
-            self.place_pod(uid, node, requests, false);
+        if !self
+            .pods
+            .get(uid)
+            .is_some_and(|assignment| assignment.is_bound)
+        {
+            self.assign_pod(uid, node, requests, false);
         }
     }
 
-    /// Stops counting a pod that was only assumed.
+    /// Forgets an assumed pod.
     pub fn forget_pod(&mut self, uid: &str) {
-        if self.pods.get(uid).is_some_and(|place| !place.bound) {
+        if self
+            .pods
+            .get(uid)
+            .is_some_and(|assignment| !assignment.is_bound)
+        {
             self.remove_pod(uid);
         }
     }
 
-    /// Removes a pod; whether it counted on a node.
+    /// Removes a pod. Returns whether it counted on a node.
     pub fn remove_pod(&mut self, uid: &str) -> bool {
-        let Some(place) = self.pods.remove(uid) else {
+        let Some(assignment) = self.pods.remove(uid) else {
             return false;
         };
-        if let Some(used) = self.used.get_mut(&place.node) {
-            node::subtract(used, &place.requests);
+        if let Some(requested) = self.requested.get_mut(&assignment.node) {
+            node::subtract(requested, &assignment.requests);
         }
         true
     }
 
-    fn place_pod(&mut self, uid: &str, node: &str, requests: Amounts, bound: bool) {
+    fn assign_pod(&mut self, uid: &str, node: &str, requests: Amounts, is_bound: bool) {
         self.remove_pod(uid);
-        node::add(self.used.entry(node.to_owned()).or_default(), &requests);
-        let place = PodPlace {
+        node::add(
+            self.requested.entry(node.to_owned()).or_default(),
+            &requests,
+        );
+        let assignment = PodAssignment {
             node: node.to_owned(),
             requests,
-            bound,
+            is_bound,
         };
-        self.pods.insert(uid.to_owned(), place);
+        self.pods.insert(uid.to_owned(), assignment);
     }
 
-    /// What the pods of a node request, without the pod `except`.
-    pub(crate) fn used_on(&self, node: &str, except: &str) -> Amounts {
-        let mut used = self.used.get(node).cloned().unwrap_or_default();
-        if let Some(place) = self.pods.get(except)
-            && place.node == node
+    /// Returns the sum of the requests of a node's pods, without the pod `except`.
+    pub(crate) fn requested_on(&self, node: &str, except: &str) -> Amounts {
+        let mut requested = self.requested.get(node).cloned().unwrap_or_default();
+        if let Some(assignment) = self.pods.get(except)
+            && assignment.node == node
         {
-            node::subtract(&mut used, &place.requests);
+            node::subtract(&mut requested, &assignment.requests);
         }
-        used
+        requested
     }
 
-    /// Pools that are left out, with the problem.
-    pub fn problems(&self) -> impl Iterator<Item = (&str, Option<&str>, &PoolProblem)> {
+    /// Returns the excluded pools with node and problem.
+    pub fn excluded_pools(&self) -> impl Iterator<Item = (&str, Option<&str>, &PoolProblem)> {
         self.pools.iter().filter_map(|(name, pool)| {
             Some((
                 name.as_str(),
@@ -293,12 +315,12 @@ impl Cluster {
         })
     }
 
-    /// Pools by name.
+    /// Returns all pools by name.
     pub(crate) fn pools(&self) -> &BTreeMap<String, PoolState> {
         &self.pools
     }
 
-    /// Pools that can be used, with node and what is in use.
+    /// Returns the usable pools with their usage.
     pub fn usable_pools(&self) -> impl Iterator<Item = (&str, &Pool, &Usage)> {
         self.pools.iter().filter_map(|(name, pool)| {
             let (pool, usage) = pool.state.as_ref().ok()?;
@@ -306,21 +328,27 @@ impl Cluster {
         })
     }
 
-    /// Everything that claims hold, assumed holdings included.
-    pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
-        let observed = self.claims.values().flat_map(|state| &state.holdings);
-        let assumed = self.assumed.values().flat_map(|assumed| &assumed.holdings);
+    /// Returns the devices of all claims, including assumed allocations.
+    pub fn allocated_devices(&self) -> impl Iterator<Item = &AllocatedDevice> {
+        let observed = self
+            .claims
+            .values()
+            .flat_map(|state| &state.allocated_devices);
+        let assumed = self
+            .assumed
+            .values()
+            .flat_map(|assumed| &assumed.allocated_devices);
         observed.chain(assumed)
     }
 
-    /// The card of a device.
-    pub(crate) fn card_of(&self, pool: &str, device: &str) -> Option<Arc<str>> {
+    /// Returns the GPU of a device.
+    pub(crate) fn gpu_of(&self, pool: &str, device: &str) -> Option<Arc<str>> {
         let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
         let device = pool.devices.get(pool.index_of(device)?)?;
-        Some(Arc::clone(&device.card))
+        Some(Arc::clone(&device.gpu))
     }
 
-    /// Puts a pool together again after one of its slices changed.
+    /// Assembles a pool after a change of its slices.
     fn assemble(&mut self, pool: &str) {
         let names = self.slices_of.get(pool).into_iter().flatten();
         let slices: Vec<_> = names
@@ -337,31 +365,33 @@ impl Cluster {
             .map(str::to_owned);
         let assembled = Pool::assemble(slices);
         let state = assembled.and_then(|assembled| {
-            let usage = self.count(pool, &assembled)?;
+            let usage = self.usage_of(pool, &assembled)?;
             Ok((assembled, usage))
         });
         self.pools
             .insert(pool.to_owned(), PoolState { node, state });
     }
 
-    /// Counts again what is in use of these pools, of which a claim has taken or let go something.
+    /// Recomputes the usage of these pools after a change of the claim's devices.
     fn recount(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
         for pool in pools {
-            let holds = self.holdings_of(claim).any(|holding| holding.pool == *pool);
-            let holders = self.holders.entry(pool.clone()).or_default();
-            if holds {
-                holders.insert(claim.clone());
+            let has_devices = self
+                .devices_of(claim)
+                .any(|allocated| allocated.pool == *pool);
+            let claims = self.claims_of.entry(pool.clone()).or_default();
+            if has_devices {
+                claims.insert(claim.clone());
             } else {
-                holders.remove(claim);
+                claims.remove(claim);
             }
-            if holders.is_empty() {
-                self.holders.remove(pool);
+            if claims.is_empty() {
+                self.claims_of.remove(pool);
             }
             match self.pools.get(pool).map(|state| &state.state) {
-                // The claim may have let go of the device that was missing.
-                Some(Err(PoolProblem::HeldDeviceMissing { .. })) => self.assemble(pool),
+                // The claim may have released the missing device.
+                Some(Err(PoolProblem::AllocatedDeviceMissing { .. })) => self.assemble(pool),
                 Some(Ok((assembled, _))) => {
-                    let counted = self.count(pool, assembled);
+                    let counted = self.usage_of(pool, assembled);
                     if let Some(state) = self.pools.get_mut(pool) {
                         match (counted, &mut state.state) {
                             (Ok(counted), Ok((_, usage))) => *usage = counted,
@@ -375,29 +405,32 @@ impl Cluster {
         }
     }
 
-    fn count(&self, pool: &str, assembled: &Pool) -> Result<Usage, PoolProblem> {
-        let holders = self.holders.get(pool).into_iter().flatten();
-        let holdings = holders.flat_map(|claim| self.holdings_of(claim));
-        Usage::of(assembled, holdings.filter(|holding| holding.pool == pool))
+    fn usage_of(&self, pool: &str, assembled: &Pool) -> Result<Usage, PoolProblem> {
+        let claims = self.claims_of.get(pool).into_iter().flatten();
+        let allocated_devices = claims.flat_map(|claim| self.devices_of(claim));
+        Usage::of(
+            assembled,
+            allocated_devices.filter(|allocated| allocated.pool == pool),
+        )
     }
 
-    /// What a claim holds, assumed holdings included.
-    fn holdings_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &Holding> {
+    /// Returns the devices of a claim, including assumed allocations.
+    fn devices_of(&self, claim: &ObjectKey) -> impl Iterator<Item = &AllocatedDevice> {
         let observed = self
             .claims
             .get(claim)
             .into_iter()
-            .flat_map(|state| &state.holdings);
+            .flat_map(|state| &state.allocated_devices);
         let assumed = self
             .assumed
             .get(claim)
             .into_iter()
-            .flat_map(|assumed| &assumed.holdings);
+            .flat_map(|assumed| &assumed.allocated_devices);
         observed.chain(assumed)
     }
 }
 
-/// Whether all containers of the pod have ended for good.
+/// Returns whether all containers of the pod have terminated for good.
 #[must_use]
 pub fn is_finished(pod: &Pod) -> bool {
     let phase = pod
@@ -407,7 +440,7 @@ pub fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Namespace and name of an object.
+/// Returns namespace and name of an object.
 #[must_use]
 pub fn object_key(metadata: &ObjectMeta) -> ObjectKey {
     (
@@ -416,7 +449,7 @@ pub fn object_key(metadata: &ObjectMeta) -> ObjectKey {
     )
 }
 
-/// The resource version as a number. They are ordered numbers (KEP-5504); 0 for one that is not.
+/// Returns the resource version as a number (KEP-5504); 0 if it is not one.
 fn version(metadata: &ObjectMeta) -> u64 {
     metadata
         .resource_version
@@ -425,10 +458,12 @@ fn version(metadata: &ObjectMeta) -> u64 {
         .unwrap_or_default()
 }
 
-fn pools_of<'a>(holdings: impl IntoIterator<Item = &'a Holding>) -> BTreeSet<String> {
-    holdings
+fn pools_of<'a>(
+    allocated_devices: impl IntoIterator<Item = &'a AllocatedDevice>,
+) -> BTreeSet<String> {
+    allocated_devices
         .into_iter()
-        .map(|holding| holding.pool.clone())
+        .map(|allocated| allocated.pool.clone())
         .collect()
 }
 

@@ -1,66 +1,97 @@
-//! The decision for one pod: the node, the devices, or why there are none.
+//! The decision for one pod: the node and the devices, or why there are none.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use drava_api::Quantity;
 use drava_api::config::PlacementPolicy;
 
-use crate::ask::PodAsk;
 use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::node::add;
-use crate::placement::{ClaimPlacement, DeviceGrant, Placement, Policies};
+use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
+use crate::pod_request::PodRequest;
 use crate::pool::PoolProblem;
 use crate::reason::Reason;
-use crate::search::question::{Ask, ContainerDevices, PoolView};
-use crate::search::trial::{Chosen, millionths};
-use crate::search::{self, Outcome};
+use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, score};
+use crate::search::candidates::SelectionError;
+use crate::search::input::{PoolView, SearchInput};
+use crate::search::tentative_allocation::SelectedDevice;
+use crate::search::{self, Outcome, STEP_LIMIT};
 
-mod nearest;
+mod closest_rejection;
 
-use nearest::nearest_miss;
+use closest_rejection::closest_rejection;
 
-/// A pool by name, or why it is left out.
+/// A pool by name, or why it is excluded.
 type NamedView<'a> = (&'a str, Result<PoolView<'a>, &'a PoolProblem>);
 
 /// A node on which the pod fits.
-struct Fit<'a> {
-    node: &'a str,
+struct FeasibleNode<'a> {
+    name: &'a str,
     pools: Vec<PoolView<'a>>,
-    chosen: Vec<Chosen>,
-    fullness: u32,
+    selected: Vec<SelectedDevice>,
+    allocated_ppm: u32,
+    score: NodeScore,
 }
 
 impl Cluster {
-    /// Decides where a pod goes.
+    /// Decides on the node and the devices of a pod.
     ///
     /// # Errors
-    /// Why it has no place.
-    pub fn decide(&self, ask: &PodAsk, policies: Policies) -> Result<Placement, Explanation> {
-        let containers = ask.containers(|pool, device| self.card_of(pool, device));
+    /// Why no node is feasible.
+    pub fn decide(
+        &self,
+        pod_request: &PodRequest,
+        policies: Policies,
+    ) -> Result<Placement, Explanation> {
+        let containers = pod_request.containers(|pool, device| self.gpu_of(pool, device));
+        let input = SearchInput {
+            claims: &pod_request.claims,
+            containers: &containers,
+            gpu_policy: policies.gpu,
+        };
+        let node_policy = node_policy(pod_request, policies);
         let mut verdicts = Vec::new();
-        let mut best: Option<Fit<'_>> = None;
+        let mut best: Option<FeasibleNode<'_>> = None;
+        let mut runner_up: Option<FeasibleNode<'_>> = None;
         for (node, views) in self.nodes_with_pools() {
-            match self.on_node(node, views, ask, &containers, policies)? {
+            match self.evaluate_node(node, views, pod_request, &input, node_policy)? {
                 Err(verdict) => verdicts.push(verdict),
-                Ok(fit) => {
-                    if best
+                // Nodes are sorted by name: of equal scores the first name is kept.
+                Ok(node) if best.as_ref().is_none_or(|best| node.score > best.score) => {
+                    runner_up = best.replace(node);
+                }
+                Ok(node) => {
+                    if runner_up
                         .as_ref()
-                        .is_none_or(|best| preferred(&fit, best, ask, policies.node))
+                        .is_none_or(|runner_up| node.score > runner_up.score)
                     {
-                        best = Some(fit);
+                        runner_up = Some(node);
                     }
                 }
             }
         }
-        match best {
-            Some(fit) => Ok(fit.into_placement(ask, policies.gpu)),
-            None => Err(Explanation::Nodes(verdicts)),
-        }
+        let Some(best) = best else {
+            return Err(Explanation::Nodes(verdicts));
+        };
+        let ranking = NodeRanking {
+            policy: node_policy,
+            allocated_ppm: best.allocated_ppm,
+            score: best.score,
+            runner_up: runner_up.map(|node| NodeRunnerUp {
+                node: node.name.to_owned(),
+                allocated_ppm: node.allocated_ppm,
+                score: node.score,
+            }),
+        };
+        let gpu_rankings = search::rank_gpus(&input, &best.pools, &self.selectors, &best.selected)
+            .map_err(selection_failed)?;
+        Ok(best.into_placement(pod_request, ranking, gpu_rankings))
     }
 
-    /// Every node that publishes, in the order of names.
+    /// Returns every node with pools, sorted by name.
     fn nodes_with_pools(&self) -> impl Iterator<Item = (&str, Vec<NamedView<'_>>)> {
         let mut by_node: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for (name, pool) in self.pools() {
@@ -68,7 +99,7 @@ impl Cluster {
                 .state
                 .as_ref()
                 .map(|(pool, usage)| PoolView { name, pool, usage });
-            // A pool that names no node is listed under its own name, so that somebody sees it.
+            // A pool without a node is listed under its own name, so that its problem is reported.
             by_node
                 .entry(pool.node.as_deref().unwrap_or(name))
                 .or_default()
@@ -77,22 +108,22 @@ impl Cluster {
         by_node.into_iter()
     }
 
-    fn on_node<'a>(
+    fn evaluate_node<'a>(
         &'a self,
         node: &'a str,
         views: Vec<NamedView<'a>>,
-        ask: &PodAsk,
-        containers: &[ContainerDevices],
-        policies: Policies,
-    ) -> Result<Result<Fit<'a>, NodeVerdict>, Explanation> {
+        pod_request: &PodRequest,
+        input: &SearchInput<'_>,
+        node_policy: PlacementPolicy,
+    ) -> Result<Result<FeasibleNode<'a>, NodeVerdict>, Explanation> {
         let verdict = |reason, detail: String| NodeVerdict {
             node: node.to_owned(),
             reason,
             detail,
-            nearness: (0, Quantity::ZERO),
+            closeness: (0, Quantity::ZERO),
             devices: Vec::new(),
         };
-        if let Err(obstacle) = self.admits(node, ask) {
+        if let Err(obstacle) = self.admits(node, pod_request) {
             return Ok(Err(verdict(Reason::NodeUnfit, obstacle)));
         }
         let mut pools = Vec::new();
@@ -103,143 +134,129 @@ impl Cluster {
                 Err(found) => problem = Some(format!("pool {name}: {found}")),
             }
         }
-        let question = Ask {
-            claims: &ask.claims,
-            containers,
-            gpu_policy: policies.gpu,
-        };
-        let outcome = search::search(&question, &pools, &self.selectors)
-            .map_err(|error| Explanation::refused(Reason::SelectorError, error.to_string()))?;
+        let outcome = search::search(input, &pools, &self.selectors).map_err(selection_failed)?;
         Ok(match (outcome, problem) {
-            (Outcome::Found(chosen), _) => Ok(Fit {
-                node,
-                fullness: fullness(&pools),
-                pools,
-                chosen,
-            }),
+            (Outcome::Found(selected), _) => {
+                let allocated_ppm = node_allocated_ppm(&pools);
+                let alternatives = selected
+                    .iter()
+                    .map(|selected| selected.index.alternative)
+                    .sum();
+                let nominated = pod_request.demand.nominated_node.as_deref();
+                Ok(FeasibleNode {
+                    name: node,
+                    score: NodeScore {
+                        is_not_avoided: !pod_request.avoided_nodes.contains(node),
+                        is_nominated: nominated == Some(node),
+                        alternatives: Reverse(alternatives),
+                        policy_score: score(node_policy, allocated_ppm),
+                    },
+                    allocated_ppm,
+                    pools,
+                    selected,
+                })
+            }
             (_, Some(problem)) => Err(verdict(Reason::PoolIncomplete, problem)),
             (Outcome::LimitReached, None) => Err(verdict(
                 Reason::SearchLimit,
-                "too many combinations".to_owned(),
+                format!("no solution within {STEP_LIMIT} steps"),
             )),
-            (Outcome::NotFound(misses), None) => Err(nearest_miss(node, &pools, &misses)),
+            (Outcome::NotFound(rejections), None) => {
+                Err(closest_rejection(node, &pools, &rejections))
+            }
         })
     }
 
-    fn admits(&self, node: &str, ask: &PodAsk) -> Result<(), String> {
+    fn admits(&self, node: &str, pod_request: &PodRequest) -> Result<(), String> {
         let info = self.node(node).ok_or("node does not exist")?;
-        for (claim, selector) in &ask.pinned {
+        for (claim, selector) in &pod_request.pinned_by {
             if !info.selected_by(node, selector) {
-                return Err(format!("claim {claim} is allocated elsewhere"));
+                return Err(format!("claim {claim} is allocated on another node"));
             }
         }
-        let mut used = self.used_on(node, &ask.uid);
-        info.admits(node, &ask.demand, &used)?;
-        let mut before = &ask.demand;
-        for companion in &ask.companions {
-            add(&mut used, &before.requests);
-            info.admits(node, companion, &used)?;
-            before = companion;
+        let mut requested = self.requested_on(node, &pod_request.uid);
+        info.admits(node, &pod_request.demand, &requested)?;
+        let mut before = &pod_request.demand;
+        for sharer in &pod_request.sharers {
+            add(&mut requested, &before.requests);
+            info.admits(node, sharer, &requested)?;
+            before = sharer;
         }
         Ok(())
     }
 }
 
-/// Whether `fit` is better than `best`; nodes come in the order of names, so a tie keeps the first.
-fn preferred(fit: &Fit<'_>, best: &Fit<'_>, ask: &PodAsk, policy: PlacementPolicy) -> bool {
-    let policy = ask
+fn selection_failed(error: SelectionError) -> Explanation {
+    Explanation::rejected(Reason::SelectorError, error.to_string())
+}
+
+/// Policy between nodes: that of the first claim with one, else the controller's.
+fn node_policy(pod_request: &PodRequest, policies: Policies) -> PlacementPolicy {
+    pod_request
         .claims
         .iter()
         .find_map(|claim| claim.placement.node)
-        .unwrap_or(policy);
-    let rank = |fit: &Fit<'_>| {
-        let by_policy = match policy {
-            PlacementPolicy::Binpack => u32::MAX - fit.fullness,
-            PlacementPolicy::Spread => fit.fullness,
-        };
-        let alternatives: usize = fit.chosen.iter().map(|chosen| chosen.alternative).sum();
-        let nominated = ask.demand.nominated_node.as_deref() == Some(fit.node);
-        (
-            ask.avoid.contains(fit.node),
-            !nominated,
-            alternatives,
-            by_policy,
-        )
-    };
-    rank(fit) < rank(best)
+        .unwrap_or(policies.node)
 }
 
-/// Share of the node's device memory in use, in millionths.
-fn fullness(pools: &[PoolView<'_>]) -> u32 {
-    let (mut used, mut total) = (Quantity::ZERO, Quantity::ZERO);
+/// Returns the allocated fraction of the node's GPU memory, ppm.
+fn node_allocated_ppm(pools: &[PoolView<'_>]) -> u32 {
+    let (mut allocated, mut total) = (Quantity::ZERO, Quantity::ZERO);
     for view in pools {
-        let cards: BTreeSet<_> = view
-            .pool
-            .devices
-            .iter()
-            .map(|device| &device.card)
-            .collect();
-        for card in cards {
-            let memory = view.usage.card_memory(view.pool, card);
-            used += memory.used.min(memory.total);
+        let gpus: BTreeSet<_> = view.pool.devices.iter().map(|device| &device.gpu).collect();
+        for gpu in gpus {
+            let memory = view.usage.gpu_memory(view.pool, gpu);
+            allocated += memory.allocated.min(memory.total);
             total += memory.total;
         }
     }
-    millionths(used, total)
+    allocated_ppm(allocated, total)
 }
 
-impl Fit<'_> {
-    fn into_placement(self, ask: &PodAsk, gpu_policy: PlacementPolicy) -> Placement {
-        let claims = ask
+impl FeasibleNode<'_> {
+    fn into_placement(
+        self,
+        pod_request: &PodRequest,
+        ranking: NodeRanking,
+        gpu_rankings: Vec<GpuRanking>,
+    ) -> Placement {
+        let mut claims: Vec<ClaimPlacement> = pod_request
             .claims
             .iter()
-            .enumerate()
-            .map(|(position, spec)| ClaimPlacement {
+            .map(|spec| ClaimPlacement {
                 claim: spec.id.clone(),
-                devices: self
-                    .chosen
-                    .iter()
-                    .filter(|chosen| chosen.claim == position)
-                    .filter_map(|chosen| {
-                        let alternative = spec
-                            .requests
-                            .get(chosen.request)?
-                            .alternatives
-                            .get(chosen.alternative)?;
-                        let device = self
-                            .pools
-                            .get(chosen.device.pool)?
-                            .pool
-                            .devices
-                            .get(chosen.device.index)?;
-                        Some(DeviceGrant {
-                            request: alternative.name.clone(),
-                            class: alternative.class.clone(),
-                            pool: chosen.pool.clone(),
-                            device: Arc::clone(device),
-                            grant: chosen.grant.clone(),
-                            tolerations: alternative.tolerations.clone(),
-                            why: why(spec.placement.gpu.unwrap_or(gpu_policy), chosen),
-                        })
-                    })
-                    .collect(),
+                devices: Vec::new(),
             })
             .collect();
+        for (selected, ranking) in self.selected.into_iter().zip(gpu_rankings) {
+            let index = selected.index;
+            let alternative = pod_request
+                .claims
+                .get(index.claim)
+                .and_then(|spec| spec.requests.get(index.request))
+                .and_then(|request| request.alternatives.get(index.alternative));
+            let device = self
+                .pools
+                .get(selected.device.pool)
+                .and_then(|view| view.pool.devices.get(selected.device.index));
+            if let (Some(claim), Some(alternative), Some(device)) =
+                (claims.get_mut(index.claim), alternative, device)
+            {
+                claim.devices.push(DevicePlacement {
+                    request: alternative.name.clone(),
+                    class: alternative.class.clone(),
+                    pool: selected.pool,
+                    device: Arc::clone(device),
+                    access: selected.access,
+                    tolerations: alternative.tolerations.clone(),
+                    ranking,
+                });
+            }
+        }
         Placement {
-            node: self.node.to_owned(),
+            node: self.name.to_owned(),
+            ranking,
             claims,
-        }
-    }
-}
-
-fn why(policy: PlacementPolicy, chosen: &Chosen) -> String {
-    let percent = chosen.card_fullness / 10_000;
-    match policy {
-        PlacementPolicy::Binpack => {
-            format!("binpack: the fullest card with room, {percent}% of its memory was in use")
-        }
-        PlacementPolicy::Spread => {
-            format!("spread: the emptiest card, {percent}% of its memory was in use")
         }
     }
 }

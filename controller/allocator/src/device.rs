@@ -9,10 +9,10 @@ use k8s_openapi::api::resource::v1 as dra;
 
 use crate::attribute::Attribute;
 use crate::capacity::Capacity;
-use crate::selector::{Answers, DeviceValue, Selector, SelectorError, Selectors};
+use crate::selector::{DeviceValue, MatchCache, Selector, SelectorError, Selectors};
 use crate::taint::Taint;
 
-/// A device, with everything a decision needs already parsed.
+/// A published device, parsed once.
 #[derive(Debug)]
 pub struct Device {
     /// Name, unique in its pool.
@@ -21,25 +21,25 @@ pub struct Device {
     pub attributes: BTreeMap<String, Attribute>,
     /// Capacities by name as published.
     pub capacity: BTreeMap<String, Capacity>,
-    /// Whether several claims may hold it at once (KEP-5075).
+    /// Whether the device can be allocated to several claims at once (KEP-5075).
     pub shared: bool,
-    /// Counters it takes from the card when it is in use (KEP-4815).
+    /// Counters that the device consumes while it is allocated (KEP-4815).
     pub consumes: Vec<Consumption>,
-    /// Taints, without the one that reserves devices for this controller.
+    /// Taints, without the taint that reserves devices for this controller.
     pub taints: Vec<Taint>,
-    /// Conditions that must hold before a pod is bound (KEP-5007), copied into results.
+    /// Conditions that must be true before a pod is bound (KEP-5007), copied to results.
     pub binding_conditions: Vec<String>,
-    /// Conditions that give the device up (KEP-5007), copied into results.
+    /// Conditions that release the device (KEP-5007), copied to results.
     pub binding_failure_conditions: Vec<String>,
-    /// The card it belongs to: the `uuid` attribute, or its own name where there is none.
-    pub card: Arc<str>,
-    /// Type by the `type` attribute; `None` for a type that this build does not know.
+    /// GPU of the device: the `uuid` attribute, or the name of a device without one.
+    pub gpu: Arc<str>,
+    /// The `type` attribute; `None` for an unknown type.
     pub kind: Option<DeviceType>,
     value: OnceLock<DeviceValue>,
-    answers: Answers,
+    matches: MatchCache,
 }
 
-/// Counters taken from one counter set.
+/// Counters consumed from one counter set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Consumption {
     /// Name of the set.
@@ -48,17 +48,17 @@ pub struct Consumption {
     pub counters: BTreeMap<String, Quantity>,
 }
 
-/// Why a device of a slice cannot be used.
+/// Why a device of a slice is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// An attribute has no value that this build knows, or a version that is none.
+    /// An attribute has a value of unknown type or a malformed version.
     #[error("device {device}: attribute {attribute}: {problem}")]
     Attribute {
         /// Name of the device.
         device: String,
         /// Name of the attribute.
         attribute: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A quantity does not parse.
@@ -66,9 +66,9 @@ pub enum DeviceError {
     Quantity {
         /// Name of the device.
         device: String,
-        /// Where it stands.
+        /// Path of the field.
         field: String,
-        /// What is wrong.
+        /// The parse error.
         source: ParseQuantityError,
     },
 }
@@ -77,7 +77,7 @@ impl Device {
     /// Parses a device of a slice.
     ///
     /// # Errors
-    /// Names the field that cannot be used.
+    /// When a field is malformed.
     pub fn parse(device: &dra::Device) -> Result<Self, DeviceError> {
         let attributes = device
             .attributes
@@ -129,7 +129,7 @@ impl Device {
             Some(Attribute::String(value)) => Some(value.as_str()),
             _ => None,
         };
-        let card = Arc::from(text(names::attribute::UUID).unwrap_or(&device.name));
+        let gpu = Arc::from(text(names::attribute::UUID).unwrap_or(&device.name));
         let kind = text(names::attribute::TYPE).and_then(DeviceType::parse);
         Ok(Self {
             name: Arc::from(device.name.as_str()),
@@ -147,18 +147,18 @@ impl Device {
                 .binding_failure_conditions
                 .clone()
                 .unwrap_or_default(),
-            card,
+            gpu,
             kind,
             attributes,
             value: OnceLock::new(),
-            answers: Answers::default(),
+            matches: MatchCache::default(),
         })
     }
 
-    /// Whether a selector selects the device.
+    /// Returns whether a selector selects the device.
     ///
     /// # Errors
-    /// When the selector gives no answer.
+    /// When the selector cannot be evaluated.
     pub fn selected_by(
         &self,
         selectors: &Selectors,
@@ -167,10 +167,10 @@ impl Device {
         let value = self.value.get_or_init(|| {
             DeviceValue::new(names::DRIVER, &self.attributes, &self.capacity, self.shared)
         });
-        selectors.answer(selector, value, &self.answers)
+        selectors.matches_cached(selector, value, &self.matches)
     }
 
-    /// An attribute by its fully qualified name; a name in the driver's domain is found unqualified, too.
+    /// Returns an attribute by its fully qualified name. Attributes in the driver's domain may be published unqualified.
     #[must_use]
     pub fn attribute(&self, qualified: &str) -> Option<&Attribute> {
         self.attributes
@@ -181,13 +181,13 @@ impl Device {
             })
     }
 
-    /// The published amount of a capacity.
+    /// Returns the total amount of a capacity.
     #[must_use]
     pub fn amount(&self, capacity: &str) -> Option<Quantity> {
         self.capacity.get(capacity).map(|entry| entry.value)
     }
 
-    /// Name for people: that of the card's device, without the suffix of the share.
+    /// Returns the name for texts: without the suffix of the shareable device.
     #[must_use]
     pub fn display_name(&self) -> &str {
         match self.kind {
@@ -200,7 +200,7 @@ impl Device {
 /// Parses the counters of a set or of a consumption.
 ///
 /// # Errors
-/// When a value is no quantity.
+/// When a value is not a quantity.
 pub fn counters(
     counters: &BTreeMap<String, dra::Counter>,
 ) -> Result<BTreeMap<String, Quantity>, ParseQuantityError> {
@@ -208,4 +208,31 @@ pub fn counters(
         .iter()
         .map(|(name, counter)| Ok((name.clone(), Quantity::try_from(&counter.value)?)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_malformed_version() {
+        let raw = dra::Device {
+            name: "d".to_owned(),
+            attributes: Some(BTreeMap::from([(
+                "driverVersion".to_owned(),
+                dra::DeviceAttribute {
+                    version: Some("580.65.06".to_owned()),
+                    ..dra::DeviceAttribute::default()
+                },
+            )])),
+            ..dra::Device::default()
+        };
+        let error = Device::parse(&raw).unwrap_err();
+        assert!(
+            error.to_string().starts_with(
+                "device d: attribute driverVersion: \"580.65.06\" is not a semantic version"
+            ),
+            "{error}"
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! The answer to "why is my pod pending": one line for an event, verdicts per node and device for the long form.
+//! Explanation of a pending pod: one line for an event, verdicts per node and device for the long form.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use drava_api::Quantity;
 use crate::claim::{ClaimError, ClaimProblem};
 use crate::reason::Reason;
 
-/// Why a pod has no place.
+/// Why a pod cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Explanation {
-    /// Nothing in the cluster could change it.
-    Refused {
-        /// Code.
+    /// The claims cannot be served, regardless of the cluster.
+    Rejected {
+        /// Code of the reason.
         reason: Reason,
-        /// For the user.
+        /// Text for the user.
         message: String,
     },
-    /// What stands in the way on each node that has devices.
+    /// The obstacle on each node with devices.
     Nodes(Vec<NodeVerdict>),
 }
 
@@ -26,58 +26,58 @@ pub enum Explanation {
 pub struct NodeVerdict {
     /// Name of the node.
     pub node: String,
-    /// The nearest miss.
+    /// Code of the closest rejection.
     pub reason: Reason,
-    /// Its particulars; may be empty.
+    /// Detail of the reason; may be empty.
     pub detail: String,
-    /// How near it was; of equal reasons, the nearest is quoted.
-    pub nearness: (u8, Quantity),
-    /// Every device that was looked at for the request that failed.
+    /// Closeness of the rejection; of equal reasons the closest is quoted.
+    pub closeness: (u8, Quantity),
+    /// Every rejected device of the request that failed.
     pub devices: Vec<DeviceVerdict>,
 }
 
-/// Why one device does not serve the request that failed.
+/// Why one device cannot serve the request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceVerdict {
     /// Name of the device.
     pub device: String,
-    /// Code.
+    /// Code of the reason.
     pub reason: Reason,
-    /// Its particulars; may be empty.
+    /// Detail of the reason; may be empty.
     pub detail: String,
 }
 
-/// Details quoted for one reason.
-const QUOTED_DETAILS: usize = 3;
+/// Most details quoted for one reason.
+const MAX_DETAILS: usize = 3;
 
 impl Explanation {
-    /// Refused for this reason.
+    /// Creates a rejection of the claims.
     #[must_use]
-    pub fn refused(reason: Reason, message: impl Into<String>) -> Self {
-        Self::Refused {
+    pub fn rejected(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Rejected {
             reason,
             message: message.into(),
         }
     }
 
-    /// Code of the reason: of the most nodes, where they differ.
+    /// Returns the code of the reason; of several, that of the most nodes.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Refused { reason, .. } => *reason,
+            Self::Rejected { reason, .. } => *reason,
             Self::Nodes(verdicts) => grouped(verdicts)
                 .first()
                 .map_or(Reason::NoDevices, |group| group.reason),
         }
     }
 
-    /// One line: `0/12 nodes: 7 InsufficientMemory (largest free piece 6 GiB on n3/gpu-2), 3 Unhealthy`.
+    /// Returns one line: `0/12 nodes: 7 InsufficientMemory (most free memory 6 GiB on n3/gpu-2), 3 Unhealthy`.
     #[must_use]
     pub fn summary(&self) -> String {
         match self {
-            Self::Refused { reason, message } => format!("{reason}: {message}"),
+            Self::Rejected { reason, message } => format!("{reason}: {message}"),
             Self::Nodes(verdicts) if verdicts.is_empty() => format!(
-                "{}: no node publishes devices of {}; is the node driver running there?",
+                "{}: no node publishes devices of {}; check that the node driver is running",
                 Reason::NoDevices,
                 drava_api::names::DRIVER
             ),
@@ -98,7 +98,7 @@ impl From<ClaimError> for Explanation {
             ClaimProblem::Config { .. } => Reason::InvalidConfig,
             ClaimProblem::Unsupported { .. } => Reason::Unsupported,
         };
-        Self::refused(reason, error.to_string())
+        Self::rejected(reason, error.to_string())
     }
 }
 
@@ -123,7 +123,7 @@ impl Group {
     }
 }
 
-/// Verdicts by reason, the most frequent first.
+/// Groups verdicts by reason, the most frequent first.
 fn grouped(verdicts: &[NodeVerdict]) -> Vec<Group> {
     let mut by_reason: BTreeMap<Reason, Vec<&NodeVerdict>> = BTreeMap::new();
     for verdict in verdicts {
@@ -134,13 +134,13 @@ fn grouped(verdicts: &[NodeVerdict]) -> Vec<Group> {
         .map(|(reason, mut members)| {
             let count = members.len();
             members.sort_by(|a, b| {
-                b.nearness
-                    .cmp(&a.nearness)
+                b.closeness
+                    .cmp(&a.closeness)
                     .then_with(|| a.node.cmp(&b.node))
             });
             let mut details: Vec<String> = Vec::new();
-            let quoted = match reason {
-                // The nearest miss says it all; the others would only repeat it with worse figures.
+            let max_details = match reason {
+                // Others repeat the closest rejection with lower amounts.
                 Reason::InsufficientMemory
                 | Reason::InsufficientCores
                 | Reason::SlotsExhausted
@@ -149,10 +149,10 @@ fn grouped(verdicts: &[NodeVerdict]) -> Vec<Group> {
                 | Reason::ExclusiveConflict
                 | Reason::TopologyUnsatisfied
                 | Reason::SearchLimit => 1,
-                _ => QUOTED_DETAILS,
+                _ => MAX_DETAILS,
             };
             for member in members {
-                if details.len() < quoted
+                if details.len() < max_details
                     && !member.detail.is_empty()
                     && !details.contains(&member.detail)
                 {

@@ -1,14 +1,14 @@
-//! Objects for the tests: nodes with cards in the coupled model, classes, claims, pods.
+//! Objects for tests: nodes with GPUs that are allocatable whole or shared, classes, claims, pods.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 
-use crate::ask::PodAsk;
 use crate::cluster::Cluster;
+use crate::pod_request::PodRequest;
 
 fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).expect("the fixture is an object of its kind")
+    serde_json::from_value(value).expect("valid object")
 }
 
 /// A ready node with 8 CPUs.
@@ -22,16 +22,16 @@ pub(crate) fn node(name: &str) -> Node {
     }))
 }
 
-/// The slices of a node whose cards have this many GiB each: counters apart, then whole cards and their shares.
-pub(crate) fn slices(node: &str, cards_gib: &[u64]) -> Vec<ResourceSlice> {
+/// Slices of a node with GPUs of this memory: one with the counters, one with the devices.
+pub(crate) fn slices(node: &str, gpus_gib: &[u64]) -> Vec<ResourceSlice> {
     let pool = json!({"name": format!("{node}/gpus"), "generation": 1, "resourceSliceCount": 2});
-    let counters: Vec<_> = (0..cards_gib.len())
-        .map(|card| json!({"name": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}))
+    let counters: Vec<_> = (0..gpus_gib.len())
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}))
         .collect();
-    let devices: Vec<_> = cards_gib
+    let devices: Vec<_> = gpus_gib
         .iter()
         .enumerate()
-        .flat_map(|(card, gib)| devices(node, card, *gib))
+        .flat_map(|(gpu, gib)| devices(node, gpu, *gib))
         .collect();
     let slice = |index: u32, content: Value| {
         let mut spec = json!({"driver": "gpu.drava.dev", "nodeName": node, "pool": pool});
@@ -49,29 +49,29 @@ pub(crate) fn slices(node: &str, cards_gib: &[u64]) -> Vec<ResourceSlice> {
     ]
 }
 
-fn devices(node: &str, card: usize, gib: u64) -> [Value; 2] {
+fn devices(node: &str, gpu: usize, gib: u64) -> [Value; 2] {
     let attributes = |kind: &str| {
         json!({
             "type": {"string": kind},
-            "uuid": {"string": format!("GPU-{node}-{card}")},
-            "index": {"int": card},
+            "uuid": {"string": format!("GPU-{node}-{gpu}")},
+            "index": {"int": gpu},
             "productName": {"string": if gib > 20 { "NVIDIA H100" } else { "Tesla T4" }},
         })
     };
     let consumes =
-        json!([{"counterSet": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}]);
+        json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}]);
     let taints = json!([{"key": "gpu.drava.dev/managed", "value": "true", "effect": "NoSchedule"}]);
     let memory = format!("{gib}Gi");
     [
         json!({
-            "name": format!("gpu-{card}"),
+            "name": format!("gpu-{gpu}"),
             "attributes": attributes("gpu"),
             "capacity": {"memory": {"value": memory}, "cores": {"value": "100"}},
             "consumesCounters": consumes,
             "taints": taints,
         }),
         json!({
-            "name": format!("gpu-{card}-vgpu"),
+            "name": format!("gpu-{gpu}-vgpu"),
             "allowMultipleAllocations": true,
             "attributes": attributes("vgpu"),
             "capacity": {
@@ -120,7 +120,7 @@ pub(crate) fn request(name: &str, exactly: &Value) -> ResourceClaim {
     )
 }
 
-/// A claim for one share.
+/// A claim with one share.
 pub(crate) fn share(name: &str, memory: &str, cores: &str) -> ResourceClaim {
     request(
         name,
@@ -128,18 +128,18 @@ pub(crate) fn share(name: &str, memory: &str, cores: &str) -> ResourceClaim {
     )
 }
 
-/// A pod whose only container sees the claims of these names.
+/// A pod with one container that uses these claims.
 pub(crate) fn pod(name: &str, claims: &[&str]) -> Pod {
     let entries: Vec<_> = claims
         .iter()
         .map(|claim| json!({"name": claim, "resourceClaimName": claim}))
         .collect();
-    let seen: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
+    let used: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
     object(json!({
         "metadata": {"name": name, "namespace": "default", "uid": format!("pod-{name}")},
         "spec": {
             "resourceClaims": entries,
-            "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}, "claims": seen}}],
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}, "claims": used}}],
         },
     }))
 }
@@ -150,27 +150,27 @@ pub(crate) fn cluster(nodes: &[(&str, &[u64])]) -> Cluster {
     for class in classes() {
         cluster.upsert_class(class);
     }
-    for (name, cards) in nodes {
+    for (name, gpus) in nodes {
         cluster.upsert_node(&node(name));
-        for slice in slices(name, cards) {
+        for slice in slices(name, gpus) {
             cluster.upsert_slice(&slice);
         }
     }
     cluster
 }
 
-/// What a pod with these claims asks for.
-pub(crate) fn ask(cluster: &Cluster, claims: &[ResourceClaim]) -> PodAsk {
+/// Request of a pod with these claims.
+pub(crate) fn pod_request(cluster: &Cluster, claims: &[ResourceClaim]) -> PodRequest {
     let names: Vec<_> = claims
         .iter()
         .map(|claim| claim.metadata.name.as_deref().unwrap_or_default())
         .collect();
     let named: Vec<_> = names.iter().copied().zip(claims).collect();
-    PodAsk::new(
+    PodRequest::new(
         &pod("p", &names),
         &named,
         &cluster.classes,
         &cluster.selectors,
     )
-    .expect("the claims are sound")
+    .expect("valid claims")
 }

@@ -1,12 +1,11 @@
-//! Decides which devices a pod's claims get, as a pure function over cluster state.
+//! Decides which devices a pod's claims get. A pure function of cluster state: no client, no clock, no async.
 //!
-//! No client, no clock, no async: [`cluster::Cluster`] is fed Kubernetes objects one by one; its
-//! [`decide`](cluster::Cluster::decide) answers, for a pod, either with a placement or with an explanation. The controller feeds it from watches, the command line from
-//! lists, tests from literals; all get the same answer, whatever the order in which the objects arrived.
+//! [`cluster::Cluster`] receives Kubernetes objects one by one. Its [`decide`](cluster::Cluster::decide) returns the
+//! placement of a pod, or an explanation of why there is none. The controller feeds it from watches, the command line
+//! from lists, tests from literals. The result does not depend on the order in which objects arrive.
 //!
 //! Semantics follow the structured allocator of Kubernetes (KEP-4381, KEP-4815, KEP-5055, KEP-5075).
 
-pub mod ask;
 pub mod attribute;
 pub mod capacity;
 pub mod claim;
@@ -16,8 +15,10 @@ pub mod device;
 pub mod explanation;
 pub mod node;
 pub mod placement;
+pub mod pod_request;
 pub mod pool;
 pub mod reason;
+pub mod score;
 pub mod search;
 pub mod selector;
 pub mod taint;

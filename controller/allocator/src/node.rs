@@ -1,9 +1,8 @@
-//! Coarse fit of a pod on a node: what the controller checks before it chooses, so that kube-scheduler, which has
-//! the last word, seldom has to refuse.
+//! Checks whether a pod fits on a node apart from its devices, so that kube-scheduler can bind it there.
 //!
-//! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable minus the requests of the
-//! pods there, pod count. Not covered here: pod affinity, host ports, volumes, topology spread; a wrong guess there
-//! costs one round, nothing more.
+//! Covered: cordon, readiness, taints, node selector, required node affinity, allocatable resources minus the requests
+//! of the node's pods, pod count. Not covered: pod affinity, host ports, volumes, topology spread. If kube-scheduler
+//! cannot bind the pod for such a reason, the allocation is released and the node is avoided.
 
 use std::collections::BTreeMap;
 
@@ -16,18 +15,18 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::capacity::Amounts;
 
-/// A node, without what no decision needs.
+/// A node, reduced to the fields that decisions need.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeInfo {
     labels: BTreeMap<String, String>,
     taints: Vec<Taint>,
-    cordoned: bool,
-    ready: bool,
+    is_cordoned: bool,
+    is_ready: bool,
     allocatable: Amounts,
-    deleting: bool,
+    is_terminating: bool,
 }
 
-/// What a pod needs of a node.
+/// Demand of a pod on its node.
 #[derive(Debug, Clone, Default)]
 pub struct PodDemand {
     /// Sum of requests by resource, `pods` included.
@@ -35,22 +34,22 @@ pub struct PodDemand {
     tolerations: Vec<Toleration>,
     node_selector: BTreeMap<String, String>,
     required_affinity: Option<NodeSelector>,
-    /// Node that the pod names itself.
+    /// Node in `spec.nodeName`.
     pub node_name: Option<String>,
-    /// Node that kube-scheduler holds for the pod.
+    /// Node that kube-scheduler has nominated.
     pub nominated_node: Option<String>,
 }
 
-/// Resource that counts pods.
+/// Resource name of the pod count.
 const PODS: &str = "pods";
 
 impl NodeInfo {
-    /// Of a Node object.
+    /// Reads a Node object.
     #[must_use]
     pub fn of(node: &Node) -> Self {
         let spec = node.spec.clone().unwrap_or_default();
         let status = node.status.as_ref();
-        let ready = status
+        let is_ready = status
             .and_then(|status| status.conditions.as_deref())
             .unwrap_or_default()
             .iter()
@@ -58,74 +57,75 @@ impl NodeInfo {
         Self {
             labels: node.metadata.labels.clone().unwrap_or_default(),
             taints: spec.taints.unwrap_or_default(),
-            cordoned: spec.unschedulable.unwrap_or_default(),
-            ready,
+            is_cordoned: spec.unschedulable.unwrap_or_default(),
+            is_ready,
             allocatable: status
                 .and_then(|status| status.allocatable.as_ref())
                 .map(parse_amounts)
                 .unwrap_or_default(),
-            deleting: node.metadata.deletion_timestamp.is_some(),
+            is_terminating: node.metadata.deletion_timestamp.is_some(),
         }
     }
 
-    /// Whether the pod can run here next to pods that request `used`.
+    /// Checks whether the pod can run here in addition to pods that request `used`.
     ///
     /// # Errors
-    /// The first obstacle, in a few words.
+    /// The first obstacle, as the detail of an explanation.
     pub fn admits(&self, name: &str, pod: &PodDemand, used: &Amounts) -> Result<(), String> {
         if pod
             .node_name
             .as_deref()
-            .is_some_and(|wanted| wanted != name)
+            .is_some_and(|specified| specified != name)
         {
-            return Err("the pod names another node".to_owned());
+            return Err("the pod specifies another node".to_owned());
         }
-        if self.deleting {
-            return Err("node is being deleted".to_owned());
+        if self.is_terminating {
+            return Err("the node is being deleted".to_owned());
         }
         let tolerates_cordon = pod.tolerates(&Taint {
             key: "node.kubernetes.io/unschedulable".to_owned(),
             effect: "NoSchedule".to_owned(),
             ..Taint::default()
         });
-        if self.cordoned && !tolerates_cordon {
-            return Err("cordoned".to_owned());
+        if self.is_cordoned && !tolerates_cordon {
+            return Err("the node is cordoned".to_owned());
         }
-        if !self.ready {
-            return Err("not ready".to_owned());
+        if !self.is_ready {
+            return Err("the node is not ready".to_owned());
         }
         if let Some(taint) = self.taints.iter().find(|taint| {
             matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute") && !pod.tolerates(taint)
         }) {
-            return Err(format!("node taint {}", taint.key));
+            return Err(format!("untolerated node taint {}", taint.key));
         }
         if pod
             .node_selector
             .iter()
             .any(|(key, value)| self.labels.get(key) != Some(value))
         {
-            return Err("node selector".to_owned());
+            return Err("node selector does not match".to_owned());
         }
         if let Some(affinity) = &pod.required_affinity
             && !self.selected_by(name, affinity)
         {
-            return Err("node affinity".to_owned());
+            return Err("node affinity does not match".to_owned());
         }
-        for (resource, asked) in &pod.requests {
+        for (resource, requested) in &pod.requests {
             let allocatable = self.allocatable.get(resource);
             if allocatable.is_none() && resource.contains('/') {
-                // May be served from a device class (KEP-5004); kube-scheduler knows.
+                // May be served from a device class (KEP-5004), which kube-scheduler checks.
                 continue;
             }
             let used = used.get(resource).copied().unwrap_or_default();
-            if !asked.is_zero() && used + *asked > allocatable.copied().unwrap_or_default() {
+            if !requested.is_zero() && used + *requested > allocatable.copied().unwrap_or_default()
+            {
                 return Err(format!("insufficient {resource}"));
             }
         }
         Ok(())
     }
 
-    /// Whether a node selector selects this node.
+    /// Returns whether a node selector selects this node.
     #[must_use]
     pub fn selected_by(&self, name: &str, selector: &NodeSelector) -> bool {
         selector
@@ -174,7 +174,7 @@ fn requirement_holds(requirement: &NodeSelectorRequirement, value: Option<&str>)
 }
 
 impl PodDemand {
-    /// Of a Pod object.
+    /// Reads a Pod object.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else {
@@ -218,8 +218,8 @@ impl PodDemand {
     }
 }
 
-/// What a pod counts for on its node, computed as kube-scheduler does: the larger of what runs together and what
-/// each init container needs on top of the sidecars started before it, plus overhead.
+/// Returns the requests of a pod as kube-scheduler computes them: the maximum of the sum of containers and sidecars
+/// and of each init container with the sidecars before it, plus overhead.
 #[must_use]
 pub fn requests(pod: &Pod) -> Amounts {
     let Some(spec) = &pod.spec else {
@@ -242,7 +242,7 @@ pub fn requests(pod: &Pod) -> Amounts {
     }
     add(&mut running, &sidecars);
     raise(&mut running, &starting);
-    // Requests of the pod as a whole replace the sum of its containers (KEP-2837).
+    // Pod-level requests replace the sum of the containers (KEP-2837).
     for (resource, amount) in of_requirements(spec.resources.as_ref()) {
         running.insert(resource, amount);
     }
@@ -282,14 +282,14 @@ pub fn add(sum: &mut Amounts, amounts: &Amounts) {
     }
 }
 
-/// Takes `amounts` from `sum`.
+/// Subtracts `amounts` from `sum` and removes zeros.
 pub fn subtract(sum: &mut Amounts, amounts: &Amounts) {
     for (name, amount) in amounts {
-        if let Some(left) = sum.get_mut(name) {
-            *left = *left - *amount;
+        if let Some(rest) = sum.get_mut(name) {
+            *rest = *rest - *amount;
         }
     }
-    sum.retain(|_, left| !left.is_zero());
+    sum.retain(|_, rest| !rest.is_zero());
 }
 
 fn raise(sum: &mut Amounts, amounts: &Amounts) {

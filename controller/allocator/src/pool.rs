@@ -1,7 +1,7 @@
-//! Pools of devices: the ResourceSlices of one node put together (KEP-4381, KEP-4815).
+//! Pools of devices, assembled from the ResourceSlices of one node (KEP-4381, KEP-4815).
 //!
-//! Only the highest generation counts, and only when all of its slices are there. A pool in which anything cannot be
-//! understood is left out as a whole and says why: half a pool could hide a counter and over-commit a card.
+//! Only the highest generation counts, and only when it is complete. A pool with a malformed slice is excluded as a
+//! whole: a missing counter could overcommit a GPU.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ pub type CounterSet = BTreeMap<String, Quantity>;
 /// One ResourceSlice, parsed.
 #[derive(Debug, Clone)]
 pub struct Slice {
-    /// Name of the object, which orders the slices of a pool.
+    /// Name of the object; slices of a pool are sorted by name.
     pub name: String,
-    /// Pool that it belongs to.
+    /// Name of the pool.
     pub pool: String,
     generation: i64,
     slices_in_pool: i64,
@@ -36,19 +36,19 @@ struct Content {
 /// The devices of one node.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    /// Node on which the devices are.
+    /// Name of the node.
     pub node: String,
-    /// Devices in the order in which they were published.
+    /// Devices in published order.
     pub devices: Vec<Arc<Device>>,
     /// Counter sets by name.
     pub counter_sets: BTreeMap<String, CounterSet>,
 }
 
-/// Why a pool is left out.
+/// Why a pool is excluded from allocation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolProblem {
-    /// The driver is replacing the slices.
-    #[error("{found} of {expected} slices of generation {generation} are there")]
+    /// Slices are missing, as while the node driver replaces them.
+    #[error("generation {generation} is incomplete: {found} of {expected} slices")]
     Incomplete {
         /// Slices that exist.
         found: usize,
@@ -57,17 +57,17 @@ pub enum PoolProblem {
         /// Newest generation.
         generation: i64,
     },
-    /// The slices contradict themselves or cannot be understood.
+    /// A slice is malformed or contradicts another.
     #[error("slice {slice}: {problem}")]
     Malformed {
         /// Name of the slice.
         slice: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A claim holds a device that the pool does not publish, so what is free on its card is unknown.
-    #[error("claim {claim} holds device {device}, which the pool no longer publishes")]
-    HeldDeviceMissing {
+    /// An allocated device is not published, so free capacity of its GPU is unknown.
+    #[error("device {device} is allocated to claim {claim} but not published")]
+    AllocatedDeviceMissing {
         /// Namespace and name of the claim.
         claim: String,
         /// Name of the device.
@@ -76,7 +76,7 @@ pub enum PoolProblem {
 }
 
 impl Slice {
-    /// Parses a slice; what is wrong with it surfaces in [`Pool::assemble`].
+    /// Parses a slice; [`Pool::assemble`] returns its problem.
     #[must_use]
     pub fn parse(slice: &dra::ResourceSlice) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Slice {
         }
     }
 
-    /// Node that the slice names, if it could be parsed.
+    /// Returns the node of a slice that could be parsed.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         self.content
@@ -132,10 +132,10 @@ impl Content {
 }
 
 impl Pool {
-    /// Puts the slices of one pool together.
+    /// Assembles a pool from its slices.
     ///
     /// # Errors
-    /// When slices are missing, or anything in them cannot be understood.
+    /// When slices are missing or malformed.
     pub fn assemble<'a>(slices: impl IntoIterator<Item = &'a Slice>) -> Result<Self, PoolProblem> {
         let mut slices: Vec<_> = slices.into_iter().collect();
         let generation = slices
@@ -186,7 +186,7 @@ impl Pool {
     fn add(&mut self, content: &Content) -> Result<(), String> {
         if content.node != self.node {
             return Err(format!(
-                "is for node {}, others of the pool for {}",
+                "spec.nodeName is {}, in other slices of the pool {}",
                 content.node, self.node
             ));
         }
@@ -232,7 +232,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Position of a device by name.
+    /// Returns the position of a device by name.
     #[must_use]
     pub fn index_of(&self, device: &str) -> Option<usize> {
         self.devices

@@ -1,4 +1,4 @@
-//! Why something does not fit: stable codes for machines, one line for people.
+//! Reasons why a request cannot be served: stable codes for programs, one line for users.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use drava_api::{Quantity, names};
 
 use crate::taint::Taint;
 
-/// Stable code of a reason. The text of the variant is part of the interface: events, metrics and tests use it.
+/// Stable code of a reason. The code is part of the interface: events and `kubectl drava explain` contain it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// No card of the node has that much memory free.
+    /// No GPU of the node has enough free memory.
     InsufficientMemory,
-    /// No card of the node has that many percent of its cores free.
+    /// No GPU of the node has enough free cores.
     InsufficientCores,
-    /// Every card of the node has as many tenants as it takes.
+    /// Every GPU of the node has its maximum number of shares.
     SlotsExhausted,
-    /// Another capacity is short.
+    /// Another capacity is insufficient.
     InsufficientCapacity,
-    /// Fewer devices than asked for.
+    /// The node has fewer devices than requested.
     InsufficientDevices,
-    /// Cards are taken whole by, or shared among, other claims.
+    /// GPUs are in use by other claims in a way that excludes the request.
     ExclusiveConflict,
-    /// The node has devices, but none of the class.
+    /// No device of the node is of the requested class.
     TypeMismatch,
     /// No device of the node satisfies the selectors of the request.
     SelectorMismatch,
@@ -29,32 +29,32 @@ pub enum Reason {
     SelectorError,
     /// Devices are tainted.
     Tainted,
-    /// Devices do not work.
+    /// Devices are unhealthy.
     Unhealthy,
-    /// The devices that are free cannot be combined as the claim or the container asks.
+    /// Free devices do not satisfy the constraints of the claim or of a container.
     TopologyUnsatisfied,
-    /// The driver is publishing, or the slices of the node are malformed.
+    /// The pool of the node is incomplete or malformed.
     PoolIncomplete,
-    /// The pod cannot run on the node, whatever its devices.
+    /// The pod cannot run on the node, regardless of devices.
     NodeUnfit,
-    /// A claim asks several drivers.
+    /// A claim requests devices of several drivers.
     MixedDrivers,
     /// A device class does not exist.
     UnknownClass,
-    /// An amount is a mistake.
+    /// A requested amount is invalid.
     InvalidRequest,
-    /// The opaque config is a mistake.
+    /// The opaque config is invalid.
     InvalidConfig,
-    /// A shape that this version does not serve.
+    /// The claim uses a feature that is not supported.
     Unsupported,
-    /// The node driver publishes no device anywhere.
+    /// No node publishes devices.
     NoDevices,
-    /// Too many combinations to try.
+    /// The search reached its step limit.
     SearchLimit,
 }
 
 impl Reason {
-    /// The code.
+    /// Returns the code.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -89,25 +89,25 @@ impl fmt::Display for Reason {
     }
 }
 
-/// As what a card is in use.
+/// How a GPU is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CardUse {
-    /// One claim has it all.
-    Whole,
-    /// Claims have shares of it.
+pub enum GpuUse {
+    /// Allocated to one claim.
+    Exclusive,
+    /// Claims have shares.
     Shared,
-    /// Claims have partitions of it.
+    /// Claims have MIG partitions.
     Partitioned,
-    /// As a device of a type that this build does not know.
-    Otherwise,
+    /// A device of unknown type is allocated.
+    Unknown,
 }
 
-/// Why one device does not serve a request.
+/// Why one device cannot serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
     /// The device is not of the class.
     ClassMismatch,
-    /// A selector of the request does not select it.
+    /// A selector of the request does not select the device.
     SelectorMismatch,
     /// The request names a capacity that the device lacks.
     CapacityUndefined {
@@ -116,48 +116,48 @@ pub enum Rejection {
     },
     /// A taint is not tolerated.
     Tainted(Taint),
-    /// One request may not take that much of the device.
+    /// The amount exceeds what one request may consume.
     AboveMaximum {
         /// Name of the capacity.
         name: String,
-        /// Amount asked for.
-        asked: Quantity,
-        /// The most that one request may take.
+        /// Amount requested.
+        requested: Quantity,
+        /// Maximum of one request.
         maximum: Quantity,
     },
-    /// Another claim holds it alone.
+    /// The device is allocated to another claim.
     InUse,
-    /// Another device of the same card is in use.
-    CardInUse(CardUse),
-    /// Too little is free.
+    /// Another device of the same GPU is in use.
+    GpuInUse(GpuUse),
+    /// Too little capacity is free.
     Capacity {
         /// Name of the capacity.
         name: String,
-        /// Amount asked for.
-        asked: Quantity,
+        /// Amount requested.
+        requested: Quantity,
         /// Amount free.
         free: Quantity,
         /// Amount published.
         total: Quantity,
     },
-    /// Already taken for this pod.
-    Chosen,
-    /// A constraint of the claim excludes it.
+    /// The device is selected for another request of the claim.
+    AlreadySelected,
+    /// The device violates a constraint of the claim.
     Constraint {
         /// Attribute of the constraint.
         attribute: String,
     },
-    /// A container of the pod has another device of this card already.
-    SameCard {
+    /// A container of the pod has another device of the same GPU.
+    SameGpu {
         /// Name of the container.
         container: String,
     },
-    /// The device is no longer published.
-    Vanished,
+    /// The device is not published.
+    Unpublished,
 }
 
 impl Rejection {
-    /// Code of the reason.
+    /// Returns the code of the reason.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
@@ -172,45 +172,45 @@ impl Rejection {
                 names::capacity::SLOTS => Reason::SlotsExhausted,
                 _ => Reason::InsufficientCapacity,
             },
-            Self::InUse | Self::CardInUse(_) => Reason::ExclusiveConflict,
-            Self::Chosen => Reason::InsufficientDevices,
-            Self::Constraint { .. } | Self::SameCard { .. } => Reason::TopologyUnsatisfied,
-            Self::Vanished => Reason::PoolIncomplete,
+            Self::InUse | Self::GpuInUse(_) => Reason::ExclusiveConflict,
+            Self::AlreadySelected => Reason::InsufficientDevices,
+            Self::Constraint { .. } | Self::SameGpu { .. } => Reason::TopologyUnsatisfied,
+            Self::Unpublished => Reason::PoolIncomplete,
         }
     }
 
-    /// How near the device came to serving the request; the nearest miss of a node is what is reported.
+    /// Returns how close the device came to serving the request. The closest rejection of a node is reported.
     #[must_use]
-    pub fn nearness(&self) -> u8 {
+    pub fn closeness(&self) -> u8 {
         match self {
-            Self::Vanished => 0,
+            Self::Unpublished => 0,
             Self::ClassMismatch => 1,
             Self::SelectorMismatch => 2,
             Self::CapacityUndefined { .. } => 3,
             Self::Tainted(_) => 4,
-            Self::Chosen => 5,
+            Self::AlreadySelected => 5,
             Self::AboveMaximum { .. } => 6,
-            Self::InUse | Self::CardInUse(_) => 7,
+            Self::InUse | Self::GpuInUse(_) => 7,
             Self::Capacity { name, .. } => match name.as_str() {
                 names::capacity::MEMORY => 10,
                 names::capacity::CORES => 9,
                 _ => 8,
             },
             Self::Constraint { .. } => 11,
-            Self::SameCard { .. } => 12,
+            Self::SameGpu { .. } => 12,
         }
     }
 
-    /// Whether the device is of the kind asked for.
+    /// Returns whether the device is of the requested type.
     #[must_use]
-    pub const fn is_near(&self) -> bool {
+    pub const fn is_of_requested_type(&self) -> bool {
         !matches!(
             self,
-            Self::Vanished | Self::ClassMismatch | Self::SelectorMismatch
+            Self::Unpublished | Self::ClassMismatch | Self::SelectorMismatch
         )
     }
 
-    /// Whether the device could not serve the request if nothing were in use.
+    /// Returns whether the device could not serve the request even if no claim were allocated.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(
@@ -219,7 +219,7 @@ impl Rejection {
         )
     }
 
-    /// What is free of the capacity that is short, for comparing near misses.
+    /// Returns the free amount of the insufficient capacity, for comparing rejections.
     #[must_use]
     pub fn free(&self) -> Quantity {
         match self {
@@ -229,16 +229,18 @@ impl Rejection {
         }
     }
 
-    /// The particulars, for the line in an event; `place` is `node/device`.
+    /// Returns the detail for an event; `device` is `node/device`.
     #[must_use]
-    pub fn detail(&self, place: &str) -> String {
+    pub fn detail(&self, device: &str) -> String {
         match self {
-            Self::ClassMismatch | Self::SelectorMismatch | Self::Chosen => String::new(),
-            Self::InUse | Self::CardInUse(CardUse::Whole) => format!("{place} is taken whole"),
-            Self::CardInUse(CardUse::Shared) => format!("{place} is shared by other claims"),
-            Self::CardInUse(CardUse::Partitioned) => format!("{place} is partitioned"),
-            Self::CardInUse(CardUse::Otherwise) => format!("{place} is in use"),
-            Self::CapacityUndefined { name } => format!("no capacity {name:?}"),
+            Self::ClassMismatch | Self::SelectorMismatch | Self::AlreadySelected => String::new(),
+            Self::InUse | Self::GpuInUse(GpuUse::Exclusive) => {
+                format!("{device} is allocated exclusively")
+            }
+            Self::GpuInUse(GpuUse::Shared) => format!("{device} is shared by other claims"),
+            Self::GpuInUse(GpuUse::Partitioned) => format!("{device} is partitioned"),
+            Self::GpuInUse(GpuUse::Unknown) => format!("{device} is in use"),
+            Self::CapacityUndefined { name } => format!("no capacity {name:?} on {device}"),
             Self::Tainted(taint) => {
                 if taint.is_unhealthy() && !taint.value.is_empty() {
                     taint.value.clone()
@@ -248,41 +250,45 @@ impl Rejection {
             }
             Self::AboveMaximum {
                 name,
-                asked,
+                requested,
                 maximum,
             } => match name.as_str() {
                 names::capacity::MEMORY => format!(
-                    "{} is more than any card has: the largest has {}, {place}",
-                    bytes(*asked),
+                    "requested memory {} exceeds the largest GPU, {} on {device}",
+                    bytes(*requested),
                     bytes(*maximum)
                 ),
-                _ => format!("{name} {asked} is above the maximum of {maximum}, {place}"),
+                _ => {
+                    format!(
+                        "requested {name} {requested} exceeds the maximum {maximum} on {device}"
+                    )
+                }
             },
             Self::Capacity { name, free, .. } => match name.as_str() {
                 names::capacity::MEMORY => {
-                    format!("largest free piece {} on {place}", bytes(*free))
+                    format!("most free memory {} on {device}", bytes(*free))
                 }
-                names::capacity::CORES => format!("most free cores {free} on {place}"),
+                names::capacity::CORES => format!("most free cores {free}% on {device}"),
                 names::capacity::SLOTS => String::new(),
-                _ => format!("most free {name} {free} on {place}"),
+                _ => format!("most free {name} {free} on {device}"),
             },
-            Self::Constraint { attribute } => format!("constraint on {attribute}"),
-            Self::SameCard { container } => {
-                format!("container {container} needs devices of different cards")
+            Self::Constraint { attribute } => format!("constraint on {attribute} is not satisfied"),
+            Self::SameGpu { container } => {
+                format!("container {container} needs devices of different GPUs")
             }
-            Self::Vanished => "device withdrawn".to_owned(),
+            Self::Unpublished => format!("{device} is not published"),
         }
     }
 }
 
-/// An amount of memory for people: `6 GiB`, `1.5 GiB`, `512 MiB`.
+/// Formats an amount of memory: `6 GiB`, `1.5 GiB`, `512 MiB`.
 #[must_use]
 pub fn bytes(amount: Quantity) -> String {
     let bytes = amount.to_u64_rounded_up().unwrap_or_default();
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if bytes >= 1 << shift {
             let (whole, rest) = (bytes >> shift, bytes & ((1 << shift) - 1));
-            // Rounded down: what is said to be free must be there.
+            // Rounded down: the amount reported as free must be available.
             let tenths = (rest * 10) >> shift;
             return if tenths == 0 {
                 format!("{whole} {unit}")
@@ -299,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_for_people() {
+    fn formats_memory_with_binary_units() {
         for (text, expected) in [
             ("6Gi", "6 GiB"),
             ("1536Mi", "1.5 GiB"),

@@ -1,47 +1,48 @@
 //! The search on one node: devices for all claims of a pod, all or nothing.
 //!
-//! Depth first with backtracking over claims, requests and devices in the order of the claims; candidates are tried
-//! in the order of the placement policy, so the first solution is the preferred one. What was nearest to a solution
-//! is kept for the explanation. The search is bounded: a claim cannot make it run for ever.
+//! Depth-first search with backtracking over claims, requests and devices, in the order of the claims. Candidates are
+//! tried in the order of their score, so the first solution is the preferred one. The rejections of the request that
+//! got farthest are returned for the explanation. The number of steps is limited, so no claim can block the caller.
 
 use crate::claim::{Count, MAX_RESULTS};
 use crate::reason::Rejection;
+use crate::score::{GpuRanking, GpuRunnerUp};
 use crate::selector::Selectors;
 
 pub mod candidates;
-pub mod question;
-pub mod trial;
+pub mod input;
+pub mod tentative_allocation;
 
-use candidates::{Prepared, SelectionError};
-use question::{Ask, DeviceRef, PoolView};
-use trial::{Chosen, Place, Trial};
+use candidates::{Candidates, SelectionError};
+use input::{DeviceRef, PoolView, SearchInput};
+use tentative_allocation::{RequestIndex, SelectedDevice, TentativeAllocation};
 
-/// Candidate devices looked at before the search gives up on a node.
-const STEP_LIMIT: u32 = 2_000;
+/// Candidates tried before the search gives up on a node.
+pub const STEP_LIMIT: u32 = 2_000;
 
-/// What the search found on a node.
+/// Result of the search on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Devices for every request.
-    Found(Vec<Chosen>),
-    /// None, with the misses of the request that got farthest.
-    NotFound(Misses),
-    /// Gave up.
+    Found(Vec<SelectedDevice>),
+    /// No solution, with the rejections of the request that got farthest.
+    NotFound(Rejections),
+    /// [`STEP_LIMIT`] was reached.
     LimitReached,
 }
 
 /// Why the candidates of one request were rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Misses {
+pub struct Rejections {
     /// Position of the claim.
     pub claim: usize,
     /// Result name of the request.
     pub request: String,
-    /// Devices that the request asks for.
+    /// Devices that the request needs.
     pub needed: usize,
     /// Devices that were found for it, at most.
     pub found: usize,
-    /// Every device that was looked at.
+    /// Every rejected device.
     pub devices: Vec<(DeviceRef, Rejection)>,
 }
 
@@ -50,21 +51,48 @@ pub struct Misses {
 /// # Errors
 /// When a selector cannot be evaluated.
 pub fn search(
-    ask: &Ask<'_>,
+    input: &SearchInput<'_>,
     pools: &[PoolView<'_>],
     selectors: &Selectors,
 ) -> Result<Outcome, SelectionError> {
-    let mut search = Search::new(ask, pools, selectors)?;
+    let mut search = Search::new(input, pools, selectors)?;
     let found = search.request(0);
     Ok(match found {
-        true => Outcome::Found(search.trial.into_chosen()),
+        true => Outcome::Found(search.allocation.into_selected()),
         false if search.steps >= STEP_LIMIT => Outcome::LimitReached,
         false => Outcome::NotFound(
             search
-                .misses
-                .map_or_else(Misses::default, |(_, misses)| misses),
+                .rejections
+                .map_or_else(Rejections::default, |(_, rejections)| rejections),
         ),
     })
+}
+
+/// Returns why each device of a solution was selected: its score and that of the best other GPU, in the state in which
+/// the search selected it.
+///
+/// # Errors
+/// When a selector cannot be evaluated.
+pub fn rank_gpus(
+    input: &SearchInput<'_>,
+    pools: &[PoolView<'_>],
+    selectors: &Selectors,
+    solution: &[SelectedDevice],
+) -> Result<Vec<GpuRanking>, SelectionError> {
+    let mut search = Search::new(input, pools, selectors)?;
+    let mut rankings = Vec::new();
+    for selected in solution {
+        let runner_up = search.runner_up(selected);
+        rankings.push(GpuRanking {
+            policy: search.allocation.gpu_policy(selected.index.claim),
+            allocated_ppm: search.allocation.gpu_allocated_ppm(selected.device),
+            runner_up,
+        });
+        search
+            .allocation
+            .allocate(selected.index, selected.device, selected.access.clone());
+    }
+    Ok(rankings)
 }
 
 /// One request of one claim.
@@ -72,30 +100,30 @@ struct Slot<'a> {
     claim: usize,
     request: usize,
     /// In the order of preference.
-    alternatives: Vec<Prepared<'a>>,
+    alternatives: Vec<Candidates<'a>>,
 }
 
 struct Search<'a> {
     slots: Vec<Slot<'a>>,
-    trial: Trial<'a>,
-    /// Number of devices taken when they were noted, and the misses.
-    misses: Option<(usize, Misses)>,
+    allocation: TentativeAllocation<'a>,
+    /// Rejections of the request that got farthest, with the number of devices selected before it.
+    rejections: Option<(usize, Rejections)>,
     steps: u32,
 }
 
 impl<'a> Search<'a> {
     fn new(
-        ask: &'a Ask<'a>,
+        input: &'a SearchInput<'a>,
         pools: &'a [PoolView<'a>],
         selectors: &Selectors,
     ) -> Result<Self, SelectionError> {
         let mut slots = Vec::new();
-        for (claim, spec) in ask.claims.iter().enumerate() {
+        for (claim, spec) in input.claims.iter().enumerate() {
             for (request, parsed) in spec.requests.iter().enumerate() {
                 let alternatives = parsed
                     .alternatives
                     .iter()
-                    .map(|alternative| Prepared::new(spec, alternative, pools, selectors))
+                    .map(|alternative| Candidates::new(spec, alternative, pools, selectors))
                     .collect::<Result<_, _>>()?;
                 slots.push(Slot {
                     claim,
@@ -106,8 +134,8 @@ impl<'a> Search<'a> {
         }
         Ok(Self {
             slots,
-            trial: Trial::new(ask, pools),
-            misses: None,
+            allocation: TentativeAllocation::new(input, pools),
+            rejections: None,
             steps: 0,
         })
     }
@@ -121,52 +149,52 @@ impl<'a> Search<'a> {
     }
 
     fn alternative(&mut self, slot: usize, alternative: usize) -> bool {
-        let Some((place, prepared)) = self.at(slot, alternative) else {
+        let Some((index, candidates)) = self.at(slot, alternative) else {
             return false;
         };
         let mut order = self
-            .trial
-            .preferred_order(place.claim, &prepared.candidates);
-        let needed = match prepared.alternative.count {
+            .allocation
+            .order_by_score(index.claim, &candidates.selected);
+        let needed = match candidates.alternative.count {
             Count::Exactly(count) => count,
             Count::All => {
-                // Devices that could never serve the request are not meant; those that could, but are in use, are.
+                // `All` means every device that could serve the request if it were free.
                 order.retain(|candidate| {
                     !self
-                        .trial
-                        .check(place, prepared.alternative, *candidate)
+                        .allocation
+                        .check(index, candidates.alternative, *candidate)
                         .is_err_and(|rejection| rejection.is_permanent())
                 });
                 order.len().max(1)
             }
         };
-        let held = self
-            .trial
-            .chosen()
+        let selected = self
+            .allocation
+            .selected()
             .iter()
-            .filter(|chosen| chosen.claim == place.claim)
+            .filter(|selected| selected.index.claim == index.claim)
             .count();
-        if held + needed > MAX_RESULTS {
+        if selected + needed > MAX_RESULTS {
             return false;
         }
-        // Without this, fewer usable devices than needed would be combined in every way before giving up.
-        let usable = order
+        // Prevents trying every combination when fewer devices are feasible than needed.
+        let feasible = order
             .iter()
             .filter(|candidate| {
-                self.trial
-                    .check(place, prepared.alternative, **candidate)
+                self.allocation
+                    .check(index, candidates.alternative, **candidate)
                     .is_ok()
             })
             .count();
-        if usable < needed {
-            self.note_misses(slot, alternative, &order, needed);
+        if feasible < needed {
+            self.record_rejections(slot, alternative, &order, needed);
             return false;
         }
-        self.pick(slot, alternative, &order, needed)
+        self.select(slot, alternative, &order, needed)
     }
 
-    /// Takes `needed` more devices out of `order`.
-    fn pick(
+    /// Selects `needed` more devices out of `order`.
+    fn select(
         &mut self,
         slot: usize,
         alternative: usize,
@@ -182,65 +210,102 @@ impl<'a> Search<'a> {
                 break;
             }
             self.steps += 1;
-            let Some((place, prepared)) = self.at(slot, alternative) else {
+            let Some((index, candidates)) = self.at(slot, alternative) else {
                 return false;
             };
-            if let Ok(grant) = self.trial.check(place, prepared.alternative, *candidate) {
-                self.trial.take(place, *candidate, grant);
-                if self.pick(slot, alternative, rest, needed - 1) {
+            if let Ok(access) = self
+                .allocation
+                .check(index, candidates.alternative, *candidate)
+            {
+                self.allocation.allocate(index, *candidate, access);
+                if self.select(slot, alternative, rest, needed - 1) {
                     return true;
                 }
-                self.trial.put_back();
+                self.allocation.release();
             }
         }
-        self.note_misses(slot, alternative, order, needed);
+        self.record_rejections(slot, alternative, order, needed);
         false
     }
 
-    /// Keeps the misses of the request that got farthest; of equals the first, which is what policy preferred.
-    fn note_misses(&mut self, slot: usize, alternative: usize, order: &[DeviceRef], needed: usize) {
-        let depth = self.trial.chosen().len();
+    /// Records the rejections of the request that got farthest; of equals the first, which has the best score.
+    fn record_rejections(
+        &mut self,
+        slot: usize,
+        alternative: usize,
+        order: &[DeviceRef],
+        needed: usize,
+    ) {
+        let depth = self.allocation.selected().len();
         if self
-            .misses
+            .rejections
             .as_ref()
             .is_some_and(|(reached, _)| *reached >= depth)
         {
             return;
         }
-        let Some((place, prepared)) = self.at(slot, alternative) else {
+        let Some((index, candidates)) = self.at(slot, alternative) else {
             return;
         };
         let rejected: Vec<_> = order
             .iter()
             .filter_map(|candidate| {
-                let check = self.trial.check(place, prepared.alternative, *candidate);
+                let check = self
+                    .allocation
+                    .check(index, candidates.alternative, *candidate);
                 Some((*candidate, check.err()?))
             })
             .collect();
-        let total = match prepared.alternative.count {
+        let total = match candidates.alternative.count {
             Count::Exactly(count) => count,
             Count::All => needed,
         };
-        let misses = Misses {
-            claim: place.claim,
-            request: prepared.alternative.name.clone(),
+        let rejections = Rejections {
+            claim: index.claim,
+            request: candidates.alternative.name.clone(),
             needed: total,
             found: total.saturating_sub(needed) + (order.len() - rejected.len()),
             devices: rejected
                 .into_iter()
-                .chain(prepared.unselected.iter().cloned())
+                .chain(candidates.rejected.iter().cloned())
                 .collect(),
         };
-        self.misses = Some((depth, misses));
+        self.rejections = Some((depth, rejections));
     }
 
-    fn at(&self, slot: usize, alternative: usize) -> Option<(Place, &Prepared<'a>)> {
+    /// Returns the feasible GPU with the best score, other than the GPU of `selected`.
+    fn runner_up(&self, selected: &SelectedDevice) -> Option<GpuRunnerUp> {
+        let index = selected.index;
+        let slot = self
+            .slots
+            .iter()
+            .find(|slot| (slot.claim, slot.request) == (index.claim, index.request))?;
+        let candidates = slot.alternatives.get(index.alternative)?;
+        let gpu = &self.allocation.device(selected.device)?.gpu;
+        self.allocation
+            .order_by_score(index.claim, &candidates.selected)
+            .into_iter()
+            .filter_map(|candidate| Some((candidate, self.allocation.device(candidate)?)))
+            .find(|(candidate, device)| {
+                device.gpu != *gpu
+                    && self
+                        .allocation
+                        .check(index, candidates.alternative, *candidate)
+                        .is_ok()
+            })
+            .map(|(candidate, device)| GpuRunnerUp {
+                gpu: device.display_name().to_owned(),
+                allocated_ppm: self.allocation.gpu_allocated_ppm(candidate),
+            })
+    }
+
+    fn at(&self, slot: usize, alternative: usize) -> Option<(RequestIndex, &Candidates<'a>)> {
         let slot = self.slots.get(slot)?;
-        let place = Place {
+        let index = RequestIndex {
             claim: slot.claim,
             request: slot.request,
             alternative,
         };
-        Some((place, slot.alternatives.get(alternative)?))
+        Some((index, slot.alternatives.get(alternative)?))
     }
 }

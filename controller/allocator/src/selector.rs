@@ -1,12 +1,11 @@
 //! CEL device selectors, as kube-scheduler evaluates them (KEP-4381).
 //!
-//! An expression sees one variable, `device`, with `driver`, `attributes`, `capacity` and
-//! `allowMultipleAllocations`. An unqualified name belongs to the driver's domain; an unknown domain is an empty
-//! map, an unknown name in it an error. Whatever cannot be decided fails closed: an expression that does not
-//! compile, uses a function that this build lacks, ends in an error or in something other than a bool never
-//! selects a device, and says why in the words that kube-scheduler would use.
+//! The only variable of an expression is `device`, with `driver`, `attributes`, `capacity` and
+//! `allowMultipleAllocations`. An unqualified name belongs to the driver's domain. An unknown domain is an empty map; an
+//! unknown name in a domain is an error. Failures select no device: an expression that does not compile, calls an
+//! unsupported function, or returns an error or a value other than a bool. Error texts follow kube-scheduler.
 //!
-//! The API server has checked types and cost of every stored expression; this module does not repeat that.
+//! The API server checks types and cost of every stored expression; this module does not.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,18 +23,18 @@ mod values;
 
 pub use values::DeviceValue;
 
-/// Longest expression that the API server stores.
+/// Maximum expression length in the API.
 const MAX_EXPRESSION_BYTES: usize = 10 * 1024;
 
-/// Deepest nesting that is evaluated; it bounds the stack that an evaluation takes. Chains of `&&` and `||` nest by
-/// the logarithm of their length.
+/// Maximum nesting depth, which bounds the stack of an evaluation. Chains of `&&` and `||` nest by the logarithm of
+/// their length.
 const MAX_NESTING: usize = 40;
-/// Enough for any expression that the API server stores, however deeply it nests.
+/// Sufficient for any nesting within [`MAX_EXPRESSION_BYTES`].
 const PARSER_STACK_BYTES: usize = 256 << 20;
 
 /// A compiled selector.
 pub struct Selector {
-    /// Unlike the address, never used again.
+    /// Unique; an address could be reused.
     id: u64,
     source: String,
     program: Result<cel::Program, String>,
@@ -48,10 +47,10 @@ impl std::fmt::Debug for Selector {
     }
 }
 
-/// Why a selector gave no answer.
+/// Why a selector cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// The expression does not compile here.
+    /// The expression does not compile.
     #[error("CEL compile error: {0}")]
     Compile(String),
     /// The evaluation failed on a device.
@@ -61,14 +60,14 @@ pub enum SelectorError {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// Answers of selectors for one device, which never change.
+/// Cached results of selectors for one device.
 #[derive(Debug, Default)]
-pub struct Answers(Mutex<BTreeMap<u64, bool>>);
+pub struct MatchCache(Mutex<BTreeMap<u64, bool>>);
 
-/// Answers kept for a device.
-const ANSWER_LIMIT: usize = 64;
+/// Maximum cached results per device.
+const MATCH_LIMIT: usize = 64;
 
-/// Compiles selectors once and evaluates them.
+/// Compiles selectors, caches them, and evaluates them.
 pub struct Selectors {
     env: Arc<Env>,
     compiled: Mutex<BTreeMap<String, Arc<Selector>>>,
@@ -80,7 +79,7 @@ impl std::fmt::Debug for Selectors {
     }
 }
 
-/// Compiled expressions kept; a cluster has a handful of classes, but tenants can write any number of selectors.
+/// Maximum cached expressions; tenants can create any number of selectors.
 const CACHE_LIMIT: usize = 256;
 
 impl Default for Selectors {
@@ -93,7 +92,7 @@ impl Default for Selectors {
 }
 
 impl Selectors {
-    /// The compiled form of `source`; an expression that does not compile yields its error when evaluated.
+    /// Compiles `source`. The error of an expression that does not compile is returned by the evaluation.
     pub fn compile(&self, source: &str) -> Arc<Selector> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(selector) = compiled.get(source) {
@@ -126,32 +125,32 @@ impl Selectors {
         }
     }
 
-    /// As [`Self::matches`], for a device whose earlier answers are known.
+    /// As [`Self::matches`], with a cache of the device's results.
     ///
     /// # Errors
-    /// As [`Self::matches`]; failures are not kept.
-    pub fn answer(
+    /// As [`Self::matches`]; errors are not cached.
+    pub fn matches_cached(
         &self,
         selector: &Selector,
         device: &DeviceValue,
-        answers: &Answers,
+        cache: &MatchCache,
     ) -> Result<bool, SelectorError> {
-        let mut known = answers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answer) = known.get(&selector.id) {
-            return Ok(*answer);
+        let mut known = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(matched) = known.get(&selector.id) {
+            return Ok(*matched);
         }
-        let answer = self.matches(selector, device)?;
-        if known.len() >= ANSWER_LIMIT {
+        let matched = self.matches(selector, device)?;
+        if known.len() >= MATCH_LIMIT {
             known.clear();
         }
-        known.insert(selector.id, answer);
-        Ok(answer)
+        known.insert(selector.id, matched);
+        Ok(matched)
     }
 
-    /// Whether `selector` selects `device`.
+    /// Returns whether `selector` selects `device`.
     ///
     /// # Errors
-    /// When the expression does not compile, fails on this device, or yields something other than a bool.
+    /// When the expression does not compile, fails on the device, or does not return a bool.
     pub fn matches(
         &self,
         selector: &Selector,
@@ -168,7 +167,7 @@ impl Selectors {
                 Value::resolve_val(program.expression(), &context).map_err(runtime_error)?;
             value
                 .downcast_ref::<CelBool>()
-                .map(|answer| *answer.inner())
+                .map(|matched| *matched.inner())
                 .ok_or_else(|| {
                     SelectorError::Runtime(format!(
                         "CEL result of type {} could not be converted to bool",
@@ -176,26 +175,27 @@ impl Selectors {
                     ))
                 })
         }));
-        outcome.unwrap_or_else(|_| Err(SelectorError::Runtime("the evaluation failed".to_owned())))
+        outcome
+            .unwrap_or_else(|_| Err(SelectorError::Runtime("the evaluation panicked".to_owned())))
     }
 }
 
 impl Selector {
-    /// The expression as it was written.
+    /// Returns the source of the expression.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether the expression asks for this driver by name, in `device.driver` or as a domain.
+    /// Returns whether the expression names this driver, in `device.driver` or as a domain.
     #[must_use]
     pub const fn names_driver(&self) -> bool {
         self.names_driver
     }
 }
 
-/// Parses on a thread of its own: parser and tree are recursive, and a text of a tenant must not take the process
-/// down, neither by the depth of its nesting nor by a flaw of the parser.
+/// Parses on a separate thread: parser and tree are recursive, and neither deep nesting nor a panic of the parser in a
+/// tenant's expression must stop the process.
 fn parse(env: &Arc<Env>, source: &str) -> Result<cel::Program, String> {
     let (env, source) = (Arc::clone(env), source.to_owned());
     let parsing = std::thread::Builder::new()
@@ -216,15 +216,15 @@ fn parse(env: &Arc<Env>, source: &str) -> Result<cel::Program, String> {
         .map_err(|error| format!("cannot start the parser: {error}"))?;
     parsing
         .join()
-        .unwrap_or_else(|_| Err("the parser failed on it".to_owned()))
+        .unwrap_or_else(|_| Err("the parser panicked".to_owned()))
 }
 
-/// Depth of the tree.
+/// Returns the depth of the tree.
 fn nesting(expression: &IdedExpr) -> usize {
     1 + children(expression).map(nesting).max().unwrap_or_default()
 }
 
-/// Direct subexpressions.
+/// Returns the direct subexpressions.
 fn children(expression: &IdedExpr) -> impl Iterator<Item = &IdedExpr> {
     let list: Vec<&IdedExpr> = match &expression.expr {
         Expr::Call(call) => call
@@ -260,7 +260,7 @@ fn syntax_error(errors: &str) -> String {
 
 fn runtime_error(error: ExecutionError) -> SelectorError {
     SelectorError::Runtime(match error {
-        // The hint is kube-scheduler's own.
+        // The hint is that of kube-scheduler.
         ExecutionError::NoSuchKey(key) => format!(
             "no such key: {key}. consider using CEL optional chaining (.? followed by orValue()) or guarding the \
              check with has() for optional fields"
@@ -273,8 +273,7 @@ fn runtime_error(error: ExecutionError) -> SelectorError {
     })
 }
 
-/// Whether the expression contains this driver's name as a string, other than to exclude it by
-/// `device.driver != "…"`.
+/// Returns whether the expression contains this driver's name as a string, other than in `device.driver != "…"`.
 fn names_driver(expression: &IdedExpr) -> bool {
     match &expression.expr {
         Expr::Literal(LiteralValue::String(text)) => text.inner() == drava_api::names::DRIVER,

@@ -3,37 +3,37 @@
 use drava_api::names;
 use k8s_openapi::api::resource::v1 as dra;
 
-/// A taint that keeps devices from requests which do not tolerate it.
+/// A taint that excludes a device from requests that do not tolerate it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taint {
     /// Key, such as `gpu.drava.dev/unhealthy`.
     pub key: String,
-    /// Value; empty when there is none.
+    /// Value; may be empty.
     pub value: String,
     /// `NoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
 impl Taint {
-    /// The taint, unless it has an effect that blocks nothing or is the one by which devices are reserved for this
+    /// Returns the taint, unless its effect excludes nothing or it is the taint that reserves devices for this
     /// controller.
     #[must_use]
     pub fn foreign(taint: &dra::DeviceTaint) -> Option<Self> {
-        let blocks = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-        (blocks && taint.key != names::MANAGED_TAINT).then(|| Self {
+        let excludes = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        (excludes && taint.key != names::MANAGED_TAINT).then(|| Self {
             key: taint.key.clone(),
             value: taint.value.clone().unwrap_or_default(),
             effect: taint.effect.clone(),
         })
     }
 
-    /// Whether it marks a device that does not work.
+    /// Returns whether the taint marks an unhealthy device.
     #[must_use]
     pub fn is_unhealthy(&self) -> bool {
         self.key == names::UNHEALTHY_TAINT
     }
 
-    /// Whether one of `tolerations` tolerates it.
+    /// Returns whether one of `tolerations` tolerates the taint.
     #[must_use]
     pub fn tolerated_by(&self, tolerations: &[dra::DeviceToleration]) -> bool {
         tolerations.iter().any(|toleration| {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn own_taint_and_harmless_effects_do_not_block() {
+    fn ignores_managed_taint_and_unknown_effects() {
         assert_eq!(
             Taint::foreign(&taint(names::MANAGED_TAINT, Some("true"), "NoSchedule")),
             None
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_match_as_upstream() {
+    fn matches_tolerations_as_upstream() {
         let taint = Taint::foreign(&taint("a", Some("v"), "NoSchedule")).unwrap();
         for (toleration, tolerated) in [
             (toleration(None, Some("Exists"), None, None), true),

@@ -1,7 +1,7 @@
-//! What is in use of a pool, and whether one more device can be taken (KEP-4815, KEP-5075).
+//! Usage of a pool: what is allocated, and whether a device can serve one more request (KEP-4815, KEP-5075).
 //!
-//! A device that several claims may hold is charged its counters once, however many shares it has; its capacities
-//! are charged per share. A device held by one claim alone is charged its counters and cannot be taken again.
+//! A shared device consumes its counters once, however many shares it has; its capacities are consumed per share. An
+//! exclusively allocated device consumes its counters and cannot be allocated again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::sync::Arc;
 use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
-use crate::capacity::{Amounts, Refusal};
+use crate::capacity::{Amounts, CapacityError};
 use crate::claim::{Alternative, ClaimId};
 use crate::device::Device;
 use crate::pool::{CounterSet, Pool, PoolProblem};
-use crate::reason::{CardUse, Rejection};
+use crate::reason::{GpuUse, Rejection};
 
-/// A device that an allocated claim holds.
+/// A device that is allocated to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
-    /// Who holds it.
+pub struct AllocatedDevice {
+    /// The claim.
     pub claim: Arc<ClaimId>,
     /// Pool of the device.
     pub pool: String,
@@ -26,23 +26,23 @@ pub struct Holding {
     pub device: String,
     /// Request for which it was allocated.
     pub request: String,
-    /// How it is held.
-    pub grant: Grant,
+    /// How the claim uses it.
+    pub access: DeviceAccess,
 }
 
-/// How a device is held.
+/// How a claim uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Grant {
-    /// By one claim alone.
+pub enum DeviceAccess {
+    /// Alone.
     Exclusive,
-    /// A share; the amounts of every capacity of the device.
+    /// A share, with the amount of every capacity of the device.
     Share(Amounts),
-    /// Looked at only; charged nothing (KEP-5018). The amounts are what the result lists on a shareable device.
+    /// Admin access; consumes nothing (KEP-5018). The amounts are those in the result for a shareable device.
     Admin(Option<Amounts>),
 }
 
-impl Holding {
-    /// The devices of this driver that a claim holds by its status.
+impl AllocatedDevice {
+    /// Returns the devices of this driver in the claim's status.
     #[must_use]
     pub fn of_claim(claim: &dra::ResourceClaim) -> Vec<Self> {
         let results = claim
@@ -67,15 +67,15 @@ impl Holding {
                 pool: result.pool.clone(),
                 device: result.device.clone(),
                 request: result.request.clone(),
-                grant: Grant::of_result(result),
+                access: DeviceAccess::of_result(result),
             })
             .collect()
     }
 }
 
-impl Grant {
+impl DeviceAccess {
     fn of_result(result: &dra::DeviceRequestAllocationResult) -> Self {
-        // An amount that does not parse is left out and then charged in full.
+        // An amount that does not parse is dropped, and the whole capacity is charged.
         let amounts = result.share_id.as_ref().map(|_| {
             result
                 .consumed_capacity
@@ -92,24 +92,24 @@ impl Grant {
     }
 }
 
-/// What is in use of one device.
+/// Usage of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceUse {
-    /// Claims that hold it alone; more than one only when somebody else double-booked it.
+    /// Exclusive allocations; more than one only if another controller allocated the device twice.
     pub exclusive: u32,
-    /// Shares of it.
+    /// Allocated shares.
     pub shares: u32,
-    /// Sum of the shares by capacity.
+    /// Sum of the shares, by capacity.
     pub consumed: Amounts,
 }
 
 impl DeviceUse {
-    const fn in_use(&self) -> bool {
+    const fn is_allocated(&self) -> bool {
         self.exclusive > 0 || self.shares > 0
     }
 }
 
-/// What is in use of one pool.
+/// Usage of one pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     /// By position of the device in the pool.
@@ -118,7 +118,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of a pool in which nothing is in use.
+    /// Returns the usage of a pool without allocations.
     #[must_use]
     pub fn unused(pool: &Pool) -> Self {
         Self {
@@ -127,79 +127,81 @@ impl Usage {
         }
     }
 
-    /// Of a pool with these holdings.
+    /// Returns the usage of a pool with these allocations.
     ///
     /// # Errors
-    /// When a claim holds a device that the pool does not publish: what is free is then unknown.
+    /// When an allocated device is not published: free capacity is unknown then.
     pub fn of<'a>(
         pool: &Pool,
-        holdings: impl IntoIterator<Item = &'a Holding>,
+        allocated_devices: impl IntoIterator<Item = &'a AllocatedDevice>,
     ) -> Result<Self, PoolProblem> {
         let mut usage = Self::unused(pool);
-        for holding in holdings {
-            let index =
-                pool.index_of(&holding.device)
-                    .ok_or_else(|| PoolProblem::HeldDeviceMissing {
-                        claim: holding.claim.to_string(),
-                        device: holding.device.clone(),
-                    })?;
-            usage.take(pool, index, &holding.grant);
+        for allocated in allocated_devices {
+            let index = pool.index_of(&allocated.device).ok_or_else(|| {
+                PoolProblem::AllocatedDeviceMissing {
+                    claim: allocated.claim.to_string(),
+                    device: allocated.device.clone(),
+                }
+            })?;
+            usage.allocate(pool, index, &allocated.access);
         }
         Ok(usage)
     }
 
-    /// What `request` would take of the device at `index`, if it can.
+    /// Returns how `request` would use the device at `index`.
     ///
     /// # Errors
-    /// Why the device cannot serve the request now.
-    pub fn offer(
+    /// When the device cannot serve the request now.
+    pub fn evaluate(
         &self,
         pool: &Pool,
         index: usize,
         request: &Alternative,
-    ) -> Result<Grant, Rejection> {
-        let (Some(device), Some(in_use)) = (pool.devices.get(index), self.devices.get(index))
+    ) -> Result<DeviceAccess, Rejection> {
+        let (Some(device), Some(device_use)) = (pool.devices.get(index), self.devices.get(index))
         else {
-            return Err(Rejection::Vanished);
+            return Err(Rejection::Unpublished);
         };
-        // What can never be comes before what is not free now.
+        // Permanent rejections come first.
         let amounts = consumption(device, request)?;
-        for (name, amount) in in_telling_order(&amounts) {
+        for (name, amount) in in_report_order(&amounts) {
             let total = device.amount(name).unwrap_or_default();
             if amount > total {
                 return Err(Rejection::AboveMaximum {
                     name: name.to_owned(),
-                    asked: amount,
+                    requested: amount,
                     maximum: total,
                 });
             }
         }
-        if !request.admin_access && (in_use.exclusive > 0 || (!device.shared && in_use.in_use())) {
+        if !request.admin_access
+            && (device_use.exclusive > 0 || (!device.shared && device_use.is_allocated()))
+        {
             return Err(Rejection::InUse);
         }
         if request.admin_access {
-            return Ok(Grant::Admin(device.shared.then_some(amounts)));
+            return Ok(DeviceAccess::Admin(device.shared.then_some(amounts)));
         }
-        // The cheap and telling test first: a share of a card that is taken whole lacks no memory.
-        if !in_use.in_use() {
+        // Counters before capacities: on an exclusively allocated GPU memory is not what is missing.
+        if !device_use.is_allocated() {
             self.check_counters(pool, device)?;
         }
-        for (name, amount) in in_telling_order(&amounts) {
+        for (name, amount) in in_report_order(&amounts) {
             let total = device.amount(name).unwrap_or_default();
-            let used = in_use.consumed.get(name).copied().unwrap_or_default();
+            let used = device_use.consumed.get(name).copied().unwrap_or_default();
             if used + amount > total {
                 return Err(Rejection::Capacity {
                     name: name.to_owned(),
-                    asked: amount,
+                    requested: amount,
                     free: (total - used).max(Quantity::ZERO),
                     total,
                 });
             }
         }
         Ok(if device.shared {
-            Grant::Share(amounts)
+            DeviceAccess::Share(amounts)
         } else {
-            Grant::Exclusive
+            DeviceAccess::Exclusive
         })
     }
 
@@ -214,53 +216,54 @@ impl Usage {
                         .unwrap_or_default()
                 };
                 if of(used) + *amount > of(available) {
-                    return Err(Rejection::CardInUse(self.card_use(pool, &consumption.set)));
+                    return Err(Rejection::GpuInUse(self.gpu_use(pool, &consumption.set)));
                 }
             }
         }
         Ok(())
     }
 
-    /// As what a counter set is in use.
-    fn card_use(&self, pool: &Pool, set: &str) -> CardUse {
+    /// Returns how the GPU with this counter set is in use.
+    fn gpu_use(&self, pool: &Pool, set: &str) -> GpuUse {
         let in_use = pool
             .devices
             .iter()
             .zip(&self.devices)
-            .find(|(device, in_use)| {
-                in_use.in_use()
+            .find(|(device, device_use)| {
+                device_use.is_allocated()
                     && device
                         .consumes
                         .iter()
                         .any(|consumption| consumption.set == set)
             });
         match in_use.and_then(|(device, _)| device.kind) {
-            Some(DeviceType::Gpu) => CardUse::Whole,
-            Some(DeviceType::Vgpu) => CardUse::Shared,
-            Some(DeviceType::Mig) => CardUse::Partitioned,
-            None => CardUse::Otherwise,
+            Some(DeviceType::Gpu) => GpuUse::Exclusive,
+            Some(DeviceType::Vgpu) => GpuUse::Shared,
+            Some(DeviceType::Mig) => GpuUse::Partitioned,
+            None => GpuUse::Unknown,
         }
     }
 
-    /// Charges a grant.
-    pub fn take(&mut self, pool: &Pool, index: usize, grant: &Grant) {
-        let (Some(device), Some(in_use)) = (pool.devices.get(index), self.devices.get_mut(index))
+    /// Charges an allocation.
+    pub fn allocate(&mut self, pool: &Pool, index: usize, access: &DeviceAccess) {
+        let (Some(device), Some(device_use)) =
+            (pool.devices.get(index), self.devices.get_mut(index))
         else {
             return;
         };
-        let charge_counters = match grant {
-            Grant::Admin(_) => return,
-            Grant::Exclusive => {
-                in_use.exclusive += 1;
+        let charge_counters = match access {
+            DeviceAccess::Admin(_) => return,
+            DeviceAccess::Exclusive => {
+                device_use.exclusive += 1;
                 true
             }
-            Grant::Share(amounts) => {
-                let first = !in_use.in_use();
-                in_use.shares += 1;
+            DeviceAccess::Share(amounts) => {
+                let first = !device_use.is_allocated();
+                device_use.shares += 1;
                 for (name, capacity) in &device.capacity {
-                    // An allocation that does not say what it takes is charged in full.
+                    // An allocation without an amount is charged the whole capacity.
                     let amount = amounts.get(name).copied().unwrap_or(capacity.value);
-                    *in_use.consumed.entry(name.clone()).or_default() += amount;
+                    *device_use.consumed.entry(name.clone()).or_default() += amount;
                 }
                 first
             }
@@ -270,27 +273,28 @@ impl Usage {
         }
     }
 
-    /// Takes back what [`Self::take`] charged.
-    pub fn put_back(&mut self, pool: &Pool, index: usize, grant: &Grant) {
-        let (Some(device), Some(in_use)) = (pool.devices.get(index), self.devices.get_mut(index))
+    /// Reverts [`Self::allocate`].
+    pub fn release(&mut self, pool: &Pool, index: usize, access: &DeviceAccess) {
+        let (Some(device), Some(device_use)) =
+            (pool.devices.get(index), self.devices.get_mut(index))
         else {
             return;
         };
-        let free_counters = match grant {
-            Grant::Admin(_) => return,
-            Grant::Exclusive => {
-                in_use.exclusive = in_use.exclusive.saturating_sub(1);
+        let free_counters = match access {
+            DeviceAccess::Admin(_) => return,
+            DeviceAccess::Exclusive => {
+                device_use.exclusive = device_use.exclusive.saturating_sub(1);
                 true
             }
-            Grant::Share(amounts) => {
-                in_use.shares = in_use.shares.saturating_sub(1);
+            DeviceAccess::Share(amounts) => {
+                device_use.shares = device_use.shares.saturating_sub(1);
                 for (name, capacity) in &device.capacity {
                     let amount = amounts.get(name).copied().unwrap_or(capacity.value);
-                    if let Some(used) = in_use.consumed.get_mut(name) {
+                    if let Some(used) = device_use.consumed.get_mut(name) {
                         *used = *used - amount;
                     }
                 }
-                !in_use.in_use()
+                !device_use.is_allocated()
             }
         };
         if free_counters {
@@ -312,20 +316,20 @@ impl Usage {
         }
     }
 
-    /// Memory in use and in total of the card that `card` names, over all devices of the card.
+    /// Returns the memory of a GPU over all of its devices.
     #[must_use]
-    pub fn card_memory(&self, pool: &Pool, card: &str) -> CardMemory {
-        let mut memory = CardMemory::default();
-        for (device, in_use) in pool.devices.iter().zip(&self.devices) {
-            if *device.card != *card {
+    pub fn gpu_memory(&self, pool: &Pool, gpu: &str) -> GpuMemory {
+        let mut memory = GpuMemory::default();
+        for (device, device_use) in pool.devices.iter().zip(&self.devices) {
+            if *device.gpu != *gpu {
                 continue;
             }
             let whole = device.amount(names::capacity::MEMORY).unwrap_or_default();
             memory.total = memory.total.max(whole);
-            if in_use.exclusive > 0 {
-                memory.used += whole;
+            if device_use.exclusive > 0 {
+                memory.allocated += whole;
             }
-            memory.used += in_use
+            memory.allocated += device_use
                 .consumed
                 .get(names::capacity::MEMORY)
                 .copied()
@@ -335,16 +339,16 @@ impl Usage {
     }
 }
 
-/// Memory of one card.
+/// Memory of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CardMemory {
-    /// In use.
-    pub used: Quantity,
-    /// Published by the largest device of the card.
+pub struct GpuMemory {
+    /// Allocated to claims.
+    pub allocated: Quantity,
+    /// Published by the largest device of the GPU.
     pub total: Quantity,
 }
 
-/// What `request` consumes of each capacity of `device`.
+/// Returns what `request` consumes of each capacity of `device`.
 fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Rejection> {
     if let Some(name) = request
         .capacity
@@ -357,16 +361,18 @@ fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Reject
         .capacity
         .iter()
         .map(
-            |(name, capacity)| match capacity.consumption(request.asked(name)) {
+            |(name, capacity)| match capacity.consumption(request.requested(name)) {
                 Ok(amount) => Ok((name.clone(), amount)),
-                Err(Refusal::AboveMaximum { asked, maximum }) => Err(Rejection::AboveMaximum {
+                Err(CapacityError::AboveMaximum { requested, maximum }) => {
+                    Err(Rejection::AboveMaximum {
+                        name: name.clone(),
+                        requested,
+                        maximum,
+                    })
+                }
+                Err(CapacityError::Negative) => Err(Rejection::AboveMaximum {
                     name: name.clone(),
-                    asked,
-                    maximum,
-                }),
-                Err(Refusal::Negative) => Err(Rejection::AboveMaximum {
-                    name: name.clone(),
-                    asked: request.asked(name).unwrap_or_default(),
+                    requested: request.requested(name).unwrap_or_default(),
                     maximum: capacity.value,
                 }),
             },
@@ -374,8 +380,8 @@ fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Reject
         .collect()
 }
 
-/// Memory first, then cores, then slots: what a user thinks of first is what is reported first.
-fn in_telling_order(amounts: &Amounts) -> impl Iterator<Item = (&str, Quantity)> {
+/// Returns the amounts in the order in which a shortage is reported: memory, cores, slots, others.
+fn in_report_order(amounts: &Amounts) -> impl Iterator<Item = (&str, Quantity)> {
     use names::capacity::{CORES, MEMORY, SLOTS};
     let rank = |name: &str| {
         [MEMORY, CORES, SLOTS]

@@ -1,8 +1,8 @@
 //! Config of classes and claim as kube-scheduler would list it.
 
-use drava_allocator::ask::PodAsk;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::placement::Policies;
+use drava_allocator::pod_request::PodRequest;
 use drava_api::config::PlacementPolicy;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn config_of(requests: &Value, config: &Value) -> Vec<Value> {
         "metadata": {"name": "c", "namespace": "default", "uid": "u"},
         "spec": {"devices": {"requests": requests, "config": config}},
     }));
-    let ask = PodAsk::new(
+    let ask = PodRequest::new(
         &pod("p", &["c"]),
         &[("c", &claim)],
         &cluster.classes,

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use drava_allocator::ask::PodAsk;
 use drava_allocator::cluster::{ObjectKey, object_key};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
+use drava_allocator::pod_request::PodRequest;
 use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -39,7 +39,7 @@ impl Planner {
             .iter()
             .map(|(name, claim)| (name.as_str(), claim.as_ref()))
             .collect();
-        let ask = PodAsk::new(
+        let ask = PodRequest::new(
             &waiting.pod,
             &named,
             &self.cluster.classes,
@@ -48,7 +48,7 @@ impl Planner {
         let decision = match ask {
             Ok(ask) if ask.claims.is_empty() => return,
             Ok(mut ask) => {
-                ask.avoid = waiting.avoided(moment.instant).cloned().collect();
+                ask.avoided_nodes = waiting.avoided(moment.instant).cloned().collect();
                 self.decide(uid, &mut ask)
             }
             Err(error) => Err(Explanation::from(error)),
@@ -62,11 +62,15 @@ impl Planner {
     }
 
     /// Decides for the pod; claims that it shares with other waiting pods are planned for all of them if that works.
-    fn decide(&self, uid: &str, ask: &mut PodAsk) -> Result<(Placement, PodAsk), Explanation> {
+    fn decide(
+        &self,
+        uid: &str,
+        ask: &mut PodRequest,
+    ) -> Result<(Placement, PodRequest), Explanation> {
         let sharers = self.sharers(uid, ask);
         if !sharers.is_empty() {
             let mut joint = ask.clone();
-            joint.companions = sharers;
+            joint.sharers = sharers;
             if let Ok(placement) = self.cluster.decide(&joint, self.settings.policies) {
                 return Ok((placement, joint));
             }
@@ -76,7 +80,7 @@ impl Planner {
     }
 
     /// What the other waiting pods that share a claim with this one need of a node.
-    fn sharers(&self, uid: &str, ask: &PodAsk) -> Vec<PodDemand> {
+    fn sharers(&self, uid: &str, ask: &PodRequest) -> Vec<PodDemand> {
         let others: BTreeSet<String> = ask
             .claims
             .iter()
@@ -97,7 +101,7 @@ impl Planner {
         &mut self,
         uid: &str,
         placement: &Placement,
-        ask: &PodAsk,
+        ask: &PodRequest,
         claims: &[(String, Arc<ResourceClaim>)],
         moment: &Moment,
         actions: &mut Vec<Action>,

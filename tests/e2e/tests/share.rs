@@ -151,7 +151,7 @@ fn tenants_of_one_card_cannot_exceed_it_together() -> Result<()> {
         "{memory: 70Gi}",
     ))?;
     let why = tenant.event("fourth", "InsufficientMemory")?;
-    ensure!(why.contains("largest free piece"), "{why}");
+    ensure!(why.contains("most free memory"), "{why}");
     Ok(())
 }
 

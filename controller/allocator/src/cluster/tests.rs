@@ -1,10 +1,10 @@
-//! The state follows the newest version of each object, and counts what is being written.
+//! State after events in any order, with assumed allocations.
 
 use drava_api::config::PlacementPolicy;
 use serde_json::json;
 
 use super::*;
-use crate::fixture::{ask, cluster, node, request, share, slices};
+use crate::fixture::{cluster, node, pod_request, request, share, slices};
 use crate::placement::Policies;
 
 const POLICIES: Policies = Policies {
@@ -34,45 +34,45 @@ fn unallocated(name: &str, version: u64) -> ResourceClaim {
     claim
 }
 
-/// GiB of memory in use of the first card.
-fn used(cluster: &Cluster) -> Option<u64> {
+/// Allocated memory of the first GPU, GiB.
+fn allocated_gib(cluster: &Cluster) -> Option<u64> {
     let (_, pool, usage) = cluster.usable_pools().next()?;
     Some(
         usage
-            .card_memory(pool, "GPU-n1-0")
-            .used
+            .gpu_memory(pool, "GPU-n1-0")
+            .allocated
             .to_u64_rounded_up()?
             >> 30,
     )
 }
 
 #[test]
-fn claims_are_counted_by_their_newest_version() {
+fn counts_newest_version_of_claim() {
     let mut cluster = cluster(&[("n1", &[80])]);
     assert!(
         !cluster.upsert_claim(&allocated("a", 5, &[("gpu-0-vgpu", "8Gi")])),
-        "nothing was let go"
+        "nothing is released"
     );
     cluster.upsert_claim(&allocated("b", 5, &[("gpu-0-vgpu", "20Gi")]));
-    assert_eq!(used(&cluster), Some(28));
+    assert_eq!(allocated_gib(&cluster), Some(28));
     assert!(
         !cluster.upsert_claim(&unallocated("a", 4)),
-        "an old version changes nothing"
+        "an old version is ignored"
     );
-    assert_eq!(used(&cluster), Some(28));
+    assert_eq!(allocated_gib(&cluster), Some(28));
     assert!(
         cluster.upsert_claim(&unallocated("a", 6)),
-        "devices were let go"
+        "devices are released"
     );
-    assert_eq!(used(&cluster), Some(20));
+    assert_eq!(allocated_gib(&cluster), Some(20));
     assert!(cluster.remove_claim(&("default".to_owned(), "b".to_owned())));
-    assert_eq!(used(&cluster), Some(0));
-    assert_eq!(cluster.holdings().count(), 0);
-    assert!(cluster.holders.is_empty());
+    assert_eq!(allocated_gib(&cluster), Some(0));
+    assert_eq!(cluster.allocated_devices().count(), 0);
+    assert!(cluster.claims_of.is_empty());
 }
 
 #[test]
-fn a_share_without_amounts_is_charged_in_full() {
+fn charges_whole_capacity_without_amounts() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let mut claim = allocated("a", 2, &[("gpu-0-vgpu", "8Gi")]);
     let results = claim
@@ -82,49 +82,52 @@ fn a_share_without_amounts_is_charged_in_full() {
         .and_then(|a| a.devices.as_mut());
     results.unwrap().results.as_mut().unwrap()[0].consumed_capacity = None;
     cluster.upsert_claim(&claim);
-    assert_eq!(used(&cluster), Some(80));
+    assert_eq!(allocated_gib(&cluster), Some(80));
 }
 
 #[test]
-fn what_is_being_written_counts_until_it_is_seen_or_forgotten() {
+fn counts_assumed_allocation_until_observed_or_forgotten() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let key = ("default".to_owned(), "a".to_owned());
-    let wanted = share("a", "30Gi", "0");
+    let claim = share("a", "30Gi", "0");
     let placement = cluster
-        .decide(&ask(&cluster, std::slice::from_ref(&wanted)), POLICIES)
+        .decide(
+            &pod_request(&cluster, std::slice::from_ref(&claim)),
+            POLICIES,
+        )
         .unwrap();
     cluster.assume(&placement);
-    assert_eq!(used(&cluster), Some(30));
-    // The finalizer was written; the allocation is still on its way.
+    assert_eq!(allocated_gib(&cluster), Some(30));
+    // The finalizer is written; the allocation is in flight.
     cluster.upsert_claim(&unallocated("a", 7));
-    assert_eq!(used(&cluster), Some(30));
+    assert_eq!(allocated_gib(&cluster), Some(30));
     assert!(cluster.is_assumed(&key));
-    // Now it is seen: counted once.
+    // The allocation is observed and counts once.
     cluster.upsert_claim(&allocated("a", 8, &[("gpu-0-vgpu", "30Gi")]));
-    assert_eq!(used(&cluster), Some(30));
+    assert_eq!(allocated_gib(&cluster), Some(30));
     assert!(!cluster.is_assumed(&key));
 
     let placement = cluster
-        .decide(&ask(&cluster, &[share("b", "40Gi", "0")]), POLICIES)
+        .decide(&pod_request(&cluster, &[share("b", "40Gi", "0")]), POLICIES)
         .unwrap();
     cluster.assume(&placement);
-    assert_eq!(used(&cluster), Some(70));
+    assert_eq!(allocated_gib(&cluster), Some(70));
     cluster.forget(&("default".to_owned(), "b".to_owned()));
-    assert_eq!(used(&cluster), Some(30));
+    assert_eq!(allocated_gib(&cluster), Some(30));
 
-    // A new claim of the same name is not the one that was being written.
+    // A new claim of the same name replaces the assumed one.
     let placement = cluster
-        .decide(&ask(&cluster, &[share("c", "40Gi", "0")]), POLICIES)
+        .decide(&pod_request(&cluster, &[share("c", "40Gi", "0")]), POLICIES)
         .unwrap();
     cluster.assume(&placement);
     let mut other = unallocated("c", 9);
     other.metadata.uid = Some("another".to_owned());
     cluster.upsert_claim(&other);
-    assert_eq!(used(&cluster), Some(30));
+    assert_eq!(allocated_gib(&cluster), Some(30));
 }
 
 #[test]
-fn a_pool_is_used_when_its_newest_generation_is_complete() {
+fn uses_pool_when_newest_generation_is_complete() {
     let mut cluster = cluster(&[("n1", &[80])]);
     cluster.upsert_claim(&allocated("a", 5, &[("gpu-0-vgpu", "8Gi")]));
     let mut newer = slices("n1", &[80, 80]);
@@ -133,62 +136,62 @@ fn a_pool_is_used_when_its_newest_generation_is_complete() {
         slice.metadata.resource_version = Some("2".to_owned());
     }
     cluster.upsert_slice(&newer[0]);
-    assert_eq!(used(&cluster), None);
+    assert_eq!(allocated_gib(&cluster), None);
     let problems: Vec<_> = cluster
-        .problems()
+        .excluded_pools()
         .map(|(pool, _, problem)| format!("{pool}: {problem}"))
         .collect();
     assert_eq!(
         problems,
-        ["n1/gpus: 1 of 2 slices of generation 2 are there"]
+        ["n1/gpus: generation 2 is incomplete: 1 of 2 slices"]
     );
-    let refusal = cluster
-        .decide(&ask(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
+    let explanation = cluster
+        .decide(&pod_request(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
         .unwrap_err();
     assert_eq!(
-        refusal.summary(),
-        "0/1 nodes: 1 PoolIncomplete (pool n1/gpus: 1 of 2 slices of generation 2 are there)"
+        explanation.summary(),
+        "0/1 nodes: 1 PoolIncomplete (pool n1/gpus: generation 2 is incomplete: 1 of 2 slices)"
     );
     cluster.upsert_slice(&newer[1]);
     assert_eq!(
-        used(&cluster),
+        allocated_gib(&cluster),
         Some(8),
-        "what claims hold survives the change"
+        "allocations survive the change"
     );
-    assert_eq!(cluster.problems().count(), 0);
+    assert_eq!(cluster.excluded_pools().count(), 0);
     // A late event of the old generation is ignored.
     cluster.upsert_slice(&slices("n1", &[80])[1]);
-    assert_eq!(used(&cluster), Some(8));
+    assert_eq!(allocated_gib(&cluster), Some(8));
     for slice in &newer {
         cluster.remove_slice(slice.metadata.name.as_deref().unwrap());
     }
     assert_eq!(
-        cluster.usable_pools().count() + cluster.problems().count(),
+        cluster.usable_pools().count() + cluster.excluded_pools().count(),
         0
     );
 }
 
 #[test]
-fn a_held_device_that_is_no_longer_published_closes_the_pool() {
+fn excludes_pool_with_unpublished_allocated_device() {
     let mut cluster = cluster(&[("n1", &[80])]);
     cluster.upsert_claim(&allocated("a", 5, &[("gpu-7-vgpu", "8Gi")]));
-    let refusal = cluster
-        .decide(&ask(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
+    let explanation = cluster
+        .decide(&pod_request(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
         .unwrap_err();
     assert_eq!(
-        refusal.summary(),
-        "0/1 nodes: 1 PoolIncomplete (pool n1/gpus: claim default/a holds device gpu-7-vgpu, which the pool no longer publishes)"
+        explanation.summary(),
+        "0/1 nodes: 1 PoolIncomplete (pool n1/gpus: device gpu-7-vgpu is allocated to claim default/a but not published)"
     );
     cluster.upsert_claim(&unallocated("a", 6));
     assert!(
         cluster
-            .decide(&ask(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
+            .decide(&pod_request(&cluster, &[share("b", "1Gi", "0")]), POLICIES)
             .is_ok()
     );
 }
 
 #[test]
-fn one_malformed_pool_does_not_stop_the_others() {
+fn uses_other_pools_beside_malformed_one() {
     let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
     let mut broken = slices("n1", &[80]);
     broken[1].metadata.resource_version = Some("2".to_owned());
@@ -200,13 +203,13 @@ fn one_malformed_pool_does_not_stop_the_others() {
     cluster.upsert_slice(&broken[1]);
     assert_eq!(
         cluster
-            .decide(&ask(&cluster, &[share("a", "1Gi", "0")]), POLICIES)
+            .decide(&pod_request(&cluster, &[share("a", "1Gi", "0")]), POLICIES)
             .unwrap()
             .node,
         "n2"
     );
     let problems: Vec<_> = cluster
-        .problems()
+        .excluded_pools()
         .map(|(_, node, problem)| format!("{node:?} {problem}"))
         .collect();
     assert_eq!(
@@ -216,30 +219,30 @@ fn one_malformed_pool_does_not_stop_the_others() {
 }
 
 #[test]
-fn pods_count_on_their_node_until_they_end() {
+fn counts_pods_on_node_until_finished() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let mut bound = crate::fixture::pod("x", &[]);
     bound.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
     bound.spec.as_mut().unwrap().containers[0].resources =
         Some(serde_json::from_value(json!({"requests": {"cpu": "7500m"}})).unwrap());
     cluster.upsert_pod(&bound);
-    let wanted = ask(&cluster, &[share("a", "1Gi", "0")]);
+    let request = pod_request(&cluster, &[share("a", "1Gi", "0")]);
     assert_eq!(
-        cluster.decide(&wanted, POLICIES).unwrap_err().summary(),
+        cluster.decide(&request, POLICIES).unwrap_err().summary(),
         "0/1 nodes: 1 NodeUnfit (insufficient cpu)"
     );
     bound.status = Some(serde_json::from_value(json!({"phase": "Succeeded"})).unwrap());
     cluster.upsert_pod(&bound);
-    assert!(cluster.decide(&wanted, POLICIES).is_ok());
-    // A pod that was planned counts, but not against itself.
-    cluster.assume_pod(&wanted.uid, "n1", wanted.demand.requests.clone());
+    assert!(cluster.decide(&request, POLICIES).is_ok());
+    // An assumed pod counts, but not against itself.
+    cluster.assume_pod(&request.uid, "n1", request.demand.requests.clone());
     cluster.assume_pod(
         "other",
         "n1",
         Amounts::from([("cpu".to_owned(), drava_api::Quantity::count(7))]),
     );
-    assert!(cluster.decide(&wanted, POLICIES).is_ok());
-    let mut another = wanted.clone();
+    assert!(cluster.decide(&request, POLICIES).is_ok());
+    let mut another = request.clone();
     another.uid = "another".to_owned();
     assert!(cluster.decide(&another, POLICIES).is_err());
     cluster.forget_pod("other");
@@ -247,7 +250,7 @@ fn pods_count_on_their_node_until_they_end() {
 }
 
 #[test]
-fn only_changes_that_matter_are_reported() {
+fn ignores_irrelevant_node_changes() {
     let mut cluster = Cluster::default();
     assert!(cluster.upsert_node(&node("n1")));
     let mut heartbeat = node("n1");
@@ -258,7 +261,7 @@ fn only_changes_that_matter_are_reported() {
 }
 
 #[test]
-fn unknown_shapes_of_nodes_are_left_out() {
+fn excludes_pool_without_node_name() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let mut everywhere = slices("n9", &[80]);
     for slice in &mut everywhere {
@@ -267,7 +270,7 @@ fn unknown_shapes_of_nodes_are_left_out() {
         cluster.upsert_slice(slice);
     }
     let problems: Vec<_> = cluster
-        .problems()
+        .excluded_pools()
         .map(|(pool, _, problem)| format!("{pool} {problem}"))
         .collect();
     assert_eq!(
@@ -277,7 +280,7 @@ fn unknown_shapes_of_nodes_are_left_out() {
     let whole = request("w", &json!({"deviceClassName": "gpu.drava.dev"}));
     assert_eq!(
         cluster
-            .decide(&ask(&cluster, &[whole]), POLICIES)
+            .decide(&pod_request(&cluster, &[whole]), POLICIES)
             .unwrap()
             .node,
         "n1"

@@ -1,18 +1,18 @@
-//! Tables of decisions, and properties of all.
+//! Decisions by example, and properties of all decisions.
 
 use drava_api::config::PlacementPolicy;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use crate::cluster::Cluster;
-use crate::fixture::{ask, request};
+use crate::fixture::{pod_request, request};
 use crate::placement::Policies;
 
-mod exact;
+mod co_allocation;
 mod policy;
-mod refusal;
+mod properties;
+mod rejection;
 mod selection;
-mod together;
 
 const BINPACK: Policies = Policies {
     node: PlacementPolicy::Binpack,
@@ -24,22 +24,22 @@ const SPREAD: Policies = Policies {
     gpu: PlacementPolicy::Spread,
 };
 
-/// Decides and assumes; `node/device` of every grant.
-fn place(
+/// Decides and assumes the placement; returns `node/device` of every device.
+fn allocate(
     cluster: &mut Cluster,
     claims: &[ResourceClaim],
     policies: Policies,
 ) -> Result<Vec<String>, String> {
-    let ask = ask(cluster, claims);
+    let pod_request = pod_request(cluster, claims);
     let placement = cluster
-        .decide(&ask, policies)
+        .decide(&pod_request, policies)
         .map_err(|explanation| explanation.summary())?;
     cluster.assume(&placement);
     Ok(placement
         .claims
         .iter()
         .flat_map(|claim| &claim.devices)
-        .map(|grant| format!("{}/{}", placement.node, grant.device.name))
+        .map(|placed| format!("{}/{}", placement.node, placed.device.name))
         .collect())
 }
 

@@ -1,4 +1,4 @@
-//! Coarse fit, row by row.
+//! Tables of pods and nodes.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::*;
 fn node(spec: &Value, ready: &str) -> NodeInfo {
     NodeInfo::of(
         &serde_json::from_value(json!({
-            "metadata": {"name": "n1", "labels": {"zone": "a", "cards": "4"}},
+            "metadata": {"name": "n1", "labels": {"zone": "a", "gpus": "4"}},
             "spec": spec,
             "status": {
                 "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"},
@@ -37,24 +37,24 @@ fn affinity(expression: &Value) -> PodDemand {
 }
 
 #[test]
-fn obstacles() {
+fn names_first_obstacle() {
     let plain = node(&json!({}), "True");
     let cases = [
         (plain.clone(), demand(json!({})), Ok(())),
         (
             node(&json!({}), "False"),
             demand(json!({})),
-            Err("not ready"),
+            Err("the node is not ready"),
         ),
         (
             node(&json!({}), "Unknown"),
             demand(json!({})),
-            Err("not ready"),
+            Err("the node is not ready"),
         ),
         (
             node(&json!({"unschedulable": true}), "True"),
             demand(json!({})),
-            Err("cordoned"),
+            Err("the node is cordoned"),
         ),
         (
             node(&json!({"unschedulable": true}), "True"),
@@ -69,7 +69,7 @@ fn obstacles() {
                 "True",
             ),
             demand(json!({})),
-            Err("node taint gpu"),
+            Err("untolerated node taint gpu"),
         ),
         (
             node(
@@ -95,12 +95,12 @@ fn obstacles() {
         (
             plain.clone(),
             demand(json!({"nodeSelector": {"zone": "b"}})),
-            Err("node selector"),
+            Err("node selector does not match"),
         ),
         (
             plain.clone(),
             demand(json!({"nodeName": "n2"})),
-            Err("the pod names another node"),
+            Err("the pod specifies another node"),
         ),
         (
             plain.clone(),
@@ -110,7 +110,7 @@ fn obstacles() {
         (
             plain.clone(),
             affinity(&json!({"key": "zone", "operator": "NotIn", "values": ["a"]})),
-            Err("node affinity"),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
@@ -120,7 +120,7 @@ fn obstacles() {
         (
             plain.clone(),
             affinity(&json!({"key": "nope", "operator": "Exists"})),
-            Err("node affinity"),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
@@ -129,23 +129,23 @@ fn obstacles() {
         ),
         (
             plain.clone(),
-            affinity(&json!({"key": "cards", "operator": "Gt", "values": ["3"]})),
+            affinity(&json!({"key": "gpus", "operator": "Gt", "values": ["3"]})),
             Ok(()),
         ),
         (
             plain.clone(),
-            affinity(&json!({"key": "cards", "operator": "Lt", "values": ["4"]})),
-            Err("node affinity"),
+            affinity(&json!({"key": "gpus", "operator": "Lt", "values": ["4"]})),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
             affinity(&json!({"key": "zone", "operator": "Gt", "values": ["3"]})),
-            Err("node affinity"),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
             affinity(&json!({"key": "zone", "operator": "Sometimes"})),
-            Err("node affinity"),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
@@ -163,7 +163,7 @@ fn obstacles() {
                     "nodeSelectorTerms": [{}],
                 }}}}),
             ),
-            Err("node affinity"),
+            Err("node affinity does not match"),
         ),
         (
             plain.clone(),
@@ -195,7 +195,7 @@ fn obstacles() {
 }
 
 #[test]
-fn requests_are_summed_as_kube_scheduler_does() {
+fn sums_requests_as_kube_scheduler() {
     let pod =
         |spec: Value| serde_json::from_value::<Pod>(json!({"metadata": {}, "spec": spec})).unwrap();
     let container = |cpu: &str| json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
@@ -234,7 +234,7 @@ fn requests_are_summed_as_kube_scheduler_does() {
 }
 
 #[test]
-fn sums_come_back_to_nothing() {
+fn removes_zero_sums() {
     let amounts = Amounts::from([("cpu".to_owned(), Quantity::count(2))]);
     let mut sum = Amounts::new();
     add(&mut sum, &amounts);

@@ -1,4 +1,4 @@
-//! Pools that contradict themselves are left out with the reason.
+//! Sound and malformed pools.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::json;
@@ -12,7 +12,7 @@ fn assemble(slices: &[ResourceSlice]) -> Result<Pool, String> {
 }
 
 #[test]
-fn a_sound_pool() {
+fn assembles_slices_in_published_order() {
     let pool = assemble(&slices("n1", &[80, 16])).unwrap();
     assert_eq!(pool.node, "n1");
     let names: Vec<_> = pool
@@ -24,14 +24,14 @@ fn a_sound_pool() {
     assert_eq!(pool.index_of("gpu-1"), Some(2));
     assert!(
         pool.devices.iter().all(|device| device.taints.is_empty()),
-        "the own taint does not block"
+        "the taint of this driver is ignored"
     );
-    assert_eq!(pool.devices[0].card, pool.devices[1].card);
+    assert_eq!(pool.devices[0].gpu, pool.devices[1].gpu);
     assert_eq!(pool.devices[1].display_name(), "gpu-0");
 }
 
 #[test]
-fn old_generations_do_not_count() {
+fn ignores_old_generations() {
     let mut all = slices("n1", &[80]);
     let mut old = slices("n1", &[80, 80, 80]);
     for (index, slice) in old.iter_mut().enumerate() {
@@ -43,14 +43,14 @@ fn old_generations_do_not_count() {
 }
 
 #[test]
-fn problems_are_named() {
+fn names_problem_of_slice() {
     type Change = fn(&mut Vec<ResourceSlice>);
     let cases: [(&str, Change); 8] = [
-        ("1 of 2 slices of generation 1 are there", |slices| {
+        ("generation 1 is incomplete: 1 of 2 slices", |slices| {
             slices.truncate(1)
         }),
         (
-            "slice 00001-n1: is for node n2, others of the pool for n1",
+            "slice 00001-n1: spec.nodeName is n2, in other slices of the pool n1",
             |slices| {
                 slices[1].spec.node_name = Some("n2".to_owned());
             },

@@ -1,65 +1,65 @@
-//! Which devices may serve a request whatever is in use: selectors of class and claim, and taints.
+//! Devices that may serve a request regardless of usage: selectors of class and claim, and taints.
 
 use std::sync::Arc;
 
 use drava_api::names;
 
-use super::question::{DeviceRef, PoolView};
+use super::input::{DeviceRef, PoolView};
 use crate::claim::{Alternative, ClaimSpec};
 use crate::device::Device;
 use crate::reason::Rejection;
 use crate::selector::{Selector, SelectorError, Selectors};
 
-/// A selector that gave no answer; fails the pod, as in kube-scheduler.
+/// A selector that cannot be evaluated; the pod is unschedulable, as in kube-scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{owner}: selector #{index}{device}: {source}")]
+#[error("{owner}: cannot evaluate selector #{index}{device}: {source}")]
 pub struct SelectionError {
     /// `class c` or `claim ns/name`.
     pub owner: String,
     /// Position of the selector.
     pub index: usize,
-    /// ` on device …`, empty for one that does not compile.
+    /// ` on device …`; empty for a selector that does not compile.
     pub device: String,
-    /// What went wrong.
+    /// The failure.
     pub source: SelectorError,
 }
 
 /// An alternative with the devices that its selectors select.
-pub(super) struct Prepared<'a> {
+pub(super) struct Candidates<'a> {
     pub(super) alternative: &'a Alternative,
-    /// Those that may serve, whatever is in use.
-    pub(super) candidates: Vec<DeviceRef>,
-    /// The others, with what excludes them.
-    pub(super) unselected: Vec<(DeviceRef, Rejection)>,
+    /// Devices that may serve the alternative.
+    pub(super) selected: Vec<DeviceRef>,
+    /// All other devices, with the reason.
+    pub(super) rejected: Vec<(DeviceRef, Rejection)>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> Candidates<'a> {
     pub(super) fn new(
         spec: &ClaimSpec,
         alternative: &'a Alternative,
         pools: &[PoolView<'_>],
         selectors: &Selectors,
     ) -> Result<Self, SelectionError> {
-        let mut prepared = Self {
+        let mut candidates = Self {
             alternative,
-            candidates: Vec::new(),
-            unselected: Vec::new(),
+            selected: Vec::new(),
+            rejected: Vec::new(),
         };
         for (pool, view) in pools.iter().enumerate() {
             for (index, device) in view.pool.devices.iter().enumerate() {
                 let candidate = DeviceRef { pool, index };
-                match select(spec, alternative, view.name, device, selectors)? {
-                    None => prepared.candidates.push(candidate),
-                    Some(rejection) => prepared.unselected.push((candidate, rejection)),
+                match reject(spec, alternative, view.name, device, selectors)? {
+                    None => candidates.selected.push(candidate),
+                    Some(rejection) => candidates.rejected.push((candidate, rejection)),
                 }
             }
         }
-        Ok(prepared)
+        Ok(candidates)
     }
 }
 
-/// Why the device is no candidate whatever is in use, if it is none.
-fn select(
+/// Returns why the device is no candidate, `None` for a candidate.
+fn reject(
     spec: &ClaimSpec,
     alternative: &Alternative,
     pool: &str,

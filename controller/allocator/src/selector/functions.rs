@@ -1,8 +1,8 @@
-//! The functions and macros that Kubernetes adds to CEL for device selectors.
+//! Functions and macros that Kubernetes adds to CEL for device selectors.
 //!
-//! From Kubernetes' base environment: `quantity`, `semver`, `find`, `includes` and the strings and lists
-//! extensions; from the DRA environment: `cel.bind`. Not there: IP, CIDR, URL, format and set functions and the
-//! two-variable macros; an expression that uses them does not compile here.
+//! From Kubernetes' base environment: `quantity`, `semver`, `find`, `includes` and the strings and lists extensions; from
+//! the DRA environment: `cel.bind`. Not supported: IP, CIDR, URL, format and set functions and two-variable macros; an
+//! expression that uses them does not compile.
 
 use cel::common::ast::{ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue};
 use cel::common::types::{CelBool, CelDouble, CelInt, CelString, DYN_TYPE};
@@ -104,7 +104,7 @@ pub(super) fn environment() -> Env {
     env
 }
 
-/// A function that the program calls and this environment lacks.
+/// Returns a function that the program calls and this environment does not support.
 pub(super) fn unsupported(program: &Program) -> Option<String> {
     let references = program.references();
     let mut unknown: Vec<_> = references
@@ -154,7 +154,7 @@ fn register(env: &mut Env) -> Result<(), DeclarationError> {
     )
 }
 
-/// `cel.bind(name, value, expression)` as a comprehension over nothing whose accumulator is `name`.
+/// Expands `cel.bind(name, value, expression)` to a comprehension over an empty list with the accumulator `name`.
 fn bind(
     helper: &mut MacroExprHelper<'_>,
     target: &mut Option<IdedExpr>,
@@ -287,7 +287,7 @@ fn is_semver_normalized(text: &CelString<'_>, normalize: &CelBool) -> CelBool {
         .into()
 }
 
-/// Strict semver 2.0.0; with `normalize`, a leading `v`, missing minor and patch, and leading zeros are repaired.
+/// Parses strict semver 2.0.0; `normalize` accepts a leading `v`, missing minor and patch, and leading zeros.
 fn parse_semver(text: &str, normalize: bool) -> Result<SemverValue, ExecutionError> {
     let normalized = if normalize {
         normalize_semver(text)
@@ -346,7 +346,7 @@ fn semver_compare(this: &SemverValue, other: &SemverValue) -> CelInt {
     CelInt::from(this.precedence(other) as i64)
 }
 
-/// `x.includes(y)`: whether a list contains a value, or a scalar equals it (KEP-5491).
+/// `x.includes(y)`: returns whether a list contains a value, or a scalar equals the value (KEP-5491).
 fn includes<'b, 'v>(args: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
     let [this, value] = <[CowVal<'b, 'v>; 2]>::try_from(args)
         .map_err(|args| ExecutionError::invalid_argument_count(2, args.len()))?;

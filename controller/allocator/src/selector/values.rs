@@ -1,4 +1,4 @@
-//! What an expression sees of a device: the values behind the variable `device`.
+//! CEL values of a device: the variable `device` of an expression.
 
 use std::any::Any;
 use std::cmp::Ordering;
@@ -27,7 +27,7 @@ struct Fields {
 }
 
 impl DeviceValue {
-    /// The value of a device of `driver`, whose unqualified names are in that driver's domain.
+    /// Creates the value of a device of `driver`; unqualified names belong to the domain of that driver.
     #[must_use]
     pub fn new(
         driver: &str,
@@ -64,7 +64,7 @@ fn attribute_value(attribute: &Attribute) -> Box<dyn Val> {
     }
 }
 
-/// Collects qualified names into one map per domain.
+/// Groups qualified names into one map per domain.
 struct DomainBuilder<'a> {
     default_domain: &'a str,
     domains: HashMap<&'a str, HashMap<CelMapKey<'static>, Box<dyn Val>>>,
@@ -160,7 +160,7 @@ impl Indexer for DeviceValue {
     }
 }
 
-/// A map from domain to the names in it, in which an unknown domain is an empty map.
+/// A map from domains to maps of names. An unknown domain is an empty map.
 #[derive(Debug, Clone)]
 struct DomainMap {
     domains: CelMap<'static>,
@@ -242,7 +242,7 @@ impl Indexer for DomainMap {
 
 static QUANTITY_TYPE: Type = Type::new_unspecified_type("kubernetes.Quantity");
 
-/// A quantity; compared by its methods and by `==`, as in Kubernetes' CEL library.
+/// A quantity, comparable by methods and `==` as in Kubernetes' CEL library.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuantityValue(pub(super) Quantity);
 
@@ -277,7 +277,7 @@ impl StaticVal for QuantityValue {}
 
 static SEMVER_TYPE: Type = Type::new_unspecified_type("kubernetes.Semver");
 
-/// A semantic version; build metadata does not count when comparing.
+/// A semantic version; comparisons ignore build metadata.
 #[derive(Debug, Clone)]
 pub(super) struct SemverValue(pub(super) semver::Version);
 

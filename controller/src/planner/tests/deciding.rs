@@ -60,7 +60,7 @@ fn what_is_being_written_is_taken() {
     );
     assert_eq!(
         world.told_about("Pod/b"),
-        ["0/1 nodes: 1 InsufficientMemory (largest free piece 30 GiB on n1/gpu-0)"]
+        ["0/1 nodes: 1 InsufficientMemory (most free memory 30 GiB on n1/gpu-0)"]
     );
     assert_eq!(
         world.told_about("ResourceClaim/b").len(),

@@ -22,7 +22,7 @@ fn the_same_text_is_said_once() {
     assert_eq!(
         world.told_about("Pod/a"),
         [
-            "0/1 nodes: 1 InsufficientMemory (100 GiB is more than any card has: the largest has 80 GiB, n1/gpu-0)"
+            "0/1 nodes: 1 InsufficientMemory (requested memory 100 GiB exceeds the largest GPU, 80 GiB on n1/gpu-0)"
         ]
     );
     // A new node is news.
@@ -44,6 +44,6 @@ fn a_malformed_pool_is_named_once() {
     world.settle();
     assert_eq!(
         world.told_about("Node/n1"),
-        ["the devices of pool n1/gpus are not used: slice slice-n1: duplicate device gpu-0-vgpu"]
+        ["pool n1/gpus is excluded from allocation: slice slice-n1: duplicate device gpu-0-vgpu"]
     );
 }

@@ -1,21 +1,23 @@
-//! Which node and which card is preferred.
+//! Scores of nodes and GPUs.
 
 use drava_api::config::PlacementPolicy;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
-use super::{BINPACK, SPREAD, place};
-use crate::fixture::{ask, cluster, share};
+use super::{BINPACK, SPREAD, allocate, whole};
+use crate::cluster::Cluster;
+use crate::fixture::{claim, cluster, pod_request, request, share};
 use crate::placement::Policies;
 
 #[test]
-fn binpack_fills_a_card_before_the_next() {
+fn fills_gpu_before_next_with_binpack() {
     let mut cluster = cluster(&[("n1", &[80, 80]), ("n2", &[80, 80])]);
-    let mut places = Vec::new();
+    let mut devices = Vec::new();
     for (name, memory) in [("a", "30Gi"), ("b", "30Gi"), ("c", "30Gi"), ("d", "20Gi")] {
-        places.extend(place(&mut cluster, &[share(name, memory, "0")], BINPACK).unwrap());
+        devices.extend(allocate(&mut cluster, &[share(name, memory, "0")], BINPACK).unwrap());
     }
     assert_eq!(
-        places,
+        devices,
         [
             "n1/gpu-0-vgpu",
             "n1/gpu-0-vgpu",
@@ -26,14 +28,14 @@ fn binpack_fills_a_card_before_the_next() {
 }
 
 #[test]
-fn spread_takes_the_emptiest_node_and_card() {
+fn selects_emptiest_node_and_gpu_with_spread() {
     let mut cluster = cluster(&[("n1", &[80, 80]), ("n2", &[80, 80])]);
-    let places: Vec<_> = ["a", "b", "c", "d", "e"]
+    let devices: Vec<_> = ["a", "b", "c", "d", "e"]
         .iter()
-        .flat_map(|name| place(&mut cluster, &[share(name, "10Gi", "0")], SPREAD).unwrap())
+        .flat_map(|name| allocate(&mut cluster, &[share(name, "10Gi", "0")], SPREAD).unwrap())
         .collect();
     assert_eq!(
-        places,
+        devices,
         [
             "n1/gpu-0-vgpu",
             "n2/gpu-0-vgpu",
@@ -45,23 +47,23 @@ fn spread_takes_the_emptiest_node_and_card() {
 }
 
 #[test]
-fn node_and_card_policies_are_independent() {
+fn scores_nodes_and_gpus_independently() {
     let mut cluster = cluster(&[("n1", &[80, 80]), ("n2", &[80, 80])]);
     let policies = Policies {
         node: PlacementPolicy::Spread,
         gpu: PlacementPolicy::Binpack,
     };
-    let places: Vec<_> = ["a", "b", "c"]
+    let devices: Vec<_> = ["a", "b", "c"]
         .iter()
-        .flat_map(|name| place(&mut cluster, &[share(name, "10Gi", "0")], policies).unwrap())
+        .flat_map(|name| allocate(&mut cluster, &[share(name, "10Gi", "0")], policies).unwrap())
         .collect();
-    assert_eq!(places, ["n1/gpu-0-vgpu", "n2/gpu-0-vgpu", "n1/gpu-0-vgpu"]);
+    assert_eq!(devices, ["n1/gpu-0-vgpu", "n2/gpu-0-vgpu", "n1/gpu-0-vgpu"]);
 }
 
 #[test]
-fn a_claim_may_choose_its_policy() {
+fn uses_policy_of_claim() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
-    place(&mut cluster, &[share("a", "10Gi", "0")], BINPACK).unwrap();
+    allocate(&mut cluster, &[share("a", "10Gi", "0")], BINPACK).unwrap();
     let mut own = share("b", "10Gi", "0");
     let spec = own
         .spec
@@ -72,23 +74,83 @@ fn a_claim_may_choose_its_policy() {
         "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "placement": {"gpu": "spread"},
     }}})).unwrap()]);
     assert_eq!(
-        place(&mut cluster, &[own], BINPACK).unwrap(),
+        allocate(&mut cluster, &[own], BINPACK).unwrap(),
         ["n1/gpu-1-vgpu"]
     );
 }
 
 #[test]
-fn nominated_and_avoided_nodes() {
+fn prefers_nominated_and_avoids_failed_nodes() {
     let cluster = cluster(&[("n1", &[80]), ("n2", &[80]), ("n3", &[80])]);
-    let mut wanted = ask(&cluster, &[share("a", "10Gi", "0")]);
-    wanted.demand.nominated_node = Some("n3".to_owned());
-    assert_eq!(cluster.decide(&wanted, BINPACK).unwrap().node, "n3");
-    wanted.avoid = ["n1".to_owned(), "n3".to_owned()].into();
-    assert_eq!(cluster.decide(&wanted, BINPACK).unwrap().node, "n2");
-    wanted.avoid.insert("n2".to_owned());
+    let mut request = pod_request(&cluster, &[share("a", "10Gi", "0")]);
+    request.demand.nominated_node = Some("n3".to_owned());
+    assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n3");
+    request.avoided_nodes = ["n1".to_owned(), "n3".to_owned()].into();
+    assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n2");
+    request.avoided_nodes.insert("n2".to_owned());
     assert_eq!(
-        cluster.decide(&wanted, BINPACK).unwrap().node,
+        cluster.decide(&request, BINPACK).unwrap().node,
         "n3",
-        "tried last, not never"
+        "avoided nodes are selected last, not never"
+    );
+}
+
+/// Places a claim and returns the reason.
+fn reason(cluster: &Cluster, claim: ResourceClaim, policies: Policies) -> String {
+    let placement = cluster
+        .decide(&pod_request(cluster, &[claim]), policies)
+        .unwrap();
+    placement.reason(&placement.claims[0])
+}
+
+#[test]
+fn explains_placement_with_scores_of_runners_up() {
+    let mut cluster = cluster(&[("n1", &[80, 80]), ("n2", &[80])]);
+    assert_eq!(
+        reason(&cluster, share("a", "20Gi", "0"), BINPACK),
+        "node n1: binpack: 0% of GPU memory allocated, n2 0%, first by name; \
+         gpu-0: binpack: 0% of memory allocated, gpu-1 0%, first by index"
+    );
+    allocate(&mut cluster, &[share("a", "20Gi", "0")], BINPACK).unwrap();
+    assert_eq!(
+        reason(&cluster, share("b", "20Gi", "0"), BINPACK),
+        "node n1: binpack: 12% of GPU memory allocated, n2 0%; \
+         gpu-0: binpack: 25% of memory allocated, gpu-1 0%"
+    );
+    assert_eq!(
+        reason(&cluster, share("b", "20Gi", "0"), SPREAD),
+        "node n2: spread: 0% of GPU memory allocated, n1 12%; gpu-0: only feasible GPU"
+    );
+    let both = request(
+        "c",
+        &json!({"deviceClassName": "vgpu.drava.dev", "count": 2, "capacity": {"requests": {"memory": "10Gi"}}}),
+    );
+    assert_eq!(
+        reason(&cluster, both, BINPACK),
+        "node n1: only feasible node; gpu-0: binpack: 25% of memory allocated, gpu-1 0%; gpu-1: only feasible GPU"
+    );
+    allocate(&mut cluster, &[whole("w")], BINPACK).unwrap();
+    assert_eq!(
+        reason(&cluster, share("d", "20Gi", "0"), BINPACK),
+        "node n1: binpack: 62% of GPU memory allocated, n2 0%; gpu-0: only feasible GPU"
+    );
+}
+
+#[test]
+fn explains_backtracking_with_better_scored_runner_up() {
+    let mut cluster = cluster(&[("n1", &[16, 80, 80])]);
+    allocate(&mut cluster, &[share("a", "2Gi", "0")], BINPACK).unwrap();
+    let matching = claim(
+        "b",
+        &json!({
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev", "count": 2, "capacity": {"requests": {"memory": "1Gi"}}}}],
+            "constraints": [{"matchAttribute": "gpu.drava.dev/productName"}],
+        }),
+    );
+    assert_eq!(
+        reason(&cluster, matching, BINPACK),
+        "node n1: only feasible node; \
+         gpu-1: binpack: 0% of memory allocated, gpu-0 12%, which cannot serve all requests of the pod; \
+         gpu-2: only feasible GPU"
     );
 }

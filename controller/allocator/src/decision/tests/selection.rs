@@ -1,12 +1,12 @@
-//! Which devices a request means: selectors, constraints, alternatives, taints, modes.
+//! Selectors, constraints, alternatives, taints and allocation modes.
 
 use serde_json::json;
 
-use super::{BINPACK, place, whole};
-use crate::fixture::{ask, claim, cluster, request, share, slices};
+use super::{BINPACK, allocate, whole};
+use crate::fixture::{claim, cluster, pod_request, request, share, slices};
 
 #[test]
-fn selectors_constraints_and_alternatives() {
+fn applies_selectors_constraints_and_alternatives() {
     let mut cluster = cluster(&[("n1", &[16, 80, 80])]);
     let h100 = r#"device.attributes["gpu.drava.dev"].productName.endsWith("H100")"#;
     let selected = |name: &str, expression: &str| {
@@ -17,14 +17,14 @@ fn selectors_constraints_and_alternatives() {
         )
     };
     assert_eq!(
-        place(&mut cluster, &[selected("a", h100)], BINPACK).unwrap(),
+        allocate(&mut cluster, &[selected("a", h100)], BINPACK).unwrap(),
         ["n1/gpu-1-vgpu"]
     );
     assert_eq!(
-        place(&mut cluster, &[selected("b", "false")], BINPACK),
+        allocate(&mut cluster, &[selected("b", "false")], BINPACK),
         Err("0/1 nodes: 1 SelectorMismatch".to_owned())
     );
-    let error = place(
+    let error = allocate(
         &mut cluster,
         &[selected(
             "c",
@@ -34,7 +34,7 @@ fn selectors_constraints_and_alternatives() {
     )
     .unwrap_err();
     assert!(
-        error.starts_with("SelectorError: claim default/c: selector #0 on device gpu.drava.dev/n1/gpus/gpu-0-vgpu: CEL runtime error: no such key: nope."),
+        error.starts_with("SelectorError: claim default/c: cannot evaluate selector #0 on device gpu.drava.dev/n1/gpus/gpu-0-vgpu: CEL runtime error: no such key: nope."),
         "{error}"
     );
     let constrained = |name: &str, constraint: serde_json::Value| {
@@ -47,7 +47,7 @@ fn selectors_constraints_and_alternatives() {
         )
     };
     assert_eq!(
-        place(
+        allocate(
             &mut cluster,
             &[constrained(
                 "m",
@@ -59,7 +59,7 @@ fn selectors_constraints_and_alternatives() {
         ["n1/gpu-1-vgpu", "n1/gpu-2-vgpu"]
     );
     assert_eq!(
-        place(
+        allocate(
             &mut cluster,
             &[constrained(
                 "d",
@@ -71,7 +71,7 @@ fn selectors_constraints_and_alternatives() {
         ["n1/gpu-1-vgpu", "n1/gpu-0-vgpu"]
     );
     assert_eq!(
-        place(
+        allocate(
             &mut cluster,
             &[constrained(
                 "x",
@@ -79,7 +79,7 @@ fn selectors_constraints_and_alternatives() {
             )],
             BINPACK
         ),
-        Err("0/1 nodes: 1 TopologyUnsatisfied (1 of 2 devices found on n1; constraint on gpu.drava.dev/uuid)".to_owned())
+        Err("0/1 nodes: 1 TopologyUnsatisfied (1 of 2 devices found on n1; constraint on gpu.drava.dev/uuid is not satisfied)".to_owned())
     );
     let alternatives = claim(
         "f",
@@ -89,13 +89,13 @@ fn selectors_constraints_and_alternatives() {
         ]}]}),
     );
     let placement = cluster
-        .decide(&ask(&cluster, &[alternatives]), BINPACK)
+        .decide(&pod_request(&cluster, &[alternatives]), BINPACK)
         .unwrap();
     assert_eq!(placement.claims[0].devices[0].request, "gpu/small");
 }
 
 #[test]
-fn all_devices_means_all_that_could_serve() {
+fn allocates_all_devices_that_could_serve() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
     let all = |name: &str, memory: &str| {
         request(
@@ -104,24 +104,24 @@ fn all_devices_means_all_that_could_serve() {
         )
     };
     assert_eq!(
-        place(&mut cluster, &[all("a", "50Gi")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[all("a", "50Gi")], BINPACK).unwrap(),
         ["n1/gpu-0-vgpu", "n1/gpu-1-vgpu"]
     );
-    place(&mut cluster, &[share("b", "20Gi", "0")], BINPACK).unwrap();
+    allocate(&mut cluster, &[share("b", "20Gi", "0")], BINPACK).unwrap();
     assert_eq!(
-        place(&mut cluster, &[all("c", "20Gi")], BINPACK),
-        Err("0/1 nodes: 1 InsufficientMemory (1 of 2 devices found on n1; largest free piece 10 GiB on gpu-0)".to_owned())
+        allocate(&mut cluster, &[all("c", "20Gi")], BINPACK),
+        Err("0/1 nodes: 1 InsufficientMemory (1 of 2 devices found on n1; most free memory 10 GiB on gpu-0)".to_owned())
     );
     assert!(
-        place(&mut cluster, &[all("d", "200Gi")], BINPACK).is_err(),
-        "at least one"
+        allocate(&mut cluster, &[all("d", "200Gi")], BINPACK).is_err(),
+        "at least one device"
     );
 }
 
 #[test]
-fn administrators_look_at_busy_cards_and_are_charged_nothing() {
+fn charges_nothing_for_admin_access() {
     let mut cluster = cluster(&[("n1", &[80])]);
-    place(&mut cluster, &[whole("w")], BINPACK).unwrap();
+    allocate(&mut cluster, &[whole("w")], BINPACK).unwrap();
     let admin = |name: &str| {
         request(
             name,
@@ -129,22 +129,22 @@ fn administrators_look_at_busy_cards_and_are_charged_nothing() {
         )
     };
     assert_eq!(
-        place(&mut cluster, &[admin("m1")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[admin("m1")], BINPACK).unwrap(),
         ["n1/gpu-0"]
     );
     assert_eq!(
-        place(&mut cluster, &[admin("m2")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[admin("m2")], BINPACK).unwrap(),
         ["n1/gpu-0"]
     );
     cluster.forget(&("default".to_owned(), "w".to_owned()));
     assert_eq!(
-        place(&mut cluster, &[whole("w2")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[whole("w2")], BINPACK).unwrap(),
         ["n1/gpu-0"]
     );
 }
 
 #[test]
-fn taints_keep_devices_from_those_who_do_not_tolerate_them() {
+fn rejects_untolerated_taints() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let mut tainted = slices("n1", &[80]);
     tainted[1].metadata.resource_version = Some("2".to_owned());
@@ -158,7 +158,7 @@ fn taints_keep_devices_from_those_who_do_not_tolerate_them() {
     }
     cluster.upsert_slice(&tainted[1]);
     assert_eq!(
-        place(&mut cluster, &[share("a", "1Gi", "0")], BINPACK),
+        allocate(&mut cluster, &[share("a", "1Gi", "0")], BINPACK),
         Err("0/1 nodes: 1 Unhealthy (xid-79)".to_owned())
     );
     let tolerant = request(
@@ -166,7 +166,7 @@ fn taints_keep_devices_from_those_who_do_not_tolerate_them() {
         &json!({"deviceClassName": "vgpu.drava.dev", "tolerations": [{"operator": "Exists"}]}),
     );
     assert_eq!(
-        place(&mut cluster, &[tolerant], BINPACK).unwrap(),
+        allocate(&mut cluster, &[tolerant], BINPACK).unwrap(),
         ["n1/gpu-0-vgpu"]
     );
 }

@@ -1,16 +1,16 @@
-//! Devices, claims, containers and pods that must fit together.
+//! Several devices, claims, containers and pods that are placed together.
 
 use std::collections::BTreeMap;
 
 use drava_api::Quantity;
 use serde_json::json;
 
-use super::{BINPACK, place};
-use crate::ask::PodAsk;
-use crate::fixture::{ask, cluster, pod, request, share};
+use super::{BINPACK, allocate};
+use crate::fixture::{cluster, pod, pod_request, request, share};
+use crate::pod_request::PodRequest;
 
 #[test]
-fn several_devices_come_from_different_cards() {
+fn selects_different_gpus_for_one_container() {
     let mut one = cluster(&[("n1", &[80])]);
     let two = |name: &str| {
         request(
@@ -19,28 +19,28 @@ fn several_devices_come_from_different_cards() {
         )
     };
     assert_eq!(
-        place(&mut one, &[two("a")], BINPACK),
+        allocate(&mut one, &[two("a")], BINPACK),
         Err("0/1 nodes: 1 InsufficientDevices (1 of 2 devices found on n1)".to_owned())
     );
-    // Two claims for one container: on a single card it would see one device.
+    // Two claims of one container cannot use the same GPU.
     assert_eq!(
-        place(
+        allocate(
             &mut one,
             &[share("a", "10Gi", "0"), share("b", "10Gi", "0")],
             BINPACK
         ),
         Err(
-            "0/1 nodes: 1 TopologyUnsatisfied (container main needs devices of different cards)"
+            "0/1 nodes: 1 TopologyUnsatisfied (container main needs devices of different GPUs)"
                 .to_owned()
         )
     );
     let mut cluster = cluster(&[("n1", &[80, 80])]);
     assert_eq!(
-        place(&mut cluster, &[two("a")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[two("a")], BINPACK).unwrap(),
         ["n1/gpu-0-vgpu", "n1/gpu-1-vgpu"]
     );
     assert_eq!(
-        place(
+        allocate(
             &mut cluster,
             &[share("b", "10Gi", "0"), share("c", "10Gi", "0")],
             BINPACK
@@ -51,7 +51,7 @@ fn several_devices_come_from_different_cards() {
 }
 
 #[test]
-fn different_containers_may_share_a_card() {
+fn shares_gpu_between_containers() {
     let mut cluster = cluster(&[("n1", &[80])]);
     let claims = [share("a", "10Gi", "0"), share("b", "10Gi", "0")];
     let mut pod = pod("p", &["a"]);
@@ -61,14 +61,14 @@ fn different_containers_may_share_a_card() {
     other.resources.as_mut().unwrap().claims.as_mut().unwrap()[0].name = "b".to_owned();
     spec.containers.push(other);
     let named = [("a", &claims[0]), ("b", &claims[1])];
-    let ask = PodAsk::new(&pod, &named, &cluster.classes, &cluster.selectors).unwrap();
-    let placement = cluster.decide(&ask, BINPACK).unwrap();
+    let request = PodRequest::new(&pod, &named, &cluster.classes, &cluster.selectors).unwrap();
+    let placement = cluster.decide(&request, BINPACK).unwrap();
     cluster.assume(&placement);
     assert_eq!(placement.claims.len(), 2);
 }
 
 #[test]
-fn a_container_avoids_the_cards_it_holds_already() {
+fn avoids_gpus_that_container_already_has() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
     let mut held = share("held", "10Gi", "0");
     held.status = Some(serde_json::from_value(json!({"allocation": {
@@ -80,38 +80,38 @@ fn a_container_avoids_the_cards_it_holds_already() {
     }})).unwrap());
     cluster.upsert_claim(&held);
     assert_eq!(
-        place(&mut cluster, &[held, share("b", "10Gi", "0")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[held, share("b", "10Gi", "0")], BINPACK).unwrap(),
         ["n1/gpu-1-vgpu"]
     );
 }
 
 #[test]
-fn an_allocated_claim_pins_the_pod() {
+fn places_pod_on_node_of_allocated_claim() {
     let cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
     let mut held = share("held", "10Gi", "0");
     held.status = Some(serde_json::from_value(json!({"allocation": {
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]},
     }})).unwrap());
-    let ask = ask(&cluster, &[held.clone(), share("b", "10Gi", "0")]);
-    assert_eq!(cluster.decide(&ask, BINPACK).unwrap().node, "n2");
-    let mut elsewhere = ask;
+    let request = pod_request(&cluster, &[held.clone(), share("b", "10Gi", "0")]);
+    assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n2");
+    let mut elsewhere = request;
     elsewhere.demand.node_name = Some("n1".to_owned());
     assert_eq!(
         cluster.decide(&elsewhere, BINPACK).unwrap_err().summary(),
-        "0/2 nodes: 2 NodeUnfit (claim default/held is allocated elsewhere; the pod names another node)"
+        "0/2 nodes: 2 NodeUnfit (claim default/held is allocated on another node; the pod specifies another node)"
     );
 }
 
 #[test]
-fn companions_of_a_shared_claim_must_fit_too() {
+fn places_pods_that_share_a_claim_together() {
     let mut cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
     cluster.assume_pod(
         "other",
         "n1",
         BTreeMap::from([("cpu".to_owned(), Quantity::count(6))]),
     );
-    let mut ask = ask(&cluster, &[share("a", "10Gi", "0")]);
-    assert_eq!(cluster.decide(&ask, BINPACK).unwrap().node, "n1");
-    ask.companions = vec![ask.demand.clone(), ask.demand.clone()];
-    assert_eq!(cluster.decide(&ask, BINPACK).unwrap().node, "n2");
+    let mut request = pod_request(&cluster, &[share("a", "10Gi", "0")]);
+    assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n1");
+    request.sharers = vec![request.demand.clone(), request.demand.clone()];
+    assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n2");
 }

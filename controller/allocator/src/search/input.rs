@@ -1,4 +1,4 @@
-//! What is searched for, and where.
+//! Input of the search: the claims of one pod and the pools of one node.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,36 +9,37 @@ use crate::claim::ClaimSpec;
 use crate::pool::Pool;
 use crate::usage::Usage;
 
-/// What a pod asks for.
+/// What is to be allocated for a pod.
 #[derive(Debug, Clone)]
-pub struct Ask<'a> {
+pub struct SearchInput<'a> {
     /// Claims to allocate.
     pub claims: &'a [ClaimSpec],
-    /// Containers that see several devices.
+    /// Containers that use several devices.
     pub containers: &'a [ContainerDevices],
-    /// Policy between cards; a claim's own goes first.
+    /// Policy between GPUs; a policy of the claim takes precedence.
     pub gpu_policy: PlacementPolicy,
 }
 
-/// What one container sees of the claims.
+/// Devices of one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerDevices {
     /// Name of the container.
     pub name: String,
-    /// Positions in [`Ask::claims`] with the main request name that it sees; all requests when `None`.
-    pub sees: Vec<(usize, Option<String>)>,
-    /// Cards that it has already, from claims allocated before.
-    pub cards: BTreeSet<Arc<str>>,
+    /// Positions in [`SearchInput::claims`] with the main request name that the container uses; all requests when
+    /// `None`.
+    pub requests: Vec<(usize, Option<String>)>,
+    /// GPUs of the container from claims that are allocated.
+    pub gpus: BTreeSet<Arc<str>>,
 }
 
-/// One pool of the node with what is in use of it.
+/// One pool of the node with its usage.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolView<'a> {
     /// Name of the pool.
     pub name: &'a str,
     /// Its devices.
     pub pool: &'a Pool,
-    /// What is in use.
+    /// Its usage.
     pub usage: &'a Usage,
 }
 

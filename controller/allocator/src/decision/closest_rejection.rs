@@ -1,0 +1,111 @@
+//! The closest rejection of a node: the device that came closest to serving the request, in words.
+
+use drava_api::Quantity;
+
+use crate::device::Device;
+use crate::explanation::{DeviceVerdict, NodeVerdict};
+use crate::reason::{Reason, Rejection};
+use crate::search::Rejections;
+use crate::search::input::PoolView;
+
+/// Most GPUs in use that a detail names.
+const NAMED_GPUS: usize = 2;
+
+/// Returns the verdict on a node without a solution.
+pub(super) fn closest_rejection(
+    node: &str,
+    pools: &[PoolView<'_>],
+    rejections: &Rejections,
+) -> NodeVerdict {
+    // In published order: the order by score changes with usage, the text must not.
+    let mut by_device = rejections.devices.clone();
+    by_device.sort_by_key(|(device, _)| *device);
+    let named: Vec<(&Device, &Rejection)> = by_device
+        .iter()
+        .filter_map(|(position, rejection)| {
+            let device = pools.get(position.pool)?.pool.devices.get(position.index)?;
+            Some((device.as_ref(), rejection))
+        })
+        .collect();
+    let path = |device: &Device| format!("{node}/{}", device.display_name());
+    let devices = named
+        .iter()
+        .map(|(device, rejection)| DeviceVerdict {
+            device: device.name.to_string(),
+            reason: rejection.reason(),
+            detail: rejection.detail(&path(device)),
+        })
+        .collect();
+    // Of equally close rejections the one with the most free, and of those the first.
+    let closest = named
+        .iter()
+        .rev()
+        .max_by_key(|(_, rejection)| (rejection.closeness(), rejection.free()))
+        // Too few devices were found, and all others are of another type.
+        .filter(|(_, rejection)| rejections.found == 0 || rejection.is_of_requested_type());
+    let (reason, closeness) = closest.map_or(
+        (Reason::InsufficientDevices, (0, Quantity::ZERO)),
+        |(_, rejection)| {
+            // Of nodes whose GPUs are in use the one on which most devices were found.
+            let measure = match rejection.reason() {
+                Reason::ExclusiveConflict => {
+                    Quantity::count(u64::try_from(rejections.found).unwrap_or_default())
+                }
+                _ => rejection.free(),
+            };
+            (rejection.reason(), (rejection.closeness(), measure))
+        },
+    );
+    NodeVerdict {
+        node: node.to_owned(),
+        reason,
+        detail: detail(node, rejections, &named, closest.copied()),
+        closeness,
+        devices,
+    }
+}
+
+/// Detail of the closest rejection: the number of devices found where several are needed, then the obstacle. GPUs in
+/// use are all named, up to [`NAMED_GPUS`].
+fn detail(
+    node: &str,
+    rejections: &Rejections,
+    named: &[(&Device, &Rejection)],
+    closest: Option<(&Device, &Rejection)>,
+) -> String {
+    let several = rejections.needed > 1;
+    // The text names the node once.
+    let path = |device: &Device| match several {
+        true => device.display_name().to_owned(),
+        false => format!("{node}/{}", device.display_name()),
+    };
+    let obstacle = match closest {
+        None => String::new(),
+        Some((_, rejection)) if rejection.reason() == Reason::ExclusiveConflict => {
+            let in_use: Vec<_> = named
+                .iter()
+                .filter(|(_, rejection)| rejection.reason() == Reason::ExclusiveConflict)
+                .map(|(device, rejection)| rejection.detail(&path(device)))
+                .collect();
+            let more = in_use.len().saturating_sub(NAMED_GPUS);
+            let quoted = in_use.get(..NAMED_GPUS).unwrap_or(&in_use).join(", ");
+            if more == 0 {
+                quoted
+            } else {
+                format!("{quoted} and {more} more")
+            }
+        }
+        Some((device, rejection)) => rejection.detail(&path(device)),
+    };
+    match (several, obstacle.is_empty()) {
+        (false, _) => obstacle,
+        (true, true) => format!(
+            "{} of {} devices found on {node}",
+            rejections.found, rejections.needed
+        ),
+        (true, false) => format!(
+            "{} of {} devices found on {node}; {obstacle}",
+            rejections.found, rejections.needed
+        ),
+    }
+}

@@ -1,0 +1,173 @@
+//! The request of one pod: its claims for this driver, the containers that use them, and its node constraints.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Ownership};
+use crate::node::PodDemand;
+use crate::search::input::ContainerDevices;
+use crate::selector::Selectors;
+use crate::usage::AllocatedDevice;
+
+/// Request of one pod.
+#[derive(Debug, Clone, Default)]
+pub struct PodRequest {
+    /// UID of the pod.
+    pub uid: String,
+    /// Demand on the node.
+    pub demand: PodDemand,
+    /// Unallocated claims for this driver, in the order of the pod.
+    pub claims: Vec<ClaimSpec>,
+    /// Allocated claims with the nodes to which they pin the pod.
+    pub pinned_by: Vec<(ClaimId, NodeSelector)>,
+    /// Nodes on which the pod could not be bound a short while ago; they are selected last.
+    pub avoided_nodes: BTreeSet<String>,
+    /// Demand of other pods that share the claims and must run on the same node.
+    pub sharers: Vec<PodDemand>,
+    containers: Vec<ContainerClaims>,
+}
+
+/// Claims of one container.
+#[derive(Debug, Clone, Default)]
+struct ContainerClaims {
+    name: String,
+    /// Position of an unallocated claim, and its request if the container names one.
+    unallocated: Vec<(usize, Option<String>)>,
+    /// Pool and device of allocated claims.
+    allocated: Vec<(String, String)>,
+}
+
+impl PodRequest {
+    /// Creates the request of a pod from its claims, each with its name in the pod.
+    ///
+    /// # Errors
+    /// When a claim for this driver cannot be served.
+    pub fn new(
+        pod: &Pod,
+        claims: &[(&str, &ResourceClaim)],
+        classes: &impl Classes,
+        selectors: &Selectors,
+    ) -> Result<Self, ClaimError> {
+        let mut pod_request = Self {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            demand: PodDemand::of(pod),
+            ..Self::default()
+        };
+        pod_request.containers = containers(pod)
+            .map(|container| ContainerClaims {
+                name: container.name.clone(),
+                ..ContainerClaims::default()
+            })
+            .collect();
+        for (pod_claim, object) in claims {
+            if let Some(allocation) = object
+                .status
+                .as_ref()
+                .and_then(|status| status.allocation.as_ref())
+            {
+                if let Some(selector) = &allocation.node_selector {
+                    pod_request
+                        .pinned_by
+                        .push((ClaimId::of(object), selector.clone()));
+                }
+                pod_request.add_allocated(pod, pod_claim, object);
+                continue;
+            }
+            match claim::classify(object, classes, selectors) {
+                Ownership::Foreign => {}
+                Ownership::Rejected(error) => return Err(error),
+                Ownership::Ours(spec) => {
+                    let next = pod_request.claims.len();
+                    // A claim that the pod lists under two names is allocated once.
+                    let position = match pod_request
+                        .claims
+                        .iter()
+                        .position(|known| known.id == spec.id)
+                    {
+                        Some(known) => known,
+                        None => {
+                            pod_request.claims.push(*spec);
+                            next
+                        }
+                    };
+                    pod_request.add_unallocated(pod, pod_claim, position);
+                }
+            }
+        }
+        Ok(pod_request)
+    }
+
+    fn add_unallocated(&mut self, pod: &Pod, pod_claim: &str, position: usize) {
+        for (container, claims) in containers(pod).zip(&mut self.containers) {
+            for request in requests_of(container, pod_claim) {
+                claims.unallocated.push((position, request));
+            }
+        }
+    }
+
+    fn add_allocated(&mut self, pod: &Pod, pod_claim: &str, object: &ResourceClaim) {
+        let devices = AllocatedDevice::of_claim(object);
+        for (container, claims) in containers(pod).zip(&mut self.containers) {
+            for request in requests_of(container, pod_claim) {
+                let is_used = |device: &AllocatedDevice| {
+                    let main = device
+                        .request
+                        .split_once('/')
+                        .map_or(device.request.as_str(), |(main, _)| main);
+                    request.as_deref().is_none_or(|request| request == main)
+                };
+                claims.allocated.extend(
+                    devices
+                        .iter()
+                        .filter(|device| is_used(device))
+                        .map(|device| (device.pool.clone(), device.device.clone())),
+                );
+            }
+        }
+    }
+
+    /// Returns the containers that use unallocated claims. `gpu_of` finds a GPU by pool and device.
+    pub(crate) fn containers(
+        &self,
+        gpu_of: impl Fn(&str, &str) -> Option<Arc<str>>,
+    ) -> Vec<ContainerDevices> {
+        self.containers
+            .iter()
+            .filter(|container| !container.unallocated.is_empty())
+            .map(|container| ContainerDevices {
+                name: container.name.clone(),
+                requests: container.unallocated.clone(),
+                gpus: container
+                    .allocated
+                    .iter()
+                    .filter_map(|(pool, device)| gpu_of(pool, device))
+                    .collect(),
+            })
+            .collect()
+    }
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| {
+        spec.init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+    })
+}
+
+/// Returns the requests of the claim that the container names; `None` for the whole claim.
+fn requests_of<'a>(
+    container: &'a Container,
+    pod_claim: &'a str,
+) -> impl Iterator<Item = Option<String>> + 'a {
+    container
+        .resources
+        .iter()
+        .flat_map(|resources| resources.claims.iter().flatten())
+        .filter(move |claim| claim.name == pod_claim)
+        .map(|claim| claim.request.clone().filter(|request| !request.is_empty()))
+}

@@ -1,0 +1,269 @@
+//! Scores of the placement policies: how feasible nodes and GPUs are ranked, and the reason for the choice in words.
+//!
+//! The score of a node or GPU depends on the allocated fraction of its GPU memory only. Amounts are those before the
+//! pod's own claims.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use drava_api::Quantity;
+use drava_api::config::PlacementPolicy;
+
+/// Highest score.
+pub const MAX_SCORE: u32 = 1_000_000;
+
+/// Returns the score under `policy`; the highest score is preferred.
+#[must_use]
+pub const fn score(policy: PlacementPolicy, allocated_ppm: u32) -> u32 {
+    match policy {
+        PlacementPolicy::Binpack => allocated_ppm,
+        PlacementPolicy::Spread => MAX_SCORE.saturating_sub(allocated_ppm),
+    }
+}
+
+/// Returns `allocated / total` in parts per million; 0 for an unknown total.
+#[must_use]
+pub fn allocated_ppm(allocated: Quantity, total: Quantity) -> u32 {
+    if total <= Quantity::ZERO {
+        return 0;
+    }
+    let ratio = allocated.nano().max(0).saturating_mul(1_000_000) / total.nano();
+    u32::try_from(ratio).unwrap_or(u32::MAX).min(1_000_000)
+}
+
+/// Score of a feasible node. The first criterion that differs decides; the highest value is preferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeScore {
+    /// False for a node on which the pod could not be bound a short while ago.
+    pub is_not_avoided: bool,
+    /// kube-scheduler has nominated the node for the pod.
+    pub is_nominated: bool,
+    /// Sum of the positions of the selected alternatives; 0 when every request gets its first.
+    pub alternatives: Reverse<usize>,
+    /// Score under the policy between nodes.
+    pub policy_score: u32,
+}
+
+/// Why a node was selected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRanking {
+    /// Policy between nodes.
+    pub policy: PlacementPolicy,
+    /// Allocated fraction of the node's GPU memory, ppm.
+    pub allocated_ppm: u32,
+    /// Score of the node.
+    pub score: NodeScore,
+    /// The feasible node with the next-best score.
+    pub runner_up: Option<NodeRunnerUp>,
+}
+
+/// The best of the feasible nodes that were not selected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRunnerUp {
+    /// Name of the node.
+    pub node: String,
+    /// Allocated fraction of the node's GPU memory, ppm.
+    pub allocated_ppm: u32,
+    /// Score of the node.
+    pub score: NodeScore,
+}
+
+/// Why a GPU was selected among those of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuRanking {
+    /// Policy between GPUs.
+    pub policy: PlacementPolicy,
+    /// Allocated fraction of the GPU's memory, ppm.
+    pub allocated_ppm: u32,
+    /// Of the other GPUs that can serve the request: the one with the best score.
+    pub runner_up: Option<GpuRunnerUp>,
+}
+
+/// The best of the GPUs that were not selected and can serve the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuRunnerUp {
+    /// Display name of the GPU.
+    pub gpu: String,
+    /// Allocated fraction of the GPU's memory, ppm.
+    pub allocated_ppm: u32,
+}
+
+impl fmt::Display for NodeRanking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(other) = &self.runner_up else {
+            return f.write_str("only feasible node");
+        };
+        let (ours, theirs) = (self.score, other.score);
+        if ours.is_not_avoided != theirs.is_not_avoided {
+            write!(f, "the pod could not be bound on {}", other.node)
+        } else if ours.is_nominated != theirs.is_nominated {
+            f.write_str("nominated by kube-scheduler")
+        } else if ours.alternatives != theirs.alternatives {
+            write!(f, "serves a more preferred alternative than {}", other.node)
+        } else {
+            let order = (ours.policy_score == theirs.policy_score).then_some("name");
+            compare(
+                f,
+                self.policy,
+                "GPU memory",
+                self.allocated_ppm,
+                (&other.node, other.allocated_ppm),
+                order,
+            )
+        }
+    }
+}
+
+impl fmt::Display for GpuRanking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(other) = &self.runner_up else {
+            return f.write_str("only feasible GPU");
+        };
+        let ours = score(self.policy, self.allocated_ppm);
+        let theirs = score(self.policy, other.allocated_ppm);
+        let order = (ours == theirs).then_some("index");
+        compare(
+            f,
+            self.policy,
+            "memory",
+            self.allocated_ppm,
+            (&other.gpu, other.allocated_ppm),
+            order,
+        )?;
+        if theirs > ours {
+            // The search has backtracked.
+            write!(f, ", which cannot serve all requests of the pod")?;
+        }
+        Ok(())
+    }
+}
+
+/// `binpack: 40% of memory allocated, gpu-1 10%`.
+fn compare(
+    f: &mut fmt::Formatter<'_>,
+    policy: PlacementPolicy,
+    memory: &str,
+    allocated_ppm: u32,
+    (other, other_ppm): (&str, u32),
+    tie_broken_by: Option<&str>,
+) -> fmt::Result {
+    let policy = match policy {
+        PlacementPolicy::Binpack => "binpack",
+        PlacementPolicy::Spread => "spread",
+    };
+    write!(
+        f,
+        "{policy}: {}% of {memory} allocated, {other} {}%",
+        allocated_ppm / 10_000,
+        other_ppm / 10_000
+    )?;
+    match tie_broken_by {
+        Some(order) => write!(f, ", first by {order}"),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCORE: NodeScore = NodeScore {
+        is_not_avoided: true,
+        is_nominated: false,
+        alternatives: Reverse(0),
+        policy_score: 100_000,
+    };
+
+    fn ranking(score: NodeScore, runner_up: NodeScore) -> String {
+        NodeRanking {
+            policy: PlacementPolicy::Binpack,
+            allocated_ppm: 100_000,
+            score,
+            runner_up: Some(NodeRunnerUp {
+                node: "n2".to_owned(),
+                allocated_ppm: 50_000,
+                score: runner_up,
+            }),
+        }
+        .to_string()
+    }
+
+    #[test]
+    fn prefers_full_with_binpack_and_empty_with_spread() {
+        assert!(score(PlacementPolicy::Binpack, 2) > score(PlacementPolicy::Binpack, 1));
+        assert!(score(PlacementPolicy::Spread, 1) > score(PlacementPolicy::Spread, 2));
+    }
+
+    #[test]
+    fn names_deciding_criterion_of_node() {
+        let lower = NodeScore {
+            policy_score: 50_000,
+            ..SCORE
+        };
+        for (ours, theirs, text) in [
+            (SCORE, lower, "binpack: 10% of GPU memory allocated, n2 5%"),
+            (
+                SCORE,
+                SCORE,
+                "binpack: 10% of GPU memory allocated, n2 5%, first by name",
+            ),
+            (
+                lower,
+                NodeScore {
+                    alternatives: Reverse(1),
+                    ..SCORE
+                },
+                "serves a more preferred alternative than n2",
+            ),
+            (
+                NodeScore {
+                    is_nominated: true,
+                    ..lower
+                },
+                SCORE,
+                "nominated by kube-scheduler",
+            ),
+            (
+                lower,
+                NodeScore {
+                    is_not_avoided: false,
+                    is_nominated: true,
+                    ..SCORE
+                },
+                "the pod could not be bound on n2",
+            ),
+        ] {
+            assert!(ours >= theirs, "{ours:?} {theirs:?}");
+            assert_eq!(ranking(ours, theirs), text);
+        }
+    }
+
+    #[test]
+    fn names_runner_up_among_gpus() {
+        let ranking = |policy, ours, runner_up: Option<u32>| {
+            GpuRanking {
+                policy,
+                allocated_ppm: ours,
+                runner_up: runner_up.map(|allocated_ppm| GpuRunnerUp {
+                    gpu: "gpu-1".to_owned(),
+                    allocated_ppm,
+                }),
+            }
+            .to_string()
+        };
+        use PlacementPolicy::{Binpack, Spread};
+        assert_eq!(ranking(Binpack, 0, None), "only feasible GPU");
+        assert_eq!(
+            ranking(Spread, 100_000, Some(400_000)),
+            "spread: 10% of memory allocated, gpu-1 40%"
+        );
+        assert_eq!(
+            ranking(Binpack, 0, Some(0)),
+            "binpack: 0% of memory allocated, gpu-1 0%, first by index"
+        );
+        assert_eq!(
+            ranking(Binpack, 100_000, Some(400_000)),
+            "binpack: 10% of memory allocated, gpu-1 40%, which cannot serve all requests of the pod"
+        );
+    }
+}

@@ -1,0 +1,295 @@
+//! A tentative allocation: devices are allocated one by one and released again while the search backtracks.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use drava_api::config::PlacementPolicy;
+
+use super::input::{ContainerDevices, DeviceRef, PoolView, SearchInput};
+use crate::attribute::Attribute;
+use crate::claim::{Alternative, ConstraintRule};
+use crate::device::Device;
+use crate::reason::Rejection;
+use crate::score::{allocated_ppm, score};
+use crate::usage::{DeviceAccess, Usage};
+
+/// A device selected for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SelectedDevice {
+    /// The request.
+    pub index: RequestIndex,
+    /// Name of the pool.
+    pub pool: String,
+    /// The device.
+    pub device: DeviceRef,
+    /// How the claim uses the device.
+    pub access: DeviceAccess,
+}
+
+/// Position of a request in the search input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestIndex {
+    /// Position of the claim in [`SearchInput::claims`].
+    pub claim: usize,
+    /// Position of the request in the claim.
+    pub request: usize,
+    /// Position of the alternative in the request.
+    pub alternative: usize,
+}
+
+/// See the [module](self). A release restores the exact state before the allocation.
+pub(super) struct TentativeAllocation<'a> {
+    input: &'a SearchInput<'a>,
+    pools: &'a [PoolView<'a>],
+    /// By position of the pool.
+    usage: Vec<Usage>,
+    /// GPUs of each container, by its position in the input; one entry per device.
+    gpus: Vec<Vec<Arc<str>>>,
+    selected: Vec<SelectedDevice>,
+}
+
+impl<'a> TentativeAllocation<'a> {
+    pub(super) fn new(input: &'a SearchInput<'a>, pools: &'a [PoolView<'a>]) -> Self {
+        Self {
+            input,
+            pools,
+            usage: pools.iter().map(|view| view.usage.clone()).collect(),
+            gpus: input
+                .containers
+                .iter()
+                .map(|container| container.gpus.iter().cloned().collect())
+                .collect(),
+            selected: Vec::new(),
+        }
+    }
+
+    /// Devices in the order of their allocation.
+    pub(super) fn selected(&self) -> &[SelectedDevice] {
+        &self.selected
+    }
+
+    pub(super) fn into_selected(self) -> Vec<SelectedDevice> {
+        self.selected
+    }
+
+    /// Checks whether the candidate can be allocated now.
+    pub(super) fn check(
+        &self,
+        index: RequestIndex,
+        alternative: &Alternative,
+        candidate: DeviceRef,
+    ) -> Result<DeviceAccess, Rejection> {
+        let (Some(view), Some(usage), Some(device)) = (
+            self.pools.get(candidate.pool),
+            self.usage.get(candidate.pool),
+            self.device(candidate),
+        ) else {
+            return Err(Rejection::Unpublished);
+        };
+        let access = usage.evaluate(view.pool, candidate.index, alternative)?;
+        if matches!(access, DeviceAccess::Admin(_))
+            && self
+                .selected
+                .iter()
+                .any(|selected| selected.index.claim == index.claim && selected.device == candidate)
+        {
+            return Err(Rejection::AlreadySelected);
+        }
+        self.check_constraints(index.claim, &alternative.name, device)?;
+        self.check_containers(index, device)?;
+        Ok(access)
+    }
+
+    fn check_constraints(
+        &self,
+        claim: usize,
+        request: &str,
+        device: &Device,
+    ) -> Result<(), Rejection> {
+        let constraints = self
+            .input
+            .claims
+            .get(claim)
+            .map_or(&[][..], |spec| &spec.constraints);
+        for constraint in constraints
+            .iter()
+            .filter(|constraint| constraint.covers(request))
+        {
+            let violated = || Rejection::Constraint {
+                attribute: constraint.attribute.clone(),
+            };
+            let value = device
+                .attribute(&constraint.attribute)
+                .ok_or_else(violated)?;
+            let holds = self
+                .selected
+                .iter()
+                .filter(|selected| {
+                    selected.index.claim == claim && constraint.covers(self.request_name(selected))
+                })
+                .filter_map(|selected| {
+                    self.device(selected.device)?
+                        .attribute(&constraint.attribute)
+                })
+                .all(|other| satisfies(constraint.rule, other, value));
+            if !holds {
+                return Err(violated());
+            }
+        }
+        Ok(())
+    }
+
+    /// Several devices of a container must be on different GPUs: CUDA uses one partition per process, and NCCL rejects
+    /// duplicate GPUs.
+    fn check_containers(&self, index: RequestIndex, device: &Device) -> Result<(), Rejection> {
+        for (container, gpus) in self.input.containers.iter().zip(&self.gpus) {
+            if self.uses(container, index) && gpus.contains(&device.gpu) {
+                return Err(Rejection::SameGpu {
+                    container: container.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the container uses the devices of the request.
+    fn uses(&self, container: &ContainerDevices, index: RequestIndex) -> bool {
+        let name = self
+            .input
+            .claims
+            .get(index.claim)
+            .and_then(|spec| spec.requests.get(index.request))
+            .map(|request| request.name.as_str());
+        container.requests.iter().any(|(claim, request)| {
+            *claim == index.claim && (request.is_none() || request.as_deref() == name)
+        })
+    }
+
+    /// Allocates a device as [`Self::check`] has returned it.
+    pub(super) fn allocate(
+        &mut self,
+        index: RequestIndex,
+        candidate: DeviceRef,
+        access: DeviceAccess,
+    ) {
+        let Some(view) = self.pools.get(candidate.pool) else {
+            return;
+        };
+        if let Some(device) = self.device(candidate) {
+            let gpu = Arc::clone(&device.gpu);
+            self.update_container_gpus(index, |gpus| gpus.push(Arc::clone(&gpu)));
+        }
+        if let Some(usage) = self.usage.get_mut(candidate.pool) {
+            usage.allocate(view.pool, candidate.index, &access);
+        }
+        self.selected.push(SelectedDevice {
+            index,
+            pool: view.name.to_owned(),
+            device: candidate,
+            access,
+        });
+    }
+
+    /// Releases the device that was allocated last.
+    pub(super) fn release(&mut self) {
+        let Some(selected) = self.selected.pop() else {
+            return;
+        };
+        if let (Some(view), Some(usage)) = (
+            self.pools.get(selected.device.pool),
+            self.usage.get_mut(selected.device.pool),
+        ) {
+            usage.release(view.pool, selected.device.index, &selected.access);
+        }
+        self.update_container_gpus(selected.index, |gpus| {
+            gpus.pop();
+        });
+    }
+
+    /// Updates the GPUs of each container that uses the request's devices.
+    fn update_container_gpus(
+        &mut self,
+        index: RequestIndex,
+        mut update: impl FnMut(&mut Vec<Arc<str>>),
+    ) {
+        for (position, container) in self.input.containers.iter().enumerate() {
+            if self.uses(container, index)
+                && let Some(gpus) = self.gpus.get_mut(position)
+            {
+                update(gpus);
+            }
+        }
+    }
+
+    /// Policy between GPUs for a claim.
+    pub(super) fn gpu_policy(&self, claim: usize) -> PlacementPolicy {
+        self.input
+            .claims
+            .get(claim)
+            .and_then(|spec| spec.placement.gpu)
+            .unwrap_or(self.input.gpu_policy)
+    }
+
+    /// Returns the candidates by the score of their GPU, best first; published order among equals.
+    pub(super) fn order_by_score(&self, claim: usize, candidates: &[DeviceRef]) -> Vec<DeviceRef> {
+        let policy = self.gpu_policy(claim);
+        let mut order: Vec<_> = candidates
+            .iter()
+            .map(|candidate| {
+                let score = score(policy, self.gpu_allocated_ppm(*candidate));
+                (Reverse(score), *candidate)
+            })
+            .collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, candidate)| candidate).collect()
+    }
+
+    /// Returns the allocated fraction of the memory of the candidate's GPU, ppm.
+    pub(super) fn gpu_allocated_ppm(&self, candidate: DeviceRef) -> u32 {
+        let (Some(view), Some(usage), Some(device)) = (
+            self.pools.get(candidate.pool),
+            self.usage.get(candidate.pool),
+            self.device(candidate),
+        ) else {
+            return 0;
+        };
+        let memory = usage.gpu_memory(view.pool, &device.gpu);
+        allocated_ppm(memory.allocated, memory.total)
+    }
+
+    pub(super) fn device(&self, candidate: DeviceRef) -> Option<&'a Device> {
+        self.pools
+            .get(candidate.pool)?
+            .pool
+            .devices
+            .get(candidate.index)
+            .map(Arc::as_ref)
+    }
+
+    fn request_name(&self, selected: &SelectedDevice) -> &'a str {
+        self.input
+            .claims
+            .get(selected.index.claim)
+            .and_then(|spec| {
+                spec.requests
+                    .get(selected.index.request)?
+                    .alternatives
+                    .get(selected.index.alternative)
+            })
+            .map_or("", |alternative| alternative.name.as_str())
+    }
+}
+
+/// Returns whether two attribute values satisfy a constraint. Lists match when they have a value in common.
+fn satisfies(rule: ConstraintRule, a: &Attribute, b: &Attribute) -> bool {
+    let values = |attribute: &Attribute| match attribute {
+        Attribute::List(values) => values.clone(),
+        scalar => vec![scalar.clone()],
+    };
+    let (a, b) = (values(a), values(b));
+    let common = a.iter().any(|value| b.contains(value));
+    match rule {
+        ConstraintRule::Match => common,
+        ConstraintRule::Distinct => !common,
+    }
+}
