@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use drava_cluster::prerequisite::{self, Prerequisite};
 use drava_cluster::{Cluster, Kubernetes, Options, Progress, workspace_root};
 use serde_json::Value;
 
@@ -45,11 +46,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let started = Instant::now();
-    let cluster = deploy::installed(
-        CLUSTER,
-        args.kubernetes,
-        deploy::machine(args.machine.as_deref()),
-    )?;
+    // Before the minutes of building.
+    prerequisite::check(&Prerequisite::CLUSTER)?;
+    let machine = deploy::machine(args.machine.as_deref());
+    let cluster = deploy::start(CLUSTER, args.kubernetes, machine, &deploy::build()?)?;
     let step = Progress::step("Run the quickstart pods");
     let manifest = workspace_root().join("deploy/examples/quickstart/quickstart.yaml");
     quiet(cluster.kubectl().arg("apply").arg("-f").arg(manifest))?;

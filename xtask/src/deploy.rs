@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use drava_cluster::process::{self, Limit};
 use drava_cluster::{Cluster, Kubernetes, Machine, Options, Profile, Progress, workspace_root};
 use sha2::{Digest as _, Sha256};
 
@@ -14,23 +15,49 @@ use crate::image;
 /// Where the node of the cluster has the simulated machine's driver root.
 const SIMULATED_DRIVER_ROOT: &str = "/opt/drava-sim";
 
-/// A running cluster with the images loaded, drava installed and its GPUs published.
-pub(crate) fn installed(name: &str, kubernetes: Kubernetes, machine: Machine) -> Result<Cluster> {
-    // Before the minutes of building.
-    drava_cluster::prerequisite::check()?;
-    let images = image::build(Profile::Dev, &drava_cluster::target_dir().join("images"))?;
+/// What [`install`] needs, built by cargo.
+pub(crate) struct Artifacts {
+    images: Vec<PathBuf>,
+    /// Directory of the workspace's programs.
+    pub(crate) programs: PathBuf,
+}
+
+/// Builds the images and the programs of the node.
+pub(crate) fn build() -> Result<Artifacts> {
+    let programs = drava_cluster::build_workspace(Profile::Dev)?;
+    let node = programs.file("drava-node")?;
+    let directory = node.parent().context("cargo put drava-node nowhere")?;
+    Ok(Artifacts {
+        images: image::write(
+            &programs,
+            Profile::Dev,
+            &drava_cluster::target_dir().join("images"),
+        )?,
+        programs: directory.to_owned(),
+    })
+}
+
+/// Starts a cluster, loads the images and installs drava. Returns when the GPUs are published.
+pub(crate) fn start(
+    name: &str,
+    kubernetes: Kubernetes,
+    machine: Machine,
+    artifacts: &Artifacts,
+) -> Result<Cluster> {
     let cluster = drava_cluster::up(&Options {
         kubernetes,
         machine,
+        programs: Some(artifacts.programs.clone()),
         ..Options::named(name)
     })?;
+    let images = &artifacts.images;
     let step = Progress::step("Load the images");
-    for archive in &images {
+    for archive in images {
         step.note(archive.display().to_string());
         cluster.load_image(archive)?;
     }
     step.done();
-    install(&cluster, &images)?;
+    install(&cluster, images)?;
     let step = Progress::step("Wait until the GPUs are published");
     let devices = wait_published(&cluster, &step)?;
     step.done_with(&devices);
@@ -69,7 +96,7 @@ fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
             &format!("{component}.podAnnotations.gpu\\.drava\\.dev/build={build}"),
         ]);
     }
-    let output = helm.stdin(Stdio::null()).output().context("run helm")?;
+    let output = process::output(helm.stdin(Stdio::null()), Limit::REQUEST)?;
     if !output.status.success() {
         let pods = cluster
             .kubectl_output(["-n", "drava-system", "describe", "pods"])

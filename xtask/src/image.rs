@@ -26,7 +26,7 @@ pub(crate) struct Args {
 /// Runs the chore.
 pub(crate) fn run(args: Args) -> Result<()> {
     let out = args.out.unwrap_or_else(|| target_dir().join("images"));
-    for archive in build(args.profile, &out)? {
+    for archive in write(&build_workspace(args.profile)?, args.profile, &out)? {
         println!("{}", archive.display());
     }
     Ok(())
@@ -41,9 +41,8 @@ const DEMO_PROGRAMS: [&str; 14] = [
     "touch",
 ];
 
-/// Builds every image into the directory `out` and returns the archives.
-pub(crate) fn build(profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
-    let programs = build_workspace(profile)?;
+/// Writes every image into the directory `out` and returns the archives.
+pub(crate) fn write(programs: &Built, profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
     let hook = build_static("drava-cdi-hook", profile)?;
     let preload = build_preload()?;
     let step = Progress::step("Write the images");
@@ -54,9 +53,9 @@ pub(crate) fn build(profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
         image.write(&archive).map(|()| archive)
     };
     let archives = vec![
-        write(driver(&programs, &hook, &preload))?,
-        write(demo(&programs))?,
-        write(controller(&programs))?,
+        write(driver(programs, &hook, &preload))?,
+        write(demo(programs))?,
+        write(controller(programs))?,
     ];
     step.done();
     Ok(archives)

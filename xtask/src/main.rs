@@ -1,6 +1,4 @@
-//! `cargo xtask`: the one entry point for the project's chores.
-//!
-//! Each chore lives in the module that carries its name; this file only reads the command line.
+//! `cargo xtask`: the tasks of the project. Each task is a module; this file reads the command line.
 
 mod bench;
 mod cluster;
@@ -14,46 +12,47 @@ mod test;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "drava's chores", long_about = None)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Tasks of drava", long_about = None)]
 struct Cli {
     #[command(subcommand)]
-    chore: Chore,
+    task: Task,
 }
 
 #[derive(Subcommand)]
-enum Chore {
-    /// Show two pods sharing one simulated GPU on a real Kubernetes.
+enum Task {
+    /// Show two pods that share one simulated GPU on a real Kubernetes.
     Demo(demo::Args),
     /// Run everything that can be proved without a GPU.
     Test(test::Args),
-    /// Start, stop and look into the real Kubernetes that the tests use.
+    /// Start, stop and inspect the Kubernetes of the tests.
     Cluster(cluster::Args),
-    /// Measure what libvgpu keeps of its promises on a real GPU, where there is one.
+    /// Check the guarantees of libvgpu on a real GPU, if there is one.
     Gpu(gpu::Args),
-    /// Measure, on the simulated card.
+    /// Measure on the simulated GPU.
     Bench(bench::Args),
-    /// Write drava's images as OCI archives.
+    /// Write the images of drava as OCI archives.
     Image(image::Args),
     /// Generate the checked-in sources, or check that they are fresh.
     Codegen(codegen::Args),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().chore {
-        Chore::Demo(args) => demo::run(&args),
-        Chore::Test(args) => test::run(&args),
-        Chore::Cluster(args) => cluster::run(args),
-        Chore::Gpu(args) => gpu::run(&args),
-        Chore::Bench(args) => bench::run(&args),
-        Chore::Image(args) => image::run(args),
-        Chore::Codegen(args) => codegen::run(&args),
-    };
+    let outcome = end_programs_on_interrupt().and_then(|()| match Cli::parse().task {
+        Task::Demo(args) => demo::run(&args),
+        Task::Test(args) => test::run(&args),
+        Task::Cluster(args) => cluster::run(args),
+        Task::Gpu(args) => gpu::run(&args),
+        Task::Bench(args) => bench::run(&args),
+        Task::Image(args) => image::run(args),
+        Task::Codegen(args) => codegen::run(&args),
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The whole chain, without a backtrace: the reader is a user of the chore, not its author.
             eprintln!("error: {error}");
             error
                 .chain()
@@ -62,4 +61,17 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Programs run in process groups of their own, which a terminal's Ctrl-C does not reach.
+fn end_programs_on_interrupt() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            drava_cluster::process::kill_all();
+            #[expect(clippy::exit, reason = "the user interrupts the task")]
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
 }

@@ -1,22 +1,35 @@
-//! `cargo xtask test`: everything that can be proved without a GPU, in stages from cheap to dear.
+//! `cargo xtask test`: everything that can be proved without a GPU.
 //!
-//! Every stage runs even if an earlier one failed, so that one run tells all there is to mend. The output of a stage goes to a
-//! log file and is printed when the stage fails.
+//! The stages are split into tasks, which run alongside each other: the cluster waits most of the time while the unit
+//! tests compute. Tests that measure times run last and alone. Every task runs even if another fails, so one run
+//! reports all failures. The output of a task goes to a log; the output of failing tests is repeated at the end.
 
 mod binaries;
 mod chart;
+mod deny;
+mod e2e;
+pub(crate) mod libtest;
+pub(crate) mod log;
 mod miri;
-pub(crate) mod stage;
+mod proof;
+mod schedule;
 
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use drava_cluster::{Kubernetes, Machine, Options};
+use drava_cluster::Kubernetes;
+use drava_cluster::prerequisite::{self, Prerequisite};
+use serde::Serialize;
 
-use crate::deploy;
-use binaries::Suite;
-use stage::{Count, Log};
+use crate::deploy::{self, Artifacts};
+use binaries::{Binary, Selection, Suite};
+use libtest::{Count, Outcome};
+use log::Log;
+use schedule::{Load, Task};
 
 /// Command line of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -24,28 +37,56 @@ pub(crate) struct Args {
     /// Run only these stages.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
-    /// Leave these stages out.
+    /// Skip these stages.
     #[arg(long, value_enum, value_delimiter = ',')]
     skip: Vec<Stage>,
-    /// Kubernetes minor version of the real cluster.
+    /// Kubernetes minor version of the cluster of stage e2e.
     #[arg(long, default_value_t)]
     kubernetes: Kubernetes,
-    /// Leave the cluster of the e2e stage up, to look into it.
+    /// Leave the cluster of stage e2e up.
     #[arg(long)]
     keep: bool,
-    /// Run only the tests whose name contains this (stages unit, cluster and e2e).
+    /// Write the time of each task to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    times: Option<PathBuf>,
+    /// Run only the tests with this text in their names (stages unit, cluster, e2e and oldest).
     filter: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+impl Args {
+    fn stages(&self) -> Result<Vec<Stage>> {
+        let mut stages: Vec<Stage> = Stage::ALL
+            .into_iter()
+            .filter(|stage| match self.only[..] {
+                [] => *stage != Stage::Miri,
+                _ => self.only.contains(stage),
+            })
+            .filter(|stage| !self.skip.contains(stage))
+            .collect();
+        // Runs once per change of its sources, and whenever it is named.
+        if !self.only.contains(&Stage::Oldest)
+            && stages.contains(&Stage::Oldest)
+            && (self.filter.is_some() || e2e::proof_on_oldest()?.exists())
+        {
+            eprintln!(
+                "==> oldest: drava in this form has passed on Kubernetes {}; `--only oldest` repeats it",
+                Kubernetes::OLDEST
+            );
+            stages.retain(|stage| *stage != Stage::Oldest);
+        }
+        Ok(stages)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Stage {
-    /// rustfmt finds nothing to change.
+    /// rustfmt changes nothing.
     Format,
-    /// clippy and rustdoc have nothing to say.
+    /// clippy and rustdoc report nothing.
     Lint,
     /// Checked-in generated sources are fresh.
     Generated,
-    /// Dependencies: licences, sources, banned crates.
+    /// Dependencies: licenses, sources, banned crates.
     Deny,
     /// Unit, golden, property, protocol and subprocess tests of every crate, and documentation examples.
     Unit,
@@ -53,14 +94,16 @@ enum Stage {
     Chart,
     /// The cluster harness: start, stop, killed start.
     Cluster,
-    /// drava on the real cluster.
+    /// drava on the cluster.
     E2e,
-    /// The pure parts of libvgpu under Miri; only where it is asked for by name.
+    /// drava on the oldest supported Kubernetes; runs when its sources have changed since it passed.
+    Oldest,
+    /// The pure parts of libvgpu under Miri; runs only when named.
     Miri,
 }
 
 impl Stage {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Format,
         Self::Lint,
         Self::Generated,
@@ -69,13 +112,9 @@ impl Stage {
         Self::Chart,
         Self::Cluster,
         Self::E2e,
+        Self::Oldest,
         Self::Miri,
     ];
-
-    /// Whether it is run where no stage is named.
-    const fn is_usual(self) -> bool {
-        !matches!(self, Self::Miri)
-    }
 
     const fn name(self) -> &'static str {
         match self {
@@ -87,95 +126,55 @@ impl Stage {
             Self::Chart => "chart",
             Self::Cluster => "cluster",
             Self::E2e => "e2e",
+            Self::Oldest => "oldest",
             Self::Miri => "miri",
         }
     }
 
-    fn run(self, args: &Args, log: &mut Log) -> Result<Count> {
-        let filter = args.filter.as_deref();
+    const fn prerequisites(self) -> &'static [Prerequisite] {
+        use Prerequisite::{CCompiler, Go, Python, Rust};
         match self {
-            Self::Format => log.check(stage::cargo(&["fmt", "--all", "--check"])),
-            Self::Lint => lint(log),
-            Self::Generated => {
-                let mut codegen = Command::new(std::env::current_exe()?);
-                codegen.args(["codegen", "--check"]);
-                log.check(codegen)
+            Self::Format | Self::Lint | Self::Generated | Self::Deny | Self::Miri => {
+                &[Rust, CCompiler]
             }
-            Self::Deny => deny(log),
-            Self::Unit => {
-                let mut count = binaries::run(Suite::Unit, filter, &[], log)?;
-                if filter.is_none() {
-                    count += log.tests(stage::cargo(&["test", "--workspace", "--doc"]))?;
-                }
-                Ok(count)
-            }
-            Self::Chart => chart::check(log),
-            Self::Cluster => binaries::run(Suite::Cluster, filter, &[], log),
-            Self::E2e => e2e(args, log),
-            Self::Miri => miri::run(filter, log),
+            Self::Unit => &[Rust, CCompiler, Python],
+            Self::Chart => &[Rust, CCompiler, Go],
+            Self::Cluster | Self::E2e | Self::Oldest => &Prerequisite::ALL,
         }
     }
 }
 
-/// Runs the chore.
+/// What a task did.
+struct Report {
+    stage: Stage,
+    name: &'static str,
+    log: String,
+    started_s: f64,
+    seconds: f64,
+    outcome: Outcome,
+}
+
+/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let chosen: Vec<Stage> = Stage::ALL
-        .into_iter()
-        .filter(|stage| match args.only[..] {
-            [] => stage.is_usual(),
-            _ => args.only.contains(stage),
-        })
-        .filter(|stage| !args.skip.contains(stage))
-        .collect();
+    let stages = args.stages()?;
+    check_prerequisites(&stages)?;
     let started = Instant::now();
-    let mut total = Count::default();
-    let mut failed = Vec::new();
-    let mut skips = Vec::new();
-    for stage in chosen {
-        let stage_started = Instant::now();
-        let mut log = Log::create(stage.name())?;
-        eprintln!("==> {} (log: {})", stage.name(), log.path().display());
-        let outcome = stage.run(args, &mut log);
-        let seconds = stage_started.elapsed().as_secs();
-        skips.extend_from_slice(log.skips());
-        match outcome {
-            Ok(count) if count.failed == 0 => {
-                eprintln!(
-                    "    {} passed in {seconds} s{}",
-                    stage.name(),
-                    count.describe()
-                );
-                total += count;
-            }
-            Ok(count) => {
-                eprintln!(
-                    "    {} FAILED after {seconds} s{}",
-                    stage.name(),
-                    count.describe()
-                );
-                total += count;
-                failed.push(stage.name());
-                log.print()?;
-            }
-            Err(error) => {
-                eprintln!("    {} FAILED after {seconds} s: {error:#}", stage.name());
-                total.failed += 1;
-                failed.push(stage.name());
-                log.print()?;
-            }
-        }
+    let context = Shared::new(args);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let reports = schedule::run(plan(&stages, args, &context, started), cores.min(4));
+    let outcome = summarize(&reports);
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!("all stages took {seconds:.0} s");
+    if let Some(path) = &args.times {
+        write_times(path, &reports, seconds)?;
     }
-    if !skips.is_empty() {
-        eprintln!("skipped:");
-    }
-    for skip in skips {
-        eprintln!("    {skip}");
-    }
-    eprintln!("all stages took {} s", started.elapsed().as_secs());
-    println!(
-        "{} passed, {} failed, {} skipped",
-        total.passed, total.failed, total.skipped
-    );
+    println!("{}", outcome.count);
+    let mut failed: Vec<&str> = reports
+        .iter()
+        .filter(|report| report.outcome.count.failed > 0)
+        .map(|report| report.stage.name())
+        .collect();
+    failed.dedup();
     if failed.is_empty() {
         Ok(())
     } else {
@@ -183,65 +182,367 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-fn lint(log: &mut Log) -> Result<Count> {
-    let mut count = log.check(stage::cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]))?;
-    let mut doc = stage::cargo(&["doc", "--workspace", "--no-deps"]);
-    // Who reads these pages reads the sources too: a link from a module's page to what is private in it is a help.
-    doc.env(
-        "RUSTDOCFLAGS",
-        "-D warnings -A rustdoc::private_intra_doc_links",
-    );
-    count += log.check(doc)?;
-    Ok(count)
+fn check_prerequisites(stages: &[Stage]) -> Result<()> {
+    let needed: Vec<Prerequisite> = Prerequisite::ALL
+        .into_iter()
+        .filter(|one| {
+            stages
+                .iter()
+                .any(|stage| stage.prerequisites().contains(one))
+        })
+        .collect();
+    prerequisite::check(&needed)
+        .context("cannot run these stages; `--only` and `--skip` choose others")?;
+    for missing in needed
+        .iter()
+        .filter(|one| one.is_optional() && !one.is_met())
+    {
+        eprintln!("missing: {missing}");
+    }
+    Ok(())
 }
 
-/// Version of cargo-deny, installed into the cache when it is not there.
-const CARGO_DENY: &str = "0.20.2";
+/// What tasks leave for each other.
+struct Shared<'a> {
+    args: &'a Args,
+    binaries: OnceLock<Vec<Binary>>,
+    artifacts: OnceLock<Artifacts>,
+    trial: e2e::Trial<'a>,
+    trial_on_oldest: e2e::Trial<'a>,
+}
 
-fn deny(log: &mut Log) -> Result<Count> {
-    let root = drava_cluster::cache_dir()?.join(format!("cargo-deny-{CARGO_DENY}"));
-    let program = root.join("bin/cargo-deny");
-    if !program.exists() {
-        let mut install = stage::cargo(&[
-            "install",
-            "--quiet",
-            "--locked",
-            "cargo-deny",
-            "--version",
-            CARGO_DENY,
-            "--root",
-        ]);
-        install.arg(&root);
-        if log.check(install)?.failed > 0 {
-            bail!("cannot install cargo-deny {CARGO_DENY}; `--skip deny` leaves this stage out");
+impl<'a> Shared<'a> {
+    fn new(args: &'a Args) -> Self {
+        let filter = args.filter.as_deref();
+        Self {
+            args,
+            binaries: OnceLock::new(),
+            artifacts: OnceLock::new(),
+            trial: e2e::Trial::new("e2e", args.kubernetes, filter),
+            trial_on_oldest: e2e::Trial::new("oldest", Kubernetes::OLDEST, filter),
         }
     }
-    let mut check = Command::new(program);
-    check.args(["--offline", "check", "bans", "licenses", "sources"]);
-    log.check(check)
+
+    fn binaries(&self) -> Result<&[Binary]> {
+        let built = self.binaries.get().context("the tests were not built")?;
+        Ok(built)
+    }
+
+    fn artifacts(&self) -> Result<&Artifacts> {
+        self.artifacts.get().context("the images were not built")
+    }
+
+    /// Runs tests without a cluster, or those of the harness.
+    fn tests(&self, suite: Suite, logs: &str) -> Result<Outcome> {
+        // The programs are built: tests that start them need no cargo.
+        let programs = self.artifacts()?.programs.clone();
+        let selection = Selection {
+            filter: self.args.filter.as_deref(),
+            environment: &[("DRAVA_SIMULATOR_BUILT", programs)],
+            logs,
+        };
+        binaries::run(suite, self.binaries()?, selection)
+    }
 }
 
-fn e2e(args: &Args, log: &mut Log) -> Result<Count> {
-    const CLUSTER: &str = "e2e";
-    let state = Options::named(CLUSTER).state;
-    drava_cluster::down(&state).context("take an earlier cluster of the e2e tests down")?;
-    let cluster = deploy::installed(CLUSTER, args.kubernetes, Machine::default())?;
-    let environment = [("DRAVA_E2E_STATE".to_owned(), state.display().to_string())];
-    let outcome = binaries::run(Suite::E2e, args.filter.as_deref(), &environment, log);
-    if args.keep {
-        eprintln!(
-            "    the cluster is up: export KUBECONFIG={}",
-            cluster.kubeconfig().display()
-        );
-    } else {
-        drava_cluster::down(&state).context("take the cluster of the e2e tests down")?;
+/// The tasks of a run, by the order in which they start where several can.
+struct Plan<'a> {
+    tasks: Vec<Task<'a, Report>>,
+    started: Instant,
+}
+
+impl<'a> Plan<'a> {
+    /// Adds a task and returns its place, by which other tasks name it.
+    fn add(
+        &mut self,
+        stage: Stage,
+        name: &'static str,
+        load: Load,
+        after: &[Option<usize>],
+        work: impl FnOnce(&mut Log) -> Result<Outcome> + Send + 'a,
+    ) -> Option<usize> {
+        let started = self.started;
+        self.tasks.push(Task {
+            load,
+            after: after.iter().copied().flatten().collect(),
+            work: Box::new(move || run_task(stage, name, started, work)),
+        });
+        Some(self.tasks.len() - 1)
     }
-    outcome
+
+    fn all(&self) -> Vec<Option<usize>> {
+        (0..self.tasks.len()).map(Some).collect()
+    }
+}
+
+fn run_task(
+    stage: Stage,
+    name: &'static str,
+    started: Instant,
+    work: impl FnOnce(&mut Log) -> Result<Outcome>,
+) -> Report {
+    let begun = Instant::now();
+    let (log, outcome) = match Log::create(name) {
+        Ok(mut log) => {
+            eprintln!("==> {name} (log: {})", log.path().display());
+            let outcome = work(&mut log);
+            (log.path().display().to_string(), outcome)
+        }
+        Err(error) => (String::new(), Err(error)),
+    };
+    let outcome = outcome.unwrap_or_else(|error| Outcome::of_check(name, Err(error)));
+    let seconds = begun.elapsed().as_secs_f64();
+    let verdict = if outcome.count.failed > 0 {
+        "FAILED"
+    } else {
+        "passed"
+    };
+    eprintln!("    {name} {verdict} in {seconds:.0} s ({})", outcome.count);
+    Report {
+        stage,
+        name,
+        log,
+        started_s: (begun - started).as_secs_f64(),
+        seconds,
+        outcome,
+    }
+}
+
+fn plan<'a>(
+    stages: &[Stage],
+    args: &'a Args,
+    shared: &'a Shared<'a>,
+    started: Instant,
+) -> Vec<Task<'a, Report>> {
+    let has = |stage| stages.contains(&stage);
+    let has_cluster = [Stage::Cluster, Stage::E2e, Stage::Oldest]
+        .map(has)
+        .contains(&true);
+    let filter = args.filter.as_deref();
+    let mut plan = Plan {
+        tasks: Vec::new(),
+        started,
+    };
+    if has(Stage::Format) {
+        plan.add(Stage::Format, "format", Load::Light, &[], |log| {
+            log.check(log::cargo(&["fmt", "--all", "--check"]))
+        });
+    }
+    if has(Stage::Generated) {
+        plan.add(Stage::Generated, "generated", Load::Light, &[], |log| {
+            let mut codegen = Command::new(std::env::current_exe()?);
+            codegen.args(["codegen", "--check"]);
+            log.check(codegen)
+        });
+    }
+    let mut built = None;
+    if has(Stage::Unit) || has_cluster {
+        let stage = if has(Stage::Unit) {
+            Stage::Unit
+        } else {
+            Stage::E2e
+        };
+        let tests = plan.add(stage, "build-tests", Load::Heavy, &[], |log| {
+            let binaries = binaries::build(log)?;
+            let _ = shared.binaries.set(binaries);
+            Ok(Outcome::default())
+        });
+        built = plan.add(stage, "build-images", Load::Heavy, &[tests], |_| {
+            let artifacts = deploy::build()?;
+            let _ = shared.artifacts.set(artifacts);
+            Ok(Outcome::default())
+        });
+    }
+    let mut tools = None;
+    if has_cluster || has(Stage::Chart) {
+        tools = plan.add(Stage::Chart, "build-tools", Load::Heavy, &[], move |_| {
+            if has_cluster {
+                drava_cluster::build_tools(args.kubernetes)?;
+            } else {
+                drava_cluster::helm()?;
+            }
+            Ok(Outcome::default())
+        });
+    }
+    if has(Stage::Deny) {
+        plan.add(Stage::Deny, "deny", Load::Heavy, &[], deny::run);
+    }
+    if has(Stage::Chart) {
+        plan.add(Stage::Chart, "chart", Load::Light, &[tools], chart::check);
+    }
+    let mut cluster = None;
+    if has(Stage::Cluster) {
+        cluster = plan.add(
+            Stage::Cluster,
+            "cluster",
+            Load::Light,
+            &[built, tools],
+            |_| shared.tests(Suite::Cluster, "cluster"),
+        );
+    }
+    let mut e2e = None;
+    if has(Stage::E2e) {
+        e2e = plan.add(
+            Stage::E2e,
+            "e2e",
+            Load::Light,
+            &[built, tools, cluster],
+            |_| {
+                shared.trial.start(shared.artifacts()?)?;
+                shared.trial.run(Suite::E2e, shared.binaries()?)
+            },
+        );
+    }
+    // Cargo runs one command at a time in its target directory.
+    if has(Stage::Lint) {
+        let clippy = plan.add(Stage::Lint, "clippy", Load::Heavy, &[built], |log| {
+            let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
+            log.check(log::cargo(
+                &[&clippy[..], &["--", "-D", "warnings"]].concat(),
+            ))
+        });
+        plan.add(Stage::Lint, "rustdoc", Load::Heavy, &[clippy], |log| {
+            let mut doc = log::cargo(&["doc", "--locked", "--workspace", "--no-deps"]);
+            // Readers of these pages have the sources: links to private items help them.
+            doc.env(
+                "RUSTDOCFLAGS",
+                "-D warnings -A rustdoc::private_intra_doc_links",
+            );
+            log.check(doc)
+        });
+    }
+    if has(Stage::Unit) {
+        let unit = plan.add(Stage::Unit, "unit", Load::Heavy, &[built], |_| {
+            shared.tests(Suite::Unit, "unit")
+        });
+        if filter.is_none() {
+            plan.add(Stage::Unit, "examples", Load::Heavy, &[unit], |log| {
+                let doc = ["test", "--locked", "--workspace", "--doc"];
+                log.tests(log::cargo(&doc), log::TESTS)
+            });
+        }
+    }
+    if has(Stage::Oldest) {
+        let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
+            drava_cluster::build_tools(Kubernetes::OLDEST)?;
+            Ok(Outcome::default())
+        });
+        plan.add(
+            Stage::Oldest,
+            "oldest",
+            Load::Light,
+            &[built, tools, cluster],
+            |log| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_oldest(&shared.trial_on_oldest, artifacts, binaries, log)
+            },
+        );
+    }
+    if has(Stage::E2e) {
+        let mut after = plan.all();
+        after.push(e2e);
+        plan.add(Stage::E2e, "e2e-timed", Load::Alone, &after, |_| {
+            let outcome = shared
+                .binaries()
+                .and_then(|binaries| shared.trial.run(Suite::E2eTimed, binaries));
+            shared.trial.end(args.keep)?;
+            outcome
+        });
+    }
+    if has(Stage::Unit) {
+        let after = plan.all();
+        plan.add(Stage::Unit, "unit-timed", Load::Alone, &after, |_| {
+            shared.tests(Suite::Timed, "unit")
+        });
+    }
+    if has(Stage::Miri) {
+        let after = plan.all();
+        plan.add(Stage::Miri, "miri", Load::Alone, &after, move |log| {
+            miri::run(filter, log)
+        });
+    }
+    plan.tasks
+}
+
+/// Prints failures, skipped tests and times, and returns the sum of all outcomes.
+fn summarize(reports: &[Report]) -> Outcome {
+    let mut total = Outcome::default();
+    for report in reports {
+        total += report.outcome.clone();
+    }
+    total.skips.sort();
+    if !total.skips.is_empty() {
+        eprintln!("skipped:");
+    }
+    for skip in &total.skips {
+        eprintln!("    {skip}");
+    }
+    eprintln!("times:");
+    for report in reports {
+        eprintln!(
+            "    {:12} {:4.0} s, from {:4.0} s",
+            report.name, report.seconds, report.started_s
+        );
+    }
+    for failure in &total.failures {
+        eprintln!("---- {} ----", failure.test);
+        for line in &failure.output {
+            eprintln!("    {line}");
+        }
+    }
+    if !total.failures.is_empty() {
+        eprintln!("failed:");
+    }
+    for report in reports {
+        for failure in &report.outcome.failures {
+            eprintln!("    {} ({}: {})", failure.test, report.name, report.log);
+        }
+    }
+    for stage in Stage::ALL {
+        let mut parts = reports
+            .iter()
+            .filter(|report| report.stage == stage)
+            .peekable();
+        if parts.peek().is_some() {
+            let mut count = Count::default();
+            parts.for_each(|report| count += report.outcome.count);
+            eprintln!("{:10} {count}", stage.name());
+        }
+    }
+    total
+}
+
+/// Times of a run, as JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Times {
+    seconds: f64,
+    cores: usize,
+    tasks: Vec<TaskTime>,
+}
+
+/// Time of a task, as JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TaskTime {
+    name: &'static str,
+    started_s: f64,
+    seconds: f64,
+}
+
+fn write_times(path: &std::path::Path, reports: &[Report], seconds: f64) -> Result<()> {
+    let times = Times {
+        seconds,
+        cores: thread::available_parallelism().map_or(1, usize::from),
+        tasks: reports
+            .iter()
+            .map(|report| TaskTime {
+                name: report.name,
+                started_s: report.started_s,
+                seconds: report.seconds,
+            })
+            .collect(),
+    };
+    std::fs::write(path, serde_json::to_string_pretty(&times)? + "\n")
+        .with_context(|| format!("write {}", path.display()))
 }

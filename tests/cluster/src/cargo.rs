@@ -2,7 +2,6 @@
 
 use std::env;
 use std::fmt;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
@@ -11,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::oci::libraries;
+use crate::process::{self, Limit, Stream};
 use crate::progress::Progress;
 
 /// Cargo profile of the product's programs.
@@ -182,6 +182,7 @@ fn cargo() -> Command {
     command
         .args([
             "build",
+            "--locked",
             "--quiet",
             "--message-format=json-render-diagnostics",
         ])
@@ -192,21 +193,17 @@ fn cargo() -> Command {
 /// Runs cargo and returns every file that it made or found fresh.
 fn build(title: &str, command: &mut Command) -> Result<Built> {
     let step = Progress::step(title);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("run cargo")?;
     let mut files = vec![];
-    for line in BufReader::new(child.stdout.take().context("read the output of cargo")?).lines() {
-        let message: Value = serde_json::from_str(&line.context("read the output of cargo")?)
-            .context("read a message of cargo")?;
+    command.stdin(Stdio::null());
+    let status = process::lines(command, Stream::Stdout, Limit::BUILD, |line| {
+        let message: Value = serde_json::from_str(line).context("read a message of cargo")?;
         if let Some(name) = message.pointer("/target/name").and_then(Value::as_str) {
             step.note(format!("compiled {name}"));
         }
         files.extend(produced(&message));
-    }
-    if !child.wait().context("wait for cargo")?.success() {
+        Ok(())
+    })?;
+    if !status.success() {
         let args: Vec<_> = command
             .get_args()
             .map(|arg| arg.to_string_lossy())
@@ -229,10 +226,8 @@ fn produced(message: &Value) -> Vec<PathBuf> {
 
 /// The platform for which rustc builds by default.
 fn host_triple() -> Result<String> {
-    let output = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .arg("-vV")
-        .output()
-        .context("run rustc")?;
+    let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let output = process::output(rustc.arg("-vV"), Limit::REQUEST)?;
     let text = String::from_utf8(output.stdout).context("read the output of rustc")?;
     let triple = text.lines().find_map(|line| line.strip_prefix("host: "));
     triple

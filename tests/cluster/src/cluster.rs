@@ -19,6 +19,7 @@ pub use crate::config::NODE_NAME;
 use crate::config::{self, PATH};
 use crate::control::{ComponentStatus, Control, Phase, Request};
 use crate::plan::Plan;
+use crate::process::{self, Limit};
 use crate::state::StateDir;
 use crate::version::Kubernetes;
 
@@ -26,6 +27,9 @@ pub use start::up;
 
 /// Name of the cluster when none is given.
 pub const DEFAULT_NAME: &str = "default";
+
+/// Variable with [`Options::programs`], which the tests of the simulated machine read too.
+const PROGRAMS_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ pub struct Options {
     pub kubernetes: Kubernetes,
     /// Whether the node has GPUs.
     pub machine: Machine,
+    /// Directory with built `drava-node` and simulated machine; cargo builds them where there is none.
+    pub programs: Option<PathBuf>,
 }
 
 impl Options {
@@ -46,6 +52,7 @@ impl Options {
             state: target_dir().join("cluster").join(name),
             kubernetes: Kubernetes::default(),
             machine: Machine::default(),
+            programs: std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from),
         }
     }
 }
@@ -201,10 +208,7 @@ impl Cluster {
         let input = File::open(archive).with_context(|| format!("open {}", archive.display()))?;
         let mut command = self.command("ctr")?;
         command.args(["--namespace=k8s.io", "images", "import", "--local", "-"]);
-        let output = command
-            .stdin(input)
-            .output()
-            .context("run ctr in the node")?;
+        let output = process::output(command.stdin(input), Limit::REQUEST)?;
         if !output.status.success() {
             bail!(
                 "containerd refused {}: {}",
@@ -320,11 +324,7 @@ impl Cluster {
     /// Runs kubectl and returns what it prints.
     pub fn kubectl_output<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Result<String> {
         let mut command = self.kubectl();
-        let output = command
-            .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .context("run kubectl")?;
+        let output = process::output(command.args(args).stdin(Stdio::null()), Limit::REQUEST)?;
         if !output.status.success() {
             bail!(
                 "kubectl failed: {}",

@@ -8,13 +8,13 @@ mod module;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::process::{self, Limit, Stream};
 use crate::progress::Progress;
 use crate::version::Kubernetes;
 use module::Module;
@@ -70,6 +70,14 @@ pub(crate) fn build(kubernetes: Kubernetes) -> Result<Tools> {
     })
 }
 
+/// Builds everything that a cluster of this release runs, where the cache lacks it.
+///
+/// # Errors
+/// When a module cannot be fetched or compiled.
+pub fn build_tools(kubernetes: Kubernetes) -> Result<()> {
+    build(kubernetes).map(drop)
+}
+
 /// Helm, built if need be, for what can be done without a cluster.
 pub fn helm() -> Result<PathBuf> {
     Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
@@ -123,25 +131,18 @@ fn compile(module: &Module, into: &Path, step: &Progress) -> Result<()> {
         .env("CGO_ENABLED", if module.cgo { "1" } else { "0" })
         .env("GOWORK", "off")
         .env("GOFLAGS", "-mod=readonly");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .context("run go (https://go.dev/doc/install)")?;
-    let output = child.stderr.take().context("read the output of go")?;
+    command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut lines = vec![];
     let mut packages = 0;
-    for line in BufReader::new(output).lines() {
-        let line = line.context("read the output of go")?;
+    let status = process::lines(&mut command, Stream::Stderr, Limit::BUILD, |line| {
         if !line.contains(' ') {
             packages += 1;
         }
         step.note(format!("{packages} packages compiled; {line}"));
-        lines.push(line);
-    }
-    if !child.wait().context("wait for go")?.success() {
+        lines.push(line.to_owned());
+        Ok(())
+    })?;
+    if !status.success() {
         // Names of compiled packages are of no interest here.
         let messages: Vec<_> = lines
             .iter()
@@ -171,7 +172,7 @@ fn has_libseccomp() -> bool {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+    process::status(&mut command, Limit::REQUEST).is_ok_and(|status| status.success())
 }
 
 /// Where what was built is kept between runs: `$XDG_CACHE_HOME/drava`, or `~/.cache/drava`.

@@ -1,94 +1,206 @@
-//! What a machine needs to run the cluster, and what to do where it is missing.
+//! What `cargo xtask demo` and `cargo xtask test` need of a machine: the only list of it, which the README repeats.
+//!
+//! Nothing here installs a package of the system.
 
 use std::fmt;
 use std::fs;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-/// The first Go that switches to the toolchain which a go.mod asks for.
-const OLDEST_GO_MINOR: u32 = 21;
+use crate::process::{self, Limit};
 
-/// Something that the cluster needs of the machine.
+/// Limit of one check.
+const LIMIT: Limit = Limit::total(Duration::from_secs(60));
+
+/// A version such as 1.89.
+type Version = (u32, u32);
+
+/// One prerequisite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prerequisite {
+    /// Rust with rustfmt and clippy.
+    Rust,
+    /// A C compiler.
+    CCompiler,
+    /// A Go toolchain that fetches the toolchain that Kubernetes is built with.
+    Go,
     /// Root, for namespaces, mounts and cgroups.
     Root,
-    /// A Go toolchain that fetches the one that Kubernetes needs.
-    Go,
-    /// A C compiler, for the part of runc that is written in C.
-    CCompiler,
     /// `unshare`, `nsenter` and kubelet's `mount`.
     UtilLinux,
-    /// Namespaces that root may make.
+    /// Namespaces that root may create.
     Namespaces,
     /// The overlay file system, for containers.
     Overlay,
+    /// Python with venv. Without it, the tests with Python clients of NVML and CUDA are skipped.
+    Python,
 }
 
-impl Prerequisite {
-    /// Everything that is needed, in the order in which it is tested.
-    pub const ALL: [Self; 6] = [
-        Self::Root,
-        Self::Go,
-        Self::CCompiler,
-        Self::UtilLinux,
-        Self::Namespaces,
-        Self::Overlay,
-    ];
+use Prerequisite::{CCompiler, Go, Namespaces, Overlay, Python, Root, Rust, UtilLinux};
 
-    fn is_met(self) -> bool {
+impl Prerequisite {
+    /// All prerequisites, in the order of the README.
+    pub const ALL: [Self; 8] = [
+        Rust, CCompiler, Go, Root, UtilLinux, Namespaces, Overlay, Python,
+    ];
+    /// The prerequisites of a cluster.
+    pub const CLUSTER: [Self; 6] = [CCompiler, Go, Root, UtilLinux, Namespaces, Overlay];
+
+    /// Name in the README.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Root => rustix::process::geteuid().is_root(),
-            Self::Go => {
-                output_of("go", &["version"]).as_deref().and_then(go_minor) >= Some(OLDEST_GO_MINOR)
+            Rust => "Rust with rustfmt and clippy",
+            CCompiler => "C compiler `cc`",
+            Go => "Go",
+            Root => "root",
+            UtilLinux => "`unshare`, `nsenter`, `mount` (util-linux)",
+            Namespaces => "namespaces",
+            Overlay => "overlay file system",
+            Python => "Python with venv (optional)",
+        }
+    }
+
+    /// Oldest version that works, where versions differ.
+    #[must_use]
+    pub const fn minimum(self) -> Option<Version> {
+        match self {
+            Rust => Some((1, 89)),
+            Go => Some((1, 21)),
+            Python => Some((3, 10)),
+            CCompiler | Root | UtilLinux | Namespaces | Overlay => None,
+        }
+    }
+
+    /// What the prerequisite is for.
+    #[must_use]
+    pub const fn purpose(self) -> &'static str {
+        match self {
+            Rust => "drava and its tests",
+            CCompiler => "linking Rust programs; runc",
+            Go => {
+                "Kubernetes, etcd, containerd and Helm; the compiler switches to the version that each of them asks for"
             }
-            Self::CCompiler => runs("cc", &["--version"]),
-            Self::UtilLinux => ["unshare", "nsenter", "mount"]
+            Root => "namespaces, mounts and cgroups of the cluster",
+            UtilLinux => "the node's namespaces; volumes of the kubelet",
+            Namespaces => "the node; a container must be privileged",
+            Overlay => "root file systems of containers",
+            Python => "tests with Python clients of NVML and CUDA, which are skipped without it",
+        }
+    }
+
+    /// How to get the prerequisite.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Rust => "https://rustup.rs, then `rustup component add rustfmt clippy`",
+            CCompiler => "`apt install gcc libc6-dev` or `dnf install gcc`",
+            Go => {
+                "https://go.dev/doc/install, or `apt install golang-go` (Debian 13, Ubuntu 24.04) or `dnf install golang`"
+            }
+            Root => "run the command as root (`sudo -E env PATH=\"$PATH\" cargo xtask …`)",
+            UtilLinux => "`apt install util-linux mount` or `dnf install util-linux`",
+            Namespaces => {
+                "`unshare --mount --pid --net --uts --ipc --cgroup --fork true` fails; use a machine, a virtual machine or a privileged container"
+            }
+            Overlay => "`modprobe overlay` (a kernel with CONFIG_OVERLAY_FS)",
+            Python => "`apt install python3-venv` or `dnf install python3`",
+        }
+    }
+
+    /// Whether the tests pass without the prerequisite.
+    #[must_use]
+    pub const fn is_optional(self) -> bool {
+        matches!(self, Python)
+    }
+
+    /// Whether this machine has the prerequisite.
+    #[must_use]
+    pub fn is_met(self) -> bool {
+        match self {
+            Rust => {
+                self.is_recent_enough(&output_of("rustc", &["--version"]))
+                    && runs("cargo", &["fmt", "--version"])
+                    && runs("cargo", &["clippy", "--version"])
+            }
+            CCompiler => runs("cc", &["--version"]),
+            Go => self.is_recent_enough(&output_of("go", &["version"])),
+            Root => rustix::process::geteuid().is_root(),
+            UtilLinux => ["unshare", "nsenter", "mount"]
                 .iter()
                 .all(|program| runs(program, &["--version"])),
-            Self::Namespaces => runs(
+            Namespaces => runs(
                 "unshare",
                 &[
                     "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup", "--fork", "true",
                 ],
             ),
-            Self::Overlay => {
-                let known = || {
+            Overlay => {
+                let is_known = || {
                     fs::read_to_string("/proc/filesystems")
                         .is_ok_and(|text| text.contains("\toverlay"))
                 };
-                known() || (runs("modprobe", &["overlay"]) && known())
+                is_known() || (runs("modprobe", &["overlay"]) && is_known())
+            }
+            // venv alone is there without ensurepip on Debian.
+            Python => {
+                self.is_recent_enough(&output_of("python3", &["--version"]))
+                    && runs("python3", &["-c", "import venv, ensurepip"])
             }
         }
+    }
+
+    fn is_recent_enough(self, output: &str) -> bool {
+        version(output) >= self.minimum()
     }
 }
 
 impl fmt::Display for Prerequisite {
-    /// What is missing and how to get it.
+    /// Name, version and how to get it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Root => "root: the cluster makes namespaces, mounts and cgroups; run the command as root (`sudo -E env PATH=\"$PATH\" …`)",
-            Self::Go => "Go 1.21 or newer, which fetches the toolchain that Kubernetes is built with: https://go.dev/doc/install (the packages of Debian 13, Ubuntu 24.04 and Fedora do: `apt install golang-go` or `dnf install golang`)",
-            Self::CCompiler => "a C compiler called `cc`, which runc needs: `apt install gcc libc6-dev` or `dnf install gcc`",
-            Self::UtilLinux => "`unshare`, `nsenter` and `mount`: `apt install util-linux mount` or `dnf install util-linux`",
-            Self::Namespaces => "namespaces: `unshare --mount --pid --net --uts --ipc --cgroup --fork true` fails here, as in a container that is not privileged; use a machine, a virtual machine or a privileged container",
-            Self::Overlay => "the overlay file system, on which containers run: `modprobe overlay` (a kernel with CONFIG_OVERLAY_FS)",
-        })
+        f.write_str(self.name())?;
+        if let Some((major, minor)) = self.minimum() {
+            write!(f, " {major}.{minor} or later")?;
+        }
+        write!(f, ": for {}; {}", self.purpose(), self.remedy())
     }
 }
 
-/// Fails with everything that is missing.
-pub fn check() -> Result<()> {
-    report(Prerequisite::is_met)
+/// The table of the README.
+#[must_use]
+pub fn table() -> String {
+    let mut text = "| Prerequisite | Version | For |\n|---|---|---|\n".to_owned();
+    for prerequisite in Prerequisite::ALL {
+        let version = prerequisite
+            .minimum()
+            .map_or_else(String::new, |(major, minor)| {
+                format!("{major}.{minor} or later")
+            });
+        text.push_str(&format!(
+            "| {} | {version} | {} |\n",
+            prerequisite.name(),
+            prerequisite.purpose()
+        ));
+    }
+    text
 }
 
-fn report(is_met: impl Fn(Prerequisite) -> bool) -> Result<()> {
+/// Fails with every missing prerequisite of `needed` and how to get it.
+///
+/// # Errors
+/// When one that is not optional is missing.
+pub fn check(needed: &[Prerequisite]) -> Result<()> {
+    report(needed, Prerequisite::is_met)
+}
+
+fn report(needed: &[Prerequisite], is_met: impl Fn(Prerequisite) -> bool) -> Result<()> {
     let mut missing = vec![];
-    for prerequisite in Prerequisite::ALL {
-        // Without root and unshare there is no telling whether namespaces work.
-        let cause_known = prerequisite == Prerequisite::Namespaces && !missing.is_empty();
-        if !cause_known && !is_met(prerequisite) {
+    for prerequisite in needed.iter().copied().filter(|one| !one.is_optional()) {
+        // Without root or unshare the check of namespaces says nothing.
+        let is_explained =
+            prerequisite == Namespaces && (missing.contains(&Root) || missing.contains(&UtilLinux));
+        if !is_explained && !is_met(prerequisite) {
             missing.push(prerequisite);
         }
     }
@@ -99,87 +211,97 @@ fn report(is_met: impl Fn(Prerequisite) -> bool) -> Result<()> {
         .iter()
         .map(|prerequisite| format!("  - {prerequisite}"))
         .collect();
-    bail!(
-        "this machine lacks what a Kubernetes cluster needs:\n{}",
-        lines.join("\n")
-    )
+    bail!("missing prerequisites:\n{}", lines.join("\n"))
 }
 
-/// Minor version in the output of `go version`: 26 of `go version go1.26.3 linux/amd64`.
-fn go_minor(output: &str) -> Option<u32> {
-    let version = output.split(' ').nth(2)?.strip_prefix("go1.")?;
-    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
-    digits.parse().ok()
+/// The first version in a text: 1.26 in `go version go1.26.3 linux/amd64`.
+fn version(text: &str) -> Option<Version> {
+    let number = |text: &str| -> Option<u32> {
+        let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    text.split_ascii_whitespace().find_map(|word| {
+        let word = word.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let (major, rest) = word.split_once('.')?;
+        Some((number(major)?, number(rest)?))
+    })
 }
 
-fn output_of(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    String::from_utf8(output.stdout).ok()
+fn output_of(program: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    let output = process::output(&mut command, LIMIT).map(|output| output.stdout);
+    String::from_utf8(output.unwrap_or_default()).unwrap_or_default()
 }
 
 fn runs(program: &str, args: &[&str]) -> bool {
     let mut command = Command::new(program);
-    command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+    command.args(args).stdin(Stdio::null());
+    process::output(&mut command, LIMIT).is_ok_and(|output| output.status.success())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn message(is_met: impl Fn(Prerequisite) -> bool) -> String {
+        report(&Prerequisite::ALL, is_met).unwrap_err().to_string()
+    }
+
     #[test]
-    fn says_all_that_is_missing_at_once_and_how_to_get_it() {
-        let message = report(|prerequisite| prerequisite == Prerequisite::Overlay)
-            .unwrap_err()
-            .to_string();
+    fn names_every_missing_prerequisite_and_its_remedy() {
+        let message = message(|prerequisite| prerequisite == Overlay);
         for part in [
-            "root",
+            "Rust with rustfmt and clippy 1.89 or later",
+            "https://rustup.rs",
+            "Go 1.21 or later",
             "https://go.dev/doc/install",
+            "run the command as root",
             "apt install gcc",
             "dnf install gcc",
             "apt install util-linux",
         ] {
             assert!(message.contains(part), "{part:?} is not in {message}");
         }
+        assert!(!message.contains("overlay"), "{message}");
     }
 
     #[test]
-    fn a_missing_namespace_is_named_only_when_nothing_else_explains_it() {
-        let unprivileged = report(|prerequisite| {
-            !matches!(prerequisite, Prerequisite::Root | Prerequisite::Namespaces)
-        });
-        assert!(
-            !unprivileged
-                .unwrap_err()
-                .to_string()
-                .contains("privileged container")
-        );
-        let contained = report(|prerequisite| prerequisite != Prerequisite::Namespaces);
-        assert!(
-            contained
-                .unwrap_err()
-                .to_string()
-                .contains("privileged container")
-        );
+    fn names_namespaces_only_without_other_cause() {
+        let unprivileged = message(|one| !matches!(one, Root | Namespaces));
+        assert!(!unprivileged.contains("privileged container"));
+        let in_container = message(|one| !matches!(one, Namespaces | Go));
+        assert!(in_container.contains("privileged container"));
     }
 
     #[test]
-    fn reads_the_version_of_go() {
-        assert_eq!(go_minor("go version go1.26.3 linux/amd64\n"), Some(26));
-        assert_eq!(go_minor("go version go1.27rc1 linux/amd64\n"), Some(27));
-        assert_eq!(go_minor("go: not found"), None);
+    fn passes_without_optional_prerequisites() {
+        report(&Prerequisite::ALL, |one| !one.is_optional()).unwrap();
     }
 
     #[test]
-    fn a_complete_machine_passes() {
-        report(|_| true).unwrap();
+    fn reads_versions() {
+        for (text, expected) in [
+            ("go version go1.26.3 linux/amd64\n", Some((1, 26))),
+            ("go version go1.27rc1 linux/amd64\n", Some((1, 27))),
+            ("rustc 1.95.0 (59807616e 2026-04-14)\n", Some((1, 95))),
+            ("Python 3.11.2\n", Some((3, 11))),
+            ("go: not found", None),
+        ] {
+            assert_eq!(version(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn compares_versions_by_number() {
+        assert!(Go.is_recent_enough("go version go1.100 linux/amd64"));
+        assert!(!Go.is_recent_enough("go version go1.9.7 linux/amd64"));
+        assert!(!Go.is_recent_enough(""));
+    }
+
+    #[test]
+    fn rust_version_is_that_of_the_workspace() {
+        let (major, minor) = Rust.minimum().unwrap();
+        assert_eq!(env!("CARGO_PKG_RUST_VERSION"), format!("{major}.{minor}"));
     }
 }

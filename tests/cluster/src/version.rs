@@ -16,6 +16,8 @@ pub enum Kubernetes {
 }
 
 impl Kubernetes {
+    /// The oldest supported release.
+    pub const OLDEST: Self = Self::V1_36;
     /// Every supported release, oldest first.
     pub const ALL: [Self; 2] = [Self::V1_36, Self::V1_37];
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use drava_cluster::Cluster;
+use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
 use crate::manifest::pod_with_share;
@@ -164,15 +165,8 @@ impl Namespace<'_> {
         let mut command = self.world.cluster.kubectl();
         command
             .args(["-n", &self.name, "apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        std::io::Write::write_all(
-            &mut child.stdin.take().context("kubectl without stdin")?,
-            yaml.as_bytes(),
-        )?;
-        let output = child.wait_with_output()?;
+            .stdin(process::input(yaml.as_bytes())?);
+        let output = process::output(&mut command, Limit::REQUEST)?;
         ensure!(
             output.status.success(),
             "{}",
@@ -315,7 +309,7 @@ impl Namespace<'_> {
             .args(["-n", &self.name, "exec", pod, "-c", container, "--"])
             .args(argv)
             .stdin(Stdio::null());
-        let output = command.output()?;
+        let output = process::output(&mut command, Limit::REQUEST)?;
         Ok(Ran {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -477,9 +471,7 @@ fn stdout(mut command: Command) -> Result<String> {
         status,
         stdout,
         stderr,
-    } = command
-        .output()
-        .with_context(|| format!("run {command:?}"))?;
+    } = process::output(&mut command, Limit::REQUEST)?;
     if status.success() {
         Ok(String::from_utf8(stdout)?)
     } else {

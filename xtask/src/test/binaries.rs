@@ -1,28 +1,58 @@
 //! Builds every test binary of the workspace once, and runs those of one suite.
 //!
-//! One build for all suites: selecting packages (`cargo test -p …`) would change the features of shared dependencies and
-//! compile them again.
+//! One build for all suites: selected packages (`cargo test -p …`) would have other features of shared dependencies,
+//! which cargo would compile again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use drava_cluster::process::{self, Limit, Stream};
 use serde_json::Value;
 
-use super::stage::{self, Count, Log};
+use super::libtest::Outcome;
+use super::log::{self, Log, TESTS};
 
-/// Which test binaries to run.
+/// Limit of a test binary on the cluster, where one test may wait for minutes.
+const CLUSTER_TESTS: Limit =
+    Limit::total(Duration::from_secs(45 * 60)).silence(Duration::from_secs(15 * 60));
+
+/// Test binaries that run together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Suite {
-    /// All that need no cluster.
+    /// Tests without a cluster and without measured times.
     Unit,
-    /// The cluster harness against itself.
+    /// Tests that measure times. Load on the machine would falsify them.
+    Timed,
+    /// Tests of the cluster harness.
     Cluster,
-    /// drava on the real cluster.
+    /// drava on the cluster.
     E2e,
+    /// drava on the cluster, with measured times.
+    E2eTimed,
 }
 
-struct Binary {
+impl Suite {
+    /// Binaries that run at the same time.
+    fn width(self) -> usize {
+        match self {
+            Self::Unit => thread::available_parallelism().map_or(1, usize::from),
+            Self::Timed | Self::Cluster | Self::E2e | Self::E2eTimed => 1,
+        }
+    }
+
+    const fn is_on_cluster(self) -> bool {
+        matches!(self, Self::Cluster | Self::E2e | Self::E2eTimed)
+    }
+}
+
+/// A built test program.
+#[derive(Debug, Clone)]
+pub(crate) struct Binary {
     package: String,
     target: String,
     manifest_dir: PathBuf,
@@ -32,64 +62,140 @@ struct Binary {
 impl Binary {
     fn suite(&self) -> Suite {
         match (self.package.as_str(), self.target.as_str()) {
+            ("drava-e2e", "cores") => Suite::E2eTimed,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
+            ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,
             _ => Suite::Unit,
         }
     }
-}
 
-/// Builds the tests, runs those of `suite` whose name contains `filter`, and counts.
-pub(crate) fn run(
-    suite: Suite,
-    filter: Option<&str>,
-    environment: &[(String, String)],
-    log: &mut Log,
-) -> Result<Count> {
-    let mut count = Count::default();
-    for binary in build()?
-        .into_iter()
-        .filter(|binary| binary.suite() == suite)
-    {
-        eprintln!("    {} {}", binary.package, binary.target);
-        let mut command = Command::new(&binary.executable);
-        command
-            .current_dir(&binary.manifest_dir)
-            .env("CARGO_MANIFEST_DIR", &binary.manifest_dir);
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
-        command.args(filter);
-        if suite != Suite::Unit {
-            // These tests share one node, and a watcher wants to see them come and go.
-            command.args(["--test-threads=1", "--nocapture"]);
-        }
-        count += log.tests(command)?;
+    fn name(&self) -> String {
+        format!("{} {}", self.package, self.target)
     }
-    Ok(count)
+
+    /// Binaries that take long start first.
+    fn rank(&self) -> usize {
+        const LONGEST: [(&str, &str); 5] = [
+            ("xtask", "gpu"),
+            ("libvgpu", "limits"),
+            ("simulator-cuda", "driver_api"),
+            ("drava-vgpu-abi", "loom"),
+            ("drava-dra-driver", "driver"),
+        ];
+        LONGEST
+            .iter()
+            .position(|long| *long == (self.package.as_str(), self.target.as_str()))
+            .unwrap_or(LONGEST.len())
+    }
 }
 
-fn build() -> Result<Vec<Binary>> {
-    let mut cargo = stage::cargo(&[
+/// How to run binaries.
+#[derive(Clone, Copy)]
+pub(crate) struct Selection<'a> {
+    /// Only tests with this text in their names.
+    pub(crate) filter: Option<&'a str>,
+    /// Variables of the tests.
+    pub(crate) environment: &'a [(&'static str, PathBuf)],
+    /// Directory of the logs, below that of all logs.
+    pub(crate) logs: &'a str,
+}
+
+/// Runs the binaries of `suite`.
+pub(crate) fn run(suite: Suite, binaries: &[Binary], selection: Selection<'_>) -> Result<Outcome> {
+    let mut chosen: Vec<&Binary> = binaries
+        .iter()
+        .filter(|binary| binary.suite() == suite)
+        .collect();
+    chosen.sort_by_key(|binary| binary.rank());
+    let next = AtomicUsize::new(0);
+    let total = Mutex::new(Ok(Outcome::default()));
+    thread::scope(|scope| {
+        for _ in 0..suite.width() {
+            scope.spawn(|| {
+                while let Some(binary) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run_one(suite, binary, selection);
+                    let mut total = total
+                        .lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner);
+                    match (&mut *total, result) {
+                        (Ok(total), Ok(outcome)) => *total += outcome,
+                        (total @ Ok(_), Err(error)) => *total = Err(error),
+                        (Err(_), _) => {}
+                    }
+                }
+            });
+        }
+    });
+    total
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn run_one(suite: Suite, binary: &Binary, selection: Selection<'_>) -> Result<Outcome> {
+    let started = Instant::now();
+    let mut log = Log::create(&format!(
+        "{}/{}.{}",
+        selection.logs, binary.package, binary.target
+    ))?;
+    let mut command = Command::new(&binary.executable);
+    command
+        .current_dir(&binary.manifest_dir)
+        .env("CARGO_MANIFEST_DIR", &binary.manifest_dir)
+        .envs(
+            selection
+                .environment
+                .iter()
+                .map(|(name, value)| (name, value)),
+        )
+        .args(selection.filter);
+    if suite.is_on_cluster() {
+        // These tests share one node. Without capture, the log of a hung test has its output.
+        command.args(["--test-threads=1", "--nocapture"]);
+    }
+    let limit = if suite.is_on_cluster() {
+        CLUSTER_TESTS
+    } else {
+        TESTS
+    };
+    let mut outcome = log.tests(command, limit)?;
+    for failure in &mut outcome.failures {
+        failure.test = format!("{}: {}", binary.name(), failure.test);
+    }
+    eprintln!(
+        "    {}: {} in {:.0} s",
+        binary.name(),
+        outcome.count,
+        started.elapsed().as_secs_f32()
+    );
+    Ok(outcome)
+}
+
+/// Builds all test binaries, and the programs that tests start.
+pub(crate) fn build(log: &mut Log) -> Result<Vec<Binary>> {
+    let mut cargo = log::cargo(&[
         "test",
+        "--locked",
         "--workspace",
         "--no-run",
         "--message-format=json-render-diagnostics",
     ]);
-    let output = cargo
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("run cargo test --no-run")?;
-    if !output.status.success() {
-        bail!("the tests do not compile");
+    cargo.stdin(Stdio::null()).stderr(log.file()?);
+    let mut binaries = Vec::new();
+    let status = process::lines(&mut cargo, Stream::Stdout, Limit::BUILD, |message| {
+        binaries.extend(binary(message)?);
+        Ok(())
+    })?;
+    if !status.success() {
+        bail!(
+            "cannot compile the tests:\n{}",
+            std::fs::read_to_string(log.path())?
+        );
     }
-    let messages = String::from_utf8(output.stdout).context("read cargo's messages")?;
-    messages
-        .lines()
-        .filter_map(|line| binary(line).transpose())
-        .collect()
+    Ok(binaries)
 }
 
-/// The test binary that one of cargo's JSON messages announces, if it announces one.
+/// The test binary that one of cargo's JSON messages announces, if any.
 fn binary(message: &str) -> Result<Option<Binary>> {
     let message: Value = serde_json::from_str(message).context("read cargo's messages")?;
     let Some(executable) = message["executable"].as_str() else {
@@ -98,15 +204,12 @@ fn binary(message: &str) -> Result<Option<Binary>> {
     if message["profile"]["test"] != true {
         return Ok(None);
     }
-    let manifest = PathBuf::from(
-        message["manifest_path"]
-            .as_str()
-            .context("a message without manifest_path")?,
-    );
-    let manifest_dir = manifest
+    let manifest = message["manifest_path"]
+        .as_str()
+        .context("a message without manifest_path")?;
+    let manifest_dir = Path::new(manifest)
         .parent()
-        .context("a manifest without a directory")?
-        .to_owned();
+        .context("a manifest without a directory")?;
     // `path+file:///…/api#drava-api@0.1.0`, or `…/api#0.1.0` where folder and package have one name.
     let id = message["package_id"]
         .as_str()
@@ -122,7 +225,7 @@ fn binary(message: &str) -> Result<Option<Binary>> {
             .as_str()
             .unwrap_or_default()
             .to_owned(),
-        manifest_dir,
+        manifest_dir: manifest_dir.to_owned(),
         executable: PathBuf::from(executable),
     }))
 }
@@ -132,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_binary_is_found_in_its_message() {
+    fn finds_test_binary_in_message() {
         let message = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/tests/cluster#drava-cluster@0.1.0",
             "manifest_path":"/w/tests/cluster/Cargo.toml","target":{"name":"real"},"profile":{"test":true},
             "executable":"/w/target/debug/deps/real-1"}"#;
@@ -145,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_named_like_its_folder_is_found() {
+    fn finds_package_named_like_its_folder() {
         let message = r#"{"package_id":"path+file:///w/xtask#0.1.0","manifest_path":"/w/xtask/Cargo.toml",
             "target":{"name":"xtask"},"profile":{"test":true},"executable":"/w/target/debug/deps/xtask-1"}"#;
         let found = binary(message).unwrap().unwrap();
@@ -156,12 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn programs_and_libraries_are_not_tests() {
+    fn ignores_programs_and_libraries() {
         assert!(binary(r#"{"executable":null}"#).unwrap().is_none());
-        assert!(
-            binary(r#"{"executable":"/w/target/debug/xtask","profile":{"test":false}}"#)
-                .unwrap()
-                .is_none()
-        );
+        let program = r#"{"executable":"/w/target/debug/xtask","profile":{"test":false}}"#;
+        assert!(binary(program).unwrap().is_none());
     }
 }

@@ -1,16 +1,18 @@
-//! Checks the Helm chart: lint, the schema of its values, and its rendering with each set of values that is promised.
+//! Checks the Helm chart: lint, the schema of its values, and its rendering with each supported set of values.
 //!
-//! The renderings are checked in under `deploy/helm/renders`, so that a review sees what a change of the chart does.
-//! `UPDATE_RENDERS=1 cargo xtask test --only chart` writes them anew.
+//! The renderings are checked in under `deploy/helm/renders`, so that a review shows the effect of a change of the chart.
+//! `UPDATE_RENDERS=1 cargo xtask test --only chart` updates them.
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use drava_cluster::process::{self, Limit};
 use drava_cluster::workspace_root;
 
-use super::stage::{Count, Log};
+use super::libtest::Outcome;
+use super::log::Log;
 
-/// Name of a rendering and the values that it is made with.
+/// Names of renderings and their values.
 const RENDERS: [(&str, &[&str]); 3] = [
     ("default", &[]),
     ("native", &["scheduling.mode=native"]),
@@ -29,8 +31,8 @@ const RENDERS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Values that the schema must refuse.
-const REFUSED: [&str; 5] = [
+/// Values that the schema rejects.
+const REJECTED: [&str; 5] = [
     "driver.delivery=both",
     "scheduling.mode=magic",
     "scheduling.gpuPolicy=random",
@@ -39,14 +41,10 @@ const REFUSED: [&str; 5] = [
 ];
 
 /// Runs the stage.
-pub(crate) fn check(log: &mut Log) -> Result<Count> {
+pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let helm = drava_cluster::helm().context("build Helm")?;
     let chart = workspace_root().join("deploy/helm/drava");
-    let mut count = Count::default();
-    let mut lint = Command::new(&helm);
-    lint.args(["lint", "--strict"]).arg(&chart);
-    count += log.check(lint)?;
-    for (name, values) in RENDERS {
+    let template = |values: &[&str]| {
         let mut template = Command::new(&helm);
         template.args(["template", "drava"]).arg(&chart).args([
             "--namespace",
@@ -54,40 +52,33 @@ pub(crate) fn check(log: &mut Log) -> Result<Count> {
             "--kube-version",
             "1.37.1",
         ]);
-        for value in values {
-            template.args(["--set", value]);
-        }
-        let output = template
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("render {name}"))?;
+        template.args(values.iter().flat_map(|value| ["--set", value]));
+        template
+    };
+    let mut lint = Command::new(&helm);
+    lint.args(["lint", "--strict"]).arg(&chart);
+    let mut outcome = log.check(lint)?;
+    for (name, values) in RENDERS {
+        let mut template = template(values);
+        let output = process::output(template.stdin(Stdio::null()), Limit::REQUEST)?;
         if !output.status.success() {
             bail!("render {name}: {}", String::from_utf8_lossy(&output.stderr));
         }
-        count += compare(name, &output.stdout, log)?;
+        outcome += compare(name, &output.stdout, log)?;
     }
-    for value in REFUSED {
-        let mut template = Command::new(&helm);
-        template.args(["template", "drava"]).arg(&chart).args([
-            "--kube-version",
-            "1.37.1",
-            "--set",
-            value,
-        ]);
-        let refused = log.check(template)?.failed == 1;
-        if !refused {
-            log.note(&format!("the schema accepts {value}"))?;
-        }
-        count += Count {
-            passed: usize::from(refused),
-            failed: usize::from(!refused),
-            skipped: 0,
+    for value in REJECTED {
+        let is_rejected = log.check(template(&[value]))?.count.failed == 1;
+        let result = if is_rejected {
+            Ok(())
+        } else {
+            Err(anyhow!("the schema accepts {value}"))
         };
+        outcome += Outcome::of_check(value, result);
     }
-    Ok(count)
+    Ok(outcome)
 }
 
-fn compare(name: &str, rendered: &[u8], log: &mut Log) -> Result<Count> {
+fn compare(name: &str, rendered: &[u8], log: &mut Log) -> Result<Outcome> {
     let path = workspace_root()
         .join("deploy/helm/renders")
         .join(format!("{name}.yaml"));
@@ -97,24 +88,20 @@ fn compare(name: &str, rendered: &[u8], log: &mut Log) -> Result<Count> {
     }
     let expected = std::fs::read(&path).unwrap_or_default();
     if expected == rendered {
-        return Ok(Count {
-            passed: 1,
-            failed: 0,
-            skipped: 0,
-        });
+        return Ok(Outcome::of_check(name, Ok(())));
     }
-    let fresh = workspace_root().join(format!("target/test-logs/{name}.yaml"));
+    let fresh = drava_cluster::target_dir().join(format!("test-logs/{name}.yaml"));
     std::fs::write(&fresh, rendered)?;
     let mut diff = Command::new("diff");
     diff.arg("-u").arg(&path).arg(&fresh);
-    log.check(diff)?;
-    log.note(&format!(
-        "{} is out of date; UPDATE_RENDERS=1 writes it anew",
+    let mut outcome = log.check(diff)?;
+    let advice = format!(
+        "{} is stale; UPDATE_RENDERS=1 cargo xtask test --only chart updates it",
         path.display()
-    ))?;
-    Ok(Count {
-        passed: 0,
-        failed: 1,
-        skipped: 0,
-    })
+    );
+    log.note(&advice)?;
+    for failure in &mut outcome.failures {
+        failure.output.push(advice.clone());
+    }
+    Ok(outcome)
 }

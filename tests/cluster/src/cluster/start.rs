@@ -22,7 +22,7 @@ use crate::kubeconfig::kubeconfig;
 use crate::oci::{Image, Layer};
 use crate::pki::{Pki, write_private};
 use crate::plan::{Bind, Plan};
-use crate::prerequisite;
+use crate::prerequisite::{self, Prerequisite};
 use crate::progress::Progress;
 use crate::state::StateDir;
 
@@ -36,14 +36,17 @@ const TOO_MANY_RESTARTS: u32 = 10;
 /// Builds whatever is not built yet. Cleans up what an earlier start left. A cluster that runs already is used as it is;
 /// one of another release or with another machine is an error.
 pub fn up(options: &Options) -> Result<Cluster> {
-    prerequisite::check()?;
+    prerequisite::check(&Prerequisite::CLUSTER)?;
     let state = StateDir::new(&options.state)?;
     let _lock = lock(&state)?;
     if Control::connect(&state.control_socket()).is_some() {
         return resume(state, options);
     }
     let tools = golang::build(options.kubernetes)?;
-    let build_dir = build_own()?;
+    let build_dir = match &options.programs {
+        Some(directory) => directory.clone(),
+        None => build_own()?,
+    };
     end(&state)?;
     state.clear()?;
     state.create()?;

@@ -1,19 +1,20 @@
 //! The shared libraries that a program of this machine loads at its start.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+
+use crate::process::{self, Limit};
 
 /// Paths of the libraries and the loader that `program` needs; none for a static one.
 ///
 /// The loader itself is asked (by way of ldd(1)), so that its own search rules decide. The programs are our own builds
 /// and the host's, never a stranger's.
 pub(crate) fn needed(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd")
-        .arg(program)
-        .env("LC_ALL", "C")
-        .output()
+    let mut ldd = Command::new("ldd");
+    ldd.arg(program).env("LC_ALL", "C").stdin(Stdio::null());
+    let output = process::output(&mut ldd, Limit::REQUEST)
         .context("run ldd, which comes with the C library (`apt install libc-bin`, `dnf install glibc-common`)")?;
     let (stdout, stderr) = (
         String::from_utf8_lossy(&output.stdout),

@@ -1,7 +1,6 @@
 //! The cluster against itself: it starts, runs a pod, survives what it should, and leaves nothing behind.
 //!
-//! Needs root and Go. Run one after another (`cargo test -p drava-cluster --test real -- --test-threads=1`): each test has
-//! a cluster of its own, and a machine that runs three at once is slow.
+//! Each test has a cluster of its own, one at a time on the machine. Without root or Go the tests are skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,24 +1,43 @@
 //! A cluster for one test, and how to ask it.
 
+use std::io::Write as _;
 use std::path::Path;
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use drava_cluster::{Cluster, Machine, Options, down, up};
+use drava_cluster::prerequisite::{self, Prerequisite};
+use drava_cluster::process::{self, Limit};
+use drava_cluster::{Cluster, HostLock, Machine, Options, down, lock_host, up};
 
-/// A cluster of its own for each test, ended whatever happens.
+/// The cluster of one test, ended whatever happens.
 pub(crate) struct Trial {
     pub(crate) options: Options,
+    _lock: HostLock,
 }
 
 impl Trial {
-    pub(crate) fn new(name: &str) -> Self {
+    /// Waits for the clusters of other tests. Returns none, and reports the test as skipped, where the machine lacks a
+    /// prerequisite.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        if let Err(error) = prerequisite::check(&Prerequisite::CLUSTER) {
+            let test = std::thread::current();
+            let reason = format!("{error:#}").replace('\n', " ");
+            let line = format!("skipped: {}: {reason}\n", test.name().unwrap_or(name));
+            // `eprintln!` would be hidden for a test that passes.
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+            return None;
+        }
+        let lock = lock_host().unwrap();
         let options = Options {
             machine: Machine::None,
             ..Options::named(&format!("test-{name}"))
         };
         down(&options.state).unwrap();
-        Self { options }
+        Some(Self {
+            options,
+            _lock: lock,
+        })
     }
 
     pub(crate) fn up(&self) -> Cluster {
@@ -41,12 +60,9 @@ impl Drop for Trial {
 
 /// Runs a shell command line in the node.
 pub(crate) fn in_node(cluster: &Cluster, line: &str) -> String {
-    let output = cluster
-        .command("sh")
-        .unwrap()
-        .args(["-c", line])
-        .output()
-        .unwrap();
+    let mut shell = cluster.command("sh").unwrap();
+    shell.args(["-c", line]).stdin(Stdio::null());
+    let output = process::output(&mut shell, Limit::REQUEST).unwrap();
     assert!(
         output.status.success(),
         "{line}: {}",

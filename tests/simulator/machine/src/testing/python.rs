@@ -1,24 +1,50 @@
 //! A Python with the clients that users run: nvidia-ml-py, gpustat, nvitop, cuda-bindings.
 //!
 //! Installed from PyPI into a virtual environment beside the built programs, once per version of
-//! `python-clients.txt`. It appears under its final name only when it is complete, so that an
-//! interrupted installation is started again. So is one that was moved: its programs name the Python
-//! beside which they were installed.
+//! `python-clients.txt`. The environment gets its final name when it is complete, so an interrupted
+//! installation starts again. A moved environment is installed again too: its programs name the
+//! Python beside which they were installed.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use rustix::fs::{FlockOperation, flock};
 
 const REQUIREMENTS: &str = include_str!("../../python-clients.txt");
 
-/// The `bin` directory of the virtual environment.
+/// Returns true where the clients cannot be installed: without Python, its venv module or PyPI.
+///
+/// Reports the present test as skipped, with the reason, in the form that `cargo xtask test` reads.
+#[must_use]
+pub fn is_unavailable() -> bool {
+    let Err(error) = clients() else {
+        return false;
+    };
+    let test = std::thread::current();
+    let reason = format!("{error:#}").replace('\n', " ");
+    let line = format!("skipped: {}: {reason}\n", test.name().unwrap_or("a test"));
+    // `eprintln!` would be hidden for a test that passes.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    true
+}
+
+/// Returns the `bin` directory of the virtual environment.
 ///
 /// # Errors
 /// When there is no `python3` with `venv`, or PyPI cannot be reached.
 pub fn clients() -> anyhow::Result<PathBuf> {
+    static CLIENTS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    CLIENTS
+        .get_or_init(|| install().map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(|error| anyhow!(error))
+}
+
+fn install() -> anyhow::Result<PathBuf> {
     let directory = super::built()?.join("python-clients");
     fs::create_dir_all(&directory)?;
     let lock = File::create(directory.join("lock"))?;
@@ -33,7 +59,7 @@ pub fn clients() -> anyhow::Result<PathBuf> {
     run(Command::new("python3")
         .args(["-m", "venv"])
         .arg(&environment))
-    .context("these tests need python3 with its venv module (Debian: apt install python3-venv)")?;
+    .context("cannot create a virtual environment; install python3 with venv (Debian: apt install python3-venv)")?;
     let requirements = directory.join("requirements.txt");
     fs::write(&requirements, wanted)?;
     run(Command::new(environment.join("bin/pip"))

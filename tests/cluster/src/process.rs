@@ -1,0 +1,499 @@
+//! Runs programs with a time limit.
+//!
+//! Each program runs in a process group of its own. A program that exceeds its limit is killed with that whole group, and
+//! the error says which limit. [`kill_all`] ends every running group, for a command that is interrupted.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read, Seek as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+/// Pause between checks whether a program has ended.
+const POLL: Duration = Duration::from_millis(20);
+/// Wait for the end of the output after the program itself has ended.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long a program may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    total: Duration,
+    silence: Option<Duration>,
+}
+
+impl Limit {
+    /// Limit of one request to a component, such as a kubectl command.
+    pub const REQUEST: Self = Self::total(Duration::from_secs(300));
+    /// Limit of a build.
+    pub const BUILD: Self = Self::total(Duration::from_secs(60 * 60));
+
+    /// At most `total` from start to end.
+    #[must_use]
+    pub const fn total(total: Duration) -> Self {
+        Self {
+            total,
+            silence: None,
+        }
+    }
+
+    /// Also at most `silence` without output.
+    #[must_use]
+    pub const fn silence(self, silence: Duration) -> Self {
+        Self {
+            silence: Some(silence),
+            ..self
+        }
+    }
+
+    /// The limit that a program exceeds that started `running` ago and printed `silent` ago.
+    fn exceeded(self, running: Duration, silent: Duration) -> Option<Overrun> {
+        if running >= self.total {
+            return Some(Overrun::Total(self.total));
+        }
+        self.silence
+            .filter(|silence| silent >= *silence)
+            .map(Overrun::Silence)
+    }
+}
+
+/// The limit that a program exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overrun {
+    /// The program ran for this long.
+    Total(Duration),
+    /// The program printed nothing for this long.
+    Silence(Duration),
+}
+
+impl fmt::Display for Overrun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Total(limit) => write!(f, "killed after {} s", limit.as_secs()),
+            Self::Silence(limit) => write!(f, "killed after {} s without output", limit.as_secs()),
+        }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// By itself.
+    Exited(ExitStatus),
+    /// Killed at a limit.
+    Killed {
+        /// The limit.
+        overrun: Overrun,
+        /// The processes of its group at that moment, one line each.
+        processes: Vec<String>,
+    },
+}
+
+/// One of a program's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Runs a program with both outputs in one pipe and passes what it prints to `sink`, piece by piece.
+///
+/// # Errors
+/// When the program cannot be started or `sink` fails.
+pub fn run_merged(
+    command: &mut Command,
+    limit: Limit,
+    mut sink: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<End> {
+    let (reader, writer) = io::pipe().context("create a pipe")?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().context("create a pipe")?)
+        .stderr(writer);
+    let program = Program::start(command)?;
+    // The command owns write ends of the pipe; the reader sees no end while they are open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let pipes: Vec<Pipe> = vec![(Stream::Stdout, Box::new(reader))];
+    program.supervise(pipes, limit, |_, bytes| sink(bytes))
+}
+
+/// Runs a program and passes each line of one output to `line`; the other output goes where `command` says.
+///
+/// # Errors
+/// When the program cannot be started or exceeds the limit, or `line` fails.
+pub fn lines(
+    command: &mut Command,
+    stream: Stream,
+    limit: Limit,
+    mut line: impl FnMut(&str) -> Result<()>,
+) -> Result<ExitStatus> {
+    match stream {
+        Stream::Stdout => command.stdout(Stdio::piped()),
+        Stream::Stderr => command.stderr(Stdio::piped()),
+    };
+    let mut program = Program::start(command)?;
+    let pipes = program.pipes();
+    let mut rest = Vec::new();
+    let end = program.supervise(pipes, limit, |_, bytes| {
+        rest.extend_from_slice(bytes);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let complete: Vec<u8> = rest.drain(..=end).collect();
+            line(String::from_utf8_lossy(&complete).trim_end_matches('\n'))?;
+        }
+        Ok(())
+    })?;
+    if !rest.is_empty() {
+        line(&String::from_utf8_lossy(&rest))?;
+    }
+    exited(command, end)
+}
+
+/// Runs a program and returns its output.
+///
+/// # Errors
+/// When the program cannot be started or exceeds the limit.
+pub fn output(command: &mut Command, limit: Limit) -> Result<Output> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut program = Program::start(command)?;
+    let pipes = program.pipes();
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let end = program.supervise(pipes, limit, |stream, bytes| {
+        match stream {
+            Stream::Stdout => stdout.extend_from_slice(bytes),
+            Stream::Stderr => stderr.extend_from_slice(bytes),
+        }
+        Ok(())
+    })?;
+    let status = exited(command, end).with_context(|| {
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&stdout),
+            String::from_utf8_lossy(&stderr)
+        )
+    })?;
+    Ok(Output {
+        status,
+        stdout,
+        stderr,
+    })
+}
+
+/// Runs a program whose outputs go where `command` says.
+///
+/// # Errors
+/// When the program cannot be started or exceeds the limit.
+pub fn status(command: &mut Command, limit: Limit) -> Result<ExitStatus> {
+    let program = Program::start(command)?;
+    let end = program.supervise(vec![], limit, |_, _| Ok(()))?;
+    exited(command, end)
+}
+
+/// A file in memory with `input`, for a program's standard input.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn input(input: &[u8]) -> Result<Stdio> {
+    let memory = rustix::fs::memfd_create("input", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = fs::File::from(memory);
+    file.write_all(input)?;
+    file.rewind()?;
+    Ok(Stdio::from(file))
+}
+
+/// Kills every process group that runs now.
+pub fn kill_all() {
+    for group in groups().iter() {
+        let _ = kill_process_group(*group, Signal::KILL);
+    }
+}
+
+/// Process groups that run.
+static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+fn groups() -> MutexGuard<'static, Vec<Pid>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Pipe = (Stream, Box<dyn Read + Send>);
+
+/// A running program and its process group.
+struct Program {
+    child: Child,
+    group: Pid,
+    collected: bool,
+}
+
+impl Program {
+    fn start(command: &mut Command) -> Result<Self> {
+        // Locked over the start, so that `kill_all` misses no group.
+        let mut groups = groups();
+        let child = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+        let group = Pid::from_child(&child);
+        groups.push(group);
+        Ok(Self {
+            child,
+            group,
+            collected: false,
+        })
+    }
+
+    fn pipes(&mut self) -> Vec<Pipe> {
+        let mut pipes: Vec<Pipe> = Vec::new();
+        if let Some(pipe) = self.child.stdout.take() {
+            pipes.push((Stream::Stdout, Box::new(pipe)));
+        }
+        if let Some(pipe) = self.child.stderr.take() {
+            pipes.push((Stream::Stderr, Box::new(pipe)));
+        }
+        pipes
+    }
+
+    /// Leaves the exit status for [`Self::collect`]: until then no other process can get the group's id.
+    fn has_ended(&self) -> Result<bool> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(self.group), options).context("wait for a program")?;
+        Ok(status.is_some())
+    }
+
+    /// Kills whatever is left of the group and collects the exit status.
+    fn collect(&mut self) -> Result<ExitStatus> {
+        if !self.collected {
+            let _ = kill_process_group(self.group, Signal::KILL);
+        }
+        let status = self.child.wait().context("wait for a program")?;
+        self.collected = true;
+        Ok(status)
+    }
+
+    fn supervise(
+        mut self,
+        pipes: Vec<Pipe>,
+        limit: Limit,
+        mut sink: impl FnMut(Stream, &[u8]) -> Result<()>,
+    ) -> Result<End> {
+        let (sender, receiver) = mpsc::channel();
+        for (stream, pipe) in pipes {
+            let sender = sender.clone();
+            thread::spawn(move || forward(stream, pipe, &sender));
+        }
+        drop(sender);
+        let begun = Instant::now();
+        let mut printed = begun;
+        let mut ended: Option<Instant> = None;
+        let mut has_output = true;
+        loop {
+            if has_output {
+                match receiver.recv_timeout(POLL) {
+                    Ok((stream, bytes)) => {
+                        printed = Instant::now();
+                        sink(stream, &bytes)?;
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => has_output = false,
+                }
+            } else if ended.is_none() {
+                thread::sleep(POLL);
+            }
+            if ended.is_none() && self.has_ended()? {
+                ended = Some(Instant::now());
+            }
+            match ended {
+                // A process that the program left may hold its output open.
+                Some(at) if !has_output || at.elapsed() > DRAIN => {
+                    return Ok(End::Exited(self.collect()?));
+                }
+                Some(_) => {}
+                None => {
+                    if let Some(overrun) = limit.exceeded(begun.elapsed(), printed.elapsed()) {
+                        let processes = members(self.group);
+                        return Ok(End::Killed { overrun, processes });
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.collect();
+        groups().retain(|group| *group != self.group);
+    }
+}
+
+fn forward(stream: Stream, mut pipe: Box<dyn Read + Send>, sender: &Sender<(Stream, Vec<u8>)>) {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match pipe.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return,
+            Ok(length) => {
+                let bytes = buffer.get(..length).unwrap_or_default().to_vec();
+                if sender.send((stream, bytes)).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn exited(command: &Command, end: End) -> Result<ExitStatus> {
+    match end {
+        End::Exited(status) => Ok(status),
+        End::Killed { overrun, processes } => {
+            let arguments: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+            bail!(
+                "{} {}: {overrun}; processes:\n{}",
+                command.get_program().display(),
+                arguments.join(" "),
+                processes.join("\n")
+            )
+        }
+    }
+}
+
+/// The processes of a group: id, state, the kernel function in which it waits, and command line.
+fn members(group: Pid) -> Vec<String> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|process| {
+            let read = |file: &str| fs::read(process.path().join(file)).unwrap_or_default();
+            let stat = String::from_utf8_lossy(&read("stat")).into_owned();
+            let (state, member_of) = state_and_group(&stat)?;
+            (member_of == group.as_raw_pid()).then(|| {
+                let command = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+                let wait = String::from_utf8_lossy(&read("wchan")).into_owned();
+                format!(
+                    "{} {state} {wait} {}",
+                    process.file_name().display(),
+                    command.trim_end()
+                )
+            })
+        })
+        .collect()
+}
+
+/// State and process group in `/proc/PID/stat`; the name before them may contain anything.
+fn state_and_group(stat: &str) -> Option<(&str, i32)> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ');
+    let state = fields.next()?;
+    Some((state, fields.nth(1)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null());
+        command
+    }
+
+    const SHORT: Limit = Limit::total(Duration::from_secs(60));
+
+    #[test]
+    fn total_limit_precedes_silence() {
+        let limit = Limit::total(Duration::from_secs(10)).silence(Duration::from_secs(5));
+        let exceeded = |running, silent| {
+            limit.exceeded(Duration::from_secs(running), Duration::from_secs(silent))
+        };
+        assert_eq!(exceeded(9, 4), None);
+        assert_eq!(
+            exceeded(9, 5),
+            Some(Overrun::Silence(Duration::from_secs(5)))
+        );
+        assert_eq!(
+            exceeded(10, 5),
+            Some(Overrun::Total(Duration::from_secs(10)))
+        );
+    }
+
+    #[test]
+    fn returns_output_and_status() {
+        let output = output(&mut shell("echo out; echo err >&2; exit 3"), SHORT).unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(
+            (output.stdout, output.stderr),
+            (b"out\n".to_vec(), b"err\n".to_vec())
+        );
+    }
+
+    #[test]
+    fn passes_input() {
+        let mut cat = Command::new("cat");
+        let output = output(cat.stdin(input(b"text").unwrap()), SHORT).unwrap();
+        assert_eq!(output.stdout, b"text");
+    }
+
+    #[test]
+    fn splits_lines() {
+        let mut seen = Vec::new();
+        let mut command = shell("printf 'one\ntwo\nrest'");
+        lines(&mut command, Stream::Stdout, SHORT, |line| {
+            seen.push(line.to_owned());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, ["one", "two", "rest"]);
+    }
+
+    #[test]
+    fn kills_silent_program_with_its_children() {
+        let limit = SHORT.silence(Duration::from_millis(300));
+        let mut printed = Vec::new();
+        let end = run_merged(&mut shell("sleep 1000 & echo $!; wait"), limit, |bytes| {
+            printed.extend_from_slice(bytes);
+            Ok(())
+        })
+        .unwrap();
+        let End::Killed { overrun, processes } = end else {
+            panic!("not killed: {end:?}");
+        };
+        assert_eq!(overrun, Overrun::Silence(Duration::from_millis(300)));
+        assert!(
+            processes.iter().any(|line| line.ends_with("sleep 1000")),
+            "{processes:?}"
+        );
+        let child = String::from_utf8(printed).unwrap();
+        let proc = std::path::Path::new("/proc").join(child.trim());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // A killed process is a zombie until its new parent collects it.
+        while fs::read_to_string(proc.join("cmdline")).is_ok_and(|text| !text.is_empty()) {
+            assert!(Instant::now() < deadline, "the child still runs");
+            thread::sleep(POLL);
+        }
+    }
+
+    #[test]
+    fn names_program_and_limit() {
+        let limit = Limit::total(Duration::from_millis(100));
+        let error = status(Command::new("sleep").arg("1000"), limit).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("sleep 1000: killed after 0 s"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn reads_state_after_any_name() {
+        assert_eq!(state_and_group("7 (a) b) S 1 42 42 0"), Some(("S", 42)));
+        assert_eq!(state_and_group(""), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! The stages that test drava on a cluster.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::{Context, Result};
+use drava_cluster::{HostLock, Kubernetes, Machine, Options, workspace_root};
+
+use super::binaries::{self, Binary, Selection, Suite};
+use super::libtest::Outcome;
+use super::log::Log;
+use super::proof::Proof;
+use crate::deploy::{self, Artifacts};
+
+/// What decides whether drava works on another release of Kubernetes.
+const INPUTS: [&str; 8] = [
+    "Cargo.lock",
+    "api",
+    "cdi",
+    "controller",
+    "dra-driver",
+    "deploy/helm/drava",
+    "tests/cluster",
+    "tests/e2e",
+];
+
+/// The cluster of one release with drava.
+pub(crate) struct Trial<'a> {
+    name: &'static str,
+    kubernetes: Kubernetes,
+    filter: Option<&'a str>,
+    /// Held while the cluster runs.
+    lock: Mutex<Option<HostLock>>,
+}
+
+impl<'a> Trial<'a> {
+    pub(crate) fn new(name: &'static str, kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
+        Self {
+            name,
+            kubernetes,
+            filter,
+            lock: Mutex::new(None),
+        }
+    }
+
+    fn state(&self) -> PathBuf {
+        Options::named(self.name).state
+    }
+
+    /// Starts the cluster with drava.
+    pub(crate) fn start(&self, artifacts: &Artifacts) -> Result<()> {
+        let lock = drava_cluster::lock_host()?;
+        drava_cluster::down(&self.state()).context("end an earlier cluster of these tests")?;
+        deploy::start(self.name, self.kubernetes, Machine::default(), artifacts)?;
+        *self
+            .lock
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(lock);
+        Ok(())
+    }
+
+    /// Runs the tests of `suite` on the cluster.
+    pub(crate) fn run(&self, suite: Suite, binaries: &[Binary]) -> Result<Outcome> {
+        let environment = [("DRAVA_E2E_STATE", self.state())];
+        let selection = Selection {
+            filter: self.filter,
+            environment: &environment,
+            logs: self.name,
+        };
+        binaries::run(suite, binaries, selection)
+    }
+
+    /// Ends the cluster, or leaves it up and prints how to reach it.
+    pub(crate) fn end(&self, keep: bool) -> Result<()> {
+        if keep && let Ok(cluster) = drava_cluster::attach(&self.state()) {
+            eprintln!(
+                "    the cluster is up: export KUBECONFIG={}",
+                cluster.kubeconfig().display()
+            );
+        } else {
+            drava_cluster::down(&self.state()).context("end the cluster of the e2e tests")?;
+        }
+        self.lock
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
+        Ok(())
+    }
+}
+
+/// Whether drava was proved on the oldest release in its present form.
+pub(crate) fn proof_on_oldest() -> Result<Proof> {
+    let release = Kubernetes::OLDEST.version();
+    Proof::of(&format!("e2e-{release}"), workspace_root(), &INPUTS)
+}
+
+/// Runs the e2e tests without measured times on the oldest release.
+pub(crate) fn on_oldest(
+    trial: &Trial<'_>,
+    artifacts: &Artifacts,
+    binaries: &[Binary],
+    log: &mut Log,
+) -> Result<Outcome> {
+    // Of the sources before the run: they may change meanwhile.
+    let proof = proof_on_oldest()?;
+    log.note(&format!("Kubernetes {}", trial.kubernetes.version()))?;
+    let outcome = trial
+        .start(artifacts)
+        .and_then(|()| trial.run(Suite::E2e, binaries));
+    trial.end(false)?;
+    let outcome = outcome?;
+    if outcome.count.failed == 0 && outcome.count.passed > 0 && trial.filter.is_none() {
+        proof.record()?;
+    }
+    Ok(outcome)
+}
