@@ -42,6 +42,18 @@ pub fn pool(node: &str) -> String {
     format!("{node}/gpus")
 }
 
+/// Name of the device that is a whole GPU, and of its counter set. `minor` is the number of `/dev/nvidia<minor>`.
+#[must_use]
+pub fn gpu_device(minor: u32) -> String {
+    format!("gpu-{minor}")
+}
+
+/// Name of the device whose shares libvgpu enforces. `minor` is the number of `/dev/nvidia<minor>`.
+#[must_use]
+pub fn vgpu_device(minor: u32) -> String {
+    format!("gpu-{minor}-vgpu")
+}
+
 /// Device classes of the chart.
 pub mod class {
     /// A whole GPU.

@@ -36,10 +36,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 
-use crate::claim::ClaimUid;
+use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
-use crate::prepare::record::{Loaded, Stage, Store};
-use crate::prepare::{Prepared, ShareId};
+use crate::prepare::Prepared;
+use crate::prepare::record::{Loaded, RecordStore, Stage};
 
 pub mod allot;
 pub mod arrivals;
@@ -58,9 +58,10 @@ pub mod tell;
 pub mod tenant;
 pub mod token;
 
+use crate::inventory::OpenLibrary;
 use calls::Calls;
 use card::{Card, Shares, What};
-use observe::{Attention, Busy, Observation, Observer, Open, Outbox, Seen};
+use observe::{Attention, Busy, Observation, Observer, Outbox, Seen};
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.
@@ -89,7 +90,7 @@ pub struct Config {
     /// `/proc` of the node.
     pub proc_root: PathBuf,
     /// Opens the GPU library.
-    pub open: Open,
+    pub open: OpenLibrary,
     /// What the driver takes in a context of a card, bytes; `None` while nobody knows.
     pub estimate: Estimate,
 }
@@ -111,7 +112,7 @@ pub struct Finding {
 /// The agent. One thread does all of it.
 pub struct Agent {
     config: Config,
-    store: Store,
+    store: RecordStore,
     shares: Shares,
     cards: BTreeMap<GpuUuid, Card>,
     /// Of every card that ever had a share.
@@ -138,7 +139,7 @@ impl Agent {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = eventfd(0, flags).ok().map(Arc::new);
         Self {
-            store: Store::new(config.layout.claims()),
+            store: RecordStore::new(config.layout.claims()),
             config,
             shares: Shares::default(),
             cards: BTreeMap::new(),

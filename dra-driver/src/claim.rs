@@ -58,6 +58,64 @@ impl From<ClaimUid> for String {
     }
 }
 
+/// ID of a share of a device: the allocation result's `shareID`, a lowercase UUID. It names directories.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ShareId(String);
+
+/// A text that is no share ID.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no share ID: a lowercase UUID")]
+pub struct InvalidShareId(String);
+
+impl ShareId {
+    /// Checks `text`.
+    ///
+    /// # Errors
+    /// When it is not a lowercase UUID.
+    pub fn parse(text: &str) -> Result<Self, InvalidShareId> {
+        let sound = text.len() == 36
+            && text
+                .bytes()
+                .enumerate()
+                .all(|(position, byte)| match position {
+                    8 | 13 | 18 | 23 => byte == b'-',
+                    _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+                });
+        if sound {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidShareId(text.to_owned()))
+        }
+    }
+
+    /// The ID as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ShareId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for ShareId {
+    type Error = InvalidShareId;
+
+    fn try_from(text: String) -> Result<Self, InvalidShareId> {
+        Self::parse(&text)
+    }
+}
+
+impl From<ShareId> for String {
+    fn from(id: ShareId) -> Self {
+        id.0
+    }
+}
+
 /// A claim as kubelet names it. Prints as `namespace/name (uid …)`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClaimRef {

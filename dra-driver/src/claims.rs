@@ -1,4 +1,4 @@
-//! Kubelet's claims against the API server and the node: looks the claim up, takes its lock, prepares, reports.
+//! Prepares and unprepares claims for kubelet: reads the claim from the API server, locks it, applies it, reports it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,134 +9,234 @@ use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::args::Delivery;
 use crate::artifacts::Installed;
 use crate::claim::ClaimRef;
-use crate::error::describe;
 use crate::inventory::{Node, State};
-use crate::lock::Lock;
+use crate::lock::{Lock, LockError};
+use crate::options::Delivery;
 use crate::plugin::service::Claims;
-use crate::prepare::apply::{Applier, Environment, Failure, Repairs};
+use crate::prepare::Prepared;
+use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, Repairs};
 use crate::prepare::effects::Effects;
-use crate::prepare::record::Record;
+use crate::prepare::record::ClaimRecord;
 use crate::proto::dra_v1::Device;
 use crate::report::{Injection, Reporter, Subject};
 
-/// How long the API server has to say what a claim is; the client tries again by itself in that time.
-const API_PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of reading one claim from the API server, retries of the client included.
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a call waits for what the driver finds out when it starts.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for GPU discovery and for the installation of artifacts after the start of the driver.
+const STARTUP_WAIT: Duration = Duration::from_secs(5);
 
-/// How long a claim waits for the devices of a claim that is leaving: kubelet, told no, asks again only after a minute,
-/// and waits for an answer for 45 s.
-pub const LEAVING_PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for devices of a claim that is being released. After an error kubelet retries only once a minute, and
+/// its calls time out after 45 s.
+pub const RELEASE_WAIT: Duration = Duration::from_secs(20);
 
-/// Time between two looks at claims that are leaving.
-const LEAVING_POLL: Duration = Duration::from_millis(250);
+/// Time between two checks of claims that are being released.
+const RELEASE_POLL: Duration = Duration::from_millis(250);
 
-/// A claim was not prepared.
-#[derive(Debug)]
-pub struct Refusal {
-    /// The text for the pod's event.
-    pub text: String,
-    /// The claims that hold what it needs.
-    pub holders: Vec<ClaimRef>,
+/// The claim could not be read from the API server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FetchError {
+    /// The API server returned an error.
+    #[error("claim {claim}: cannot get the claim from the API server")]
+    Api {
+        /// The claim.
+        claim: ClaimRef,
+        /// Error of the request.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The API server did not answer in time.
+    #[error(
+        "claim {claim}: cannot get the claim from the API server: no answer within {} s",
+        API_TIMEOUT.as_secs()
+    )]
+    Timeout {
+        /// The claim.
+        claim: ClaimRef,
+    },
 }
 
-impl From<String> for Refusal {
-    fn from(text: String) -> Self {
-        let holders = Vec::new();
-        Self { text, holders }
+/// The node cannot prepare claims at present.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvironmentError {
+    /// GPU discovery failed.
+    #[error("claim {claim}: cannot use the GPUs of this node: {reason}")]
+    Gpus {
+        /// The claim.
+        claim: ClaimRef,
+        /// Reason of [`State::Unknown`].
+        reason: String,
+    },
+    /// GPU discovery did not finish within [`STARTUP_WAIT`].
+    #[error("claim {claim}: GPU discovery is not complete; kubelet retries")]
+    GpusPending {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// The artifacts cannot be installed.
+    #[error("claim {claim}: cannot use libvgpu.so: {reason}")]
+    Artifacts {
+        /// The claim.
+        claim: ClaimRef,
+        /// Error of the installation.
+        reason: String,
+    },
+    /// The installation of artifacts did not finish within [`STARTUP_WAIT`].
+    #[error("claim {claim}: the installation of libvgpu.so is not complete; kubelet retries")]
+    ArtifactsPending {
+        /// The claim.
+        claim: ClaimRef,
+    },
+}
+
+/// A blocking task ended without a result.
+#[derive(Debug, thiserror::Error)]
+#[error("a task of the node driver panicked")]
+pub struct TaskError(#[from] tokio::task::JoinError);
+
+/// A claim was not prepared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// The claim could not be read.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// GPUs or artifacts are not available.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The claim's lock was not acquired.
+    #[error("claim {claim}: cannot lock the claim")]
+    Lock {
+        /// The claim.
+        claim: ClaimRef,
+        /// Error of the lock.
+        #[source]
+        source: LockError,
+    },
+    /// The allocation is invalid, conflicts with a prepared claim, or the node could not be changed.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// A task panicked.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+impl PrepareError {
+    /// Claims that hold the devices; empty unless the reason is a conflict.
+    #[must_use]
+    pub fn holders(&self) -> &[ClaimRef] {
+        match self {
+            Self::Apply(error) => match error.failure.as_ref() {
+                Failure::Conflict(conflict) => conflict.holders(),
+                _ => &[],
+            },
+            Self::Fetch(_) | Self::Environment(_) | Self::Lock { .. } | Self::Task(_) => &[],
+        }
     }
+}
+
+/// A claim was not unprepared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnprepareError {
+    /// The claim's lock was not acquired.
+    #[error("claim {claim}: cannot lock the claim")]
+    Lock {
+        /// The claim.
+        claim: ClaimRef,
+        /// Error of the lock.
+        #[source]
+        source: LockError,
+    },
+    /// The node could not be changed.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// A task panicked.
+    #[error(transparent)]
+    Task(#[from] TaskError),
 }
 
 /// Prepares and unprepares the claims of one node.
 pub struct ClaimService<E> {
     /// Pool of the node.
     pub pool: String,
-    /// Makes and removes things on the node.
+    /// Applies claims to the node.
     pub applier: Arc<Applier<E>>,
-    /// The API server.
+    /// Client of the API server.
     pub client: Client,
-    /// The node's GPUs.
+    /// State of the node's GPUs.
     pub gpus: watch::Receiver<State>,
-    /// The installed artifacts, or why there are none; `None` while that is tried for the first time.
+    /// The installed artifacts or the error of the installation; `None` during the first attempt.
     pub installed: watch::Receiver<Option<Result<Installed, String>>>,
-    /// How containers of claims to come get libvgpu.
+    /// Delivery of libvgpu for claims that are prepared from now on.
     pub delivery: Delivery,
-    /// Where it reports.
+    /// Queue of events and device statuses.
     pub reporter: Reporter,
-    /// Wakes whoever tidies up.
-    pub untidy: Arc<Notify>,
-    /// How long a claim waits for the devices of a claim that is leaving.
-    pub leaving_patience: Duration,
+    /// Requests a reconciliation.
+    pub reconcile: Arc<Notify>,
+    /// Longest wait for devices of a claim that is being released.
+    pub release_wait: Duration,
 }
 
 impl<E: Effects> ClaimService<E> {
-    /// The claim as the API server has it now; `None` when there is none of this name.
+    /// Reads the claim from the API server; `None` when no claim has this name.
     ///
     /// # Errors
-    /// The text for the pod's event.
-    pub async fn fetch(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, String> {
+    /// When the API server returns an error or does not answer in time.
+    pub async fn fetch(&self, claim: &ClaimRef) -> Result<Option<ResourceClaim>, FetchError> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
-        let failed =
-            |reason: String| format!("claim {claim}: get it from the API server: {reason}");
-        match tokio::time::timeout(API_PATIENCE, claims.get_opt(&claim.name)).await {
-            Ok(found) => found.map_err(|error| failed(describe(&error))),
-            Err(_) => Err(failed(format!(
-                "no answer within {} s",
-                API_PATIENCE.as_secs()
-            ))),
+        match tokio::time::timeout(API_TIMEOUT, claims.get_opt(&claim.name)).await {
+            Ok(found) => found.map_err(|source| FetchError::Api {
+                claim: claim.clone(),
+                source: Box::new(source),
+            }),
+            Err(_) => Err(FetchError::Timeout {
+                claim: claim.clone(),
+            }),
         }
     }
 
-    /// The GPUs and artifacts, or why nothing can be prepared. Waits a little while the driver starts.
+    /// Returns the GPUs and artifacts. Waits up to [`STARTUP_WAIT`] for each while the driver starts.
     ///
     /// # Errors
-    /// The text for the pod's event.
-    pub async fn environment(&self, claim: &ClaimRef) -> Result<(Arc<Node>, Installed), String> {
-        let looked = |state: &State| !matches!(state, State::Pending);
-        let gpus = settled(self.gpus.clone(), looked).await;
-        let node = match gpus {
+    /// When GPUs or artifacts are not available.
+    pub async fn environment(
+        &self,
+        claim: &ClaimRef,
+    ) -> Result<(Arc<Node>, Installed), EnvironmentError> {
+        let claim = claim.clone();
+        let is_known = |state: &State| !matches!(state, State::Pending);
+        let node = match settled(self.gpus.clone(), is_known).await {
             State::Known(node) => node,
-            State::Unknown(reason) => {
-                return Err(format!(
-                    "claim {claim}: the GPUs of this node are not usable: {reason}"
-                ));
-            }
-            State::Pending => {
-                return Err(format!(
-                    "claim {claim}: the driver has just started and still looks for the GPUs"
-                ));
-            }
+            State::Unknown(reason) => return Err(EnvironmentError::Gpus { claim, reason }),
+            State::Pending => return Err(EnvironmentError::GpusPending { claim }),
         };
         match settled(self.installed.clone(), Option::is_some).await {
             Some(Ok(installed)) => Ok((node, installed)),
-            Some(Err(reason)) => Err(format!("claim {claim}: {reason}")),
-            None => Err(format!(
-                "claim {claim}: the driver has just started and still installs libvgpu.so"
-            )),
+            Some(Err(reason)) => Err(EnvironmentError::Artifacts { claim, reason }),
+            None => Err(EnvironmentError::ArtifactsPending { claim }),
         }
     }
 
-    async fn lock(&self, claim: &ClaimRef) -> Result<Lock, String> {
+    async fn lock(&self, claim: &ClaimRef) -> Result<Result<Lock, LockError>, TaskError> {
         let (applier, uid) = (Arc::clone(&self.applier), claim.uid.clone());
-        blocking(move || applier.locks().claim(&uid))
-            .await?
-            .map_err(|error| format!("claim {claim}: {}", describe(&error)))
+        blocking(move || applier.locks().claim(&uid)).await
     }
 
-    /// Prepares a claim whose lock is held and which the API server has as `found`.
+    /// Prepares a claim whose lock is held. `found` is the claim as the API server has it.
     ///
     /// # Errors
-    /// The text for the pod's event, and which claims are in the way.
+    /// When the claim was not prepared. [`PrepareError::holders`] lists conflicting claims.
     pub async fn prepare_locked(
         &self,
         claim: &ClaimRef,
         found: Option<ResourceClaim>,
         lock: Lock,
-    ) -> Result<Record, Refusal> {
+    ) -> Result<ClaimRecord, PrepareError> {
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
         let delivery = self.delivery;
@@ -149,22 +249,14 @@ impl<E: Effects> ClaimService<E> {
                 delivery,
             };
             let outcome = applier.prepare(&wanted, found.as_ref(), &environment);
-            // Held to here, whatever becomes of the call that waits for this.
+            // Released only now: the caller may be cancelled while this task runs.
             drop(lock);
             (outcome, found, node)
         })
         .await?;
-        let (record, repairs) = outcome.map_err(|error| {
-            if matches!(*error.failure, Failure::Unreadable(_)) {
-                self.untidy.notify_one();
-            }
-            let holders = match error.failure.as_ref() {
-                Failure::Conflict(conflict) => conflict.holders().to_vec(),
-                _ => Vec::new(),
-            };
-            Refusal {
-                text: describe(&error),
-                holders,
+        let (record, repairs) = outcome.inspect_err(|error| {
+            if matches!(*error.failure, Failure::DamagedRecord(_)) {
+                self.reconcile.notify_one();
             }
         })?;
         self.report_repairs(claim, repairs);
@@ -175,11 +267,11 @@ impl<E: Effects> ClaimService<E> {
         Ok(record)
     }
 
-    /// Whether one of the claims is not allocated any more, so that kubelet is about to unprepare it: the pod was deleted
-    /// by force, and its containers still end.
-    async fn is_any_leaving(&self, claims: &[ClaimRef]) -> bool {
+    /// Returns whether one of the claims is no longer allocated, so that kubelet unprepares it soon: its pod was
+    /// force-deleted and the containers are still terminating.
+    async fn is_any_released(&self, claims: &[ClaimRef]) -> bool {
         for claim in claims {
-            let is_leaving = match self.fetch(claim).await {
+            let is_released = match self.fetch(claim).await {
                 Ok(Some(found)) => {
                     found.metadata.uid.as_deref() != Some(claim.uid.as_str())
                         || found
@@ -189,14 +281,14 @@ impl<E: Effects> ClaimService<E> {
                 Ok(None) => true,
                 Err(_) => false,
             };
-            if is_leaving {
+            if is_released {
                 return true;
             }
         }
         false
     }
 
-    /// Raises an event about what was out of order.
+    /// Raises an event on the claim if anything was repaired.
     pub fn report_repairs(&self, claim: &ClaimRef, Repairs(repairs): Repairs) {
         if !repairs.is_empty() {
             self.reporter.event(
@@ -209,48 +301,57 @@ impl<E: Effects> ClaimService<E> {
 }
 
 impl<E: Effects> Claims for ClaimService<E> {
-    async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
-        let deadline = Instant::now() + self.leaving_patience;
+    type PrepareError = PrepareError;
+    type UnprepareError = UnprepareError;
+
+    async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, PrepareError> {
+        let deadline = Instant::now() + self.release_wait;
         loop {
             let lock = self.lock(claim).await?;
+            let lock = lock.map_err(|source| PrepareError::Lock {
+                claim: claim.clone(),
+                source,
+            })?;
             let found = self.fetch(claim).await?;
-            let refusal = match self.prepare_locked(claim, found, lock).await {
-                Ok(record) => return Ok(answer(&record)),
-                Err(refusal) => refusal,
+            let error = match self.prepare_locked(claim, found, lock).await {
+                Ok(record) => return Ok(devices(&record)),
+                Err(error) => error,
             };
-            if Instant::now() >= deadline || !self.is_any_leaving(&refusal.holders).await {
-                return Err(refusal.text);
+            if Instant::now() >= deadline || !self.is_any_released(error.holders()).await {
+                return Err(error);
             }
-            tokio::time::sleep(LEAVING_POLL).await;
+            tokio::time::sleep(RELEASE_POLL).await;
         }
     }
 
-    async fn unprepare(&self, claim: &ClaimRef) -> Result<(), String> {
+    async fn unprepare(&self, claim: &ClaimRef) -> Result<(), UnprepareError> {
         let lock = self.lock(claim).await?;
+        let lock = lock.map_err(|source| UnprepareError::Lock {
+            claim: claim.clone(),
+            source,
+        })?;
         let (applier, wanted) = (Arc::clone(&self.applier), claim.clone());
-        blocking(move || {
-            applier
-                .unprepare(&wanted)
-                .map_err(|error| describe(&error))?;
+        let outcome = blocking(move || {
+            applier.unprepare(&wanted)?;
             lock.remove();
             Ok(())
-        })
-        .await?
+        });
+        outcome.await?
     }
 }
 
-/// The value once `is_settled`, or the present one after a while.
+/// Returns the value once `is_settled`, or the current value after [`STARTUP_WAIT`].
 async fn settled<T: Clone>(mut value: watch::Receiver<T>, is_settled: impl Fn(&T) -> bool) -> T {
-    let waited = tokio::time::timeout(START_PATIENCE, value.wait_for(|value| is_settled(value)));
+    let waited = tokio::time::timeout(STARTUP_WAIT, value.wait_for(|value| is_settled(value)));
     if let Ok(Ok(value)) = waited.await {
         return value.clone();
     }
     value.borrow().clone()
 }
 
-/// What kubelet is told: the same for the same record.
-fn answer(record: &Record) -> Vec<Device> {
-    let device = |device: &crate::prepare::Prepared| Device {
+/// Returns kubelet's devices of a record.
+fn devices(record: &ClaimRecord) -> Vec<Device> {
+    let device = |device: &Prepared| Device {
         request_names: vec![device.request.clone()],
         pool_name: device.pool.clone(),
         device_name: device.device.clone(),
@@ -264,12 +365,10 @@ fn answer(record: &Record) -> Vec<Device> {
     record.devices.iter().map(device).collect()
 }
 
-/// Runs what blocks where that is allowed. It is not interrupted when the caller goes away.
+/// Runs `work` on a thread that may block. `work` runs to its end even if the caller is cancelled.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
+) -> Result<T, TaskError> {
     let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work))
-        .await
-        .map_err(|error| format!("the driver failed: {error}"))
+    Ok(tokio::task::spawn_blocking(move || span.in_scope(work)).await?)
 }

@@ -1,4 +1,4 @@
-//! Puts the parts of the driver together and runs them until it is told to stop.
+//! Starts the tasks of the driver and supervises them until the driver stops.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,95 +15,94 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
-use crate::agent::observe::Open;
-use crate::args::{Delivery, Paths, Scheduling};
 use crate::artifacts::{self, Installed};
 use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
-use crate::error::describe;
 use crate::health;
-use crate::inventory::{InventoryThread, Source, State};
+use crate::inventory::{InventoryThread, OpenLibrary, Source, State};
 use crate::layout::Layout;
 use crate::lock::Locks;
+use crate::options::{Delivery, Paths, Scheduling};
 use crate::plugin::health::Devices;
-use crate::plugin::takeover::Standing;
+use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
 use crate::publish::writer::Publisher;
 use crate::report::{Reporter, Subject};
+use drava_api::error::describe;
 
 mod active;
 
 use active::Active;
 
-/// Time between two attempts at something that a person has to put right.
+/// Time between two attempts to install the artifacts.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// How long the parts of the driver get to finish; below the 30 s that Kubernetes gives a pod.
+/// Time limit of the shutdown. Kubernetes kills a pod 30 s after SIGTERM by default.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// How long something must keep the driver from being ready before people are told.
-const LASTING: Duration = Duration::from_secs(5);
+/// How long a condition stays unmet before an event is raised.
+const UNMET_FOR: Duration = Duration::from_secs(5);
 
-/// How long a call waits for a lock that another call or instance holds; below kubelet's time-out of 45 s.
-const LOCK_PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for a lock. Kubelet's calls time out after 45 s.
+const LOCK_WAIT: Duration = Duration::from_secs(20);
 
-/// What the driver needs to know.
+/// Configuration of the driver.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Name of the node.
     pub node: String,
-    /// UID of this pod.
+    /// UID of this pod; `None` when only one instance runs on the node.
     pub pod_uid: Option<String>,
-    /// Who allocates.
+    /// Allocator of the devices.
     pub scheduling: Scheduling,
-    /// How containers of claims to come get libvgpu.
+    /// Delivery of libvgpu for claims that are prepared from now on.
     pub delivery: Delivery,
     /// Directories.
     pub paths: Paths,
     /// Address of the health endpoints.
     pub listen: SocketAddr,
-    /// How long a prepared claim must be gone before it is undone without kubelet.
+    /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::reconcile::GRACE`].
     pub orphan_grace: Duration,
-    /// How long a claim waits for the devices of a claim that is leaving.
-    pub leaving_patience: Duration,
-    /// How long the taint of what is not offered any more stands before that is withdrawn.
+    /// Longest wait for devices of a claim that is being released, see [`crate::claims::RELEASE_WAIT`].
+    pub release_wait: Duration,
+    /// How long a retained device is tainted before it is withdrawn, see [`crate::publish::retained::GRACE`].
     pub retained_grace: Duration,
 }
 
-/// The driver cannot run.
+/// Fatal error of the driver.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The health endpoints have no place.
-    #[error("listen on {address}; another address can be chosen with --listen")]
+    /// The address of the health endpoints cannot be bound.
+    #[error("cannot listen on {address}; choose another address with --listen")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The thread for NVML could not be started.
-    #[error("start the thread that talks to NVML")]
+    /// The NVML thread could not be started.
+    #[error("cannot start the NVML thread")]
     Thread(#[source] io::Error),
-    /// kubelet's directory leaves no room for sockets.
+    /// The path of a socket is too long.
     #[error(transparent)]
     Sockets(#[from] plugin::socket::PathTooLong),
-    /// A part ended that must not.
-    #[error("{0} has ended unexpectedly")]
+    /// A task ended before the driver stopped.
+    #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
 
-/// Parts of the driver that run; each says which it was when it ends.
+/// Running tasks; each returns its name.
 type Tasks = JoinSet<Result<&'static str, RunError>>;
 
 /// Runs the driver until `stop`.
 ///
 /// # Errors
-/// What cannot be helped by trying again.
+/// When a retry cannot help. Everything else is retried and shown as a condition.
 pub async fn run(
     config: Config,
     client: Client,
@@ -123,16 +122,16 @@ pub async fn run(
     let (reporter, reports) = Reporter::start(client.clone(), config.node.clone());
     tasks.spawn(async move {
         reports.await;
-        Ok("the reporter")
+        Ok("event reporter")
     });
     let shared = Shared {
-        locks: Locks::new(layout.locks(), LOCK_PATIENCE),
+        locks: Locks::new(layout.locks(), LOCK_WAIT),
         layout,
         client,
         gpus: thread.state(),
         conditions,
         reporter,
-        untidy: Arc::new(Notify::new()),
+        reconcile: Arc::new(Notify::new()),
         stop: stop.clone(),
         config,
     };
@@ -140,13 +139,13 @@ pub async fn run(
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, installed);
     let (health, devices) = watch::channel(Vec::new());
-    let (stand, standing) = watch::channel(Standing::Unknown);
-    shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, standing);
-    shared.publish(&mut tasks, claims, observe, health, stand);
+    let (role_sender, role) = watch::channel(InstanceRole::Unknown);
+    shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, role);
+    shared.publish(&mut tasks, claims, observe, health, role_sender);
     drop(shared);
 
     let ended = supervise(&mut tasks, &stop).await;
-    // The thread ends with its handle; the reporter with its last clone.
+    // Dropping the handle ends the thread; the reporter ends with its last clone.
     drop(thread);
     ended
 }
@@ -162,12 +161,12 @@ async fn serve_endpoints(
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     tasks.spawn(async move {
         let _ = endpoints.await;
-        Ok("the health endpoint")
+        Ok("health endpoint")
     });
     Ok(())
 }
 
-/// What the parts of the driver have in common.
+/// State that the tasks share.
 struct Shared {
     config: Config,
     client: Client,
@@ -176,12 +175,12 @@ struct Shared {
     gpus: watch::Receiver<State>,
     conditions: Conditions,
     reporter: Reporter,
-    untidy: Arc<Notify>,
+    reconcile: Arc<Notify>,
     stop: CancellationToken,
 }
 
 impl Shared {
-    /// Tells how the driver and the GPUs are.
+    /// Reports unmet conditions and changes of the GPUs.
     fn follow(&self, tasks: &mut Tasks) {
         let (conditions, stop) = (&self.conditions, &self.stop);
         tasks.spawn(report_conditions(
@@ -192,12 +191,12 @@ impl Shared {
         tasks.spawn(follow_gpus(
             self.gpus.clone(),
             conditions.clone(),
-            Arc::clone(&self.untidy),
+            Arc::clone(&self.reconcile),
             stop.clone(),
         ));
     }
 
-    /// Installs what containers use.
+    /// Installs the artifacts.
     fn install(&self, tasks: &mut Tasks) -> watch::Receiver<Option<Result<Installed, String>>> {
         let (install, installed) = watch::channel(None);
         tasks.spawn(install_artifacts(
@@ -224,8 +223,8 @@ impl Shared {
             installed,
             delivery: self.config.delivery,
             reporter: self.reporter.clone(),
-            untidy: Arc::clone(&self.untidy),
-            leaving_patience: self.config.leaving_patience,
+            reconcile: Arc::clone(&self.reconcile),
+            release_wait: self.config.release_wait,
         })
     }
 
@@ -234,7 +233,7 @@ impl Shared {
         tasks: &mut Tasks,
         claims: Arc<ClaimService<NodeEffects>>,
         devices: watch::Receiver<Devices>,
-        standing: watch::Receiver<Standing>,
+        role: watch::Receiver<InstanceRole>,
     ) {
         let plugin = Plugin {
             kubelet_dir: self.config.paths.kubelet_dir.clone(),
@@ -242,25 +241,23 @@ impl Shared {
             claims,
             health: devices,
             conditions: self.conditions.clone(),
-            standing,
+            role,
         };
         let stop = self.stop.clone();
         tasks.spawn(async move {
             let served = Box::pin(plugin::serve(plugin, stop)).await;
-            served
-                .map(|()| "the kubelet plugin")
-                .map_err(RunError::from)
+            served.map(|()| "kubelet plugin").map_err(RunError::from)
         });
     }
 
-    /// Publishes the cards, and does what else only one instance on the node may do, as soon as this is that one.
+    /// Runs the tasks of the active instance once this instance is active.
     fn publish(
         &self,
         tasks: &mut Tasks,
         claims: Arc<ClaimService<NodeEffects>>,
-        observe: Open,
+        observe: OpenLibrary,
         health: watch::Sender<Devices>,
-        stand: watch::Sender<Standing>,
+        role: watch::Sender<InstanceRole>,
     ) {
         let publisher = Publisher {
             client: self.client.clone(),
@@ -284,21 +281,21 @@ impl Shared {
             layout: self.layout.clone(),
             agent,
             orphan_grace: self.config.orphan_grace,
-            untidy: Arc::clone(&self.untidy),
+            reconcile_request: Arc::clone(&self.reconcile),
             stop: self.stop.clone(),
         };
         let locks = self.locks.clone();
         tasks.spawn(async move {
-            active.run_when_alone(&locks, &stand).await;
-            Ok("the publisher")
+            active.run_when_active(&locks, &role).await;
+            Ok("publisher")
         });
     }
 }
 
-/// Waits until the driver is told to stop, or a part of it ends; then gives the parts a while to finish.
+/// Waits until `stop` or the end of a task, then stops all tasks and waits for them up to [`SHUTDOWN`].
 async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), RunError> {
     let outcome = tokio::select! {
-        // First: parts that end because they were told to have not ended unexpectedly.
+        // In this order: a task that ends because of `stop` did not end unexpectedly.
         biased;
         () = stop.cancelled() => Ok(()),
         Some(ended) = tasks.join_next() => {
@@ -309,18 +306,18 @@ async fn supervise(tasks: &mut Tasks, stop: &CancellationToken) -> Result<(), Ru
     stop.cancel();
     let finished = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(SHUTDOWN, finished).await.is_err() {
-        tracing::warn!("parts of the driver did not finish in time");
+        tracing::warn!("tasks did not finish before the shutdown limit");
     }
     outcome
 }
 
-/// Raises an event on the node for whatever keeps the driver from being ready for longer than starting takes.
+/// Raises an event on the node for each condition that is unmet for [`UNMET_FOR`].
 async fn report_conditions(
     conditions: Conditions,
     reporter: Reporter,
     stop: CancellationToken,
 ) -> Result<&'static str, RunError> {
-    let told = conditions.each_lasting(LASTING, |unmet| {
+    let reports = conditions.each_lasting(UNMET_FOR, |unmet| {
         for (condition, reason) in unmet {
             reporter.event(
                 Subject::Node,
@@ -329,15 +326,15 @@ async fn report_conditions(
             );
         }
     });
-    until(&stop, told).await;
-    Ok("the condition report")
+    until(&stop, reports).await;
+    Ok("condition reporter")
 }
 
-/// Says whether the GPUs are known.
+/// Sets the condition `gpus` and requests a reconciliation when the GPUs change.
 async fn follow_gpus(
     mut gpus: watch::Receiver<State>,
     conditions: Conditions,
-    untidy: Arc<Notify>,
+    reconcile: Arc<Notify>,
     stop: CancellationToken,
 ) -> Result<&'static str, RunError> {
     while until(&stop, gpus.changed()).await {
@@ -346,14 +343,14 @@ async fn follow_gpus(
             State::Known(node) => {
                 let inventory = &node.inventory;
                 tracing::info!(
-                    cards = inventory.gpus.cards.len(),
+                    gpus = inventory.gpus.cards.len(),
                     driver.version = inventory.gpus.driver_version,
                     faults = ?inventory.gpus.faults,
-                    "the GPUs are known"
+                    "GPU inventory changed"
                 );
                 conditions.set(Condition::Gpus, Ok(()));
-                // What claims get may have changed, or could not be restored before.
-                untidy.notify_one();
+                // The CDI specs of claims may be outdated, or could not be restored without GPUs.
+                reconcile.notify_one();
             }
             State::Pending => {}
             State::Unknown(reason) => {
@@ -361,10 +358,10 @@ async fn follow_gpus(
             }
         }
     }
-    Ok("the inventory")
+    Ok("GPU inventory")
 }
 
-/// Installs the artifacts, trying again until it works.
+/// Installs the artifacts; retries until the installation succeeds.
 async fn install_artifacts(
     paths: Paths,
     install: watch::Sender<Option<Result<Installed, String>>>,
@@ -378,7 +375,10 @@ async fn install_artifacts(
             ..
         } = paths.clone();
         let outcome = blocking(move || artifacts::install(&artifacts_dir, &state_dir)).await;
-        let outcome = outcome.and_then(|installed| installed.map_err(|error| describe(&error)));
+        let outcome = match outcome {
+            Ok(installed) => installed.map_err(|error| describe(&error)),
+            Err(error) => Err(describe(&error)),
+        };
         let done = outcome.is_ok();
         conditions.set(Condition::Artifacts, outcome.clone().map(drop));
         install.send_replace(Some(outcome));
@@ -386,14 +386,14 @@ async fn install_artifacts(
             stop.cancelled().await;
         }
         if !until(&stop, tokio::time::sleep(RETRY)).await {
-            return Ok("the installer");
+            return Ok("artifact installer");
         }
     }
 }
 
 async fn listen_on(address: SocketAddr) -> Result<TcpListener, RunError> {
     match TcpListener::bind(address).await {
-        // A node without IPv6 has only the other half of "all interfaces".
+        // A node without IPv6 has no [::].
         Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
             TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, address.port())).await
         }
@@ -402,7 +402,7 @@ async fn listen_on(address: SocketAddr) -> Result<TcpListener, RunError> {
     .map_err(|source| RunError::Listen { address, source })
 }
 
-/// Waits for `work` unless the driver is told to stop first; says whether it was done.
+/// Waits for `work` or `stop`. Returns whether `work` completed.
 async fn until<T>(stop: &CancellationToken, work: impl Future<Output = T>) -> bool {
     tokio::select! {
         () = stop.cancelled() => false,

@@ -1,15 +1,16 @@
-//! Notices a container runtime that ignores CDI.
+//! Detects a container runtime that ignores CDI devices.
 //!
-//! containerd with `enable_cdi = false` drops the CDI devices that kubelet names, without an error: the container
-//! starts without its GPU, and nobody says why. Our CDI hook leaves a mark in the share's usage directory. A prepared
-//! claim without any mark, used by a container that runs, was not injected: its pod and the claim are told so.
+//! containerd with `enable_cdi = false` drops the CDI devices that kubelet passes, without an error: the container
+//! starts without its GPU. The CDI hook writes a marker into the usage directory of each share. A prepared claim
+//! without a marker that a started container uses was not injected; the pod and the claim get an event.
 //!
-//! Whole cards have no usage directory and so no mark; they are not watched.
+//! A claim without shares has no usage directory and no marker, so it is not checked.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::error::describe;
 use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -17,61 +18,80 @@ use kube::Api;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimRef, ClaimUid};
-use crate::claims::{ClaimService, blocking};
-use crate::error::describe;
+use crate::claims::{ClaimService, FetchError, TaskError, blocking};
 use crate::inventory::State;
 use crate::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{Loaded, Record, Stage};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError, Stage};
 use crate::report::{Injection, PodRef, Subject};
 
-/// Time between two looks at claims that have no mark yet.
+/// Time between two checks.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Looks for claims that are used without having been injected, until `stop`.
+/// The claims could not be checked.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error(transparent)]
+    Records(#[from] RecordError),
+    #[error(transparent)]
+    Claim(#[from] FetchError),
+    #[error("cannot get pod {namespace}/{name}")]
+    Pod {
+        namespace: String,
+        name: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// Reports claims that are used without injection, until `stop`.
 pub async fn watch<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     stop: CancellationToken,
 ) {
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     loop {
-        let look = async {
+        let checked = async {
             tokio::time::sleep(INTERVAL).await;
-            look(&claims, &layout, &mut told).await
+            check(&claims, &layout, &mut reported).await
         };
         tokio::select! {
             () = stop.cancelled() => return,
-            looked = look => if let Err(error) = looked {
-                tracing::warn!(error, "cannot see whether the container runtime applies CDI specs");
+            checked = checked => if let Err(error) = checked {
+                tracing::warn!(
+                    error = describe(&error),
+                    "cannot check whether the container runtime applies CDI specs"
+                );
             },
         }
     }
 }
 
-async fn look<E: Effects>(
+async fn check<E: Effects>(
     claims: &ClaimService<E>,
     layout: &Layout,
-    told: &mut BTreeSet<ClaimUid>,
-) -> Result<(), String> {
+    reported: &mut BTreeSet<ClaimUid>,
+) -> Result<(), CheckError> {
     let (applier, layout) = (Arc::clone(&claims.applier), layout.clone());
     let unmarked = blocking(move || {
-        let listing = applier.store().list().map_err(|error| describe(&error))?;
         let mut unmarked = Vec::new();
-        for uid in listing.recorded {
+        for uid in applier.store().list()?.recorded {
             if let Ok(Loaded::Present(record)) = applier.store().load(&uid)
                 && is_unmarked(&record, &layout)
             {
                 unmarked.push(*record);
             }
         }
-        Ok::<_, String>(unmarked)
+        Ok::<_, RecordError>(unmarked)
     })
     .await??;
-    told.retain(|uid| unmarked.iter().any(|record| record.claim.uid == *uid));
+    reported.retain(|uid| unmarked.iter().any(|record| record.claim.uid == *uid));
     for record in unmarked {
-        if told.contains(&record.claim.uid) {
+        if reported.contains(&record.claim.uid) {
             continue;
         }
         let Some(claim) = claims.fetch(&record.claim).await? else {
@@ -80,11 +100,14 @@ async fn look<E: Effects>(
         for pod in reserving_pods(&claim) {
             let pods: Api<Pod> = Api::namespaced(claims.client.clone(), &pod.namespace);
             let found = pods.get_opt(&pod.name).await;
-            let found =
-                found.map_err(|error| format!("get pod {}: {}", pod.name, describe(&error)))?;
+            let found = found.map_err(|source| CheckError::Pod {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                source: Box::new(source),
+            })?;
             if found.is_some_and(|found| runs_with(&found, &pod, &record.claim)) {
-                tell(claims, &claim, &record, pod);
-                told.insert(record.claim.uid.clone());
+                report(claims, &claim, &record, pod);
+                reported.insert(record.claim.uid.clone());
                 break;
             }
         }
@@ -92,12 +115,12 @@ async fn look<E: Effects>(
     Ok(())
 }
 
-/// Whether a claim is prepared with shares, none of which a container runtime has given to a container.
-fn is_unmarked(record: &Record, layout: &Layout) -> bool {
+/// Returns whether a claim is prepared, has shares, and no share has the hook's marker.
+fn is_unmarked(record: &ClaimRecord, layout: &Layout) -> bool {
     let mut shares = record.devices.iter().filter_map(Prepared::share).peekable();
     record.stage == Stage::Prepared
         && shares.peek().is_some()
-        && shares.all(|share| !layout.mark(&record.claim.uid, &share.id).exists())
+        && shares.all(|share| !layout.marker(&record.claim.uid, &share.id).exists())
 }
 
 fn reserving_pods(claim: &ResourceClaim) -> Vec<PodRef> {
@@ -117,7 +140,7 @@ fn reserving_pods(claim: &ResourceClaim) -> Vec<PodRef> {
         .collect()
 }
 
-/// Whether `pod` is `wanted` and one of its containers that uses the claim has been started.
+/// Returns whether `pod` is `wanted` and one of its containers that use the claim was started.
 #[must_use]
 pub fn runs_with(pod: &Pod, wanted: &PodRef, claim: &ClaimRef) -> bool {
     let (Some(spec), Some(status)) = (&pod.spec, &pod.status) else {
@@ -126,16 +149,16 @@ pub fn runs_with(pod: &Pod, wanted: &PodRef, claim: &ClaimRef) -> bool {
     if pod.metadata.uid.as_deref() != Some(&wanted.uid) {
         return false;
     }
-    // A pod names its claims; a claim made of a template is named in the status.
+    // The spec names claims that exist already; the status names claims that were generated from a template.
     let generated = status.resource_claim_statuses.iter().flatten();
     let generated: Vec<_> = generated
         .filter(|status| status.resource_claim_name.as_deref() == Some(&claim.name))
         .map(|status| status.name.as_str())
         .collect();
     let direct = spec.resource_claims.iter().flatten();
-    let direct = direct.filter(|named| named.resource_claim_name.as_deref() == Some(&claim.name));
+    let direct = direct.filter(|entry| entry.resource_claim_name.as_deref() == Some(&claim.name));
     let names: BTreeSet<&str> = direct
-        .map(|named| named.name.as_str())
+        .map(|entry| entry.name.as_str())
         .chain(generated)
         .collect();
     let containers = spec
@@ -170,11 +193,15 @@ pub fn runs_with(pod: &Pod, wanted: &PodRef, claim: &ClaimRef) -> bool {
         })
 }
 
-fn tell<E: Effects>(claims: &ClaimService<E>, found: &ResourceClaim, record: &Record, pod: PodRef) {
+fn report<E: Effects>(
+    claims: &ClaimService<E>,
+    found: &ResourceClaim,
+    record: &ClaimRecord,
+    pod: PodRef,
+) {
     let note = format!(
-        "the container runtime ignored the CDI devices of claim {}, so the container has no GPU: CDI is off; set \
-         enable_cdi = true in containerd's config (it is on by default since containerd 2.0), restart containerd and \
-         the pod",
+        "claim {}: the container has no GPU: the container runtime ignores CDI devices; set enable_cdi = true in \
+         containerd's config (default since containerd 2.0), then restart containerd and the pod",
         record.claim
     );
     for subject in [Subject::Pod(pod), Subject::Claim(record.claim.clone())] {

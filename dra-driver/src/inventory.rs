@@ -11,12 +11,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use drava_api::error::describe;
 use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{Card, GpuLibrary, GpuUuid, Inventory, Library, Memory};
 use tokio::sync::{oneshot, watch};
-
-use crate::agent::observe::Open;
-use crate::error::describe;
 
 /// Time between two looks at the cards, unless a test wants them more often.
 pub const RESCAN: Duration = Duration::from_secs(30);
@@ -82,12 +80,15 @@ pub enum State {
     Known(Arc<Node>),
 }
 
+/// Opens the GPU library on the calling thread.
+pub type OpenLibrary = Arc<dyn Fn() -> Result<Box<dyn GpuLibrary>, String> + Send + Sync>;
+
 /// What the thread looks at.
 pub struct Source {
     /// Opens the GPU library; called again after a failure.
     pub open: Box<dyn FnMut() -> Result<Box<dyn GpuLibrary>, String> + Send>,
     /// Opens it for the node agent, in whichever thread asks.
-    pub observe: Open,
+    pub observe: OpenLibrary,
     /// Root of the user-space driver, as the node sees it.
     pub driver_root: PathBuf,
     /// The same, as this process sees it.

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use drava_vgpu_abi::paths;
 
-use crate::args::Paths;
-use crate::claim::ClaimUid;
-use crate::prepare::ShareId;
+use crate::claim::{ClaimUid, ShareId};
+use crate::options::Paths;
 
 /// File that the CDI hook leaves in the usage directory of a share: the container runtime has applied the CDI spec.
 pub const MARK: &str = "injected";
@@ -83,7 +82,7 @@ impl Layout {
 
     /// File that shows that a container runtime has given the share to a container.
     #[must_use]
-    pub fn mark(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
+    pub fn marker(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
         self.usage(uid, share).join(MARK)
     }
 

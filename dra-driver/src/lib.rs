@@ -12,26 +12,26 @@
 //! | Where does everything lie on the node? | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`] |
 //! | Who is told what? | [`report`], [`conditions`], [`health`] |
 //!
-//! Decisions ([`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::guard`], [`reconcile::decide`]) are
+//! Decisions ([`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`], [`reconcile::decide`]) are
 //! pure functions; around them is as little as possible that reads, writes and waits. [`driver::run`] puts it together.
 
 #![forbid(unsafe_code)]
 
 pub mod agent;
-pub mod args;
 pub mod artifacts;
+pub mod capacity;
 pub mod claim;
 pub mod claims;
 pub mod conditions;
 pub mod directories;
 pub mod driver;
-pub mod error;
 pub mod files;
 pub mod health;
 pub mod injection;
 pub mod inventory;
 pub mod layout;
 pub mod lock;
+pub mod options;
 pub mod plugin;
 pub mod prepare;
 pub mod proto;

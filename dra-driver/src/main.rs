@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use drava_dra_driver::args::{Args, LogFormat};
 use drava_dra_driver::claims;
 use drava_dra_driver::conditions::Conditions;
 use drava_dra_driver::driver::{self, Config};
 use drava_dra_driver::inventory::Source;
+use drava_dra_driver::options::{LogFormat, Options};
 use drava_dra_driver::prepare::effects::KernelTmpfs;
 use drava_dra_driver::{publish, reconcile};
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,19 +18,19 @@ use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args = Args::parse();
-    start_log(args.log_format);
-    match run(args).await {
+    let options = Options::parse();
+    start_log(options.log_format);
+    match run(options).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "the driver cannot run");
+            tracing::error!(error = format!("{error:#}"), "cannot run the node driver");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn run(args: Args) -> anyhow::Result<()> {
-    let Args {
+async fn run(options: Options) -> anyhow::Result<()> {
+    let Options {
         node_name,
         namespace,
         pod_uid,
@@ -39,7 +39,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         paths,
         listen,
         log_format: _,
-    } = args;
+    } = options;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         node = node_name,
@@ -50,18 +50,18 @@ async fn run(args: Args) -> anyhow::Result<()> {
         "starting"
     );
     let client = kube::Client::try_default().await.context(
-        "find the API server: in a pod the service account is used, elsewhere KUBECONFIG must name a kubeconfig",
+        "cannot find the API server; run in a pod with a service account, or set KUBECONFIG",
     )?;
     let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
     let signalled = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("told to stop");
+        tracing::info!("stopping on a signal");
         signalled.cancel();
     });
     let source = Source::nvml(paths.driver_root.clone(), paths.driver_root_mount.clone());
@@ -73,7 +73,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         paths,
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
-        leaving_patience: claims::LEAVING_PATIENCE,
+        release_wait: claims::RELEASE_WAIT,
         retained_grace: publish::retained::GRACE,
     };
     driver::run(

@@ -19,7 +19,6 @@ use tracing::Instrument as _;
 
 use crate::conditions::{Condition, Conditions};
 use crate::proto::dra_v1::dra_plugin_server::DraPluginServer;
-use crate::proto::dra_v1beta1::dra_plugin_server::DraPluginServer as DraPluginServerV1beta1;
 use crate::proto::health_v1::dra_resource_health_server::DraResourceHealthServer;
 use crate::proto::health_v1alpha1::dra_resource_health_server::DraResourceHealthServer as DraResourceHealthServerV1alpha1;
 use crate::proto::registration::registration_server::RegistrationServer;
@@ -27,12 +26,11 @@ use health::HealthService;
 use registration::RegistrationService;
 use service::{Claims, DraService};
 use socket::{PathTooLong, Sockets};
-use takeover::Standing;
+use takeover::InstanceRole;
 
 /// Services of the DRA socket, the preferred version of each first: kubelet takes the first that it knows.
-pub const SERVICES: [&str; 4] = [
+pub const SERVICES: [&str; 3] = [
     "v1.DRAPlugin",
-    "v1beta1.DRAPlugin",
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
@@ -50,7 +48,7 @@ pub struct Plugin<C> {
     /// Where it is told whether kubelet has registered the driver.
     pub conditions: Conditions,
     /// Whether another instance serves the node.
-    pub standing: watch::Receiver<Standing>,
+    pub role: watch::Receiver<InstanceRole>,
 }
 
 /// Serves until `stop`.
@@ -67,7 +65,7 @@ pub async fn serve<C: Claims>(
         claims,
         health,
         conditions,
-        standing,
+        role,
     } = plugin;
     let sockets = Sockets::new(&kubelet_dir, pod_uid.as_deref())?;
     let (dra_bound, mut dra_is_bound) = watch::channel(false);
@@ -76,7 +74,6 @@ pub async fn serve<C: Claims>(
     let dra_server = || {
         Server::builder()
             .add_service(DraPluginServer::new(dra.clone()))
-            .add_service(DraPluginServerV1beta1::new(dra.clone()))
             .add_service(DraResourceHealthServer::new(health.clone()))
             .add_service(DraResourceHealthServerV1alpha1::new(health.clone()))
     };
@@ -94,7 +91,7 @@ pub async fn serve<C: Claims>(
         let _ = dra_is_bound.wait_for(|bound| *bound).await;
         tokio::select! {
             () = stop.cancelled() => return,
-            () = takeover::turn(&conditions, standing) => {}
+            () = takeover::may_register(&conditions, role) => {}
         }
         let waiting = || {
             conditions.set(

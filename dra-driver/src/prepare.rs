@@ -3,7 +3,7 @@
 //! | Step | Module |
 //! |---|---|
 //! | what the allocation means here | [`plan`] (pure) |
-//! | does it fit with what is prepared | [`guard`] (pure) |
+//! | does it fit with what is prepared | [`overcommit`] (pure) |
 //! | what the containers get | [`spec`] |
 //! | what changes on the node | [`effects`] |
 //! | what must survive a crash | [`record`] |
@@ -17,80 +17,20 @@
 //!   made; a limits page of a live claim is never rewritten.
 //! - Unprepare needs neither the API server nor the GPU library.
 
-use std::fmt;
-
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use serde::{Deserialize, Serialize};
 
-use crate::args;
 use crate::artifacts::{Installed, Stubs};
-use crate::claim::ClaimUid;
+use crate::claim::{ClaimUid, ShareId};
+use crate::options;
 
 pub mod apply;
 pub mod effects;
-pub mod guard;
+pub mod overcommit;
 pub mod plan;
 pub mod record;
 pub mod recover;
 pub mod spec;
-
-/// ID of a share of a device: the allocation result's `shareID`, a lowercase UUID. It names directories.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct ShareId(String);
-
-/// A text that is no share ID.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no share ID: a lowercase UUID")]
-pub struct InvalidShareId(String);
-
-impl ShareId {
-    /// Checks `text`.
-    ///
-    /// # Errors
-    /// When it is not a lowercase UUID.
-    pub fn parse(text: &str) -> Result<Self, InvalidShareId> {
-        let sound = text.len() == 36
-            && text
-                .bytes()
-                .enumerate()
-                .all(|(position, byte)| match position {
-                    8 | 13 | 18 | 23 => byte == b'-',
-                    _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
-                });
-        if sound {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(InvalidShareId(text.to_owned()))
-        }
-    }
-
-    /// The ID as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ShareId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl TryFrom<String> for ShareId {
-    type Error = InvalidShareId;
-
-    fn try_from(text: String) -> Result<Self, InvalidShareId> {
-        Self::parse(&text)
-    }
-}
-
-impl From<ShareId> for String {
-    fn from(id: ShareId) -> Self {
-        id.0
-    }
-}
 
 /// A card that a claim uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,10 +111,10 @@ pub enum Delivery {
 impl Delivery {
     /// What the node's option means with the artifacts of this build.
     #[must_use]
-    pub fn of(option: args::Delivery, installed: &Installed) -> Self {
+    pub fn of(option: options::Delivery, installed: &Installed) -> Self {
         match option {
-            args::Delivery::Preload => Self::Preload,
-            args::Delivery::Shim => Self::Shim(installed.stubs.clone()),
+            options::Delivery::Preload => Self::Preload,
+            options::Delivery::Shim => Self::Shim(installed.stubs.clone()),
         }
     }
 }

@@ -10,17 +10,16 @@ use drava_api::names;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
-use crate::args::Scheduling;
+use crate::capacity::{self, PublishMode, UnavailableReason};
 use crate::inventory::NodeInventory;
+use crate::options::Scheduling;
 
-pub mod amounts;
 pub mod device;
 pub mod diff;
 pub mod retained;
 mod version;
 pub mod writer;
 
-use amounts::{Offer, Withheld};
 use retained::{PublishedCard, Retained};
 
 /// Counter sets that one slice takes (`ResourceSliceMaxCounterSets`).
@@ -82,7 +81,7 @@ pub struct Pool {
     /// Its slices by object name. Never empty: an empty pool is one slice without devices.
     pub slices: BTreeMap<String, SliceContent>,
     /// Cards that are not offered, or not fully, with the reason: by UUID.
-    pub withheld: BTreeMap<String, Withheld>,
+    pub unavailable: BTreeMap<String, UnavailableReason>,
 }
 
 impl Pool {
@@ -112,21 +111,21 @@ pub fn desired(
     };
     // By minor number, which no two of them share.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
-    let mut withheld = BTreeMap::new();
+    let mut unavailable = BTreeMap::new();
     for left in retained.values() {
         let unhealthy = taints(Some(left.reason.as_str()));
         let card = still_published(&left.card, unhealthy.as_ref(), features);
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
-        let totals = match amounts::offer(card, inventory.gpus.confidential_computing) {
-            Offer::WholeAndShares(totals) => Some(totals),
-            Offer::WholeOnly(reason) => {
-                withheld.insert(card.uuid.to_string(), reason);
+        let totals = match capacity::publish_mode(card, inventory.gpus.confidential_computing) {
+            PublishMode::WholeAndShares(totals) => Some(totals),
+            PublishMode::WholeOnly(reason) => {
+                unavailable.insert(card.uuid.to_string(), reason);
                 None
             }
-            Offer::Nothing(reason) => {
-                withheld.insert(card.uuid.to_string(), reason);
+            PublishMode::Unpublished(reason) => {
+                unavailable.insert(card.uuid.to_string(), reason);
                 continue;
             }
         };
@@ -149,7 +148,7 @@ pub fn desired(
     Pool {
         name: names::pool(node),
         slices: slices(node, &counter_sets, devices),
-        withheld,
+        unavailable,
     }
 }
 

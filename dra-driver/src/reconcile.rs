@@ -1,16 +1,17 @@
-//! Finds what is left on the node for claims that are gone, and what is missing for claims that are not.
+//! Reconciles the state of claims on the node with the API server.
 //!
-//! Kubelet unprepares every claim that it knows of, again and again until it succeeds. What remains here is what it
-//! does not know of: a preparation that was interrupted, a kubelet whose checkpoint was lost, a claim deleted by force,
-//! files of a crashed writer, a record that a bad disk damaged. [`decide`] is pure; the rest looks and acts.
+//! Kubelet repeats unprepare for every claim that it knows until the call succeeds. This module handles the claims that
+//! kubelet does not know: interrupted preparations, a lost kubelet checkpoint, force-deleted claims, temporary files of
+//! a crashed driver, damaged records. [`decide`] is pure; the rest scans the node and applies the actions.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::names;
 use drava_cdi::SpecDir;
@@ -22,40 +23,82 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimRef, ClaimUid};
-use crate::claims::{ClaimService, blocking};
-use crate::error::describe;
+use crate::claims::{ClaimService, FetchError, PrepareError, TaskError, blocking};
 use crate::files;
 use crate::layout::{Layout, SPEC_PREFIX};
-use crate::lock::Lock;
-use crate::prepare::apply::{Environment, Repairs};
-use crate::prepare::effects::Effects;
+use crate::lock::{Lock, LockError};
+use crate::prepare::apply::{ApplyError, Environment, Repairs};
+use crate::prepare::effects::{EffectError, Effects};
 use crate::prepare::plan::claim_ref;
-use crate::prepare::record::{Loaded, Stage, Store};
+use crate::prepare::record::{Loaded, RecordError, RecordStore, Stage};
 use crate::report::Subject;
 
 pub mod orphans;
 
-pub use orphans::{Action, Found, Presence, Why, decide};
+pub use orphans::{Action, NodeState, Presence, RemovalReason, decide};
 
-/// Time between two looks.
+/// Time between two reconciliations.
 const INTERVAL: Duration = Duration::from_secs(300);
 
-/// Time between two looks while a claim's record is damaged: until it is rebuilt nothing else can be prepared.
+/// Time between two reconciliations while a record is damaged, because a damaged record blocks every new prepare.
 const INTERVAL_DAMAGED: Duration = Duration::from_secs(5);
 
-/// How long a prepared claim must be gone from the API server before its devices are taken back without kubelet. A pod
-/// whose claim was deleted by force still runs; kubelet unprepares when it has stopped.
+/// How long a prepared claim is missing before its state is removed without an unprepare call. The pod of a
+/// force-deleted claim still runs; kubelet unprepares the claim when the pod has stopped.
 pub const GRACE: Duration = Duration::from_secs(600);
 
-/// Age at which a temporary file has no writer any more.
+/// Age from which a temporary file is removed: no write takes that long.
 const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 
-/// Looks for orphans and repairs, from when this instance becomes the active one until `stop`.
+/// The node could not be scanned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScanError {
+    /// Records could not be read.
+    #[error(transparent)]
+    Records(#[from] RecordError),
+    /// CDI specs could not be listed.
+    #[error("cannot list the CDI specs")]
+    Specs(#[source] drava_cdi::StoreError),
+    /// A directory could not be listed.
+    #[error("cannot list {}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// A task panicked.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// An action on a claim failed.
+#[derive(Debug, thiserror::Error)]
+enum ActionError {
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Effect(#[from] EffectError),
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// Reconciles periodically and on `request`, until `stop`. Only the active instance calls this.
 pub async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     grace: Duration,
-    untidy: Arc<Notify>,
+    request: Arc<Notify>,
     stop: CancellationToken,
 ) {
     let (specs, records) = (SpecDir::new(layout.cdi_dir(), SPEC_PREFIX), layout.claims());
@@ -63,96 +106,97 @@ pub async fn run<E: Effects>(
         specs.sweep().map_err(|error| describe(&error))?;
         files::sweep(&records, TEMPORARY_AGE).map_err(|error| error.to_string())
     });
-    if let Err(error) = swept.await.and_then(|swept| swept) {
-        tracing::warn!(
-            error,
-            "cannot remove the temporary files of writers that died"
-        );
+    let swept = swept.await.map_err(|error| describe(&error));
+    if let Err(error) = swept.and_then(|swept| swept) {
+        tracing::warn!(error, "cannot remove temporary files of a crashed driver");
     }
     let mut reconciler = Reconciler {
         claims,
         layout,
         grace,
-        lost_since: BTreeMap::new(),
+        missing_since: BTreeMap::new(),
     };
     loop {
-        let passed = tokio::select! {
+        let reconciled = tokio::select! {
             () = stop.cancelled() => return,
-            passed = reconciler.pass() => passed,
+            reconciled = reconciler.reconcile() => reconciled,
         };
-        let damaged = passed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot reconcile");
+        let is_damaged = reconciled.unwrap_or_else(|error| {
+            tracing::warn!(error = describe(&error), "cannot reconcile");
             true
         });
-        let wait = if damaged { INTERVAL_DAMAGED } else { INTERVAL };
+        let wait = if is_damaged {
+            INTERVAL_DAMAGED
+        } else {
+            INTERVAL
+        };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = untidy.notified() => {}
+            () = request.notified() => {}
             () = tokio::time::sleep(wait) => {}
         }
     }
 }
 
-/// Looks for orphans and repairs them.
+/// Finds and repairs orphaned and incomplete claim state.
 pub struct Reconciler<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     grace: Duration,
-    /// When a claim was first seen to be gone.
-    lost_since: BTreeMap<ClaimUid, Instant>,
+    /// Time at which a claim was first seen missing.
+    missing_since: BTreeMap<ClaimUid, Instant>,
 }
 
 impl<E: Effects> Reconciler<E> {
-    /// Looks once, and acts. Returns whether records stay damaged.
+    /// Scans the node once and applies the actions. Returns whether damaged records remain.
     ///
     /// # Errors
-    /// When the node or the API server cannot be looked at.
-    pub async fn pass(&mut self) -> Result<bool, String> {
+    /// When the node cannot be scanned.
+    pub async fn reconcile(&mut self) -> Result<bool, ScanError> {
         let (layout, applier) = (self.layout.clone(), Arc::clone(&self.claims.applier));
-        let found =
-            blocking(move || look(&layout, applier.store()).map_err(|error| describe(&error)))
-                .await??;
-        let presence = self.presence(&found).await;
-        let actions = decide(&found, &presence, self.grace);
-        let mut damaged = found.damaged;
+        let state = blocking(move || scan(&layout, applier.store())).await??;
+        let presence = self.presence(&state).await;
+        let actions = decide(&state, &presence, self.grace);
+        let mut damaged = state.damaged;
         for (uid, action) in actions {
-            let claim = found.recorded.get(&uid).map(|(claim, _)| claim.clone());
-            let rebuilt = damaged.contains(&uid);
-            match self.act(&uid, claim, action).await {
-                Ok(()) if rebuilt => {
+            let claim = state.recorded.get(&uid).map(|(claim, _)| claim.clone());
+            match self.apply(&uid, claim, action).await {
+                Ok(()) => {
                     damaged.remove(&uid);
                 }
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(claim.uid = %uid, %error, "cannot reconcile the claim")
-                }
+                Err(error) => tracing::warn!(
+                    claim.uid = %uid,
+                    error = describe(&error),
+                    "cannot reconcile the claim"
+                ),
             }
         }
         Ok(!damaged.is_empty())
     }
 
-    /// Asks the API server about the claims that something is recorded for.
-    async fn presence(&mut self, found: &Found) -> BTreeMap<ClaimUid, Presence> {
+    /// Reads the claims that have a record from the API server.
+    async fn presence(&mut self, state: &NodeState) -> BTreeMap<ClaimUid, Presence> {
         let mut holders = BTreeMap::new();
-        for (uid, (claim, _)) in &found.recorded {
+        for (uid, (claim, _)) in &state.recorded {
             let api: Api<ResourceClaim> =
                 Api::namespaced(self.claims.client.clone(), &claim.namespace);
             match api.get_opt(&claim.name).await {
-                Ok(now) => {
-                    let holds = now.filter(|now| now.metadata.uid.as_deref() == Some(uid.as_str()));
-                    holders.insert(uid.clone(), holds.and_then(|now| self.holder(&now)));
+                Ok(found) => {
+                    let found =
+                        found.filter(|found| found.metadata.uid.as_deref() == Some(uid.as_str()));
+                    holders.insert(uid.clone(), found.and_then(|found| self.holder(&found)));
                 }
                 Err(error) => {
-                    tracing::warn!(%claim, error = %describe(&error), "cannot look the claim up")
+                    tracing::warn!(%claim, error = describe(&error), "cannot get the claim");
                 }
             }
         }
-        if !found.damaged.is_empty() {
-            // Only the UID is left of them, by which claims cannot be looked up.
+        if !state.damaged.is_empty() {
+            // A damaged record yields only the UID, and the API server has no lookup by UID.
             let api: Api<ResourceClaim> = Api::all(self.claims.client.clone());
             match api.list(&ListParams::default()).await {
                 Ok(all) => {
-                    let now: BTreeMap<ClaimUid, ClaimRef> = all
+                    let allocated: BTreeMap<ClaimUid, ClaimRef> = all
                         .items
                         .iter()
                         .filter_map(|claim| {
@@ -160,25 +204,26 @@ impl<E: Effects> Reconciler<E> {
                         })
                         .collect();
                     holders.extend(
-                        found
+                        state
                             .damaged
                             .iter()
-                            .map(|uid| (uid.clone(), now.get(uid).cloned())),
+                            .map(|uid| (uid.clone(), allocated.get(uid).cloned())),
                     );
                 }
-                Err(error) => tracing::warn!(error = %describe(&error), "cannot list the claims"),
+                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
             }
         }
-        self.lost_since
+        self.missing_since
             .retain(|uid, _| holders.get(uid).is_some_and(Option::is_none));
         let now = Instant::now();
         holders
             .into_iter()
             .map(|(uid, holder)| {
                 let presence = match holder {
-                    Some(claim) => Presence::Holds(claim),
+                    Some(claim) => Presence::Allocated(claim),
                     None => {
-                        Presence::Lost(now - *self.lost_since.entry(uid.clone()).or_insert(now))
+                        let since = *self.missing_since.entry(uid.clone()).or_insert(now);
+                        Presence::Missing(now - since)
                     }
                 };
                 (uid, presence)
@@ -186,7 +231,7 @@ impl<E: Effects> Reconciler<E> {
             .collect()
     }
 
-    /// The claim, if it holds devices of this node for somebody.
+    /// Returns the claim if devices of this node are allocated to it and it is reserved.
     fn holder(&self, claim: &ResourceClaim) -> Option<ClaimRef> {
         let status = claim.status.as_ref()?;
         let results = status
@@ -196,60 +241,58 @@ impl<E: Effects> Reconciler<E> {
             .as_ref()?
             .results
             .as_ref()?;
-        let here = results
+        let is_on_this_node = results
             .iter()
             .any(|result| result.driver == names::DRIVER && result.pool == self.claims.pool);
-        let reserved = status
+        let is_reserved = status
             .reserved_for
             .as_ref()
             .is_some_and(|pods| !pods.is_empty());
-        if here && reserved {
+        if is_on_this_node && is_reserved {
             claim_ref(claim)
         } else {
             None
         }
     }
 
-    /// Does it, unless somebody is working on the claim, which is then not left over.
-    async fn act(
+    /// Applies an action. A claim whose lock is held is skipped: it is being prepared or unprepared.
+    async fn apply(
         &self,
         uid: &ClaimUid,
         claim: Option<ClaimRef>,
         action: Action,
-    ) -> Result<(), String> {
+    ) -> Result<(), ActionError> {
         let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
-        let lock = blocking(move || applier.locks().try_claim(&wanted)).await?;
-        let Some(lock) = lock.map_err(|error| describe(&error))? else {
+        let Some(lock) = blocking(move || applier.locks().try_claim(&wanted)).await?? else {
             return Ok(());
         };
         match (action, claim) {
-            (Action::Remove(why), claim) => self.remove(uid, claim, why, lock).await,
+            (Action::Remove(reason), claim) => self.remove(uid, claim, reason, lock).await,
             (Action::Restore, Some(claim)) => self.restore(&claim, lock).await,
             (Action::Restore, None) => Ok(()),
             (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await,
         }
     }
 
-    /// Removes what is left of a claim. It may have been prepared since it was looked at.
+    /// Removes the state of a claim, unless the claim was prepared since the scan.
     async fn remove(
         &self,
         uid: &ClaimUid,
         claim: Option<ClaimRef>,
-        why: Why,
+        reason: RemovalReason,
         lock: Lock,
-    ) -> Result<(), String> {
+    ) -> Result<(), ActionError> {
         let (applier, wanted) = (Arc::clone(&self.claims.applier), uid.clone());
         let removed = blocking(move || {
-            let loaded = applier.store().load(&wanted);
-            let is_left = is_left(why, &loaded.map_err(|error| describe(&error))?);
-            if is_left {
-                applier.undo(&wanted).map_err(|error| describe(&error))?;
+            let applies = still_applies(reason, &applier.store().load(&wanted)?);
+            if applies {
+                applier.undo(&wanted)?;
                 lock.remove();
             }
-            Ok::<_, String>(is_left)
+            Ok::<_, ActionError>(applies)
         });
         if removed.await?? {
-            let note = format!("removed what was left on the node of claim {uid}: {why}");
+            let note = format!("removed orphaned node state of claim {uid}: {reason}");
             let subject = claim.map_or(Subject::Node, Subject::Claim);
             let reporter = &self.claims.reporter;
             reporter.event(subject, EventReason::OrphanRemoved, note);
@@ -257,17 +300,16 @@ impl<E: Effects> Reconciler<E> {
         Ok(())
     }
 
-    /// Makes what is missing of a prepared claim. Without GPUs there is nothing to restore from; their own condition says
-    /// so.
-    async fn restore(&self, claim: &ClaimRef, lock: Lock) -> Result<(), String> {
+    /// Recreates the missing state of a prepared claim. Returns early without GPUs or artifacts; their own conditions
+    /// report that.
+    async fn restore(&self, claim: &ClaimRef, lock: Lock) -> Result<(), ActionError> {
         let Ok((node, installed)) = self.claims.environment(claim).await else {
             return Ok(());
         };
         let (applier, pool) = (Arc::clone(&self.claims.applier), self.claims.pool.clone());
         let (wanted, delivery) = (claim.uid.clone(), self.claims.delivery);
         let repairs = blocking(move || {
-            let loaded = applier.store().load(&wanted);
-            let Loaded::Present(record) = loaded.map_err(|error| describe(&error))? else {
+            let Loaded::Present(record) = applier.store().load(&wanted)? else {
                 return Ok(Repairs::default());
             };
             let environment = Environment {
@@ -279,75 +321,58 @@ impl<E: Effects> Reconciler<E> {
             };
             let completed = applier.complete(*record, &environment);
             drop(lock);
-            completed
-                .map(|(_, repairs)| repairs)
-                .map_err(|error| describe(&error))
+            Ok::<_, ActionError>(completed.map(|(_, repairs)| repairs)?)
         });
         self.claims.report_repairs(claim, repairs.await??);
         Ok(())
     }
 
-    /// Writes the record of a claim anew whose record is damaged.
-    async fn rebuild(&self, claim: &ClaimRef, lock: Lock) -> Result<(), String> {
+    /// Prepares a claim again whose record is damaged.
+    async fn rebuild(&self, claim: &ClaimRef, lock: Lock) -> Result<(), ActionError> {
         let found = self.claims.fetch(claim).await?;
-        let prepared = self.claims.prepare_locked(claim, found, lock).await;
-        prepared.map(drop).map_err(|refusal| refusal.text)
+        self.claims.prepare_locked(claim, found, lock).await?;
+        Ok(())
     }
 }
 
-/// Whether what was found to be left over still is.
-fn is_left(why: Why, loaded: &Loaded) -> bool {
-    match (why, loaded) {
-        (Why::NoRecord, Loaded::Absent) | (Why::Gone, _) => true,
-        (Why::Interrupted, Loaded::Present(record)) => record.stage == Stage::Intent,
-        (Why::NoRecord | Why::Interrupted, _) => false,
+/// Returns whether the reason for a removal still holds.
+fn still_applies(reason: RemovalReason, loaded: &Loaded) -> bool {
+    match (reason, loaded) {
+        (RemovalReason::NoRecord, Loaded::Absent) | (RemovalReason::Missing, _) => true,
+        (RemovalReason::Interrupted, Loaded::Present(record)) => record.stage == Stage::Intent,
+        (RemovalReason::NoRecord | RemovalReason::Interrupted, _) => false,
     }
 }
 
-/// The node could not be looked at.
-#[derive(Debug, thiserror::Error)]
-enum LookError {
-    #[error(transparent)]
-    Store(#[from] crate::prepare::record::StoreError),
-    #[error("list the CDI specs")]
-    Specs(#[source] drava_cdi::StoreError),
-    #[error("list {}", path.display())]
-    Directory {
-        path: std::path::PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-fn look(layout: &Layout, store: &Store) -> Result<Found, LookError> {
-    let mut found = Found::default();
+fn scan(layout: &Layout, store: &RecordStore) -> Result<NodeState, ScanError> {
+    let mut state = NodeState::default();
     let listing = store.list()?;
-    found.damaged.extend(listing.quarantined);
+    state.damaged.extend(listing.quarantined);
     for uid in listing.recorded {
         match store.load(&uid)? {
             Loaded::Present(record) => {
-                found.recorded.insert(uid, (record.claim, record.stage));
+                state.recorded.insert(uid, (record.claim, record.stage));
             }
             Loaded::Absent => {}
             Loaded::Corrupt(_) => {
-                found.damaged.insert(uid);
+                state.damaged.insert(uid);
             }
         }
     }
     let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX)
         .list()
-        .map_err(LookError::Specs)?;
-    found
-        .traces
+        .map_err(ScanError::Specs)?;
+    state
+        .residues
         .extend(specs.iter().filter_map(|id| ClaimUid::parse(id).ok()));
-    found.traces.extend(directories(&layout.claims())?);
-    found.traces.extend(directories(&layout.usages())?);
-    Ok(found)
+    state.residues.extend(claim_directories(&layout.claims())?);
+    state.residues.extend(claim_directories(&layout.usages())?);
+    Ok(state)
 }
 
-/// Directories that are named like claims.
-fn directories(path: &Path) -> Result<Vec<ClaimUid>, LookError> {
-    let error = |source| LookError::Directory {
+/// Returns the UIDs of the subdirectories that are named after claims.
+fn claim_directories(path: &Path) -> Result<Vec<ClaimUid>, ScanError> {
+    let error = |source| ScanError::Directory {
         path: path.to_owned(),
         source,
     };
@@ -369,13 +394,13 @@ fn directories(path: &Path) -> Result<Vec<ClaimUid>, LookError> {
 mod tests {
     use super::*;
     use crate::prepare::Delivery;
-    use crate::prepare::record::Record;
+    use crate::prepare::record::ClaimRecord;
 
     #[test]
-    fn what_was_prepared_since_it_was_looked_at_is_not_left_over() {
+    fn keeps_claim_prepared_since_the_scan() {
         let record = |stage| {
             let uid = ClaimUid::parse("00000000-0000-4000-8000-000000000001").unwrap();
-            Loaded::Present(Box::new(Record {
+            Loaded::Present(Box::new(ClaimRecord {
                 claim: ClaimRef {
                     namespace: "default".to_owned(),
                     name: "claim".to_owned(),
@@ -391,13 +416,14 @@ mod tests {
         let (intent, prepared) = (record(Stage::Intent), record(Stage::Prepared));
         let damaged = Loaded::Corrupt("noise".to_owned());
         let cases = [
-            (Why::NoRecord, [true, false, false, false]),
-            (Why::Interrupted, [false, true, false, false]),
-            (Why::Gone, [true; 4]),
+            (RemovalReason::NoRecord, [true, false, false, false]),
+            (RemovalReason::Interrupted, [false, true, false, false]),
+            (RemovalReason::Missing, [true; 4]),
         ];
-        for (why, expected) in cases {
-            let found = [&Loaded::Absent, &intent, &prepared, &damaged];
-            assert_eq!(found.map(|loaded| is_left(why, loaded)), expected, "{why}");
+        for (reason, expected) in cases {
+            let loaded = [&Loaded::Absent, &intent, &prepared, &damaged];
+            let applies = loaded.map(|loaded| still_applies(reason, loaded));
+            assert_eq!(applies, expected, "{reason}");
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::claim::ClaimRef;
 use crate::inventory::NodeInventory;
-use crate::prepare::record::Record;
+use crate::prepare::record::ClaimRecord;
 
 mod device_status;
 
@@ -119,7 +119,7 @@ impl Reporter {
     pub fn devices(
         &self,
         found: &ResourceClaim,
-        record: &Record,
+        record: &ClaimRecord,
         inventory: &NodeInventory,
         injection: &Injection,
     ) {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use drava_nvml::{GpuLibrary, GpuUuid, ProcessMemory, ProcessUtilization};
 
 use super::process::{Described, Processes};
+use crate::inventory::OpenLibrary;
 
 /// Time between two looks: what is promised within a second needs a little for itself.
 pub const INTERVAL: Duration = Duration::from_millis(950);
@@ -25,9 +26,6 @@ const CUT_OFF: u32 = 5;
 
 /// Time between two attempts to open a library that is not there.
 const RETRY: Duration = Duration::from_secs(5);
-
-/// Opens the GPU library, for one thread.
-pub type Open = Arc<dyn Fn() -> Result<Box<dyn GpuLibrary>, String> + Send + Sync>;
 
 /// A process that NVML lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,7 +117,7 @@ impl Observer {
     /// When the system has no thread to give.
     pub fn start(
         card: GpuUuid,
-        open: Open,
+        open: OpenLibrary,
         proc_root: PathBuf,
         observations: Outbox,
     ) -> io::Result<Self> {
@@ -162,7 +160,7 @@ impl Observer {
 
 struct Watch {
     card: GpuUuid,
-    open: Open,
+    open: OpenLibrary,
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
     looked: Option<Instant>,

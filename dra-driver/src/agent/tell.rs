@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::condition::ConditionReason;
+use drava_api::error::describe;
 use drava_api::event::EventReason;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,13 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::Finding;
 use super::card::What;
 use super::detect::{Kind, News, Suspicion};
-use crate::claim::ClaimUid;
+use crate::claim::{ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
-use crate::error::describe;
 use crate::inventory::State;
-use crate::prepare::ShareId;
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{Loaded, Record};
+use crate::prepare::record::{ClaimRecord, Loaded};
 use crate::report::{Breach, Injection, Subject};
 
 const MIB: u64 = 1 << 20;
@@ -137,7 +136,7 @@ async fn repeat<E: Effects>(claims: &ClaimService<E>, standing: &mut Standing) {
 async fn write<E: Effects>(
     claims: &ClaimService<E>,
     standing: &Standing,
-    record: &Record,
+    record: &ClaimRecord,
 ) -> Result<(), String> {
     let breaches: BTreeMap<ShareId, Breach> = standing
         .0
@@ -147,7 +146,11 @@ async fn write<E: Effects>(
             Some((share.clone(), breaches.values().next()?.clone()))
         })
         .collect();
-    let Some(found) = claims.fetch(&record.claim).await? else {
+    let Some(found) = claims
+        .fetch(&record.claim)
+        .await
+        .map_err(|error| describe(&error))?
+    else {
         return Ok(());
     };
     let state = claims.gpus.borrow().clone();
@@ -162,10 +165,11 @@ async fn write<E: Effects>(
 async fn load<E: Effects>(
     claims: &ClaimService<E>,
     uid: &ClaimUid,
-) -> Result<Option<Record>, String> {
+) -> Result<Option<ClaimRecord>, String> {
     let (applier, uid) = (Arc::clone(&claims.applier), uid.clone());
-    let loaded =
-        blocking(move || applier.store().load(&uid).map_err(|error| describe(&error))).await??;
+    let loaded = blocking(move || applier.store().load(&uid)).await;
+    let loaded = loaded.map_err(|error| describe(&error))?;
+    let loaded = loaded.map_err(|error| describe(&error))?;
     Ok(match loaded {
         Loaded::Present(record) => Some(*record),
         Loaded::Absent | Loaded::Corrupt(_) => None,

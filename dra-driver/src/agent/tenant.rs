@@ -18,10 +18,10 @@ use super::progress::{Done, Progress};
 use super::reserve::{Reserve, Shown};
 use super::share::{Glance, Page, Scratch, Usage};
 use super::token::Contender;
-use crate::claim::ClaimUid;
+use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
-use crate::prepare::record::Record;
-use crate::prepare::{Prepared, Share, ShareId};
+use crate::prepare::record::ClaimRecord;
+use crate::prepare::{Prepared, Share};
 
 mod lending;
 mod rank;
@@ -121,7 +121,7 @@ impl Tenant {
     /// When its limits page cannot be used. A region that cannot be is a breach, not an error.
     pub fn open(
         layout: &Layout,
-        record: &Record,
+        record: &ClaimRecord,
         device: &Prepared,
         share: &Share,
         now_us: u64,

@@ -1,37 +1,52 @@
-//! `NodePrepareResources` and `NodeUnprepareResources`: each claim on its own, every claim in the reply.
+//! `NodePrepareResources` and `NodeUnprepareResources`.
+//!
+//! Claims of one call are handled concurrently and fail separately; the reply has an entry for every claim. Typed
+//! errors become text here and nowhere before.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drava_api::error::describe;
 use futures::future::join_all;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use crate::claim::{ClaimRef, ClaimUid};
+use crate::claim::{ClaimRef, ClaimUid, InvalidClaimUid};
 use crate::proto::dra_v1::dra_plugin_server::DraPlugin;
 use crate::proto::dra_v1::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
     NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
     NodeUnprepareResourcesResponse,
 };
-use crate::proto::dra_v1beta1::dra_plugin_server::DraPlugin as DraPluginV1beta1;
 
-/// Kubelet gives a call 45 s. Answering before that tells it which claim is slow.
+/// Time limit of one claim. Kubelet's is 45 s for the whole call and does not name the slow claim.
 const DEADLINE: Duration = Duration::from_secs(40);
 
-/// Who prepares and unprepares. An error is the text that becomes the pod's event.
+/// Prepares and unprepares claims.
 pub trait Claims: Send + Sync + 'static {
-    /// Makes the claim's devices usable; the same answer when repeated.
-    fn prepare(&self, claim: &ClaimRef)
-    -> impl Future<Output = Result<Vec<Device>, String>> + Send;
+    /// Reason for which a claim was not prepared. Its text, with the causes, becomes an event of the pod.
+    type PrepareError: Error;
 
-    /// Undoes it; succeeds when there is nothing to undo.
-    fn unprepare(&self, claim: &ClaimRef) -> impl Future<Output = Result<(), String>> + Send;
+    /// Reason for which a claim was not unprepared. Its text, with the causes, becomes an event of the pod.
+    type UnprepareError: Error;
+
+    /// Makes the claim's devices usable for containers. Idempotent: a repeated call returns the same devices.
+    fn prepare(
+        &self,
+        claim: &ClaimRef,
+    ) -> impl Future<Output = Result<Vec<Device>, Self::PrepareError>> + Send;
+
+    /// Removes everything that [`prepare`](Self::prepare) created. Succeeds for a claim that is not prepared.
+    fn unprepare(
+        &self,
+        claim: &ClaimRef,
+    ) -> impl Future<Output = Result<(), Self::UnprepareError>> + Send;
 }
 
-/// The DRA service, in both versions.
+/// The service `v1.DRAPlugin`.
 #[derive(Debug)]
 pub struct DraService<C> {
     claims: Arc<C>,
@@ -46,116 +61,70 @@ impl<C> Clone for DraService<C> {
 }
 
 impl<C: Claims> DraService<C> {
-    /// Serves `claims`.
+    /// Returns a service that calls `claims`.
     #[must_use]
     pub fn new(claims: Arc<C>) -> Self {
         Self { claims }
     }
-
-    async fn prepare(&self, request: NodePrepareResourcesRequest) -> NodePrepareResourcesResponse {
-        let answers = each(request.claims, "prepare", |claim| {
-            let claims = Arc::clone(&self.claims);
-            async move { claims.prepare(&claim).await }
-        });
-        let claims = answers.await.map(|(uid, outcome)| {
-            let answer = match outcome {
-                Ok(devices) => NodePrepareResourceResponse {
-                    devices,
-                    error: String::new(),
-                },
-                Err(error) => NodePrepareResourceResponse {
-                    devices: Vec::new(),
-                    error,
-                },
-            };
-            (uid, answer)
-        });
-        NodePrepareResourcesResponse {
-            claims: claims.collect(),
-        }
-    }
-
-    async fn unprepare(
-        &self,
-        request: NodeUnprepareResourcesRequest,
-    ) -> NodeUnprepareResourcesResponse {
-        let answers = each(request.claims, "unprepare", |claim| {
-            let claims = Arc::clone(&self.claims);
-            async move { claims.unprepare(&claim).await }
-        });
-        let claims = answers.await.map(|(uid, outcome)| {
-            (
-                uid,
-                NodeUnprepareResourceResponse {
-                    error: outcome.err().unwrap_or_default(),
-                },
-            )
-        });
-        NodeUnprepareResourcesResponse {
-            claims: claims.collect(),
-        }
-    }
 }
 
-/// Does `work` for each claim at the same time and pairs the outcomes with the UIDs that kubelet used.
-async fn each<T, F: Future<Output = Result<T, String>>>(
+/// Failure of one claim in a call of kubelet.
+#[derive(Debug, thiserror::Error)]
+enum CallError<E: Error> {
+    #[error(transparent)]
+    Uid(#[from] InvalidClaimUid),
+    #[error("claim {claim}: {operation} did not finish within {} s; kubelet retries", DEADLINE.as_secs())]
+    Timeout {
+        operation: &'static str,
+        claim: ClaimRef,
+    },
+    #[error(transparent)]
+    Operation(E),
+}
+
+/// Runs `operation` on every claim concurrently. Returns the outcomes by the UIDs that kubelet sent; errors are text.
+async fn for_each_claim<T, E: Error, F: Future<Output = Result<T, E>>>(
     claims: Vec<Claim>,
     operation: &'static str,
-    work: impl Fn(ClaimRef) -> F,
-) -> impl Iterator<Item = (String, Result<T, String>)> {
-    let outcomes = join_all(claims.into_iter().map(
-        |Claim {
-             namespace,
-             uid,
-             name,
-         }| {
-            let span = tracing::info_span!(
-                "claim",
-                operation,
-                claim.namespace = namespace,
-                claim.name = name,
-                claim.uid = uid
-            );
-            let done = ClaimUid::parse(&uid).map(|uid| {
-                work(ClaimRef {
-                    namespace,
-                    name,
-                    uid,
-                })
-            });
-            async move {
-                let outcome = match done {
-                    Ok(work) => within_deadline(operation, work).await,
-                    Err(invalid) => Err(invalid.to_string()),
-                };
-                match &outcome {
-                    Ok(_) => tracing::info!("done"),
-                    Err(error) => tracing::error!(%error, "failed"),
-                }
-                (uid, outcome)
+    call: impl Fn(ClaimRef) -> F,
+) -> HashMap<String, Result<T, String>> {
+    let outcomes = claims.into_iter().map(|claim| {
+        let span = tracing::info_span!(
+            "claim",
+            operation,
+            claim.namespace = claim.namespace,
+            claim.name = claim.name,
+            claim.uid = claim.uid
+        );
+        let uid = claim.uid.clone();
+        let outcome = for_claim(claim, operation, &call);
+        async move {
+            let outcome = outcome.await.map_err(|error| describe(&error));
+            match &outcome {
+                Ok(_) => tracing::info!("claim handled"),
+                Err(error) => tracing::error!(error, "cannot handle the claim"),
             }
-            .instrument(span)
-        },
-    ));
-    outcomes
-        .await
-        .into_iter()
-        .collect::<HashMap<_, _>>()
-        .into_iter()
+            (uid, outcome)
+        }
+        .instrument(span)
+    });
+    join_all(outcomes).await.into_iter().collect()
 }
 
-async fn within_deadline<T>(
-    operation: &str,
-    work: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
-    tokio::time::timeout(DEADLINE, work)
-        .await
-        .unwrap_or_else(|_| {
-            Err(format!(
-                "{operation} did not finish within {} s; kubelet will try again",
-                DEADLINE.as_secs()
-            ))
-        })
+async fn for_claim<T, E: Error, F: Future<Output = Result<T, E>>>(
+    claim: Claim,
+    operation: &'static str,
+    call: impl Fn(ClaimRef) -> F,
+) -> Result<T, CallError<E>> {
+    let claim = ClaimRef {
+        uid: ClaimUid::parse(&claim.uid)?,
+        namespace: claim.namespace,
+        name: claim.name,
+    };
+    match tokio::time::timeout(DEADLINE, call(claim.clone())).await {
+        Ok(outcome) => outcome.map_err(CallError::Operation),
+        Err(_) => Err(CallError::Timeout { operation, claim }),
+    }
 }
 
 #[tonic::async_trait]
@@ -164,30 +133,44 @@ impl<C: Claims> DraPlugin for DraService<C> {
         &self,
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
-        Ok(Response::new(self.prepare(request.into_inner()).await))
+        let outcomes = for_each_claim(request.into_inner().claims, "prepare", |claim| {
+            let claims = Arc::clone(&self.claims);
+            async move { claims.prepare(&claim).await }
+        });
+        let response = |outcome| match outcome {
+            Ok(devices) => NodePrepareResourceResponse {
+                devices,
+                error: String::new(),
+            },
+            Err(error) => NodePrepareResourceResponse {
+                devices: Vec::new(),
+                error,
+            },
+        };
+        let responses = outcomes.await.into_iter();
+        Ok(Response::new(NodePrepareResourcesResponse {
+            claims: responses
+                .map(|(uid, outcome)| (uid, response(outcome)))
+                .collect(),
+        }))
     }
 
     async fn node_unprepare_resources(
         &self,
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        Ok(Response::new(self.unprepare(request.into_inner()).await))
-    }
-}
-
-#[tonic::async_trait]
-impl<C: Claims> DraPluginV1beta1 for DraService<C> {
-    async fn node_prepare_resources(
-        &self,
-        request: Request<NodePrepareResourcesRequest>,
-    ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
-        Ok(Response::new(self.prepare(request.into_inner()).await))
-    }
-
-    async fn node_unprepare_resources(
-        &self,
-        request: Request<NodeUnprepareResourcesRequest>,
-    ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        Ok(Response::new(self.unprepare(request.into_inner()).await))
+        let outcomes = for_each_claim(request.into_inner().claims, "unprepare", |claim| {
+            let claims = Arc::clone(&self.claims);
+            async move { claims.unprepare(&claim).await }
+        });
+        let response = |outcome: Result<(), String>| NodeUnprepareResourceResponse {
+            error: outcome.err().unwrap_or_default(),
+        };
+        let responses = outcomes.await.into_iter();
+        Ok(Response::new(NodeUnprepareResourcesResponse {
+            claims: responses
+                .map(|(uid, outcome)| (uid, response(outcome)))
+                .collect(),
+        }))
     }
 }

@@ -1,56 +1,56 @@
-//! When an instance may ask kubelet to take it.
+//! Decides when an instance registers with kubelet.
 //!
-//! Kubelet calls the instance that registered last. During a rolling update that is the new one, so it must be able to
-//! do what the old one does: one that looks for the GPU driver in the wrong place stays behind the one that works, is
-//! not ready, and the update stops. Where nobody else serves the node it registers whatever is missing: unprepare
-//! needs neither GPUs nor libraries, and what is missing then appears in the events of the pods.
+//! Kubelet calls the instance that registered last; during a rolling update that is the new one. An instance that
+//! cannot find the NVIDIA driver or install its artifacts must therefore not replace an instance that works: it stays
+//! in standby and is not ready, which stops the update. An instance that is alone on the node registers in any case:
+//! unprepare needs neither GPUs nor artifacts, and prepare reports what is missing in the events of the pods.
 
 use tokio::sync::watch;
 
 use crate::conditions::{Condition, Conditions};
 
-/// What must be true to serve as well as any other instance.
-const NEEDED: [Condition; 2] = [Condition::Gpus, Condition::Artifacts];
+/// Conditions that an instance in standby must meet before it replaces the active one.
+const REQUIRED: [Condition; 2] = [Condition::Gpus, Condition::Artifacts];
 
-/// Whether another instance serves this node.
+/// Role of this instance among the instances of the driver on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// Nobody has looked yet.
+pub enum InstanceRole {
+    /// The lock of the active instance was not checked yet.
     Unknown,
-    /// Another one is active.
-    Beside,
-    /// This is the active one.
+    /// Another instance is active.
+    Standby,
+    /// This instance is active.
     Active,
 }
 
-/// Returns when this instance may register; meanwhile the condition says why it waits.
-pub async fn turn(conditions: &Conditions, mut standing: watch::Receiver<Standing>) {
+/// Returns when this instance may register. Until then the condition `registered` names the reason.
+pub async fn may_register(conditions: &Conditions, mut role: watch::Receiver<InstanceRole>) {
     let mut states = conditions.watch();
     loop {
-        let present = *standing.borrow_and_update();
+        let present = *role.borrow_and_update();
         states.mark_unchanged();
         let missing: Vec<String> = conditions
             .unmet()
             .into_iter()
-            .filter(|(condition, _)| NEEDED.contains(condition))
+            .filter(|(condition, _)| REQUIRED.contains(condition))
             .map(|(condition, reason)| format!("{condition}: {reason}"))
             .collect();
-        if missing.is_empty() || present == Standing::Active {
+        if missing.is_empty() || present == InstanceRole::Active {
             return;
         }
-        if present == Standing::Beside {
+        if present == InstanceRole::Standby {
             conditions.set(
                 Condition::Registered,
                 Err(format!(
-                    "another instance serves this node and goes on until this one can: {}",
+                    "another instance serves this node until this instance can: {}",
                     missing.join("; ")
                 )),
             );
         }
         tokio::select! {
-            // Both fail only with their senders, which live as long as the driver.
+            // Both fail only when their senders are dropped; the senders live as long as the driver.
             _ = states.changed() => {}
-            _ = standing.changed() => {}
+            _ = role.changed() => {}
         }
     }
 }

@@ -9,19 +9,19 @@ use drava_vgpu_abi as abi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::effects::{EffectError, Effects, Ensured};
-use super::guard::{self, Conflict};
+use super::overcommit::{self, Conflict};
 use super::plan::{self, Problem};
-use super::record::{Loaded, Record, Stage, Store, StoreError};
+use super::record::{ClaimRecord, Loaded, RecordError, RecordStore, Stage};
 use super::recover::Used;
 use super::spec::{self, SpecError};
 use super::{Delivery, Prepared, Share};
-use crate::args;
 use crate::artifacts::{Artifact, Installed, Stubs};
+use crate::capacity;
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::NodeInventory;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{LockError, Locks};
-use crate::publish::amounts;
+use crate::options;
 
 /// A claim could not be prepared or unprepared. The text, with its causes, becomes the pod's event.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum Failure {
         "the record of claim {0} is damaged and is being rebuilt from the API server; until then nobody knows what is \
          free, kubelet will try again"
     )]
-    Unreadable(ClaimUid),
+    DamagedRecord(ClaimUid),
     /// The containers' view could not be put together.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -58,7 +58,7 @@ pub enum Failure {
     Effect(#[from] EffectError),
     /// Records could not be read.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RecordError),
     /// A lock could not be taken.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -76,7 +76,7 @@ pub struct Environment<'a> {
     /// The installed artifacts.
     pub installed: &'a Installed,
     /// How containers of claims that are prepared from now on get libvgpu.
-    pub delivery: args::Delivery,
+    pub delivery: options::Delivery,
 }
 
 /// What was out of order and is repaired, for people.
@@ -87,7 +87,7 @@ pub struct Repairs(pub Vec<String>);
 #[derive(Debug)]
 pub struct Applier<E> {
     layout: Layout,
-    store: Store,
+    store: RecordStore,
     locks: Locks,
     effects: E,
 }
@@ -96,7 +96,7 @@ impl<E: Effects> Applier<E> {
     /// On the node whose directories are `layout`.
     #[must_use]
     pub fn new(layout: Layout, locks: Locks, effects: E) -> Self {
-        let store = Store::new(layout.claims());
+        let store = RecordStore::new(layout.claims());
         Self {
             layout,
             store,
@@ -107,7 +107,7 @@ impl<E: Effects> Applier<E> {
 
     /// The records.
     #[must_use]
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &RecordStore {
         &self.store
     }
 
@@ -126,7 +126,7 @@ impl<E: Effects> Applier<E> {
         wanted: &ClaimRef,
         found: Option<&ResourceClaim>,
         environment: &Environment<'_>,
-    ) -> Result<(Record, Repairs), ApplyError> {
+    ) -> Result<(ClaimRecord, Repairs), ApplyError> {
         let mut repairs = Repairs::default();
         self.try_prepare(wanted, found, environment, &mut repairs)
             .map(|record| (record, repairs))
@@ -142,7 +142,7 @@ impl<E: Effects> Applier<E> {
         found: Option<&ResourceClaim>,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
-    ) -> Result<Record, Failure> {
+    ) -> Result<ClaimRecord, Failure> {
         let devices = plan::plan(wanted, found, environment.pool, environment.inventory)?;
         let record = match self.load(&wanted.uid, repairs)? {
             Some(present) if same_pieces(&present.devices, &devices) => present,
@@ -193,7 +193,7 @@ impl<E: Effects> Applier<E> {
     }
 
     /// The claim's record. A damaged one is moved aside: the claim is then planned anew, and what exists is kept.
-    fn load(&self, uid: &ClaimUid, repairs: &mut Repairs) -> Result<Option<Record>, Failure> {
+    fn load(&self, uid: &ClaimUid, repairs: &mut Repairs) -> Result<Option<ClaimRecord>, Failure> {
         match self.store.load(uid)? {
             Loaded::Absent => Ok(None),
             Loaded::Present(record) => Ok(Some(*record)),
@@ -214,14 +214,14 @@ impl<E: Effects> Applier<E> {
         claim: &ClaimRef,
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
-    ) -> Result<Record, Failure> {
+    ) -> Result<ClaimRecord, Failure> {
         let used = Used::now(environment.delivery, environment.installed);
         self.take(claim, devices, used, |devices| {
             let others = self.others(&claim.uid)?;
             if let Some(uid) = others.damaged.into_iter().next() {
-                return Err(Failure::Unreadable(uid));
+                return Err(Failure::DamagedRecord(uid));
             }
-            guard::check(claim, devices, held(&others.sound), environment.inventory)?;
+            overcommit::check(claim, devices, held(&others.sound), environment.inventory)?;
             Ok(())
         })
     }
@@ -234,7 +234,7 @@ impl<E: Effects> Applier<E> {
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
-    ) -> Result<Record, Failure> {
+    ) -> Result<ClaimRecord, Failure> {
         let (delivery, installed) = (environment.delivery, environment.installed);
         let state_dir = self.layout.state_dir();
         let spec = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX).read(claim.uid.as_str());
@@ -254,7 +254,7 @@ impl<E: Effects> Applier<E> {
         self.take(claim, devices, used, |devices| {
             // Those that are damaged too are held against this one when their turn comes.
             let others = self.others(&claim.uid)?;
-            guard::check(claim, devices, held(&others.sound), environment.inventory)?;
+            overcommit::check(claim, devices, held(&others.sound), environment.inventory)?;
             Ok(())
         })
     }
@@ -268,12 +268,12 @@ impl<E: Effects> Applier<E> {
         devices: Vec<Prepared>,
         used: Used,
         check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
-    ) -> Result<Record, Failure> {
+    ) -> Result<ClaimRecord, Failure> {
         let _cards = self
             .locks
             .cards(devices.iter().map(|device| device.card.uuid.as_str()))?;
         check(&devices)?;
-        let record = Record {
+        let record = ClaimRecord {
             claim: claim.clone(),
             stage: Stage::Intent,
             devices,
@@ -286,7 +286,7 @@ impl<E: Effects> Applier<E> {
     }
 
     /// All other claims of which something is recorded.
-    fn others(&self, claim: &ClaimUid) -> Result<Others, StoreError> {
+    fn others(&self, claim: &ClaimUid) -> Result<Others, RecordError> {
         let listing = self.store.list()?;
         let mut others = Others::default();
         let is_other = |uid: &&ClaimUid| *uid != claim;
@@ -310,9 +310,9 @@ impl<E: Effects> Applier<E> {
     /// What could not be made.
     pub fn complete(
         &self,
-        record: Record,
+        record: ClaimRecord,
         environment: &Environment<'_>,
-    ) -> Result<(Record, Repairs), ApplyError> {
+    ) -> Result<(ClaimRecord, Repairs), ApplyError> {
         let (claim, mut repairs) = (record.claim.clone(), Repairs::default());
         self.try_complete(record, environment, &mut repairs)
             .map(|record| (record, repairs))
@@ -324,10 +324,10 @@ impl<E: Effects> Applier<E> {
 
     fn try_complete(
         &self,
-        mut record: Record,
+        mut record: ClaimRecord,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
-    ) -> Result<Record, Failure> {
+    ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
         let known = record.stage == Stage::Prepared;
         self.refresh_artifacts(&mut record, environment);
@@ -362,7 +362,7 @@ impl<E: Effects> Applier<E> {
 
     /// A claim keeps what its containers started with, the way of delivery included, unless a file is not there any
     /// more.
-    fn refresh_artifacts(&self, record: &mut Record, environment: &Environment<'_>) {
+    fn refresh_artifacts(&self, record: &mut ClaimRecord, environment: &Environment<'_>) {
         let state_dir = self.layout.state_dir();
         if !Artifact::Library.path(state_dir, &record.library).exists() {
             record.library.clone_from(&environment.installed.library);
@@ -385,7 +385,7 @@ impl<E: Effects> Applier<E> {
     ///
     /// # Errors
     /// When the records cannot be read, or one of them does not verify: then nobody knows.
-    pub fn artifacts_in_use(&self) -> Result<Option<BTreeSet<String>>, StoreError> {
+    pub fn artifacts_in_use(&self) -> Result<Option<BTreeSet<String>>, RecordError> {
         let mut hashes = BTreeSet::new();
         let listing = self.store.list()?;
         if !listing.quarantined.is_empty() {
@@ -410,12 +410,12 @@ impl<E: Effects> Applier<E> {
 /// What is recorded of the claims that a claim meets.
 #[derive(Default)]
 struct Others {
-    sound: Vec<Record>,
+    sound: Vec<ClaimRecord>,
     /// Claims of which it is not known what they hold.
     damaged: Vec<ClaimUid>,
 }
 
-fn held(records: &[Record]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {
+fn held(records: &[ClaimRecord]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {
     records
         .iter()
         .map(|record| (&record.claim, record.devices.as_slice()))
@@ -436,7 +436,7 @@ fn limits(
     let reserve = environment
         .inventory
         .card(&device.card.uuid)
-        .map_or(0, amounts::driver_reserve_bytes);
+        .map_or(0, capacity::driver_reserve_bytes);
     let cores = u32::try_from(share.cores).ok().and_then(abi::Cores::new);
     abi::LimitsSpec {
         claim_uid: id_text(claim.as_str()),

@@ -13,9 +13,8 @@ use drava_cdi::{Spec, SpecDir};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::ShareId;
-use super::record::{Record, Store, StoreError};
-use crate::claim::ClaimUid;
+use super::record::{ClaimRecord, RecordError, RecordStore};
+use crate::claim::{ClaimUid, ShareId};
 use crate::files;
 use crate::layout::{Layout, SPEC_PREFIX};
 
@@ -25,7 +24,7 @@ use crate::layout::{Layout, SPEC_PREFIX};
 pub enum EffectError {
     /// A claim record.
     #[error(transparent)]
-    Record(#[from] StoreError),
+    Record(#[from] RecordError),
     /// A CDI spec. No permission and a full disk show here.
     #[error("CDI directory {}", dir.display())]
     Spec {
@@ -78,7 +77,7 @@ pub trait Effects: Send + Sync + 'static {
     ///
     /// # Errors
     /// When it cannot be written.
-    fn save_record(&self, record: &Record) -> Result<(), EffectError>;
+    fn save_record(&self, record: &ClaimRecord) -> Result<(), EffectError>;
 
     /// Makes sure that a share has a limits page. A page that reads as one of this share is never touched: programs
     /// that run with it have it mapped.
@@ -182,7 +181,7 @@ const USAGE_INODES: u64 = 4;
 /// The node that the driver runs on.
 pub struct NodeEffects {
     layout: Layout,
-    store: Store,
+    store: RecordStore,
     specs: SpecDir,
     tmpfs: Box<dyn Tmpfs>,
 }
@@ -191,7 +190,7 @@ impl NodeEffects {
     /// The node whose directories are `layout`.
     #[must_use]
     pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>) -> Self {
-        let store = Store::new(layout.claims());
+        let store = RecordStore::new(layout.claims());
         let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
         Self {
             layout,
@@ -210,7 +209,7 @@ impl NodeEffects {
 }
 
 impl Effects for NodeEffects {
-    fn save_record(&self, record: &Record) -> Result<(), EffectError> {
+    fn save_record(&self, record: &ClaimRecord) -> Result<(), EffectError> {
         Ok(self.store.save(record)?)
     }
 

@@ -12,11 +12,10 @@ use drava_vgpu_abi::DeviceUuid;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
-use super::{Access, CardRef, Prepared, Share, ShareId};
-use crate::claim::{ClaimRef, ClaimUid};
+use super::{Access, CardRef, Prepared, Share};
+use crate::capacity::{ALL_CORES, MIB};
+use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::inventory::NodeInventory;
-use crate::publish::amounts::{ALL_CORES, MIB};
-use crate::publish::device::{gpu_name, vgpu_name};
 
 /// What is wrong with a claim. The text becomes the pod's event.
 #[derive(Debug, thiserror::Error)]
@@ -223,21 +222,21 @@ fn resolve<'a>(
     result: &DeviceRequestAllocationResult,
     inventory: &'a NodeInventory,
 ) -> Result<(&'a Card, bool), Problem> {
-    let mut names: BTreeMap<String, (&Card, bool)> = BTreeMap::new();
+    let mut devices: BTreeMap<String, (&Card, bool)> = BTreeMap::new();
     for card in &inventory.gpus.cards {
-        names.insert(gpu_name(card.minor), (card, false));
-        names.insert(vgpu_name(card.minor), (card, true));
+        devices.insert(names::gpu_device(card.minor), (card, false));
+        devices.insert(names::vgpu_device(card.minor), (card, true));
     }
-    names
+    devices
         .get(&result.device)
         .copied()
         .ok_or_else(|| Problem::NoDevice {
             request: result.request.clone(),
             device: result.device.clone(),
-            present: if names.is_empty() {
+            present: if devices.is_empty() {
                 "none".to_owned()
             } else {
-                names
+                devices
                     .keys()
                     .map(String::as_str)
                     .collect::<Vec<_>>()

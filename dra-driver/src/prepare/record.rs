@@ -35,7 +35,7 @@ pub enum Stage {
 /// What is recorded about a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct ClaimRecord {
     /// The claim.
     pub claim: ClaimRef,
     /// How far it has come.
@@ -57,7 +57,7 @@ pub enum Loaded {
     /// There is none.
     Absent,
     /// It verified.
-    Present(Box<Record>),
+    Present(Box<ClaimRecord>),
     /// It did not verify, and why.
     Corrupt(String),
 }
@@ -65,7 +65,7 @@ pub enum Loaded {
 /// A record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {}", path.display())]
-pub struct StoreError {
+pub struct RecordError {
     operation: &'static str,
     path: PathBuf,
     #[source]
@@ -80,11 +80,11 @@ struct Header {
 
 /// The records of this node.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct RecordStore {
     dir: PathBuf,
 }
 
-impl Store {
+impl RecordStore {
     /// Records in `dir`, which exists.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
@@ -95,7 +95,7 @@ impl Store {
     ///
     /// # Errors
     /// When the file cannot be read; one that does not verify is [`Loaded::Corrupt`].
-    pub fn load(&self, uid: &ClaimUid) -> Result<Loaded, StoreError> {
+    pub fn load(&self, uid: &ClaimUid) -> Result<Loaded, RecordError> {
         let path = self.path(uid);
         match fs::read(&path) {
             Ok(bytes) => Ok(match decode(&bytes) {
@@ -104,7 +104,7 @@ impl Store {
                 Err(reason) => Loaded::Corrupt(reason),
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded::Absent),
-            Err(source) => Err(StoreError {
+            Err(source) => Err(RecordError {
                 operation: "read the claim record",
                 path,
                 source,
@@ -116,9 +116,9 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be written; the old record, if any, is then still there.
-    pub fn save(&self, record: &Record) -> Result<(), StoreError> {
+    pub fn save(&self, record: &ClaimRecord) -> Result<(), RecordError> {
         let path = self.path(&record.claim.uid);
-        files::write_durably(&path, &encode(record), 0o600).map_err(|source| StoreError {
+        files::write_durably(&path, &encode(record), 0o600).map_err(|source| RecordError {
             operation: "write the claim record",
             path,
             source,
@@ -129,9 +129,9 @@ impl Store {
     ///
     /// # Errors
     /// When a file is there and cannot be removed.
-    pub fn remove(&self, uid: &ClaimUid) -> Result<(), StoreError> {
+    pub fn remove(&self, uid: &ClaimUid) -> Result<(), RecordError> {
         for path in [self.path(uid), self.quarantine_path(uid)] {
-            files::remove_durably(&path).map_err(|source| StoreError {
+            files::remove_durably(&path).map_err(|source| RecordError {
                 operation: "remove the claim record",
                 path,
                 source,
@@ -144,11 +144,11 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be renamed.
-    pub fn quarantine(&self, uid: &ClaimUid) -> Result<PathBuf, StoreError> {
+    pub fn quarantine(&self, uid: &ClaimUid) -> Result<PathBuf, RecordError> {
         let (path, aside) = (self.path(uid), self.quarantine_path(uid));
         fs::rename(&path, &aside)
             .and_then(|()| files::sync_dir(&self.dir))
-            .map_err(|source| StoreError {
+            .map_err(|source| RecordError {
                 operation: "move aside the claim record",
                 path,
                 source,
@@ -166,9 +166,9 @@ impl Store {
     ///
     /// # Errors
     /// When the file is there and cannot be removed.
-    pub fn clear_quarantine(&self, uid: &ClaimUid) -> Result<(), StoreError> {
+    pub fn clear_quarantine(&self, uid: &ClaimUid) -> Result<(), RecordError> {
         let path = self.quarantine_path(uid);
-        files::remove_durably(&path).map_err(|source| StoreError {
+        files::remove_durably(&path).map_err(|source| RecordError {
             operation: "remove the quarantined claim record",
             path,
             source,
@@ -179,8 +179,8 @@ impl Store {
     ///
     /// # Errors
     /// When the directory cannot be read.
-    pub fn list(&self) -> Result<Listing, StoreError> {
-        let error = |source| StoreError {
+    pub fn list(&self) -> Result<Listing, RecordError> {
+        let error = |source| RecordError {
             operation: "list the claim records in",
             path: self.dir.clone(),
             source,
@@ -223,7 +223,7 @@ pub struct Listing {
     pub quarantined: Vec<ClaimUid>,
 }
 
-fn encode(record: &Record) -> Vec<u8> {
+fn encode(record: &ClaimRecord) -> Vec<u8> {
     // Serialising plain structs of strings and numbers into memory has no way to fail.
     let body = serde_json::to_vec(record).unwrap_or_default();
     let header = Header {
@@ -237,7 +237,7 @@ fn encode(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Result<Record, String> {
+fn decode(bytes: &[u8]) -> Result<ClaimRecord, String> {
     let mut lines = bytes.splitn(2, |&byte| byte == b'\n');
     let header: Header = serde_json::from_slice(lines.next().unwrap_or_default())
         .map_err(|error| format!("its header does not decode: {error}"))?;

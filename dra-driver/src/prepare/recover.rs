@@ -10,9 +10,9 @@ use std::path::Path;
 use drava_cdi::{ContainerEdits, Spec};
 
 use super::{Delivery, Prepared};
-use crate::args;
 use crate::artifacts::{Artifact, Installed, Stubs};
 use crate::claim::ClaimUid;
+use crate::options;
 
 /// Artifacts that the containers of a claim use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Used {
 impl Used {
     /// What a claim gets that is prepared now.
     #[must_use]
-    pub fn now(delivery: args::Delivery, installed: &Installed) -> Self {
+    pub fn now(delivery: options::Delivery, installed: &Installed) -> Self {
         Self {
             library: installed.library.clone(),
             hook: installed.hook.clone(),
@@ -45,7 +45,7 @@ impl Used {
         uid: &ClaimUid,
         devices: &[Prepared],
         state_dir: &Path,
-        delivery: args::Delivery,
+        delivery: options::Delivery,
         installed: &Installed,
     ) -> Option<Self> {
         let mut names: Vec<String> = devices.iter().map(|device| device.cdi_name(uid)).collect();

@@ -10,7 +10,7 @@ use drava_cdi::{
 };
 use drava_vgpu_abi::paths;
 
-use super::record::Record;
+use super::record::ClaimRecord;
 use super::{Access, Delivery, Prepared, Share};
 use crate::artifacts::Artifact;
 use crate::claim::ClaimUid;
@@ -45,7 +45,7 @@ pub enum SpecError {
 ///
 /// # Errors
 /// When a card has no device file, or a path cannot be put into a spec.
-pub fn build(record: &Record, layout: &Layout, driver: &Driver) -> Result<Spec, SpecError> {
+pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<Spec, SpecError> {
     let state_dir = layout.state_dir();
     let hook = HookProgram::new(
         Artifact::Hook

@@ -11,25 +11,13 @@ use k8s_openapi::api::resource::v1::{
     DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
 };
 
-use super::amounts::{self, ALL_CORES, MIB, ShareTotals};
 use super::version;
-use crate::args::Scheduling;
+use crate::capacity::{self, ALL_CORES, MIB, ShareTotals};
 use crate::inventory::NodeInventory;
+use crate::options::Scheduling;
 
 /// Longest string that an attribute may hold (`DeviceAttributeMaxValueLength`).
 const MAX_ATTRIBUTE_BYTES: usize = 64;
-
-/// Name of the whole card's device, and of its counter set.
-#[must_use]
-pub fn gpu_name(minor: u32) -> String {
-    format!("gpu-{minor}")
-}
-
-/// Name of the device whose shares libvgpu enforces.
-#[must_use]
-pub fn vgpu_name(minor: u32) -> String {
-    format!("gpu-{minor}-vgpu")
-}
 
 /// The whole card.
 pub(super) fn gpu(
@@ -42,14 +30,14 @@ pub(super) fn gpu(
         names::capacity::CORES.to_owned(),
         fixed(Quantity::count(ALL_CORES)),
     )]);
-    if let Some(memory_bytes) = amounts::usable_memory_bytes(card) {
+    if let Some(memory_bytes) = capacity::usable_memory_bytes(card) {
         capacity.insert(
             names::capacity::MEMORY.to_owned(),
             fixed(Quantity::bytes(memory_bytes)),
         );
     }
     Device {
-        name: gpu_name(card.minor),
+        name: names::gpu_device(card.minor),
         attributes: Some(attributes(DeviceType::Gpu, card, node)),
         capacity: Some(capacity),
         consumes_counters: counters.then(|| consumes_all(card)),
@@ -99,7 +87,7 @@ pub(super) fn vgpu(
         ),
     };
     Device {
-        name: vgpu_name(card.minor),
+        name: names::vgpu_device(card.minor),
         attributes: Some(attributes(DeviceType::Vgpu, card, node)),
         capacity: Some(BTreeMap::from([
             (names::capacity::MEMORY.to_owned(), memory),
@@ -119,14 +107,14 @@ pub(super) fn vgpu(
 /// `card`, which only says that whole card and shares exclude each other.
 pub(super) fn counter_set(card: &Card) -> CounterSet {
     CounterSet {
-        name: gpu_name(card.minor),
+        name: names::gpu_device(card.minor),
         counters: counters(card),
     }
 }
 
 fn consumes_all(card: &Card) -> Vec<DeviceCounterConsumption> {
     vec![DeviceCounterConsumption {
-        counter_set: gpu_name(card.minor),
+        counter_set: names::gpu_device(card.minor),
         counters: counters(card),
         ..DeviceCounterConsumption::default()
     }]

@@ -15,9 +15,8 @@ use drava_nvml::{GpuUuid, Inventory};
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
-use super::amounts::{self, Offer, Withheld};
-use super::device::gpu_name;
 use super::{Pool, SliceContent};
+use crate::capacity::{self, PublishMode, UnavailableReason};
 
 /// How long the taint of what is not offered any more stands before that is withdrawn: whoever allocated a moment before
 /// has written it down by then.
@@ -52,7 +51,7 @@ pub enum Reason {
     /// The card is gone from the node.
     Lost,
     /// The card is there and must not be used in this way.
-    Withheld(Withheld),
+    Unavailable(UnavailableReason),
 }
 
 impl Reason {
@@ -61,7 +60,7 @@ impl Reason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Lost => "lost",
-            Self::Withheld(withheld) => withheld.as_str(),
+            Self::Unavailable(reason) => reason.as_str(),
         }
     }
 }
@@ -70,7 +69,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost => f.write_str("the card is gone from the node"),
-            Self::Withheld(withheld) => withheld.fmt(f),
+            Self::Unavailable(reason) => reason.fmt(f),
         }
     }
 }
@@ -116,7 +115,7 @@ impl PublishedCards {
             let present = inventory.cards.iter().find(|present| present.uuid == *uuid);
             let retained = match present {
                 Some(present) if present.minor == card.minor => {
-                    let offer = amounts::offer(present, inventory.confidential_computing);
+                    let offer = capacity::publish_mode(present, inventory.confidential_computing);
                     not_offered(card, &offer)?
                 }
                 // Its devices have other names now.
@@ -173,18 +172,18 @@ impl PublishedCards {
 }
 
 /// What of a published card its offer does not contain.
-fn not_offered(published: &PublishedCard, offer: &Offer) -> Option<Retained> {
+fn not_offered(published: &PublishedCard, offer: &PublishMode) -> Option<Retained> {
     let (reason, offered) = match offer {
-        Offer::WholeAndShares(_) => return None,
-        Offer::WholeOnly(reason) => (*reason, Some(gpu_name(published.minor))),
-        Offer::Nothing(reason) => (*reason, None),
+        PublishMode::WholeAndShares(_) => return None,
+        PublishMode::WholeOnly(reason) => (*reason, Some(names::gpu_device(published.minor))),
+        PublishMode::Unpublished(reason) => (*reason, None),
     };
     let mut card = published.clone();
     card.devices
         .retain(|device| offered.as_ref() != Some(&device.name));
     (!card.devices.is_empty()).then_some(Retained {
         card,
-        reason: Reason::Withheld(reason),
+        reason: Reason::Unavailable(reason),
     })
 }
 
@@ -209,7 +208,10 @@ fn cards<'a>(
             .or_insert_with(|| PublishedCard {
                 minor,
                 devices: Vec::new(),
-                counters: counters.get(gpu_name(minor).as_str()).copied().cloned(),
+                counters: counters
+                    .get(names::gpu_device(minor).as_str())
+                    .copied()
+                    .cloned(),
             });
         card.devices.push(device.clone());
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::names;
 use drava_nvml::GpuUuid;
@@ -17,14 +18,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::amounts::Withheld;
 use super::diff::{self, Change, Owner};
 use super::retained::{self, PublishedCards, Retained};
 use super::{Features, Pool};
-use crate::args::Scheduling;
+use crate::capacity::UnavailableReason;
 use crate::conditions::{Condition, Conditions};
-use crate::error::describe;
 use crate::inventory::{NodeInventory, State};
+use crate::options::Scheduling;
 use crate::plugin::health::{Devices, Health};
 use crate::report::{Reporter, Subject};
 
@@ -81,7 +81,7 @@ struct Memory {
     /// Fields that the API server was found to drop.
     features: Option<Features>,
     /// Cards whose limitation was reported.
-    reported: BTreeMap<String, Withheld>,
+    reported: BTreeMap<String, UnavailableReason>,
     /// The state of each slice, by name, that is our own work: its watch events say nothing new.
     own: BTreeMap<String, String>,
 }
@@ -180,7 +180,7 @@ impl Publisher {
                 self.scheduling,
                 features,
             );
-            self.report_withheld(&pool, memory);
+            self.report_unavailable(&pool, memory);
             let existing = self.existing(slices).await?;
             let changes = diff::changes(&existing, &pool, &owner);
             let mut kept = features;
@@ -309,8 +309,8 @@ impl Publisher {
         }
     }
 
-    fn report_withheld(&self, pool: &Pool, memory: &mut Memory) {
-        for (card, reason) in &pool.withheld {
+    fn report_unavailable(&self, pool: &Pool, memory: &mut Memory) {
+        for (card, reason) in &pool.unavailable {
             if memory.reported.insert(card.clone(), *reason) != Some(*reason) {
                 self.reporter.event(
                     Subject::Node,
@@ -321,7 +321,7 @@ impl Publisher {
         }
         memory
             .reported
-            .retain(|card, _| pool.withheld.contains_key(card));
+            .retain(|card, _| pool.unavailable.contains_key(card));
     }
 }
 

@@ -1,99 +1,106 @@
-//! What is to be done about what is found on the node. Pure.
+//! Decides what to do about claims that have state on the node. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::prepare::record::Stage;
 
-/// What is on the node.
+/// State of claims on the node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// Claims with a sound record.
+pub struct NodeState {
+    /// Claims with a valid record.
     pub recorded: BTreeMap<ClaimUid, (ClaimRef, Stage)>,
     /// Claims with a damaged record.
     pub damaged: BTreeSet<ClaimUid>,
-    /// Claims with files or mounts.
-    pub traces: BTreeSet<ClaimUid>,
+    /// Claims with a CDI spec, files or mounts.
+    pub residues: BTreeSet<ClaimUid>,
 }
 
-/// What the API server says about a claim that something is left for.
+/// A claim according to the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Presence {
-    /// It holds devices of this node.
-    Holds(ClaimRef),
-    /// It is gone, is another one, or holds nothing here, since this long.
-    Lost(Duration),
+    /// Devices of this node are allocated to the claim and reserved.
+    Allocated(ClaimRef),
+    /// The claim was deleted, replaced by another claim of the same name, or holds no device of this node; for this
+    /// long.
+    Missing(Duration),
 }
 
-/// What is to be done about one claim.
+/// Action on one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Remove all that exists for it.
-    Remove(Why),
-    /// Make what its record says exist.
+    /// Remove the claim's state from the node.
+    Remove(RemovalReason),
+    /// Recreate what the record lists and the node lacks.
     Restore,
-    /// Plan it anew: its record is damaged.
+    /// Prepare the claim again because its record is damaged.
     Rebuild(ClaimRef),
 }
 
-/// Why something is removed.
+/// Reason for removing a claim's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// Nothing is recorded for the claim.
+pub enum RemovalReason {
+    /// The claim has no record.
     NoRecord,
-    /// Its preparation was interrupted and the claim is gone.
+    /// Preparation was interrupted and the claim is missing.
     Interrupted,
-    /// The claim has been gone for the grace period.
-    Gone,
+    /// The claim is missing for longer than the grace period.
+    Missing,
 }
 
-impl std::fmt::Display for Why {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for RemovalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoRecord => "nothing is recorded for it",
-            Self::Interrupted => "its preparation was interrupted and the claim is gone",
-            Self::Gone => "the claim has been gone for a while and kubelet has not unprepared it",
+            Self::NoRecord => "the claim has no record",
+            Self::Interrupted => "preparation was interrupted and the claim is gone",
+            Self::Missing => "the claim is gone and kubelet did not unprepare it in time",
         })
     }
 }
 
-/// Decides what to do. A claim that `presence` says nothing about is left alone: the API server did not answer.
+/// Returns the actions by claim. A claim without an entry in `presence` is skipped: the API server did not answer.
 #[must_use]
 pub fn decide(
-    found: &Found,
+    state: &NodeState,
     presence: &BTreeMap<ClaimUid, Presence>,
     grace: Duration,
 ) -> BTreeMap<ClaimUid, Action> {
     let mut actions = BTreeMap::new();
-    // A claim can be both, when its rebuilding was interrupted: then it may have containers that run.
-    let sound = found
+    // An interrupted rebuild leaves a claim in both sets. Its containers may run, so it counts as damaged.
+    let valid = state
         .recorded
         .iter()
-        .filter(|(uid, _)| !found.damaged.contains(uid));
-    for (uid, (_, stage)) in sound {
+        .filter(|(uid, _)| !state.damaged.contains(uid));
+    for (uid, (_, stage)) in valid {
         let action = match (stage, presence.get(uid)) {
             (_, None) => None,
-            (Stage::Prepared, Some(Presence::Holds(_))) => Some(Action::Restore),
-            // Kubelet is about to prepare it again.
-            (Stage::Intent, Some(Presence::Holds(_))) => None,
-            (Stage::Intent, Some(Presence::Lost(_))) => Some(Action::Remove(Why::Interrupted)),
-            (Stage::Prepared, Some(Presence::Lost(since))) => {
-                (*since >= grace).then_some(Action::Remove(Why::Gone))
+            (Stage::Prepared, Some(Presence::Allocated(_))) => Some(Action::Restore),
+            // Kubelet repeats the prepare call.
+            (Stage::Intent, Some(Presence::Allocated(_))) => None,
+            (Stage::Intent, Some(Presence::Missing(_))) => {
+                Some(Action::Remove(RemovalReason::Interrupted))
+            }
+            (Stage::Prepared, Some(Presence::Missing(since))) => {
+                (*since >= grace).then_some(Action::Remove(RemovalReason::Missing))
             }
         };
         actions.extend(action.map(|action| (uid.clone(), action)));
     }
-    for uid in &found.damaged {
+    for uid in &state.damaged {
         let action = match presence.get(uid) {
             None => None,
-            Some(Presence::Holds(claim)) => Some(Action::Rebuild(claim.clone())),
-            Some(Presence::Lost(since)) => (*since >= grace).then_some(Action::Remove(Why::Gone)),
+            Some(Presence::Allocated(claim)) => Some(Action::Rebuild(claim.clone())),
+            Some(Presence::Missing(since)) => {
+                (*since >= grace).then_some(Action::Remove(RemovalReason::Missing))
+            }
         };
         actions.extend(action.map(|action| (uid.clone(), action)));
     }
-    let known = |uid: &ClaimUid| found.recorded.contains_key(uid) || found.damaged.contains(uid);
-    let strays = found.traces.iter().filter(|uid| !known(uid));
-    actions.extend(strays.map(|uid| (uid.clone(), Action::Remove(Why::NoRecord))));
+    let has_record =
+        |uid: &ClaimUid| state.recorded.contains_key(uid) || state.damaged.contains(uid);
+    let unrecorded = state.residues.iter().filter(|uid| !has_record(uid));
+    actions.extend(unrecorded.map(|uid| (uid.clone(), Action::Remove(RemovalReason::NoRecord))));
     actions
 }

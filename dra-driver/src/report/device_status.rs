@@ -8,10 +8,11 @@ use drava_api::names;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::capacity;
+use crate::claim::ShareId;
 use crate::inventory::NodeInventory;
-use crate::prepare::record::Record;
-use crate::prepare::{Access, Prepared, Share, ShareId};
-use crate::publish::amounts;
+use crate::prepare::record::ClaimRecord;
+use crate::prepare::{Access, Prepared, Share};
 
 /// Whether containers get what a claim's CDI spec says, and keep to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ struct Condition {
 
 /// Entries of `status.devices`. A condition whose status did not change keeps the time of its transition in `written`.
 pub(super) fn statuses(
-    record: &Record,
+    record: &ClaimRecord,
     inventory: &NodeInventory,
     injection: &Injection,
     written: &Value,
@@ -119,7 +120,7 @@ fn share_enforced(
     }
     let unenforceable = inventory
         .card(&device.card.uuid)
-        .and_then(amounts::unenforceable);
+        .and_then(capacity::unenforceable);
     if let Some(reason) = unenforceable {
         return (ConditionReason::SharedAddressSpace, reason.to_owned());
     }
@@ -127,7 +128,7 @@ fn share_enforced(
         let message = "the device class mounts graphics and video libraries, whose allocations no limit covers";
         return (ConditionReason::Unmetered, message.to_owned());
     }
-    let mib = share.memory_bytes / amounts::MIB;
+    let mib = share.memory_bytes / capacity::MIB;
     let time = time(share);
     let message = format!("libvgpu limits memory to {mib} MiB; {time}");
     (ConditionReason::Interposed, message)

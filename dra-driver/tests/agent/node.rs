@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_dra_driver::agent::{Agent, Config, Finding};
-use drava_dra_driver::args::Paths;
-use drava_dra_driver::claim::{ClaimRef, ClaimUid};
+use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::layout::Layout;
-use drava_dra_driver::prepare::record::{Record, Stage, Store};
-use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share, ShareId};
+use drava_dra_driver::options::Paths;
+use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore, Stage};
+use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::page::{
     NOTIFY_OFFSET, OWN_TIME_OFFSET, TOKEN_OFFSET, WINDOW_OFFSET, YIELD_UNTIL_OFFSET,
@@ -119,7 +119,7 @@ impl TestNode {
             symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
             symlink(usage_dir, inside.join(paths::USAGE_DIR)).unwrap();
         }
-        Store::new(self.layout.claims())
+        RecordStore::new(self.layout.claims())
             .save(&self.record(number, shares))
             .unwrap();
     }
@@ -166,7 +166,7 @@ impl TestNode {
         }
     }
 
-    fn record(&self, number: u32, shares: &[(&str, u32)]) -> Record {
+    fn record(&self, number: u32, shares: &[(&str, u32)]) -> ClaimRecord {
         let device = |(card, share): &(&str, u32)| Prepared {
             request: "gpu".to_owned(),
             pool: "node".to_owned(),
@@ -188,7 +188,7 @@ impl TestNode {
                 unmetered: false,
             }),
         };
-        Record {
+        ClaimRecord {
             claim: ClaimRef {
                 namespace: "default".to_owned(),
                 name: format!("claim-{number}"),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use drava_cdi::Spec;
 use drava_dra_driver::artifacts::Artifact;
-use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::prepare::apply::Failure;
 use drava_dra_driver::prepare::effects::{NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::Stage;
@@ -221,7 +221,7 @@ fn removes_everything_after_failed_first_prepare() {
         &claim(1, &[Share(0, "8Gi", "30")]),
     )
     .unwrap_err();
-    let error = drava_dra_driver::error::describe(&error);
+    let error = drava_api::error::describe(&error);
     assert!(
         error.contains("claim default/claim-1") && error.contains("CDI directory"),
         "{error}"
@@ -263,7 +263,7 @@ fn rolls_back_failed_prepare_unless_containers_may_run() {
     let failing = NodeEffects::new(node.layout(), Box::new(FailingTmpfs));
     let failing = node.applier(failing);
     let error = prepare(&node, &failing, 1, &found).unwrap_err();
-    let error = drava_dra_driver::error::describe(&error);
+    let error = drava_api::error::describe(&error);
     assert!(error.contains("CAP_SYS_ADMIN"), "{error}");
     assert_eq!(node.claim_state().0, Vec::<String>::new());
 
@@ -325,7 +325,7 @@ fn rejects_missing_device_file_before_any_change() {
             &environment(&inventory, &driver, &installed),
         )
         .unwrap_err();
-    let error = drava_dra_driver::error::describe(&error);
+    let error = drava_api::error::describe(&error);
     assert!(
         error.contains("device gpu-7-vgpu") && error.contains("nvidia7"),
         "{error}"

@@ -20,7 +20,6 @@ async fn prepares_idempotently_and_unprepares_completely() {
         plugin.info.supported_versions,
         [
             "v1.DRAPlugin",
-            "v1beta1.DRAPlugin",
             "v1.DRAResourceHealth",
             "v1alpha1.DRAResourceHealth"
         ]
@@ -128,7 +127,10 @@ async fn reports_errors_per_claim_with_field_and_action() {
 
     cluster.api.set_down(true);
     let error = prepare_error(&plugin, 7).await;
-    assert!(error.contains("get it from the API server"), "{error}");
+    assert!(
+        error.contains("cannot get the claim from the API server"),
+        "{error}"
+    );
     // Unprepare works without the API server.
     plugin.unprepare_one(&claims[0]).await.unwrap();
 }
@@ -164,7 +166,7 @@ async fn rejects_overcommit_by_concurrent_claims() {
 async fn waits_for_gpu_of_terminating_claim() {
     let cluster = TestCluster::new().await;
     let patient = Config {
-        leaving_patience: Duration::from_secs(3600),
+        release_wait: Duration::from_secs(3600),
         ..cluster.config()
     };
     let running = cluster.start_with(patient, cluster.source());

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drava_dra_driver::args::{Delivery, Scheduling};
 use drava_dra_driver::conditions::{Condition, Conditions};
 use drava_dra_driver::driver::{self, Config, RunError};
 use drava_dra_driver::inventory::Source;
+use drava_dra_driver::options::{Delivery, Scheduling};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
@@ -139,7 +139,7 @@ impl TestCluster {
             paths: self.node.paths.clone(),
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
-            leaving_patience: Duration::ZERO,
+            release_wait: Duration::ZERO,
             retained_grace: Duration::from_secs(3600),
         }
     }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
-use drava_dra_driver::claim::ClaimUid;
-use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::claim::{ClaimUid, ShareId};
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
-use drava_dra_driver::prepare::record::{Loaded, Record};
+use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
 use drava_vgpu_abi::LimitsSpec;
 
 use crate::fixture::Allocated::Share;
@@ -45,7 +44,7 @@ impl CrashingEffects {
 }
 
 impl Effects for CrashingEffects {
-    fn save_record(&self, record: &Record) -> Result<(), EffectError> {
+    fn save_record(&self, record: &ClaimRecord) -> Result<(), EffectError> {
         self.next_effect()?;
         self.node.save_record(record)
     }

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use drava_cdi::{ContainerEdits, Spec};
-use drava_dra_driver::args::Delivery as Mode;
 use drava_dra_driver::artifacts::{Artifact, Stubs};
+use drava_dra_driver::options::Delivery as Mode;
 use drava_dra_driver::prepare::Delivery;
 use drava_dra_driver::prepare::apply::Environment;
-use drava_dra_driver::prepare::record::{Loaded, Record};
+use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
 use drava_nvml::ComputeMode;
 use drava_vgpu_abi::paths;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -23,7 +23,7 @@ fn prepare(
     mode: Mode,
     number: u32,
     found: &ResourceClaim,
-) -> (Record, Vec<String>) {
+) -> (ClaimRecord, Vec<String>) {
     let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
     let environment = Environment {
         delivery: mode,

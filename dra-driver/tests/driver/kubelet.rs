@@ -5,22 +5,7 @@ use std::fs;
 use drava_dra_driver::conditions::Condition;
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, kubelet_claim};
-use crate::fixture::Allocated::Share;
-use crate::fixture::claim;
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serves_older_kubelet_over_v1beta1() {
-    let cluster = TestCluster::new().await;
-    let (_running, plugin) = cluster.start_ready().await;
-    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
-    let plugin = plugin.in_v1beta1();
-    assert_eq!(
-        plugin.prepare_one(&kubelet_claim(1)).await.unwrap().len(),
-        1
-    );
-    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
-}
+use crate::cluster::TestCluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_missing_kubelet_directory() {

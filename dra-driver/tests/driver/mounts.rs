@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 
-use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::prepare::effects::{
     Effects as _, Ensured, KernelTmpfs, NodeEffects, Tmpfs as _,
 };

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drava_cdi::{Driver, DriverRoot};
-use drava_dra_driver::args::{Delivery, Paths};
 use drava_dra_driver::artifacts::{self, Installed};
+use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::lock::Locks;
-use drava_dra_driver::prepare::ShareId;
+use drava_dra_driver::options::{Delivery, Paths};
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
 use drava_dra_driver::prepare::effects::{Effects, NodeEffects, Tmpfs};
-use drava_dra_driver::prepare::record::Record;
+use drava_dra_driver::prepare::record::ClaimRecord;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tempfile::TempDir;
 
@@ -179,7 +179,7 @@ pub(crate) fn prepare<E: Effects>(
     applier: &Applier<E>,
     number: u32,
     found: &ResourceClaim,
-) -> Result<(Record, Vec<String>), ApplyError> {
+) -> Result<(ClaimRecord, Vec<String>), ApplyError> {
     let (inventory, driver, installed) = (h100x2(), node.driver(), node.installed());
     let environment = environment(&inventory, &driver, &installed);
     applier

@@ -1,7 +1,7 @@
 //! Conflicts of a claim with prepared claims: a pure function.
 
 use drava_dra_driver::claim::ClaimRef;
-use drava_dra_driver::prepare::guard::{self, Conflict};
+use drava_dra_driver::prepare::overcommit::{self, Conflict};
 use drava_dra_driver::prepare::plan;
 use drava_dra_driver::prepare::{Access, Prepared};
 use drava_nvml::ComputeMode;
@@ -25,7 +25,7 @@ fn guard(
     let others = others
         .iter()
         .map(|(claim, devices)| (claim, devices.as_slice()));
-    guard::check(&new.0, &new.1, others, &h100x2())
+    overcommit::check(&new.0, &new.1, others, &h100x2())
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn rejects_gpu_excluded_by_compute_mode() {
     inventory.gpus.cards[1].compute_mode = ComputeMode::ExclusiveProcess;
     let check = |results| {
         let (claim, devices) = prepared(1, results);
-        guard::check(&claim, &devices, [], &inventory).map_err(|conflict| conflict.to_string())
+        overcommit::check(&claim, &devices, [], &inventory).map_err(|conflict| conflict.to_string())
     };
     for prohibited in [&[Whole(0)], &[Share(0, "1Gi", "0")]] {
         let error = check(prohibited).unwrap_err();

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_dra_driver::args::Scheduling;
+use drava_dra_driver::capacity::{self, UnavailableReason};
 use drava_dra_driver::inventory::NodeInventory;
-use drava_dra_driver::publish::amounts::{self, Withheld};
+use drava_dra_driver::options::Scheduling;
 use drava_dra_driver::publish::diff::{Change, Owner, changes, dropped, same};
 use drava_dra_driver::publish::{self, Features, Pool, SliceContent};
 use drava_nvml::{ComputeMode, GpuUuid, Memory, Mig};
@@ -139,9 +139,9 @@ fn publishes_unshareable_gpu_as_whole_only() {
     assert_eq!(names(&exclusive), ["gpu-0"]);
     assert!(
         exclusive
-            .withheld
+            .unavailable
             .values()
-            .all(|reason| *reason == Withheld::ExclusiveProcess)
+            .all(|reason| *reason == UnavailableReason::ExclusiveProcess)
     );
     let without_memory_size = with(|card| card.memory = Memory::NotSupported);
     assert_eq!(names(&without_memory_size), ["gpu-0"]);
@@ -155,9 +155,9 @@ fn publishes_unshareable_gpu_as_whole_only() {
     assert!(names(&partitioned).is_empty());
     assert!(
         partitioned
-            .withheld
+            .unavailable
             .values()
-            .all(|reason| *reason == Withheld::Mig)
+            .all(|reason| *reason == UnavailableReason::Mig)
     );
     assert_eq!(partitioned.slices.len(), 1, "an empty pool has one slice");
     let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);
@@ -444,7 +444,7 @@ fn omits_step_in_range_smaller_than_step() {
     for (mib, has_step) in [(1, false), (2, true)] {
         let mut inventory = t4();
         let card = &mut inventory.gpus.cards[0];
-        let reserve = amounts::driver_reserve_bytes(card);
+        let reserve = capacity::driver_reserve_bytes(card);
         card.memory = Memory::Dedicated {
             total_bytes: reserve + (mib << 20),
             reserved_bytes: 0,

@@ -38,7 +38,10 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
         &claim(2, &[Share(0, "1Gi", "0")]),
     )
     .unwrap_err();
-    assert!(matches!(*error.failure, Failure::Unreadable(_)), "{error}");
+    assert!(
+        matches!(*error.failure, Failure::DamagedRecord(_)),
+        "{error}"
+    );
 
     // An interrupted rebuild keeps the files of running containers.
     let _ = prepare(

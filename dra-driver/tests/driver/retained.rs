@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_dra_driver::args::Scheduling;
 use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::options::Scheduling;
 use drava_dra_driver::publish::diff::{Change, changes};
 use drava_dra_driver::publish::retained::PublishedCards;
 use drava_dra_driver::publish::{self, Features, Pool};

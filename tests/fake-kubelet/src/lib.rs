@@ -15,10 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use drava_dra_driver::proto::dra_v1::dra_plugin_client::DraPluginClient;
-use drava_dra_driver::proto::dra_v1::{
-    NodePrepareResourcesRequest, NodePrepareResourcesResponse, NodeUnprepareResourcesRequest,
-};
-use drava_dra_driver::proto::dra_v1beta1::dra_plugin_client::DraPluginClient as DraPluginClientV1beta1;
+use drava_dra_driver::proto::dra_v1::{NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use drava_dra_driver::proto::health_v1::dra_resource_health_client::DraResourceHealthClient;
 use drava_dra_driver::proto::health_v1::{NodeWatchResourcesRequest, NodeWatchResourcesResponse};
 use drava_dra_driver::proto::registration::registration_client::RegistrationClient;
@@ -39,7 +36,7 @@ const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// DRA services that this kubelet supports.
-const SERVICES: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+const SERVICES: [&str; 1] = ["v1.DRAPlugin"];
 
 /// A kubelet with its own root directory.
 #[derive(Debug)]
@@ -52,7 +49,6 @@ pub struct FakeKubelet {
 pub struct Plugin {
     /// Info that the plugin reported.
     pub info: PluginInfo,
-    service: &'static str,
     channel: Channel,
 }
 
@@ -157,22 +153,14 @@ async fn accept(info: PluginInfo) -> Result<Plugin> {
         "the endpoint {:?} is not an absolute path",
         info.endpoint
     );
-    let service = info
-        .supported_versions
-        .iter()
-        .find_map(|offered| SERVICES.into_iter().find(|known| known == offered));
-    let Some(service) = service else {
-        bail!(
-            "none of services supported by the plugin ({:?}) are supported by the kubelet ({SERVICES:?})",
-            info.supported_versions
-        )
-    };
+    let mut offered = info.supported_versions.iter();
+    ensure!(
+        offered.any(|offered| SERVICES.contains(&offered.as_str())),
+        "none of services supported by the plugin ({:?}) are supported by the kubelet ({SERVICES:?})",
+        info.supported_versions
+    );
     let channel = connect(&endpoint, "localhost").await?;
-    Ok(Plugin {
-        info,
-        service,
-        channel,
-    })
+    Ok(Plugin { info, channel })
 }
 
 /// Encodes a socket path as grpc-go encodes a target (`encodeAuthority` in `clientconn.go`).
@@ -214,7 +202,11 @@ impl Plugin {
         let request = NodePrepareResourcesRequest {
             claims: claims.to_vec(),
         };
-        let answer = tokio::time::timeout(CALL_TIMEOUT, self.call_prepare(request)).await??;
+        let mut client = DraPluginClient::new(self.channel.clone());
+        let call = client.node_prepare_resources(request);
+        let answer = tokio::time::timeout(CALL_TIMEOUT, call)
+            .await??
+            .into_inner();
         check_claims("NodePrepareResources", claims, &answer.claims)?;
         let mut outcomes = HashMap::new();
         for (uid, answer) in answer.claims {
@@ -255,20 +247,8 @@ impl Plugin {
         let request = NodeUnprepareResourcesRequest {
             claims: claims.to_vec(),
         };
-        let call = async {
-            match self.service {
-                "v1.DRAPlugin" => {
-                    DraPluginClient::new(self.channel.clone())
-                        .node_unprepare_resources(request)
-                        .await
-                }
-                _ => {
-                    DraPluginClientV1beta1::new(self.channel.clone())
-                        .node_unprepare_resources(request)
-                        .await
-                }
-            }
-        };
+        let mut client = DraPluginClient::new(self.channel.clone());
+        let call = client.node_unprepare_resources(request);
         let answer = tokio::time::timeout(CALL_TIMEOUT, call)
             .await??
             .into_inner();
@@ -301,13 +281,6 @@ impl Plugin {
             })
     }
 
-    /// Talks to the plugin as an older kubelet would, in `v1beta1`.
-    #[must_use]
-    pub fn in_v1beta1(mut self) -> Self {
-        self.service = "v1beta1.DRAPlugin";
-        self
-    }
-
     /// Opens the health stream.
     ///
     /// # Errors
@@ -318,25 +291,6 @@ impl Plugin {
             .node_watch_resources(NodeWatchResourcesRequest {})
             .await?
             .into_inner())
-    }
-
-    async fn call_prepare(
-        &self,
-        request: NodePrepareResourcesRequest,
-    ) -> Result<NodePrepareResourcesResponse> {
-        let answer = match self.service {
-            "v1.DRAPlugin" => {
-                DraPluginClient::new(self.channel.clone())
-                    .node_prepare_resources(request)
-                    .await
-            }
-            _ => {
-                DraPluginClientV1beta1::new(self.channel.clone())
-                    .node_prepare_resources(request)
-                    .await
-            }
-        };
-        Ok(answer?.into_inner())
     }
 }
 

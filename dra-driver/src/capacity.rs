@@ -29,18 +29,18 @@ pub struct ShareTotals {
 
 /// What a card is published as.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Offer {
+pub enum PublishMode {
     /// The whole card, and shares of it.
     WholeAndShares(ShareTotals),
     /// The whole card only, and why it is not shared.
-    WholeOnly(Withheld),
+    WholeOnly(UnavailableReason),
     /// Nothing, and why.
-    Nothing(Withheld),
+    Unpublished(UnavailableReason),
 }
 
 /// Why a card is not offered, or not fully. Its text says what a person can do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Withheld {
+pub enum UnavailableReason {
     /// MIG mode is on.
     Mig,
     /// Compute mode Prohibited.
@@ -55,7 +55,7 @@ pub enum Withheld {
     NoMemory,
 }
 
-impl Withheld {
+impl UnavailableReason {
     /// In one word, as the value of a taint.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -70,7 +70,7 @@ impl Withheld {
     }
 }
 
-impl fmt::Display for Withheld {
+impl fmt::Display for UnavailableReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mig => {
@@ -93,26 +93,28 @@ impl fmt::Display for Withheld {
 
 /// Decides what `card` is published as.
 #[must_use]
-pub fn offer(card: &Card, confidential_computing: bool) -> Offer {
+pub fn publish_mode(card: &Card, confidential_computing: bool) -> PublishMode {
     if matches!(card.mig, Mig::Capable { enabled: true, .. }) {
-        return Offer::Nothing(Withheld::Mig);
+        return PublishMode::Unpublished(UnavailableReason::Mig);
     }
     match card.compute_mode {
-        ComputeMode::Prohibited => return Offer::Nothing(Withheld::Prohibited),
-        ComputeMode::ExclusiveProcess => return Offer::WholeOnly(Withheld::ExclusiveProcess),
+        ComputeMode::Prohibited => return PublishMode::Unpublished(UnavailableReason::Prohibited),
+        ComputeMode::ExclusiveProcess => {
+            return PublishMode::WholeOnly(UnavailableReason::ExclusiveProcess);
+        }
         ComputeMode::Default | ComputeMode::Unknown => {}
     }
     if confidential_computing {
-        return Offer::WholeOnly(Withheld::ConfidentialComputing);
+        return PublishMode::WholeOnly(UnavailableReason::ConfidentialComputing);
     }
     let Some(usable) = usable_memory_bytes(card) else {
-        return Offer::WholeOnly(Withheld::NoMemoryFigure);
+        return PublishMode::WholeOnly(UnavailableReason::NoMemoryFigure);
     };
     let memory_bytes = usable.saturating_sub(floor_mib(driver_reserve_bytes(card) + MIB - 1));
     if memory_bytes == 0 {
-        return Offer::WholeOnly(Withheld::NoMemory);
+        return PublishMode::WholeOnly(UnavailableReason::NoMemory);
     }
-    Offer::WholeAndShares(ShareTotals {
+    PublishMode::WholeAndShares(ShareTotals {
         memory_bytes,
         cores: ALL_CORES,
         slots: DEFAULT_SPLIT_COUNT,

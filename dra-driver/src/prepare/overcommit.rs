@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Access, Prepared};
+use crate::capacity::{self, PublishMode, ShareTotals, UnavailableReason};
 use crate::claim::ClaimRef;
 use crate::inventory::NodeInventory;
-use crate::publish::amounts::{self, Offer, ShareTotals, Withheld};
 
 /// Why a claim would over-commit a card.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum Conflict {
         /// UUID of the card.
         card: String,
         /// Why.
-        reason: Withheld,
+        reason: UnavailableReason,
     },
     /// The card cannot be shared as it is now.
     #[error("device {device} (card {card}) is not shared: {reason}")]
@@ -80,14 +80,14 @@ pub enum Unshared {
     /// It is not on the node any more.
     Gone,
     /// Its mode does not allow it.
-    Withheld(Withheld),
+    Unavailable(UnavailableReason),
 }
 
 impl fmt::Display for Unshared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gone => f.write_str("the card is gone from this node"),
-            Self::Withheld(reason) => reason.fmt(f),
+            Self::Unavailable(reason) => reason.fmt(f),
         }
     }
 }
@@ -136,7 +136,7 @@ pub enum Amount {
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => write!(f, "{} MiB", bytes.div_ceil(amounts::MIB)),
+            Self::Bytes(bytes) => write!(f, "{} MiB", bytes.div_ceil(capacity::MIB)),
             Self::Percent(percent) => write!(f, "{percent} %"),
             Self::Count(count) => write!(f, "{count}"),
         }
@@ -231,9 +231,12 @@ fn usage(access: &Access) -> Option<Use> {
 }
 
 /// What the card is offered as now; `None` where it is gone.
-fn offer(card: &str, inventory: &NodeInventory) -> Option<Offer> {
+fn offer(card: &str, inventory: &NodeInventory) -> Option<PublishMode> {
     let card = inventory.card(card)?;
-    Some(amounts::offer(card, inventory.gpus.confidential_computing))
+    Some(capacity::publish_mode(
+        card,
+        inventory.gpus.confidential_computing,
+    ))
 }
 
 fn check_usable(
@@ -242,14 +245,22 @@ fn check_usable(
     inventory: &NodeInventory,
 ) -> Result<(), Box<Conflict>> {
     match (wanted.first(), offer(card, inventory)) {
-        (Some(first), Some(Offer::Nothing(reason))) => Err(Box::new(Conflict::NotUsable {
-            device: first.device.clone(),
-            card: card.to_owned(),
-            reason,
-        })),
-        (_, Some(Offer::Nothing(_) | Offer::WholeOnly(_) | Offer::WholeAndShares(_)) | None) => {
-            Ok(())
+        (Some(first), Some(PublishMode::Unpublished(reason))) => {
+            Err(Box::new(Conflict::NotUsable {
+                device: first.device.clone(),
+                card: card.to_owned(),
+                reason,
+            }))
         }
+        (
+            _,
+            Some(
+                PublishMode::Unpublished(_)
+                | PublishMode::WholeOnly(_)
+                | PublishMode::WholeAndShares(_),
+            )
+            | None,
+        ) => Ok(()),
     }
 }
 
@@ -293,12 +304,12 @@ fn check_sums(
     };
     let (device, card) = (first.device.clone(), card.to_owned());
     let totals = match offer(&card, inventory) {
-        Some(Offer::WholeAndShares(totals)) => totals,
-        Some(Offer::WholeOnly(reason) | Offer::Nothing(reason)) => {
+        Some(PublishMode::WholeAndShares(totals)) => totals,
+        Some(PublishMode::WholeOnly(reason) | PublishMode::Unpublished(reason)) => {
             return Err(Box::new(Conflict::NotShared {
                 device,
                 card,
-                reason: Unshared::Withheld(reason),
+                reason: Unshared::Unavailable(reason),
             }));
         }
         None => {

@@ -1,3 +1,0 @@
-//! Errors as text.
-
-pub use drava_api::error::describe;

@@ -1,0 +1,175 @@
+//! Command line and environment of the node driver.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Parser, ValueEnum};
+
+/// Kubelet DRA plugin and node agent of drava: publishes the GPUs of this node and prepares claims for containers.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "drava-dra-driver", version)]
+pub struct Options {
+    /// Name of this node's Node object.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+
+    /// Namespace of the driver.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "drava-system")]
+    pub namespace: String,
+
+    /// UID of this pod; lets two instances serve concurrently during a rolling update.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
+
+    /// Allocator of the devices: drava's controller (a taint keeps kube-scheduler off), or kube-scheduler.
+    #[arg(long, env = "DRAVA_SCHEDULING", value_enum, default_value_t = Scheduling::Managed)]
+    pub scheduling: Scheduling,
+
+    /// How containers with a share load libvgpu.so: through /etc/ld.so.preload, or through stubs that replace libcuda
+    /// and libnvidia-ml. Prepared claims keep their delivery.
+    #[arg(long, env = "DRAVA_DELIVERY", value_enum, default_value_t = Delivery::Preload)]
+    pub delivery: Delivery,
+
+    #[command(flatten)]
+    #[expect(
+        missing_docs,
+        reason = "clap would use a doc comment here as the help of the command"
+    )]
+    pub paths: Paths,
+
+    /// Address of /healthz and /readyz; an empty host means all interfaces.
+    #[arg(long, env = "DRAVA_LISTEN", default_value = ":9394")]
+    pub listen: Listen,
+
+    /// Log format. RUST_LOG sets the level.
+    #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Directories of the driver. `driver_root_mount` and `artifacts_dir` are paths inside this container; the others are
+/// paths on the node that are mounted into this container under the same name.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Paths {
+    /// Root directory of kubelet.
+    #[arg(long, env = "DRAVA_KUBELET_DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet_dir: PathBuf,
+
+    /// Directory of CDI specs that the container runtime reads.
+    #[arg(long, env = "DRAVA_CDI_DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+
+    /// Directory of persistent state: claim records, limits pages, installed artifacts.
+    #[arg(long, env = "DRAVA_STATE_DIR", default_value = "/var/lib/drava")]
+    pub state_dir: PathBuf,
+
+    /// Directory of state that a reboot may delete: usage regions.
+    #[arg(long, env = "DRAVA_RUN_DIR", default_value = "/run/drava")]
+    pub run_dir: PathBuf,
+
+    /// Root of the NVIDIA driver's user-space files on the node; `/run/nvidia/driver` with the GPU operator.
+    #[arg(long, env = "DRAVA_DRIVER_ROOT", default_value = "/")]
+    pub driver_root: PathBuf,
+
+    /// Path of the driver root inside this container.
+    #[arg(long, env = "DRAVA_DRIVER_ROOT_MOUNT", default_value = "/driver-root")]
+    pub driver_root_mount: PathBuf,
+
+    /// Directory of this image with libvgpu.so and drava-cdi-hook.
+    #[arg(long, env = "DRAVA_ARTIFACTS_DIR", default_value = "/opt/drava")]
+    pub artifacts_dir: PathBuf,
+}
+
+/// Allocator of the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scheduling {
+    /// drava's controller; every device has the taint `gpu.drava.dev/managed`.
+    Managed,
+    /// kube-scheduler; no taint.
+    Native,
+}
+
+/// Delivery of libvgpu.so to containers with a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Delivery {
+    /// `/etc/ld.so.preload`.
+    Preload,
+    /// Stubs that replace libraries of the NVIDIA driver.
+    Shim,
+}
+
+/// Log format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Plain text.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Listen address: `ADDRESS:PORT`, or `:PORT` for all interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen(pub SocketAddr);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(port) = text.strip_prefix(':') {
+            let port = port
+                .parse()
+                .map_err(|_| format!("invalid port {port:?}; use 0 to 65535"))?;
+            return Ok(Self(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))));
+        }
+        text.parse()
+            .map(Self)
+            .map_err(|_| format!("invalid address {text:?}; use ADDRESS:PORT or :PORT"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_match_the_chart() {
+        let options = Options::try_parse_from(["drava-dra-driver", "--node-name", "a"]).unwrap();
+        assert_eq!(options.paths.state_dir, PathBuf::from("/var/lib/drava"));
+        assert_eq!(options.scheduling, Scheduling::Managed);
+        assert_eq!(options.delivery, Delivery::Preload);
+        assert_eq!(options.listen.0.port(), 9394);
+    }
+
+    #[test]
+    fn rejects_unknown_delivery_and_lists_the_values() {
+        let parse = |value| {
+            Options::try_parse_from(["drava-dra-driver", "--node-name", "a", "--delivery", value])
+        };
+        assert_eq!(parse("shim").unwrap().delivery, Delivery::Shim);
+        let error = parse("both").unwrap_err().to_string();
+        for part in ["'both'", "--delivery", "preload, shim"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn parses_listen_addresses() {
+        assert_eq!(
+            "127.0.0.1:1".parse(),
+            Ok(Listen(([127, 0, 0, 1], 1).into()))
+        );
+        assert_eq!(":80".parse::<Listen>().unwrap().0.port(), 80);
+        assert!(
+            "localhost"
+                .parse::<Listen>()
+                .unwrap_err()
+                .contains("ADDRESS:PORT")
+        );
+        assert!(
+            ":http"
+                .parse::<Listen>()
+                .unwrap_err()
+                .contains("invalid port")
+        );
+    }
+}
