@@ -1,7 +1,4 @@
-//! The few functions of `libcuda.so.1` that the probe needs, found at run time with `dlsym`.
-//!
-//! They are called as any program calls them, so that whatever stands between this program and the
-//! driver is on the way.
+//! Functions of `libcuda.so.1` that the probe uses, resolved at run time with `dlsym`, so that interposers apply.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -10,19 +7,19 @@ type Context = *mut c_void;
 type Module = *mut c_void;
 type Function = *mut c_void;
 
-/// Why a call to CUDA failed.
+/// Error of a CUDA call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CudaError {
-    /// There is no driver.
+    /// libcuda is missing.
     #[error("cannot load libcuda.so.1: {0}")]
     NoLibrary(String),
-    /// The driver is too old.
+    /// The driver is too old for a function.
     #[error("libcuda.so.1 has no {0}")]
     NoFunction(&'static str),
-    /// The driver refused.
+    /// The call returned an error.
     #[error("{call}: {name}")]
-    Refused {
-        /// Which function.
+    Rejected {
+        /// Name of the function.
         call: &'static str,
         /// `CUDA_ERROR_…`
         name: String,
@@ -38,7 +35,7 @@ macro_rules! functions {
         }
 
         impl Cuda {
-            /// Loads the library and initialises it.
+            /// Loads the library and initializes it.
             pub(crate) fn load() -> Result<Self, CudaError> {
                 let library = open()?;
                 let cuda = Self {
@@ -49,7 +46,7 @@ macro_rules! functions {
                         unsafe { std::mem::transmute::<*mut c_void, Entry>(symbol) }
                     },)*
                 };
-                // SAFETY: no arguments to get wrong.
+                // SAFETY: 0 is the only valid argument.
                 let code = unsafe { (cuda.init)(0) };
                 cuda.check("cuInit", code)?;
                 Ok(cuda)
@@ -80,7 +77,7 @@ functions! {
 }
 
 fn open() -> Result<*mut c_void, CudaError> {
-    // SAFETY: a terminated string; what the library does when loaded is what any program accepts.
+    // SAFETY: a terminated string; every CUDA program runs the library's constructors.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
         return Err(CudaError::NoLibrary(loader_error()));
@@ -118,7 +115,7 @@ pub(crate) struct MemoryInfo {
     pub(crate) total_bytes: usize,
 }
 
-/// A kernel that can be launched; lives as long as the process.
+/// A kernel; valid until the process exits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel(Function);
 
@@ -138,10 +135,10 @@ impl Cuda {
                 .to_string_lossy()
                 .into_owned()
         };
-        Err(CudaError::Refused { call, name })
+        Err(CudaError::Rejected { call, name })
     }
 
-    /// `13000` for CUDA 13.0.
+    /// Returns the version: `13000` for CUDA 13.0.
     pub(crate) fn driver_version(&self) -> Result<c_int, CudaError> {
         let mut version = 0;
         // SAFETY: writes one integer.
@@ -159,10 +156,10 @@ impl Cuda {
     }
 
     pub(crate) fn device_name(&self, device: c_int) -> Result<String, CudaError> {
-        const ROOM: c_int = 96;
+        const NAME_BYTES: c_int = 96;
         let mut name = [0; 96];
-        // SAFETY: writes at most `ROOM` bytes, terminator included.
-        let code = unsafe { (self.device_name)(name.as_mut_ptr(), ROOM, device) };
+        // SAFETY: writes at most `NAME_BYTES` bytes, terminator included.
+        let code = unsafe { (self.device_name)(name.as_mut_ptr(), NAME_BYTES, device) };
         self.check("cuDeviceGetName", code)?;
         // SAFETY: terminated by the call above.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }
@@ -217,7 +214,7 @@ impl Cuda {
         Ok(address)
     }
 
-    /// Loads a function from an image, which must end with a zero byte where it is PTX.
+    /// Loads a function from an image; PTX must end with a zero byte.
     pub(crate) fn kernel(&self, image: &CStr, name: &CStr) -> Result<Kernel, CudaError> {
         let mut module = std::ptr::null_mut();
         // SAFETY: writes one pointer; the image is terminated.

@@ -1,11 +1,13 @@
 //! `cuda-probe`: allocates, launches and reports through the CUDA driver API.
 //!
-//! For pods and tests that want to see what a program sees. Exit status: 0 when the driver did what
-//! was asked, 2 when CUDA refused (its error's name is printed), 1 for anything else.
+//! Pods and tests use it to observe what a program sees. Exit status: 0 on success, 2 for an error of CUDA (its name is
+//! printed), 1 for any other error.
 //!
-//! Works on the simulated machine and on a real card: its kernel is PTX.
+//! It works on the simulated machine and on a real GPU: its kernel is PTX.
 
 use std::ffi::{CString, c_int};
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,7 @@ const MIB: usize = 1 << 20;
 struct Arguments {
     #[command(subcommand)]
     action: Action,
-    /// How to print the result.
+    /// Format of the output.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Text)]
     output: Output,
     /// Ordinal of the device.
@@ -41,32 +43,32 @@ enum Output {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Print the devices that this process sees.
+    /// Print the visible devices.
     Info,
     /// Allocate memory and print free and total memory before and after.
     Alloc {
-        /// How much.
+        /// Amount in MiB.
         #[arg(long)]
         mib: usize,
-        /// Keep it for so many seconds.
+        /// Time to hold the memory, in seconds.
         #[arg(long, default_value_t = 0)]
         hold: u64,
     },
-    /// Allocate in ever smaller pieces, down to one MiB, until nothing fits, and print how much it was.
+    /// Allocate all free memory in pieces down to 1 MiB and print the amount.
     Fill {
-        /// Keep it for so many seconds.
+        /// Time to hold the memory, in seconds.
         #[arg(long, default_value_t = 0)]
         hold: u64,
     },
-    /// Launch a kernel again and again and print how often it ran.
+    /// Launch a kernel repeatedly and print the number of launches.
     Launch {
-        /// How long one launch takes, in milliseconds.
+        /// Duration of one launch, in milliseconds.
         #[arg(long)]
         ms: u64,
-        /// How long to go on; without it, one launch.
+        /// Total time, in seconds; default: one launch.
         #[arg(long)]
         seconds: Option<u64>,
-        /// How many blocks of 256 threads a launch has; without it, one a multiprocessor.
+        /// Blocks of 256 threads per launch; default: one per multiprocessor.
         #[arg(long)]
         blocks: Option<u32>,
     },
@@ -94,7 +96,7 @@ struct Allocated {
     requested_bytes: usize,
     before: MemoryInfo,
     after: MemoryInfo,
-    /// Name of CUDA's error when it was refused.
+    /// Name of CUDA's error; `None` on success.
     error: Option<String>,
 }
 
@@ -103,7 +105,7 @@ struct Allocated {
 struct Filled {
     before: MemoryInfo,
     allocated_bytes: usize,
-    /// Name of the error that ended it.
+    /// Name of the error of the last allocation.
     error: String,
 }
 
@@ -112,7 +114,7 @@ struct Filled {
 struct Launched {
     launches: u64,
     elapsed_milliseconds: u128,
-    /// Launches × their length ÷ elapsed time: 1 for a process that has the card for itself.
+    /// Launches × duration ÷ elapsed time: 1 for a process without co-located work.
     share: f64,
 }
 
@@ -122,7 +124,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("cuda-probe: {error:#}");
             match error.downcast_ref() {
-                Some(CudaError::Refused { .. }) => ExitCode::from(2),
+                Some(CudaError::Rejected { .. }) => ExitCode::from(2),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -177,7 +179,7 @@ fn info(cuda: &Cuda, output: Output) -> anyhow::Result<()> {
     };
     print(output, &info, |info| {
         let version = info.driver_version;
-        println!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        let mut text = format!("CUDA {}.{}\n", version / 1000, version % 1000 / 10);
         for device in &info.devices {
             let DeviceInfo {
                 ordinal,
@@ -185,11 +187,14 @@ fn info(cuda: &Cuda, output: Output) -> anyhow::Result<()> {
                 total_bytes,
                 multiprocessors,
             } = device;
-            println!(
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
                 "{ordinal}: {name}, {} MiB, {multiprocessors} multiprocessors",
                 total_bytes / MIB
             );
         }
+        text
     })
 }
 
@@ -200,7 +205,7 @@ fn alloc(cuda: &Cuda, output: Output, mib: usize, hold: Duration) -> anyhow::Res
     let before = cuda.memory_info()?;
     let error = match cuda.allocate(requested_bytes) {
         Ok(_) => None,
-        Err(CudaError::Refused { name, .. }) => Some(name),
+        Err(CudaError::Rejected { name, .. }) => Some(name),
         Err(error) => return Err(error.into()),
     };
     let after = cuda.memory_info()?;
@@ -211,19 +216,22 @@ fn alloc(cuda: &Cuda, output: Output, mib: usize, hold: Duration) -> anyhow::Res
         error,
     };
     print(output, &allocated, |allocated| {
-        let line = |when: &str, info: MemoryInfo| {
-            println!(
-                "{when}: {} MiB free of {} MiB",
+        let free = |info: MemoryInfo| {
+            format!(
+                "{} MiB free of {} MiB",
                 info.free_bytes / MIB,
                 info.total_bytes / MIB
-            );
+            )
         };
-        line("before", allocated.before);
-        match &allocated.error {
-            None => println!("allocated {mib} MiB"),
-            Some(name) => println!("refused {mib} MiB: {name}"),
-        }
-        line("after", allocated.after);
+        let outcome = match &allocated.error {
+            None => format!("allocated {mib} MiB"),
+            Some(name) => format!("denied {mib} MiB: {name}"),
+        };
+        format!(
+            "before: {}\n{outcome}\nafter: {}\n",
+            free(allocated.before),
+            free(allocated.after)
+        )
     })?;
     if allocated.error.is_some() {
         return Ok(ExitCode::from(2));
@@ -239,8 +247,8 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
     let error = loop {
         match cuda.allocate(piece_bytes) {
             Ok(_) => allocated_bytes += piece_bytes,
-            Err(CudaError::Refused { .. }) if piece_bytes > MIB => piece_bytes /= 2,
-            Err(CudaError::Refused { name, .. }) => break name,
+            Err(CudaError::Rejected { .. }) if piece_bytes > MIB => piece_bytes /= 2,
+            Err(CudaError::Rejected { name, .. }) => break name,
             Err(error) => return Err(error.into()),
         }
     };
@@ -252,19 +260,19 @@ fn fill(cuda: &Cuda, output: Output, hold: Duration) -> anyhow::Result<()> {
             error,
         },
         |filled| {
-            println!(
-                "allocated {} MiB of {} MiB that were free, then {}",
+            format!(
+                "allocated {} MiB of {} MiB free, then {}\n",
                 filled.allocated_bytes / MIB,
                 filled.before.free_bytes / MIB,
                 filled.error
-            );
+            )
         },
     )?;
     std::thread::sleep(hold);
     Ok(())
 }
 
-/// Launches one kernel after the other, each waited for, as a training loop with a loss to read.
+/// Launches kernels and waits for each, like a training loop that reads its loss.
 fn launch(
     cuda: &Cuda,
     output: Output,
@@ -298,17 +306,27 @@ fn launch(
             elapsed_milliseconds,
             share,
         } = launched;
-        println!(
-            "{launches} launches in {elapsed_milliseconds} ms, {:.1} % of the card",
+        format!(
+            "{launches} launches in {elapsed_milliseconds} ms, {:.1}% of GPU time\n",
             share * 100.0
-        );
+        )
     })
 }
 
-fn print<T: Serialize>(output: Output, value: &T, text: impl Fn(&T)) -> anyhow::Result<()> {
-    match output {
+/// Writes the value to standard output. A closed pipe (`| head -1`) is not an error.
+fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    text: impl Fn(&T) -> String,
+) -> anyhow::Result<()> {
+    let text = match output {
         Output::Text => text(value),
-        Output::Json => println!("{}", serde_json::to_string(value)?),
+        Output::Json => format!("{}\n", serde_json::to_string(value)?),
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }

@@ -1,6 +1,6 @@
-//! The probe on the simulated machine: what pods and tests rely on.
+//! The probe on the simulated machine.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use simulator_machine::description::{MIB, T4};
 use simulator_machine::testing::Machine;
@@ -17,7 +17,7 @@ fn json(output: &Output) -> serde_json::Value {
 }
 
 #[test]
-fn info_names_the_devices() -> anyhow::Result<()> {
+fn names_devices() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let info = json(&probe(&machine, &["info", "-o", "json"])?);
     assert_eq!(info["driverVersion"], 13000);
@@ -27,7 +27,7 @@ fn info_names_the_devices() -> anyhow::Result<()> {
 }
 
 #[test]
-fn alloc_shows_memory_before_and_after_and_its_refusal() -> anyhow::Result<()> {
+fn reports_memory_around_granted_and_denied_allocation() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let granted = json(&probe(&machine, &["alloc", "--mib", "1024", "-o", "json"])?);
     let free = |value: &serde_json::Value| value["freeBytes"].as_u64().unwrap();
@@ -37,15 +37,15 @@ fn alloc_shows_memory_before_and_after_and_its_refusal() -> anyhow::Result<()> {
     );
     assert!(granted["error"].is_null());
 
-    let refused = probe(&machine, &["alloc", "--mib", "20000", "-o", "json"])?;
-    assert_eq!(refused.status.code(), Some(2));
-    assert_eq!(json(&refused)["error"], "CUDA_ERROR_OUT_OF_MEMORY");
+    let denied = probe(&machine, &["alloc", "--mib", "20000", "-o", "json"])?;
+    assert_eq!(denied.status.code(), Some(2));
+    assert_eq!(json(&denied)["error"], "CUDA_ERROR_OUT_OF_MEMORY");
     assert_eq!(machine.card(0)?.used_bytes, 0);
     Ok(())
 }
 
 #[test]
-fn fill_takes_everything_there_is() -> anyhow::Result<()> {
+fn fills_all_free_memory() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let free = machine.card(0)?.free_bytes;
     let filled = json(&probe(&machine, &["fill", "-o", "json"])?);
@@ -57,7 +57,7 @@ fn fill_takes_everything_there_is() -> anyhow::Result<()> {
 }
 
 #[test]
-fn launch_runs_for_as_long_as_asked() -> anyhow::Result<()> {
+fn launches_for_requested_time() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let launched = json(&probe(&machine, &["launch", "--ms", "50", "-o", "json"])?);
     assert_eq!(launched["launches"], 1);
@@ -69,12 +69,28 @@ fn launch_runs_for_as_long_as_asked() -> anyhow::Result<()> {
 }
 
 #[test]
-fn without_a_driver_it_says_what_is_missing() -> anyhow::Result<()> {
+fn reports_missing_driver() -> anyhow::Result<()> {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_cuda-probe"))
         .env("LD_LIBRARY_PATH", "/nonexistent")
         .arg("info")
         .output()?;
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot load libcuda.so.1"));
+    Ok(())
+}
+
+#[test]
+fn ends_quietly_on_closed_pipe() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let output = machine
+        .command(env!("CARGO_BIN_EXE_cuda-probe"))
+        .arg("info")
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()?;
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     Ok(())
 }

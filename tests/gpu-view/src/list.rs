@@ -1,4 +1,4 @@
-//! `-L`: one line for each GPU and for each MIG device.
+//! `-L`: one line per GPU and MIG device.
 
 use std::fmt::Write;
 

@@ -1,10 +1,10 @@
-//! `gpu-view`: the familiar table of GPUs, over NVML.
+//! `gpu-view`: a table of GPUs, read from NVML.
 //!
-//! A stand-in for `nvidia-smi` where there is none: in the demo's images, which carry no file of
-//! NVIDIA's. It reads whatever `libnvidia-ml.so.1` the process finds, so it shows a slice in a
-//! container with a slice, and works on a real driver too. Options, output and exit statuses are
-//! those that scripts rely on; anything else is not imitated.
+//! It is installed as `nvidia-smi` in the demo's images, which contain no file of NVIDIA's. It loads the process's
+//! `libnvidia-ml.so.1`, so it shows a share in a container with a share, and works on a real driver too. It implements
+//! the options, output and exit statuses that scripts use.
 
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -22,10 +22,10 @@ use query::Format;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// One line for each GPU, with its UUID.
+    /// List each GPU with its UUID.
     #[arg(short = 'L', long)]
     list_gpus: bool,
-    /// Comma-separated figures of each GPU, such as name,memory.used; needs --format=csv.
+    /// Comma-separated fields of each GPU, such as name,memory.used; requires --format=csv.
     #[arg(
         long,
         value_name = "FIELDS",
@@ -33,15 +33,15 @@ struct Arguments {
         value_delimiter = ','
     )]
     query_gpu: Vec<String>,
-    /// csv, csv,noheader or csv,noheader,nounits.
+    /// Format of the fields: csv, csv,noheader or csv,noheader,nounits.
     #[arg(long)]
     format: Option<Format>,
-    /// Only this GPU: index, UUID or PCI bus id.
+    /// Show only this GPU: index, UUID or PCI bus ID.
     #[arg(short = 'i', long, value_name = "GPU")]
     id: Option<String>,
 }
 
-/// Why nothing can be shown.
+/// Error of a view, in the words of `nvidia-smi`.
 #[derive(Debug, thiserror::Error)]
 enum ViewError {
     #[error(
@@ -63,7 +63,7 @@ enum ViewError {
 }
 
 impl ViewError {
-    /// What `nvidia-smi` exits with.
+    /// Exit status of `nvidia-smi` for this error.
     fn exit_code(&self) -> u8 {
         match self {
             Self::NoLibrary => 12,
@@ -76,16 +76,18 @@ impl ViewError {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(output) => {
-            print!("{output}");
-            ExitCode::SUCCESS
+    let (text, code) = match run(&Arguments::parse()) {
+        Ok(text) => (text, ExitCode::SUCCESS),
+        // On standard output, as scripts expect.
+        Err(error) => (format!("{error}\n"), ExitCode::from(error.exit_code())),
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // A closed pipe (`| head -1`) is not an error.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("gpu-view: cannot write to standard output: {error}");
+            ExitCode::FAILURE
         }
-        Err(error) => {
-            // On standard output, as scripts expect it.
-            println!("{error}");
-            ExitCode::from(error.exit_code())
-        }
+        _ => code,
     }
 }
 

@@ -1,11 +1,11 @@
-//! The MIG devices of a card.
+//! MIG devices of a GPU.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
 use crate::ViewError;
 
-/// The MIG devices of a card, by index; none outside MIG mode.
+/// Returns the MIG devices of a GPU by index; none outside MIG mode.
 pub(crate) fn of<'nvml>(card: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)>, ViewError> {
     let mut found = Vec::new();
     let count = match card.mig_device_count() {
@@ -16,7 +16,7 @@ pub(crate) fn of<'nvml>(card: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)
     for index in 0..count {
         match card.mig_device_by_index(index) {
             Ok(device) => found.push((index, device)),
-            // Indices have gaps, and without MIG mode there are none.
+            // Indices have gaps; without MIG mode there are no devices.
             Err(NvmlError::NotFound | NvmlError::NotSupported | NvmlError::InvalidArg) => {}
             Err(error) => return Err(error.into()),
         }
@@ -24,7 +24,7 @@ pub(crate) fn of<'nvml>(card: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)
     Ok(found)
 }
 
-/// The profile in a MIG device's name, such as `3g.40gb`.
+/// Returns the profile in a MIG device's name, such as `3g.40gb`.
 pub(crate) fn profile(device: &Device<'_>) -> Result<String, ViewError> {
     let name = device.name()?;
     let profile = name.rsplit_once("MIG ").map(|(_, profile)| profile);

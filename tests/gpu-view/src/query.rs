@@ -1,4 +1,4 @@
-//! `--query-gpu`: chosen figures as CSV.
+//! `--query-gpu`: selected fields as CSV.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::ViewError;
 
-/// How the figures are written.
+/// Parts of the CSV output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     header: bool,
@@ -39,19 +39,19 @@ impl FromStr for Format {
     }
 }
 
-/// A figure with its unit, where it has one.
-type Figure = Result<(String, &'static str), NvmlError>;
+/// A value with its unit; the unit may be empty.
+type Value = Result<(String, &'static str), NvmlError>;
 
-/// One field that can be asked for.
+/// A field of `--query-gpu`.
 struct Field {
     name: &'static str,
     unit: &'static str,
-    read: fn(&Nvml, &Device<'_>) -> Figure,
+    read: fn(&Nvml, &Device<'_>) -> Value,
 }
 
 const MIB: u64 = 1 << 20;
 
-/// The fields that scripts ask for.
+/// Supported fields.
 const FIELDS: &[Field] = &[
     Field {
         name: "index",
@@ -164,15 +164,15 @@ const FIELDS: &[Field] = &[
     },
 ];
 
-fn plain(value: impl Display) -> Figure {
+fn plain(value: impl Display) -> Value {
     Ok((format!("{value}"), ""))
 }
 
-fn mebibytes(bytes: u64) -> Figure {
+fn mebibytes(bytes: u64) -> Value {
     Ok(((bytes / MIB).to_string(), "MiB"))
 }
 
-fn watts(milliwatts: u32) -> Figure {
+fn watts(milliwatts: u32) -> Value {
     Ok((
         format!("{}.{:02}", milliwatts / 1000, milliwatts % 1000 / 10),
         "W",
@@ -200,10 +200,10 @@ pub(crate) fn query(
         );
     }
     for device in devices {
-        let figures = fields
+        let values = fields
             .iter()
-            .map(|field| figure(field, nvml, device, format));
-        lines.push(figures.collect::<Result<Vec<_>, _>>()?.join(", "));
+            .map(|field| value(field, nvml, device, format));
+        lines.push(values.collect::<Result<Vec<_>, _>>()?.join(", "));
     }
     Ok(lines.into_iter().map(|line| line + "\n").collect())
 }
@@ -227,8 +227,8 @@ fn header(field: &Field, format: Format) -> String {
     }
 }
 
-/// A figure that the card does not have is no error.
-fn figure(
+/// Returns the value as text; a value that the GPU does not support is `[N/A]`.
+fn value(
     field: &Field,
     nvml: &Nvml,
     device: &Device<'_>,

@@ -1,4 +1,4 @@
-//! The table: cards with their figures, then processes.
+//! The default table: GPUs, MIG devices, processes.
 
 use nvml_wrapper::enum_wrappers::device::{PerformanceState, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -59,7 +59,7 @@ fn title(nvml: &Nvml) -> Result<String, ViewError> {
     ))
 }
 
-/// What a card does not have reads `N/A`.
+/// Returns the value as text; a value that the GPU does not support is `N/A`.
 fn or_not_available<T>(
     value: Result<T, NvmlError>,
     text: impl Fn(T) -> String,
@@ -116,7 +116,7 @@ fn card(device: &Device<'_>) -> Result<[String; 3], ViewError> {
     ])
 }
 
-/// The MIG devices of all cards; nothing where there are none.
+/// Returns the section of MIG devices; empty without MIG devices.
 fn mig_devices(devices: &[Device<'_>]) -> Result<Vec<String>, ViewError> {
     let mut lines = Vec::new();
     for card in devices {
@@ -165,7 +165,7 @@ fn processes(nvml: &Nvml, devices: &[Device<'_>]) -> Result<Vec<String>, ViewErr
                 UsedGpuMemory::Used(bytes) => format!("{}MiB", bytes / MIB),
                 UsedGpuMemory::Unavailable => "N/A".to_owned(),
             };
-            // The process may have gone, or lie in another PID namespace.
+            // The process may have exited or be in another PID namespace.
             let name = nvml
                 .sys_process_name(process.pid, 256)
                 .unwrap_or_else(|_| "[Not Found]".to_owned());
@@ -187,12 +187,12 @@ fn processes(nvml: &Nvml, devices: &[Device<'_>]) -> Result<Vec<String>, ViewErr
     Ok(lines)
 }
 
-/// Keeps the end of a long name: that is where the program's name is.
-fn shorten(name: &str, room: usize) -> String {
+/// Shortens a long name to its end, which contains the program's name.
+fn shorten(name: &str, limit: usize) -> String {
     let length = name.chars().count();
-    if length <= room {
+    if length <= limit {
         return name.to_owned();
     }
-    let tail: String = name.chars().skip(length - (room - 3)).collect();
+    let tail: String = name.chars().skip(length - (limit - 3)).collect();
     format!("...{tail}")
 }

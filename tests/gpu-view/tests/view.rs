@@ -1,6 +1,6 @@
-//! What users and scripts see, on the simulated machine.
+//! Output for users and scripts, on the simulated machine.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use simulator_machine::client::Connection;
 use simulator_machine::description::{H100X2, T4};
@@ -20,7 +20,7 @@ fn text(output: &Output) -> String {
 }
 
 #[test]
-fn the_table_of_two_idle_cards() -> anyhow::Result<()> {
+fn prints_table_of_two_idle_gpus() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let output = view(&machine, &[])?;
     assert!(output.status.success());
@@ -40,7 +40,7 @@ fn the_table_of_two_idle_cards() -> anyhow::Result<()> {
 }
 
 #[test]
-fn figures_as_csv_in_the_three_forms_scripts_use() -> anyhow::Result<()> {
+fn prints_fields_as_csv() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let query = "--query-gpu=index,name,memory.total,memory.used,utilization.gpu,mig.mode.current";
     let forms = [
@@ -58,14 +58,14 @@ fn figures_as_csv_in_the_three_forms_scripts_use() -> anyhow::Result<()> {
         let output = view(&machine, &[query, &format!("--format={form}")])?;
         assert_eq!(text(&output), expected);
     }
-    let unknown = view(&machine, &["--query-gpu=colour", "--format=csv"])?;
+    let unknown = view(&machine, &["--query-gpu=nonsense", "--format=csv"])?;
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(text(&unknown).contains("\"colour\" is not a valid field"));
+    assert!(text(&unknown).contains("\"nonsense\" is not a valid field"));
     Ok(())
 }
 
 #[test]
-fn gpus_are_listed_and_chosen_by_index_uuid_and_bus_id() -> anyhow::Result<()> {
+fn selects_gpu_by_index_uuid_and_bus_id() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let second = "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-c3d94b76-62fa-4a18-8c05-7b9e21f4d502)\n";
     for id in [
@@ -80,7 +80,7 @@ fn gpus_are_listed_and_chosen_by_index_uuid_and_bus_id() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_missing_is_said_as_users_know_it() -> anyhow::Result<()> {
+fn reports_missing_library_driver_and_gpus() -> anyhow::Result<()> {
     let without_library = Command::new(env!("CARGO_BIN_EXE_gpu-view"))
         .env("LD_LIBRARY_PATH", "/nonexistent")
         .output()?;
@@ -89,9 +89,9 @@ fn what_is_missing_is_said_as_users_know_it() -> anyhow::Result<()> {
 
     let machine = Machine::start(T4)?;
     std::fs::remove_file(machine.root().join("dev/nvidia0"))?;
-    let without_card = view(&machine, &[])?;
+    let without_gpu = view(&machine, &[])?;
     assert_eq!(
-        (without_card.status.code(), text(&without_card)),
+        (without_gpu.status.code(), text(&without_gpu)),
         (Some(6), "No devices were found\n".to_owned())
     );
 
@@ -102,7 +102,7 @@ fn what_is_missing_is_said_as_users_know_it() -> anyhow::Result<()> {
 }
 
 #[test]
-fn mig_devices_are_listed_and_in_the_table() -> anyhow::Result<()> {
+fn shows_mig_devices() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let root = DriverRoot::new(machine.root());
     let (mut nvml, _welcome) = Connection::open(&root, ClientKind::Nvml)?;
@@ -137,5 +137,20 @@ fn mig_devices_are_listed_and_in_the_table() -> anyhow::Result<()> {
         "{table}"
     );
     assert_eq!(device.len(), 91, "{table}");
+    Ok(())
+}
+
+#[test]
+fn ends_quietly_on_closed_pipe() -> anyhow::Result<()> {
+    let machine = Machine::start(T4)?;
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let output = machine
+        .command(env!("CARGO_BIN_EXE_gpu-view"))
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()?;
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     Ok(())
 }
