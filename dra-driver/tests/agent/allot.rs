@@ -1,4 +1,4 @@
-//! The division of a card's time.
+//! Allocation of a GPU's time to shares.
 
 use drava_dra_driver::agent::allot::{Allotment, CARD, Demand, Spare, Tenant, allot, floor};
 use drava_vgpu_abi::{Cores, Priority};
@@ -23,7 +23,7 @@ fn fixed(cores: u32, demand: Demand) -> Tenant {
     tenant(cores, Spare::Left, 0, demand)
 }
 
-/// Parts in tenths of a percent.
+/// Returns the allocated parts in tenths of a percent.
 fn parts(tenants: &[Tenant]) -> Vec<i64> {
     allot(tenants)
         .iter()
@@ -37,9 +37,9 @@ fn divides_gpu_time_by_demand_and_priority() {
     let low = |cores, demand| tenant(cores, Spare::Taken, -10, demand);
     let cases: &[(&str, &[Tenant], &[i64])] = &[
         ("alone", &[balance(30, All)], &[1000]),
-        ("alone, capped", &[fixed(30, All)], &[300]),
+        ("alone, fixed", &[fixed(30, All)], &[300]),
         (
-            "guarantees that fill the card",
+            "guarantees that fill the GPU",
             &[balance(30, All), balance(70, All)],
             &[300, 700],
         ),
@@ -49,17 +49,17 @@ fn divides_gpu_time_by_demand_and_priority() {
             &[333, 667, 0],
         ),
         (
-            "idle time, but one is capped",
+            "idle time with a fixed share",
             &[fixed(20, All), balance(40, All), balance(40, Idle)],
             &[200, 800, 0],
         ),
         (
-            "one wants less",
+            "one share below its guarantee",
             &[balance(50, UpTo(20 * PERCENT)), balance(50, All)],
             &[200, 800],
         ),
         (
-            "nobody wants more",
+            "no demand for idle time",
             &[
                 balance(50, UpTo(20 * PERCENT)),
                 balance(50, UpTo(60 * PERCENT)),
@@ -67,36 +67,36 @@ fn divides_gpu_time_by_demand_and_priority() {
             &[200, 600],
         ),
         (
-            "best effort gets what is left",
+            "best effort gets the remaining time",
             &[fixed(60, All), balance(0, All)],
             &[600, 400],
         ),
         (
-            "best effort by twos",
+            "two best-effort shares",
             &[fixed(60, All), balance(0, All), balance(0, All)],
             &[600, 200, 200],
         ),
         (
-            "best effort beside full guarantees",
+            "best effort with a fully allocated GPU",
             &[balance(40, All), balance(60, All), balance(0, All)],
             &[396, 594, 10],
         ),
         (
-            "priority takes idle time first",
+            "idle time by priority",
             &[balance(30, All), low(30, All)],
             &[700, 300],
         ),
         (
-            "and leaves what it does not want",
+            "idle time left by the higher priority",
             &[balance(30, UpTo(50 * PERCENT)), low(30, All)],
             &[500, 500],
         ),
         (
-            "a low priority without guarantee lives",
+            "low priority without a guarantee",
             &[balance(30, All), low(0, All)],
             &[990, 10],
         ),
-        ("nobody", &[], &[]),
+        ("no shares", &[], &[]),
     ];
     for (name, tenants, expected) in cases {
         assert_eq!(parts(tenants), *expected, "{name}");
@@ -136,11 +136,11 @@ fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {
     let tenant =
         (0u32..=100, spare, -100i32..=100, demand).prop_map(|(c, s, p, d)| tenant(c, s, p, d));
     proptest::collection::vec(tenant, 0..12).prop_map(|mut tenants| {
-        // Guarantees of one card are at most the card: the guard of prepare sees to it.
-        let mut left = 100;
+        // Prepare rejects guarantees above 100% of a GPU.
+        let mut unallocated = 100;
         for tenant in &mut tenants {
-            let cores = tenant.cores.percent().min(left);
-            left -= cores;
+            let cores = tenant.cores.percent().min(unallocated);
+            unallocated -= cores;
             tenant.cores = Cores::new(cores).unwrap();
         }
         tenants
@@ -153,16 +153,16 @@ proptest! {
         let allotted = allot(&tenants);
         let sum: i64 = allotted.iter().map(|a| a.part).sum();
         prop_assert!(sum <= CARD);
-        let hungry = tenants.iter().any(|t| t.spare == Spare::Taken && t.demand == Demand::All);
-        if hungry {
-            // Rounding leaves less than one part per tenant and percent.
+        let is_saturated = tenants.iter().any(|t| t.spare == Spare::Taken && t.demand == Demand::All);
+        if is_saturated {
+            // Rounding loses less than one part per share and percent.
             prop_assert!(sum > CARD - 2000, "{sum} of {CARD}");
         }
     }
 
     #[test]
     fn keeps_guarantees_and_floors_for_any_shares(tenants in any_tenants()) {
-        let beggars = tenants.iter().filter(|t| t.cores.percent() == 0 && t.demand != Demand::Idle).count();
+        let best_effort = tenants.iter().filter(|t| t.cores.percent() == 0 && t.demand != Demand::Idle).count();
         let lost = 2 * PERCENT;
         for (tenant, Allotment { part, rate }) in tenants.iter().zip(allot(&tenants)) {
             let guarantee = i64::from(tenant.cores.percent()) * PERCENT;
@@ -171,15 +171,15 @@ proptest! {
                 Demand::UpTo(wanted) => wanted,
                 Demand::All => CARD,
             };
-            // Floors of tenants without a guarantee take at most two points of the card, in proportion.
+            // The floors of shares without a guarantee take at most two percent of the GPU, in proportion.
             prop_assert!(part >= guarantee.min(wanted) - guarantee.min(wanted) * lost / CARD - 1);
             prop_assert!(rate >= part && rate >= guarantee.min(CARD));
             prop_assert!(part <= wanted.max(0));
             if tenant.spare == Spare::Left && guarantee > 0 {
-                prop_assert!(part <= guarantee && rate <= guarantee.max(floor(beggars)));
+                prop_assert!(part <= guarantee && rate <= guarantee.max(floor(best_effort)));
             }
             if guarantee == 0 && wanted > 0 {
-                prop_assert!(part >= floor(beggars).min(wanted));
+                prop_assert!(part >= floor(best_effort).min(wanted));
             }
         }
     }
@@ -191,7 +191,7 @@ proptest! {
         let Some(highest) = tenants.iter().filter(takes_all).map(|t| t.priority).max() else { return Ok(()) };
         for (low, part) in tenants.iter().zip(&allotted).filter(|(t, _)| t.priority < highest) {
             let guarantee = i64::from(low.cores.percent()) * PERCENT;
-            // What rounding leaves is less than the sum of the weights.
+            // Rounding loses less than the sum of the weights.
             prop_assert!(part.part <= guarantee.max(PERCENT) + 2000);
         }
     }

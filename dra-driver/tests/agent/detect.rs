@@ -1,4 +1,4 @@
-//! What counts as an escape, by tables.
+//! Detection of violations from NVML's process list and the regions.
 
 use drava_dra_driver::agent::detect::{
     CONFIRMATIONS, GpuProcess, HEALTHY, Judge, Kind, News, RegionProblem, RegionView, ShareView,
@@ -81,13 +81,13 @@ fn tolerates_use_within_limit_and_slack() {
 
 #[test]
 fn trusts_nvml_memory_over_region() {
-    // The tenant has written that it uses nothing.
+    // The tenant reports no usage.
     let shares = [share(1, GIB, &[counted(1, 0)])];
     assert_eq!(
         kinds(&shares, &[process(1, 3 * GIB, &[1])]),
         [(1, Kind::OverLimit)]
     );
-    // And a region that claims too much accuses nobody.
+    // A region that reports too much is no violation.
     let shares = [share(1, GIB, &[counted(1, 9 * GIB)])];
     assert_eq!(kinds(&shares, &[process(1, GIB, &[1])]), []);
 }
@@ -124,11 +124,11 @@ fn reports_process_without_slot() {
         kinds(&shares, &[process(2, MIB, &[1])]),
         [(1, Kind::NotCounted)]
     );
-    // Its PID alone is not enough: that may be of a dead process, or forged.
-    let mut impostor = process(1, MIB, &[1]);
-    impostor.owner.start_time += 1;
-    assert_eq!(kinds(&shares, &[impostor]), [(1, Kind::NotCounted)]);
-    // A process of nobody's share is somebody else's business.
+    // A matching PID is not enough: the slot may belong to a dead process or be forged.
+    let mut other_start = process(1, MIB, &[1]);
+    other_start.owner.start_time += 1;
+    assert_eq!(kinds(&shares, &[other_start]), [(1, Kind::NotCounted)]);
+    // A process without a share is ignored.
     assert_eq!(kinds(&shares, &[process(2, 50 * GIB, &[])]), []);
 }
 
@@ -158,7 +158,7 @@ fn reports_damaged_region_instead_of_its_processes() {
             held_bytes: 4 * GIB
         })
     );
-    // Processes change it while it is read.
+    // Processes change the region while the agent reads it.
     assert!(
         check(RegionView {
             total_bytes: GIB,
@@ -180,17 +180,17 @@ fn reports_violation_once_until_cleared() {
             },
         )]
     };
-    for look in 1..CONFIRMATIONS {
-        assert_eq!(judge.hear(&[1], suspicion()), [], "look {look}");
+    for scan in 1..CONFIRMATIONS {
+        assert_eq!(judge.hear(&[1], suspicion()), [], "scan {scan}");
     }
     assert!(!judge.is_confirmed(1, Kind::NotCounted));
-    let told = judge.hear(&[1], suspicion());
+    let changes = judge.hear(&[1], suspicion());
     assert!(
         matches!(
-            told.as_slice(),
+            changes.as_slice(),
             [(1, News::Confirmed(Suspicion::NotCounted { pid: 7, .. }))]
         ),
-        "{told:?}"
+        "{changes:?}"
     );
     assert!(judge.is_confirmed(1, Kind::NotCounted));
     for _ in 0..100 {
@@ -216,20 +216,19 @@ fn requires_new_confirmation_after_interruption() {
     assert!(judge.is_confirmed(1, Kind::Region));
     judge.hear(&[1], Vec::new());
     judge.hear(&[1], suspicion());
-    // Nobody is killed for a single look.
+    // A single scan kills no process.
     assert!(!judge.is_confirmed(1, Kind::Region));
-    // A share that is gone leaves nothing behind for the next one with its key.
+    // A removed share leaves no state for a new share with the same key.
     judge.hear(&[], Vec::new());
     judge.hear(&[1], suspicion());
     assert!(!judge.is_confirmed(1, Kind::Region));
     assert_eq!(judge.hear(&[1], suspicion()).len(), 1);
 }
 
-/// Looks at NVML are so often that the last one that it takes comes within two seconds.
 #[test]
 fn confirms_violation_within_2_s() {
-    let most = INTERVAL * CONFIRMATIONS;
-    assert!(most < std::time::Duration::from_secs(2), "{most:?}");
+    let delay = INTERVAL * CONFIRMATIONS;
+    assert!(delay < std::time::Duration::from_secs(2), "{delay:?}");
 }
 
 #[test]

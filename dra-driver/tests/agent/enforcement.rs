@@ -1,4 +1,4 @@
-//! The agent beside `libvgpu.so` on a simulated machine. The machine's ledger and clock say what is true.
+//! The agent with `libvgpu.so` on a simulated machine. The ledger and clock of the machine are the reference.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt as _, symlink};
@@ -16,8 +16,8 @@ use simulator_machine::protocol::CardIndex;
 use crate::node::{GIB, MIB, TestNode, eventually};
 use gpu_tenants::Tenant;
 
-/// A share with 4 GiB.
-fn cores(percent: u32, policy: ComputePolicy) -> Limits {
+/// Returns the limits of a share with 4 GiB.
+fn share_limits(percent: u32, policy: ComputePolicy) -> Limits {
     Limits {
         cores: Cores::new(percent).unwrap(),
         compute_policy: policy,
@@ -25,8 +25,8 @@ fn cores(percent: u32, policy: ComputePolicy) -> Limits {
     }
 }
 
-/// Launches kernels of these lengths, some of them ahead.
-fn busy(node: &TestNode, number: u32, ns: u64) -> Tenant {
+/// Starts a process that always has 16 kernels of `ns` in flight.
+fn start_kernels(node: &TestNode, number: u32, ns: u64) -> Tenant {
     let mut tenant = node.tenant(number);
     tenant
         .ok(&format!("start kernel ns={ns} depth=16"))
@@ -34,7 +34,7 @@ fn busy(node: &TestNode, number: u32, ns: u64) -> Tenant {
     tenant
 }
 
-/// Waits until the tenants have these percentages of the card for a while: a loaded host can keep them from it.
+/// Waits until the processes get these percentages of the GPU for 2 s. A loaded host can delay that.
 fn await_percents(node: &TestNode, tenants: &[&Tenant], due: &[f64], points: f64) {
     let mut seen = Vec::new();
     for _ in 0..20 {
@@ -51,7 +51,7 @@ fn await_percents(node: &TestNode, tenants: &[&Tenant], due: &[f64], points: f64
     panic!("{seen:.1?} instead of {due:?}");
 }
 
-/// Waits until the tenant has more than that, as it can only while it has the card alone.
+/// Waits until the process gets more than `percent`.
 fn await_more_than(node: &TestNode, tenant: &Tenant, percent: f64) {
     let mut seen = Vec::new();
     for _ in 0..20 {
@@ -64,19 +64,19 @@ fn await_more_than(node: &TestNode, tenant: &Tenant, percent: f64) {
     panic!("{seen:.1?} instead of more than {percent}");
 }
 
-fn confirmed(finding: &drava_dra_driver::agent::Finding, kind: Kind) -> bool {
+fn is_confirmed(finding: &drava_dra_driver::agent::Finding, kind: Kind) -> bool {
     matches!(&finding.what, What::News(News::Confirmed(suspicion)) if suspicion.kind() == kind)
 }
 
 #[test]
 fn keeps_balance_shares_and_reclaims_lent_time() {
     let node = TestNode::new();
-    node.prepare(1, &cores(30, ComputePolicy::Balance));
-    node.prepare(2, &cores(70, ComputePolicy::Balance));
+    node.prepare(1, &share_limits(30, ComputePolicy::Balance));
+    node.prepare(2, &share_limits(70, ComputePolicy::Balance));
     let _agent = node.agent();
-    let first = busy(&node, 1, 2_000_000);
+    let first = start_kernels(&node, 1, 2_000_000);
     await_more_than(&node, &first, 45.0);
-    let mut second = busy(&node, 2, 2_000_000);
+    let mut second = start_kernels(&node, 2, 2_000_000);
     await_percents(&node, &[&first, &second], &[30.0, 70.0], 4.0);
     second.ok("stop").unwrap();
     await_more_than(&node, &first, 45.0);
@@ -85,10 +85,13 @@ fn keeps_balance_shares_and_reclaims_lent_time() {
 #[test]
 fn divides_time_by_token_and_drops_dead_process() {
     let node = TestNode::new();
-    node.prepare(1, &cores(50, ComputePolicy::Token));
-    node.prepare(2, &cores(50, ComputePolicy::Token));
+    node.prepare(1, &share_limits(50, ComputePolicy::Token));
+    node.prepare(2, &share_limits(50, ComputePolicy::Token));
     let _agent = node.agent();
-    let (first, second) = (busy(&node, 1, 2_000_000), busy(&node, 2, 2_000_000));
+    let (first, second) = (
+        start_kernels(&node, 1, 2_000_000),
+        start_kernels(&node, 2, 2_000_000),
+    );
     await_percents(&node, &[&first, &second], &[50.0, 50.0], 3.0);
     second.kill().unwrap();
     await_more_than(&node, &first, 90.0);
@@ -97,21 +100,21 @@ fn divides_time_by_token_and_drops_dead_process() {
 #[test]
 fn follows_claims_across_agent_restart() {
     let node = TestNode::new();
-    node.prepare(1, &cores(30, ComputePolicy::Fixed));
+    node.prepare(1, &share_limits(30, ComputePolicy::Fixed));
     let agent = node.agent();
     eventually("a rate for the first", || node.page(1).rate_us_per_s);
-    node.prepare(2, &cores(40, ComputePolicy::Fixed));
+    node.prepare(2, &share_limits(40, ComputePolicy::Fixed));
     eventually("a rate for the second", || node.page(2).rate_us_per_s);
-    let tenant = busy(&node, 1, 1_000_000);
+    let tenant = start_kernels(&node, 1, 1_000_000);
     await_percents(&node, &[&tenant], &[30.0], 3.0);
     node.unprepare(2);
     drop(agent);
-    // Nobody is killed, and the last rate holds.
+    // No process is killed, and the last rate holds.
     let rates = node.rates(&[1]);
     await_percents(&node, &[&tenant], &[30.0], 4.0);
     assert_eq!(node.rates(&[1]), rates);
     let _agent = node.agent();
-    node.prepare(3, &cores(20, ComputePolicy::Fixed));
+    node.prepare(3, &share_limits(20, ComputePolicy::Fixed));
     eventually("a rate for the third", || node.page(3).rate_us_per_s);
     await_percents(&node, &[&tenant], &[30.0], 3.0);
     assert_eq!(node.findings.lock().unwrap().as_slice(), []);
@@ -121,14 +124,17 @@ fn follows_claims_across_agent_restart() {
 fn controls_running_processes_across_agent_kill() {
     let mut node = TestNode::new();
     node.enforcement = Enforcement::Required;
-    node.prepare(1, &cores(30, ComputePolicy::Balance));
-    node.prepare(2, &cores(70, ComputePolicy::Balance));
-    let (first, second) = (busy(&node, 1, 2_000_000), busy(&node, 2, 2_000_000));
+    node.prepare(1, &share_limits(30, ComputePolicy::Balance));
+    node.prepare(2, &share_limits(70, ComputePolicy::Balance));
+    let (first, second) = (
+        start_kernels(&node, 1, 2_000_000),
+        start_kernels(&node, 2, 2_000_000),
+    );
     assert_eq!(node.rates(&[1, 2]).into_values().flatten().count(), 0);
     let both = [&first, &second];
     let agent = node.agent_process();
     await_percents(&node, &both, &[30.0, 70.0], 4.0);
-    // Killed like this it can clean nothing up; the last rates hold.
+    // A killed agent cleans nothing up; the last rates hold.
     drop(agent);
     let rates = node.rates(&[1, 2]);
     assert_eq!(rates.values().flatten().count(), 2);
@@ -137,7 +143,7 @@ fn controls_running_processes_across_agent_kill() {
     let since = Instant::now();
     let _agent = node.agent();
     await_percents(&node, &both, &[30.0, 70.0], 4.0);
-    // A new agent kills nobody for a while; what it would do then it would have found by now.
+    // A new agent kills no process at first. By now it would have done so.
     while since.elapsed() < Duration::from_secs(12) {
         node.percents(&both, Duration::ZERO, Duration::from_secs(1));
     }
@@ -155,16 +161,18 @@ fn reports_grown_region_and_keeps_its_limit() {
     let mut process = node.escape(1, "cuMemAlloc_v2", GIB, true);
     let region = OpenOptions::new().write(true).open(node.region(1)).unwrap();
     region.set_len(1 << 20).unwrap();
-    node.finds("the region", |finding| confirmed(finding, Kind::Region));
-    assert_ne!(process.say(&format!("take {}", GIB + MIB)), 0);
-    assert_eq!(process.say(&format!("take {}", GIB / 2)), 0);
-    assert_ne!(process.say(&format!("take {GIB}")), 0);
-    assert_eq!(process.say("free"), 0);
+    node.await_finding("the damaged region", |finding| {
+        is_confirmed(finding, Kind::Region)
+    });
+    assert_ne!(process.send(&format!("take {}", GIB + MIB)), 0);
+    assert_eq!(process.send(&format!("take {}", GIB / 2)), 0);
+    assert_ne!(process.send(&format!("take {GIB}")), 0);
+    assert_eq!(process.send("free"), 0);
     region.set_len(REGION_SIZE as u64).unwrap();
-    node.finds("its end", |finding| {
+    node.await_finding("the repaired region", |finding| {
         finding.what == What::News(News::Over(Kind::Region))
     });
-    assert_eq!(process.say(&format!("take {GIB}")), 0);
+    assert_eq!(process.send(&format!("take {GIB}")), 0);
 }
 
 #[test]
@@ -175,8 +183,8 @@ fn reports_memory_from_unknown_function_once() {
     let _agent = node.agent();
     let honest = node.escape(2, "cuMemAlloc_v2", GIB, true);
     let greedy = node.escape(1, "cuMemAllocUnlisted", 3 * GIB, true);
-    let found = node.finds("use over the limit", |finding| {
-        confirmed(finding, Kind::OverLimit)
+    let found = node.await_finding("use over the limit", |finding| {
+        is_confirmed(finding, Kind::OverLimit)
     });
     assert_eq!(
         (found.claim.as_str(), &found.share),
@@ -193,7 +201,7 @@ fn reports_memory_from_unknown_function_once() {
     assert!((used_bytes, limit_bytes) > (3 * GIB, 0) && limit_bytes == 2 * GIB);
     assert_eq!(pids, [greedy.pid()]);
     drop(greedy);
-    node.finds("the end of it", |finding| {
+    node.await_finding("use within the limit", |finding| {
         finding.what == What::News(News::Over(Kind::OverLimit))
     });
     assert_eq!(
@@ -215,8 +223,8 @@ fn kills_process_without_libvgpu_only_if_required() {
     let mut reported = node.escape(1, "cuMemAlloc_v2", MIB, false);
     let mut killed = node.escape(2, "cuMemAlloc_v2", MIB, false);
     for (claim, pid) in [("claim-1", reported.pid()), ("claim-2", killed.pid())] {
-        let found = node.finds("an uncounted process", |finding| {
-            finding.claim.as_str() == claim && confirmed(finding, Kind::NotCounted)
+        let found = node.await_finding("an uncounted process", |finding| {
+            finding.claim.as_str() == claim && is_confirmed(finding, Kind::NotCounted)
         });
         let What::News(News::Confirmed(Suspicion::NotCounted { pid: found, name })) = found.what
         else {
@@ -224,19 +232,19 @@ fn kills_process_without_libvgpu_only_if_required() {
         };
         assert_eq!((found, name.as_str()), (pid, "escape"));
     }
-    assert_eq!(killed.signal(), Some(9));
-    let found = node.finds("the kill", |finding| {
+    assert_eq!(killed.exit_signal(), Some(9));
+    let found = node.await_finding("the kill", |finding| {
         matches!(finding.what, What::Killed { .. })
     });
     assert_eq!(found.claim.as_str(), "claim-2");
-    assert!(reported.is_running(), "only reported");
+    assert!(reported.is_running(), "reported process was killed");
 }
 
 #[test]
 fn detects_any_damaged_region_without_affecting_others() {
     type Damage = fn(&std::path::Path);
-    type IsIt = fn(&RegionProblem) -> bool;
-    let damages: [(&str, Damage, IsIt); 6] = [
+    type Matches = fn(&RegionProblem) -> bool;
+    let damages: [(&str, Damage, Matches); 6] = [
         (
             "truncated",
             |path| {
@@ -267,7 +275,7 @@ fn detects_any_damaged_region_without_affecting_others() {
             |problem| matches!(problem, RegionProblem::Content(_)),
         ),
         (
-            "noise behind the magic",
+            "noise after the magic",
             |path| {
                 let region = OpenOptions::new().write(true).open(path).unwrap();
                 region
@@ -292,20 +300,20 @@ fn detects_any_damaged_region_without_affecting_others() {
     ];
     let node = TestNode::new();
     for number in 1..=7 {
-        node.prepare(number, &cores(10, ComputePolicy::Fixed));
+        node.prepare(number, &share_limits(10, ComputePolicy::Fixed));
     }
     let _agent = node.agent();
     eventually("rates", || node.page(7).rate_us_per_s);
     for (number, (_, damage, _)) in (1..).zip(&damages) {
         damage(&node.region(number));
     }
-    for (number, (what, _, is_it)) in (1..).zip(&damages) {
-        node.finds(what, |finding| {
-            let is_its = finding.share == TestNode::share_id(number);
-            is_its && matches!(&finding.what, What::News(News::Confirmed(Suspicion::Region(problem))) if is_it(problem))
+    for (number, (what, _, matches)) in (1..).zip(&damages) {
+        node.await_finding(what, |finding| {
+            let is_own = finding.share == TestNode::share_id(number);
+            is_own && matches!(&finding.what, What::News(News::Confirmed(Suspicion::Region(problem))) if matches(problem))
         });
     }
-    let tenant = busy(&node, 7, 1_000_000);
+    let tenant = start_kernels(&node, 7, 1_000_000);
     await_percents(&node, &[&tenant], &[10.0], 3.0);
     assert!(
         node.findings
@@ -319,40 +327,40 @@ fn detects_any_damaged_region_without_affecting_others() {
 #[test]
 fn scans_regions_while_nvml_hangs() {
     let node = TestNode::new();
-    node.prepare(1, &cores(30, ComputePolicy::Fixed));
-    node.prepare(2, &cores(30, ComputePolicy::Fixed));
+    node.prepare(1, &share_limits(30, ComputePolicy::Fixed));
+    node.prepare(2, &share_limits(30, ComputePolicy::Fixed));
     let _agent = node.agent();
-    let tenant = busy(&node, 1, 1_000_000);
-    let slow = Faults {
+    let tenant = start_kernels(&node, 1, 1_000_000);
+    let hanging = Faults {
         delay: Duration::from_secs(600),
         ..Faults::default()
     };
-    let hang = control::Command::Break {
+    let start_hang = control::Command::Break {
         card: CardIndex(0),
-        faults: slow,
+        faults: hanging,
     };
-    let heal = control::Command::Break {
+    let end_hang = control::Command::Break {
         card: CardIndex(0),
         faults: Faults::default(),
     };
     eventually("a rate", || node.page(2).rate_us_per_s);
-    node.ground.machine().control(&hang).unwrap();
+    node.test_bed.machine().control(&start_hang).unwrap();
     fs::write(node.region(2), "short").unwrap();
-    node.finds("the damaged region", |finding| {
-        confirmed(finding, Kind::Region)
+    node.await_finding("the damaged region", |finding| {
+        is_confirmed(finding, Kind::Region)
     });
-    node.ground.machine().control(&heal).unwrap();
+    node.test_bed.machine().control(&end_hang).unwrap();
     drop(tenant);
 }
 
 #[test]
 fn reports_long_kernel() {
     let node = TestNode::new();
-    node.prepare(1, &cores(50, ComputePolicy::Fixed));
+    node.prepare(1, &share_limits(50, ComputePolicy::Fixed));
     let _agent = node.agent();
     eventually("a rate", || node.page(1).rate_us_per_s);
-    let _tenant = busy(&node, 1, 700_000_000);
-    let found = node.finds("a long kernel", |finding| {
+    let _tenant = start_kernels(&node, 1, 700_000_000);
+    let found = node.await_finding("a long kernel", |finding| {
         matches!(finding.what, What::LongKernel(_))
     });
     let What::LongKernel(us) = found.what else {

@@ -1,6 +1,6 @@
-// A program that takes GPU memory by a function that it is given, and keeps it until its input ends.
-// Usage: escape FUNCTION BYTES. The function is called as cuMemAlloc_v2 is. Prints the driver's result, and that of each
-// line of its input: `take BYTES`, `free` (what was taken last), `module` (loads one).
+// Allocates GPU memory by a given function and keeps it until the end of its input.
+// Usage: escape FUNCTION BYTES. The function has the signature of cuMemAlloc_v2. Prints the result of the function, and of
+// each input line: `take BYTES`, `free` (the last allocation), `module` (loads a module).
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 4096
+#define MAX_ALLOCATIONS 4096
 
 typedef unsigned long long Address;
 typedef int (*AllocFunction)(Address *, size_t);
@@ -25,22 +25,22 @@ int main(int argc, char **argv) {
     AllocFunction alloc = (AllocFunction)dlsym(cuda, argv[1]);
     if (!init || !retain || !set_current || !release || !load || !alloc) return 4;
     void *context = NULL, *module = NULL;
-    Address taken[MOST];
+    Address allocated[MAX_ALLOCATIONS];
     int count = 0, result = init(0);
     if (!result) result = retain(&context, 0);
     if (!result) result = set_current(context);
-    if (!result) result = alloc(&taken[count], strtoull(argv[2], NULL, 10));
+    if (!result) result = alloc(&allocated[count], strtoull(argv[2], NULL, 10));
     if (!result) count++;
     char line[64];
     do {
         printf("%d\n", result);
         fflush(stdout);
         if (!fgets(line, sizeof line, stdin)) return 0;
-        if (!strncmp(line, "take ", 5) && count < MOST) {
-            result = alloc(&taken[count], strtoull(line + 5, NULL, 10));
+        if (!strncmp(line, "take ", 5) && count < MAX_ALLOCATIONS) {
+            result = alloc(&allocated[count], strtoull(line + 5, NULL, 10));
             if (!result) count++;
         } else if (!strcmp(line, "free\n") && count > 0) {
-            result = release(taken[--count]);
+            result = release(allocated[--count]);
         } else if (!strcmp(line, "module\n")) {
             result = load(&module, "image");
         } else {

@@ -1,11 +1,11 @@
-//! Programs that take memory as they are told, also past `libvgpu.so`: `escape.c`.
+//! Controls `escape.c`, a program that allocates GPU memory on command, with or without `libvgpu.so`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
-/// A process that is ended with this.
+/// A process that is killed on drop.
 pub(crate) struct Escape {
     child: Child,
     input: ChildStdin,
@@ -13,14 +13,14 @@ pub(crate) struct Escape {
 }
 
 impl Escape {
-    /// Starts it; what it says first is to be heard.
+    /// Starts the process. The first result is the result of the allocation of its arguments.
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // Held apart: waiting for a child closes its input, at which it would end.
+        // Taken out, because waiting for a child closes its input, which ends the program.
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self {
@@ -30,14 +30,14 @@ impl Escape {
         }
     }
 
-    /// The driver's result of a line of `escape.c`.
-    pub(crate) fn say(&mut self, line: &str) -> i32 {
+    /// Sends a command and returns the result of libcuda.
+    pub(crate) fn send(&mut self, line: &str) -> i32 {
         writeln!(self.input, "{line}").unwrap();
-        self.hear()
+        self.read_result()
     }
 
-    /// The driver's next result.
-    pub(crate) fn hear(&mut self) -> i32 {
+    /// Returns the next result of libcuda.
+    pub(crate) fn read_result(&mut self) -> i32 {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim().parse().unwrap()
@@ -51,8 +51,8 @@ impl Escape {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits until it was killed, and says by which signal.
-    pub(crate) fn signal(&mut self) -> Option<i32> {
+    /// Waits for the exit and returns the signal.
+    pub(crate) fn exit_signal(&mut self) -> Option<i32> {
         std::os::unix::process::ExitStatusExt::signal(&self.child.wait().unwrap())
     }
 }
@@ -64,7 +64,7 @@ impl Drop for Escape {
     }
 }
 
-/// `escape.c`, compiled on the first call.
+/// Returns the program of `escape.c`, compiled on the first call.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {

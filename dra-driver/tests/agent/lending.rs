@@ -1,4 +1,4 @@
-//! What an idle share lends comes back when it wants it, and not only when the agent would have looked.
+//! Reclaiming lent GPU time on the owner's notification, between the polls of the agent.
 
 use std::mem::offset_of;
 use std::time::Duration;
@@ -23,55 +23,58 @@ fn is_lent(node: &TestNode) -> bool {
     node.word(OWNER, LENT_OFFSET) != 0
 }
 
-/// One that uses all of the card, and the owner of most of it, which does nothing.
-fn lent() -> (VirtualClockAgent, [FakeProcess; 2]) {
+/// Returns a borrower that uses the whole GPU and the idle owner of 70%.
+fn lent_share() -> (VirtualClockAgent, [FakeProcess; 2]) {
     use ComputePolicy::Balance;
-    let (mut agent, process) = with_processes(&[limits(Balance, 30, 0), limits(Balance, 70, 0)]);
-    let both: [FakeProcess; 2] = process.try_into().ok().unwrap();
+    let (mut agent, processes) = with_processes(&[limits(Balance, 30, 0), limits(Balance, 70, 0)]);
+    let both: [FakeProcess; 2] = processes.try_into().ok().unwrap();
     for _ in 0..10 {
-        step(&mut agent, &both[0]);
+        tick(&mut agent, &both[0]);
     }
     (agent, both)
 }
 
-/// A step of the agent, before which the borrower has used all of the card.
-fn step(agent: &mut VirtualClockAgent, borrower: &FakeProcess) {
+/// Runs one tick of the agent after the borrower has used the whole GPU.
+fn tick(agent: &mut VirtualClockAgent, borrower: &FakeProcess) {
     borrower.record_usage(agent.now_us, agent.now_us);
     agent.run(STEP_US);
 }
 
-/// The owner launches something.
-fn launches(owner: &FakeProcess, now_us: u64) {
+/// Records a launch of the owner.
+fn launch(owner: &FakeProcess, now_us: u64) {
     owner.write(offset_of!(Header, last_demand_us), now_us);
 }
 
 #[test]
 fn reclaims_lent_time_on_first_launch_and_relends_it() {
-    let (mut agent, [borrower, owner]) = lent();
+    let (mut agent, [borrower, owner]) = lent_share();
     for round in 0..5 {
-        step(&mut agent, &borrower);
+        tick(&mut agent, &borrower);
         assert!(is_lent(&agent.node), "{round}");
         assert!(rate(&agent.node, BORROWER) >= 980_000, "{round}");
-        // A call is nothing but a look before its time.
+        // A notification only causes an early poll.
         borrower.record_usage(agent.now_us, agent.now_us);
         agent.run(1_000);
-        let begun_us = agent.now_us;
-        launches(&owner, begun_us);
+        let start_us = agent.now_us;
+        launch(&owner, start_us);
         agent.run(1);
         assert_eq!(rate(&agent.node, BORROWER), 300_000, "{round}");
         assert!(rate(&agent.node, OWNER) >= 700_000, "{round}");
-        assert!(!is_lent(&agent.node), "{round}: it need not call again");
-        // It goes on for a moment, and has all of what is its own.
+        assert!(
+            !is_lent(&agent.node),
+            "{round}: owner need not notify again"
+        );
+        // The owner continues and keeps its share.
         for _ in 0..3 {
             agent.run(10_000);
-            launches(&owner, agent.now_us);
+            launch(&owner, agent.now_us);
             assert_eq!(rate(&agent.node, BORROWER), 300_000, "{round}");
         }
         owner.write(
             SLOTS_OFFSET + offset_of!(Slot, gpu_time_us),
             round * 30_000 + 30_000,
         );
-        // And rests: long before two steps have found it idle.
+        // The owner goes idle, which the agent detects before the next two ticks.
         agent.run(64_000);
         assert!(is_lent(&agent.node), "{round}");
         assert!(rate(&agent.node, BORROWER) >= 980_000, "{round}");
@@ -80,14 +83,14 @@ fn reclaims_lent_time_on_first_launch_and_relends_it() {
 
 #[test]
 fn keeps_resumed_share_active_between_launches() {
-    let (mut agent, [borrower, owner]) = lent();
-    // It wakes between two steps, and is looked at from then on.
+    let (mut agent, [borrower, owner]) = lent_share();
+    // The owner resumes between two ticks and is polled from then on.
     borrower.record_usage(agent.now_us, agent.now_us);
     agent.run(1_000);
-    launches(&owner, agent.now_us);
+    launch(&owner, agent.now_us);
     agent.run(1);
     assert!(!is_lent(&agent.node));
-    // A kernel of 80 ms each 70 ms, which is more than its part: it is in debt while it runs.
+    // A kernel of 80 ms every 70 ms exceeds its share, so the owner has debt while the kernel runs.
     let mut used_us = 0;
     for _ in 0..30 {
         used_us += 80_000;
@@ -103,23 +106,23 @@ fn keeps_resumed_share_active_between_launches() {
     }
 }
 
-/// Whoever calls all the time is looked at, of which each look costs one read, and has nothing of it.
+/// Each notification costs one read and gains the owner nothing.
 #[test]
 fn bounds_cost_of_constant_notifications() {
-    let (mut agent, [borrower, owner]) = lent();
-    let (mut reads, mut looks) = (0, 0);
+    let (mut agent, [borrower, owner]) = lent_share();
+    let (mut reads, mut polls) = (0, 0);
     for _ in 0..100 {
         borrower.record_usage(agent.now_us, agent.now_us);
         for _ in 0..50 {
-            launches(&owner, agent.now_us);
+            launch(&owner, agent.now_us);
             reads += agent.run(2_000);
-            looks += 1;
+            polls += 1;
             assert!(rate(&agent.node, BORROWER) >= 300_000);
             assert!(rate(&agent.node, OWNER) <= 1_000_000);
         }
     }
-    // And what any share costs in a step.
-    assert!(reads <= 2 * looks, "{reads} reads in {looks} looks");
+    // The rest is the cost of each tick.
+    assert!(reads <= 2 * polls, "{reads} reads in {polls} polls");
 }
 
 #[test]
@@ -127,30 +130,30 @@ fn reclaims_lent_time_on_notification() {
     let node = TestNode::new();
     node.prepare(BORROWER, &limits(ComputePolicy::Balance, 30, 0));
     node.prepare(OWNER, &limits(ComputePolicy::Balance, 70, 0));
-    let process = [BORROWER, OWNER].map(|number| FakeProcess::new(&node, number));
+    let processes = [BORROWER, OWNER].map(|number| FakeProcess::new(&node, number));
     let _agent = node.agent();
-    // Without a call, the next look at a share whose time is lent is up to 20 ms away.
-    let soon_us = 5_000;
-    let mut heard_of = Vec::new();
+    // Without a notification, the next poll of a lent share is up to 20 ms away.
+    let deadline_us = 5_000;
+    let mut outcomes = Vec::new();
     let mut pause_ms = 0;
-    eventually("most of twenty calls to be heard at once", || {
-        eventually("time that is lent", || {
-            process[0].record_usage(now_us(), now_us());
+    eventually("most of 20 notifications to take effect at once", || {
+        eventually("lent time", || {
+            processes[0].record_usage(now_us(), now_us());
             (is_lent(&node) && rate(&node, BORROWER) >= 980_000).then_some(())
         });
-        // At no rhythm with the steps and the looks.
+        // Not in phase with ticks and polls.
         pause_ms = (pause_ms + 37) % 101;
         std::thread::sleep(Duration::from_millis(pause_ms));
-        let begun_us = now_us();
-        launches(&process[1], begun_us);
-        process[1].notify_agent();
-        let mut heard = false;
-        while !heard && now_us() < begun_us + soon_us {
+        let start_us = now_us();
+        launch(&processes[1], start_us);
+        processes[1].notify_agent();
+        let mut reacted = false;
+        while !reacted && now_us() < start_us + deadline_us {
             std::thread::sleep(Duration::from_micros(300));
-            heard = rate(&node, BORROWER) < 500_000;
+            reacted = rate(&node, BORROWER) < 500_000;
         }
-        heard_of.push(heard);
-        let last = heard_of.iter().rev().take(20);
-        (last.filter(|heard| **heard).count() >= 15).then_some(())
+        outcomes.push(reacted);
+        let last = outcomes.iter().rev().take(20);
+        (last.filter(|reacted| **reacted).count() >= 15).then_some(())
     });
 }

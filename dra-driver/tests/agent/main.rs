@@ -1,5 +1,5 @@
-//! Tests of the node agent: its decisions against simulated tenants in virtual time, and the agent itself beside
-//! `libvgpu.so` on a simulated machine.
+//! Tests of the node agent: its decisions for simulated shares in virtual time, and the agent with `libvgpu.so` on a
+//! simulated machine.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

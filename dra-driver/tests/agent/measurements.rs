@@ -1,5 +1,5 @@
-//! What the agent costs. `DRAVA_FIGURES=FILE` has it measured for longer and written there, which is what `cargo xtask
-//! bench agent` does.
+//! Cost of the agent. With `DRAVA_FIGURES=FILE`, as set by `cargo xtask bench agent`, the tests measure longer and append
+//! their results to the file.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,26 +14,26 @@ use crate::node::{AgentProcess, GIB, TestNode, eventually};
 
 const CARDS: u32 = 8;
 
-/// Adds one line to the file of figures, if one is wanted.
-pub(crate) fn report(figure: &Value) {
+/// Prints a measurement and appends it to the file of `DRAVA_FIGURES`, if set.
+pub(crate) fn report(measurement: &Value) {
     use std::io::Write as _;
-    println!("{figure}");
+    println!("{measurement}");
     if let Some(file) = std::env::var_os("DRAVA_FIGURES") {
         let file = fs::File::options().append(true).create(true).open(file);
-        writeln!(file.unwrap(), "{figure}").unwrap();
+        writeln!(file.unwrap(), "{measurement}").unwrap();
     }
 }
 
-/// What the agent has used so far.
+/// Resources that the agent has used so far.
 #[derive(Clone, Copy)]
-struct Spent {
+struct UsedResources {
     at: Instant,
     cpu: Duration,
-    /// Calls that read a file.
+    /// System calls that read.
     reads: u64,
 }
 
-impl Spent {
+impl UsedResources {
     fn by(agent: &AgentProcess) -> Self {
         let proc = PathBuf::from(format!("/proc/{}", agent.pid()));
         let threads = fs::read_dir(proc.join("task")).unwrap();
@@ -52,7 +52,7 @@ impl Spent {
         }
     }
 
-    /// Percent of a core, and reads per second, between two moments.
+    /// Returns the percentage of a core and the reads per second since `earlier`.
     fn since(self, earlier: Self) -> (f64, f64) {
         let wall = (self.at - earlier.at).as_secs_f64();
         let cpu = (self.cpu - earlier.cpu).as_secs_f64();
@@ -61,10 +61,10 @@ impl Spent {
     }
 }
 
-/// A node of eight cards with so many claims on each.
+/// Returns a node with eight GPUs and `claims` claims on each.
 fn node(claims: u32) -> TestNode {
     let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
-    let machine = node.ground.machine().status().unwrap();
+    let machine = node.test_bed.machine().status().unwrap();
     let limits = Limits {
         cores: Cores::new(100 / claims).unwrap(),
         compute_policy: ComputePolicy::Balance,
@@ -78,7 +78,7 @@ fn node(claims: u32) -> TestNode {
     node
 }
 
-/// Percent of a core and reads per second of an agent that has settled.
+/// Returns the percentage of a core and the reads per second of an agent in steady state.
 fn cost(node: &TestNode, last: u32) -> (f64, f64) {
     let agent = node.agent_process();
     eventually("a rate for the last claim", || {
@@ -86,9 +86,9 @@ fn cost(node: &TestNode, last: u32) -> (f64, f64) {
     });
     let (settle, seconds) = std::env::var("DRAVA_FIGURES").map_or((3, 2), |_| (10, 30));
     std::thread::sleep(Duration::from_secs(settle));
-    let before = Spent::by(&agent);
+    let before = UsedResources::by(&agent);
     std::thread::sleep(Duration::from_secs(seconds));
-    Spent::by(&agent).since(before)
+    UsedResources::by(&agent).since(before)
 }
 
 #[test]
@@ -100,8 +100,10 @@ fn reads_idle_claims_less_than_once_per_second() {
         "figure": "agent", "cards": CARDS, "claims": CARDS * claims, "busy": 0,
         "percentOfACore": percent, "readsPerSecond": reads,
     }));
-    // It was five reads a second for each claim when all of them were looked at.
-    assert!(reads < f64::from(CARDS * claims), "{reads} reads a second");
+    assert!(
+        reads < f64::from(CARDS * claims),
+        "{reads} reads per second"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A node with a simulated machine, prepared shares of its first card, and the agent.
+//! A node with a simulated machine, prepared shares and the agent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,22 +31,22 @@ use gpu_tenants::{Tenant, TestBed, library};
 
 use crate::escape::{self, Escape};
 
-/// The first card of the machine.
+/// UUID of the machine's first GPU.
 pub(crate) const CARD: &str = "GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01";
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// A node.
+/// A node with a simulated machine.
 pub(crate) struct TestNode {
-    pub(crate) ground: TestBed,
+    pub(crate) test_bed: TestBed,
     root: tempfile::TempDir,
     layout: Layout,
     pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
     pub(crate) enforcement: Enforcement,
 }
 
-/// An agent that runs.
+/// A running agent, stopped on drop.
 pub(crate) struct RunningAgent {
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +56,7 @@ impl Drop for RunningAgent {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // Its panic has failed the test by the missing effect.
+            // A panic of the agent fails the test by the missing effect.
             let _ = thread.join();
         }
     }
@@ -67,15 +67,15 @@ impl TestNode {
         Self::on(TestBed::new(library::shipped().unwrap()).unwrap())
     }
 
-    /// A node with that machine.
-    pub(crate) fn on(ground: TestBed) -> Self {
+    /// Creates a node with this machine.
+    pub(crate) fn on(test_bed: TestBed) -> Self {
         let root = tempfile::tempdir().unwrap();
         let layout = layout(root.path());
         for dir in [layout.claims(), layout.usages(), root.path().join("proc")] {
             fs::create_dir_all(dir).unwrap();
         }
         Self {
-            ground,
+            test_bed,
             root,
             layout,
             findings: Arc::default(),
@@ -91,17 +91,17 @@ impl TestNode {
         ShareId::parse(&format!("00000000-0000-4000-8000-{number:012}")).unwrap()
     }
 
-    /// Does what preparing a claim with one share of the first card does.
+    /// Prepares a claim with one share of the first GPU, as the driver does.
     pub(crate) fn prepare(&self, number: u32, limits: &Limits) {
         self.prepare_on(CARD, number, limits);
     }
 
-    /// The same with the card of that UUID.
+    /// Prepares a claim with one share of the GPU with this UUID.
     pub(crate) fn prepare_on(&self, card: &str, number: u32, limits: &Limits) {
         self.prepare_shares(number, &[(card, number)], limits);
     }
 
-    /// Does what preparing a claim with shares of several cards does: UUIDs and the numbers of the shares.
+    /// Prepares a claim with several shares, each with its GPU's UUID and its number.
     pub(crate) fn prepare_shares(&self, number: u32, shares: &[(&str, u32)], limits: &Limits) {
         let uid = Self::uid(number);
         for (card, share) in shares {
@@ -113,7 +113,7 @@ impl TestNode {
             let page = Self::fresh_page(&uid, &share, card, limits);
             fs::write(limits_dir.join(paths::PAGE_FILE), page).unwrap();
             fs::write(usage_dir.join(paths::REGION_FILE), vec![0; REGION_SIZE]).unwrap();
-            // What the container sees as /run/drava.
+            // The container sees this directory as /run/drava.
             let inside = self.container(number).join(share.as_str());
             fs::create_dir_all(&inside).unwrap();
             symlink(limits_dir, inside.join(paths::LIMITS_DIR)).unwrap();
@@ -134,8 +134,8 @@ impl TestNode {
         encode(&spec).to_vec()
     }
 
-    /// Puts another page into the place of a share's, as the driver does: the old one is retired first, unless it is
-    /// damaged.
+    /// Replaces the page of a share, as the driver does. The old page is retired first if `retires`; the driver does not
+    /// retire damaged pages.
     pub(crate) fn replace_page(&self, card: &str, number: u32, retires: bool, limits: &Limits) {
         let path = self.page_file(number);
         if retires {
@@ -147,7 +147,7 @@ impl TestNode {
         fs::rename(new, path).unwrap();
     }
 
-    /// Changes a page in place, as somebody else than the agent would.
+    /// Changes a page in place, as another writer than the agent would.
     pub(crate) fn change_page(&self, number: u32, change: impl FnOnce(&mut Limits)) {
         let mut limits = self.page(number);
         change(&mut limits);
@@ -202,7 +202,7 @@ impl TestNode {
         }
     }
 
-    /// Does what unpreparing it does.
+    /// Unprepares a claim, as the driver does.
     pub(crate) fn unprepare(&self, number: u32) {
         let uid = Self::uid(number);
         fs::remove_file(self.layout.claims().join(format!("{uid}.json"))).unwrap();
@@ -225,19 +225,19 @@ impl TestNode {
         decode(&page).unwrap().spec.limits
     }
 
-    /// A word of a page that is not in its records.
+    /// Returns a word of the page outside its records.
     pub(crate) fn word(&self, number: u32, at: usize) -> u64 {
         let page = fs::read(self.page_file(number)).unwrap();
         u64::from_le_bytes(page[at..at + 8].try_into().unwrap())
     }
 
-    /// The words of a page that are not in its records: until when it has the token, and how much is its own.
-    pub(crate) fn words(&self, number: u32) -> [u64; 2] {
+    /// Returns the token word and the own-time word of the page.
+    pub(crate) fn token_words(&self, number: u32) -> [u64; 2] {
         [TOKEN_OFFSET, OWN_TIME_OFFSET].map(|at| self.word(number, at))
     }
 
-    /// The words of a page about shares of other priorities: until when it gives way, its window, and whether it calls.
-    pub(crate) fn manners(&self, number: u32) -> [u64; 3] {
+    /// Returns the priority words of the page: end of the yield, window, and whether the share notifies the agent.
+    pub(crate) fn priority_words(&self, number: u32) -> [u64; 3] {
         [YIELD_UNTIL_OFFSET, WINDOW_OFFSET, NOTIFY_OFFSET].map(|at| self.word(number, at))
     }
 
@@ -247,15 +247,15 @@ impl TestNode {
             .join(paths::REGION_FILE)
     }
 
-    /// A process in the container of a claim with a context on the first card.
+    /// Starts a process in the container of a claim, with a context on the first GPU.
     pub(crate) fn tenant(&self, number: u32) -> Tenant {
         self.tenant_on(0, number)
     }
 
-    /// The same with the card of that index.
+    /// Starts a process in the container of a claim, with a context on the GPU with this index.
     pub(crate) fn tenant_on(&self, card: usize, number: u32) -> Tenant {
         let container = self.container(number);
-        let tenant = self.ground.tenant_with(None, "dlsym", |command| {
+        let tenant = self.test_bed.tenant_with(None, "dlsym", |command| {
             command
                 .env("CUDA_VISIBLE_DEVICES", card.to_string())
                 .env("LD_PRELOAD", library::shipped().unwrap())
@@ -266,7 +266,7 @@ impl TestNode {
         tenant
     }
 
-    /// A process that takes memory by the function of that name, with or without `libvgpu.so`. It has done so.
+    /// Starts a process that has allocated `bytes` by `function`, with or without `libvgpu.so`.
     pub(crate) fn escape(
         &self,
         number: u32,
@@ -274,7 +274,7 @@ impl TestNode {
         bytes: u64,
         preloaded: bool,
     ) -> Escape {
-        let mut command = self.ground.machine().command(escape::program());
+        let mut command = self.test_bed.machine().command(escape::program());
         command
             .arg(function)
             .arg(bytes.to_string())
@@ -286,11 +286,11 @@ impl TestNode {
         }
         let mut escape = Escape::start(&mut command);
         self.mount(escape.pid(), number);
-        assert_eq!(escape.hear(), 0, "{function} of {bytes} bytes");
+        assert_eq!(escape.read_result(), 0, "{function} of {bytes} bytes");
         escape
     }
 
-    /// Puts a process into the agent's `/proc`, with the mounts that its container would have.
+    /// Adds a process to the agent's `/proc`, with the mounts of its container.
     fn mount(&self, pid: u32, number: u32) {
         let real = PathBuf::from(format!("/proc/{pid}"));
         let shown = self.root.path().join(format!("proc/{pid}"));
@@ -321,12 +321,12 @@ impl TestNode {
         }
     }
 
-    /// What an agent of this node needs.
+    /// Returns the config of an agent of this node.
     pub(crate) fn config(&self) -> Config {
-        config(self.root.path(), self.ground.machine().root())
+        config(self.root.path(), self.test_bed.machine().root())
     }
 
-    /// Starts an agent in a process of its own. What it finds nobody is told.
+    /// Starts an agent in a separate process. Its findings are discarded.
     pub(crate) fn agent_process(&self) -> AgentProcess {
         let child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -335,36 +335,36 @@ impl TestNode {
                 "node::runs_agent_until_stdin_closes",
             ])
             .env(NODE_VARIABLE, self.root.path())
-            .env(DRIVER_VARIABLE, self.ground.machine().root())
+            .env(DRIVER_VARIABLE, self.test_bed.machine().root())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn();
         AgentProcess(child.unwrap())
     }
 
-    /// Waits until something was found that `is_it` accepts.
-    pub(crate) fn finds(&self, what: &str, is_it: impl Fn(&Finding) -> bool) -> Finding {
+    /// Waits for a finding that `matches` accepts.
+    pub(crate) fn await_finding(&self, what: &str, matches: impl Fn(&Finding) -> bool) -> Finding {
         eventually(what, || {
             self.findings
                 .lock()
                 .unwrap()
                 .iter()
-                .find(|finding| is_it(finding))
+                .find(|finding| matches(finding))
                 .cloned()
         })
     }
 
-    /// Percent of the card that each tenant gets, by the card's own account.
+    /// Returns the percentage of the GPU that each process gets, measured by the simulated machine.
     pub(crate) fn percents(
         &self,
         tenants: &[&Tenant],
         settle: Duration,
         measure: Duration,
     ) -> Vec<f64> {
-        self.ground.percents(tenants, settle, measure).unwrap()
+        self.test_bed.percents(tenants, settle, measure).unwrap()
     }
 
-    /// Rates of the pages.
+    /// Returns the rates in the pages.
     pub(crate) fn rates(&self, numbers: &[u32]) -> BTreeMap<u32, Option<u32>> {
         numbers
             .iter()
@@ -376,7 +376,7 @@ impl TestNode {
 const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";
 const DRIVER_VARIABLE: &str = "DRAVA_TEST_DRIVER";
 
-/// The agent of [`TestNode::agent_process`]. Lives as long as its standard input.
+/// The agent of [`TestNode::agent_process`].
 #[test]
 #[ignore = "a process that other tests start"]
 fn runs_agent_until_stdin_closes() {
@@ -390,7 +390,7 @@ fn runs_agent_until_stdin_closes() {
     agent.join().unwrap();
 }
 
-/// An agent that is killed with this.
+/// An agent process, killed on drop.
 pub(crate) struct AgentProcess(Child);
 
 impl AgentProcess {
@@ -418,7 +418,7 @@ fn layout(root: &Path) -> Layout {
     })
 }
 
-/// The agent of the node at `root`, whose NVML lies in a driver root.
+/// Returns the config of the agent of the node at `root`, with NVML from the driver root `driver`.
 fn config(root: &Path, driver: &Path) -> Config {
     let driver = driver.to_owned();
     let open = move || {
@@ -434,14 +434,14 @@ fn config(root: &Path, driver: &Path) -> Config {
     }
 }
 
-/// Waits for a condition that others bring about; the deadline is only a fuse.
+/// Waits up to 60 s until `condition` returns a value.
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

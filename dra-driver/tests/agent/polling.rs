@@ -150,7 +150,7 @@ fn applies_page_changes_of_other_writers() {
 #[test]
 fn grants_no_token_to_multi_gpu_and_unmetered_claims() {
     let node = TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
-    let machine = node.ground.machine().status().unwrap();
+    let machine = node.test_bed.machine().status().unwrap();
     let [first, second] = [0, 1].map(|index| machine.cards[index].uuid.clone());
     let token = Limits {
         cores: Cores::new(40).unwrap(),
@@ -177,7 +177,7 @@ fn grants_no_token_to_multi_gpu_and_unmetered_claims() {
         }
         agent.run(STEP_US);
     }
-    let [one, two, alone, unmetered] = [1, 2, 3, 4].map(|number| agent.node.words(number)[0]);
+    let [one, two, alone, unmetered] = [1, 2, 3, 4].map(|number| agent.node.token_words(number)[0]);
     assert_eq!((one, two, unmetered), (0, 0, 0));
     assert!(alone > 0, "a claim with one GPU gets the token");
     assert!(agent.node.page(1).rate_us_per_s.is_some());

@@ -1,4 +1,4 @@
-//! Regions as the agent reads them, one after the other with one buffer.
+//! Reading of usage regions with one shared buffer.
 
 use std::fs;
 use std::mem::offset_of;
@@ -11,7 +11,7 @@ use drava_vgpu_abi::{REGION_SIZE, paths};
 
 use crate::virtual_clock::FakeProcess;
 
-/// A usage directory with a region.
+/// Creates a usage directory with a region.
 fn region() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(paths::REGION_FILE);
@@ -22,12 +22,12 @@ fn region() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn reads_each_region_independently() {
     let ((first, first_file), (second, second_file)) = (region(), region());
-    let (crowded, deserted) = (FakeProcess::at(&first_file), FakeProcess::at(&second_file));
-    // The first has a process in its third slot, the second had one in its first.
+    let (occupied, empty) = (FakeProcess::at(&first_file), FakeProcess::at(&second_file));
+    // The first region has a second process in its third slot; the process of the second region has exited.
     let third = SLOTS_OFFSET + 2 * size_of::<Slot>();
-    crowded.write(third + offset_of!(Slot, state), 0x101);
-    crowded.write(offset_of!(Header, slots_in_use), 3);
-    deserted.exit();
+    occupied.write(third + offset_of!(Slot, state), 0x101);
+    occupied.write(offset_of!(Header, slots_in_use), 3);
+    empty.exit();
     let mut scratch = Scratch::default();
     let mut processes = |dir: &tempfile::TempDir| {
         let view = Usage::open(dir.path()).view(&mut scratch).unwrap();
@@ -53,12 +53,12 @@ fn reads_region_that_replaced_another() {
     let mut usage = Usage::open(dir.path());
     let old = dir.path().join("old");
     fs::rename(&file, old).unwrap();
-    assert!(usage.verify().is_err(), "there is none");
+    assert!(usage.verify().is_err(), "region is missing");
     fs::write(&file, vec![0; REGION_SIZE]).unwrap();
     let _process = FakeProcess::at(&file);
     assert_eq!(usage.verify(), Ok(()));
     assert_eq!(usage.view(&mut scratch).unwrap().processes.len(), 1);
-    // Straight from one to the other as well.
+    // Replaced by one rename.
     let (_other, replacement) = region();
     fs::copy(&replacement, dir.path().join("new")).unwrap();
     fs::rename(dir.path().join("new"), &file).unwrap();

@@ -1,5 +1,5 @@
-//! What the driver takes by itself: the figures by tables, and the agent beside programs whose driver takes more than
-//! estimated.
+//! GPU memory that libcuda allocates for itself: the correction of its estimate, and the agent with programs that exceed
+//! the estimate.
 
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use serde_json::json;
 
-use crate::balance::numbers;
+use crate::balance::pseudo_random;
 use crate::escape::Escape;
 use crate::measurements::report;
 use crate::node::{GIB, MIB, TestNode, eventually};
 
 const ESTIMATE: u64 = 528 * MIB;
 
-/// What a context takes on the cards of the machine, as its description says.
+/// Memory of a context on the GPUs of the simulated machine.
 const CONTEXT_BYTES: u64 = 545_259_520;
 
 fn owner(pid: u32) -> Owner {
@@ -31,8 +31,8 @@ fn owner(pid: u32) -> Owner {
     }
 }
 
-/// A process with one context whose driver has so much, and whose program has asked for so much and never for more.
-fn settled(pid: u32, driver_bytes: u64, requested_bytes: u64) -> Shown {
+/// Returns a process with one context, this memory of libcuda, and requests at their peak.
+fn process_at_peak(pid: u32, driver_bytes: u64, requested_bytes: u64) -> Shown {
     Shown {
         owner: owner(pid),
         held_bytes: driver_bytes + requested_bytes,
@@ -54,7 +54,7 @@ fn keeps_estimate_without_excess() {
     let mut reserve = Reserve::default();
     assert_eq!(reserve.look(ESTIMATE, &[]), correction(ESTIMATE, 0));
     for driver in [0, 400 * MIB, ESTIMATE] {
-        let seen = reserve.look(ESTIMATE, &[settled(1, driver, GIB)]);
+        let seen = reserve.look(ESTIMATE, &[process_at_peak(1, driver, GIB)]);
         assert_eq!(seen, correction(ESTIMATE, 0), "{driver}");
     }
 }
@@ -62,29 +62,29 @@ fn keeps_estimate_without_excess() {
 #[test]
 fn follows_measured_process_until_exit() {
     let mut reserve = Reserve::default();
-    let needy = settled(1, ESTIMATE + 40 * MIB, GIB);
-    let modest = settled(2, ESTIMATE - 40 * MIB, GIB);
-    // What one has less is no room for what another has more: it may need it yet.
-    let both = reserve.look(ESTIMATE, &[needy, modest]);
+    let above = process_at_peak(1, ESTIMATE + 40 * MIB, GIB);
+    let below = process_at_peak(2, ESTIMATE - 40 * MIB, GIB);
+    // A process below the estimate does not offset a process above: it may still need its memory.
+    let both = reserve.look(ESTIMATE, &[above, below]);
     assert_eq!(both, correction(ESTIMATE + 40 * MIB, 40 * MIB));
-    for look in 1..FALLS_AFTER {
-        let left = reserve.look(ESTIMATE, &[modest]);
-        assert_eq!(left, correction(ESTIMATE + 40 * MIB, 0), "look {look}");
+    for scan in 1..FALLS_AFTER {
+        let corrected = reserve.look(ESTIMATE, &[below]);
+        assert_eq!(corrected, correction(ESTIMATE + 40 * MIB, 0), "scan {scan}");
     }
-    assert_eq!(reserve.look(ESTIMATE, &[modest]), correction(ESTIMATE, 0));
+    assert_eq!(reserve.look(ESTIMATE, &[below]), correction(ESTIMATE, 0));
 }
 
 #[test]
 fn lowers_reserve_only_after_enough_scans() {
     let mut reserve = Reserve::default();
-    let more = |pid, more: u64| settled(pid, ESTIMATE + more * MIB, GIB);
+    let more = |pid, more: u64| process_at_peak(pid, ESTIMATE + more * MIB, GIB);
     reserve.look(ESTIMATE, &[more(1, 100), more(2, 30)]);
     for _ in 0..3 {
         for _ in 1..FALLS_AFTER {
-            let fallen = reserve.look(ESTIMATE, &[more(2, 30)]).reserve_bytes;
-            assert_eq!(fallen, ESTIMATE + 100 * MIB);
+            let reserved = reserve.look(ESTIMATE, &[more(2, 30)]).reserve_bytes;
+            assert_eq!(reserved, ESTIMATE + 100 * MIB);
         }
-        // Once in a while there is one again.
+        // A new process above the estimate restarts the count.
         reserve.look(ESTIMATE, &[more(3, 100), more(2, 30)]);
     }
     for _ in 0..FALLS_AFTER {
@@ -99,7 +99,7 @@ fn lowers_reserve_only_after_enough_scans() {
 #[test]
 fn divides_driver_memory_among_contexts() {
     let mut reserve = Reserve::default();
-    let mut three = settled(1, 3 * (ESTIMATE + 10 * MIB), GIB);
+    let mut three = process_at_peak(1, 3 * (ESTIMATE + 10 * MIB), GIB);
     three.charged_bytes = 3 * ESTIMATE;
     let seen = reserve.look(ESTIMATE, &[three]);
     assert_eq!(seen, correction(ESTIMATE + 10 * MIB, 30 * MIB));
@@ -108,13 +108,16 @@ fn divides_driver_memory_among_contexts() {
 #[test]
 fn caps_driver_memory_correction() {
     let mut reserve = Reserve::default();
-    let seen = reserve.look(ESTIMATE, &[settled(1, 60 * GIB, GIB)]);
+    let seen = reserve.look(ESTIMATE, &[process_at_peak(1, 60 * GIB, GIB)]);
     let most = correction(ESTIMATE * RESERVE_FACTOR, ESTIMATE * EXCESS_FACTOR);
     assert_eq!(seen, most);
-    // Where nothing is charged ahead nothing is known.
+    // Without an estimate there is no correction.
     let mut reserve = Reserve::default();
-    assert_eq!(reserve.look(0, &[settled(1, GIB, GIB)]), correction(0, 0));
-    let mut noise = settled(1, 0, 0);
+    assert_eq!(
+        reserve.look(0, &[process_at_peak(1, GIB, GIB)]),
+        correction(0, 0)
+    );
+    let mut noise = process_at_peak(1, 0, 0);
     (noise.held_bytes, noise.charged_bytes) = (u64::MAX, u64::MAX);
     Reserve::default().look(u64::MAX, &[noise, noise]);
 }
@@ -122,11 +125,11 @@ fn caps_driver_memory_correction() {
 #[test]
 fn ignores_allocation_churn_in_driver_estimate() {
     for seed in 0..50 {
-        let mut number = numbers(seed);
+        let mut number = pseudo_random(seed);
         let mut reserve = Reserve::default();
         let most_requested_bytes = 6 * GIB;
         for _ in 0..500 {
-            // NVML looked at another moment than the agent.
+            // NVML and the agent sample at different times.
             let (then, now) = (number(6 * GIB), number(6 * GIB));
             let shown = Shown {
                 owner: owner(1),
@@ -143,26 +146,26 @@ fn ignores_allocation_churn_in_driver_estimate() {
 #[test]
 fn requires_more_scans_after_higher_peak() {
     let mut reserve = Reserve::default();
-    let mut calm = settled(1, ESTIMATE + 40 * MIB, GIB);
-    calm.most_requested_bytes = 3 * GIB;
+    let mut steady = process_at_peak(1, ESTIMATE + 40 * MIB, GIB);
+    steady.most_requested_bytes = 3 * GIB;
     for _ in 1..LOOKS {
-        assert_eq!(reserve.look(ESTIMATE, &[calm]), correction(ESTIMATE, 0));
+        assert_eq!(reserve.look(ESTIMATE, &[steady]), correction(ESTIMATE, 0));
     }
     let more = correction(ESTIMATE + 40 * MIB, 40 * MIB);
-    assert_eq!(reserve.look(ESTIMATE, &[calm]), more);
-    // It allocates and frees, and one look is in between: nothing has changed.
+    assert_eq!(reserve.look(ESTIMATE, &[steady]), more);
+    // A scan between an allocation and a free changes nothing.
     for requested_bytes in [GIB + 500 * MIB, GIB, GIB - 30 * MIB] {
         let seen = Shown {
             requested_bytes,
-            ..calm
+            ..steady
         };
         assert_eq!(reserve.look(ESTIMATE, &[seen]), more, "{requested_bytes}");
     }
-    // The driver has less now.
-    calm.held_bytes -= 30 * MIB;
+    // libcuda frees memory.
+    steady.held_bytes -= 30 * MIB;
     let mut last = more;
     for _ in 0..LOOKS {
-        last = reserve.look(ESTIMATE, &[calm]);
+        last = reserve.look(ESTIMATE, &[steady]);
     }
     assert_eq!(last, correction(ESTIMATE + 10 * MIB, 10 * MIB));
 }
@@ -208,7 +211,7 @@ fn process(pid: u32, used_bytes: Option<u64>, shares: &[u32]) -> GpuProcess<u32>
 
 #[test]
 fn lists_process_of_two_shares_once() {
-    // Two shares of the card: the first paid for the context, both for what was asked for.
+    // Two shares of the GPU: share 8 is charged for the context, both are charged for requests.
     let mut second = slot(1, 3 * GIB, 0);
     second.peak_bytes = 4 * GIB;
     let views = [
@@ -246,74 +249,83 @@ fn excludes_imported_memory_from_driver_memory() {
 #[test]
 fn lists_only_known_processes() {
     let views = [view(1, &[slot(1, GIB, 0)])];
-    // Not listed, not counted, no figure, of another share.
+    // Not listed, without a slot, without a value, of another share.
     assert_eq!(shown(1, &views, &[]), []);
     assert_eq!(shown(1, &views, &[process(2, Some(GIB), &[1])]), []);
     assert_eq!(shown(1, &views, &[process(1, None, &[1])]), []);
     assert_eq!(shown(1, &views, &[process(1, Some(GIB), &[2])]), []);
 }
 
-/// Takes memory until there is none left.
+/// Allocates until the limit.
 fn fill(process: &mut Escape) {
     for step in [256 * MIB, 2 * MIB] {
-        while process.say(&format!("take {step}")) == 0 {}
+        while process.send(&format!("take {step}")) == 0 {}
     }
 }
 
 #[test]
 fn denies_memory_until_driver_excess_is_repaid() {
-    let error = 24 * MIB;
+    let estimate_error = 24 * MIB;
     let limit = 4 * GIB;
     let prepared = Limits {
-        driver_reserve_bytes: CONTEXT_BYTES - error,
+        driver_reserve_bytes: CONTEXT_BYTES - estimate_error,
         ..Limits::memory(limit)
     };
     let node = TestNode::new();
     node.prepare(1, &prepared);
-    let taken = || node.ground.machine().card(0).unwrap().used_bytes;
+    let used_bytes = || node.test_bed.machine().card(0).unwrap().used_bytes;
 
-    // Contexts that take more are known before the share is full: it never is too full. Both are there before the agent:
-    // one that came later would be charged what the agent has learned from the other.
+    // The excess of the contexts is known before the share is full, so the limit holds. Both contexts start before the
+    // agent: a later context would be charged the corrected estimate.
     let mut processes = [(); 2].map(|()| node.escape(1, "cuMemAlloc_v2", MIB, true));
     let _agent = node.agent();
-    eventually("two contexts' excess", || {
-        (node.page(1).driver_excess_bytes >= 2 * error - 4 * MIB).then_some(())
+    eventually("the excess of two contexts", || {
+        (node.page(1).driver_excess_bytes >= 2 * estimate_error - 4 * MIB).then_some(())
     });
     assert!(node.page(1).driver_reserve_bytes >= CONTEXT_BYTES - 2 * MIB);
     let [first, _] = &mut processes;
     fill(first);
-    let room = 4 * MIB;
-    assert!((limit - room..=limit).contains(&taken()), "{}", taken());
+    let tolerance = 4 * MIB;
+    assert!(
+        (limit - tolerance..=limit).contains(&used_bytes()),
+        "{}",
+        used_bytes()
+    );
 
-    // A full share whose driver takes more is too full, until so much is given back.
+    // libcuda exceeds the limit of a full share until the program frees as much.
     for _ in 0..24 {
-        assert_eq!(first.say("module"), 0);
+        assert_eq!(first.send("module"), 0);
     }
-    let began = Instant::now();
-    let overshoot = taken() - limit;
+    let start = Instant::now();
+    let overshoot = used_bytes() - limit;
     assert!(overshoot > 40 * MIB, "{overshoot}");
-    eventually("a refusal", || {
-        assert_eq!(first.say("free"), 0);
-        (first.say(&format!("take {}", 2 * MIB)) != 0).then_some(())
+    eventually("a denied allocation", || {
+        assert_eq!(first.send("free"), 0);
+        (first.send(&format!("take {}", 2 * MIB)) != 0).then_some(())
     });
-    let seconds = began.elapsed().as_secs_f64();
+    let seconds = start.elapsed().as_secs_f64();
     report(&json!({
-        "figure": "driverGrowth", "contexts": 2, "estimateErrorBytes": error,
+        "figure": "driverGrowth", "contexts": 2, "estimateErrorBytes": estimate_error,
         "grownBytes": 48 * MIB, "overshootBytes": overshoot, "secondsUntilDenied": seconds,
     }));
-    while taken() > limit - room {
-        assert_eq!(first.say("free"), 0);
-        if taken() > limit {
-            assert_ne!(first.say(&format!("take {}", 2 * MIB)), 0, "{}", taken());
+    while used_bytes() > limit - tolerance {
+        assert_eq!(first.send("free"), 0);
+        if used_bytes() > limit {
+            assert_ne!(
+                first.send(&format!("take {}", 2 * MIB)),
+                0,
+                "{}",
+                used_bytes()
+            );
         }
     }
-    // Repaid: what fits is granted again.
-    while taken() > limit - 64 * MIB {
-        assert_eq!(first.say("free"), 0);
+    // The excess is repaid: requests within the limit are granted again.
+    while used_bytes() > limit - 64 * MIB {
+        assert_eq!(first.send("free"), 0);
     }
-    assert_eq!(first.say(&format!("take {}", 2 * MIB)), 0);
+    assert_eq!(first.send(&format!("take {}", 2 * MIB)), 0);
 
     drop(processes);
     let as_before = || (node.page(1) == prepared).then_some(());
-    eventually("the page as it was prepared", as_before);
+    eventually("the page as prepared", as_before);
 }

@@ -1,5 +1,5 @@
-//! What shares get from the agent and libvgpu together, and how soon: the figures of `cargo xtask bench share`, which
-//! runs this for as long as `DRAVA_SECONDS` says.
+//! Measurements of `cargo xtask bench share`: GPU time and latency of shares under the agent and libvgpu. `DRAVA_SECONDS`
+//! sets the duration.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::node::{GIB, TestNode};
 
 const SETTLE: Duration = Duration::from_secs(4);
 
-/// The limits of a share of that many percent and of that rank.
+/// Returns the limits of a share with 1 GiB.
 pub(crate) fn limits(policy: ComputePolicy, percent: u32, priority: i32) -> Limits {
     Limits {
         cores: Cores::new(percent).unwrap(),
@@ -37,10 +37,10 @@ fn name(policy: ComputePolicy) -> &'static str {
     }
 }
 
-/// Splits of the card between two tenants, percent.
+/// Splits of the GPU between two shares, percent.
 const SPLITS: [[u32; 2]; 3] = [[30, 70], [10, 90], [50, 50]];
 
-/// Kernels of one length, of two, short beside long, and of several lengths in any order.
+/// Kernels of one length, of two lengths, short and long, and of several lengths in random order.
 const LOADS: [[&str; 2]; 5] = [
     ["kernel ns=1000000 depth=16", "kernel ns=1000000 depth=16"],
     ["kernel ns=5000000 depth=8", "kernel ns=1000000 depth=16"],
@@ -52,7 +52,7 @@ const LOADS: [[&str; 2]; 5] = [
     ],
 ];
 
-/// Two tenants with these shares that do that, and what each got, in percent of the card.
+/// Runs two shares with these loads and returns the percentage of the GPU of each.
 fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64> {
     let node = if loads.iter().all(|load| load.starts_with("kernel")) {
         TestNode::new()
@@ -78,8 +78,7 @@ fn run_two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) -> Vec<f64
     node.percents(&tenants, SETTLE, measure())
 }
 
-/// Percentages of two tenants that both want all of the card. The error of a row is what the one that is farther from its
-/// share is off.
+/// Measures two saturating shares. The error is the larger deviation from a share.
 fn two(policy: ComputePolicy, shares: [u32; 2], loads: [&str; 2]) {
     let got = run_two(policy, shares, loads);
     let off = |(got, share): (&f64, u32)| (got - f64::from(share)).abs();
@@ -106,7 +105,7 @@ fn measures_two_token_shares() {
     }
 }
 
-/// A fill takes the card 10 ms, a copy 20 ms.
+/// A fill takes 10 ms of GPU time, a copy 20 ms.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_two_shares_with_fills_and_copies() {
@@ -118,9 +117,8 @@ fn measures_two_shares_with_fills_and_copies() {
     }
 }
 
-/// One works for 50 ms of the card's time and pauses for 200 ms, beside one that always wants all of it. While it works
-/// its part is due to it, so it has as much as if it had that part of a card for itself; the error of a row is what it
-/// lacks of that. The other one may use the rest.
+/// The first share works for 50 ms of GPU time and pauses for 200 ms, alongside a saturating share. While it works it is due
+/// its share, as if it had that part of a GPU alone. The error is what it lacks of that.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_bursts() {
@@ -142,10 +140,10 @@ fn measures_bursts() {
     }
 }
 
-/// One has 70 percent, is idle, and the other one uses all of the card. It wakes: how long until the other one is told
-/// to use less, and how much of what is its own it lacks in the first half second. That is the sum of what the other one had
-/// beyond its own part, and of the time in which the card had nothing to do; in which the woken one was kept from launching,
-/// by what it owes, for `waited_ms`, or else by the host.
+/// The owner of 70% is idle while the borrower uses the whole GPU. Measures the time until the borrower is throttled after
+/// the owner resumes (`told_ms`), and what the owner lacks in its first 500 ms (`lacks_ms`): the surplus of the borrower
+/// (`lent_ms`) plus the idle time of the GPU (`idle_ms`). `waited_ms` is the time in which debt delayed the owner's
+/// launches.
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_reclaim_of_lent_time() {
@@ -164,46 +162,45 @@ fn measures_reclaim_of_lent_time() {
         snapshot.processes().map(|p| p.throttled_us).sum::<u64>()
     };
     for _ in 0..20 {
-        crate::node::eventually("all of the card for the other one", || {
+        crate::node::eventually("the whole GPU for the borrower", || {
             let rate = node.page(1).rate_us_per_s?;
             (rate > 900_000).then_some(())
         });
-        // For some steps of the agent, so that it is idle and not only slow.
+        // Several ticks, so that the owner counts as idle.
         std::thread::sleep(Duration::from_millis(500));
         let waited_before_us = waited_us();
-        let (before, begun) = node.ground.used(&pids).unwrap();
+        let (before, start) = node.test_bed.used(&pids).unwrap();
         owner.ok("start kernel ns=1000000 depth=16").unwrap();
-        // Asked more often than others do: what is measured is a few milliseconds.
+        // The measured time is a few milliseconds.
         while node.page(1).rate_us_per_s.unwrap() >= 500_000 {
-            assert!(begun.elapsed() < WATCHED, "the other one keeps the card");
+            assert!(start.elapsed() < WATCHED, "the borrower keeps the GPU");
             std::thread::sleep(Duration::from_micros(200));
         }
-        let told = begun.elapsed();
-        std::thread::sleep(WATCHED.saturating_sub(begun.elapsed()));
-        let (after, ended) = node.ground.used(&pids).unwrap();
-        let length = (ended - begun).as_secs_f64();
+        let throttled = start.elapsed();
+        std::thread::sleep(WATCHED.saturating_sub(start.elapsed()));
+        let (after, end) = node.test_bed.used(&pids).unwrap();
+        let length = (end - start).as_secs_f64();
         let had = [0, 1].map(|index: usize| (after[index] - before[index]).as_secs_f64());
         let lacks = 0.7 * length - had[0];
-        // Of its share, as what it lacks is.
+        // Relative to its share, as `lacks`.
         let idle = length - had[0] - had[1];
         let lent = had[1] - 0.3 * length;
         let waited = (waited_us() - waited_before_us) as f64 / 1e3;
         report(&json!({
-            "figure": "giving back", "told_ms": told.as_secs_f64() * 1e3, "lacks_ms": lacks / 0.7 * 1e3,
+            "figure": "giving back", "told_ms": throttled.as_secs_f64() * 1e3, "lacks_ms": lacks / 0.7 * 1e3,
             "lent_ms": lent / 0.7 * 1e3, "idle_ms": idle / 0.7 * 1e3, "waited_ms": waited,
         }));
         owner.ok("stop").unwrap();
     }
 }
 
-/// Requests in a row, alone or beside others, before it is the other way round: so what the host does besides meets both.
+/// Requests per block. Blocks alone and with other load alternate, so that noise of the host affects both.
 const BLOCK: usize = 50;
 
-/// Time in which work that begins takes its usual course.
-const BEGINS: Duration = Duration::from_millis(500);
+/// Time until started work is in steady state.
+const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What a tenant asks of the card again and again: kernels of that length, each waited for, and then a pause that is four times
-/// as long as all of them.
+/// A repeated request: kernels of this length, each awaited, then a pause of four times their total length.
 #[derive(Clone, Copy)]
 struct Request {
     kernels: u32,
@@ -211,20 +208,20 @@ struct Request {
 }
 
 impl Request {
-    /// Milliseconds that one takes.
+    /// Makes one request and returns its duration, ms.
     fn make(self, tenant: &mut Tenant) -> f64 {
         std::thread::sleep(4 * self.kernels * Duration::from_nanos(self.ns));
         if self.kernels == 1 {
             return tenant.ok(&format!("once {}", self.ns)).unwrap()[0] as f64 / 1e3;
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         for _ in 0..self.kernels {
             tenant.ok(&format!("once {}", self.ns)).unwrap();
         }
-        begun.elapsed().as_secs_f64() * 1e3
+        start.elapsed().as_secs_f64() * 1e3
     }
 
-    /// How many are made, alone and beside others.
+    /// Returns the number of requests, alone and with other load.
     fn count(self) -> usize {
         let length = self.kernels * Duration::from_nanos(self.ns);
         let count = measure().as_nanos() / (2 * length.as_nanos());
@@ -237,8 +234,8 @@ fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values[(values.len() * percent / 100).min(values.len() - 1)]
 }
 
-/// What requests would take that find the card as busy with kernels of that length as others keep it, part of the time, at a
-/// random moment, and wait for the one that runs: nothing that cannot interrupt a kernel does better.
+/// Returns the durations of requests that wait for one running kernel. The GPU is busy with such kernels for the fraction
+/// `busy` of the time. No scheduler without preemption of kernels does better.
 fn behind_one_kernel(alone: &[f64], kernel_ms: f64, busy: f64) -> Vec<f64> {
     const PHASES: u32 = 100;
     let wait = |phase: u32| {
@@ -251,8 +248,8 @@ fn behind_one_kernel(alone: &[f64], kernel_ms: f64, busy: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Requests of a tenant of high priority: alone, while another one keeps another card busy with kernels of that length, which
-/// shows what that takes of the host, and beside one that takes whatever is left of its own card with such kernels.
+/// Measures requests of a high-priority share: alone, with the same load on another GPU, which shows the cost on the host,
+/// and with a best-effort share on the same GPU.
 fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
     let node = TestNode::new();
     node.prepare(1, &limits(policy, 50, 100));
@@ -263,7 +260,7 @@ fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
     other.ok(&load).unwrap();
     let solo = node.percents(&[&other], SETTLE, measure().min(SETTLE))[0];
     other.ok("stop").unwrap();
-    let second = node.ground.machine().status().unwrap().cards[1]
+    let second = node.test_bed.machine().status().unwrap().cards[1]
         .uuid
         .to_string();
     node.prepare_on(&second, 3, &limits(policy, 0, 0));
@@ -273,21 +270,21 @@ fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
     for _ in 0..20 {
         request.make(&mut urgent);
     }
-    let [mut alone, mut host, mut beside] = [const { Vec::new() }; 3];
+    let [mut alone, mut host, mut shared] = [const { Vec::new() }; 3];
     let (mut had, mut elapsed) = ([Duration::ZERO; 2], Duration::ZERO);
     while alone.len() < request.count() {
-        std::thread::sleep(BEGINS);
+        std::thread::sleep(WARM_UP);
         alone.extend((0..BLOCK).map(|_| request.make(&mut urgent)));
         elsewhere.ok(&load).unwrap();
-        std::thread::sleep(BEGINS);
+        std::thread::sleep(WARM_UP);
         host.extend((0..BLOCK).map(|_| request.make(&mut urgent)));
         elsewhere.ok("stop").unwrap();
         other.ok(&load).unwrap();
-        std::thread::sleep(BEGINS);
-        let (before, begun) = node.ground.used(&pids).unwrap();
-        beside.extend((0..BLOCK).map(|_| request.make(&mut urgent)));
-        let (after, ended): (_, Instant) = node.ground.used(&pids).unwrap();
-        elapsed += ended - begun;
+        std::thread::sleep(WARM_UP);
+        let (before, start) = node.test_bed.used(&pids).unwrap();
+        shared.extend((0..BLOCK).map(|_| request.make(&mut urgent)));
+        let (after, end): (_, Instant) = node.test_bed.used(&pids).unwrap();
+        elapsed += end - start;
         for (had, (after, before)) in had.iter_mut().zip(after.iter().zip(before)) {
             *had += *after - before;
         }
@@ -300,30 +297,30 @@ fn latency(policy: ComputePolicy, request: Request, other_ns: u64) {
         (
             percentile(&mut alone, percent),
             percentile(&mut host, percent),
-            percentile(&mut beside, percent),
+            percentile(&mut shared, percent),
         )
     });
     let [
-        (p50, p50_host, p50_beside),
-        (p90, p90_host, p90_beside),
-        (p99, p99_host, p99_beside),
+        (p50, p50_host, p50_shared),
+        (p90, p90_host, p90_shared),
+        (p99, p99_host, p99_shared),
     ] = figures;
     let p99_least = percentile(&mut least, 99);
     report(&json!({
         "figure": "latency", "policy": name(policy), "kernels": request.kernels, "kernel_ms": request.ns as f64 / 1e6,
         "best_effort_kernel_ms": other_ns as f64 / 1e6, "requests": alone.len(),
-        "p50_ms": p50, "p50_elsewhere_ms": p50_host, "p50_beside_ms": p50_beside,
-        "p90_ms": p90, "p90_elsewhere_ms": p90_host, "p90_beside_ms": p90_beside,
-        "p99_ms": p99, "p99_elsewhere_ms": p99_host, "p99_beside_ms": p99_beside,
-        "p99_more_percent": 100.0 * (p99_beside / p99 - 1.0),
-        "p99_more_than_elsewhere_percent": 100.0 * (p99_beside / p99_host - 1.0),
+        "p50_ms": p50, "p50_elsewhere_ms": p50_host, "p50_beside_ms": p50_shared,
+        "p90_ms": p90, "p90_elsewhere_ms": p90_host, "p90_beside_ms": p90_shared,
+        "p99_ms": p99, "p99_elsewhere_ms": p99_host, "p99_beside_ms": p99_shared,
+        "p99_more_percent": 100.0 * (p99_shared / p99 - 1.0),
+        "p99_more_than_elsewhere_percent": 100.0 * (p99_shared / p99_host - 1.0),
         "p99_behind_one_kernel_ms": p99_least, "p99_behind_one_kernel_percent": 100.0 * (p99_least / p99 - 1.0),
         "best_effort_got": 100.0 * other_had, "best_effort_solo": 10_000.0 * other_had / solo,
     }));
 }
 
-/// Such requests, by policy and beside short kernels.
-fn urgent(kernels: u32, ns: u64) {
+/// Measures requests for each policy with short best-effort kernels.
+fn measure_latency(kernels: u32, ns: u64) {
     for policy in [ComputePolicy::Balance, ComputePolicy::Token] {
         for other_ns in [100_000, 1_000_000] {
             latency(policy, Request { kernels, ns }, other_ns);
@@ -334,17 +331,17 @@ fn urgent(kernels: u32, ns: u64) {
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_latency_of_urgent_requests() {
-    urgent(1, 5_000_000);
+    measure_latency(1, 5_000_000);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_latency_of_multi_kernel_requests() {
-    urgent(10, 500_000);
+    measure_latency(10, 500_000);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask bench share"]
 fn measures_latency_of_long_requests() {
-    urgent(1, 50_000_000);
+    measure_latency(1, 50_000_000);
 }

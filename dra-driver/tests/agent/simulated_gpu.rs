@@ -1,12 +1,11 @@
-//! Simulated tenants of one card in virtual time, behind libvgpu's own bucket.
+//! Simulated shares of one GPU in virtual time, with libvgpu's bucket.
 //!
-//! The card runs one context at a time, for a slice, by turns, as hardware does: a kernel measured by events seems as
-//! long as the wall time from its start to its end, neighbours' slices included. Tenants launch as their bucket lets
-//! them, sleep as libvgpu sleeps, and correct what they were charged when a kernel has ended. The controller sees what
-//! the agent would read in the regions, and six times a second each tenant's busy time in whole percents.
+//! The GPU runs one context at a time, round-robin in time slices, as hardware does. The length of a kernel by events is
+//! the wall-clock time from its start to its end, slices of other contexts included. Shares launch when their bucket
+//! permits, sleep as libvgpu does, and correct the charge of a kernel at its end. The controller gets the values that the
+//! agent reads in the regions, and six times per second the busy time of each share in whole percents.
 //!
-//! Cards differ in how long a slice is and in when an event is reached before a kernel that has to wait for its turn
-//! ([`Hardware`]).
+//! GPUs differ in the length of a slice and in the event before a kernel that waits for its slice ([`Hardware`]).
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,34 +17,34 @@ use drava_vgpu_abi::contention::ALL_PPM;
 use drava_vgpu_abi::region::Header;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, Priority};
 
-/// One step of the simulation.
+/// Simulation step.
 const STEP_US: u64 = 100;
 /// NVML's sample period.
 const SAMPLE_US: u64 = 166_600;
-/// The agent's step, and its looks at those that have woken: how often, for how long, and after which silence they rest.
-const AGENT_US: u64 = 100_000;
-const LOOK_US: u64 = 20_000;
-const WATCHED_US: u64 = 1_000_000;
-const RESTS_US: u64 = 40_000;
+/// Control period of the agent, and polling of resumed shares: interval, duration, and silence until a share is idle.
+const TICK_US: u64 = 100_000;
+const POLL_US: u64 = 20_000;
+const POLLING_US: u64 = 1_000_000;
+const IDLE_AFTER_US: u64 = 40_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// A kind of card.
+/// A GPU model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hardware {
     /// Time slice.
     pub(crate) slice_us: u64,
-    /// Whether an event into an idle stream is reached in its context's slice only.
+    /// Whether an event in an idle stream is recorded only in a slice of its context.
     pub(crate) records_in_turn: bool,
 }
 
-/// Slices that are shorter than those the agent expects, and events that measure the wait for the first of them.
-pub(crate) const OTHER: Hardware = Hardware {
+/// Slices shorter than the agent expects, and events that include the wait for the first slice.
+pub(crate) const SHORT_SLICES: Hardware = Hardware {
     slice_us: 1_000,
     records_in_turn: false,
 };
 
-/// What the simulated machine has.
-pub(crate) const USUAL: Hardware = Hardware {
+/// The hardware of the simulated machine.
+pub(crate) const DEFAULT_SLICES: Hardware = Hardware {
     slice_us: 2_000,
     records_in_turn: true,
 };
@@ -76,23 +75,23 @@ impl Word for VirtualWord {
     }
 }
 
-/// What a tenant does.
+/// The workload of a share.
 #[derive(Clone)]
-pub(crate) struct Load {
+pub(crate) struct Workload {
     pub(crate) terms: Terms,
-    /// Lengths of its kernels, in turn.
+    /// Kernel lengths, in turn.
     pub(crate) kernels_us: Vec<u64>,
-    /// Launches that it has under way at most: 1 waits for each kernel.
+    /// Most launches in flight: 1 waits for each kernel.
     pub(crate) depth: usize,
     /// Time on the host after each kernel.
     pub(crate) host_us: u64,
-    /// Whether it works at that moment.
-    pub(crate) works: fn(u64) -> bool,
-    /// How many times as long its kernels are at that moment.
-    pub(crate) longer: fn(u64) -> u64,
+    /// Returns whether the share is active at a time, µs.
+    pub(crate) is_active: fn(u64) -> bool,
+    /// Returns the factor of the kernel lengths at a time, µs.
+    pub(crate) kernel_scale: fn(u64) -> u64,
 }
 
-impl Load {
+impl Workload {
     pub(crate) fn new(cores: u32, policy: ComputePolicy, kernel_us: u64) -> Self {
         let terms = Terms {
             cores: Cores::new(cores).unwrap(),
@@ -102,11 +101,11 @@ impl Load {
         Self {
             terms,
             kernels_us: vec![kernel_us],
-            // Launches run ahead of the card by some slices, as those of a program do that does not wait for each.
+            // Launches run some slices ahead, as in a program that does not wait for each kernel.
             depth: usize::try_from(4_000 / kernel_us).unwrap().max(2),
             host_us: 0,
-            works: |_| true,
-            longer: |_| 1,
+            is_active: |_| true,
+            kernel_scale: |_| 1,
         }
     }
 
@@ -123,13 +122,13 @@ impl Load {
         self
     }
 
-    pub(crate) fn works(mut self, works: fn(u64) -> bool) -> Self {
-        self.works = works;
+    pub(crate) fn active_when(mut self, is_active: fn(u64) -> bool) -> Self {
+        self.is_active = is_active;
         self
     }
 
-    pub(crate) fn longer(mut self, longer: fn(u64) -> u64) -> Self {
-        self.longer = longer;
+    pub(crate) fn scale_kernels(mut self, kernel_scale: fn(u64) -> u64) -> Self {
+        self.kernel_scale = kernel_scale;
         self
     }
 }
@@ -139,20 +138,20 @@ struct Kernel {
     charged_us: u64,
 }
 
-struct Tenant {
-    load: Load,
+struct SimulatedShare {
+    load: Workload,
     header: Header<VirtualWord>,
     limits: Limits,
     own_parts: u32,
     queue: VecDeque<Kernel>,
     launched: usize,
-    /// When the kernel that runs began, as an event sees it; `None` if that is not reached.
-    began_us: Option<u64>,
+    /// Start of the running kernel by its event; `None` before the event.
+    start_us: Option<u64>,
     not_before_us: u64,
-    /// Taken from the bucket and not spent.
+    /// Taken from the bucket and not yet used.
     lease_us: u64,
     waits: bool,
-    /// Moving average, as a cost table has it.
+    /// Moving average, as in the cost table.
     cost_us: u64,
     gpu_time_us: u64,
     throttled_us: u64,
@@ -162,34 +161,34 @@ struct Tenant {
     launch_us: u64,
     was_idle: bool,
     is_lent: bool,
-    turned_us: u64,
-    watched_until_us: u64,
+    demand_us: u64,
+    polled_until_us: u64,
     seen_busy_us: u64,
     used_us: u64,
 }
 
-/// A card with tenants and the agent's controller.
-pub(crate) struct Card {
+/// A GPU with shares and the agent's controller.
+pub(crate) struct SimulatedGpu {
     hardware: Hardware,
-    tenants: Vec<Tenant>,
+    shares: Vec<SimulatedShare>,
     controller: Controller<usize>,
     now_us: u64,
     running: usize,
     slice_us: u64,
     stepped_us: u64,
-    /// Whether the controller and the correction of contention work.
-    controlled: bool,
-    /// What NVML says of what it should, percent, at that moment.
-    misread: fn(u64) -> u64,
+    /// Whether the agent runs.
+    has_agent: bool,
+    /// Returns NVML's value in percent of the true value, at a time, µs.
+    sample_percent: fn(u64) -> u64,
 }
 
-impl Card {
-    pub(crate) fn new(loads: &[Load]) -> Self {
-        Self::of(OTHER, loads)
+impl SimulatedGpu {
+    pub(crate) fn new(loads: &[Workload]) -> Self {
+        Self::of(SHORT_SLICES, loads)
     }
 
-    pub(crate) fn of(hardware: Hardware, loads: &[Load]) -> Self {
-        let tenant = |load: &Load| Tenant {
+    pub(crate) fn of(hardware: Hardware, loads: &[Workload]) -> Self {
+        let share = |load: &Workload| SimulatedShare {
             load: load.clone(),
             header: Header::from_words(|| VirtualWord(Cell::new(0))),
             limits: Limits {
@@ -201,7 +200,7 @@ impl Card {
             own_parts: ALL_PPM,
             queue: VecDeque::new(),
             launched: 0,
-            began_us: None,
+            start_us: None,
             not_before_us: 0,
             lease_us: 0,
             waits: false,
@@ -214,68 +213,68 @@ impl Card {
             launch_us: 0,
             was_idle: true,
             is_lent: false,
-            turned_us: 0,
-            watched_until_us: 0,
+            demand_us: 0,
+            polled_until_us: 0,
             seen_busy_us: 0,
             used_us: 0,
         };
         Self {
             hardware,
-            tenants: loads.iter().map(tenant).collect(),
+            shares: loads.iter().map(share).collect(),
             controller: Controller::default(),
-            // The clock of a machine that has been up for a while.
+            // The clock does not start at zero on a running machine.
             now_us: SECOND_US,
             running: 0,
             slice_us: 0,
             stepped_us: SECOND_US,
-            controlled: true,
-            misread: |_| 100,
+            has_agent: true,
+            sample_percent: |_| 100,
         }
     }
 
-    /// NVML says so many percent of what it should at that moment.
-    pub(crate) fn misread(&mut self, misread: fn(u64) -> u64) {
-        self.misread = misread;
+    /// Sets NVML's value in percent of the true value, by time.
+    pub(crate) fn distort_samples(&mut self, sample_percent: fn(u64) -> u64) {
+        self.sample_percent = sample_percent;
     }
 
-    /// The agent dies.
-    pub(crate) fn without_agent(&mut self) {
-        self.controlled = false;
+    /// Stops the agent.
+    pub(crate) fn stop_agent(&mut self) {
+        self.has_agent = false;
     }
 
-    /// Seconds since the beginning.
+    /// Returns the seconds since the start.
     pub(crate) fn now_s(&self) -> f64 {
         (self.now_us - SECOND_US) as f64 / SECOND_US as f64
     }
 
-    /// Runs for so long and returns which part of the card each tenant really used, in percent.
+    /// Runs for `seconds` and returns the percentage of the GPU that each share used.
     pub(crate) fn run(&mut self, seconds: f64) -> Vec<f64> {
-        let before: Vec<u64> = self.tenants.iter().map(|tenant| tenant.used_us).collect();
+        let before: Vec<u64> = self.shares.iter().map(|share| share.used_us).collect();
         let start_us = self.now_us;
         while ((self.now_us - start_us) as f64) < seconds * SECOND_US as f64 {
             self.step();
         }
         let elapsed = (self.now_us - start_us) as f64;
-        self.tenants
+        self.shares
             .iter()
             .zip(before)
-            .map(|(tenant, before)| (tenant.used_us - before) as f64 / elapsed * 100.0)
+            .map(|(share, before)| (share.used_us - before) as f64 / elapsed * 100.0)
             .collect()
     }
 
     fn step(&mut self) {
-        for tenant in &mut self.tenants {
-            tenant.launch(self.now_us, self.hardware);
+        for share in &mut self.shares {
+            share.launch(self.now_us, self.hardware);
         }
         self.execute();
         self.now_us += STEP_US;
-        if !self.controlled {
+        if !self.has_agent {
             return;
         }
-        if self.now_us.is_multiple_of(AGENT_US) {
+        if self.now_us.is_multiple_of(TICK_US) {
             self.control();
         } else {
-            self.turn();
+            self.update_activity();
         }
         if self.now_us.is_multiple_of(SAMPLE_US) {
             self.observe();
@@ -283,8 +282,8 @@ impl Card {
     }
 
     fn execute(&mut self) {
-        let count = self.tenants.len();
-        let ready = |index: usize| !self.tenants[index].queue.is_empty();
+        let count = self.shares.len();
+        let ready = |index: usize| !self.shares[index].queue.is_empty();
         if self.slice_us == 0 || !ready(self.running) {
             let next = (1..=count)
                 .map(|offset| (self.running + offset) % count)
@@ -297,13 +296,13 @@ impl Card {
             self.slice_us = self.hardware.slice_us;
         }
         self.slice_us -= STEP_US;
-        self.tenants[self.running].execute(self.now_us);
+        self.shares[self.running].execute(self.now_us);
     }
 
     fn control(&mut self) {
         let now_us = self.now_us;
         let shares: Vec<_> = self
-            .tenants
+            .shares
             .iter_mut()
             .enumerate()
             .map(|(id, t)| (id, t.load.terms, t.measure(now_us)))
@@ -314,10 +313,13 @@ impl Card {
         self.apply(decisions);
     }
 
-    /// Those whose time others use call when they want it back, and are looked at for a while then.
-    fn turn(&mut self) {
+    /// Lets the controller react to lent shares that resume, and to polled shares that go idle.
+    fn update_activity(&mut self) {
         let now_us = self.now_us;
-        let turns = self.tenants.iter_mut().map(|tenant| tenant.turn(now_us));
+        let turns = self
+            .shares
+            .iter_mut()
+            .map(|share| share.activity_change(now_us));
         let turned: Vec<(usize, Turn)> = turns
             .enumerate()
             .filter_map(|(id, turn)| Some((id, turn?)))
@@ -325,7 +327,7 @@ impl Card {
         if turned.is_empty() {
             return;
         }
-        let terms = self.tenants.iter().map(|tenant| tenant.load.terms);
+        let terms = self.shares.iter().map(|share| share.load.terms);
         let shares: Vec<_> = terms.enumerate().collect();
         let decisions = self.controller.turn(&shares, &turned);
         self.apply(decisions);
@@ -333,36 +335,36 @@ impl Card {
 
     fn apply(&mut self, decisions: Vec<(usize, Decision)>) {
         for (id, decision) in decisions {
-            self.tenants[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
-            self.tenants[id].is_lent = decision.is_lent;
-            self.tenants[id].own_parts = decision.own_parts;
+            self.shares[id].limits.rate_us_per_s = Some(decision.rate_us_per_s);
+            self.shares[id].is_lent = decision.is_lent;
+            self.shares[id].own_parts = decision.own_parts;
         }
     }
 
     fn observe(&mut self) {
-        let says = (self.misread)(self.now_us - SECOND_US);
-        let seen = |tenant: &mut Tenant| {
-            let percent = std::mem::take(&mut tenant.seen_busy_us) * says / SAMPLE_US;
+        let says = (self.sample_percent)(self.now_us - SECOND_US);
+        let seen = |share: &mut SimulatedShare| {
+            let percent = std::mem::take(&mut share.seen_busy_us) * says / SAMPLE_US;
             let cut_off = u64::from((1..100).contains(&percent));
             (percent * 10 + cut_off * 5) * SAMPLE_US / 1000
         };
-        let seen: Vec<_> = self.tenants.iter_mut().map(seen).enumerate().collect();
+        let seen: Vec<_> = self.shares.iter_mut().map(seen).enumerate().collect();
         let busy_us = seen.iter().map(|(_, us)| us).sum::<u64>().min(SAMPLE_US);
         self.controller.observe(SAMPLE_US, busy_us, &seen);
     }
 
-    /// The rates that the pages say.
+    /// Returns the rates in the pages.
     pub(crate) fn rates(&self) -> Vec<Option<u32>> {
-        self.tenants
+        self.shares
             .iter()
-            .map(|tenant| tenant.limits.rate_us_per_s)
+            .map(|share| share.limits.rate_us_per_s)
             .collect()
     }
 }
 
-impl Tenant {
+impl SimulatedShare {
     fn launch(&mut self, now_us: u64, hardware: Hardware) {
-        if !(self.load.works)(now_us - SECOND_US) || now_us < self.not_before_us {
+        if !(self.load.is_active)(now_us - SECOND_US) || now_us < self.not_before_us {
             return;
         }
         let bucket = Bucket::new(&self.header);
@@ -393,10 +395,10 @@ impl Tenant {
                 self.lease_us -= self.cost_us;
             }
             if self.queue.is_empty() {
-                self.began_us = (!hardware.records_in_turn).then_some(now_us);
+                self.start_us = (!hardware.records_in_turn).then_some(now_us);
             }
             let length = self.load.kernels_us[self.launched % self.load.kernels_us.len()];
-            let length = length * (self.load.longer)(now_us - SECOND_US);
+            let length = length * (self.load.kernel_scale)(now_us - SECOND_US);
             self.launched += 1;
             self.queue.push_back(Kernel {
                 left_us: length,
@@ -412,14 +414,14 @@ impl Tenant {
         let Some(kernel) = self.queue.front_mut() else {
             return;
         };
-        let began_us = *self.began_us.get_or_insert(now_us);
+        let start_us = *self.start_us.get_or_insert(now_us);
         kernel.left_us = kernel.left_us.saturating_sub(STEP_US);
         if kernel.left_us > 0 {
             return;
         }
         let end_us = now_us + STEP_US;
-        let raw_us = end_us - began_us;
-        self.began_us = Some(end_us);
+        let raw_us = end_us - start_us;
+        self.start_us = Some(end_us);
         let own_us = raw_us * u64::from(self.own_parts) / u64::from(ALL_PPM);
         let charged_us = kernel.charged_us;
         self.queue.pop_front();
@@ -436,18 +438,18 @@ impl Tenant {
         }
     }
 
-    /// Whether it wakes, or is seen to rest.
-    fn turn(&mut self, now_us: u64) -> Option<Turn> {
-        let before_us = std::mem::replace(&mut self.turned_us, self.wanted_us);
+    /// Returns whether the share resumes or goes idle.
+    fn activity_change(&mut self, now_us: u64) -> Option<Turn> {
+        let before_us = std::mem::replace(&mut self.demand_us, self.wanted_us);
         if self.is_lent && before_us != self.wanted_us {
-            self.watched_until_us = now_us + WATCHED_US;
+            self.polled_until_us = now_us + POLLING_US;
             self.is_lent = false;
             return Some(Turn::Wakes);
         }
-        let is_looked_at =
-            !self.is_lent && now_us < self.watched_until_us && now_us.is_multiple_of(LOOK_US);
-        let is_quiet = now_us - self.wanted_us >= RESTS_US;
-        (is_looked_at && is_quiet && !self.is_in_debt(now_us)).then_some(Turn::Rests)
+        let is_polled =
+            !self.is_lent && now_us < self.polled_until_us && now_us.is_multiple_of(POLL_US);
+        let is_quiet = now_us - self.wanted_us >= IDLE_AFTER_US;
+        (is_polled && is_quiet && !self.is_in_debt(now_us)).then_some(Turn::Rests)
     }
 
     fn is_in_debt(&self, now_us: u64) -> bool {
@@ -456,7 +458,7 @@ impl Tenant {
         Bucket::new(&self.header).credit_us().min(0).unsigned_abs() > gained
     }
 
-    /// What the agent finds in the region.
+    /// Returns the values that the agent reads in the region.
     fn measure(&mut self, now_us: u64) -> Measured {
         let (gpu_time_us, throttled_us, wanted_us) = self.seen;
         self.seen = (
@@ -465,8 +467,8 @@ impl Tenant {
             self.wanted_us,
         );
         let in_debt = self.is_in_debt(now_us);
-        let rests = self.is_lent && self.wanted_us == self.turned_us && !in_debt;
-        self.turned_us = self.wanted_us;
+        let rests = self.is_lent && self.wanted_us == self.demand_us && !in_debt;
+        self.demand_us = self.wanted_us;
         if wanted_us == self.wanted_us {
             self.was_idle = !in_debt;
             return Measured {

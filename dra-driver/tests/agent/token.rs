@@ -1,4 +1,4 @@
-//! Turns on a card, in virtual time.
+//! The token ring of a GPU, in virtual time.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,31 @@ use drava_dra_driver::agent::token::{
 use drava_vgpu_abi::bucket::{TOKEN_BURST_US, TokenSlice};
 use proptest::prelude::*;
 
-/// A tenant that wants time in some stretches.
+/// Demand of a share over time.
 #[derive(Clone, Debug)]
-struct Wanting {
+struct DemandPattern {
     cores: u32,
-    /// Wants while `(now / period) % 2 == 0`; always without one.
+    /// Wants time while `(now / period) % 2 == 0`, or always without a period.
     period_us: Option<u64>,
 }
 
-impl Wanting {
+impl DemandPattern {
     fn wants(&self, now_us: u64) -> bool {
         self.period_us
             .is_none_or(|period| (now_us / period).is_multiple_of(2))
     }
 }
 
-const LOOK_US: u64 = 5_000;
+const POLL_US: u64 = 5_000;
 
-/// What each tenant held, for how long somebody waited while nobody held the token, and the turns.
-fn play(tenants: &[Wanting], duration_us: u64) -> (Vec<u64>, u64, Vec<(usize, u64)>) {
+/// Returns the token time of each share, the time in which a share waited for an unheld token, and the slices.
+fn simulate_ring(
+    tenants: &[DemandPattern],
+    duration_us: u64,
+) -> (Vec<u64>, u64, Vec<(usize, u64)>) {
     const TICK_US: u64 = 1_000;
     let mut ring = Ring::default();
-    let mut told: BTreeMap<usize, TokenSlice> = BTreeMap::new();
+    let mut slices_by_share: BTreeMap<usize, TokenSlice> = BTreeMap::new();
     let (mut held, mut wasted) = (vec![0; tenants.len()], 0);
     let mut slices = Vec::new();
     let mut is_wanted = false;
@@ -44,37 +47,39 @@ fn play(tenants: &[Wanting], duration_us: u64) -> (Vec<u64>, u64, Vec<(usize, u6
                 gives_way: false,
             })
             .collect();
-        let is_look = now_us.is_multiple_of(LOOK_US);
-        let changes = is_look.then(|| ring.look(now_us, &contenders));
+        let is_poll = now_us.is_multiple_of(POLL_US);
+        let changes = is_poll.then(|| ring.look(now_us, &contenders));
         for change in changes.into_iter().flatten() {
             match change {
-                Change::Grant(id, turn) => {
-                    let before = told.insert(id, turn);
-                    // More of the same turn begins where it ended.
-                    let end_us = before.filter(|before| before.from_us == turn.from_us);
+                Change::Grant(id, slice) => {
+                    let before = slices_by_share.insert(id, slice);
+                    // An extension starts at the end of the same slice.
+                    let end_us = before.filter(|before| before.from_us == slice.from_us);
                     slices.push((
                         id,
-                        turn.until_us - end_us.map_or(turn.from_us, |b| b.until_us.max(now_us)),
+                        slice.until_us - end_us.map_or(slice.from_us, |b| b.until_us.max(now_us)),
                     ));
                 }
                 Change::Revoke(id) => {
-                    told.remove(&id);
+                    slices_by_share.remove(&id);
                 }
             }
         }
-        told.retain(|_, turn| turn.until_us > now_us);
-        let mut having = told.iter().filter(|(_, turn)| turn.from_us <= now_us);
-        let holder = having.next().map(|(id, _)| *id);
+        slices_by_share.retain(|_, slice| slice.until_us > now_us);
+        let mut holders = slices_by_share
+            .iter()
+            .filter(|(_, slice)| slice.from_us <= now_us);
+        let holder = holders.next().map(|(id, _)| *id);
         assert!(
-            having.next().is_none(),
-            "the token is held twice at {now_us}: {told:?}"
+            holders.next().is_none(),
+            "the token is held twice at {now_us}: {slices_by_share:?}"
         );
-        if is_look {
-            assert_eq!(ring.holder(), holder, "{now_us}: {told:?}");
+        if is_poll {
+            assert_eq!(ring.holder(), holder, "{now_us}: {slices_by_share:?}");
         }
-        // Who begins to want between two looks is seen with the next one.
+        // New demand is detected on the next poll.
         is_wanted &= tenants.iter().any(|tenant| tenant.wants(now_us));
-        is_wanted |= is_look && tenants.iter().any(|tenant| tenant.wants(now_us));
+        is_wanted |= is_poll && tenants.iter().any(|tenant| tenant.wants(now_us));
         match holder {
             Some(id) => held[id] += TICK_US,
             None if is_wanted => wasted += TICK_US,
@@ -84,8 +89,8 @@ fn play(tenants: &[Wanting], duration_us: u64) -> (Vec<u64>, u64, Vec<(usize, u6
     (held, wasted, slices)
 }
 
-fn always(cores: u32) -> Wanting {
-    Wanting {
+fn always(cores: u32) -> DemandPattern {
+    DemandPattern {
         cores,
         period_us: None,
     }
@@ -105,7 +110,7 @@ fn divides_slices_by_cores() {
         &[100],
     ] {
         let tenants: Vec<_> = cores.iter().map(|cores| always(*cores)).collect();
-        let (held, wasted, slices) = play(&tenants, 60 * second);
+        let (held, wasted, slices) = simulate_ring(&tenants, 60 * second);
         assert_eq!(wasted, 0, "{cores:?}");
         let weights: f64 = cores.iter().map(|cores| f64::from(*cores.max(&1))).sum();
         for (held, cores) in held.iter().zip(cores) {
@@ -128,12 +133,12 @@ fn divides_slices_by_cores() {
 fn gives_unwanted_time_to_other_shares() {
     let tenants = [
         always(50),
-        Wanting {
+        DemandPattern {
             cores: 50,
             period_us: Some(1_000_000),
         },
     ];
-    let (held, wasted, _) = play(&tenants, 60_000_000);
+    let (held, wasted, _) = simulate_ring(&tenants, 60_000_000);
     assert_eq!(wasted, 0);
     assert!(held[0].abs_diff(45_000_000) < 1_000_000, "{held:?}");
 }
@@ -147,25 +152,25 @@ fn revokes_token_of_dead_share_on_next_poll() {
         wants: true,
         gives_way: false,
     };
-    let turn = |from_us, until_us| TokenSlice { from_us, until_us };
+    let slice = |from_us, until_us| TokenSlice { from_us, until_us };
     assert_eq!(
         ring.look(0, &[wants(1), wants(2)]),
-        [Change::Grant(1, turn(0, LONGEST_US))]
+        [Change::Grant(1, slice(0, LONGEST_US))]
     );
-    // Alone from now on, and more than half of its slice is left.
+    // The second share is alone now, with more than half of the slice left.
     assert_eq!(
         ring.look(5_000, &[wants(2)]),
         [
             Change::Revoke(1),
-            Change::Grant(2, turn(5_000, 5_000 + LONGEST_US))
+            Change::Grant(2, slice(5_000, 5_000 + LONGEST_US))
         ]
     );
     assert_eq!(ring.look(10_000, &[]), [Change::Revoke(2)]);
     assert_eq!(ring.look(15_000, &[]), []);
 }
 
-/// Two with half of the card each, the first of which has the token and the second is told to be next.
-fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], TokenSlice) {
+/// Returns two shares of 50%. The first has the token, and the second has the announced next slice.
+fn ring_with_announced_slice() -> (Ring<u32>, [Contender<u32>; 2], TokenSlice) {
     let both = [1, 2].map(|id| Contender {
         id,
         cores: 50,
@@ -179,38 +184,38 @@ fn handed_on() -> (Ring<u32>, [Contender<u32>; 2], TokenSlice) {
         until_us: 2 * LONGEST_US,
     };
     assert_eq!(ring.look(LONGEST_US - AHEAD_US - 1, &both), []);
-    let told = ring.look(LONGEST_US - AHEAD_US, &both);
-    assert_eq!(told, [Change::Grant(2, next)]);
+    let changes = ring.look(LONGEST_US - AHEAD_US, &both);
+    assert_eq!(changes, [Change::Grant(2, next)]);
     assert_eq!((ring.holder(), ring.has_turn(2)), (Some(1), true));
     (ring, both, next)
 }
 
 #[test]
 fn announces_next_slice_before_current_one_ends() {
-    let (mut ring, both, next) = handed_on();
+    let (mut ring, both, next) = ring_with_announced_slice();
     assert_eq!(ring.look(next.from_us - 1, &both), []);
     assert_eq!(ring.holder(), Some(1));
-    // However late somebody looks.
+    // Also with a late poll.
     assert_eq!(ring.look(next.from_us + 7_000, &both), []);
     assert_eq!(ring.holder(), Some(2));
 }
 
 #[test]
 fn starts_next_slice_early_when_holder_goes_idle() {
-    let (mut ring, both, next) = handed_on();
+    let (mut ring, both, next) = ring_with_announced_slice();
     let now_us = next.from_us - 5_000;
     let changes = ring.look(now_us, &both[1..]);
-    let turn = TokenSlice {
+    let slice = TokenSlice {
         from_us: now_us,
         until_us: now_us + LONGEST_US,
     };
-    assert_eq!(changes, [Change::Revoke(1), Change::Grant(2, turn)]);
+    assert_eq!(changes, [Change::Revoke(1), Change::Grant(2, slice)]);
     assert_eq!(ring.holder(), Some(2));
 }
 
 #[test]
 fn revokes_unwanted_slice_before_it_starts() {
-    let (mut ring, both, next) = handed_on();
+    let (mut ring, both, next) = ring_with_announced_slice();
     let changes = ring.look(next.from_us - 5_000, &both[..1]);
     let longer = TokenSlice {
         from_us: 0,
@@ -234,11 +239,11 @@ fn accumulates_no_slice_credit_while_idle() {
             })
             .collect::<Vec<_>>()
     };
-    // The third one is credited with 8 ms a round, which is no slice yet, and has its turn in the second round.
+    // Share 3 gets 8 ms per round, less than a slice, and its first slice in the second round.
     let first_turn = |gone_at: Option<u64>| {
         let mut ring = Ring::default();
-        let mut looks = (0..2_000_000).step_by(5_000);
-        looks.find(|now_us| {
+        let mut polls = (0..2_000_000).step_by(5_000);
+        polls.find(|now_us| {
             ring.look(*now_us, &contenders([true, true, gone_at != Some(*now_us)]));
             ring.holder() == Some(3)
         })
@@ -261,7 +266,7 @@ fn renews_token_of_single_share_without_debt() {
     for now_us in (0..5_000_000).step_by(5_000) {
         for change in ring.look(now_us, &alone) {
             match change {
-                Change::Grant(_, turn) => until_us = turn.until_us,
+                Change::Grant(_, slice) => until_us = slice.until_us,
                 Change::Revoke(_) => panic!("revoked at {now_us}"),
             }
         }
@@ -270,7 +275,7 @@ fn renews_token_of_single_share_without_debt() {
             "{now_us}: {until_us}"
         );
     }
-    // It gets its turn again within a few rounds.
+    // The share gets the token again within a few rounds.
     let both = [
         alone[0],
         Contender {
@@ -285,13 +290,13 @@ fn renews_token_of_single_share_without_debt() {
         ring.holder() == Some(1)
     });
     let back = back.count();
-    // A tenth of 400 looks, and what is left of the slice that it had alone: 25 to 50 ms.
+    // A tenth of 400 polls, and the rest of the slice that it had alone: 25 to 50 ms.
     assert!((43..=52).contains(&back), "{back}");
 }
 
-/// Tenants that fill their queues with kernels of these lengths, by cores, on a card that runs their contexts by turns:
-/// percent of the card that each got.
-fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
+/// Simulates saturating shares, each with cores and kernel length, on a GPU that runs contexts round-robin. Returns the
+/// percentage of the GPU of each share.
+fn simulate_gpu(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
     const TICK_US: i64 = 500;
     /// Four ticks.
     const HARDWARE_SLICE: u32 = 4;
@@ -306,17 +311,17 @@ fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
         })
         .collect();
     let mut ring = Ring::default();
-    let mut turns = vec![TokenSlice::default(); tenants.len()];
+    let mut slices = vec![TokenSlice::default(); tenants.len()];
     let (mut credit, mut queued) = (vec![0; tenants.len()], vec![0; tenants.len()]);
     let (mut charged, mut settled) = (vec![0_u64; tenants.len()], vec![0; tenants.len()]);
     let mut used = vec![0; tenants.len()];
     let (mut running, mut slice) = (0, 0);
     for now_us in (0..seconds * 1_000_000).step_by(usize::try_from(TICK_US).unwrap()) {
-        if now_us.is_multiple_of(LOOK_US) {
+        if now_us.is_multiple_of(POLL_US) {
             for change in ring.look(now_us, &contenders) {
                 match change {
-                    Change::Grant(id, turn) => turns[id] = turn,
-                    Change::Revoke(id) => turns[id].until_us = now_us,
+                    Change::Grant(id, slice) => slices[id] = slice,
+                    Change::Revoke(id) => slices[id].until_us = now_us,
                 }
             }
             for ended in ring.ended() {
@@ -325,8 +330,8 @@ fn use_card(tenants: &[(u32, i64)], seconds: u64) -> Vec<f64> {
             }
         }
         for (id, (_, kernel_us)) in tenants.iter().enumerate() {
-            let has_turn = (turns[id].from_us..turns[id].until_us).contains(&now_us);
-            let begins = has_turn && now_us < turns[id].from_us + TICK_US.unsigned_abs();
+            let has_turn = (slices[id].from_us..slices[id].until_us).contains(&now_us);
+            let begins = has_turn && now_us < slices[id].from_us + TICK_US.unsigned_abs();
             let gain = if begins { BURST_US } else { TICK_US };
             credit[id] = (credit[id] + gain).min(if has_turn { BURST_US } else { 0 });
             while has_turn && credit[id] > 0 && queued[id] < 16 * kernel_us {
@@ -363,13 +368,13 @@ fn deducts_overrun_from_next_slices() {
             (20_000, 20_000),
             (80_000, 1_000),
         ] {
-            let got = use_card(&[(cores, kernel_us), (other, others_us)], 60);
-            let what = format!("{cores} % with {kernel_us} µs beside {others_us} µs: {got:.1?}");
+            let got = simulate_gpu(&[(cores, kernel_us), (other, others_us)], 60);
+            let what = format!("{cores}% with {kernel_us} µs and {others_us} µs: {got:.1?}");
             assert!((got[0] - f64::from(cores)).abs() <= 1.0, "{what}");
             assert!((got[1] - f64::from(other)).abs() <= 1.0, "{what}");
         }
     }
-    let got = use_card(&[(20, 30_000), (30, 2_000), (50, 500)], 60);
+    let got = simulate_gpu(&[(20, 30_000), (30, 2_000), (50, 500)], 60);
     let due = [20.0, 30.0, 50.0];
     assert!(
         got.iter()
@@ -379,9 +384,9 @@ fn deducts_overrun_from_next_slices() {
     );
 }
 
-/// Looks for so long, each turn used as `used_us` says of its length by the clock; how long the turns of the first were
-/// together.
-fn settle_turns(
+/// Polls the ring in the range `us`. `used_us` returns the use of each ended slice. Returns the total length of the first
+/// share's slices.
+fn run_ring(
     ring: &mut Ring<u32>,
     us: std::ops::Range<u64>,
     contenders: &[Contender<u32>],
@@ -406,21 +411,21 @@ fn compensates_slice_shortened_by_overrun() {
         wants: true,
         gives_way: false,
     });
-    // The second one runs on for 20 ms after each of its turns, in the first one's.
+    // The second share overruns each slice by 20 ms into the first share's slice.
     let used_us = |ended: Ended<u32>| match ended.id {
         1 => ended.held_us - 20_000,
         _ => ended.held_us + 20_000,
     };
-    let held_us = settle_turns(&mut Ring::default(), 0..10_000_000, &both, used_us);
-    // It had as much of the card as the other one, so its turns are longer by what they lacked.
+    let held_us = run_ring(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    // The slices of the first share are longer by the lost time.
     let turns = 10_000_000 / (LONGEST_US + LONGEST_US / 2);
     assert!(held_us > 5_000_000 + turns * 10_000, "{held_us}");
-    // Who leaves its turns unused without such a reason gets nothing for it.
+    // Unused time without an overrun is not compensated.
     let used_us = |ended: Ended<u32>| match ended.id {
         1 => ended.held_us - 20_000.min(ended.held_us),
         _ => ended.held_us,
     };
-    let held_us = settle_turns(&mut Ring::default(), 0..10_000_000, &both, used_us);
+    let held_us = run_ring(&mut Ring::default(), 0..10_000_000, &both, used_us);
     assert!(held_us.abs_diff(5_000_000) < 200_000, "{held_us}");
 }
 
@@ -437,7 +442,7 @@ fn keeps_overrun_debt_over_short_pause() {
     let held_after_pause = |overrun_us: u64, pause_us: u64| {
         let mut ring = Ring::default();
         let mut now_us = 0;
-        // The first turn is its own, and it runs on for so long.
+        // The first slice belongs to share 1, which overruns it.
         while ring.holder().is_none_or(|holder| holder == 1) {
             ring.look(now_us, &contenders(true));
             now_us += 5_000;
@@ -454,8 +459,8 @@ fn keeps_overrun_debt_over_short_pause() {
         }
         let exact = |ended: Ended<u32>| ended.held_us;
         let back_us = now_us + pause_us;
-        settle_turns(&mut ring, now_us..back_us, &contenders(false), exact);
-        settle_turns(
+        run_ring(&mut ring, now_us..back_us, &contenders(false), exact);
+        run_ring(
             &mut ring,
             back_us..back_us + 1_000_000,
             &contenders(true),
@@ -464,7 +469,7 @@ fn keeps_overrun_debt_over_short_pause() {
     };
     let paid_us = held_after_pause(0, 20_000) - held_after_pause(200_000, 20_000);
     assert!(paid_us > 100_000, "{paid_us}");
-    // In a second its part of the time is a third, which is more than it owes.
+    // In 1 s its share is 333 ms, which is more than its debt.
     let paid_us = held_after_pause(0, 1_000_000).abs_diff(held_after_pause(200_000, 1_000_000));
     assert!(paid_us < 20_000, "{paid_us}");
 }
@@ -476,8 +481,8 @@ proptest! {
     fn grants_token_to_all_active_shares_without_gaps(
         tenants in proptest::collection::vec((0u32..=100, proptest::option::of(20_000u64..2_000_000)), 1..9)
     ) {
-        let tenants: Vec<_> = tenants.into_iter().map(|(cores, period_us)| Wanting { cores, period_us }).collect();
-        let (held, wasted, slices) = play(&tenants, 30_000_000);
+        let tenants: Vec<_> = tenants.into_iter().map(|(cores, period_us)| DemandPattern { cores, period_us }).collect();
+        let (held, wasted, slices) = simulate_ring(&tenants, 30_000_000);
         prop_assert_eq!(wasted, 0);
         for (id, tenant) in tenants.iter().enumerate() {
             if tenant.period_us.is_none() {

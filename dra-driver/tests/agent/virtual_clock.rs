@@ -36,7 +36,7 @@ impl VirtualClockAgent {
     pub(crate) fn new(cores: &[u32]) -> Self {
         let node =
             TestNode::on(TestBed::with_machine(library::shipped().unwrap(), H200X8).unwrap());
-        let machine = node.ground.machine().status().unwrap();
+        let machine = node.test_bed.machine().status().unwrap();
         let claims = machine
             .cards
             .iter()
@@ -54,7 +54,7 @@ impl VirtualClockAgent {
 
     /// Creates an agent on `node`.
     pub(crate) fn on(node: TestNode) -> Self {
-        let machine = node.ground.machine().status().unwrap();
+        let machine = node.test_bed.machine().status().unwrap();
         let mut config = node.config();
         config.open = Arc::new(|| Err("the test provides the observations".to_owned()));
         Self {
