@@ -178,10 +178,13 @@ fn hooks_or_justifies_suspicious_functions() {
             && !harmless.iter().any(|word| name.contains(word));
         match entry.class {
             Class::Passed if is_suspicious => {
-                assert!(!entry.note.is_empty(), "{name} is passed without a reason");
+                assert!(
+                    !entry.note.is_empty(),
+                    "{name} is not hooked and has no note"
+                );
             }
             Class::Uncounted | Class::Unmetered => {
-                assert!(!entry.note.is_empty(), "{name} has no reason");
+                assert!(!entry.note.is_empty(), "{name} has no note");
             }
             Class::Lookup
             | Class::Counted

@@ -9,7 +9,7 @@ use std::process::Command;
 use drava_vgpu_abi::paths;
 
 #[path = "limits/interposer.rs"]
-#[expect(dead_code, reason = "only what is shipped is looked at here")]
+#[expect(dead_code, reason = "only the shipped files are checked")]
 mod interposer;
 
 fn tool(program: &str, arguments: &[&str]) -> String {
@@ -89,8 +89,8 @@ fn stubs_contain_only_names_and_dependencies() {
         interposer::write_stub(stub, &file);
         let dynamic = tool_on(&file, "readelf", &["--dynamic", "--wide"]);
         assert_eq!(dynamic_entries(&dynamic, "(SONAME)"), [soname]);
-        let behind = format!("/usr/local/lib/drava/driver/{soname}");
-        let needed = ["/usr/local/lib/drava/libvgpu.so", &behind];
+        let driver_path = format!("/usr/local/lib/drava/driver/{soname}");
+        let needed = ["/usr/local/lib/drava/libvgpu.so", &driver_path];
         assert_eq!(dynamic_entries(&dynamic, "(NEEDED)"), needed);
         // NVIDIA's library has the same SONAME and stays loaded, so the stub must stay loaded too.
         assert!(dynamic.contains("NODELETE"), "{dynamic}");
@@ -103,8 +103,8 @@ fn stubs_contain_only_names_and_dependencies() {
         );
         // `readelf` reports no problem.
         let all = Command::new("readelf").arg("--all").arg(&file).output();
-        let complaints = String::from_utf8(all.unwrap().stderr).unwrap();
-        assert_eq!(complaints, "");
+        let problems = String::from_utf8(all.unwrap().stderr).unwrap();
+        assert_eq!(problems, "");
         // The names for `ld` are in no bucket of the hash table that the loader searches.
         let histogram = tool_on(&file, "readelf", &["--histogram", "--wide"]);
         assert!(histogram.contains("total of 1 bucket"), "{histogram}");

@@ -44,7 +44,7 @@ fn announces_token_slice_before_it_begins() {
         assert_eq!(at(now_us).starts_in_us(now_us), None);
     }
     assert_eq!(at(turn.until_us), waiting);
-    assert_eq!(waiting.starts_in_us(turn.until_us), None, "not known");
+    assert_eq!(waiting.starts_in_us(turn.until_us), None, "unknown");
 }
 
 #[test]
@@ -114,16 +114,22 @@ fn extends_busy_period_and_notifies_agent_of_its_start() {
     let now = 10_000_000;
     assert!(
         bucket.extend_busy_until(5_000, now),
-        "nothing was under way"
+        "no work was in flight"
     );
     assert_eq!(until(), now + 5_000);
-    assert!(!bucket.extend_busy_until(5_000, now + 100), "much is left");
+    assert!(
+        !bucket.extend_busy_until(5_000, now + 100),
+        "much work remains"
+    );
     assert_eq!(until(), now + 10_000);
     let nearly_over = now + 10_000 - NOTIFY_AHEAD_US;
     assert!(!bucket.extend_busy_until(1, nearly_over));
     assert!(bucket.extend_busy_until(1, nearly_over + 3));
     assert_eq!(until(), now + 10_002);
-    assert!(bucket.extend_busy_until(7, now + 20_000), "it was idle");
+    assert!(
+        bucket.extend_busy_until(7, now + 20_000),
+        "the share was idle"
+    );
     assert_eq!(until(), now + 20_007);
     // A random value is not a busy period.
     Word::store(&header.busy_until_us, u64::MAX);
@@ -210,8 +216,8 @@ fn accumulates_low_rate_over_many_refills() {
     bucket.refill(grant, 1_000_000);
     bucket.take(grant, LEASE_US, 1, LEASE_US).unwrap();
     let before = bucket.credit_us();
-    for look in 0..1_000_000u64 {
-        bucket.refill(grant, 1_000_000 + look);
+    for tick in 0..1_000_000u64 {
+        bucket.refill(grant, 1_000_000 + tick);
     }
     assert_eq!(bucket.credit_us() - before, 999);
 }
@@ -228,7 +234,11 @@ fn tolerates_clock_skew_and_time_stamp_of_another_boot() {
         bucket.refill(grant, 10_000_100);
         bucket.refill(grant, 10_000_000);
     }
-    assert_eq!(bucket.credit_us(), before + 50, "no time is paid out twice");
+    assert_eq!(
+        bucket.credit_us(),
+        before + 50,
+        "no interval is credited twice"
+    );
     Word::store(&header.refilled_us, u64::MAX);
     bucket.refill(grant, 20_000_000);
     bucket.refill(grant, 20_000_100);
@@ -279,22 +289,22 @@ fn repays_kernel_that_outlasts_token_slice() {
     };
     assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
     bucket.refill(NO_TOKEN, until_us + 100_000);
-    assert_eq!(bucket.credit_us(), 0, "and no more than that");
+    assert_eq!(bucket.credit_us(), 0, "no credit beyond the repaid debt");
     assert_eq!(bucket.take(NO_TOKEN, 1, 1, 1), Err(sleep));
 }
 
 #[test]
 fn starts_announced_token_slice_with_full_burst() {
     let burst = i64::try_from(TOKEN_BURST_US).unwrap();
-    for looked_before_us in [1, 1_000, 4_000] {
+    for previous_refill_us in [1, 1_000, 4_000] {
         let header = header();
         let bucket = Bucket::new(&header);
         let from_us = 2_000_000;
         bucket.refill(Grant::NoToken { from_us }, 1_000_000);
-        bucket.refill(Grant::NoToken { from_us }, from_us - looked_before_us);
+        bucket.refill(Grant::NoToken { from_us }, from_us - previous_refill_us);
         let until_us = from_us + 10_000;
         bucket.refill(Grant::Token { until_us }, from_us);
-        assert_eq!(bucket.credit_us(), burst, "{looked_before_us}");
+        assert_eq!(bucket.credit_us(), burst, "{previous_refill_us}");
     }
 }
 
@@ -337,9 +347,9 @@ fn admits_launch_on_idle_gpu_in_own_token_slice() {
 }
 
 /// A word that kills its process, here by a panic, after a number of steps.
-struct Mortal<'a>(AtomicU64, &'a Cell<u32>);
+struct CrashingWord<'a>(AtomicU64, &'a Cell<u32>);
 
-impl Mortal<'_> {
+impl CrashingWord<'_> {
     fn step(&self) {
         let left = self.1.get();
         if left == 1 {
@@ -349,7 +359,7 @@ impl Mortal<'_> {
     }
 }
 
-impl Word for Mortal<'_> {
+impl Word for CrashingWord<'_> {
     fn load(&self) -> u64 {
         Word::load(&self.0)
     }
@@ -381,7 +391,7 @@ fn survives_crash_after_any_step() {
     let grant = Grant::Rate(200_000);
     for steps in 1..=4 {
         let left = Cell::new(0);
-        let header = Header::from_words(|| Mortal(AtomicU64::new(0), &left));
+        let header = Header::from_words(|| CrashingWord(AtomicU64::new(0), &left));
         let bucket = Bucket::new(&header);
         bucket.refill(grant, 1_000_000);
         bucket.charge(5_000);
@@ -393,38 +403,38 @@ fn survives_crash_after_any_step() {
         left.set(0);
         assert_eq!(dead.is_err(), steps <= 3, "{steps}");
         // Another process runs for a second: it gets the credit of one second and the saved credit, and no more.
-        let mut got = 0;
+        let mut granted = 0;
         for now in (1_010_000..=2_010_000).step_by(100) {
             bucket.refill(grant, now);
-            got += bucket.take(grant, 10, 1, LEASE_US).unwrap_or(0);
+            granted += bucket.take(grant, 10, 1, LEASE_US).unwrap_or(0);
         }
         let most = 200_000 + 200_000 * BURST_US / 1_000_000 + LEASE_US;
-        assert!(got <= most, "{got} after {steps} steps");
+        assert!(granted <= most, "{granted} after {steps} steps");
         assert!(
-            got >= 200_000 - 20_000 - LEASE_US,
-            "{got} after {steps} steps"
+            granted >= 200_000 - 20_000 - LEASE_US,
+            "{granted} after {steps} steps"
         );
     }
 }
 
 #[test]
 fn loses_no_credit_to_refill_period() {
-    for (rate, look) in [(372_164, 151), (300_000, 7), (900_001, 3), (10_007, 4_999)] {
+    for (rate, period) in [(372_164, 151), (300_000, 7), (900_001, 3), (10_007, 4_999)] {
         let header = header();
         let bucket = Bucket::new(&header);
         let grant = Grant::Rate(rate);
         bucket.refill(grant, 1_000_000);
         bucket.charge(1_000_000_000);
         let before = bucket.credit_us();
-        let looks = 20_000_000 / look;
-        for number in 1..=looks {
-            bucket.refill(grant, 1_000_000 + number * look);
+        let refills = 20_000_000 / period;
+        for number in 1..=refills {
+            bucket.refill(grant, 1_000_000 + number * period);
         }
-        let earned = u64::from(rate) * looks * look / 1_000_000;
-        let got = (bucket.credit_us() - before).unsigned_abs();
+        let earned = u64::from(rate) * refills * period / 1_000_000;
+        let granted = (bucket.credit_us() - before).unsigned_abs();
         assert!(
-            got.abs_diff(earned) <= earned / 5_000 + 2,
-            "{got} of {earned}"
+            granted.abs_diff(earned) <= earned / 5_000 + 2,
+            "{granted} of {earned}"
         );
     }
 }
@@ -434,7 +444,7 @@ proptest! {
     fn grants_demand_exactly_its_rate_over_time(
         rate in 10_000..999_999u32,
         costs in prop::collection::vec(1..30_000u64, 1..50),
-        looks in prop::collection::vec(1..4_000u64, 1..50),
+        refills in prop::collection::vec(1..4_000u64, 1..50),
     ) {
         let header = header();
         let bucket = Bucket::new(&header);
@@ -442,20 +452,20 @@ proptest! {
         let start = 1_000_000;
         bucket.refill(grant, start);
         bucket.charge(u64::try_from(bucket.credit_us()).unwrap());
-        let (mut now, mut got) = (start, 0);
+        let (mut now, mut granted) = (start, 0);
         let mut costs = costs.iter().cycle();
-        let mut looks = looks.iter().cycle();
+        let mut refills = refills.iter().cycle();
         let seconds = 5;
         while now < start + seconds * 1_000_000 {
-            now += looks.next().unwrap();
+            now += refills.next().unwrap();
             bucket.refill(grant, now);
             while let Ok(taken) = bucket.take(grant, *costs.next().unwrap(), 1, LEASE_US) {
-                got += taken;
+                granted += taken;
             }
         }
         let earned = u64::from(rate) * (now - start) / 1_000_000;
-        prop_assert!(got <= earned + 30_000, "{got} of {earned}");
-        prop_assert!(got + LEASE_US + 4_000 >= earned, "{got} of {earned}");
+        prop_assert!(granted <= earned + 30_000, "{granted} of {earned}");
+        prop_assert!(granted + LEASE_US + 4_000 >= earned, "{granted} of {earned}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ const CASES: u64 = 20_000;
 fn meaning(kind: Kind, bytes: &[u8]) -> String {
     let meaning = match kind {
         Kind::Page => decode(bytes)
-            .map(said)
+            .map(describe)
             .map_err(|error| format!("{error:?}")),
         Kind::Region => Snapshot::decode(bytes)
             .map(|snapshot| counted(&snapshot))
@@ -37,7 +37,7 @@ fn meaning(kind: Kind, bytes: &[u8]) -> String {
     meaning.unwrap_or_else(|error| error)
 }
 
-fn said(page: LimitsPage) -> String {
+fn describe(page: LimitsPage) -> String {
     let LimitsPage {
         spec,
         generation,
@@ -83,7 +83,7 @@ fn check(kind: Kind, bytes: &[u8]) {
 fn check_page(bytes: &[u8]) {
     let Ok(page) = decode(bytes) else {
         let refused = update(bytes, &Limits::memory(1));
-        assert!(refused.is_err(), "what cannot be read is not updated");
+        assert!(refused.is_err(), "an unreadable page is not updated");
         return;
     };
     assert!(bytes.len() >= PAGE_SIZE && bytes.starts_with(b"DRAVALIM"));

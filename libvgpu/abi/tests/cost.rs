@@ -69,32 +69,37 @@ fn derives_duration_from_events() {
     let uneven = learned((0..64).map(|i| if i % 2 == 0 { 100 * US } else { 10 * MS }));
     let table = [
         (
-            "behind other work, and still running",
+            "queued behind other work, still running",
             unknown,
             (100 * US, 0, 0),
             Some(100 * US),
         ),
         (
-            "the card waited for the launch",
+            "the GPU waited for the launch",
             even,
             (4_100 * US, 4_000 * US, 0),
             Some(100 * US),
         ),
-        ("hardly late", even, (130 * US, 0, 30 * US), Some(130 * US)),
         (
-            "late: as it mostly is",
+            "slightly late",
+            even,
+            (130 * US, 0, 30 * US),
+            Some(130 * US),
+        ),
+        (
+            "late, the usual case",
             even,
             (150 * US, 0, 140 * US),
             Some(100 * US),
         ),
         (
-            "late, but it cannot have taken longer than that",
+            "late, but bounded by the end",
             even,
             (60 * US, 0, 50 * US),
             Some(60 * US),
         ),
         (
-            "unknown, and late as calls are",
+            "unknown, and late by the time of a call",
             unknown,
             (20 * US, 2 * US, 15 * US),
             Some(18 * US),
@@ -112,7 +117,7 @@ fn derives_duration_from_events() {
             Some(100 * US),
         ),
         (
-            "the short one of two",
+            "the shorter of two",
             uneven,
             (4_050 * US, 0, 4 * MS),
             Some(50 * US),
@@ -155,13 +160,13 @@ fn derives_duration_from_events() {
     assert_eq!(
         long_call(even, 9 * MS),
         Some(MS),
-        "as near to what is known as can be"
+        "as near to the estimate as possible"
     );
     assert_eq!(long_call(uneven, 9 * MS), Some(10 * MS), "either");
     assert_eq!(
         long_call(unknown, 100 * US),
         Some(10 * MS),
-        "no longer than calls take"
+        "no longer than a call"
     );
 }
 

@@ -305,7 +305,7 @@ fn gives_each_slot_owner_its_own_generation() {
     region.clear(at(0));
     assert!(!region.is_owned(at(0), second));
     let third = region.acquire_slot(at(0), OWNER).unwrap();
-    assert!(third > second, "also of one that was free between");
+    assert!(third > second, "also a slot that was free in between");
 }
 
 #[test]

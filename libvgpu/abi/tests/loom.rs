@@ -90,7 +90,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Runs a thread concurrently with this one.
-fn beside(
+fn run_concurrently(
     share: &Arc<Share>,
     there: impl FnOnce(&Share) + Send + 'static,
     here: impl FnOnce(&Share),
@@ -119,7 +119,7 @@ fn grants_one_of_two_conflicting_reservations() {
 fn rebuild_keeps_concurrent_reservation() {
     explore(|| {
         let share = Share::holding(&[3, 1]);
-        beside(
+        run_concurrently(
             &share,
             |share| assert!(share.region().reserve(at(1), 6, 10).is_ok()),
             |share| {
@@ -134,7 +134,7 @@ fn rebuild_keeps_concurrent_reservation() {
 fn rebuild_keeps_concurrent_release() {
     explore(|| {
         let share = Share::holding(&[3, 6]);
-        beside(
+        run_concurrently(
             &share,
             |share| assert_eq!(share.region().release(at(1), 6), 6),
             |share| {
@@ -182,7 +182,7 @@ fn charges_dead_process_memory_opened_concurrently() {
     explore(|| {
         let share = Share::holding(&[0, 0, 7]);
         share.slots[2].exported_bytes.store(7);
-        beside(
+        run_concurrently(
             &share,
             |share| {
                 share.slots[1].opened_bytes.store(7);
@@ -224,7 +224,7 @@ fn reclaims_two_dead_processes_independently() {
             share.slots[1].exported_bytes.store(exported[0]);
             share.slots[2].exported_bytes.store(exported[1]);
             share.slots[0].opened_bytes.store(opened);
-            beside(
+            run_concurrently(
                 &share,
                 |share| share.region().reclaim_slot(at(1)),
                 |share| share.region().reclaim_slot(at(2)),
@@ -256,14 +256,14 @@ fn charges_memory_opened_between_two_reclaims() {
             let share = Arc::clone(&share);
             thread::spawn(move || share.region().reclaim_slot(at(dead)))
         };
-        let looks = [reclaim_slot(1), reclaim_slot(2)];
+        let threads = [reclaim_slot(1), reclaim_slot(2)];
         share.slots[0].opened_bytes.store(5);
         if share.region().exported_bytes() < 5 {
             share.region().charge(at(0), 5);
             share.slots[0].opened_bytes.store(0);
         }
-        for look in looks {
-            look.join().unwrap();
+        for thread in threads {
+            thread.join().unwrap();
         }
         share.region().rebuild(at(0));
         assert!(share.region().total_bytes() >= 5);
@@ -278,7 +278,7 @@ fn credits_each_interval_once_in_concurrent_refills() {
         let grant = Grant::Rate(500_000);
         header.refilled_us.store(1_000_000);
         header.credit_us.store(3);
-        let look = |now: u64| {
+        let refill_and_take = |now: u64| {
             let header = Arc::clone(&header);
             move || {
                 let bucket = Bucket::new(&*header);
@@ -286,8 +286,8 @@ fn credits_each_interval_once_in_concurrent_refills() {
                 bucket.take(grant, 10, 1, 1).unwrap_or(0)
             }
         };
-        let other = thread::spawn(look(1_000_020));
-        let mine = look(1_000_040)();
+        let other = thread::spawn(refill_and_take(1_000_020));
+        let mine = refill_and_take(1_000_040)();
         let theirs = other.join().unwrap();
         let bucket = Bucket::new(&*header);
         bucket.refill(grant, 1_000_040);

@@ -56,7 +56,7 @@ fn reads_golden_offsets_of_abi_version_1() {
         (-7, 8, 9, 10)
     );
     let processes: Vec<_> = snapshot.processes().collect();
-    assert_eq!(processes.len(), 1, "a free slot is nobody's");
+    assert_eq!(processes.len(), 1, "a free slot belongs to no process");
     let process = processes[0];
     assert_eq!((process.slot.get(), process.generation), (3, 9));
     assert_eq!(

@@ -23,7 +23,7 @@ const BELOW: f64 = 3.0;
 const ABOVE: f64 = 4.0;
 
 /// Measurements in which a share may be reached. More would accept a share that is reached by chance.
-const STRETCHES: usize = 12;
+const ATTEMPTS: usize = 12;
 
 /// A machine with `libvgpu.so` as shipped.
 fn test_bed() -> TestBed {
@@ -33,7 +33,7 @@ fn test_bed() -> TestBed {
 /// Waits until each tenant gets its percentage; fails if one gets more.
 fn await_percents(test_bed: &TestBed, tenants: &[&Tenant], expected: &[f64]) {
     let mut seen = Vec::new();
-    for round in 0..STRETCHES {
+    for round in 0..ATTEMPTS {
         let settle = if round == 0 { SETTLE } else { Duration::ZERO };
         let got = test_bed.percents(tenants, settle, MEASURE).unwrap();
         let pairs = || got.iter().zip(expected);

@@ -64,7 +64,10 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
         }
     });
     for (who, shares) in containers.iter().enumerate() {
-        let released = shares[1 - who].usage().unwrap().0.admission_timeouts;
-        assert!(released > 0, "it had the token of the other card, too");
+        let timeouts = shares[1 - who].usage().unwrap().0.admission_timeouts;
+        assert!(
+            timeouts > 0,
+            "the process also held the token of the other GPU"
+        );
     }
 }

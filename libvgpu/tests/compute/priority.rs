@@ -9,7 +9,7 @@ use crate::{now_us, wait_until};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// A tenant that may use the whole GPU.
-fn unhindered(test_bed: &TestBed) -> (Share, Tenant) {
+fn unthrottled(test_bed: &TestBed) -> (Share, Tenant) {
     let share = test_bed
         .share("share", &share(ComputePolicy::Balance, 100).unwrap())
         .unwrap();
@@ -20,13 +20,13 @@ fn unhindered(test_bed: &TestBed) -> (Share, Tenant) {
 #[test]
 fn launches_nothing_while_yielding() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
-    let goes_on = |tenant: &mut Tenant, why: &str| {
+    let keeps_launching = |tenant: &mut Tenant, why: &str| {
         let enough = tenant.launched().unwrap() + 20;
         wait_until(|| tenant.launched().unwrap() > enough, || why.to_owned());
     };
-    goes_on(&mut tenant, "nothing is launched");
+    keeps_launching(&mut tenant, "no launch");
     let mut seen = 0;
     while seen < 5 {
         let until_us = now_us() + 90_000;
@@ -41,31 +41,31 @@ fn launches_nothing_while_yielding() {
             seen += 1;
         }
     }
-    goes_on(&mut tenant, "it never goes on");
+    keeps_launching(&mut tenant, "no launch after the yield");
     // An implausible deadline does not stop launches either.
     share.write(&[yield_until(u64::MAX)]).unwrap();
-    goes_on(&mut tenant, "damage stops it");
+    keeps_launching(&mut tenant, "a damaged value stops launches");
 }
 
 #[test]
 fn admits_starved_launch_after_timeout() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     tenant.ok("once 1000").unwrap();
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
-    let released = || share.usage().unwrap().0.admission_timeouts;
+    let timeouts = || share.usage().unwrap().0.admission_timeouts;
     wait_until(
         || {
             share.write(&[yield_until(now_us() + 90_000)]).unwrap();
-            released() > 1
+            timeouts() > 1
         },
-        || "a launch waits for ever".into(),
+        || "a launch is never admitted".into(),
     );
     tenant.ok("stop").unwrap();
 }
 
 /// Returns the time that two consecutive launches of kernels of `ns` take.
-fn two(tenant: &mut Tenant, ns: u64) -> Duration {
+fn time_of_two(tenant: &mut Tenant, ns: u64) -> Duration {
     tenant.ok(&format!("once {ns}")).unwrap();
     let begun = Instant::now();
     for _ in 0..2 {
@@ -77,7 +77,7 @@ fn two(tenant: &mut Tenant, ns: u64) -> Duration {
 #[test]
 fn queues_one_long_kernel_within_window() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     let ns = 40_000_000;
     let length = Duration::from_nanos(ns);
     // Lets the library learn the kernel's duration.
@@ -85,25 +85,25 @@ fn queues_one_long_kernel_within_window() {
         tenant.ok(&format!("once {ns}")).unwrap();
     }
     wait_until(
-        || two(&mut tenant, ns) < length / 2,
-        || "each waits for the one before".into(),
+        || time_of_two(&mut tenant, ns) < length / 2,
+        || "each launch waits for the previous one".into(),
     );
     share.write(&[window(250)]).unwrap();
     for _ in 0..5 {
-        let took = two(&mut tenant, ns);
+        let took = time_of_two(&mut tenant, ns);
         assert!(took >= length, "{took:?}");
     }
     share.write(&[window(0)]).unwrap();
     wait_until(
-        || two(&mut tenant, ns) < length / 2,
-        || "the window stays".into(),
+        || time_of_two(&mut tenant, ns) < length / 2,
+        || "the window still applies".into(),
     );
 }
 
 #[test]
 fn keeps_gpu_busy_within_window_and_preserves_captures() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     // Short kernels and long ones, in one stream and in several.
     for load in [
         "ns=100000 depth=16",
@@ -121,7 +121,7 @@ fn keeps_gpu_busy_within_window_and_preserves_captures() {
                 // Depends on the load of the host.
                 got[1] >= got[0] / 2.0
             },
-            || format!("{load}: the card is idle"),
+            || format!("{load}: the GPU is idle"),
         );
         tenant.ok("stop").unwrap();
     }
@@ -133,30 +133,30 @@ fn keeps_gpu_busy_within_window_and_preserves_captures() {
 #[test]
 fn reports_expected_end_when_notifying() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     let busy_until = || share.usage().unwrap().0.busy_until_us;
     let ns = 60_000_000;
     for _ in 0..4 {
         tenant.ok(&format!("once {ns}")).unwrap();
     }
-    assert_eq!(busy_until(), 0, "nobody has asked");
+    assert_eq!(busy_until(), 0, "no end without a request");
     // Only a notification reads the file, so its access time is the time of the last notification.
-    let called = || {
+    let last_notified = || {
         std::fs::metadata(share.region())
             .unwrap()
             .accessed()
             .unwrap()
     };
-    let silent = called();
+    let previous = last_notified();
     // Longer than the granularity of access times.
     std::thread::sleep(Duration::from_millis(25));
     // A different grid, so its duration does not count for the long kernel.
     tenant.ok("once 1000 64").unwrap();
-    assert_eq!(called(), silent);
+    assert_eq!(last_notified(), previous);
     share.write(&[notify(true)]).unwrap();
     let begun = now_us();
     tenant.ok(&format!("queue {ns}")).unwrap();
-    assert!(called() > silent, "the agent is not called");
+    assert!(last_notified() > previous, "the agent is not notified");
     tenant.ok(&format!("queue {ns}")).unwrap();
     let (until, launched) = (busy_until(), now_us());
     // The duration was learned on a loaded host.
@@ -170,13 +170,13 @@ fn reports_expected_end_when_notifying() {
     // Lets the library learn their duration.
     std::thread::sleep(Duration::from_millis(300));
     tenant.ok("stop").unwrap();
-    let is_told = |tenant: &mut Tenant| {
+    let is_reported = |tenant: &mut Tenant| {
         let before = busy_until();
         tenant.ok(&format!("queue {ns} 128")).unwrap();
         busy_until() != before
     };
-    let told = (0..40).filter(|_| is_told(&mut tenant)).count();
-    assert!(told > 30, "{told} of 40 launches are told");
+    let reported = (0..40).filter(|_| is_reported(&mut tenant)).count();
+    assert!(reported > 30, "{reported} of 40 launches are reported");
 }
 
 #[test]
@@ -184,56 +184,56 @@ fn notifies_agent_on_first_launch_after_pause() {
     // Longer than the granularity of access times and than the pause that counts as idle.
     const PAUSE: Duration = Duration::from_millis(30);
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
-    let called = || {
+    let (share, mut tenant) = unthrottled(&test_bed);
+    let last_notified = || {
         std::fs::metadata(share.region())
             .unwrap()
             .accessed()
             .unwrap()
     };
-    let is_called = |tenant: &mut Tenant| {
+    let is_notified = |tenant: &mut Tenant| {
         std::thread::sleep(PAUSE);
-        let silent = called();
+        let previous = last_notified();
         tenant.ok("queue 5000000").unwrap();
-        called() > silent
+        last_notified() > previous
     };
     tenant.ok("once 5000000").unwrap();
     for _ in 0..5 {
-        assert!(!is_called(&mut tenant), "nobody uses its time");
+        assert!(!is_notified(&mut tenant), "no other share uses the time");
     }
     share.write(&[lent(true)]).unwrap();
     for _ in 0..5 {
-        assert!(is_called(&mut tenant), "the agent is not called");
+        assert!(is_notified(&mut tenant), "the agent is not notified");
     }
     // A share that keeps launching does not notify again, unless the host delays it.
     tenant.ok("start kernel ns=2000000 depth=4").unwrap();
     wait_until(
         || {
-            let (before, silent) = (tenant.launched().unwrap(), called());
+            let (before, previous) = (tenant.launched().unwrap(), last_notified());
             std::thread::sleep(PAUSE);
-            tenant.launched().unwrap() > before + 5 && called() == silent
+            tenant.launched().unwrap() > before + 5 && last_notified() == previous
         },
-        || "each launch calls".into(),
+        || "every launch notifies".into(),
     );
     tenant.ok("stop").unwrap();
     share.write(&[lent(false)]).unwrap();
-    assert!(!is_called(&mut tenant), "it has its time back");
+    assert!(!is_notified(&mut tenant), "the time is not lent any more");
 }
 
 #[test]
 fn reports_wall_clock_duration_whatever_its_own_time() {
     let test_bed = crate::test_bed();
-    let (share, mut tenant) = unhindered(&test_bed);
+    let (share, mut tenant) = unthrottled(&test_bed);
     share.write(&[notify(true)]).unwrap();
     let ns = 60_000_000;
     let length_us = ns / 1_000;
     // The own-time fraction applies to the current active set, which changes.
-    for (learned, told) in [(500_000, 1_000_000), (1_000_000, 500_000)] {
+    for (learned, current) in [(500_000, 1_000_000), (1_000_000, 500_000)] {
         share.set_own_time(learned).unwrap();
         for _ in 0..16 {
             tenant.ok(&format!("once {ns}")).unwrap();
         }
-        share.set_own_time(told).unwrap();
+        share.set_own_time(current).unwrap();
         let begun = now_us();
         tenant.ok(&format!("queue {ns}")).unwrap();
         let (until, launched) = (share.usage().unwrap().0.busy_until_us, now_us());

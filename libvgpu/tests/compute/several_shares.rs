@@ -5,13 +5,13 @@ use std::time::Duration;
 use drava_vgpu_abi::bucket::TokenSlice;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use crate::{ABOVE, BELOW, MEASURE, SETTLE, STRETCHES, now_us};
+use crate::{ABOVE, ATTEMPTS, BELOW, MEASURE, SETTLE, now_us};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
 /// Kernels so long that the share's debt determines the next launch, not the host: at 40% each takes 112 ms to repay,
 /// and 50 ms more of credit can be saved. A loaded host schedules a tenant every 100 ms. With kernels of 3 ms a tenant
 /// would lose half of its share then, because it can save at most 50 ms of credit.
-const UNHURRIED: &str = "kernel ns=45000000 depth=3";
+const LONG_KERNELS: &str = "kernel ns=45000000 depth=3";
 
 /// Starts a tenant of the share with a load.
 fn tenant(test_bed: &TestBed, share: &Share, load: &str) -> Tenant {
@@ -26,7 +26,7 @@ fn fixed(test_bed: &TestBed, name: &str, percent: u32) -> Share {
 }
 
 /// Checks that each tenant gets its share while all run concurrently.
-fn get(tenants: &[(u32, &str)]) {
+fn assert_shares(tenants: &[(u32, &str)]) {
     let test_bed = crate::test_bed();
     let mut shares = Vec::new();
     let mut running = Vec::new();
@@ -38,7 +38,7 @@ fn get(tenants: &[(u32, &str)]) {
     let shares: Vec<&Share> = shares.iter().collect();
     let running: Vec<&Tenant> = running.iter().collect();
     let mut seen = Vec::new();
-    for round in 0..STRETCHES {
+    for round in 0..ATTEMPTS {
         let settle = SETTLE * if round == 0 { 4 } else { 1 };
         let got = test_bed
             .percents_corrected(&running, &shares, settle, MEASURE)
@@ -58,7 +58,7 @@ fn get(tenants: &[(u32, &str)]) {
 
 #[test]
 fn enforces_30_and_70_percent() {
-    get(&[
+    assert_shares(&[
         (30, "kernel ns=1000000 depth=16"),
         (70, "kernel ns=3000000 depth=16"),
     ]);
@@ -66,7 +66,7 @@ fn enforces_30_and_70_percent() {
 
 #[test]
 fn enforces_10_and_90_percent() {
-    get(&[
+    assert_shares(&[
         (10, "kernel ns=20000000 depth=4"),
         (90, "kernel ns=2000000 depth=16"),
     ]);
@@ -74,7 +74,7 @@ fn enforces_10_and_90_percent() {
 
 #[test]
 fn enforces_four_shares_of_20_percent() {
-    get(&[(20, "kernel ns=2000000 depth=8"); 4]);
+    assert_shares(&[(20, "kernel ns=2000000 depth=8"); 4]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn divides_share_among_its_processes() {
         tenant(&test_bed, &share, load),
     ];
     let mut sums = Vec::new();
-    for _ in 0..STRETCHES {
+    for _ in 0..ATTEMPTS {
         let got = test_bed
             .percents(&[&tenants[0], &tenants[1]], SETTLE, MEASURE)
             .unwrap();
@@ -106,7 +106,7 @@ fn divides_share_among_its_processes() {
 fn applies_changed_share_and_agent_rate() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 10);
-    let tenant = tenant(&test_bed, &share, UNHURRIED);
+    let tenant = tenant(&test_bed, &share, LONG_KERNELS);
     crate::await_percents(&test_bed, &[&tenant], &[10.0]);
     let changed = gpu_tenants::share(ComputePolicy::Fixed, 60).unwrap();
     share.change(&changed).unwrap();
@@ -127,30 +127,33 @@ fn records_demand_only_while_launching() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 20);
     let mut tenant = tenant(&test_bed, &share, "kernel ns=2000000 depth=4");
-    let wanted = || share.usage().unwrap().0.last_demand_us;
-    let before = wanted();
-    crate::wait_until(|| wanted() > before, || "no demand is shown".into());
+    let demand = || share.usage().unwrap().0.last_demand_us;
+    let before = demand();
+    crate::wait_until(|| demand() > before, || "no demand is recorded".into());
     tenant.ok("stop").unwrap();
-    let before = wanted();
+    let before = demand();
     // Many times as long as a launching process takes to record demand.
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(wanted(), before, "who is idle wants nothing");
+    assert_eq!(demand(), before, "an idle share has no demand");
 }
 
 #[test]
 fn leaves_debt_of_killed_process_with_its_share() {
     let test_bed = crate::test_bed();
-    let (poor, other) = (fixed(&test_bed, "poor", 10), fixed(&test_bed, "other", 40));
-    let mut dying = test_bed.tenant(Some(&poor), "dlsym").unwrap();
+    let (indebted, other) = (
+        fixed(&test_bed, "indebted", 10),
+        fixed(&test_bed, "other", 40),
+    );
+    let mut dying = test_bed.tenant(Some(&indebted), "dlsym").unwrap();
     dying.ok("once 300000000").unwrap();
     dying.ok("once 1000").unwrap();
     dying.kill().unwrap();
-    let debt = poor.usage().unwrap().0.credit_us;
+    let debt = indebted.usage().unwrap().0.credit_us;
     assert!(debt < -50_000, "{debt}");
-    let tenant = tenant(&test_bed, &other, UNHURRIED);
+    let tenant = tenant(&test_bed, &other, LONG_KERNELS);
     crate::await_percents(&test_bed, &[&tenant], &[40.0]);
     // Time alone repays the debt.
-    let mut successor = test_bed.tenant(Some(&poor), "dlsym").unwrap();
+    let mut successor = test_bed.tenant(Some(&indebted), "dlsym").unwrap();
     successor.ok("once 1000").unwrap();
 }
 
@@ -159,8 +162,8 @@ fn gives_share_of_killed_process_to_survivors() {
     let test_bed = crate::test_bed();
     let share = fixed(&test_bed, "share", 40);
     let (first, second) = (
-        tenant(&test_bed, &share, UNHURRIED),
-        tenant(&test_bed, &share, UNHURRIED),
+        tenant(&test_bed, &share, LONG_KERNELS),
+        tenant(&test_bed, &share, LONG_KERNELS),
     );
     let both = [first.pid(), second.pid()];
     crate::wait_until(
@@ -168,7 +171,7 @@ fn gives_share_of_killed_process_to_survivors() {
             let (used, _) = test_bed.used(&both).unwrap();
             used.iter().all(|used| *used > Duration::from_millis(50))
         },
-        || "one of them does not run".into(),
+        || "one of the tenants does not run".into(),
     );
     first.kill().unwrap();
     crate::await_percents(&test_bed, &[&second], &[40.0]);
@@ -207,11 +210,11 @@ fn runs_only_token_holder_and_never_starves_others() {
             shares[1].give_token(now_us()).unwrap();
             released() > 0
         },
-        || "a launch without a token waits for ever".into(),
+        || "a launch without the token is never admitted".into(),
     );
     crate::wait_until(
         || second.launched().unwrap() > launched,
-        || "a released launch is not made".into(),
+        || "no launch after the time-out".into(),
     );
     // Without an agent the guarantee remains.
     crate::await_percents(&test_bed, &[&second], &[50.0]);
@@ -230,7 +233,7 @@ fn starts_announced_token_slice_on_time() {
     share.give_turn(TokenSlice { from_us, until_us }).unwrap();
     tenant.ok("once 1000").unwrap();
     let launched_us = now_us();
-    assert!(launched_us >= from_us, "{} us early", from_us - launched_us);
+    assert!(launched_us >= from_us, "{} µs early", from_us - launched_us);
 }
 
 #[test]
@@ -262,7 +265,7 @@ fn waits_only_for_running_work_in_own_token_slice() {
             without_wait = if has_waited { 0 } else { without_wait + 1 };
             without_wait == ROUNDS
         },
-        || "a short launch waits for what the one before was charged".into(),
+        || "a short launch waits for the charge of the previous one".into(),
     );
 }
 
@@ -279,6 +282,6 @@ fn preserves_captures_during_launches_of_other_thread() {
     assert!(launched > 40, "{launched}");
     tenant.ok("stop").unwrap();
     // Sampling continues afterwards.
-    tenant.ok(&format!("start {UNHURRIED}")).unwrap();
+    tenant.ok(&format!("start {LONG_KERNELS}")).unwrap();
     crate::await_percents(&test_bed, &[&tenant], &[50.0]);
 }

@@ -2,7 +2,7 @@
 
 use drava_vgpu_abi::ComputePolicy;
 
-use crate::{MEASURE, SETTLE, STRETCHES};
+use crate::{ATTEMPTS, MEASURE, SETTLE};
 use gpu_tenants::{Share, Tenant, TestBed, library, share};
 
 /// A tenant with a fixed share, and the share.
@@ -14,7 +14,7 @@ fn tenant(test_bed: &TestBed, percent: u32) -> (Tenant, Share) {
 }
 
 /// Checks that a tenant gets its percentage under a load.
-fn gets(percent: u32, load: &str) {
+fn assert_share(percent: u32, load: &str) {
     let test_bed = crate::test_bed();
     let (mut tenant, share) = tenant(&test_bed, percent);
     tenant.ok(&format!("start {load}")).unwrap();
@@ -32,43 +32,43 @@ fn gets(percent: u32, load: &str) {
 
 #[test]
 fn enforces_10_percent() {
-    gets(10, "kernel ns=2000000 depth=8");
+    assert_share(10, "kernel ns=2000000 depth=8");
 }
 
 #[test]
 fn enforces_50_percent_with_mixed_kernel_lengths() {
-    gets(50, "kernel ns=5000000,1000000,300000 depth=16 random=1");
+    assert_share(50, "kernel ns=5000000,1000000,300000 depth=16 random=1");
 }
 
 #[test]
 fn enforces_90_percent() {
-    gets(90, "ex ns=5000000 depth=16");
+    assert_share(90, "ex ns=5000000 depth=16");
 }
 
 #[test]
 fn enforces_share_with_kernels_longer_than_slices() {
-    gets(30, "cooperative ns=60000000 depth=2 blocks=1000");
+    assert_share(30, "cooperative ns=60000000 depth=2 blocks=1000");
 }
 
 #[test]
 fn enforces_share_with_rarely_sampled_short_kernels() {
-    gets(10, "kernel ns=20000 depth=256");
+    assert_share(10, "kernel ns=20000 depth=256");
 }
 
 #[test]
 fn enforces_share_of_synchronized_loops() {
-    gets(30, "kernel ns=5000000 depth=0");
+    assert_share(30, "kernel ns=5000000 depth=0");
 }
 
 #[test]
 fn counts_overlapping_streams_once() {
     // The GPU runs four of these kernels concurrently.
-    gets(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
+    assert_share(40, "kernel ns=200000 streams=4 depth=64 blocks=264");
 }
 
 #[test]
 fn enforces_share_of_graphs() {
-    gets(30, "graph ns=300000 kernels=10 depth=8");
+    assert_share(30, "graph ns=300000 kernels=10 depth=8");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn spends_idle_credit_in_burst() {
         .ok("start kernel ns=1000000 depth=16 burst=8 idle=60")
         .unwrap();
     let mut waited = Vec::new();
-    for _ in 0..STRETCHES {
+    for _ in 0..ATTEMPTS {
         let process = || share.usage().unwrap().1[0];
         let (before, begun) = (process(), std::time::Instant::now());
         std::thread::sleep(MEASURE / 2);
@@ -140,7 +140,7 @@ fn spends_idle_credit_in_burst() {
             return;
         }
     }
-    panic!("it waits for its turn in each burst: {waited:.2?}");
+    panic!("every burst is throttled: {waited:.2?}");
 }
 
 /// Fills and copies cost little GPU time and, on the simulated GPU, much host time. So this test checks only that they
@@ -160,7 +160,7 @@ fn counts_and_throttles_fills_and_copies() {
             .unwrap();
         crate::wait_until(
             || process().throttled_us - before.throttled_us > 500_000,
-            || format!("a {load} does not wait for the debt"),
+            || format!("a {load} is not throttled despite debt"),
         );
         crate::wait_until(
             || process().launches > before.launches + 3,
@@ -202,7 +202,7 @@ fn charges_fills_and_copies_their_gpu_time() {
             .unwrap();
         crate::wait_until(
             || share.usage().unwrap().1[0].launches > 30,
-            || format!("no {load} is made"),
+            || format!("no {load} completes"),
         );
         tenant.ok("stop").unwrap();
         // A request for GPU time collects the results of completed launches.

@@ -6,11 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 
 mod counted;
-#[allow(dead_code, reason = "the other tests of libvgpu use the rest")]
+#[allow(dead_code, reason = "`tests/limits` uses the rest")]
 #[path = "../limits/interposer.rs"]
 mod interposer;
 mod metered;
-#[allow(dead_code, reason = "the other tests of libvgpu use the rest")]
+#[allow(dead_code, reason = "`tests/limits` uses the rest")]
 #[path = "../limits/test_process.rs"]
 mod test_process;
 

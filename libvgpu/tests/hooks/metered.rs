@@ -93,7 +93,7 @@ impl Counter {
         let before = self.in_region();
         let mut launches = 0;
         while self.in_region() == before {
-            assert!(launches < 10_000, "it never asks for more time");
+            assert!(launches < 10_000, "no request for more time");
             self.process.ok("flush");
             launches += 1;
         }
@@ -189,7 +189,7 @@ fn relearns_graph_cost_after_every_kind_of_change() {
         let counted = counter.gpu_time_us() - before;
         assert!(
             counted > 2 * MS * 1000 * 9 / 10,
-            "{change}: {counted} µs are counted of two launches of {MS} ms"
+            "{change}: {counted} µs counted for two launches of {MS} ms"
         );
     }
 }

@@ -25,10 +25,10 @@ fn charges_arrays_until_destroyed() {
         ("array 4093 4095 0 4 157", "destroyarray", 16 * MIB),
         ("array 100 100 0 1", "destroyarray", 2 * MIB),
     ] {
-        let place = process.ok(make)[0];
+        let array = process.ok(make)[0];
         assert_eq!(process.memory_info().0, GIB - bytes, "{make}");
         assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, bytes, "{make}");
-        process.ok(&format!("{destroy} {place}"));
+        process.ok(&format!("{destroy} {array}"));
         assert_eq!(process.memory_info().0, GIB, "{make}");
         assert_eq!(container.ledger_bytes(), CONTEXT_BYTES, "{make}");
     }
@@ -41,24 +41,24 @@ fn denies_small_arrays_beyond_limit() {
         let container = Container::with_memory(64 * MIB);
         let mut process = container.process();
         let command = format!("array {width} {width} 0 1");
-        let mut places = Vec::new();
+        let mut arrays = Vec::new();
         loop {
             let answer = process.query(&command);
             if answer[0] != 0 {
                 break;
             }
-            places.push(answer[1]);
+            arrays.push(answer[1]);
         }
         let taken = container.ledger_bytes() - CONTEXT_BYTES;
         assert!(taken <= 64 * MIB, "{taken} of {width}");
         assert!(taken >= 24 * MIB, "{taken} of {width}");
         // A block stays charged while one array of it remains.
-        for place in places.iter().skip(1) {
-            process.ok(&format!("destroyarray {place}"));
+        for array in arrays.iter().skip(1) {
+            process.ok(&format!("destroyarray {array}"));
         }
         process.fill(2 * MIB);
         assert!(container.ledger_bytes() - CONTEXT_BYTES <= 64 * MIB);
-        process.ok(&format!("destroyarray {}", places[0]));
+        process.ok(&format!("destroyarray {}", arrays[0]));
         process.fill(2 * MIB);
         assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     }

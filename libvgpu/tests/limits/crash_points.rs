@@ -12,7 +12,7 @@ use crate::interposer;
 use crate::test_process::{CARDS, CONTEXT_BYTES, Container, MIB, ObjectId, TestProcess};
 
 /// Commands of the process that is killed.
-const LIFE: [&str; 11] = [
+const COMMANDS: [&str; 11] = [
     "init 0",
     "alloc 67108864",
     "alloc 33554432",
@@ -44,7 +44,7 @@ fn container() -> (Container, TestProcess) {
     (container, survivor)
 }
 
-fn start_mortal(container: &Container, change: impl FnOnce(&mut Command)) -> TestProcess {
+fn start_crashing(container: &Container, change: impl FnOnce(&mut Command)) -> TestProcess {
     container.start_with("dlsym", |command| {
         command.env("LD_PRELOAD", interposer::library_with_kill_points());
         change(command);
@@ -56,19 +56,19 @@ fn survives_crash_after_any_step() {
     let (container, mut survivor) = container();
     let left = LIMIT - 101 * MIB;
     for steps in 1.. {
-        let mut mortal = start_mortal(&container, |command| {
+        let mut crashing = start_crashing(&container, |command| {
             command.env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        let has_survived = LIFE
+        let is_alive = COMMANDS
             .iter()
-            .all(|command| mortal.try_request(command).is_some());
-        mortal.kill();
+            .all(|command| crashing.try_request(command).is_some());
+        crashing.kill();
         container.wait_for_ledger_bytes(100 * MIB + CONTEXT_BYTES);
         assert_eq!(survivor.memory_info().0, left, "after step {steps}");
         let rest = survivor.alloc(left / (2 * MIB) * (2 * MIB));
         survivor.denied(&format!("alloc {}", 2 * MIB));
         survivor.ok(&format!("free {rest}"));
-        if has_survived {
+        if is_alive {
             assert!(steps > 50, "only {steps} steps were taken");
             break;
         }
@@ -77,7 +77,7 @@ fn survives_crash_after_any_step() {
 
 /// Kills two processes, one of them with memory that the survivor has open. Returns the survivor's handle and address
 /// of that memory.
-fn die_with_shared_memory(
+fn kill_with_shared_memory(
     container: &Container,
     survivor: &mut TestProcess,
 ) -> (ObjectId, ObjectId) {
@@ -100,7 +100,7 @@ fn die_with_shared_memory(
 }
 
 /// Commands of a process that finds a dead process and opens memory of the survivor.
-fn finding_life(survivor: &TestProcess, descriptor: ObjectId) -> [String; 7] {
+fn reclaiming_commands(survivor: &TestProcess, descriptor: ObjectId) -> [String; 7] {
     [
         "init 0".into(),
         format!("import {} {descriptor}", survivor.pid()),
@@ -122,17 +122,17 @@ fn export(survivor: &mut TestProcess) -> ObjectId {
 fn survives_crash_while_reclaiming_dead_slot() {
     let (container, mut survivor) = container();
     let descriptor = export(&mut survivor);
-    let life = finding_life(&survivor, descriptor);
+    let commands = reclaiming_commands(&survivor, descriptor);
     let left = LIMIT - 101 * MIB - SHARED;
     for steps in 1.. {
-        let (imported, address) = die_with_shared_memory(&container, &mut survivor);
-        let mut mortal = start_mortal(&container, |command| {
+        let (imported, address) = kill_with_shared_memory(&container, &mut survivor);
+        let mut crashing = start_crashing(&container, |command| {
             command.env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        let has_survived = life
+        let is_alive = commands
             .iter()
-            .all(|command| mortal.try_request(command).is_some());
-        mortal.kill();
+            .all(|command| crashing.try_request(command).is_some());
+        crashing.kill();
         container.wait_for_ledger_bytes(100 * MIB + 2 * SHARED + CONTEXT_BYTES);
         assert_eq!(
             survivor.memory_info().0,
@@ -142,7 +142,7 @@ fn survives_crash_while_reclaiming_dead_slot() {
         survivor.ok(&format!("unmap {address} {SHARED}"));
         survivor.ok(&format!("release {imported}"));
         assert_eq!(survivor.memory_info().0, left, "closed, after step {steps}");
-        if has_survived {
+        if is_alive {
             assert!(steps > 30, "only {steps} steps were taken");
             break;
         }
@@ -155,13 +155,13 @@ fn survives_crash_while_initializing_region() {
     let container = Container::new();
     for steps in 1..16 {
         let tenant = container.tenant(LIMIT);
-        let mut mortal = start_mortal(&container, |command| {
+        let mut crashing = start_crashing(&container, |command| {
             command
                 .env("DRAVA_RUN_DIR", tenant.path())
                 .env("DRAVA_KILL_AFTER", steps.to_string());
         });
-        mortal.try_request("init 0");
-        mortal.kill();
+        crashing.try_request("init 0");
+        crashing.kill();
         container.wait_for_ledger_bytes(0);
         let mut next = container.process_of(&tenant);
         assert_eq!(next.memory_info(), (LIMIT, LIMIT), "after step {steps}");
@@ -170,7 +170,7 @@ fn survives_crash_while_initializing_region() {
 
 /// Source lines that write to a region, except those that only count GPU time. `libvgpu/abi/tests/bucket.rs` covers
 /// crashes there.
-fn steps_in_the_source() -> BTreeSet<String> {
+fn crash_points_in_source() -> BTreeSet<String> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut steps = BTreeSet::new();
     for file in [
@@ -200,28 +200,31 @@ fn steps_in_the_source() -> BTreeSet<String> {
 #[test]
 fn reaches_every_crash_point() {
     let trace = tempfile::NamedTempFile::new().unwrap();
-    let traced = |container: &Container, life: &[String]| {
-        let mut process = start_mortal(container, |command| {
+    let traced = |container: &Container, commands: &[String]| {
+        let mut process = start_crashing(container, |command| {
             command.env("DRAVA_KILL_TRACE", trace.path());
         });
-        for command in life {
+        for command in commands {
             process.request(command);
         }
         process.kill();
     };
     // The first process of its share.
     let fresh = Container::with_memory(LIMIT);
-    traced(&fresh, &LIFE.map(String::from));
+    traced(&fresh, &COMMANDS.map(String::from));
     let (container, mut survivor) = container();
     let descriptor = export(&mut survivor);
-    die_with_shared_memory(&container, &mut survivor);
-    traced(&container, &finding_life(&survivor, descriptor));
+    kill_with_shared_memory(&container, &mut survivor);
+    traced(&container, &reclaiming_commands(&survivor, descriptor));
     let taken: BTreeSet<String> = fs::read_to_string(trace.path())
         .unwrap()
         .lines()
         .map(String::from)
         .collect();
-    let missing: Vec<String> = steps_in_the_source().difference(&taken).cloned().collect();
+    let missing: Vec<String> = crash_points_in_source()
+        .difference(&taken)
+        .cloned()
+        .collect();
     let source =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/src/ledger.rs"))
             .unwrap();

@@ -70,7 +70,7 @@ fn relaunches_graph_before_first_launch_completes() {
     process.denied(&format!("launchin {other} {}", streams[1]));
     process.denied(&format!("alloc {}", 500 * MIB));
     assert_eq!(container.ledger_bytes(), taken);
-    process.ok(&format!("tell {word}"));
+    process.ok(&format!("set {word}"));
     process.ok("sync");
     process.ok(&format!("launchin {other} {}", streams[1]));
     process.ok("sync");
@@ -106,7 +106,7 @@ fn charges_relaunched_graphs_for_their_combined_memory() {
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 1002 * MIB);
     assert_eq!(process.memory_info().0, 22 * MIB);
     process.denied(&format!("alloc {}", 24 * MIB));
-    process.ok(&format!("tell {word}"));
+    process.ok(&format!("set {word}"));
     process.ok("sync");
     process.alloc(GIB - 2 * MIB);
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + GIB);
@@ -144,7 +144,7 @@ fn relaunches_other_graph_after_upload() {
     assert_eq!(process.memory_info().0, 0);
     process.ok(&format!("launchin {exec} {stream}"));
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 502 * MIB);
-    process.ok(&format!("tell {word}"));
+    process.ok(&format!("set {word}"));
 }
 
 /// A denied launch returns the memory that was reserved for it.
@@ -169,7 +169,7 @@ fn keeps_account_unchanged_by_denied_launch() {
     assert_eq!(process.memory_info().0, 222 * MIB);
     process.ok(&format!("free {rest}"));
     process.ok(&format!("launchin {exec} {stream}"));
-    process.ok(&format!("tell {word}"));
+    process.ok(&format!("set {word}"));
     process.ok("sync");
     process.alloc(GIB - 2 * MIB);
 }
@@ -193,5 +193,5 @@ fn reuses_no_memory_of_graph_launched_by_address() {
     process.ok(&format!("free {rest}"));
     process.ok(&format!("launchin {exec} {stream}"));
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES + 502 * MIB);
-    process.ok(&format!("tell {word}"));
+    process.ok(&format!("set {word}"));
 }

@@ -31,7 +31,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Median, mean and 99.9th percentile of the time of denials in nanoseconds, without the overhead of the measurement.
-fn refusals(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
+fn denials(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
     let answer = process.ok(&format!("refusals {bytes} 50000"));
     let [median, mean, tail, empty] = answer[..] else {
         panic!("{answer:?}")
@@ -52,7 +52,7 @@ fn denial_cost_is_independent_of_process_count() {
         }
         // With memory of its own, and in a block that it would share.
         for bytes in [4 * MIB, 4 << 10] {
-            let [median, mean, tail] = refusals(&mut process, bytes);
+            let [median, mean, tail] = denials(&mut process, bytes);
             medians.push(median);
             report(&json!({
                 "figure": "refusal", "processes": processes, "bytes": bytes,
@@ -111,7 +111,7 @@ fn exceeds_limit_only_by_driver_estimate_error() {
 }
 
 /// Seconds from the start to the exit of a process that looks up a driver function and initializes the driver.
-fn life(container: &Container, preload: bool) -> f64 {
+fn process_seconds(container: &Container, preload: bool) -> f64 {
     let mut command: Command = container.command(interposer::test_process());
     command.arg("dlsym");
     if !preload {
@@ -128,11 +128,14 @@ fn life(container: &Container, preload: bool) -> f64 {
 fn starts_process_almost_as_fast_as_without_limits() {
     let container = Container::with_memory(GIB);
     // Builds everything before the measurement.
-    life(&container, true);
+    process_seconds(&container, true);
     let runs = std::env::var("DRAVA_FIGURES").map_or(15, |_| 300);
     let (mut with, mut without, mut differences) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..runs {
-        let pair = (life(&container, true), life(&container, false));
+        let pair = (
+            process_seconds(&container, true),
+            process_seconds(&container, false),
+        );
         with.push(pair.0);
         without.push(pair.1);
         differences.push(pair.0 - pair.1);

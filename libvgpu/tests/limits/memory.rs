@@ -68,7 +68,7 @@ fn forwards_free_of_unknown_pointer() {
     let mut process = container.process();
     let held = process.alloc(GIB);
     let answer = process.query("freeraw 4096");
-    assert_ne!(answer[0], 0, "the driver knows no such pointer");
+    assert_ne!(answer[0], 0, "the driver rejects an unknown pointer");
     assert_eq!(process.query("freeraw 0")[0], 0, "the driver accepts null");
     process.denied("alloc 1");
     process.ok(&format!("free {held}"));
@@ -85,9 +85,9 @@ fn charges_and_frees_every_kind_of_linear_memory() {
         format!("managed {}", 100 * MIB),
         format!("pitch {} 1024", 100 * KIB),
     ] {
-        let place = process.ok(&command)[0];
+        let allocation = process.ok(&command)[0];
         assert_eq!(process.memory_info().0, GIB - 100 * MIB, "{command}");
-        process.ok(&format!("free {place}"));
+        process.ok(&format!("free {allocation}"));
         assert_eq!(process.memory_info().0, GIB, "{command}");
     }
 }
@@ -98,16 +98,16 @@ fn charges_and_frees_every_kind_of_linear_memory() {
 fn denies_request_larger_than_any_hole() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
-    let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
-    for place in places.iter().step_by(2) {
-        process.ok(&format!("free {place}"));
+    let allocations: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
+    for allocation in allocations.iter().step_by(2) {
+        process.ok(&format!("free {allocation}"));
     }
     assert_eq!(process.query(&format!("alloc {}", 512 * KIB)), [2, -1, 0]);
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
     // A request that fits into a hole is granted.
     process.alloc(256 * KIB);
-    for place in places.iter().skip(1).step_by(2) {
-        process.ok(&format!("free {place}"));
+    for allocation in allocations.iter().skip(1).step_by(2) {
+        process.ok(&format!("free {allocation}"));
     }
     assert_eq!(process.memory_info().0, 62 * MIB);
 }
@@ -130,10 +130,10 @@ fn charges_padded_rows_at_their_pitch() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     for (width, height) in [(100, 100_000), (513, 4096), (511, 3)] {
-        let place = process.ok(&format!("pitch {width} {height}"))[0];
+        let allocation = process.ok(&format!("pitch {width} {height}"))[0];
         let taken = container.ledger_bytes() - CONTEXT_BYTES;
         assert_eq!(process.memory_info().0, GIB - taken, "{width}");
-        process.ok(&format!("free {place}"));
+        process.ok(&format!("free {allocation}"));
         assert_eq!(process.memory_info().0, GIB, "{width}");
     }
     // At 100 bytes per row it would fit.
@@ -144,14 +144,14 @@ fn charges_padded_rows_at_their_pitch() {
 fn keeps_charge_when_driver_fails_to_free() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
-    let place = process.alloc(GIB);
+    let allocation = process.alloc(GIB);
     let first = process.ok("capture")[0];
     // During a stream capture in global mode the driver does not free.
-    let refused = process.query(&format!("free {place}"))[0];
+    let refused = process.query(&format!("free {allocation}"))[0];
     process.query(&format!("endcapture {first}"));
     assert_ne!(refused, 0, "freed during a capture");
     process.denied("alloc 1");
-    process.ok(&format!("free {place}"));
+    process.ok(&format!("free {allocation}"));
     assert_eq!(process.memory_info().0, GIB);
 }
 
@@ -235,11 +235,11 @@ fn charges_holes_between_small_allocations() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
     // Keeps one allocation of eight in each block, so the driver cannot release the blocks.
-    let places: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
+    let allocations: Vec<_> = (0..256).map(|_| process.alloc(256 * KIB)).collect();
     process.denied("alloc 1048576");
-    for (index, place) in places.iter().enumerate() {
+    for (index, allocation) in allocations.iter().enumerate() {
         if index % 8 != 0 {
-            process.ok(&format!("free {place}"));
+            process.ok(&format!("free {allocation}"));
         }
     }
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
@@ -248,8 +248,8 @@ fn charges_holes_between_small_allocations() {
     // A request that fits into a hole is granted.
     process.alloc(256 * KIB);
     assert_eq!(container.ledger_bytes() - CONTEXT_BYTES, 64 * MIB);
-    for place in places.iter().step_by(8) {
-        process.ok(&format!("free {place}"));
+    for allocation in allocations.iter().step_by(8) {
+        process.ok(&format!("free {allocation}"));
     }
     assert_eq!(process.memory_info().0, 62 * MIB);
 }

@@ -180,7 +180,7 @@ fn shows_own_utilization_and_hides_other_shares() {
     let mut own = container.command(probe.get_program());
     let own = Background::start(own.args(launch));
     let mut unlimited = container.machine.program("cuda-probe").unwrap();
-    let _neighbour = Background::start(unlimited.args(launch).args(["--device", "1"]));
+    let _other_work = Background::start(unlimited.args(launch).args(["--device", "1"]));
     container
         .machine
         .wait_for_card(1, |card| card.gpu_percent > 0)
@@ -193,7 +193,7 @@ fn shows_own_utilization_and_hides_other_shares() {
     loop {
         let shown = table(&container, &query);
         let (first, second) = shown.trim().split_once('\n').unwrap();
-        assert_eq!(second, "0", "the neighbour's work");
+        assert_eq!(second, "0", "the other share's work is hidden");
         if first == "100" {
             break;
         }

@@ -165,7 +165,7 @@ child.kill()
 
 #[test]
 fn reports_pids_of_the_container_namespace() {
-    for (policy, tells) in [
+    for (policy, expected) in [
         ("translated", "True True"),
         // The owner of the samples is unknown.
         ("host", "None None"),
@@ -195,11 +195,11 @@ fn reports_pids_of_the_container_namespace() {
             "import sys; sys.argv = ['', {:?}]\n{INSIDE}",
             probe.get_program()
         );
-        let said = script(unshare, &text);
-        let (listed, sampled) = said.split_once('\n').unwrap();
+        let output = script(unshare, &text);
+        let (listed, sampled) = output.split_once('\n').unwrap();
         let (pid, listed) = listed.split_once(' ').unwrap();
         assert_eq!(pid, listed, "{policy}");
-        assert_eq!(sampled, tells, "{policy}");
+        assert_eq!(sampled, expected, "{policy}");
     }
 }
 

@@ -47,7 +47,7 @@ fn python(container: &Container) -> Command {
 }
 
 /// A container with a share of 50% that is not enforced.
-fn half_a_card() -> Container {
+fn half_of_gpu() -> Container {
     let container = Container::new();
     let limits = Limits {
         cores: Cores::new(50).unwrap(),
@@ -60,7 +60,7 @@ fn half_a_card() -> Container {
 
 #[test]
 fn hides_utilization_of_other_shares() {
-    let container = half_a_card();
+    let container = half_of_gpu();
     // A process of the share that does nothing.
     let _idle = container.process();
     let _busy = Busy::outside(&container);
@@ -87,7 +87,7 @@ print('nothing')";
 
 #[test]
 fn reports_fully_used_share_as_100_percent() {
-    let container = half_a_card();
+    let container = half_of_gpu();
     let busy = Busy::inside(&container);
     // Alone on the GPU it uses more than its 50%.
     let text = "
@@ -122,8 +122,9 @@ for attempt in range(80):
 for at, percent in seen.items():
     print(at, percent)";
 
-fn samples(said: &str) -> Vec<(u64, u64)> {
-    said.lines()
+fn samples(output: &str) -> Vec<(u64, u64)> {
+    output
+        .lines()
         .map(|line| line.split_once(' ').unwrap())
         .map(|(at, percent)| (at.parse().unwrap(), percent.parse().unwrap()))
         .collect()
@@ -131,10 +132,10 @@ fn samples(said: &str) -> Vec<(u64, u64)> {
 
 #[test]
 fn scales_process_samples_to_share() {
-    let container = half_a_card();
+    let container = half_of_gpu();
     let busy = Busy::inside(&container);
     // Two other processes, so that it gets a third of the GPU.
-    let _neighbours = [Busy::outside(&container), Busy::outside(&container)];
+    let _others = [Busy::outside(&container), Busy::outside(&container)];
     container
         .machine
         .wait_for_card(0, |card| {
@@ -165,17 +166,17 @@ fn scales_process_samples_to_share() {
         })
         .collect();
     assert!(
-        pairs.iter().any(|(of_card, _)| (1..50).contains(of_card)),
+        pairs.iter().any(|(of_gpu, _)| (1..50).contains(of_gpu)),
         "{pairs:?}"
     );
-    for (of_card, of_share) in &pairs {
-        assert_eq!(*of_share, (2 * of_card).min(100), "{pairs:?}");
+    for (of_gpu, of_share) in &pairs {
+        assert_eq!(*of_share, (2 * of_gpu).min(100), "{pairs:?}");
     }
 }
 
 #[test]
 fn rejects_struct_of_unknown_version() {
-    let container = half_a_card();
+    let container = half_of_gpu();
     let _idle = container.process();
     let text = "
 info = n.c_nvmlProcessesUtilizationInfo_v1_t()
@@ -212,7 +213,7 @@ fn reports_metered_utilization_without_samples() {
         .open(container.region("share"));
     let region = region.unwrap();
     let done = AtomicBool::new(false);
-    let said = std::thread::scope(|scope| {
+    let output = std::thread::scope(|scope| {
         // Uses 25% of the GPU, by its own account.
         scope.spawn(|| {
             let begin = Instant::now();
@@ -245,12 +246,12 @@ child.kill()";
             "import sys; sys.argv = ['', {:?}]\n{text}",
             probe.get_program()
         );
-        let said =
+        let output =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| script(unshare, &text)));
         done.store(true, Ordering::Relaxed);
-        said.unwrap()
+        output.unwrap()
     });
-    let percent: u32 = said.parse().unwrap();
+    let percent: u32 = output.parse().unwrap();
     // 25% of the GPU is 50% of the share.
     assert!((35..=65).contains(&percent), "{percent}");
 }

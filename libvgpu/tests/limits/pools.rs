@@ -21,8 +21,8 @@ fn charges_reserved_pool_memory() {
     assert_eq!(used(&mut process), pool);
     let large = process.ok(&format!("async {}", 300 * MIB))[0];
     assert_eq!(used(&mut process), container.ledger_bytes() - CONTEXT_BYTES);
-    for place in [small, large] {
-        process.ok(&format!("freeasync {place}"));
+    for allocation in [small, large] {
+        process.ok(&format!("freeasync {allocation}"));
     }
     process.ok("sync");
     assert_eq!(used(&mut process), container.ledger_bytes() - CONTEXT_BYTES);
@@ -57,10 +57,13 @@ fn trims_pool_before_denying() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.ok(&format!("keep {GIB}"));
-    let place = process.ok(&format!("async {}", 900 * MIB))[0];
-    process.ok(&format!("freeasync {place}"));
+    let allocation = process.ok(&format!("async {}", 900 * MIB))[0];
+    process.ok(&format!("freeasync {allocation}"));
     process.ok("sync");
-    assert!(used_bytes(&container) >= 900 * MIB, "the pool keeps it");
+    assert!(
+        used_bytes(&container) >= 900 * MIB,
+        "the pool caches the memory"
+    );
     process.alloc(900 * MIB);
     assert!(used_bytes(&container) <= GIB);
 }
@@ -70,10 +73,10 @@ fn charges_created_pool_until_destroyed() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     let pool = process.ok("pool 0")[0];
-    let place = process.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
+    let allocation = process.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
     assert!(used(&mut process) >= 100 * MIB);
     assert_eq!(used(&mut process), used_bytes(&container));
-    process.ok(&format!("freeasync {place}"));
+    process.ok(&format!("freeasync {allocation}"));
     process.ok("sync");
     process.ok(&format!("destroypool {pool}"));
     assert_eq!(used(&mut process), 0);
@@ -89,7 +92,7 @@ fn reuses_free_pool_memory_of_full_share() {
     let other = process.ok(&format!("async {}", 8 * MIB))[0];
     process.ok(&format!("freeasync {other}"));
     process.ok("sync");
-    assert_eq!(process.memory_info().0, 0, "the pool has all of it");
+    assert_eq!(process.memory_info().0, 0, "the pool uses the whole limit");
     process.ok(&format!("async {}", 8 * MIB));
     assert_eq!(used_bytes(&container), 32 * MIB);
 }
@@ -121,7 +124,7 @@ fn charges_destroyed_pool_until_last_free() {
         process.ok(&format!("freeasync {large}"));
         process.ok(&format!("free {own}"));
         process.ok("sync");
-        assert_eq!(used(&mut process), 332 * MIB, "something is left");
+        assert_eq!(used(&mut process), 332 * MIB, "an allocation remains");
         process.ok(&format!("freeasync {small}"));
         process.ok("sync");
         assert_eq!(used_bytes(&container), 0);
@@ -141,17 +144,17 @@ fn charges_destroyed_pool_until_streams_reach_free() {
         let word = process.alloc(2 * MIB);
         let stream = process.ok("stream")[0];
         let pool = process.ok("pool 0")[0];
-        let place = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
+        let allocation = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
         process.ok(&format!("destroypool {pool}"));
         process.ok(&format!("stall {stream} {word}"));
-        process.ok(&format!("freein {place} {stream}"));
+        process.ok(&format!("freein {allocation} {stream}"));
         assert_eq!(used(&mut process), 602 * MIB);
         process.denied(&format!("alloc {}", 500 * MIB));
         if is_destroyed {
             // A destroyed stream cannot be queried.
             process.ok(&format!("destroystream {stream}"));
         }
-        process.ok(&format!("tell {word}"));
+        process.ok(&format!("set {word}"));
         process.ok("sync");
         if is_destroyed {
             assert_eq!(used(&mut process), 602 * MIB);
@@ -170,9 +173,9 @@ fn releases_memory_freed_by_stream_before_its_destruction() {
     let mut process = container.process();
     let stream = process.ok("stream")[0];
     let pool = process.ok("pool 0")[0];
-    let place = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
+    let allocation = process.ok(&format!("frompool {} {pool}", 600 * MIB))[0];
     process.ok(&format!("destroypool {pool}"));
-    process.ok(&format!("freein {place} {stream}"));
+    process.ok(&format!("freein {allocation} {stream}"));
     process.ok("sync");
     process.ok(&format!("destroystream {stream}"));
     assert_eq!(used(&mut process), 0);
@@ -188,10 +191,10 @@ fn keeps_charge_for_pool_with_unknown_allocations() {
     process.ok(&format!("destroy {context}"));
     process.init(0);
     let pool = process.ok("pool 0")[0];
-    let place = process.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
+    let allocation = process.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
     let before = used(&mut process);
     process.ok(&format!("destroypool {pool}"));
-    process.ok(&format!("freeasync {place}"));
+    process.ok(&format!("freeasync {allocation}"));
     process.ok("sync");
     assert_eq!(used(&mut process), before);
 }
@@ -219,11 +222,11 @@ fn charges_memory_on_gpu_of_stream() {
     process.init(1);
     let stream = process.ok("stream")[0];
     process.init(0);
-    let place = process.ok(&format!("asyncin {} {stream}", 512 * MIB))[0];
+    let allocation = process.ok(&format!("asyncin {} {stream}", 512 * MIB))[0];
     assert_eq!(used(&mut process), 0);
     process.denied(&format!("asyncin {} {stream}", 600 * MIB));
     process.alloc(600 * MIB);
-    process.ok(&format!("freein {place} {stream}"));
+    process.ok(&format!("freein {allocation} {stream}"));
     process.ok(&format!("asyncin {} {stream}", 512 * MIB));
     process.init(1);
     assert_eq!(used(&mut process), 512 * MIB);
@@ -275,8 +278,8 @@ fn runs_program_within_full_pool() {
         }
         assert_eq!(used_bytes(&container), 64 * MIB);
         for round in 0..200 {
-            let (place, size) = held.remove((round * 5) % held.len());
-            process.ok(&format!("freeasync {place}"));
+            let (allocation, size) = held.remove((round * 5) % held.len());
+            process.ok(&format!("freeasync {allocation}"));
             if synchronises {
                 process.ok("sync");
                 assert_eq!(process.memory_info().0, 0);
@@ -284,8 +287,8 @@ fn runs_program_within_full_pool() {
             // The whole hole, or its larger part in two pieces.
             let sizes = [size / 2, size - size / 2];
             for size in sizes.into_iter().filter(|size| *size != 0) {
-                let place = process.ok(&format!("async {}", size * MIB))[0];
-                held.push((place, size));
+                let allocation = process.ok(&format!("async {}", size * MIB))[0];
+                held.push((allocation, size));
             }
             assert_eq!(used_bytes(&container), 64 * MIB);
         }
@@ -325,7 +328,7 @@ impl Full {
 
     /// Resumes the stream, and waits until another stream can allocate 8 MiB.
     fn go_on(&mut self) {
-        self.process.ok(&format!("tell {}", self.word));
+        self.process.ok(&format!("set {}", self.word));
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.process.query(&format!("async {}", 8 * MIB))[0] != 0 {
             assert!(Instant::now() < deadline);
@@ -352,7 +355,7 @@ fn reuses_freed_memory_after_stream_reaches_free() {
 fn respects_disabled_reuse_across_streams() {
     let mut full = Full::new();
     let process = &mut full.process;
-    process.ok(&format!("tell {}", full.word));
+    process.ok(&format!("set {}", full.word));
     process.ok("sync");
     process.ok("policy 2 0");
     process.denied(&format!("async {}", 8 * MIB));
@@ -365,14 +368,14 @@ fn respects_disabled_reuse_across_streams() {
 fn assumes_no_free_space_in_trimmed_pool() {
     let container = Container::with_memory(64 * MIB);
     let mut process = container.process();
-    let place = process.ok(&format!("async {}", 8 * MIB))[0];
-    process.ok(&format!("freeasync {place}"));
+    let allocation = process.ok(&format!("async {}", 8 * MIB))[0];
+    process.ok(&format!("freeasync {allocation}"));
     process.ok("sync");
     assert_eq!(process.memory_info().0, 64 * MIB);
     process.alloc(64 * MIB);
     assert_eq!(process.ok("highest")[0].cast_unsigned(), 32 * MIB);
     process.denied(&format!("async {}", 8 * MIB));
-    assert_eq!(process.ok("highest")[0], 0, "the driver was not asked");
+    assert_eq!(process.ok("highest")[0], 0, "the driver was not called");
 }
 
 /// A new stream may have the same handle, but is not ordered after the frees of the old one.
@@ -380,7 +383,7 @@ fn assumes_no_free_space_in_trimmed_pool() {
 fn does_not_reuse_memory_freed_in_destroyed_stream() {
     let mut full = Full::new();
     let process = &mut full.process;
-    process.ok(&format!("tell {}", full.word));
+    process.ok(&format!("set {}", full.word));
     process.ok(&format!("destroystream {}", full.stream));
     process.denied(&format!("async {}", 8 * MIB));
 }
@@ -390,7 +393,7 @@ fn does_not_reuse_memory_freed_in_destroyed_stream() {
 fn does_not_disturb_capture_when_pool_has_free_space() {
     let mut full = Full::new();
     let process = &mut full.process;
-    process.ok(&format!("tell {}", full.word));
+    process.ok(&format!("set {}", full.word));
     process.ok("sync");
     let captured = process.ok("capture")[0];
     process.denied(&format!("async {}", 8 * MIB));
@@ -404,8 +407,8 @@ fn captured_allocation_takes_nothing_from_pool() {
     let mut full = Full::new();
     let process = &mut full.process;
     let captured = process.ok("capture")[0];
-    let place = process.ok(&format!("asyncin {} {captured}", 8 * MIB))[0];
-    process.ok(&format!("freein {place} {captured}"));
+    let allocation = process.ok(&format!("asyncin {} {captured}", 8 * MIB))[0];
+    process.ok(&format!("freein {allocation} {captured}"));
     process.ok(&format!("endcapture {captured}"));
     // The capture freed nothing in the pool.
     process.denied(&format!("async {}", 8 * MIB));

@@ -54,8 +54,8 @@ fn reclaims_memory_of_killed_process() {
         survivor.denied("alloc 1");
         victim.kill();
         container.wait_for_ledger_bytes(CONTEXT_BYTES);
-        let place = survivor.alloc(GIB);
-        survivor.ok(&format!("free {place}"));
+        let allocation = survivor.alloc(GIB);
+        survivor.ok(&format!("free {allocation}"));
     }
 }
 
@@ -116,7 +116,7 @@ fn keeps_parents_charge_while_forked_child_lives() {
     container.wait_for_ledger_bytes(CONTEXT_BYTES);
     wait_until(
         || std::fs::read_link(format!("/proc/{child}/exe")).is_err(),
-        || "the child lives".into(),
+        || "the child is still alive".into(),
     );
     other.alloc(GIB);
 }

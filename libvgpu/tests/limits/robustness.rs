@@ -21,7 +21,7 @@ pub(crate) fn by_route(container: &Container, route: &str) -> TestProcess {
 }
 
 /// A process with some system calls forbidden, and the file of its standard error.
-fn in_a_sandbox(container: &Container, forbidden: &str) -> (TestProcess, PathBuf) {
+fn sandboxed_process(container: &Container, forbidden: &str) -> (TestProcess, PathBuf) {
     let errors = container.run_dir().join(format!("stderr-{forbidden}"));
     let process = container.start_with("dlsym", |command| {
         command
@@ -36,10 +36,10 @@ fn limits_with_inessential_syscalls_forbidden() {
     let container = Container::with_memory(GIB);
     // As the node driver creates it.
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();
-    let (mut process, errors) = in_a_sandbox(&container, "inessential");
+    let (mut process, errors) = sandboxed_process(&container, "inessential");
     process.init(0);
     process.alloc(GIB);
-    let (mut other, _) = in_a_sandbox(&container, "inessential");
+    let (mut other, _) = sandboxed_process(&container, "inessential");
     other.init(0);
     other.denied("alloc 1");
     process.kill();
@@ -52,14 +52,14 @@ fn limits_with_inessential_syscalls_forbidden() {
 /// cause; it neither ends the program nor lifts the limit.
 #[test]
 fn denies_memory_with_essential_syscalls_forbidden() {
-    for (forbidden, says) in [
+    for (forbidden, message) in [
         ("status", "limits page of share"),
         ("open", "cannot be opened"),
         ("map", "cannot be mapped"),
         ("lock", "has no free slot"),
     ] {
         let container = Container::with_memory(GIB);
-        let (mut process, errors) = in_a_sandbox(&container, forbidden);
+        let (mut process, errors) = sandboxed_process(&container, forbidden);
         let has_context = process.query("init 0")[0] == 0;
         if has_context {
             process.denied("alloc 1");
@@ -67,7 +67,7 @@ fn denies_memory_with_essential_syscalls_forbidden() {
         }
         assert!(process.end().success(), "{forbidden}");
         let errors = fs::read_to_string(errors).unwrap();
-        assert!(errors.contains(says), "{forbidden}: {errors}");
+        assert!(errors.contains(message), "{forbidden}: {errors}");
         assert!(
             errors.contains("GPU memory is refused"),
             "{forbidden}: {errors}"
@@ -145,10 +145,10 @@ fn counts_once_with_two_copies_of_library() {
             });
             process.init(0);
             assert_eq!(process.memory_info(), (GIB, GIB));
-            let place = process.alloc(GIB / 2);
+            let allocation = process.alloc(GIB / 2);
             assert_eq!(process.memory_info(), (GIB / 2, GIB), "{preload} {route}");
             process.denied(&format!("alloc {GIB}"));
-            process.ok(&format!("free {place}"));
+            process.ok(&format!("free {allocation}"));
             assert_eq!(process.memory_info(), (GIB, GIB), "{preload} {route}");
             assert!(process.end().success());
         }
@@ -261,7 +261,7 @@ pub(crate) fn skipped(reason: &str) {
 pub(crate) const NOBODY: u32 = 65534;
 
 /// Lets other users reach files in root's directories.
-fn open_to_all(path: &Path) {
+fn make_accessible(path: &Path) {
     for directory in path.ancestors() {
         let Ok(status) = fs::metadata(directory) else {
             continue;
@@ -280,14 +280,14 @@ fn shares_region_between_users() {
     }
     for (first, second) in [(0, NOBODY), (NOBODY, 0), (NOBODY, NOBODY - 1)] {
         let container = Container::with_memory(GIB);
-        open_to_all(container.machine.root());
-        open_to_all(&container.run_dir().join("share/usage"));
-        open_to_all(&container.run_dir().join("share/limits"));
+        make_accessible(container.machine.root());
+        make_accessible(&container.run_dir().join("share/usage"));
+        make_accessible(&container.run_dir().join("share/limits"));
         // A separate mount that all users may write, as the node driver creates it.
         let usage = container.run_dir().join("share/usage");
         fs::set_permissions(&usage, fs::Permissions::from_mode(0o777)).unwrap();
         let files = tempfile::tempdir().unwrap();
-        open_to_all(files.path());
+        make_accessible(files.path());
         let copy = |file: &Path| {
             let target = files.path().join(file.file_name().unwrap());
             fs::copy(file, &target).unwrap();

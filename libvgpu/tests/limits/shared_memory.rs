@@ -238,13 +238,13 @@ fn charges_imported_memory_to_both_shares() {
     assert_eq!(one.memory_info().0, GIB - BYTES);
     // A mapping that the driver rejects is not charged.
     let wrong = other.query(&format!("map {address} {BYTES} {imported} 0"));
-    assert_ne!(wrong[0], 0, "mapped already");
+    assert_ne!(wrong[0], 0, "already mapped");
     assert_eq!(other.memory_info().0, GIB - BYTES);
-    let mut poor = container.process_of(&small);
-    let imported_too = send(&mut one, handle, &mut poor);
-    let place = poor.ok(&format!("reserve {BYTES}"))[0];
-    poor.denied(&format!("map {place} {BYTES} {imported_too} 0"));
-    assert_eq!(poor.memory_info().0, BYTES / 2);
+    let mut limited = container.process_of(&small);
+    let imported_too = send(&mut one, handle, &mut limited);
+    let target = limited.ok(&format!("reserve {BYTES}"))[0];
+    limited.denied(&format!("map {target} {BYTES} {imported_too} 0"));
+    assert_eq!(limited.memory_info().0, BYTES / 2);
     other.ok(&format!("release {imported}"));
     assert_eq!(other.memory_info().0, GIB - BYTES);
     other.ok(&format!("unmap {address} {BYTES}"));
@@ -258,7 +258,7 @@ fn open(from: &mut TestProcess, pointer: ObjectId, to: &mut TestProcess) -> Stri
     to.request(&format!("ipcopen {handle}"))
 }
 
-pub(crate) fn place_of(answer: &str) -> ObjectId {
+pub(crate) fn object_id(answer: &str) -> ObjectId {
     let mut numbers = answer.split(' ').map(|number| number.parse::<i64>());
     assert_eq!(numbers.next(), Some(Ok(0)), "{answer}");
     numbers.next().unwrap().unwrap()
@@ -271,20 +271,20 @@ fn charges_ipc_memory_to_each_share_once() {
     let mut one = container.process();
     let pointer = one.alloc(BYTES);
     let mut same = container.process();
-    let opened = place_of(&open(&mut one, pointer, &mut same));
+    let opened = object_id(&open(&mut one, pointer, &mut same));
     assert_eq!(same.memory_info().0, GIB - BYTES);
     let mut other = container.process_of(&large);
-    let elsewhere = place_of(&open(&mut one, pointer, &mut other));
+    let elsewhere = object_id(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
     // Opened again, it is the same memory until it is closed as many times.
-    let again = place_of(&open(&mut one, pointer, &mut other));
+    let again = object_id(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
     other.ok(&format!("ipcclose {again}"));
     assert_eq!(other.memory_info().0, GIB - BYTES);
-    let mut poor = container.process_of(&small);
-    let answer = open(&mut one, pointer, &mut poor);
+    let mut limited = container.process_of(&small);
+    let answer = open(&mut one, pointer, &mut limited);
     assert!(answer.starts_with("2 "), "{answer}");
-    assert_eq!(poor.memory_info().0, BYTES / 2);
+    assert_eq!(limited.memory_info().0, BYTES / 2);
     other.ok(&format!("ipcclose {elsewhere}"));
     assert_eq!(other.memory_info().0, GIB);
     // Freed by its owner, it stays with the process that opened it, which is charged from then on.
@@ -305,23 +305,27 @@ fn charges_ipc_memory_until_context_ends() {
     let mut one = container.process();
     let pointers = [one.alloc(EACH), one.alloc(EACH)];
     let mut other = container.process_of(&large);
-    place_of(&open(&mut one, pointers[0], &mut other));
+    object_id(&open(&mut one, pointers[0], &mut other));
     let with_one = other.memory_info().0;
     let context = other.ok("context 0")[0];
     // Opened several times and never closed.
     for _ in 0..3 {
-        place_of(&open(&mut one, pointers[1], &mut other));
+        object_id(&open(&mut one, pointers[1], &mut other));
     }
     assert_eq!(other.memory_info().0, with_one - EACH);
     other.ok(&format!("destroy {context}"));
     other.ok("init 0");
-    assert_eq!(other.memory_info().0, with_one, "the first context's stays");
+    assert_eq!(
+        other.memory_info().0,
+        with_one,
+        "memory of the first context remains"
+    );
     other.ok("releaseprimary 0");
     other.ok("releaseprimary 0");
     other.ok("init 0");
     assert_eq!(other.memory_info().0, with_one + EACH);
     // It can be opened again, and is charged again.
-    let again = place_of(&open(&mut one, pointers[1], &mut other));
+    let again = object_id(&open(&mut one, pointers[1], &mut other));
     assert_eq!(other.memory_info().0, with_one);
     other.ok(&format!("ipcclose {again}"));
     assert_eq!(other.memory_info().0, with_one + EACH);
@@ -342,7 +346,7 @@ fn trims_pool_before_denying_import() {
     let place = other.ok(&format!("async {}", 900 * MIB))[0];
     other.ok(&format!("freeasync {place}"));
     other.ok("sync");
-    place_of(&open(&mut one, pointer, &mut other));
+    object_id(&open(&mut one, pointer, &mut other));
     assert_eq!(other.memory_info().0, GIB - BYTES);
 }
 
@@ -408,16 +412,19 @@ fn charges_imported_memory_mapped_to_sparse_array() {
     let array = same.ok("sparse")[0];
     same.ok(&format!("tiles {array} {imported} 0 8"));
     assert_eq!(same.memory_info().0, GIB - 4 * MIB);
-    let mut poor = container.process_of(&small);
-    let imported = send(&mut one, handle, &mut poor);
-    let array = poor.ok("sparse")[0];
-    poor.denied(&format!("tiles {array} {imported} 0 3"));
-    assert_eq!(poor.memory_info().0, MIB);
-    poor.ok(&format!("tiles {array} {imported} 0 2"));
-    assert_eq!(poor.memory_info().0, 0);
+    let mut limited = container.process_of(&small);
+    let imported = send(&mut one, handle, &mut limited);
+    let array = limited.ok("sparse")[0];
+    limited.denied(&format!("tiles {array} {imported} 0 3"));
+    assert_eq!(limited.memory_info().0, MIB);
+    limited.ok(&format!("tiles {array} {imported} 0 2"));
+    assert_eq!(limited.memory_info().0, 0);
     // A mapping that the driver rejects is not charged.
-    assert_ne!(poor.query(&format!("tiles {array} {imported} 8 1"))[0], 0);
-    poor.ok(&format!("destroyarray {array}"));
-    poor.ok(&format!("release {imported}"));
-    assert_eq!(poor.memory_info().0, MIB);
+    assert_ne!(
+        limited.query(&format!("tiles {array} {imported} 8 1"))[0],
+        0
+    );
+    limited.ok(&format!("destroyarray {array}"));
+    limited.ok(&format!("release {imported}"));
+    assert_eq!(limited.memory_info().0, MIB);
 }

@@ -1,16 +1,16 @@
 //! Memory of pools that processes share.
 
-use crate::shared_memory::{BYTES, create, map, place_of, send, taken};
+use crate::shared_memory::{BYTES, create, map, object_id, send, taken};
 use crate::test_process::{CONTEXT_BYTES, Container, GIB, MIB, ObjectId, TestProcess};
 
 /// A pool with shareable allocations, and the same pool in other processes.
-fn share_a_pool<const N: usize>(
-    maker: &mut TestProcess,
+fn shared_pool<const N: usize>(
+    exporter: &mut TestProcess,
     others: [&mut TestProcess; N],
 ) -> (ObjectId, [ObjectId; N]) {
-    let pool = maker.ok("pool 0 1")[0];
-    let descriptor = maker.ok(&format!("exportpool {pool}"))[0];
-    let import = format!("importpool {} {descriptor}", maker.pid());
+    let pool = exporter.ok("pool 0 1")[0];
+    let descriptor = exporter.ok(&format!("exportpool {pool}"))[0];
+    let import = format!("importpool {} {descriptor}", exporter.pid());
     (pool, others.map(|other| other.ok(&import)[0]))
 }
 
@@ -32,12 +32,12 @@ fn keeps_charge_for_shared_pool_of_dead_process() {
     let mut third = container.process();
     let mut one = container.process();
     let mut other = container.process();
-    let (pool, [imported]) = share_a_pool(&mut one, [&mut other]);
+    let (pool, [imported]) = shared_pool(&mut one, [&mut other]);
     let large = one.ok(&format!("frompool {} {pool}", 100 * MIB))[0];
     let small = [1, 2].map(|mib| one.ok(&format!("frompool {} {pool}", mib * MIB))[0]);
     one.ok(&format!("frompool {} {pool}", 300 * MIB));
     let open = [large, small[0], small[1]]
-        .map(|pointer| place_of(&import(&mut one, pointer, &mut other, imported)));
+        .map(|pointer| object_id(&import(&mut one, pointer, &mut other, imported)));
     // Memory of the own share is charged once.
     assert_eq!(other.memory_info().0, GIB - 432 * MIB);
     one.kill();
@@ -65,19 +65,19 @@ fn charges_imported_pool_memory_to_both_shares() {
     let (large, small) = (container.tenant(GIB), container.tenant(16 * MIB));
     let mut one = container.process();
     let mut other = container.process_of(&large);
-    let mut poor = container.process_of(&small);
-    let (pool, [imported, poors]) = share_a_pool(&mut one, [&mut other, &mut poor]);
+    let mut limited = container.process_of(&small);
+    let (pool, [imported, limited_pool]) = shared_pool(&mut one, [&mut other, &mut limited]);
     let pointer = one.ok(&format!("frompool {MIB} {pool}"))[0];
-    let open = place_of(&import(&mut one, pointer, &mut other, imported));
+    let open = object_id(&import(&mut one, pointer, &mut other, imported));
     assert_eq!(one.memory_info().0, GIB - 32 * MIB);
     assert_eq!(other.memory_info().0, GIB - 32 * MIB);
     // Imported again, it stays open until it is freed as many times.
-    let again = place_of(&import(&mut one, pointer, &mut other, imported));
+    let again = object_id(&import(&mut one, pointer, &mut other, imported));
     other.ok(&format!("free {again}"));
     assert_eq!(other.memory_info().0, GIB - 32 * MIB);
-    let answer = import(&mut one, pointer, &mut poor, poors);
+    let answer = import(&mut one, pointer, &mut limited, limited_pool);
     assert!(answer.starts_with("2 "), "{answer}");
-    assert_eq!(poor.memory_info().0, 16 * MIB);
+    assert_eq!(limited.memory_info().0, 16 * MIB);
     other.ok(&format!("free {open}"));
     assert_eq!(other.memory_info().0, GIB);
     // The denied import was not kept either.

@@ -79,9 +79,9 @@ fn shares_limit_within_a_job_only() {
     let mut second = start(&container, &of_job);
     second.init(0);
     second.denied("alloc 1");
-    let mut stranger = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi")]);
-    stranger.init(0);
-    stranger.alloc(GIB);
+    let mut other_job = start(&container, &[("DRAVA_MEMORY_LIMIT", "1Gi")]);
+    other_job.init(0);
+    other_job.alloc(GIB);
     first.kill();
     assert_eq!(second.memory_info().0, GIB);
 }
@@ -102,7 +102,7 @@ fn removes_regions_of_ended_jobs() {
     assert_eq!(files(), 1);
     let path = format!("/dev/shm/{}", names().next().unwrap());
     let mode = std::fs::metadata(path).unwrap().mode();
-    assert_eq!(mode & 0o777, 0o600, "its user's alone");
+    assert_eq!(mode & 0o777, 0o600, "accessible only to its user");
     process.kill();
     start(&container, &[limit]).init(0);
     assert_eq!(files(), 0);

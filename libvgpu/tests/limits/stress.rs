@@ -18,7 +18,7 @@ use crate::test_process::{CARDS, CONTEXT_BYTES, Container, GIB, MIB, TestProcess
 
 const PROCESSES: u64 = 8;
 /// Largest allocation, except those that exceed any limit.
-const MOST: u64 = 48 * MIB;
+const LARGEST_BYTES: u64 = 48 * MIB;
 /// Room for a context of each process and a few more, and far less memory than the processes request.
 const LIMIT: u64 = (PROCESSES + 3) * CONTEXT_BYTES + GIB;
 /// Operations of each process in a round.
@@ -43,7 +43,7 @@ fn setting(name: &str, default: u64) -> u64 {
 
 /// Statistics of a run.
 #[derive(Default)]
-struct Figures {
+struct Statistics {
     rounds: u64,
     /// Operations of processes that survived their round.
     operations: u64,
@@ -65,7 +65,7 @@ struct Stress {
     random: Random,
     started: u64,
     processes: Vec<TestProcess>,
-    figures: Figures,
+    statistics: Statistics,
 }
 
 impl Stress {
@@ -83,7 +83,7 @@ impl Stress {
             random: Random(seed),
             started: 0,
             processes: Vec::new(),
-            figures: Figures::default(),
+            statistics: Statistics::default(),
         }
     }
 
@@ -94,7 +94,9 @@ impl Stress {
             let steps = 300 + self.random.below(8_000);
             let mut command = self.container.command(interposer::stress());
             command
-                .args([self.seed ^ (self.started << 32), MOST, LIMIT].map(|n| n.to_string()))
+                .args(
+                    [self.seed ^ (self.started << 32), LARGEST_BYTES, LIMIT].map(|n| n.to_string()),
+                )
                 .arg(self.kinds)
                 .env("LD_PRELOAD", interposer::library_with_kill_points())
                 .env("DRAVA_KILL_AFTER", steps.to_string());
@@ -103,14 +105,14 @@ impl Stress {
     }
 
     /// Every fourth round frees everything.
-    fn is_drained(&self) -> bool {
-        self.figures.rounds % 4 == 3
+    fn is_draining_round(&self) -> bool {
+        self.statistics.rounds % 4 == 3
     }
 
     /// All processes run `ROUND` operations concurrently, one may be killed at a random moment; keeps the survivors.
     fn round(&mut self) {
         self.start_missing();
-        let command = if self.is_drained() {
+        let command = if self.is_draining_round() {
             "drain".to_owned()
         } else {
             format!("go {ROUND}")
@@ -140,10 +142,11 @@ impl Stress {
             (answers, sampler.join().unwrap())
         });
         for used in samples {
-            self.figures.samples += 1;
-            self.figures.highest_bytes = self.figures.highest_bytes.max(used);
+            self.statistics.samples += 1;
+            self.statistics.highest_bytes = self.statistics.highest_bytes.max(used);
             let overshoot = used.saturating_sub(LIMIT);
-            self.figures.worst_overshoot_bytes = self.figures.worst_overshoot_bytes.max(overshoot);
+            self.statistics.worst_overshoot_bytes =
+                self.statistics.worst_overshoot_bytes.max(overshoot);
         }
         let before = std::mem::take(&mut self.processes);
         for (process, answer) in before.into_iter().zip(answers) {
@@ -153,7 +156,7 @@ impl Stress {
                     self.processes.push(process);
                 }
                 None => {
-                    self.figures.deaths += 1;
+                    self.statistics.deaths += 1;
                     process.wait();
                 }
             }
@@ -167,24 +170,24 @@ impl Stress {
             .split(' ')
             .map(|number| number.parse().unwrap())
             .collect();
-        self.figures.operations += numbers[3];
-        self.figures.granted += numbers[0];
-        self.figures.refused += numbers[1];
-        assert_eq!(numbers[2], 0, "seed {}: see above", self.seed);
+        self.statistics.operations += numbers[3];
+        self.statistics.granted += numbers[0];
+        self.statistics.refused += numbers[1];
+        assert_eq!(numbers[2], 0, "seed {}: see the errors above", self.seed);
     }
 
     /// Between rounds the account is within the limit and covers all used memory of the GPU. After everything is freed
     /// they are equal, except for exported memory. (Before that, managed memory is only in the account.)
     fn check(&mut self) {
-        let mut exported = self.take_stock();
+        let mut exported = self.reclaim();
         // A process killed meanwhile leaves memory that the other processes must reclaim again.
         while exported.len() < self.processes.len() {
-            let lives = |process: &TestProcess| {
+            let is_alive = |process: &TestProcess| {
                 let pid = u32::try_from(process.pid()).unwrap();
                 exported.contains_key(&pid)
             };
-            self.processes.retain(lives);
-            exported = self.take_stock();
+            self.processes.retain(is_alive);
+            exported = self.reclaim();
         }
         // Waits until the children of killed processes have exited.
         let card = self
@@ -197,33 +200,33 @@ impl Stress {
             })
             .unwrap();
         let share = self.account();
-        let (seed, round) = (self.seed, self.figures.rounds);
+        let (seed, round) = (self.seed, self.statistics.rounds);
         assert!(
             share.total_bytes <= LIMIT,
-            "seed {seed}, round {round}: {} bytes are in the account, {LIMIT} are allowed, {} are taken",
+            "seed {seed}, round {round}: account {} bytes, limit {LIMIT}, ledger {}",
             share.total_bytes,
             card.used_bytes
         );
         assert!(
             card.used_bytes <= share.total_bytes,
-            "seed {seed}, round {round}: {} bytes are taken, {} are in the account",
+            "seed {seed}, round {round}: ledger {} bytes, account {}",
             card.used_bytes,
             share.total_bytes
         );
-        if self.is_drained() {
+        if self.is_draining_round() {
             let exported: u64 = exported.values().sum();
             assert_eq!(
                 share.total_bytes,
                 card.used_bytes + exported,
-                "seed {seed}, round {round}: the account of what is left when all is freed"
+                "seed {seed}, round {round}: account after everything is freed"
             );
         }
-        self.figures.highest_bytes = self.figures.highest_bytes.max(card.used_bytes);
-        self.figures.rounds += 1;
+        self.statistics.highest_bytes = self.statistics.highest_bytes.max(card.used_bytes);
+        self.statistics.rounds += 1;
     }
 
     /// Lets every process reclaim the memory of dead ones; returns the exported bytes of each, by PID.
-    fn take_stock(&mut self) -> BTreeMap<u32, u64> {
+    fn reclaim(&mut self) -> BTreeMap<u32, u64> {
         let mut exported = BTreeMap::new();
         for process in &mut self.processes {
             process.try_send("free");
@@ -260,7 +263,7 @@ fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
     let mut samples = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         let card = container.machine.card(0).unwrap();
-        samples.push(taken_by_the_living(container, &card));
+        samples.push(bytes_of_living_processes(container, &card));
         std::thread::sleep(Duration::from_millis(1));
     }
     samples
@@ -268,7 +271,7 @@ fn sample(container: &Container, is_over: &AtomicBool) -> Vec<u64> {
 
 /// Memory in the ledger of processes that are still alive after it was read. The memory of dead processes is excluded:
 /// another process may reclaim it before the machine detects the exit.
-fn taken_by_the_living(container: &Container, card: &CardStatus) -> u64 {
+fn bytes_of_living_processes(container: &Container, card: &CardStatus) -> u64 {
     let Ok(region) = std::fs::File::options()
         .read(true)
         .write(true)
@@ -277,12 +280,12 @@ fn taken_by_the_living(container: &Container, card: &CardStatus) -> u64 {
         return 0;
     };
     let processes = container.processes_of("share");
-    let lives = |pid: u32| {
+    let is_alive = |pid: u32| {
         processes
             .iter()
             .any(|process| process.owner.pid == pid && is_locked(&region, process.slot.offset()))
     };
-    let taken = card.processes.iter().filter(|taken| lives(taken.pid));
+    let taken = card.processes.iter().filter(|taken| is_alive(taken.pid));
     taken.map(|taken| taken.used_bytes).sum()
 }
 
@@ -320,31 +323,34 @@ fn run(kinds: &'static str) {
     let started = Instant::now();
     let mut stress = Stress::new(seed, kinds);
     // The last round frees everything.
-    while stress.figures.operations < operations || !stress.figures.rounds.is_multiple_of(4) {
+    while stress.statistics.operations < operations || !stress.statistics.rounds.is_multiple_of(4) {
         stress.round();
         stress.check();
     }
     stress.end();
-    let figures = &stress.figures;
+    let statistics = &stress.statistics;
     let report = serde_json::json!({
         "figure": "stress",
         "kinds": kinds,
         "seed": seed,
         "processes": PROCESSES,
-        "operations": figures.operations,
-        "rounds": figures.rounds,
-        "granted": figures.granted,
-        "refused": figures.refused,
-        "deaths": figures.deaths,
+        "operations": statistics.operations,
+        "rounds": statistics.rounds,
+        "granted": statistics.granted,
+        "refused": statistics.refused,
+        "deaths": statistics.deaths,
         "limitBytes": LIMIT,
-        "highestBytes": figures.highest_bytes,
-        "samples": figures.samples,
-        "worstOvershootBytes": figures.worst_overshoot_bytes,
+        "highestBytes": statistics.highest_bytes,
+        "samples": statistics.samples,
+        "worstOvershootBytes": statistics.worst_overshoot_bytes,
         "seconds": started.elapsed().as_secs(),
     });
     crate::measurements::report(&report);
     // A run without denials and kills proves little.
-    assert!(figures.refused > figures.rounds, "seed {seed}: {report}");
-    assert!(figures.deaths > 0, "seed {seed}: {report}");
-    assert_eq!(figures.worst_overshoot_bytes, 0, "seed {seed}: {report}");
+    assert!(
+        statistics.refused > statistics.rounds,
+        "seed {seed}: {report}"
+    );
+    assert!(statistics.deaths > 0, "seed {seed}: {report}");
+    assert_eq!(statistics.worst_overshoot_bytes, 0, "seed {seed}: {report}");
 }

@@ -175,7 +175,7 @@ static void run(char *line) {
     } else if (!strcmp(word, "stall")) {
         // Makes stream `a` wait until the word at `b` is 1.
         printf("%d\n", CALL(cuStreamWaitValue32_v2, (Pointer, Pointer, unsigned, unsigned), slots[a], slots[b], 1, 1));
-    } else if (!strcmp(word, "tell")) {
+    } else if (!strcmp(word, "set")) {
         // The memory of the simulated GPU is memory of the process.
         *(volatile unsigned *)(uintptr_t)slots[a] = 1;
         printf("0\n");
@@ -548,7 +548,7 @@ static void forbid(const char *name) {
         filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
     }
     if (!at) {
-        fprintf(stderr, "nothing to forbid by the name %s\n", name);
+        fprintf(stderr, "unknown set of system calls %s\n", name);
         exit(1);
     }
     filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);

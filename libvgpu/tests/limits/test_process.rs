@@ -131,18 +131,18 @@ impl Container {
 
     /// A process with a context on the first GPU.
     pub(crate) fn process(&self) -> TestProcess {
-        let mut subject = self.start("dlsym");
-        subject.init(0);
-        subject
+        let mut process = self.start("dlsym");
+        process.init(0);
+        process
     }
 
     /// A process outside of the container, without limits, with a context on the first GPU.
     pub(crate) fn unlimited_process(&self) -> TestProcess {
         let mut command = self.machine.command(interposer::test_process());
         command.arg("dlsym");
-        let mut subject = TestProcess::spawn(command);
-        subject.init(0);
-        subject
+        let mut process = TestProcess::spawn(command);
+        process.init(0);
+        process
     }
 
     /// The processes in the region of a share.
@@ -160,7 +160,12 @@ impl Container {
     pub(crate) fn wait_for_ledger_bytes(&self, bytes: u64) {
         wait_until(
             || self.ledger_bytes() == bytes,
-            || format!("{} bytes are taken instead of {bytes}", self.ledger_bytes()),
+            || {
+                format!(
+                    "the ledger has {} bytes instead of {bytes}",
+                    self.ledger_bytes()
+                )
+            },
         );
     }
 }
@@ -228,7 +233,7 @@ impl TestProcess {
         self.output.read_line(&mut line).unwrap();
         assert!(
             !line.is_empty(),
-            "the subject ended: {:?}",
+            "the test process ended: {:?}",
             self.child.try_wait()
         );
         line.trim().to_owned()

@@ -52,23 +52,23 @@ fn grants_shared_block_to_all_threads() {
 #[test]
 fn denies_every_thread_opening_memory_beyond_limit() {
     let container = Container::with_memory(GIB);
-    let (_tenant, mut poor) = process_of_tenant(&container, 16 * MIB);
-    let mut maker = container.process();
-    let pool = maker.ok("pool 0 1")[0];
-    let descriptor = maker.ok(&format!("exportpool {pool}"))[0];
-    poor.ok(&format!("importpool {} {descriptor}", maker.pid()));
-    let of_pool = maker.ok(&format!("frompool {MIB} {pool}"))[0];
-    let linear = maker.alloc(32 * MIB);
+    let (_tenant, mut limited) = process_of_tenant(&container, 16 * MIB);
+    let mut exporter = container.process();
+    let pool = exporter.ok("pool 0 1")[0];
+    let descriptor = exporter.ok(&format!("exportpool {pool}"))[0];
+    limited.ok(&format!("importpool {} {descriptor}", exporter.pid()));
+    let of_pool = exporter.ok(&format!("frompool {MIB} {pool}"))[0];
+    let linear = exporter.alloc(32 * MIB);
     let ways = [
         ("import", format!("exportpointer {of_pool}")),
         ("open", format!("ipcget {linear}")),
     ];
     for (open, export) in ways {
-        let answer = maker.request(&export);
+        let answer = exporter.request(&export);
         let handle = answer.strip_prefix("0 ").unwrap();
-        let granted = poor.ok(&format!("{open} {handle} {THREADS} 200"))[0];
+        let granted = limited.ok(&format!("{open} {handle} {THREADS} 200"))[0];
         assert_eq!(granted, 0, "{open}");
-        assert_eq!(poor.memory_info(), (16 * MIB, 16 * MIB), "{open}");
+        assert_eq!(limited.memory_info(), (16 * MIB, 16 * MIB), "{open}");
     }
 }
 
@@ -77,9 +77,9 @@ fn denies_every_thread_opening_memory_beyond_limit() {
 fn charges_memory_opened_by_several_threads_once() {
     let container = Container::with_memory(GIB);
     let (_tenant, mut other) = process_of_tenant(&container, 32 * MIB);
-    let mut maker = container.process();
-    let linear = maker.alloc(32 * MIB);
-    let answer = maker.request(&format!("ipcget {linear}"));
+    let mut exporter = container.process();
+    let linear = exporter.alloc(32 * MIB);
+    let answer = exporter.request(&format!("ipcget {linear}"));
     let handle = answer.strip_prefix("0 ").unwrap();
     let rounds = 200;
     let granted = other.ok(&format!("open {handle} {THREADS} {rounds}"))[0];

@@ -54,7 +54,7 @@ impl<const CALLS: usize> Pool<CALLS> {
         let settled = self.growth.settle(reserved_bytes, self.has_bytes);
         assert!(
             settled.to <= settled.from,
-            "what is over takes more: {settled:?}"
+            "a settled call increases the charge: {settled:?}"
         );
         self.account_bytes -= settled.from - settled.to;
         // Converted to its stored form and back.
@@ -62,14 +62,17 @@ impl<const CALLS: usize> Pool<CALLS> {
     }
 
     /// Explores every possible next step.
-    fn go_on(self, ends: &mut u64) {
-        let under_way = self.calls.iter().filter(|call| **call != Call::Over);
-        let reserved_bytes = CHUNK * under_way.count() as u64;
-        assert!(self.has_bytes <= self.account_bytes, "less than it has");
+    fn explore(self, ends: &mut u64) {
+        let in_flight = self.calls.iter().filter(|call| **call != Call::Over);
+        let reserved_bytes = CHUNK * in_flight.count() as u64;
+        assert!(
+            self.has_bytes <= self.account_bytes,
+            "the account is below the pool"
+        );
         assert_eq!(
             self.account_bytes,
             self.growth.charged_bytes + reserved_bytes,
-            "more than is charged and reserved"
+            "the account exceeds charges and reservations"
         );
         assert_eq!(self.growth.reserved_bytes, reserved_bytes);
         if reserved_bytes == 0 {
@@ -95,14 +98,14 @@ impl<const CALLS: usize> Pool<CALLS> {
                 }
                 Call::Over => continue,
             }
-            next.go_on(ends);
+            next.explore(ends);
         }
         if self.may_shrink {
             let mut next = self;
             next.may_shrink = false;
             next.has_bytes -= CHUNK;
             next.settle(0);
-            next.go_on(ends);
+            next.explore(ends);
         }
     }
 }
@@ -111,12 +114,12 @@ impl<const CALLS: usize> Pool<CALLS> {
 fn charges_concurrent_pool_growth_once() {
     let mut ends = 0;
     for grow in 0..1 << CALLS {
-        Pool::<CALLS>::new(grow, false).go_on(&mut ends);
+        Pool::<CALLS>::new(grow, false).explore(&mut ends);
     }
     assert_eq!(ends, ORDERS << CALLS);
     // A pool that shrinks has many more interleavings for the same calls.
     for grow in 0..1 << (CALLS - 1) {
-        Pool::<{ CALLS - 1 }>::new(grow, true).go_on(&mut ends);
+        Pool::<{ CALLS - 1 }>::new(grow, true).explore(&mut ends);
     }
 }
 
@@ -180,8 +183,11 @@ impl Device {
     }
 
     /// Explores every possible next step.
-    fn go_on(self, ends: &mut u64) {
-        assert!(self.has_bytes <= self.account_bytes, "less than it has");
+    fn explore(self, ends: &mut u64) {
+        assert!(
+            self.has_bytes <= self.account_bytes,
+            "the account is below the pool"
+        );
         let total = self.growth.charged_bytes + self.growth.reserved_bytes;
         assert_eq!(self.account_bytes, total);
         for (index, (graph, launch)) in self.launches.into_iter().enumerate() {
@@ -193,17 +199,17 @@ impl Device {
                     let (growth, lent) = next.growth.reuse_charge(need, next.sum(next.known));
                     next.launches[index].1 = Launch::Lent(lent);
                     next.growth = growth;
-                    next.go_on(ends);
+                    next.explore(ends);
                 }
                 Launch::Lent(lent) => {
                     let mut next = self.with(index, Launch::Reserved);
                     next.account_bytes += need - lent;
                     next.growth = next.growth.add_reservation(need - lent);
-                    next.go_on(ends);
+                    next.explore(ends);
                     // The launch does not fit.
                     let mut next = self.with(index, Launch::Over);
                     next.settle(lent);
-                    next.go_on(ends);
+                    next.explore(ends);
                 }
                 // The driver uses the graph's memory, the other graph's memory, or both.
                 Launch::Reserved => {
@@ -214,13 +220,13 @@ impl Device {
                     for has_bytes in (least..=most).step_by(usize::try_from(CHUNK).unwrap()) {
                         let mut next = made.clone();
                         next.has_bytes = has_bytes;
-                        next.go_on(ends);
+                        next.explore(ends);
                     }
                 }
                 Launch::Made => {
                     let mut next = self.with(index, Launch::Over);
                     next.settle(need);
-                    next.go_on(ends);
+                    next.explore(ends);
                 }
                 Launch::Over => {}
             }
@@ -238,7 +244,7 @@ impl Device {
                 next.may_shrink = false;
                 next.has_bytes = has_bytes;
                 next.settle(0);
-                next.go_on(ends);
+                next.explore(ends);
             }
         }
     }
@@ -271,7 +277,7 @@ fn charges_relaunched_graphs_for_driver_memory() {
             device.has_bytes = has_bytes;
             device.account_bytes = has_bytes;
             device.growth.charged_bytes = has_bytes;
-            device.clone().go_on(&mut ends);
+            device.clone().explore(&mut ends);
         }
     }
     assert!(ends > if cfg!(miri) { 100 } else { 1000 });

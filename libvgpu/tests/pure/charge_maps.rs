@@ -82,7 +82,7 @@ fn finds_colliding_keys_in_next_tables() {
             assert_eq!(map.get(*last), Some(held(count as u64 - 1)));
         }
     }
-    map.for_each(|key, _| panic!("{key} is left"));
+    map.for_each(|key, _| panic!("{key} was not removed"));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn finds_own_entries_from_several_threads() {
             });
         }
     });
-    map.for_each(|key, _| panic!("{key} is left"));
+    map.for_each(|key, _| panic!("{key} was not removed"));
 }
 
 /// A double free in two threads is refunded once.

@@ -64,7 +64,7 @@ fn rounds_small_requests_to_steps_and_large_to_blocks() {
 }
 
 /// Plain memory of one context of the first device.
-const SORT: BlockClass = BlockClass {
+const CLASS: BlockClass = BlockClass {
     card: 0,
     context: 0x5000,
     is_managed: false,
@@ -75,11 +75,11 @@ fn charges_block_from_first_to_last_allocation() {
     let blocks = no_blocks();
     let base = 0x7f00_0000_0000;
     assert!(!blocks.may_have_hole(0, 1));
-    assert!(blocks.add(SORT, base, 512 * KIB));
+    assert!(blocks.add(CLASS, base, 512 * KIB));
     assert!(blocks.may_have_hole(0, 1536 * KIB) && !blocks.may_have_hole(0, 1537 * KIB));
-    assert!(!blocks.may_have_hole(1, 1), "another card's");
-    assert!(!blocks.add(SORT, base + 512 * KIB, 512 * KIB));
-    assert!(blocks.add(SORT, base + BLOCK, KIB), "another block");
+    assert!(!blocks.may_have_hole(1, 1), "allocation on another device");
+    assert!(!blocks.add(CLASS, base + 512 * KIB, 512 * KIB));
+    assert!(blocks.add(CLASS, base + BLOCK, KIB), "another block");
     assert!(!blocks.remove(0, base, 512 * KIB));
     assert!(blocks.remove(0, base + 512 * KIB, 512 * KIB));
     assert!(!blocks.remove(0, base, 512 * KIB), "twice");
@@ -115,11 +115,11 @@ impl Linear {
 
     fn allocate(&self, offset_kib: u64, size_kib: u64) {
         let (address, bytes) = (Self::BASE + offset_kib * KIB, size_kib * KIB);
-        self.blocks.add(SORT, address, bytes);
+        self.blocks.add(CLASS, address, bytes);
         let held = Charge {
             bytes,
-            card: SORT.card,
-            context: SORT.context,
+            card: CLASS.card,
+            context: CLASS.context,
         };
         self.held.insert(address, held);
     }
@@ -135,45 +135,45 @@ impl Linear {
         self.blocks.remove(0, address, bytes)
     }
 
-    fn claim(&self, sort: BlockClass, kib: u64) -> Option<u64> {
-        self.blocks.reserve_hole(&self.held, sort, kib * KIB)
+    fn claim(&self, class: BlockClass, kib: u64) -> Option<u64> {
+        self.blocks.reserve_hole(&self.held, class, kib * KIB)
     }
 }
 
 #[test]
 fn finds_hole_between_allocations() {
     let linear = Linear::with(&[(0, 512), (768, 512), (1792, 256)]);
-    assert_eq!(linear.claim(SORT, 513), None, "room in pieces");
-    assert_eq!(linear.claim(SORT, 512), Some(Linear::BASE / BLOCK));
+    assert_eq!(linear.claim(CLASS, 513), None, "no contiguous hole");
+    assert_eq!(linear.claim(CLASS, 512), Some(Linear::BASE / BLOCK));
     assert_eq!(
-        linear.claim(SORT, 1),
+        linear.claim(CLASS, 1),
         None,
-        "the claim's place is not known"
+        "the position of the claim is unknown"
     );
     for kib in [1, 256, 768] {
         let linear = Linear::with(&[(0, 512), (1280, 256), (1536, 512)]);
-        assert!(linear.claim(SORT, kib).is_some(), "{kib}");
-        assert!(linear.claim(SORT, 769 - kib).is_none());
+        assert!(linear.claim(CLASS, kib).is_some(), "{kib}");
+        assert!(linear.claim(CLASS, 769 - kib).is_none());
     }
 }
 
 #[test]
 fn finds_holes_only_of_same_block_class() {
     let others = [
-        BlockClass { card: 1, ..SORT },
+        BlockClass { card: 1, ..CLASS },
         BlockClass {
-            context: SORT.context + 1,
-            ..SORT
+            context: CLASS.context + 1,
+            ..CLASS
         },
         BlockClass {
             is_managed: true,
-            ..SORT
+            ..CLASS
         },
     ];
     for other in others {
         assert_eq!(Linear::with(&[(0, 512)]).claim(other, 1), None, "{other:?}");
     }
-    assert!(Linear::with(&[(0, 512)]).claim(SORT, 1).is_some());
+    assert!(Linear::with(&[(0, 512)]).claim(CLASS, 1).is_some());
 }
 
 /// The driver may not have freed the memory yet.
@@ -181,18 +181,18 @@ fn finds_holes_only_of_same_block_class() {
 fn ignores_memory_being_freed_as_hole() {
     let linear = Linear::with(&[(0, 1024), (1024, 1024)]);
     linear.begin_to_free(1024);
-    assert_eq!(linear.claim(SORT, 1024), None);
+    assert_eq!(linear.claim(CLASS, 1024), None);
     assert!(!linear.free(1024, 1024));
-    assert!(linear.claim(SORT, 1024).is_some());
+    assert!(linear.claim(CLASS, 1024).is_some());
 }
 
 #[test]
 fn keeps_charge_for_claimed_block() {
     let linear = Linear::with(&[(0, 1024)]);
-    let claimed = linear.claim(SORT, 512).unwrap();
+    let claimed = linear.claim(CLASS, 512).unwrap();
     linear.begin_to_free(0);
-    assert!(!linear.free(0, 1024), "closed under the claim");
-    let settle = |address, bytes| linear.blocks.settle(SORT, claimed, address, bytes);
+    assert!(!linear.free(0, 1024), "the claim keeps the block open");
+    let settle = |address, bytes| linear.blocks.settle(CLASS, claimed, address, bytes);
     // The driver released the block and opened another one: one charge replaces the other.
     assert_eq!(settle(Linear::BASE + BLOCK, 512 * KIB), (true, true));
     assert!(linear.blocks.may_have_hole(0, 1536 * KIB));
@@ -208,7 +208,7 @@ fn searches_emptiest_of_many_blocks() {
         // All blocks except one have no sufficient space at their end.
         linear.allocate(offset + 1024, if block == 33 { 256 } else { 1000 });
     }
-    assert_eq!(linear.claim(SORT, 700), Some(Linear::BASE / BLOCK + 33));
+    assert_eq!(linear.claim(CLASS, 700), Some(Linear::BASE / BLOCK + 33));
 }
 
 #[test]
@@ -217,9 +217,9 @@ fn charges_small_arrays_until_last_is_destroyed() {
     assert!(!arrays.is_any());
     assert_eq!(arrays.add(600 * KIB), BLOCK);
     assert_eq!(arrays.add(600 * KIB), 0);
-    assert_eq!(arrays.add(KIB), BLOCK, "1 MiB each fill a block");
+    assert_eq!(arrays.add(KIB), BLOCK, "1 MiB each fills a block");
     arrays.undo(KIB, BLOCK);
-    assert_eq!(arrays.remove(600 * KIB), 0, "its place may be a hole");
+    assert_eq!(arrays.remove(600 * KIB), 0, "its space may remain a hole");
     assert_eq!(arrays.add(600 * KIB), 0);
     assert_eq!(arrays.remove(600 * KIB), 0);
     assert!(arrays.is_any());
@@ -240,11 +240,7 @@ fn charges_imports_beyond_exported_bytes() {
     imports.add_charged(30);
     assert_eq!(imports.uncharged_bytes(), 120);
     assert_eq!(imports.missing_bytes(120), 0);
-    assert_eq!(
-        imports.missing_bytes(20),
-        100,
-        "whoever made it available died"
-    );
+    assert_eq!(imports.missing_bytes(20), 100, "the exporting process died");
     imports.add_charged(100);
     imports.open(10);
     imports.add_charged(10);
@@ -283,13 +279,13 @@ fn counts_shared_chunk_once() {
     assert_eq!(add(1, chunk), CHUNK, "the same pointer");
     assert_eq!(add(3, large), 2 * CHUNK);
     assert!(shared.contains(1) && !shared.contains(4));
-    assert_eq!(remove(1), 0, "shared twice");
-    assert_eq!(remove(1), 0, "the other pointer is shared");
-    assert_eq!(remove(1), 0, "not shared any more");
+    assert_eq!(remove(1), 0, "the pointer is still open once");
+    assert_eq!(remove(1), 0, "the other pointer keeps the chunk open");
+    assert_eq!(remove(1), 0, "the pointer is not open any more");
     assert!(!shared.contains(1));
     assert_eq!(remove(2), CHUNK);
     assert_eq!(remove(3), 2 * CHUNK);
-    assert_eq!(add(2, chunk), 3 * CHUNK, "anew");
+    assert_eq!(add(2, chunk), 3 * CHUNK, "added again");
     assert!(!shared.add(lasting(4, large), |_| false));
     assert!(!shared.contains(4));
     assert_eq!(add(4, large), 4 * CHUNK);
@@ -326,7 +322,7 @@ fn charges_one_of_several_threads_sharing_memory() {
                         pays
                     });
                     if is_open {
-                        assert_eq!(open.load(Relaxed), 1, "nobody has paid");
+                        assert_eq!(open.load(Relaxed), 1, "the memory is open without a charge");
                         shared.remove(1, |_| {
                             open.fetch_sub(1, Relaxed);
                         });

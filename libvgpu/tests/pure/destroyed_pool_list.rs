@@ -80,7 +80,11 @@ fn counts_free_after_stream_reaches_it() {
     pools.free(10, FreedAt::InStream(STREAM));
     pools.settle(3, &[]);
     pools.settle(3, &[STREAM]);
-    assert_eq!(pools.released(), [], "another card's, or another stream's");
+    assert_eq!(
+        pools.released(),
+        [],
+        "on another device or in another stream"
+    );
     pools.settle(3, &[OTHER_STREAM]);
     assert_eq!(pools.released(), [(3, 50)]);
     pools.settle(4, &[OTHER_STREAM]);

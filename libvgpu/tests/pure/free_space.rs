@@ -76,7 +76,7 @@ fn reuses_free_space_in_same_stream() {
     );
     assert!(
         !pools.room.has_space(POOL + 1, STREAM, 1, |_| true),
-        "another pool's"
+        "in another pool"
     );
 }
 
@@ -85,13 +85,13 @@ fn merges_adjacent_free_ranges() {
     let pools = Pools::full();
     pools.free(0, STREAM);
     pools.free(8 * MIB, STREAM);
-    assert!(!pools.has(8 * MIB), "in pieces");
+    assert!(!pools.has(8 * MIB), "not contiguous");
     pools.free(4 * MIB, STREAM);
     assert!(pools.has(12 * MIB) && !pools.has(13 * MIB));
     let pools = Pools::full();
     pools.free(0, STREAM);
     pools.free(4 * MIB, OTHER_STREAM);
-    assert!(!pools.has(8 * MIB), "in pieces for each stream");
+    assert!(!pools.has(8 * MIB), "not contiguous within a stream");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn does_not_merge_across_chunks() {
     }
     pools.free(28 * MIB, STREAM);
     pools.free(32 * MIB, STREAM);
-    assert!(!pools.has(8 * MIB), "across the border of two chunks");
+    assert!(!pools.has(8 * MIB), "across a chunk boundary");
 }
 
 /// Such a range shows that the driver places chunks differently.
@@ -194,13 +194,13 @@ fn counts_only_used_chunks_of_trimmed_pool() {
     }
     assert!(pools.has(32 * MIB - 8 * MIB - 8 * MIB) && pools.has(40 * MIB));
     pools.room.invalidate(POOL);
-    assert!(!pools.has(40 * MIB), "its chunk may be gone");
-    assert!(pools.has(4 * MIB), "others lie in the chunk");
+    assert!(!pools.has(40 * MIB), "the chunk may be released");
+    assert!(pools.has(4 * MIB), "the chunk has other allocations");
     for index in 1..8 {
         pools.free(index * 4 * MIB, STREAM);
         pools.room.invalidate(POOL);
     }
-    assert!(!pools.has(4 * MIB), "none lies in it any more");
+    assert!(!pools.has(4 * MIB), "the chunk has no allocation left");
 }
 
 /// A chunk may be released and another one added between two checks: the pool then has the same size as before.

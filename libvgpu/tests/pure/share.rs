@@ -125,7 +125,7 @@ fn reuses_dead_slot_of_full_region() {
     assert_eq!(
         mapping::acquire_slot(&view, fd).unwrap_err(),
         AttachError::Full,
-        "all live"
+        "all processes are alive"
     );
     // A process dies with memory that is open elsewhere: its memory stays charged, and its slot stays in use.
     let dead = SlotIndex::new(7).unwrap();

@@ -41,7 +41,7 @@ fn excludes_other_threads_from_exclusive_section() {
             });
         }
     });
-    assert!(gate.enter_exclusive().is_some(), "all have left");
+    assert!(gate.enter_exclusive().is_some(), "no holder remains");
 }
 
 #[test]
@@ -54,10 +54,10 @@ fn admits_shared_holders_concurrently() {
 
 /// The holder may be waiting for the thread outside.
 #[test]
-#[cfg_attr(miri, ignore = "thousands of looks take Miri minutes")]
+#[cfg_attr(miri, ignore = "thousands of polls take Miri minutes")]
 fn starves_no_thread() {
     let gate = open_gate();
-    let (entered, hear) = mpsc::channel();
+    let (entered, receiver) = mpsc::channel();
     thread::scope(|scope| {
         let (alone, gate) = (gate.enter_exclusive().unwrap(), &gate);
         scope.spawn(move || {
@@ -65,12 +65,18 @@ fn starves_no_thread() {
             entered.send(()).unwrap();
             drop(passage);
         });
-        hear.recv().unwrap();
-        assert!(gate.enter_exclusive().is_none(), "another one is alone");
+        receiver.recv().unwrap();
+        assert!(
+            gate.enter_exclusive().is_none(),
+            "another thread has exclusive access"
+        );
         drop(alone);
     });
     let passage = gate.enter();
-    assert!(gate.enter_exclusive().is_none(), "another one is inside");
+    assert!(
+        gate.enter_exclusive().is_none(),
+        "another thread has shared access"
+    );
     drop(passage);
     assert!(gate.enter_exclusive().is_some());
 }
@@ -80,17 +86,17 @@ fn starves_no_thread() {
 fn retries_denial_caused_by_pending_reservations() {
     // SAFETY: all zeroes is a valid value.
     let attempts: PendingReservations = unsafe { MaybeUninit::zeroed().assume_init() };
-    let room = AtomicU32::new(1);
+    let available = AtomicU32::new(1);
     let take = || {
-        let less = |room: u32| room.checked_sub(1);
-        let taken = room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        let less = |available: u32| available.checked_sub(1);
+        let taken = available.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         taken.is_ok()
     };
-    let give_back = || room.fetch_add(1, Ordering::SeqCst);
+    let give_back = || available.fetch_add(1, Ordering::SeqCst);
     let rounds = if cfg!(miri) { 5 } else { 100 };
     let (is_over, asked) = (AtomicU32::new(0), AtomicU32::new(0));
     // Counted, because the other threads run until this is over.
-    let refused = AtomicU32::new(0);
+    let denied = AtomicU32::new(0);
     thread::scope(|scope| {
         for _ in 0..2 {
             // Turns out to need nothing after another request was made.
@@ -118,7 +124,7 @@ fn retries_denial_caused_by_pending_reservations() {
             });
         }
         let ask = || {
-            while room.load(Ordering::SeqCst) != 0 {
+            while available.load(Ordering::SeqCst) != 0 {
                 thread::yield_now();
             }
             asked.fetch_add(1, Ordering::SeqCst);
@@ -128,21 +134,21 @@ fn retries_denial_caused_by_pending_reservations() {
             if attempts.reserve(take) {
                 give_back();
             } else {
-                refused.fetch_add(1, Ordering::SeqCst);
+                denied.fetch_add(1, Ordering::SeqCst);
             }
             ask();
             let attempt = attempts.begin_reserving(take);
             if attempt.is_some() {
                 give_back();
             } else {
-                refused.fetch_add(1, Ordering::SeqCst);
+                denied.fetch_add(1, Ordering::SeqCst);
             }
         }
         is_over.store(1, Ordering::SeqCst);
     });
-    assert_eq!(refused.into_inner(), 0);
+    assert_eq!(denied.into_inner(), 0);
     assert!(attempts.reserve(take));
-    assert!(!attempts.reserve(take), "there is no more");
+    assert!(!attempts.reserve(take), "nothing is left to reserve");
     assert!(attempts.begin_reserving(take).is_none());
 }
 
@@ -153,15 +159,12 @@ fn treats_result_during_pending_call_as_uncertain() {
     assert!(attempts.is_certain(|| true));
     assert!(!attempts.is_certain(|| false));
     let attempt = attempts.begin();
-    assert!(!attempts.is_certain(|| true), "one is under way");
+    assert!(!attempts.is_certain(|| true), "a call is pending");
     drop(attempt);
-    let one_comes_and_goes = || {
+    let begin_and_end = || {
         drop(attempts.begin());
         true
     };
-    assert!(
-        !attempts.is_certain(one_comes_and_goes),
-        "one was under way"
-    );
-    assert!(attempts.is_certain(|| true), "all are over");
+    assert!(!attempts.is_certain(begin_and_end), "a call was pending");
+    assert!(attempts.is_certain(|| true), "no call is pending");
 }

@@ -16,10 +16,10 @@ pub(crate) struct Card {
 impl Card {
     /// Loads the driver, makes the primary context of device 0 current and loads the kernels.
     pub(crate) fn open() -> Result<Self> {
-        let context = CudaContext::new(0).context("make a context on device 0")?;
+        let context = CudaContext::new(0).context("cannot create a context on device 0")?;
         let module = context
             .load_module(Ptx::from_src(include_str!("kernels.ptx")))
-            .context("load the suite's kernels")?;
+            .context("cannot load the suite's kernels")?;
         Ok(Self { context, module })
     }
 
@@ -27,7 +27,7 @@ impl Card {
     pub(crate) fn kernel(&self, name: &str) -> Result<CudaFunction> {
         self.module
             .load_function(name)
-            .with_context(|| format!("find kernel {name}"))
+            .with_context(|| format!("cannot find kernel {name}"))
     }
 
     /// Number of multiprocessors.
@@ -40,7 +40,7 @@ impl Card {
 }
 
 /// Returns the name of the error of a driver call that failed.
-pub(crate) fn refusal(code: sys::CUresult) -> Option<String> {
+pub(crate) fn error_name(code: sys::CUresult) -> Option<String> {
     match code.result() {
         Ok(()) => None,
         Err(error) => Some(error.error_name().map_or_else(
@@ -52,7 +52,7 @@ pub(crate) fn refusal(code: sys::CUresult) -> Option<String> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Facts {
+struct GpuInfo {
     name: String,
     uuid: String,
     driver_version: i32,
@@ -66,8 +66,8 @@ pub(crate) fn run() -> Result<()> {
     // cudarc panics without the library.
     // SAFETY: a terminated string; loading runs the library's initializers, as in any program.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    ensure!(!library.is_null(), "libcuda.so.1 cannot be loaded");
-    let context = CudaContext::new(0).context("make a context on device 0")?;
+    ensure!(!library.is_null(), "cannot load libcuda.so.1");
+    let context = CudaContext::new(0).context("cannot create a context on device 0")?;
     let (free_bytes, total_bytes) = result::mem_get_info()?;
     let mut driver_version = 0;
     // SAFETY: writes one integer.
@@ -78,7 +78,7 @@ pub(crate) fn run() -> Result<()> {
         .iter()
         .map(|byte| format!("{:02x}", byte.cast_unsigned()))
         .collect();
-    crate::print(&Facts {
+    crate::print(&GpuInfo {
         name: context.name()?,
         uuid,
         driver_version,

@@ -32,7 +32,7 @@ struct Entry {
     class: &'static str,
     /// The result of `dlsym`; absent if the library has no such symbol.
     #[serde(skip_serializing_if = "Option::is_none")]
-    symbol: Option<Place>,
+    symbol: Option<Location>,
     /// The results of `cuGetProcAddress`, with the versions and flags that return them (`version/flags`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     procedures: BTreeMap<String, Vec<String>>,
@@ -40,9 +40,9 @@ struct Entry {
 
 /// An address that can be compared between processes.
 #[derive(Serialize, PartialEq, Eq, PartialOrd, Ord, Clone)]
-struct Place(String);
+struct Location(String);
 
-impl Place {
+impl Location {
     fn of(address: *const c_void) -> Self {
         // SAFETY: all zeroes is a value of this plain C struct.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -64,7 +64,7 @@ impl Place {
 pub(crate) fn run() -> Result<()> {
     // SAFETY: a terminated string; loading runs the library's initializers, as in any program.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    ensure!(!library.is_null(), "libcuda.so.1 cannot be loaded");
+    ensure!(!library.is_null(), "cannot load libcuda.so.1");
     let find = |name: &str| -> Result<*mut c_void> {
         let name = CString::new(name)?;
         // SAFETY: a library that stays open and a terminated string.
@@ -92,7 +92,7 @@ pub(crate) fn run() -> Result<()> {
             let mut procedures = BTreeMap::<String, Vec<String>>::new();
             if suffix.is_empty() && !procedure.is_null() {
                 // SAFETY: the function of that name has this type.
-                let ask = unsafe { std::mem::transmute::<*mut c_void, Procedure>(procedure) };
+                let resolve = unsafe { std::mem::transmute::<*mut c_void, Procedure>(procedure) };
                 let text = CString::new(base)?;
                 for version in VERSIONS {
                     for flags in FLAGS {
@@ -100,7 +100,7 @@ pub(crate) fn run() -> Result<()> {
                         let mut status = 0;
                         // SAFETY: a terminated string; writes a pointer and an integer.
                         let code = unsafe {
-                            ask(
+                            resolve(
                                 text.as_ptr().cast(),
                                 &raw mut address,
                                 version,
@@ -109,9 +109,9 @@ pub(crate) fn run() -> Result<()> {
                             )
                         };
                         if code == 0 && !address.is_null() {
-                            let Place(place) = Place::of(address);
+                            let Location(location) = Location::of(address);
                             procedures
-                                .entry(place)
+                                .entry(location)
                                 .or_default()
                                 .push(format!("{version}/{flags}"));
                         }
@@ -122,7 +122,7 @@ pub(crate) fn run() -> Result<()> {
                 entries.push(Entry {
                     name,
                     class,
-                    symbol: (!symbol.is_null()).then(|| Place::of(symbol)),
+                    symbol: (!symbol.is_null()).then(|| Location::of(symbol)),
                     procedures,
                 });
             }

@@ -40,7 +40,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let launch = || -> Result<()> {
         // SAFETY: the kernel takes nothing and does nothing.
-        unsafe { stream.launch_builder(&kernel).launch(shape) }.context("launch")?;
+        unsafe { stream.launch_builder(&kernel).launch(shape) }
+            .context("cannot launch the kernel")?;
         Ok(())
     };
     // Warms up code, caches and the driver.

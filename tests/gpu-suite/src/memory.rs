@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use cudarc::driver::{result, sys};
 use serde::Serialize;
 
-use crate::card::{Card, refusal};
+use crate::card::{Card, error_name};
 
 const MIB: usize = 1 << 20;
 const FIRST_PIECE: usize = 512 * MIB;
@@ -65,12 +65,12 @@ struct Taken {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let card = Card::open()?;
     let (free_bytes_before, total_bytes) = result::mem_get_info()?;
-    let mut taker = Taker::new(arguments.path)?;
+    let mut allocator = Allocator::new(arguments.path)?;
     let mut taken_bytes = 0;
     let mut piece = FIRST_PIECE;
     let mut last = None;
     while arguments.path != Path::Nothing && piece >= LAST_PIECE {
-        match taker.take(piece) {
+        match allocator.allocate(piece) {
             None => taken_bytes += piece,
             Some(name) => {
                 last = Some(name);
@@ -95,12 +95,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-struct Taker {
+struct Allocator {
     path: Path,
     pool: sys::CUmemoryPool,
 }
 
-impl Taker {
+impl Allocator {
     fn new(path: Path) -> Result<Self> {
         let mut pool = ptr::null_mut();
         if path == Path::Pool {
@@ -110,14 +110,14 @@ impl Taker {
             });
             // SAFETY: writes the pool; the properties live through the call.
             let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const properties) };
-            let refused = refusal(code);
+            let refused = error_name(code);
             ensure!(refused.is_none(), "cuMemPoolCreate: {refused:?}");
         }
         Ok(Self { path, pool })
     }
 
     /// Allocates a piece; returns the name of the error if denied. Granted memory stays with the process.
-    fn take(&mut self, bytes: usize) -> Option<String> {
+    fn allocate(&mut self, bytes: usize) -> Option<String> {
         let mut pointer = 0;
         let code = match self.path {
             Path::Nothing => return None,
@@ -162,7 +162,7 @@ impl Taker {
                 unsafe { sys::cuMipmappedArrayCreate(&raw mut array, &raw const descriptor, 1) }
             }
         };
-        refusal(code)
+        error_name(code)
     }
 }
 

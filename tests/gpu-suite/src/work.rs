@@ -49,7 +49,7 @@ enum Kernel {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Done {
+struct Completed {
     kernels: u64,
     seconds: f64,
     /// GPU time of the kernels by their duration on an idle GPU, divided by elapsed time.
@@ -116,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let busy = (kernels * arguments.kernel_us) as f64 / 1e6;
-    crate::print(&Done {
+    crate::print(&Completed {
         kernels,
         seconds,
         share: busy / seconds,
@@ -146,7 +146,7 @@ impl Work<'_> {
         let mut launch = self.stream.launch_builder(self.kernel);
         launch.arg(&self.amount);
         // SAFETY: the kernel takes one 64-bit number and touches no memory.
-        unsafe { launch.launch(self.shape) }.context("launch")?;
+        unsafe { launch.launch(self.shape) }.context("cannot launch the kernel")?;
         Ok(())
     }
 }

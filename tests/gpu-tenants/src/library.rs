@@ -33,12 +33,12 @@ pub fn build(arguments: &[&str]) -> anyhow::Result<PathBuf> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo to build libvgpu")?;
-    ensure!(output.status.success(), "cargo could not build libvgpu");
+    ensure!(output.status.success(), "cannot build libvgpu");
     String::from_utf8(output.stdout)?
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default())
         .filter_map(|file| file.as_str().map(PathBuf::from))
         .find(|file| file.file_name().is_some_and(|name| name == "libvgpu.so"))
-        .context("cargo did not say where it built libvgpu.so")
+        .context("cargo reported no path of libvgpu.so")
 }

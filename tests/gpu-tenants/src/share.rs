@@ -16,7 +16,7 @@ use drava_vgpu_abi::{
 pub fn share(policy: ComputePolicy, percent: u32) -> anyhow::Result<Limits> {
     Ok(Limits {
         memory_limit_bytes: None,
-        cores: Cores::new(percent).context("a share has at most 100 percent")?,
+        cores: Cores::new(percent).context("a share has at most 100%")?,
         compute_policy: policy,
         ..Limits::memory(0)
     })

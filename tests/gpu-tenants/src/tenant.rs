@@ -43,7 +43,10 @@ impl Tenant {
 
     /// Sends a command without waiting.
     pub fn send(&mut self, command: &str) -> anyhow::Result<()> {
-        let input = self.input.as_mut().context("its input is closed")?;
+        let input = self
+            .input
+            .as_mut()
+            .context("the standard input is closed")?;
         Ok(writeln!(input, "{command}")?)
     }
 
@@ -103,6 +106,6 @@ pub(crate) fn compile(directory: &Path) -> anyhow::Result<PathBuf> {
         .args(["-ldl", "-lpthread"])
         .status()
         .context("cannot run cc")?;
-    ensure!(status.success(), "cc could not compile {source}");
+    ensure!(status.success(), "cannot compile {source}");
     Ok(program)
 }

@@ -25,7 +25,10 @@ const CARDS: [&str; 2] = [
 pub fn slow_memory() -> anyhow::Result<String> {
     const USUAL: &str = "bytesPerSecond: 3350000000000";
     const SLOW: &str = "bytesPerSecond: 409600";
-    anyhow::ensure!(H100X2.contains(USUAL), "the machine has other memory");
+    anyhow::ensure!(
+        H100X2.contains(USUAL),
+        "the machine has unexpected memory bandwidth"
+    );
     Ok(H100X2.replace(USUAL, SLOW))
 }
 
@@ -86,7 +89,7 @@ impl TestBed {
     }
 
     fn make(&self, share: Share, id: &str, card: usize, limits: &Limits) -> anyhow::Result<Share> {
-        let card = CARDS.get(card).context("the machine has two cards")?;
+        let card = CARDS.get(card).context("the machine has two GPUs")?;
         let spec = LimitsSpec {
             claim_uid: IdText::new("claim").context("claim UID")?,
             share_id: IdText::new(id).context("share ID")?,
@@ -94,7 +97,7 @@ impl TestBed {
             limits: *limits,
         };
         for file in [share.page(), share.region()] {
-            fs::create_dir_all(file.parent().context("a file lies in a directory")?)?;
+            fs::create_dir_all(file.parent().context("no parent directory")?)?;
         }
         fs::write(share.page(), encode(&spec))?;
         Ok(share)

@@ -64,32 +64,32 @@ impl Mutator {
     }
 
     fn change(&mut self, bytes: &mut Vec<u8>, other: &Seed) {
-        let place = self.place(bytes.len());
+        let offset = self.offset(bytes.len());
         match self.below(8) {
-            0 => bytes.truncate(place),
+            0 => bytes.truncate(offset),
             1 => bytes.resize(bytes.len() + self.below(64), 0xff),
             // A torn copy: a range of another input.
             2 => {
                 let length = self.below(300);
-                let end = (place + length).min(bytes.len()).min(other.bytes.len());
-                if place < end {
-                    bytes[place..end].copy_from_slice(&other.bytes[place..end]);
+                let end = (offset + length).min(bytes.len()).min(other.bytes.len());
+                if offset < end {
+                    bytes[offset..end].copy_from_slice(&other.bytes[offset..end]);
                 }
             }
             3 | 4 => {
                 let word = WORDS[self.below(WORDS.len())].to_le_bytes();
-                let place = place / 8 * 8;
-                if let Some(target) = bytes.get_mut(place..place + 8) {
+                let offset = offset / 8 * 8;
+                if let Some(target) = bytes.get_mut(offset..offset + 8) {
                     target.copy_from_slice(&word);
                 }
             }
             5 => {
-                if let Some(byte) = bytes.get_mut(place) {
+                if let Some(byte) = bytes.get_mut(offset) {
                     *byte = self.next().to_le_bytes()[0];
                 }
             }
             _ => {
-                if let Some(byte) = bytes.get_mut(place) {
+                if let Some(byte) = bytes.get_mut(offset) {
                     *byte ^= 1 << self.below(8);
                 }
             }
@@ -97,7 +97,7 @@ impl Mutator {
     }
 
     /// Mostly within the used part.
-    fn place(&mut self, size: usize) -> usize {
+    fn offset(&mut self, size: usize) -> usize {
         match self.below(4) {
             0 => self.below(size),
             1 => 4096 + self.below(2048),
