@@ -1,4 +1,4 @@
-//! `kubectl drava explain pod`: what stands in the way of a pod, node by node and card by card.
+//! `kubectl drava explain pod`: state of a pod's allocation, with the blockers of each node and GPU.
 
 use std::collections::BTreeMap;
 
@@ -13,52 +13,52 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
+use crate::output::table;
 use crate::snapshot::Snapshot;
-use crate::table::columns;
 
-/// The answer.
+/// State of a pod's allocation with its explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pod: String,
-    /// Stable word for what is the case.
+    /// Stable code.
     state: State,
-    /// One line.
+    /// Explanation in one line.
     summary: String,
-    /// Reason codes with the number of nodes, when no node fits.
+    /// Number of nodes per reason code, if no node is feasible.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     reasons: BTreeMap<String, usize>,
-    /// Obstacles by node and device, when no node fits.
+    /// Blockers by node and device, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    obstacles: Vec<Obstacle>,
+    blockers: Vec<Blocker>,
 }
 
-/// What is the case with a pod.
+/// State of a pod's allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum State {
-    /// It does not ask for devices of this driver.
-    NotConcerned,
-    /// It runs on a node, or has ended.
+    /// The pod requests no devices of this driver.
+    NoGpuRequest,
+    /// The pod is bound to a node.
     Placed,
-    /// A claim of it does not exist yet.
+    /// A claim of the pod does not exist.
     WaitingForClaim,
-    /// Somebody holds it back.
+    /// The pod has scheduling gates.
     Gated,
-    /// All of its claims are allocated; kube-scheduler is to bind it.
+    /// All claims are allocated; kube-scheduler has not bound the pod.
     Allocated,
-    /// It fits; the controller is to allocate.
-    Fits,
-    /// It does not fit.
-    DoesNotFit,
-    /// It can never be served as it is.
-    Refused,
+    /// A node is feasible; the controller has not allocated the claims.
+    Feasible,
+    /// No node is feasible.
+    Infeasible,
+    /// The request is invalid.
+    Rejected,
 }
 
-/// What stands in the way at one place.
+/// Blocker of one node or device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Obstacle {
+struct Blocker {
     node: String,
-    /// Empty for an obstacle of the whole node.
+    /// Empty for a blocker of the node.
     device: String,
     reason: String,
     detail: String,
@@ -67,7 +67,7 @@ struct Obstacle {
 /// Explains a pod.
 ///
 /// # Errors
-/// When there is no such pod.
+/// If the pod does not exist.
 pub(crate) fn pod(
     snapshot: &Snapshot,
     namespace: &str,
@@ -79,45 +79,45 @@ pub(crate) fn pod(
         .iter()
         .find(|pod| is(pod, namespace, name))
         .with_context(|| {
-            format!("there is no pod {name} in namespace {namespace}; use -n for another namespace")
+            format!("cannot find pod {name} in namespace {namespace}; use -n for another namespace")
         })?;
     let mut report = Report {
         pod: format!("{namespace}/{name}"),
-        state: State::NotConcerned,
+        state: State::NoGpuRequest,
         summary: String::new(),
         reasons: BTreeMap::new(),
-        obstacles: Vec::new(),
+        blockers: Vec::new(),
     };
     (report.state, report.summary) = match stage(snapshot, pod)? {
         Stage::WithoutClaim(name) => (
             State::WaitingForClaim,
             format!(
-                "its claim {name} does not exist yet: kube-controller-manager makes it from the template, or somebody has to create it"
+                "claim {name} does not exist; kube-controller-manager creates claims of templates, create other claims yourself"
             ),
         ),
-        Stage::Refused(explanation) => (State::Refused, explanation.summary()),
-        Stage::Served(held) => served(&held, node(pod)),
+        Stage::Rejected(explanation) => (State::Rejected, explanation.summary()),
+        Stage::Allocated(devices) => allocated(&devices, node(pod)),
         Stage::Gated(gates) => (
             State::Gated,
             format!(
-                "it is held by the scheduling gates {}; nobody plans it before they are removed",
+                "the pod has scheduling gates {}; the controller ignores the pod until they are removed",
                 gates.join(", ")
             ),
         ),
-        Stage::Asking(ask) => match snapshot.cluster.decide(&ask, policies) {
+        Stage::Requesting(request) => match snapshot.cluster.decide(&request, policies) {
             Ok(placement) => (
-                State::Fits,
+                State::Feasible,
                 format!(
-                    "it fits on node {}, and the controller should allocate it within seconds; if not, look at the log \
-                     of drava-controller",
+                    "node {} is feasible; the controller allocates within seconds, otherwise check the log of \
+                     drava-controller",
                     placement.node
                 ),
             ),
             Err(explanation) => {
-                report.add_obstacles(&explanation);
+                report.add_blockers(&explanation);
                 let state = match explanation {
-                    Explanation::Rejected { .. } => State::Refused,
-                    Explanation::Nodes(_) => State::DoesNotFit,
+                    Explanation::Rejected { .. } => State::Rejected,
+                    Explanation::Nodes(_) => State::Infeasible,
                 };
                 (state, explanation.summary())
             }
@@ -126,18 +126,18 @@ pub(crate) fn pod(
     Ok(report)
 }
 
-/// How far a pod has come.
+/// Stage of a pod before the allocator runs.
 enum Stage<'a> {
-    /// This claim of it does not exist.
+    /// The named claim does not exist.
     WithoutClaim(String),
-    /// What it asks for is wrong in itself.
-    Refused(Explanation),
-    /// It asks for nothing beyond what it holds: these devices.
-    Served(Vec<String>),
-    /// These scheduling gates hold it.
+    /// The request is invalid.
+    Rejected(Explanation),
+    /// The pod requests nothing beyond these allocated devices.
+    Allocated(Vec<String>),
+    /// The pod has these scheduling gates.
     Gated(Vec<&'a str>),
-    /// It asks for devices.
-    Asking(Box<PodRequest>),
+    /// The pod requests devices.
+    Requesting(Box<PodRequest>),
 }
 
 fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
@@ -150,44 +150,43 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
         .map(|(name, claim)| (name.as_str(), *claim))
         .collect();
     let cluster = &snapshot.cluster;
-    let ask = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
-        Ok(ask) => ask,
-        Err(error) => return Ok(Stage::Refused(Explanation::from(error))),
+    let request = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
+        Ok(request) => request,
+        Err(error) => return Ok(Stage::Rejected(Explanation::from(error))),
     };
-    if ask.claims.is_empty() {
-        let held = named
+    if request.claims.is_empty() {
+        let devices = named
             .iter()
             .flat_map(|(_, claim)| AllocatedDevice::of_claim(claim))
             .map(|allocated| format!("{} of pool {}", allocated.device, allocated.pool));
-        return Ok(Stage::Served(held.collect()));
+        return Ok(Stage::Allocated(devices.collect()));
     }
     let gates = gates(pod);
     if !gates.is_empty() {
         return Ok(Stage::Gated(gates));
     }
-    Ok(Stage::Asking(Box::new(ask)))
+    Ok(Stage::Requesting(Box::new(request)))
 }
 
-/// A pod that asks for nothing beyond what it holds.
-fn served(held: &[String], node: Option<&str>) -> (State, String) {
-    let devices = held.join(", ");
-    match (held.is_empty(), node) {
+/// Returns the state of a pod that requests nothing beyond these allocated devices.
+fn allocated(devices: &[String], node: Option<&str>) -> (State, String) {
+    let list = devices.join(", ");
+    match (devices.is_empty(), node) {
         (true, _) => (
-            State::NotConcerned,
-            format!("it asks for no devices of {}", names::DRIVER),
+            State::NoGpuRequest,
+            format!("the pod requests no devices of {}", names::DRIVER),
         ),
-        (false, Some(node)) => (
-            State::Placed,
-            format!("it is on node {node} with {devices}"),
-        ),
+        (false, Some(node)) => (State::Placed, format!("bound to node {node} with {list}")),
         (false, None) => (
             State::Allocated,
-            format!("it has {devices}; kube-scheduler is to bind it, see the events of the pod"),
+            format!(
+                "allocated {list}; kube-scheduler has not bound the pod, check the pod's events"
+            ),
         ),
     }
 }
 
-/// The node that the pod is bound to.
+/// Returns the node to which the pod is bound.
 fn node(pod: &Pod) -> Option<&str> {
     let node = pod.spec.as_ref()?.node_name.as_deref()?;
     (!node.is_empty()).then_some(node)
@@ -211,9 +210,9 @@ fn gates(pod: &Pod) -> Vec<&str> {
 }
 
 enum Claims<'a> {
-    /// Each with the name by which the pod calls it.
+    /// All claims, with the name of the pod's reference.
     Found(Vec<(String, &'a ResourceClaim)>),
-    /// This one is not there.
+    /// The named claim does not exist.
     Missing(String),
 }
 
@@ -234,7 +233,7 @@ fn claims_of<'a>(snapshot: &'a Snapshot, pod: &Pod) -> anyhow::Result<Claims<'a>
             (Some(name), _) => name.clone(),
             (None, Some(status)) => match &status.resource_claim_name {
                 Some(name) => name.clone(),
-                // The template asks for nothing.
+                // The template requests nothing.
                 None => continue,
             },
             (None, None) => return Ok(Claims::Missing(entry.name.clone())),
@@ -251,16 +250,16 @@ fn claims_of<'a>(snapshot: &'a Snapshot, pod: &Pod) -> anyhow::Result<Claims<'a>
     Ok(Claims::Found(found))
 }
 
-fn obstacles(verdict: &NodeVerdict) -> Vec<Obstacle> {
+fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {
     if verdict.devices.is_empty() {
-        return vec![Obstacle {
+        return vec![Blocker {
             node: verdict.node.clone(),
             device: String::new(),
             reason: verdict.reason.to_string(),
             detail: verdict.detail.clone(),
         }];
     }
-    let of_device = |device: &DeviceVerdict| Obstacle {
+    let of_device = |device: &DeviceVerdict| Blocker {
         node: verdict.node.clone(),
         device: device.device.clone(),
         reason: device.reason.to_string(),
@@ -270,49 +269,49 @@ fn obstacles(verdict: &NodeVerdict) -> Vec<Obstacle> {
 }
 
 impl Report {
-    fn add_obstacles(&mut self, explanation: &Explanation) {
+    fn add_blockers(&mut self, explanation: &Explanation) {
         let Explanation::Nodes(verdicts) = explanation else {
             return;
         };
         for verdict in verdicts {
             *self.reasons.entry(verdict.reason.to_string()).or_default() += 1;
-            self.obstacles.extend(obstacles(verdict));
+            self.blockers.extend(blockers(verdict));
         }
     }
 
-    /// A device of another type says nothing where the node has devices of the right one.
-    fn is_noise(&self, obstacle: &Obstacle) -> bool {
+    /// Returns whether the blocker is a device of another type on a node with devices of the requested type.
+    fn is_irrelevant(&self, blocker: &Blocker) -> bool {
         let other_type = Reason::TypeMismatch.as_str();
-        obstacle.reason == other_type
+        blocker.reason == other_type
             && self
-                .obstacles
+                .blockers
                 .iter()
-                .any(|other| other.node == obstacle.node && other.reason != other_type)
+                .any(|other| other.node == blocker.node && other.reason != other_type)
     }
 
-    /// For people.
+    /// Formats the report as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("pod {}: {}\n", self.pod, self.summary);
-        if !self.obstacles.is_empty() {
+        if !self.blockers.is_empty() {
             let rows: Vec<_> = self
-                .obstacles
+                .blockers
                 .iter()
-                .filter(|obstacle| !self.is_noise(obstacle))
-                .map(|obstacle| {
+                .filter(|blocker| !self.is_irrelevant(blocker))
+                .map(|blocker| {
                     vec![
-                        obstacle.node.clone(),
-                        if obstacle.device.is_empty() {
+                        blocker.node.clone(),
+                        if blocker.device.is_empty() {
                             "–".to_owned()
                         } else {
-                            obstacle.device.clone()
+                            blocker.device.clone()
                         },
-                        obstacle.reason.clone(),
-                        obstacle.detail.clone(),
+                        blocker.reason.clone(),
+                        blocker.detail.clone(),
                     ]
                 })
                 .collect();
             text.push('\n');
-            text.push_str(&columns(&["NODE", "DEVICE", "REASON", "DETAIL"], &rows));
+            text.push_str(&table(&["NODE", "DEVICE", "REASON", "DETAIL"], rows));
         }
         text
     }

@@ -1,6 +1,6 @@
-//! `kubectl drava`: who holds which GPU, and why a pod waits.
+//! `kubectl drava`: GPU allocations, and why a pod is pending.
 //!
-//! Reads the cluster with the user's own permissions and asks the same allocator as the controller.
+//! It reads the cluster with the user's permissions and runs the controller's allocator.
 
 use std::process::ExitCode;
 
@@ -13,20 +13,29 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 mod explain;
+mod output;
 mod snapshot;
-mod table;
 mod top;
 
-/// Look into the GPU sharing of drava.
+/// Inspect GPU allocations of drava.
 ///
-/// Reads ResourceSlices, ResourceClaims, nodes and pods with your own permissions; it changes nothing.
+/// `top` lists the GPUs with their allocations. `explain pod` shows for each node and GPU why a pod is pending, or why its
+/// GPU was chosen.
+///
+/// The command reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods of all namespaces with your permissions.
+/// It changes nothing.
 #[derive(Debug, Parser)]
-#[command(name = "kubectl-drava", bin_name = "kubectl drava", version)]
+#[command(
+    name = "kubectl-drava",
+    bin_name = "kubectl drava",
+    version,
+    after_help = "Examples:\n  kubectl drava top\n  kubectl drava explain pod trainer-0 -n research"
+)]
 struct Cli {
     #[command(flatten)]
     connection: Connection,
 
-    /// Form of the output.
+    /// Output format.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     output: Output,
 
@@ -36,22 +45,22 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct Connection {
-    /// Kubeconfig file; by default $KUBECONFIG or ~/.kube/config.
+    /// Kubeconfig file; default: $KUBECONFIG or ~/.kube/config.
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<std::path::PathBuf>,
 
-    /// Context of the kubeconfig; by default its current one.
+    /// Context of the kubeconfig; default: its current context.
     #[arg(long, global = true)]
     context: Option<String>,
 
-    /// Namespace of the pod; by default that of the context.
+    /// Namespace of the pod; default: the namespace of the context.
     #[arg(short, long, global = true)]
     namespace: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// Columns for people.
+    /// A table.
     Table,
     /// One JSON document.
     Json,
@@ -59,15 +68,16 @@ enum Output {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show every card: what of its memory, cores and slots is allocated, and to which claims and pods.
+    /// Show the allocated memory, cores and slots of each GPU, with the claims and pods.
     ///
-    /// Figures are what is allocated (guaranteed to claims), not what programs use at the moment.
+    /// The amounts are allocations (guarantees to claims), not current usage. CORES is percent of GPU time; SLOTS is the
+    /// number of shares. MODE is free, whole, shared or partitioned.
     #[command(
-        after_help = "Example:\n  kubectl drava top\n  kubectl drava top -o json | jq '.cards[] | select(.mode == \"free\")'"
+        after_help = "Example:\n  kubectl drava top\n  kubectl drava top -o json | jq '.gpus[] | select(.mode == \"free\")'"
     )]
     Top,
 
-    /// Explain why something is as it is.
+    /// Explain an allocation decision.
     #[command(subcommand)]
     Explain(Explain),
 
@@ -77,20 +87,20 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Explain {
-    /// Why does a pod wait? Shows for every node and card what stands in the way.
+    /// Show for each node and GPU why a pod is pending, or where a running pod is allocated.
     ///
-    /// Runs the controller's own allocator on the state of the cluster as it is now. With -o json the reasons are
-    /// stable codes.
+    /// The command runs the controller's allocator on the current state of the cluster. With -o json the reasons are stable
+    /// codes.
     #[command(after_help = "Example:\n  kubectl drava explain pod trainer-0 -n research")]
     Pod {
         /// Name of the pod.
         name: String,
 
-        /// Policy between nodes with which the controller runs.
+        /// The controller's policy for nodes: binpack or spread.
         #[arg(long, default_value = "binpack", value_parser = parse_policy)]
         node_policy: PlacementPolicy,
 
-        /// Policy between the cards of a node with which the controller runs.
+        /// The controller's policy for the GPUs of a node: binpack or spread.
         #[arg(long, default_value = "binpack", value_parser = parse_policy)]
         gpu_policy: PlacementPolicy,
     },
@@ -115,16 +125,18 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let text = match cli.command {
         Command::Version => match cli.output {
             Output::Table => format!("kubectl-drava {}\n", env!("CARGO_PKG_VERSION")),
-            Output::Json => json(&serde_json::json!({"version": env!("CARGO_PKG_VERSION")}))?,
+            Output::Json => {
+                output::json(&serde_json::json!({"version": env!("CARGO_PKG_VERSION")}))?
+            }
         },
         Command::Top => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
-            let cards = top::cards(&snapshot);
+            let gpus = top::gpus(&snapshot);
             match cli.output {
-                Output::Table => top::text(&cards, &top::problems(&snapshot)),
-                Output::Json => json(
-                    &serde_json::json!({"cards": cards, "problems": top::problems(&snapshot)}),
+                Output::Table => top::text(&gpus, &top::problems(&snapshot)),
+                Output::Json => output::json(
+                    &serde_json::json!({"gpus": gpus, "problems": top::problems(&snapshot)}),
                 )?,
             }
         }
@@ -142,31 +154,14 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             let report = explain::pod(&snapshot, &namespace, &name, policies)?;
             match cli.output {
                 Output::Table => report.text(),
-                Output::Json => json(&report)?,
+                Output::Json => output::json(&report)?,
             }
         }
     };
-    print(&text)
+    output::print(&text)
 }
 
-/// Writes to standard output; a reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    use std::io::Write;
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write the output")
-        }
-        _ => Ok(()),
-    }
-}
-
-fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
-    text.push('\n');
-    Ok(text)
-}
-
-/// A client, and the namespace that the user means.
+/// Returns a client and the selected namespace.
 async fn connect(connection: &Connection) -> anyhow::Result<(Client, String)> {
     let options = KubeConfigOptions {
         context: connection.context.clone(),
@@ -180,11 +175,11 @@ async fn connect(connection: &Connection) -> anyhow::Result<(Client, String)> {
         }
         None => Config::from_kubeconfig(&options).await,
     }
-    .context("cannot use the kubeconfig; set $KUBECONFIG or give --kubeconfig and --context")?;
+    .context("cannot use the kubeconfig; set $KUBECONFIG, or use --kubeconfig and --context")?;
     let namespace = connection
         .namespace
         .clone()
         .unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("cannot make a client from the kubeconfig")?;
+    let client = Client::try_from(config).context("cannot create a client from the kubeconfig")?;
     Ok((client, namespace))
 }

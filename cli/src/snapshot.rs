@@ -1,4 +1,4 @@
-//! The state of the cluster, read once.
+//! Snapshot of the cluster's state.
 
 use std::fmt::Debug;
 
@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-/// What was read.
+/// Objects of the cluster, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) cluster: Cluster,
@@ -53,7 +53,7 @@ impl Snapshot {
 /// Reads the cluster.
 ///
 /// # Errors
-/// Says what could not be read.
+/// If a kind cannot be listed.
 pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
@@ -76,10 +76,10 @@ where
     let objects = listed.map_err(|error| {
         let hint = match &error {
             kube::Error::Api(status) if status.code == 403 => {
-                format!("; `kubectl auth can-i list {plural} -A` tells whether you may")
+                format!("; `kubectl auth can-i list {plural} -A` shows whether you may")
             }
             kube::Error::Api(status) if status.code == 404 => {
-                "; resource.k8s.io/v1 is served since Kubernetes 1.34".to_owned()
+                "; resource.k8s.io/v1 is available since Kubernetes 1.34".to_owned()
             }
             _ => String::new(),
         };

@@ -1,4 +1,4 @@
-//! `kubectl drava top`: what is allocated of every card, and to whom.
+//! `kubectl drava top`: allocations of each GPU.
 
 use std::collections::BTreeMap;
 
@@ -10,92 +10,92 @@ use drava_allocator::usage::{DeviceAccess, Usage};
 use drava_api::{DeviceType, Quantity, names};
 use serde::Serialize;
 
+use crate::output::table;
 use crate::snapshot::Snapshot;
-use crate::table::columns;
 
-/// One card.
+/// Allocations of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Card {
+pub(crate) struct Gpu {
     node: String,
-    card: String,
+    gpu: String,
     uuid: String,
     product_name: String,
     mode: Mode,
-    memory: Share,
-    cores: Share,
-    slots: Share,
-    holders: Vec<Holder>,
+    memory: AllocatedAmount,
+    cores: AllocatedAmount,
+    slots: AllocatedAmount,
+    claims: Vec<GpuClaim>,
 }
 
-/// How a card is used now.
+/// Kind of allocations on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Mode {
-    /// Nobody holds it.
+    /// No claim is allocated.
     Free,
-    /// One claim holds all of it.
+    /// One claim has the whole GPU.
     Whole,
-    /// Claims hold shares of it.
+    /// Claims have shares.
     Shared,
-    /// Claims hold partitions of it.
+    /// Claims have MIG partitions.
     Partitioned,
 }
 
-/// What is allocated of an amount.
+/// Allocated part of an amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-struct Share {
+struct AllocatedAmount {
     allocated: u64,
     total: u64,
 }
 
-/// A claim that holds something of a card.
+/// A claim with an allocation on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Holder {
-    claim: String,
+struct GpuClaim {
+    name: String,
     device: String,
     pods: Vec<String>,
 }
 
-/// All cards, by node and name.
-pub(crate) fn cards(snapshot: &Snapshot) -> Vec<Card> {
-    let mut cards = Vec::new();
+/// Returns all GPUs by node and name.
+pub(crate) fn gpus(snapshot: &Snapshot) -> Vec<Gpu> {
+    let mut gpus = Vec::new();
     for (pool_name, pool, usage) in snapshot.cluster.usable_pools() {
-        let mut by_card: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let mut by_gpu: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (index, device) in pool.devices.iter().enumerate() {
             let first = pool
                 .devices
                 .iter()
                 .position(|other| other.gpu == device.gpu);
-            by_card
+            by_gpu
                 .entry(first.unwrap_or(index))
                 .or_default()
                 .push(index);
         }
-        for indices in by_card.values() {
-            cards.extend(card(snapshot, pool_name, pool, usage, indices));
+        for indices in by_gpu.values() {
+            gpus.extend(gpu(snapshot, pool_name, pool, usage, indices));
         }
     }
-    cards.sort_by(|a, b| a.node.cmp(&b.node));
-    cards
+    gpus.sort_by(|a, b| a.node.cmp(&b.node));
+    gpus
 }
 
-/// Pools that are left out, with the reason.
+/// Returns the excluded pools with the reason.
 pub(crate) fn problems(snapshot: &Snapshot) -> Vec<String> {
     snapshot
         .cluster
         .excluded_pools()
-        .map(|(pool, _, problem)| format!("pool {pool} is left out: {problem}"))
+        .map(|(pool, _, problem)| format!("pool {pool} is excluded from allocation: {problem}"))
         .collect()
 }
 
-fn card(
+fn gpu(
     snapshot: &Snapshot,
     pool_name: &str,
     pool: &Pool,
     usage: &Usage,
     indices: &[usize],
-) -> Option<Card> {
+) -> Option<Gpu> {
     let devices: Vec<(&Device, _)> = indices
         .iter()
         .filter_map(|index| {
@@ -119,7 +119,7 @@ fn card(
         Some((_, true)) => Mode::Whole,
         Some((_, false)) => Mode::Shared,
     };
-    let share = |capacity: &str| {
+    let allocated_amount = |capacity: &str| {
         let total = devices
             .iter()
             .filter_map(|(device, _)| device.amount(capacity))
@@ -132,7 +132,7 @@ fn card(
                 _ => device.amount(capacity).unwrap_or_default(),
             });
         let allocated = allocated.fold(Quantity::ZERO, |sum, amount| sum + amount);
-        Share {
+        AllocatedAmount {
             allocated: allocated.to_u64_rounded_up().unwrap_or_default(),
             total: total.to_u64_rounded_up().unwrap_or_default(),
         }
@@ -141,36 +141,36 @@ fn card(
         .iter()
         .map(|(device, _)| device.name.as_ref())
         .collect();
-    let holders = snapshot
+    let claims = snapshot
         .cluster
         .allocated_devices()
         .filter(|allocated| {
             allocated.pool == pool_name && names.contains(&allocated.device.as_str())
         })
         .filter(|allocated| !matches!(allocated.access, DeviceAccess::Admin(_)))
-        .map(|allocated| Holder {
-            claim: allocated.claim.to_string(),
+        .map(|allocated| GpuClaim {
+            name: allocated.claim.to_string(),
             device: allocated.device.clone(),
             pods: pods_of(snapshot, &allocated.claim.uid),
         })
         .collect();
-    Some(Card {
+    Some(Gpu {
         node: pool.node.clone(),
-        card: first.display_name().to_owned(),
+        gpu: first.display_name().to_owned(),
         uuid: first.gpu.to_string(),
         product_name: match first.attributes.get(names::attribute::PRODUCT_NAME) {
             Some(Attribute::String(name)) => name.clone(),
             _ => String::new(),
         },
         mode,
-        memory: share(names::capacity::MEMORY),
-        cores: share(names::capacity::CORES),
-        slots: share(names::capacity::SLOTS),
-        holders,
+        memory: allocated_amount(names::capacity::MEMORY),
+        cores: allocated_amount(names::capacity::CORES),
+        slots: allocated_amount(names::capacity::SLOTS),
+        claims,
     })
 }
 
-/// Pods that have reserved the claim with this UID.
+/// Returns the pods that have reserved the claim with this UID.
 fn pods_of(snapshot: &Snapshot, uid: &str) -> Vec<String> {
     snapshot
         .claims
@@ -184,22 +184,22 @@ fn pods_of(snapshot: &Snapshot, uid: &str) -> Vec<String> {
         .collect()
 }
 
-/// The table, and below it what is left out.
-pub(crate) fn text(cards: &[Card], problems: &[String]) -> String {
-    if cards.is_empty() && problems.is_empty() {
+/// Formats the table of GPUs, followed by the excluded pools.
+pub(crate) fn text(gpus: &[Gpu], problems: &[String]) -> String {
+    if gpus.is_empty() && problems.is_empty() {
         return format!(
-            "No node publishes devices of {}. Is the node driver running?\n",
+            "no node publishes devices of {}; check that the node driver is running\n",
             names::DRIVER
         );
     }
-    let rows: Vec<_> = cards
+    let rows: Vec<_> = gpus
         .iter()
-        .map(|card| {
+        .map(|gpu| {
             vec![
-                card.node.clone(),
-                card.card.clone(),
-                card.product_name.clone(),
-                match card.mode {
+                gpu.node.clone(),
+                gpu.gpu.clone(),
+                gpu.product_name.clone(),
+                match gpu.mode {
                     Mode::Free => "free",
                     Mode::Whole => "whole",
                     Mode::Shared => "shared",
@@ -208,14 +208,14 @@ pub(crate) fn text(cards: &[Card], problems: &[String]) -> String {
                 .to_owned(),
                 format!(
                     "{} / {}",
-                    bytes(Quantity::bytes(card.memory.allocated)),
-                    bytes(Quantity::bytes(card.memory.total))
+                    bytes(Quantity::bytes(gpu.memory.allocated)),
+                    bytes(Quantity::bytes(gpu.memory.total))
                 ),
-                format!("{} / {}", card.cores.allocated, card.cores.total),
-                format!("{} / {}", card.slots.allocated, card.slots.total),
-                card.holders
+                format!("{} / {}", gpu.cores.allocated, gpu.cores.total),
+                format!("{} / {}", gpu.slots.allocated, gpu.slots.total),
+                gpu.claims
                     .iter()
-                    .map(Holder::text)
+                    .map(GpuClaim::text)
                     .collect::<Vec<_>>()
                     .join(", "),
             ]
@@ -223,7 +223,7 @@ pub(crate) fn text(cards: &[Card], problems: &[String]) -> String {
         .collect();
     let header = [
         "NODE",
-        "CARD",
+        "GPU",
         "MODEL",
         "MODE",
         "MEMORY",
@@ -231,19 +231,19 @@ pub(crate) fn text(cards: &[Card], problems: &[String]) -> String {
         "SLOTS",
         "CLAIMS (PODS)",
     ];
-    let mut text = columns(&header, &rows);
+    let mut text = table(&header, rows);
     for problem in problems {
         text.push_str(&format!("warning: {problem}\n"));
     }
     text
 }
 
-impl Holder {
+impl GpuClaim {
     fn text(&self) -> String {
         if self.pods.is_empty() {
-            format!("{} (none yet)", self.claim)
+            format!("{} (no pod)", self.name)
         } else {
-            format!("{} ({})", self.claim, self.pods.join(", "))
+            format!("{} ({})", self.name, self.pods.join(", "))
         }
     }
 }
@@ -254,22 +254,22 @@ mod tests {
     use crate::explain::tests::snapshot;
 
     #[test]
-    fn every_card_with_its_tenants() {
+    fn lists_gpus_with_claims_and_pods() {
         assert_eq!(
-            text(&cards(&snapshot()), &problems(&snapshot())),
+            text(&gpus(&snapshot()), &problems(&snapshot())),
             "\
-NODE   CARD    MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
-n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   default/a (a-pod), default/b (none yet)
+NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
+n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   default/a (a-pod), default/b (no pod)
 n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod)
 "
         );
     }
 
     #[test]
-    fn nothing_there() {
+    fn reports_missing_devices() {
         assert_eq!(
-            text(&cards(&Snapshot::default()), &[]),
-            "No node publishes devices of gpu.drava.dev. Is the node driver running?\n"
+            text(&gpus(&Snapshot::default()), &[]),
+            "no node publishes devices of gpu.drava.dev; check that the node driver is running\n"
         );
     }
 }

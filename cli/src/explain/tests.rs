@@ -1,4 +1,4 @@
-//! One small cluster, every state of a pod.
+//! All states of a pod, in one small cluster.
 
 use drava_api::config::PlacementPolicy;
 use serde_json::{Value, json};
@@ -11,10 +11,10 @@ const POLICIES: Policies = Policies {
 };
 
 fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).expect("the fixture is an object of its kind")
+    serde_json::from_value(value).expect("valid fixture")
 }
 
-/// A node with two cards: the first shared by claims a and b, the second taken whole by w.
+/// A node with two GPUs: claims a and b share the first, claim w has the whole second.
 pub(crate) fn snapshot() -> Snapshot {
     let node = json!({"metadata": {"name": "n1"}, "status": {
         "allocatable": {"cpu": "8", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}],
@@ -40,15 +40,15 @@ pub(crate) fn snapshot() -> Snapshot {
         ),
         claim("w", "gpu", &json!(null), Some(("gpu-1", Some("w-pod")))),
         claim("big", "vgpu", &json!({"memory": "60Gi"}), None),
-        claim("fits", "vgpu", &json!({"memory": "1Gi"}), None),
+        claim("feasible", "vgpu", &json!({"memory": "1Gi"}), None),
         claim("wrong", "vgpu", &json!({"cores": "101"}), None),
     ];
-    let mut pods: Vec<Pod> = ["big", "fits", "wrong", "b"]
+    let mut pods: Vec<Pod> = ["big", "feasible", "wrong", "b"]
         .iter()
         .map(|name| pod(name, Some(name)))
         .collect();
-    pods.push(pod("lonely", None));
-    pods.push(pod("early", Some("not-there")));
+    pods.push(pod("without-claim", None));
+    pods.push(pod("early", Some("missing")));
     let mut placed = pod("a-pod", Some("a"));
     placed.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
     pods.push(placed);
@@ -62,16 +62,16 @@ pub(crate) fn snapshot() -> Snapshot {
 }
 
 fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
-    let consumes = |card: u32| json!([{"counterSet": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}]);
+    let consumes = |gpu: u32| json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}]);
     let devices: Vec<_> = (0..2)
-        .flat_map(|card| {
+        .flat_map(|gpu| {
             let attributes = |kind: &str| {
-                json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{card}")}, "productName": {"string": "NVIDIA H100"}})
+                json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{gpu}")}, "productName": {"string": "NVIDIA H100"}})
             };
             [
-                json!({"name": format!("gpu-{card}"), "attributes": attributes("gpu"), "consumesCounters": consumes(card),
+                json!({"name": format!("gpu-{gpu}"), "attributes": attributes("gpu"), "consumesCounters": consumes(gpu),
                     "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}}}),
-                json!({"name": format!("gpu-{card}-vgpu"), "attributes": attributes("vgpu"), "consumesCounters": consumes(card), "allowMultipleAllocations": true,
+                json!({"name": format!("gpu-{gpu}-vgpu"), "attributes": attributes("vgpu"), "consumesCounters": consumes(gpu), "allowMultipleAllocations": true,
                     "capacity": {
                         "memory": {"value": "80Gi"},
                         "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0"}}},
@@ -81,7 +81,7 @@ fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
         })
         .collect();
     let counters: Vec<_> = (0..2)
-        .map(|card| json!({"name": format!("gpu-{card}"), "counters": {"card": {"value": "1"}}}))
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": {"card": {"value": "1"}}}))
         .collect();
     let pool = json!({"name": "n1/gpus", "generation": 1, "resourceSliceCount": 2});
     [
@@ -98,7 +98,7 @@ fn claim(
     name: &str,
     class: &str,
     capacity: &Value,
-    held: Option<(&str, Option<&str>)>,
+    allocated: Option<(&str, Option<&str>)>,
 ) -> ResourceClaim {
     let mut exactly = json!({"deviceClassName": format!("{class}.drava.dev")});
     if capacity.is_object() {
@@ -108,7 +108,7 @@ fn claim(
         "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
     });
-    if let Some((device, pod)) = held {
+    if let Some((device, pod)) = allocated {
         let mut result = json!({"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": device});
         if capacity.is_object() {
             let mut consumed = capacity.clone();
@@ -140,37 +140,37 @@ fn explained(name: &str) -> Report {
 }
 
 #[test]
-fn every_state() {
+fn reports_each_state() {
     let cases = [
         (
-            "lonely",
-            State::NotConcerned,
-            "it asks for no devices of gpu.drava.dev",
+            "without-claim",
+            State::NoGpuRequest,
+            "the pod requests no devices of gpu.drava.dev",
         ),
         (
             "a-pod",
             State::Placed,
-            "it is on node n1 with gpu-0-vgpu of pool n1/gpus",
+            "bound to node n1 with gpu-0-vgpu of pool n1/gpus",
         ),
         (
             "b",
             State::Allocated,
-            "it has gpu-0-vgpu of pool n1/gpus; kube-scheduler is to bind it",
+            "allocated gpu-0-vgpu of pool n1/gpus; kube-scheduler has not bound the pod",
         ),
         (
             "early",
             State::WaitingForClaim,
-            "its claim not-there does not exist yet",
+            "claim missing does not exist",
         ),
-        ("fits", State::Fits, "it fits on node n1"),
+        ("feasible", State::Feasible, "node n1 is feasible"),
         (
             "wrong",
-            State::Refused,
+            State::Rejected,
             "InvalidRequest: claim default/wrong: request gpu: capacity cores: 101 exceeds 100",
         ),
         (
             "big",
-            State::DoesNotFit,
+            State::Infeasible,
             "0/1 nodes: 1 InsufficientMemory (most free memory 56 GiB on n1/gpu-0)",
         ),
     ];
@@ -186,7 +186,7 @@ fn every_state() {
 }
 
 #[test]
-fn obstacles_are_listed_by_card() {
+fn lists_blockers_by_gpu() {
     assert_eq!(
         explained("big").text(),
         "\
@@ -198,15 +198,15 @@ n1     gpu-1-vgpu   ExclusiveConflict    n1/gpu-1 is allocated exclusively
 "
     );
     let json = serde_json::to_value(explained("big")).unwrap();
-    assert_eq!(json["state"], "DoesNotFit");
+    assert_eq!(json["state"], "Infeasible");
     assert_eq!(json["reasons"], json!({"InsufficientMemory": 1}));
 }
 
 #[test]
-fn an_unknown_pod_is_an_error_with_a_way_out() {
+fn suggests_namespace_for_unknown_pod() {
     let error = super::pod(&snapshot(), "default", "nope", POLICIES).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no pod nope in namespace default; use -n for another namespace"
+        "cannot find pod nope in namespace default; use -n for another namespace"
     );
 }
