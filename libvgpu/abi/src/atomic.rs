@@ -1,25 +1,25 @@
-//! The one kind of memory that processes share: a 64-bit word changed by atomic steps.
+//! Shared 64-bit word with atomic operations: the only kind of memory that processes share.
 //!
-//! The protocols are written against this trait, so that the same code runs on mapped memory, under loom,
-//! and in a build that dies after a chosen step.
+//! The protocols are written against this trait. The same code runs on mapped memory, under loom, and in a build
+//! that kills the process after a chosen step.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A shared 64-bit word. Every operation is sequentially consistent: the protocols in [`crate::ledger`] order
-/// steps on different words, and allocations are too rare for weaker orders to matter.
+/// A shared 64-bit word. Every operation is sequentially consistent: the protocols in [`crate::ledger`] order steps
+/// on different words, and allocations are too rare for weaker orderings to matter.
 pub trait Word {
-    /// Reads.
+    /// Returns the value.
     fn load(&self) -> u64;
-    /// Writes.
+    /// Sets the value.
     fn store(&self, value: u64);
-    /// Replaces `current` by `new`; otherwise returns what was found.
+    /// Replaces `current` by `new` and returns `current`.
     ///
     /// # Errors
     /// The value found, if it is not `current`.
     fn compare_exchange(&self, current: u64, new: u64) -> Result<u64, u64>;
-    /// Adds, wrapping, and returns the previous value.
+    /// Adds `value`, wrapping, and returns the previous value.
     fn fetch_add(&self, value: u64) -> u64;
-    /// Subtracts, wrapping, and returns the previous value.
+    /// Subtracts `value`, wrapping, and returns the previous value.
     fn fetch_sub(&self, value: u64) -> u64;
 }
 

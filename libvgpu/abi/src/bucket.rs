@@ -1,123 +1,124 @@
-//! The debt bucket: how a share's GPU time is granted, taken and repaid.
+//! The debt bucket: how a share's GPU time is granted, charged and repaid.
 //!
-//! One credit per share, in microseconds of GPU time, in the header of its region. Time fills it at the granted
-//! rate, launches take from it, and whoever looks at it fills it first, so that no process and no thread has to be
-//! there for the others.
+//! A share has one credit, in microseconds of GPU time, in the header of its region. Elapsed time fills the credit
+//! at the granted rate, and launches consume it. Every process that reads the credit refills it first, so no
+//! process depends on another.
 //!
 //! ```text
-//! refill:  refilled := now (compare-and-swap; one of those who look wins) │ credit += time passed × rate, up to a cap
+//! refill:  refilled := now (compare-and-swap; one of the readers wins) │ credit += elapsed time × rate, up to a cap
 //! take x:  credit −= x if credit is above zero (compare-and-swap)
-//! settle:  credit += x or −= x, when events have measured what a launch really took
+//! settle:  credit += x or −= x, when events have measured the real duration of a launch
 //! ```
 //!
-//! Invariants, whatever dies after whichever step:
-//! - **A launch needs credit above zero, not credit for all of it**: one overdraft, then everybody waits until it is
-//!   repaid. So a kernel of any length can run, and over time no share gets more than its rate.
-//! - **No stretch of time is paid out twice**: only who has moved `refilled` adds for it. Who dies between the two
-//!   steps costs the share that stretch, at most [`MAX_REFILL_US`].
-//! - Nobody waits for a process: what ends a wait is the clock.
+//! Invariants, whichever process dies after whichever step:
+//! - **A launch needs credit above zero, not credit for its whole cost**: one overdraft is possible, then all
+//!   launches wait until it is repaid. So a kernel of any length can run, and over time no share gets more than its
+//!   rate.
+//! - **No interval is paid out twice**: only the process that moved `refilled` adds the credit. If it dies between
+//!   the two steps, the share loses that interval, at most [`MAX_REFILL_US`].
+//! - No process waits for another process: every wait ends by the clock.
 //!
-//! In its own turn with the token a share may go deeper into debt: [`Grant::may_overdraw`].
+//! During its own token slice a share may overdraw further: [`Grant::may_overdraw`].
 //!
-//! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. What
-//! it has not spent when it ends is lost, which is less than a lease.
+//! A thread takes leases of up to [`LEASE_US`] and spends them launch by launch without touching shared memory. The
+//! rest of a lease is lost when the thread ends.
 //!
-//! **What the node agent does with it**: it writes rates and tokens into the limits page and reads the sums in the
-//! slots. It writes nothing here.
+//! **Node agent**: it writes rates and tokens into the limits page and reads the sums in the slots. It writes
+//! nothing here.
 
 use crate::atomic::Word;
 use crate::limits::{ComputePolicy, Limits};
 use crate::region::Header;
 
-/// What a thread takes at once, microseconds of GPU time.
+/// Size of a lease, microseconds of GPU time.
 pub const LEASE_US: u64 = 1_000;
 
-/// For how long an idle share keeps what its rate gives, microseconds. The most that it can use beyond its rate in
-/// any stretch of time, apart from one overdraft, is the rate times this.
+/// How long an idle share accumulates credit, microseconds. Apart from one overdraft, a share uses at most its rate
+/// times this beyond its rate, in any interval.
 pub const BURST_US: u64 = 50_000;
 
-/// The same in token mode: what may lie in the card's queues when a slice ends.
+/// As [`BURST_US`], in token mode: the work that may be queued on the GPU when a token slice ends.
 pub const TOKEN_BURST_US: u64 = 2_000;
 
-/// The longest time that is paid out at once, microseconds; more than any burst.
+/// Longest interval that one refill pays out, microseconds; more than any burst.
 pub const MAX_REFILL_US: u64 = 1_000_000;
 
-/// The longest sleep of a waiting launch before it looks again, microseconds: so fast does it see a new rate.
+/// Longest sleep of a waiting launch, microseconds: the delay until it sees a new rate.
 pub const MAX_SLEEP_US: u64 = 5_000;
 
-/// After waiting for so long without a token, or at a rate of nothing, a launch goes ahead, microseconds. A kernel
-/// that waits for one on another card, whose launch waits here, cannot wait forever.
+/// Longest wait of a launch without a token or at rate zero, microseconds; then the launch is admitted. Prevents a
+/// deadlock with a kernel that waits for a kernel on another GPU whose launch waits here.
 pub const MAX_ADMISSION_WAIT_US: u64 = 500_000;
 
-/// A token that ended longer ago than this was given by an agent that is gone, microseconds.
+/// A token that ended longer ago than this comes from an agent that is gone, microseconds.
 pub const TOKEN_ABANDONED_US: u64 = 3_000_000;
 
-/// A token beyond this is none, microseconds: a torn or damaged word.
+/// A token that ends further ahead than this is ignored as a torn or damaged word, microseconds.
 pub const MAX_TOKEN_US: u64 = 1_000_000;
 
-/// A launch of at least this length is counted as long, microseconds: ten slices of 50 ms.
+/// A launch of at least this duration is counted as long, microseconds: ten slices of 50 ms.
 pub const LONG_KERNEL_US: u64 = 500_000;
 
-/// A moment until which a share gives way that is further away than this is none, microseconds: damage.
+/// A yield that ends further ahead than this is ignored as damage, microseconds.
 pub const MAX_YIELD_US: u64 = 100_000;
 
-/// A share whose time others use calls the agent if it has wanted none for so long, microseconds: more than a launch that
-/// waits sleeps, so that a pause costs one call, and less than the agent needs to see that somebody is idle.
+/// A share whose time is lent notifies the agent after this time without demand, microseconds. It exceeds the sleep
+/// of a waiting launch, so a pause costs one notification, and is below the time that the agent needs to see an
+/// idle share.
 pub const IDLE_US: u64 = 4 * MAX_SLEEP_US;
 
-/// A share that calls the agent does so if its work so far ends within this time, microseconds: otherwise the agent looks
-/// again before that end.
+/// A share notifies the agent if its queued work ends within this time, microseconds; otherwise the agent polls
+/// before that end.
 pub const NOTIFY_AHEAD_US: u64 = 1_000;
 
-/// A kernel is not taken to be under way for longer than this, microseconds.
+/// Longest accepted forecast of a busy GPU, microseconds.
 const MAX_BUSY_US: u64 = 60_000_000;
 
-/// Debt beyond this is damage, not debt, microseconds.
+/// Largest debt, microseconds; more is damage.
 const MAX_DEBT_US: i64 = 3_600_000_000;
 
-/// Microseconds in a second.
+/// Microseconds per second.
 pub const SECOND_US: u64 = 1_000_000;
 
-/// Microseconds of GPU time per percent of a card in one second.
+/// Microseconds of GPU time per second for one percent of a GPU.
 pub const US_PER_PERCENT: u32 = 10_000;
 
-/// What a share may do with the card at one moment.
+/// How a share may use the GPU at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// It launches as it likes; GPU time is counted, not limited.
+    /// GPU time is counted, not limited.
     Free,
-    /// It gets so many microseconds of GPU time per second. 0 stops it, but for [`MAX_ADMISSION_WAIT_US`].
+    /// Microseconds of GPU time per second. 0 stops the share, except for [`MAX_ADMISSION_WAIT_US`].
     Rate(u32),
-    /// It has the token, and with it the whole card, until this moment.
+    /// The share has the token, and with it the whole GPU, until this time.
     Token {
-        /// Microseconds of `CLOCK_MONOTONIC`.
+        /// Time on `CLOCK_MONOTONIC`, microseconds.
         until_us: u64,
     },
     /// Another share has the token.
     NoToken {
-        /// When this one's next turn begins, microseconds of `CLOCK_MONOTONIC`; a moment that has passed where that is
-        /// not known yet.
+        /// Start of this share's next token slice, microseconds of `CLOCK_MONOTONIC`; a past time if unknown.
         from_us: u64,
     },
 }
 
-/// A turn with the token, in microseconds of `CLOCK_MONOTONIC`. Told before it begins, so that the card is not idle
-/// between two of them.
+/// A time slice with the token, in microseconds of `CLOCK_MONOTONIC`. It is announced before it starts, so the GPU
+/// is not idle between two slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenSlice {
-    /// Its first moment.
+    /// Its start.
     pub from_us: u64,
-    /// The first moment after it; 0 if there never was a turn.
+    /// Its exclusive end; 0 if the share never had a slice.
     pub until_us: u64,
 }
 
 impl Grant {
-    /// What the limits page grants.
+    /// Returns the grant that the limits page expresses.
     ///
     /// | Policy | Agent | Grant |
     /// |---|---|---|
     /// | none | – | free |
-    /// | balance, fixed | has set a rate | that rate; free from a whole card up |
+    /// | balance, fixed | has set a rate | that rate; free from a whole GPU up |
     /// | balance, fixed | has not | the guarantee; free if there is none |
     /// | token | gives tokens | the token, or none |
     /// | token | never gave one, or not for [`TOKEN_ABANDONED_US`] | as balance |
@@ -155,14 +156,15 @@ impl Grant {
         }
     }
 
-    /// The credit that a waiting launch goes on with, microseconds: what one sleep brings, and at most a lease.
+    /// Returns the credit at which a waiting launch resumes, microseconds: the gain of one sleep, at most a lease.
     #[must_use]
     pub fn resume_credit_us(self) -> u64 {
         let (rate, _) = self.rate_and_cap();
         (rate * MAX_SLEEP_US / SECOND_US).clamp(1, LEASE_US)
     }
 
-    /// For how long waiting is all that a launch can do, microseconds: until the share's turn, if that is known.
+    /// Returns the time until the share's token slice starts, microseconds, if known. A launch can only wait until
+    /// then.
     #[must_use]
     pub fn starts_in_us(self, now_us: u64) -> Option<u64> {
         match self {
@@ -171,27 +173,27 @@ impl Grant {
         }
     }
 
-    /// Whether a launch goes ahead whatever the share owes: in its own turn nobody else can use the card, and what its
-    /// processes owe may be a wrong guess.
+    /// Returns whether a launch is admitted despite debt: during the share's own token slice no other share can use
+    /// the GPU, and the debt may be a wrong estimate.
     ///
-    /// One does with nothing under way, unless most of it would run in the next one's turn. Where launches of its kind
-    /// differ, the one that is under way may end at any moment, and another one waits behind it if both are likely to end
-    /// within the turn. Otherwise the card would be idle after each short one, for as long as it takes to see its end.
+    /// A launch is admitted with nothing in flight, unless most of it would run in the next slice. If launches of
+    /// its kind vary, the one in flight may end at any moment; a second launch is queued if both are likely to end
+    /// within the slice. Otherwise the GPU would be idle after each short launch until its end is observed.
     #[must_use]
     pub fn may_overdraw(self, launch: NextLaunch, now_us: u64) -> bool {
         let Self::Token { until_us } = self else {
             return false;
         };
-        let left_us = until_us.saturating_sub(now_us);
+        let remaining_us = until_us.saturating_sub(now_us);
         match launch.in_flight {
-            0 => launch.us / 2 <= left_us,
-            1 => launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= left_us,
+            0 => launch.us / 2 <= remaining_us,
+            1 => launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= remaining_us,
             _ => false,
         }
     }
 
-    /// Up to which moment time is paid out. Who knows when its turn begins has a burst then, however late it looked
-    /// before: the card is busy from the beginning on.
+    /// Returns the time up to which a refill pays. A share that knows the start of its slice has a burst at that
+    /// start, whenever it refilled before: the GPU is busy from the start on.
     fn refill_until_us(self, now_us: u64) -> u64 {
         match self {
             Self::NoToken { from_us } if from_us > now_us => {
@@ -201,59 +203,60 @@ impl Grant {
         }
     }
 
-    /// Microseconds of GPU time that it fills the bucket with per second, and the most that the bucket holds.
+    /// Returns the refill rate in microseconds of GPU time per second, and the cap of the credit.
     fn rate_and_cap(self) -> (u64, u64) {
         match self {
             Self::Rate(rate) => {
                 let rate = u64::from(rate);
-                // So much that every look at least at the lowest rate finds a whole lease some day.
+                // At least a lease, so that a share at the lowest rate eventually gets one.
                 (rate, (rate * BURST_US / SECOND_US).max(LEASE_US))
             }
-            // Who may have all of the card needs no credit. What it saved would be a burst at the expense of whoever
-            // wants the card back.
+            // A share that may use the whole GPU accumulates no credit: it would become a burst at the expense of
+            // the share that resumes.
             Self::Free => (SECOND_US, 0),
             Self::Token { .. } => (SECOND_US, TOKEN_BURST_US),
-            // What runs on after a turn is repaid while it does; the agent takes it off the next turns.
+            // Work that runs beyond a slice is repaid while it runs; the agent subtracts it from the next slices.
             Self::NoToken { .. } => (SECOND_US, 0),
         }
     }
 }
 
-/// A launch that is to be made, and what its process launched before.
+/// A launch to admit, and the launches in flight of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextLaunch {
-    /// What it is charged, microseconds.
+    /// Its charge, microseconds.
     pub us: u64,
-    /// Whether launches of its kind differ in length.
+    /// Whether launches of its kind vary in duration.
     pub is_variable: bool,
-    /// Launches whose ends were not seen yet.
+    /// Number of launches whose end was not observed yet.
     pub in_flight: usize,
-    /// What these were charged together, microseconds.
+    /// Total charge of these launches, microseconds.
     pub in_flight_us: u64,
 }
 
-/// For how long a share makes no launches whose page says that it gives way until that moment, microseconds.
+/// Returns how long a share yields, microseconds, if the page tells it to yield until `until_us`.
 #[must_use]
 pub fn yields_for_us(until_us: u64, now_us: u64) -> Option<u64> {
     let left = until_us.checked_sub(now_us)?;
     (1..=MAX_YIELD_US).contains(&left).then_some(left)
 }
 
-/// Whether a share that wants time now, and last wanted some at `last_demand_us`, is to call for what others use of it.
+/// Returns whether a share that needs GPU time now, and last did at `last_demand_us`, notifies the agent to reclaim
+/// lent time.
 #[must_use]
 pub fn resumes_demand(last_demand_us: u64, now_us: u64) -> bool {
-    // Clocks of two threads may cross; a moment that is far ahead is damage, and keeps nobody from calling.
+    // Clocks of two threads may cross. A time far ahead is damage and prevents no notification.
     last_demand_us.abs_diff(now_us) >= IDLE_US
 }
 
-/// Why nothing was taken.
+/// Denial: the share is in debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InDebt {
-    /// Microseconds of `CLOCK_MONOTONIC` after which it is worth looking again, from now.
+    /// Delay until the next attempt, microseconds.
     pub retry_after_us: u64,
 }
 
-/// The bucket of a share, as its processes see it.
+/// A share's bucket.
 pub struct Bucket<'a, A> {
     header: &'a Header<A>,
 }
@@ -267,29 +270,29 @@ impl<A> Clone for Bucket<'_, A> {
 impl<A> Copy for Bucket<'_, A> {}
 
 impl<'a, A: Word> Bucket<'a, A> {
-    /// The bucket in that header.
+    /// Returns the bucket in `header`.
     #[must_use]
     pub fn new(header: &'a Header<A>) -> Self {
         Self { header }
     }
 
-    /// Microseconds of GPU time that the share may still use; negative is debt.
+    /// Returns the GPU time that the share may still use, microseconds; negative is debt.
     #[must_use]
     pub fn credit_us(&self) -> i64 {
         self.header.credit_us.load().cast_signed()
     }
 
-    /// Notes that somebody wants GPU time now, and says when somebody did before.
+    /// Records demand at `now_us` and returns the time of the previous demand.
     pub fn record_demand(&self, now_us: u64) -> u64 {
         let before_us = self.header.last_demand_us.load();
         self.header.last_demand_us.store(now_us);
         before_us
     }
 
-    /// Notes that the card will be busy for `us` more with what is launched now, and says whether the agent is to be told:
-    /// what was launched before is over, or nearly.
+    /// Extends the forecast of the busy GPU by `us` and returns whether to notify the agent: the previous work is
+    /// finished, or nearly.
     pub fn extend_busy_until(&self, us: u64, now_us: u64) -> bool {
-        // Beyond that it is damage.
+        // A later time is damage.
         let farthest = now_us.saturating_add(MAX_BUSY_US);
         let mut seen = self.header.busy_until_us.load();
         loop {
@@ -302,7 +305,7 @@ impl<'a, A: Word> Bucket<'a, A> {
         }
     }
 
-    /// Counts a launch that went ahead because its patience was at an end.
+    /// Counts a launch that was admitted after [`MAX_ADMISSION_WAIT_US`].
     pub fn count_admission_timeout(&self) {
         self.header.admission_timeouts.fetch_add(1);
     }
@@ -313,18 +316,18 @@ impl<'a, A: Word> Bucket<'a, A> {
         let now_us = grant.refill_until_us(now_us);
         let since = self.header.refilled_us.load();
         if since > now_us && since - now_us < MAX_REFILL_US {
-            // Somebody looked later and was faster.
+            // Another process refilled at a later time.
             return;
         }
-        // A clock that went backwards by more is that of another boot, or damage.
+        // A clock that went back further is that of another boot, or damage.
         let passed = now_us.saturating_sub(since).min(MAX_REFILL_US);
         let gain = passed * rate / SECOND_US;
         if now_us >= since && gain == 0 && rate != 0 {
-            // Left to add up: at a low rate every look is too early for a whole microsecond.
+            // Keep the interval: at a low rate each refill would round to zero.
             return;
         }
-        // What does not make a whole microsecond of GPU time is left for the next refill, in whole microseconds of the
-        // clock: up or down by chance, so that looks at a regular pace lose nothing.
+        // The fraction of a microsecond of GPU time stays for the next refill, in whole microseconds of the clock.
+        // Random rounding makes periodic refills lose nothing.
         let unpaid = passed * rate % SECOND_US;
         let rest = match (unpaid + dither(now_us, rate)).checked_div(rate) {
             Some(rest) if now_us > since => rest.min(passed),
@@ -363,14 +366,14 @@ impl<'a, A: Word> Bucket<'a, A> {
         }
     }
 
-    /// Takes `need_us`, and as much more as there is up to `lease_us`, if the credit is at least `least_us`, and above
-    /// zero. Returns how much.
+    /// Takes `need_us`, and up to `lease_us` if the credit allows, if the credit is at least `least_us` and above
+    /// zero. Returns the amount taken.
     ///
-    /// Who has begun to wait does better to wait for [`Grant::resume_credit_us`]: a sleep per launch would cost more
-    /// than short launches do.
+    /// A launch that waits passes [`Grant::resume_credit_us`]: one sleep per launch would cost more than a short
+    /// launch.
     ///
     /// # Errors
-    /// [`InDebt`] if there is less; nothing is taken then.
+    /// [`InDebt`] if the credit is lower; then nothing is taken.
     pub fn take(
         &self,
         grant: Grant,
@@ -407,7 +410,7 @@ impl<'a, A: Word> Bucket<'a, A> {
             .fetch_sub(us.min(MAX_DEBT_US.cast_unsigned()));
     }
 
-    /// Gives `us` back.
+    /// Returns `us` to the credit.
     pub fn repay(&self, us: u64) {
         self.header
             .credit_us
@@ -415,7 +418,7 @@ impl<'a, A: Word> Bucket<'a, A> {
     }
 }
 
-/// A number below `bound`, or 0, that has nothing to do with how regular the clock is looked at.
+/// Returns a pseudo-random number below `bound`, or 0, independent of the refill period.
 fn dither(now_us: u64, bound: u64) -> u64 {
     let mixed = now_us.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32;
@@ -427,7 +430,7 @@ fn charged(credit: i64, taken: u64) -> i64 {
     credit.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX))
 }
 
-/// After how many microseconds it is worth looking at a credit again, at the grant's rate; not more than one sleep.
+/// Returns the delay after which the credit may suffice at the grant's rate, microseconds, at most one sleep.
 fn retry_after_us(credit: i64, grant: Grant) -> u64 {
     if let Grant::NoToken { .. } = grant {
         return MAX_SLEEP_US;

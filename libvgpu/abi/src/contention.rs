@@ -1,8 +1,8 @@
-//! Taking neighbours' time slices out of what a share's events measure.
+//! Correction of a share's measurements for time slices of co-located shares.
 //!
-//! Contexts of different processes run by turns. An event pair round a kernel that was interrupted measures the
-//! neighbours' turns too, and no share can tell from inside. The node agent can, and says in the page for each share how
-//! much of what its events measure is its own, in parts of [`ALL_PPM`].
+//! Contexts of different processes are time-sliced. An event pair around an interrupted kernel also measures the
+//! slices of other processes, and a process cannot tell them apart. The node agent can: the limits page states for
+//! each share its own part of the measured time, in parts of [`ALL_PPM`].
 
-/// The figure for [`crate::own_time`] when everything measured is a share's own.
+/// Value of [`crate::own_time`] if all measured time is the share's own.
 pub const ALL_PPM: u32 = 1_000_000;

@@ -1,41 +1,41 @@
-//! What a launch costs: the GPU time that launches of its kind took, learned from samples.
+//! Cost of a launch: the GPU time of launches of its kind, learned from samples.
 //!
-//! A kind is a function with about the same grid, a graph, or a fill or copy of about the same size ([`LaunchKind`]). Its
-//! [`Cost`] is a moving average, so that on average as much is charged as is used even if launches of one kind
-//! differ. Expensive kinds are sampled at every launch, where the price of two events does not show, and then what
-//! was charged is corrected to what was measured; cheap ones are sampled once in [`SAMPLING_INTERVAL`] launches.
+//! A kind is a function with about the same grid, a graph, or a fill or copy of about the same size
+//! ([`LaunchKind`]). Its [`Cost`] is a moving average: on average the charge equals the use even if launches of a
+//! kind vary. Expensive kinds are sampled at each launch, where the price of two events is negligible, and the
+//! charge is corrected to the measurement. Cheap kinds are sampled once in [`SAMPLING_INTERVAL`] launches.
 //!
-//! Work of streams that overlap counts once: [`Timeline`] says how much of an interval is new.
+//! Overlapping work of several streams counts once: [`Timeline`] returns the part of an interval that is new.
 
-/// A cheap kind of known cost is sampled once in so many launches, on average.
+/// Average number of launches per sample, for a cheap kind of known cost.
 pub const SAMPLING_INTERVAL: u32 = 64;
 
-/// Up to so many samples a kind is unknown and sampled at each launch.
+/// Number of samples up to which a kind is sampled at each launch.
 const MIN_SAMPLES: u8 = 3;
 
-/// The moving average forgets at this pace.
+/// Window of the moving average, samples.
 const AVERAGE_WINDOW: u64 = 16;
 
-/// From this cost on a kind is sampled at each launch, nanoseconds: two events cost 1 % of it.
+/// Cost from which a kind is sampled at each launch, nanoseconds: two events cost 1% of it.
 const ALWAYS_SAMPLED_NS: u64 = 300_000;
 
-/// What a launch is charged of whose kind nothing is known, nanoseconds. Two milliseconds, so that not many
-/// launches of a kernel that turns out to take seconds are under way before the first is measured.
+/// Charge for a launch of unknown kind, nanoseconds. Two milliseconds, so that few launches of a kernel that takes
+/// seconds are in flight before the first is measured.
 pub const FIRST_GUESS_NS: u64 = 2_000_000;
 
-/// Launches of a kind are alike whose deviation is at most this, in 1/32 of the mean.
+/// Largest deviation of a uniform kind, in 1/32 of the mean.
 const MAX_UNIFORM_DEVIATION: u8 = 8;
 
-/// A host that takes so long between two calls was interrupted, nanoseconds.
+/// A host that takes longer between two calls was interrupted, nanoseconds.
 pub(crate) const INTERRUPTED_NS: u64 = 500_000;
 
-/// What takes at most one part in so many of what a launch does makes no difference.
+/// A part smaller than one in this many is negligible.
 const NEGLIGIBLE_PART: u64 = 4;
 
 const NS_BITS: u32 = 40;
 const MAX_COST_NS: u64 = (1 << NS_BITS) - 1;
 
-/// What is known of a kind, in one word.
+/// The known cost of a kind, in one word.
 ///
 /// ```text
 /// bits 0–39 mean cost in nanoseconds │ 40–47 samples, up to 255 │ 48–55 mean deviation, 1/32 of the cost │ 56–63 weight
@@ -44,28 +44,28 @@ const MAX_COST_NS: u64 = (1 << NS_BITS) - 1;
 pub struct Cost(u64);
 
 impl Cost {
-    /// Nothing is known.
+    /// No sample.
     pub const UNKNOWN: Self = Self(0);
 
-    /// From the word that [`Cost::word`] gave.
+    /// Decodes the word of [`Cost::word`].
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// As a word.
+    /// Returns the encoded word.
     #[must_use]
     pub const fn word(self) -> u64 {
         self.0
     }
 
-    /// A guess, to begin with instead of [`FIRST_GUESS_NS`]; the first sample replaces it.
+    /// Returns an estimate that replaces [`FIRST_GUESS_NS`] until the first sample.
     #[must_use]
     pub fn guess(ns: u64) -> Self {
         Self(ns.min(MAX_COST_NS))
     }
 
-    /// What the next launch is charged, nanoseconds.
+    /// Returns the charge for the next launch, nanoseconds.
     #[must_use]
     #[inline]
     pub const fn ns(self) -> u64 {
@@ -76,27 +76,28 @@ impl Cost {
         }
     }
 
-    /// How many samples it rests on, up to 255.
+    /// Returns the number of samples, up to 255.
     #[must_use]
     pub const fn samples(self) -> u8 {
         let [_, _, _, _, _, samples, _, _] = self.0.to_le_bytes();
         samples
     }
 
-    /// How far launches are from the mean, in 1/32 of it.
+    /// Returns the mean deviation, in 1/32 of the mean.
     #[must_use]
     pub const fn deviation(self) -> u8 {
         let [_, _, _, _, _, _, deviation, _] = self.0.to_le_bytes();
         deviation
     }
 
-    /// Whether launches of this kind are so different that the mean says little about one of them.
+    /// Returns whether launches of this kind vary too much for the mean to predict one.
     #[must_use]
     pub const fn is_variable(self) -> bool {
         self.deviation() > MAX_UNIFORM_DEVIATION
     }
 
-    /// How much a launch counts towards the next sample, of [`SAMPLING_INTERVAL`]; `None` if each must be sampled.
+    /// Returns the weight of a launch towards the next sample, of [`SAMPLING_INTERVAL`]; `None` if each launch is
+    /// sampled.
     #[must_use]
     #[inline]
     pub const fn weight(self) -> Option<u32> {
@@ -108,19 +109,19 @@ impl Cost {
         }
     }
 
-    /// With one more launch, which took so long.
+    /// Adds a launch that took `sample_ns`.
     #[must_use]
     pub fn learn(self, sample_ns: u64) -> Self {
         self.moved(sample_ns, Evidence::Exact)
     }
 
-    /// With one more launch, which was found to have taken `ns` by what the sample says. Where that was as much a guess as
-    /// what was known before, it does not say how launches differ.
+    /// Adds a launch that took `ns` according to `sample`. A sample that only bounds the duration does not change
+    /// the deviation.
     #[must_use]
     pub fn learn_from(self, sample: Sample, ns: u64) -> Self {
         let evidence = sample.evidence();
-        // The most that one of launches that differ can have taken is charged, and teaches nothing. Where nothing else is
-        // seen, it was chance that some seemed to differ.
+        // Launches that vary are charged the upper bound, which teaches nothing about the mean. If only bounds are
+        // seen, the deviation decays: it was measured by chance.
         if evidence == Evidence::Bounds
             && !sample.is_late()
             && self.deviation() > MAX_UNIFORM_DEVIATION
@@ -155,7 +156,7 @@ impl Cost {
         )
     }
 
-    /// What is known may not be true any more: the mean stays, the next launches are sampled.
+    /// Marks the cost as possibly outdated: the mean stays, the next launches are sampled.
     #[must_use]
     pub fn marked_stale(self) -> Self {
         if self.samples() == 0 {
@@ -164,18 +165,18 @@ impl Cost {
         Self::of(self.0 & MAX_COST_NS, 1, self.deviation())
     }
 
-    /// What a launch of this kind took by its events, in nanoseconds; `None` if that is anybody's guess. A host that is
-    /// busy lets a card wait that is not.
+    /// Returns the duration of a launch from its events, nanoseconds; `None` if the events say nothing. A busy host
+    /// delays an idle GPU, so the events may include idle time.
     ///
-    /// | Known | Ran on behind the second event | Was over before |
+    /// | Known kind | Ran on after the second event | Ended before it |
     /// |---|---|---|
-    /// | nothing | the least that it can have taken | the most, if the host was not interrupted |
-    /// | they are alike | that, as far as it is possible | that, if it is not more than the most |
-    /// | they differ | the most | the mean, or little if it was a short one |
+    /// | unknown | the lower bound | the upper bound, if the host was not interrupted |
+    /// | uniform | the mean, within the bounds | the mean, at most the upper bound |
+    /// | variable | the upper bound | the mean, or a short launch |
     ///
-    /// The driver may hand a launch over at any time of its call, which is as long as the host is slow; most is left of it
-    /// before that. So what is known of launches that are alike, and is possible, moves towards the least, a little with
-    /// each: what was taken for too long once does not stay so.
+    /// libcuda may submit a launch at any time of its call, usually late in it, and a slow host makes the call
+    /// long. The mean of a uniform kind therefore moves towards the lower bound a little with each sample, so an
+    /// overestimate does not persist.
     #[must_use]
     pub fn estimate_ns(self, sample: Sample) -> Option<u64> {
         let (least, most) = sample.bounds();
@@ -188,11 +189,11 @@ impl Cost {
                 _ => most,
             });
         }
-        // It was over before the second event was queued, and so says only that it did not take longer than that.
+        // The launch ended before the second event was queued, so only the upper bound is known.
         match (self.samples(), sample.late_ns >= INTERRUPTED_NS) {
             (0, false) => Some(most),
             (0, true) => None,
-            // Of launches that differ it was a short one: a long one would not have been over.
+            // Of a variable kind this was a short launch: a long one would not have ended.
             (_, true)
                 if self.deviation() > MAX_UNIFORM_DEVIATION
                     && most < self.ns().saturating_mul(2) =>
@@ -206,7 +207,7 @@ impl Cost {
         }
     }
 
-    /// What is known, or if that is more than `least`, a step towards that: so small that launches stay alike by it.
+    /// Returns the known cost, moved towards `least` by a step so small that the kind stays uniform.
     fn nearer(self, least: u64) -> u64 {
         let ns = self.ns();
         ns.min(least.max(ns - ns / 4))
@@ -217,7 +218,7 @@ impl Cost {
         let weight = if samples <= MIN_SAMPLES {
             0
         } else {
-            // Twice as often where the deviation is as large as the mean, and so on.
+            // A deviation as large as the mean doubles the sampling.
             let often = 1 + u64::from(deviation) / 32;
             (ns * seldom * often / ALWAYS_SAMPLED_NS).clamp(1, seldom)
         };
@@ -230,33 +231,32 @@ impl Cost {
     }
 }
 
-/// What two events round a launch say.
+/// Measurement by two events around a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// From the first to the second, nanoseconds.
+    /// Time between the events, nanoseconds.
     pub measured_ns: u64,
-    /// For how long the card waited for the launch after the first, nanoseconds.
+    /// Time that the GPU waited for the launch after the first event, nanoseconds.
     pub gap_ns: u64,
-    /// How long the call that launched it took, nanoseconds; 0 if the card was busy with what was queued before until that
-    /// had returned.
+    /// Duration of the launching call, nanoseconds; 0 if the GPU was busy with earlier work until it returned.
     pub call_ns: u64,
-    /// For how long it waited at most for the second after the launch, nanoseconds; 0 if it still ran when that was
-    /// queued.
+    /// Longest time that the GPU waited for the second event after the launch, nanoseconds; 0 if the launch still
+    /// ran when the event was queued.
     pub late_ns: u64,
 }
 
-/// What a sample is worth.
+/// What a sample proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Evidence {
-    /// It says how long the launch took.
+    /// The duration of the launch.
     Exact,
-    /// It says how long that was at least or at most.
+    /// A lower or an upper bound of the duration.
     Bounds,
 }
 
 impl Sample {
-    /// How long the launch took at least, if it was not late, and at most, nanoseconds. A call that is much shorter than the
-    /// launch makes no difference.
+    /// Returns the lower bound, which holds if the sample is not late, and the upper bound, nanoseconds. A call
+    /// much shorter than the launch is ignored.
     fn bounds(self) -> (u64, u64) {
         let most = self.measured_ns.saturating_sub(self.gap_ns);
         let least = match self.call_ns > most / NEGLIGIBLE_PART {
@@ -281,12 +281,12 @@ impl Sample {
     }
 }
 
-/// Which launches cost the same. Not zero.
+/// Identifies launches of equal cost. Not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaunchKind(u64);
 
 impl LaunchKind {
-    /// A kernel (`CUfunction` or `CUkernel`), its grid and its block.
+    /// Returns the kind of a kernel (`CUfunction` or `CUkernel`) with its grid and its block.
     #[must_use]
     #[inline]
     pub fn kernel(function: u64, grid: [u32; 3], block: [u32; 3]) -> Self {
@@ -297,25 +297,25 @@ impl LaunchKind {
         Self::mixed(function, size_class(product(grid)) << 32 | product(block))
     }
 
-    /// An instantiated graph.
+    /// Returns the kind of an instantiated graph.
     #[must_use]
     pub fn graph(exec: u64) -> Self {
         Self::mixed(exec, 1 << 48)
     }
 
-    /// A fill of so many bytes.
+    /// Returns the kind of a fill of `bytes`.
     #[must_use]
     pub fn fill(bytes: u64) -> Self {
         Self::mixed(1, 2 << 48 | size_class(bytes))
     }
 
-    /// A copy of so many bytes within a card.
+    /// Returns the kind of a copy of `bytes` within a GPU.
     #[must_use]
     pub fn copy(bytes: u64) -> Self {
         Self::mixed(1, 3 << 48 | size_class(bytes))
     }
 
-    /// From the number that [`LaunchKind::number`] gave; 0 is none.
+    /// Decodes the number of [`LaunchKind::number`]; 0 is `None`.
     #[must_use]
     pub const fn of_number(number: u64) -> Option<Self> {
         if number == 0 {
@@ -325,7 +325,7 @@ impl LaunchKind {
         }
     }
 
-    /// As a number that is not zero.
+    /// Returns a number that is not zero.
     #[must_use]
     #[inline]
     pub const fn number(self) -> u64 {
@@ -334,14 +334,14 @@ impl LaunchKind {
 
     #[inline]
     const fn mixed(handle: u64, shape: u64) -> Self {
-        // Two odd constants; handles differ in their low bits, shapes in a few places.
+        // Two odd constants: handles differ in their low bits, shapes in a few positions.
         let mixed = handle.wrapping_mul(0x9e37_79b9_7f4a_7c15)
             ^ shape.wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(32);
         Self(if mixed == 0 { 1 } else { mixed })
     }
 }
 
-/// Quarters of an octave: sizes within 25 % of each other are about the same.
+/// Returns the size in quarters of an octave: sizes within 25% of each other are equal.
 #[inline]
 fn size_class(size: u64) -> u64 {
     let Some(octave) = size.checked_ilog2() else {
@@ -352,10 +352,10 @@ fn size_class(size: u64) -> u64 {
     u64::from(octave) * 4 + 4 + (quarter & 3)
 }
 
-/// Intervals remembered by a [`Timeline`].
+/// Number of intervals in a [`Timeline`].
 const SPANS: usize = 32;
 
-/// When a process's work was running on a card, as far as it was sampled: disjoint intervals, oldest first.
+/// When a process's sampled work ran on a GPU: disjoint intervals, oldest first.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeline {
     spans: [(u64, u64); SPANS],
@@ -363,7 +363,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Nothing has run.
+    /// Returns an empty timeline.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -372,10 +372,9 @@ impl Timeline {
         }
     }
 
-    /// Notes that work ran from `start` to `end`, in nanoseconds, and says how much of that is new.
+    /// Adds work that ran from `start` to `end`, nanoseconds, and returns the part that is new.
     ///
-    /// Intervals may come in any order. What is older than the last `SPANS` gaps is taken for gone by: an interval
-    /// from that time counts in full.
+    /// Intervals may come in any order. An interval older than the last `SPANS` gaps counts in full.
     pub fn add(&mut self, start: u64, end: u64) -> u64 {
         if end <= start {
             return 0;

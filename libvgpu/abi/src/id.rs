@@ -1,9 +1,9 @@
-//! Identities carried in the limits page: claim and share as text, the card by its UUID.
+//! Identities in the limits page: claim and share as text, the GPU by its UUID.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// Bytes that an [`IdText`] takes in the page, its terminating NUL included.
+/// Size of an [`IdText`] in the page, including its terminating NUL.
 pub const ID_TEXT_SIZE: usize = 64;
 
 /// A claim UID or share ID: 1 to 63 printable ASCII characters.
@@ -12,13 +12,13 @@ pub struct IdText {
     bytes: [u8; ID_TEXT_SIZE],
 }
 
-/// A text that cannot be an identity.
+/// Error: the text is not an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidId;
 
 impl fmt::Display for InvalidId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an identity is 1 to 63 printable ASCII characters without spaces")
+        f.write_str("identity must be 1 to 63 printable ASCII characters without spaces")
     }
 }
 
@@ -41,7 +41,7 @@ impl IdText {
         Ok(Self { bytes })
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         let end = self.bytes.iter().position(|&byte| byte == 0).unwrap_or(0);
@@ -82,25 +82,25 @@ impl FromStr for IdText {
     }
 }
 
-/// UUID of a card, as `cuDeviceGetUuid` returns it (16 bytes) and NVML prints it (`GPU-` + UUID).
+/// UUID of a GPU, as `cuDeviceGetUuid` returns it (16 bytes) and NVML prints it (`GPU-` + UUID).
 ///
-/// A MIG partition has a UUID of its own with another prefix and is never limited by the interposer.
+/// A MIG device has a UUID with another prefix and is never limited by the interposer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceUuid(pub [u8; 16]);
 
-/// A text that is not `GPU-` followed by a UUID.
+/// Error: the text is not `GPU-` followed by a UUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidDeviceUuid;
 
 impl fmt::Display for InvalidDeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a device UUID reads GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")
+        f.write_str("device UUID must have the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")
     }
 }
 
 impl core::error::Error for InvalidDeviceUuid {}
 
-/// Where the hyphens of a UUID are.
+/// Positions of the hyphens in a UUID.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 
 impl FromStr for DeviceUuid {
@@ -152,7 +152,7 @@ mod tests {
     use std::string::ToString as _;
 
     #[test]
-    fn id_texts_are_short_and_printable() {
+    fn accepts_only_short_printable_ids() {
         assert_eq!(
             IdText::new("8d5a").map(|id| id.to_string()),
             Ok("8d5a".into())
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_uuid_reads_as_it_prints() {
+    fn round_trips_device_uuid() {
         let text = "GPU-00112233-4455-6677-8899-aabbccddeeff";
         let uuid: DeviceUuid = text.parse().unwrap();
         assert_eq!(uuid.0[0], 0);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_device_uuid() {
+    fn rejects_malformed_device_uuid() {
         for bad in [
             "00112233-4455-6677-8899-aabbccddeeff",
             "MIG-00112233-4455-6677-8899-aabbccddeeff",

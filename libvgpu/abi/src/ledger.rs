@@ -1,8 +1,8 @@
-//! The protocol that keeps a share exact while processes take, return and die.
+//! The protocol that keeps a share's memory usage exact while processes allocate, free and die.
 //!
-//! Per share there is one **total**; per process a slot with **used** and **in flight**. Everyone may read all
-//! of it, a process writes the total and its own slot, and a slot whose owner is dead is cleared by whoever
-//! holds its lock.
+//! A share has one **total**; each process has a slot with **used** and **in flight**. Every process may read all
+//! words; a process writes the total and its own slot, and the process that holds the lock of a dead owner's slot
+//! clears that slot.
 //!
 //! ```text
 //! reserve x:  in flight += x │ total += x if it stays within the limit │ used += x │ in flight −= x
@@ -10,26 +10,27 @@
 //! rebuild:    mark the total │ sum used + in flight of all slots │ if the mark is still there, lower the total to the sum
 //! ```
 //!
-//! Invariants, whatever dies after whichever step:
-//! - **The total is never less than what live processes hold.** A change of the total clears the mark, so a
-//!   rebuild that raced with one is thrown away; a change whose step on the total is still to come is counted
-//!   by `in flight`. Only a death can leave the total too high, and a rebuild precedes every refusal.
-//! - **The total never exceeds the limit**, not even for a moment, since only a reservation's compare-and-swap
-//!   raises it. There are no refusals that a neighbour's rolled-back attempt caused.
-//! - Nobody waits for anybody: a process that is stopped between two steps delays no other.
+//! Invariants, whichever process dies after whichever step:
+//! - **The total is never less than the usage of live processes.** A change of the total clears the mark, which
+//!   invalidates a concurrent rebuild; `in flight` covers a change whose step on the total is still to come. Only a
+//!   death can leave the total too high, and a rebuild precedes every denial.
+//! - **The total never exceeds the limit**, not even for a moment: only the compare-and-swap of a reservation
+//!   raises it. A rolled-back reservation of another process denies nothing.
+//! - No process waits for another: a process that is stopped between two steps delays no other.
 //!
-//! The proof by enumeration is `tests/schedules.rs` and `tests/loom.rs`; `tests/ledger.rs` adds a death after each step.
+//! `tests/schedules.rs` and `tests/loom.rs` enumerate the interleavings; `tests/ledger.rs` adds a death after each
+//! step.
 
 use crate::atomic::Word;
 use crate::region::{Header, Slot, SlotIndex};
 
-/// Low bits of the total word that hold bytes; the rest hold the mark of a rebuild.
+/// Low bits of the total word that hold bytes; the others hold the mark of a rebuild.
 const BYTES_BITS: u32 = 48;
 
-/// Highest number of bytes that a share can count, 256 TiB − 1.
+/// Largest number of bytes that a share can count, 256 TiB − 1.
 pub const MAX_BYTES: u64 = (1 << BYTES_BITS) - 1;
 
-/// How often a refusal is reconsidered because others were changing the total meanwhile.
+/// Number of rebuilds before a denial while other processes change the total.
 const MAX_REBUILDS: u32 = 256;
 
 const STATE_OWNED: u64 = 1;
@@ -37,7 +38,7 @@ const STATE_ORPHANED: u64 = 2;
 const STATE_MASK: u64 = 0xff;
 const GENERATION_SHIFT: u32 = 8;
 
-/// A share's region as its users see it: one header and the slots.
+/// A share's region: one header and the slots.
 pub struct Region<'a, A> {
     header: &'a Header<A>,
     slots: &'a [Slot<A>],
@@ -51,75 +52,75 @@ impl<A> Clone for Region<'_, A> {
 
 impl<A> Copy for Region<'_, A> {}
 
-/// An allocation that does not fit.
+/// Denial: the allocation would exceed the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitExceeded;
 
-/// How a rebuild ended.
+/// Result of a rebuild.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebuild {
     /// The total is the sum of the slots.
     Exact,
-    /// Others were changing the total; it may still be too high.
+    /// Other processes changed the total; it may still be too high.
     Contended,
 }
 
-/// Who owns a slot; for people and the node agent, not for the protocol.
+/// The owner of a slot, for people and the node agent; the protocol ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Process ID in the owner's own PID namespace.
     pub pid: u32,
-    /// Clock ticks since boot.
+    /// Start time, clock ticks since boot.
     pub start_time: u64,
     /// Inode of the PID namespace.
     pub pid_namespace: u64,
 }
 
 impl<'a, A: Word> Region<'a, A> {
-    /// A region made of `header` and `slots`.
+    /// Returns a region made of `header` and `slots`.
     #[must_use]
     pub fn new(header: &'a Header<A>, slots: &'a [Slot<A>]) -> Self {
         Self { header, slots }
     }
 
-    /// The share's own words.
+    /// Returns the header.
     #[must_use]
     pub fn header(&self) -> &'a Header<A> {
         self.header
     }
 
-    /// The slots that were ever in use. What the header claims is bounded by what there is.
+    /// Returns the slots that were ever in use. The header's number is bounded by the actual slots.
     #[must_use]
     pub fn slots(&self) -> &'a [Slot<A>] {
         let in_use = usize::try_from(self.header.slots_in_use.load()).unwrap_or(usize::MAX);
         self.slots.get(..in_use).unwrap_or(self.slots)
     }
 
-    /// The slot of that index.
+    /// Returns the slot at `index`.
     #[must_use]
     pub fn slot(&self, index: SlotIndex) -> Option<&'a Slot<A>> {
         self.slots.get(index.get())
     }
 
-    /// Bytes taken by all processes. Too high by what dead processes had, until a rebuild.
+    /// Returns the bytes used by all processes. Includes the usage of dead processes until a rebuild.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         bytes_of(self.header.total.load())
     }
 
-    /// Whether the slot is free, to the best of what its state says.
+    /// Returns whether the slot is free, according to its state.
     #[must_use]
     pub fn is_free(&self, index: SlotIndex) -> bool {
         !matches!(self.state(index), Some(STATE_OWNED | STATE_ORPHANED))
     }
 
-    /// Whether the slot is some process's, to the best of what its state says.
+    /// Returns whether the slot has an owner, according to its state.
     #[must_use]
     pub fn is_in_use(&self, index: SlotIndex) -> bool {
         self.state(index) == Some(STATE_OWNED)
     }
 
-    /// Whether the slot is what [`Region::reclaim_slot`] left of a dead process.
+    /// Returns whether [`Region::reclaim_slot`] kept part of a dead process's usage in the slot.
     #[must_use]
     pub fn is_orphaned(&self, index: SlotIndex) -> bool {
         self.state(index) == Some(STATE_ORPHANED)
@@ -129,9 +130,8 @@ impl<'a, A: Word> Region<'a, A> {
         self.slot(index).map(|slot| slot.state.load() & STATE_MASK)
     }
 
-    /// Takes possession of a slot and returns its new generation. The caller holds the slot's lock.
-    ///
-    /// Whatever a dead owner left is cleared first.
+    /// Takes a slot for `owner`, clears the usage of a dead owner, and returns the new generation. The caller holds
+    /// the slot's lock.
     pub fn acquire_slot(&self, index: SlotIndex, owner: Owner) -> Option<u64> {
         let slot = self.slot(index)?;
         self.clear(index);
@@ -145,7 +145,7 @@ impl<'a, A: Word> Region<'a, A> {
         Some(generation)
     }
 
-    /// Whether the slot is owned in that generation, that is: whether nobody took it from its owner.
+    /// Returns whether the slot still has the owner of that generation.
     #[must_use]
     pub fn is_owned(&self, index: SlotIndex, generation: u64) -> bool {
         self.slot(index)
@@ -154,7 +154,7 @@ impl<'a, A: Word> Region<'a, A> {
 
     /// Empties a slot and marks it free. The caller holds the slot's lock, so the owner is dead or the caller.
     ///
-    /// The total keeps what was in the slot until the next [`Region::rebuild`].
+    /// The total keeps the slot's usage until the next [`Region::rebuild`].
     pub fn clear(&self, index: SlotIndex) {
         let Some(slot) = self.slot(index) else { return };
         let state = slot.state.load();
@@ -176,19 +176,19 @@ impl<'a, A: Word> Region<'a, A> {
         }
     }
 
-    /// Takes away what a dead process held, but for memory that it had made available to others and that may still
-    /// be open there. The caller holds the slot's lock.
+    /// Clears the usage of a dead process, except for exported memory that may still be open in other processes.
+    /// The caller holds the slot's lock.
     ///
-    /// The memory of a process lives on with those who have opened it. Nobody can say whose memory a process has
-    /// open, so as much of it stays in the slot as all the living have open without paying for it, and no more than
-    /// the dead had made available. It is looked at again with every look for dead processes, and gone when nobody
-    /// has anything open any more. Whoever opens memory notes that before it looks at what is available
-    /// ([`Region::exported_bytes`]); so either it finds that it has to pay, or it is found here.
+    /// Memory outlives its process while another process has it open. The region does not say whose memory a
+    /// process has open. So the slot keeps as many bytes as all live processes have open without a charge, at most
+    /// the exported bytes of the dead process: the slot is *orphaned*. Each reclaim checks it again and frees it
+    /// when nothing is open any more. A process that opens memory records that before it reads the exported bytes
+    /// ([`Region::exported_bytes`]): either it finds that it must pay, or this function finds its record.
     pub fn reclaim_slot(&self, index: SlotIndex) {
         let Some(slot) = self.slot(index) else { return };
         let state = slot.state.load();
         let used = slot.used_bytes.load();
-        // What was left behind once was in full, whatever was written since.
+        // An orphaned slot contains only exported bytes.
         let most = if state & STATE_MASK == STATE_ORPHANED {
             used
         } else {
@@ -200,7 +200,7 @@ impl<'a, A: Word> Region<'a, A> {
         slot.state.store((state & !STATE_MASK) | STATE_ORPHANED);
         let mut left = most.min(self.opened_by_others(index));
         slot.exported_bytes.store(left);
-        // Opened by somebody who had seen what was available until now.
+        // A process that read the previous value may have opened memory since.
         let since = most.min(self.opened_by_others(index));
         if since > left {
             left = since;
@@ -218,10 +218,11 @@ impl<'a, A: Word> Region<'a, A> {
         }
     }
 
-    /// What others have open without paying for it, less what is left behind for that in slots before this one.
+    /// Returns the bytes that other processes have open without a charge, minus the bytes kept for that in orphaned
+    /// slots before this one.
     ///
-    /// Only in those, since two may be looked at by two at the same time: if each counted on the other's, neither
-    /// would stay charged. What is too much for a moment is gone with the next look at the later one.
+    /// Only in slots before this one: two processes may reclaim two slots at the same time, and if each counted on
+    /// the other slot, neither would stay charged. The next reclaim of the later slot removes an excess.
     fn opened_by_others(&self, index: SlotIndex) -> u64 {
         let others = (0..self.slots().len())
             .filter_map(SlotIndex::new)
@@ -234,7 +235,7 @@ impl<'a, A: Word> Region<'a, A> {
             if !self.is_orphaned(other) {
                 open = open.saturating_add(slot.opened_bytes.load());
             } else if other < index {
-                // While it is being looked at, what stays is written to one before the other.
+                // During a reclaim one of the two words has the final value already.
                 let stays = slot.used_bytes.load().min(slot.exported_bytes.load());
                 orphaned = orphaned.saturating_add(stays);
             }
@@ -242,7 +243,7 @@ impl<'a, A: Word> Region<'a, A> {
         open.saturating_sub(orphaned)
     }
 
-    /// Bytes that the processes of the share have made available to others, as far as their slots say.
+    /// Returns the bytes that the share's processes have exported, according to their slots.
     #[must_use]
     pub fn exported_bytes(&self) -> u64 {
         self.slots()
@@ -251,10 +252,10 @@ impl<'a, A: Word> Region<'a, A> {
             .fold(0, u64::saturating_add)
     }
 
-    /// Takes `bytes` for the slot's owner.
+    /// Reserves `bytes` for the slot's owner.
     ///
     /// # Errors
-    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; nothing is taken then.
+    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; then nothing is reserved.
     pub fn reserve(
         &self,
         index: SlotIndex,
@@ -263,7 +264,7 @@ impl<'a, A: Word> Region<'a, A> {
     ) -> Result<(), LimitExceeded> {
         let slot = self.slot(index).ok_or(LimitExceeded)?;
         let limit_bytes = limit_bytes.min(MAX_BYTES);
-        // A refusal needs no step that others could see.
+        // A denial changes no word that others could see.
         if self.total_bytes().saturating_add(bytes) > limit_bytes {
             return Err(LimitExceeded);
         }
@@ -278,7 +279,7 @@ impl<'a, A: Word> Region<'a, A> {
         outcome.map(|_| ())
     }
 
-    /// Takes up to `bytes`, as much as there is room for, and returns how much.
+    /// Reserves up to `bytes`, as much as fits, and returns the amount.
     pub fn reserve_up_to(&self, index: SlotIndex, bytes: u64, limit_bytes: u64) -> u64 {
         loop {
             let room = limit_bytes
@@ -291,14 +292,14 @@ impl<'a, A: Word> Region<'a, A> {
         }
     }
 
-    /// Takes `bytes` whatever the limit: for memory that the driver has given already.
+    /// Reserves `bytes` whatever the limit: for memory that is allocated already.
     pub fn charge(&self, index: SlotIndex, bytes: u64) {
         let room = MAX_BYTES.saturating_sub(self.total_bytes());
-        // Cannot fail below the counter's own end; beyond it the counter saturates and refuses everything.
+        // Cannot fail below the counter's maximum; at the maximum all requests are denied.
         let _ = self.reserve(index, bytes.min(room), MAX_BYTES);
     }
 
-    /// Returns up to `bytes` of what the slot's owner holds and says how much that was.
+    /// Releases up to `bytes` of the slot's usage and returns the amount.
     pub fn release(&self, index: SlotIndex, bytes: u64) -> u64 {
         let Some(slot) = self.slot(index) else {
             return 0;
@@ -310,11 +311,10 @@ impl<'a, A: Word> Region<'a, A> {
         taken
     }
 
-    /// Takes `bytes` for the slot's owner; before it refuses, it makes sure by rebuilds that the bytes are
-    /// really not there. `me` is the caller's own slot, see [`Region::rebuild`].
+    /// Reserves `bytes` for the owner of slot `me`; rebuilds the total before it denies.
     ///
     /// # Errors
-    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; nothing is taken then.
+    /// [`LimitExceeded`] if the share would exceed `limit_bytes`; then nothing is reserved.
     pub fn reserve_or_rebuild(
         &self,
         me: SlotIndex,
@@ -333,9 +333,9 @@ impl<'a, A: Word> Region<'a, A> {
         Err(LimitExceeded)
     }
 
-    /// Lowers the total to what the slots say, so that bytes of dead processes are available again.
+    /// Lowers the total to the sum of the slots, which frees the bytes of dead processes.
     ///
-    /// `me` names the caller's own slot. A process runs one rebuild at a time.
+    /// `me` is the caller's own slot. A process runs one rebuild at a time.
     pub fn rebuild(&self, me: SlotIndex) -> Rebuild {
         let total = &self.header.total;
         let seen = total.load();
@@ -357,9 +357,9 @@ impl<'a, A: Word> Region<'a, A> {
         }
     }
 
-    /// What the slots hold and whether nothing was under way. If the total does not change meanwhile, the sum is
-    /// at least what live processes hold: a change that is between its steps is found in `in flight` before or
-    /// after `used`, or has not reached the total yet.
+    /// Returns the usage in all slots and whether nothing was in flight. If the total does not change meanwhile,
+    /// the sum is at least the usage of live processes: `in flight` before or after `used` covers a change between
+    /// its steps, or the change has not reached the total yet.
     fn sum(&self) -> (u64, bool) {
         let mut sum = 0u64;
         let mut is_exact = true;
@@ -410,7 +410,7 @@ fn pack(bytes: u64, mark: u16) -> u64 {
     (u64::from(mark) << BYTES_BITS) | (bytes & MAX_BYTES)
 }
 
-/// Subtracts up to `bytes` without going below zero and returns how much.
+/// Subtracts up to `bytes`, not below zero, and returns the amount.
 fn lower<A: Word>(word: &A, bytes: u64) -> u64 {
     let mut seen = word.load();
     loop {

@@ -1,16 +1,15 @@
-//! What the node driver and the interposer `libvgpu.so` agree on: file names, the limits page, the
-//! usage region, and the arithmetic that keeps a share exact.
+//! The contract between the node driver and the interposer `libvgpu.so`: file names, the limits page, the usage
+//! region, and the arithmetic that keeps a share exact.
 //!
 //! | Question | Module |
 //! |---|---|
 //! | Where are the files? | [`paths`] |
-//! | What may this share use? | [`page`] (bytes), [`limits`] (meaning), [`id`] (whose it is) |
-//! | How is GPU time granted, charged and repaid? | [`bucket`] (protocol), [`cost`] (what a launch costs), [`recording`] (what events say of one), [`contention`] (what neighbours took) |
-//! | What does it use now? | [`region`] (layout), [`ledger`] (protocol), [`snapshot`] (reading it from outside) |
+//! | What may this share use? | [`page`] (bytes), [`limits`] (meaning), [`id`] (claim, share and GPU) |
+//! | How is GPU time granted, charged and repaid? | [`bucket`] (protocol), [`cost`] (cost of a launch), [`recording`] (meaning of its events), [`contention`] (correction for co-located shares) |
+//! | What does the share use now? | [`region`] (layout), [`ledger`] (protocol), [`snapshot`] (reading from outside) |
 //!
-//! The crate is `no_std`, has no dependencies and contains no `unsafe`: mapping memory is the business
-//! of its users. The node driver needs no mapping at all, it writes the page and reads the region as
-//! ordinary files.
+//! The crate is `no_std`, has no dependencies and no `unsafe`: its users map the memory. The node driver maps
+//! nothing; it writes the page and reads the region as ordinary files.
 
 #![no_std]
 #![forbid(unsafe_code)]

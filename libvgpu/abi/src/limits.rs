@@ -1,47 +1,47 @@
-//! What a share may use. Plain values; how they lie in memory is the business of [`crate::page`].
+//! The limits of a share as plain values. [`crate::page`] defines their bytes.
 
 use crate::id::{DeviceUuid, IdText};
 
-/// Everything a limits page says.
+/// Content of a limits page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitsSpec {
     /// UID of the ResourceClaim.
     pub claim_uid: IdText,
     /// Share ID of the allocation result.
     pub share_id: IdText,
-    /// The card that the share is a part of.
+    /// GPU that the share is a part of.
     pub device_uuid: DeviceUuid,
-    /// The part that may change while the claim lives.
+    /// The part that may change during the claim's lifetime.
     pub limits: Limits,
 }
 
-/// The limits of a share.
+/// Limits of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of device memory, or `None` if only the cores are limited.
+    /// Bytes of GPU memory; `None` if only the cores are limited.
     pub memory_limit_bytes: Option<u64>,
-    /// What each context on the card is charged ahead for the driver's own use of memory.
+    /// Estimated memory of libcuda per context, charged when a context is created.
     pub driver_reserve_bytes: u64,
-    /// What the driver holds by itself beyond what contexts were charged, as the node agent has it from NVML. It counts as
-    /// taken; 0 until an agent has spoken.
+    /// Memory of libcuda beyond the charged contexts, as the node agent measures with NVML. Counts as used; 0 until
+    /// the agent reports.
     pub driver_excess_bytes: u64,
     /// Guaranteed share of GPU time.
     pub cores: Cores,
-    /// What happens to GPU time that others leave idle.
+    /// Use of idle GPU time.
     pub compute_policy: ComputePolicy,
-    /// Rank among the tenants of the card.
+    /// Priority among the shares of the GPU.
     pub priority: Priority,
-    /// What happens to plain allocations beyond the share.
+    /// Handling of plain allocations beyond the limit.
     pub memory_policy: MemoryPolicy,
-    /// What hooks do when the usage region cannot be used.
+    /// Behavior of the hooks if the usage region is unusable.
     pub broken_region: BrokenRegion,
-    /// Microseconds of GPU time per second that the node agent grants at present; `None` until an agent
-    /// has spoken, then the guarantee in `cores` holds.
+    /// Microseconds of GPU time per second that the node agent grants; `None` until the agent sets a rate, then the
+    /// guarantee in `cores` applies.
     pub rate_us_per_s: Option<u32>,
 }
 
 impl Limits {
-    /// A share that is limited in nothing but memory.
+    /// Returns limits that restrict memory only.
     #[must_use]
     pub fn memory(memory_limit_bytes: u64) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Limits {
     }
 }
 
-/// Percent of a card's GPU time, 0 to 100. 0 is best effort: no guarantee.
+/// Percent of GPU time, 0 to 100. 0 is best effort: no guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cores(u32);
 
@@ -66,7 +66,7 @@ impl Cores {
     /// No guarantee.
     pub const BEST_EFFORT: Self = Self(0);
 
-    /// `None` above 100.
+    /// Returns `None` above 100.
     #[must_use]
     pub const fn new(percent: u32) -> Option<Self> {
         if percent <= 100 {
@@ -76,14 +76,14 @@ impl Cores {
         }
     }
 
-    /// 0 to 100.
+    /// Returns 0 to 100.
     #[must_use]
     pub const fn percent(self) -> u32 {
         self.0
     }
 }
 
-/// −100 to 100, higher first, default 0.
+/// Priority, −100 to 100; a higher value comes first. The default is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority(i32);
 
@@ -91,7 +91,7 @@ impl Priority {
     /// 0.
     pub const DEFAULT: Self = Self(0);
 
-    /// `None` outside −100…100.
+    /// Returns `None` outside −100…100.
     #[must_use]
     pub const fn new(value: i32) -> Option<Self> {
         if value >= -100 && value <= 100 {
@@ -101,17 +101,17 @@ impl Priority {
         }
     }
 
-    /// −100 to 100.
+    /// Returns −100 to 100.
     #[must_use]
     pub const fn value(self) -> i32 {
         self.0
     }
 }
 
-/// What happens to GPU time that others leave idle, and whether there is a cap at all.
+/// How GPU time is limited, and which share uses idle time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputePolicy {
-    /// Not metered.
+    /// GPU time is not metered.
     None,
     /// The guarantee first, then idle time by weight.
     Balance,
@@ -121,20 +121,20 @@ pub enum ComputePolicy {
     Token,
 }
 
-/// What happens to plain allocations beyond the share.
+/// Handling of plain allocations beyond the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPolicy {
-    /// Refused with `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Denied with `CUDA_ERROR_OUT_OF_MEMORY`.
     Hard,
-    /// They become managed memory that prefers the host.
+    /// Replaced by managed memory with the host as preferred location.
     Spill,
 }
 
-/// What hooks do when the usage region is missing, too short, of another version or full.
+/// Behavior of the hooks if the usage region is missing, too short, of another version or full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BrokenRegion {
-    /// Refuse allocations.
+    /// Deny allocations.
     Closed,
-    /// Let allocations through uncounted.
+    /// Allow allocations without counting them.
     Open,
 }

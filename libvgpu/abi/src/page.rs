@@ -1,32 +1,31 @@
-//! The limits page: 4096 bytes that the node driver writes and the hooks of every process of a share read.
+//! The limits page: 4096 bytes that the node driver writes and the hooks in every process of a share read.
 //!
 //! ```text
 //!    0  magic, ABI version, size
-//!   16  current: generation of the newest record, a hint that readers compare with what they have
+//!   16  current: generation of the newest record, a hint that readers compare with their copy
 //!   24  token: until when a share in token mode may launch
-//!   32  own time: how much of what events measure is this share's own
-//!   40  turn: since when a share in token mode may launch
-//!   48  giving way: until when the share makes no launches, because one of higher priority is at work
-//!   56  window: how much GPU time the share may have in the card's queues
+//!   32  own time: the share's own part of the time that events measure
+//!   40  slice start: since when a share in token mode may launch
+//!   48  yield: until when the share makes no launches, because a share of higher priority is busy
+//!   56  window: GPU time that the share may have queued on the GPU
 //!   64  identity: claim UID, share ID, device UUID, checksum
-//!  216  calls: whether the share calls the agent when it begins to use the card
-//!  224  lent: whether others use the share's time, so that it calls when it wants that back
+//!  216  notify: whether the share notifies the agent when it starts to use the GPU
+//!  224  lent: whether other shares use the share's time, so that it notifies the agent when it resumes
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```
 //!
 //! Invariants:
-//! - A record is valid if its checksum matches. The valid one with the higher generation counts.
-//! - An update overwrites the *other* record and then `current`. Whatever the writer's death or the kernel's
-//!   copying tears, one valid record is always left, so that readers neither wait nor see a mixture, and no
-//!   repair is needed.
-//! - The words at 24 to 56, at 216 and at 224 are outside of the records: the node agent changes each with one aligned write of
-//!   eight bytes, as often as it likes, and readers look at them without reading anything else. A value that makes
-//!   no sense, and so a torn one, means nothing rather than something else.
-//! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new
-//!   ABI version.
+//! - A record is valid if its checksum matches. The valid record with the higher generation applies.
+//! - An update overwrites the *other* record and then `current`. A crash of the writer or a torn copy leaves one
+//!   valid record, so readers neither wait nor see a mixture, and no repair is needed.
+//! - The words at 24 to 56, 216 and 224 are outside the records: the node agent changes each with one aligned write
+//!   of eight bytes, at any rate, and readers read each alone. An implausible value, as from a torn write, is
+//!   ignored.
+//! - Reserved bytes are zero and ignored by readers; a change that old readers must not ignore gets a new ABI
+//!   version.
 //!
-//! A page may be *retired*: then the driver has put another file in its target_bytes, and readers open it anew.
+//! A page may be *retired*: then the node driver has replaced the file, and readers reopen its path.
 
 use core::fmt;
 
@@ -76,34 +75,34 @@ const _: () = {
 /// A decoded page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitsPage {
-    /// What it says.
+    /// The content.
     pub spec: LimitsSpec,
-    /// Number of the record it came from, 1 for a page fresh from [`encode`].
+    /// Generation of the decoded record; 1 for a page from [`encode`].
     pub generation: u64,
-    /// Whether the driver has put another file in its target_bytes.
+    /// Whether the node driver has replaced the file.
     pub retired: bool,
 }
 
-/// Why bytes are not a limits page.
+/// Reason why bytes are not a limits page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageError {
     /// Fewer than [`PAGE_SIZE`] bytes.
     Short {
-        /// How many there were.
+        /// Actual length.
         len: usize,
     },
-    /// It does not begin like a limits page.
+    /// The magic is missing.
     Magic,
-    /// Written by a driver of another ABI version.
+    /// Another ABI version.
     Version {
         /// The version found.
         found: u32,
     },
-    /// Claim UID, share ID or device UUID are damaged.
+    /// The checksum of the identity does not match.
     Identity,
     /// Neither record is intact.
     Records,
-    /// The newest record holds a value that this version does not know.
+    /// The newest record has a value that is unknown to this version.
     Value {
         /// Name of the field.
         field: &'static str,
@@ -119,12 +118,12 @@ impl fmt::Display for PageError {
             Self::Magic => f.write_str("file is not a limits page"),
             Self::Version { found } => write!(
                 f,
-                "limits page has ABI version {found}, this build knows {PAGE_ABI_VERSION}"
+                "limits page has ABI version {found}, expected {PAGE_ABI_VERSION}"
             ),
-            Self::Identity => f.write_str("identity of the limits page is damaged"),
+            Self::Identity => f.write_str("limits page has a damaged identity"),
             Self::Records => f.write_str("limits page has no intact record"),
             Self::Value { field, found } => {
-                write!(f, "limits page has unknown value {found} in {field}")
+                write!(f, "limits page has unknown value {found} for {field}")
             }
         }
     }
@@ -141,20 +140,20 @@ pub struct PageWrite {
 }
 
 impl PageWrite {
-    /// Where in the file.
+    /// Returns the offset in the file.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset as u64
     }
 
-    /// What to write there, with a write_word `pwrite`.
+    /// Returns the bytes, to write with a single `pwrite`.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 }
 
-/// The page of a new share. Generation 1, not retired.
+/// Encodes the page of a new share: generation 1, not retired.
 #[must_use]
 pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
@@ -171,7 +170,7 @@ pub fn encode(spec: &LimitsSpec) -> [u8; PAGE_SIZE] {
     page
 }
 
-/// Reads a page.
+/// Decodes a page.
 ///
 /// # Errors
 /// If the bytes are not an intact page of this ABI version.
@@ -201,25 +200,25 @@ pub fn decode(page: &[u8]) -> Result<LimitsPage, PageError> {
     })
 }
 
-/// The writes, to be done in this order, that change the limits in target_bytes. `page` is the file's present content.
+/// Returns the writes that change the limits in place, in order. `page` is the current content of the file.
 ///
 /// # Errors
 /// If `page` is not an intact page of this ABI version.
 pub fn update(page: &[u8], limits: &Limits) -> Result<[PageWrite; 2], PageError> {
-    let present = decode(page)?;
-    Ok(writes(present.generation, limits, present.retired))
+    let current = decode(page)?;
+    Ok(writes(current.generation, limits, current.retired))
 }
 
-/// The writes, to be done in this order, that tell readers to open the page's path anew.
+/// Returns the writes that make readers reopen the page's path, in order.
 ///
 /// # Errors
 /// If `page` is not an intact page of this ABI version.
 pub fn retire(page: &[u8]) -> Result<[PageWrite; 2], PageError> {
-    let present = decode(page)?;
-    Ok(writes(present.generation, &present.spec.limits, true))
+    let current = decode(page)?;
+    Ok(writes(current.generation, &current.spec.limits, true))
 }
 
-/// The write of one word.
+/// Returns the write of one word.
 fn write_word(offset: usize, value: u64) -> PageWrite {
     let mut bytes = [0; RECORD_SIZE];
     write_at(&mut bytes, 0, &value.to_le_bytes());
@@ -377,7 +376,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
     })
 }
 
-/// Writes the checksum of the bytes before it into the last eight bytes.
+/// Writes the checksum of the preceding bytes into the last eight bytes.
 fn seal(bytes: &mut [u8]) {
     if let Some((content, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM_SIZE>() {
         *checksum = fnv1a(content).to_le_bytes();
@@ -390,7 +389,7 @@ fn is_sealed(bytes: &[u8]) -> bool {
         .is_some_and(|(content, checksum)| *checksum == fnv1a(content).to_le_bytes())
 }
 
-/// FNV-1a, 64 bits. It tells a torn record from a whole one; the page is not secret and tenants cannot write it.
+/// FNV-1a, 64 bits: detects a torn record. The page is not secret, and tenants cannot write it.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,40 +1,40 @@
-//! What the host saw while two events were recorded round a launch, and what that makes of the time between them.
+//! Host-side observations while two events are recorded around a launch, and the resulting [`Sample`].
 //!
-//! The host may be interrupted between any two calls, for longer than the launch takes. If the card had nothing else to
-//! do, the events measure that, too. And what the driver answers may be older than the interruption: an event that has just
-//! been recorded is not reached yet, on a card that is idle.
+//! The host may be interrupted between any two calls for longer than the launch takes. The events of an idle GPU
+//! include that time. And an answer of libcuda may be older than the interruption: an event that was just recorded
+//! is not reported as reached although the GPU is idle.
 //!
-//! | Seen | What follows |
+//! | Observation | Conclusion |
 //! |---|---|
-//! | the first event was not reached when the second was recorded | all of it was queued before the card came to it: exact |
-//! | it was reached before the launch was called | the card waited from then on |
-//! | it was reached some time between | the card waited for no longer than the call took, or if the host was interrupted before that, since then |
-//! | the second event was reached at once | the launch was over before |
-//! | it was not, and the events cannot tell whether because of the launch | it may have been over before, if the host was interrupted |
+//! | first event not reached when the second was recorded | all work was queued before the GPU reached it: exact |
+//! | first event reached before the launching call | the GPU waited from then on |
+//! | first event reached in between | the GPU waited at most for the call, or since an interruption of the host before it |
+//! | second event reached immediately | the launch ended before |
+//! | second event not reached, maybe for another reason | the launch may have ended before, if the host was interrupted |
 
 use crate::cost::{INTERRUPTED_NS, Sample};
 
-/// Moments of one clock of the host, nanoseconds, and what the driver answered.
+/// Times of one host clock, nanoseconds, and answers of libcuda.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording {
     /// Before the first event was recorded.
     pub begun_ns: u64,
-    /// When the launch was called.
+    /// When the launching call began.
     pub called_ns: u64,
-    /// When that had returned.
+    /// When the launching call returned.
     pub returned_ns: u64,
-    /// When the second event had been recorded and the driver was asked about it.
+    /// When the second event was recorded and queried.
     pub ended_ns: u64,
-    /// Whether the first event was reached before the launch was called.
+    /// Whether the first event was reached before the launching call.
     pub was_reached: bool,
-    /// Whether it was when the second event had been recorded.
+    /// Whether the first event was reached when the second was recorded.
     pub is_reached: bool,
-    /// Whether the second event was, too.
+    /// Whether the second event was reached as well.
     pub is_over: bool,
 }
 
 impl Recording {
-    /// What is known of the launch if the card says that there are so many nanoseconds between the events.
+    /// Returns the sample for `measured_ns` between the events.
     #[must_use]
     pub fn sample(self, measured_ns: u64) -> Sample {
         if !self.is_reached {
@@ -46,9 +46,9 @@ impl Recording {
             };
         }
         let before_ns = self.called_ns.saturating_sub(self.begun_ns);
-        // If the card waited for longer than the events say, it came to the first one behind other work.
+        // A wait longer than the measured time means that the GPU reached the first event after other work.
         let has_waited = self.was_reached && before_ns <= measured_ns;
-        // What the driver said before the host was interrupted may have been true for no longer than a moment.
+        // An answer from before an interruption may have been outdated immediately.
         let may_have_waited = !has_waited && (self.was_reached || before_ns >= INTERRUPTED_NS);
         let from_ns = if may_have_waited {
             self.begun_ns
@@ -68,9 +68,9 @@ impl Recording {
         }
     }
 
-    /// Whether the launch may have been over before the second event was queued although that was not reached at once: the
-    /// host was interrupted, and the first event, which the card cannot have come to before it was recorded, was reached
-    /// early enough for that.
+    /// Returns whether the launch may have ended before the second event was queued although that event was not
+    /// reached immediately: the host was interrupted, and the GPU reached the first event, which is not before its
+    /// recording, early enough.
     fn may_be_over(self, measured_ns: u64) -> bool {
         self.ended_ns.saturating_sub(self.called_ns) >= INTERRUPTED_NS
             && self.begun_ns.saturating_add(measured_ns)

@@ -1,4 +1,5 @@
-//! Layout of the usage region: what the processes of a share have taken, in one file that all of them map.
+//! Layout of the usage region: the memory and GPU time used by the processes of a share, in one file that they all
+//! map.
 //!
 //! ```text
 //!      0  header: magic, version, highest slot in use, total, counters
@@ -7,27 +8,27 @@
 //!      …         ┘
 //! ```
 //!
-//! A file of [`REGION_SIZE`] zero bytes is an empty region: whoever makes the file (the node driver, or the
-//! first process of the share) has nothing to write, and there is no moment at which it is half made.
+//! A file of [`REGION_SIZE`] zero bytes is an empty region: the creator of the file (the node driver, or the first
+//! process of the share) writes nothing, so no region is ever half initialized.
 //!
-//! **Ownership of a slot is an open-file-description lock** (`F_OFD_SETLK`) on the bytes of the slot, held for
-//! the life of the process and released by the kernel however it ends. The `state` word says whether the
-//! content means anything; the lock alone says whether the owner lives. Tenants can write anything here:
-//! numbers are bounds-checked, and nothing in the region can raise a limit.
+//! **Ownership of a slot is an open-file-description lock** (`F_OFD_SETLK`) on the bytes of the slot, held for the
+//! life of the process; the kernel releases it however the process ends. The `state` word says whether the content
+//! is valid; only the lock says whether the owner is alive. Tenants can write anything here: numbers are
+//! bounds-checked, and no value in the region can raise a limit.
 
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::AtomicU64;
 
-/// Number of slots, and so of processes of one share that can count at the same time.
+/// Number of slots: the most processes of one share that can be counted at the same time.
 pub const SLOT_COUNT: usize = 1024;
 
 /// Size of a slot and of the byte range that its owner locks.
 pub const SLOT_SIZE: usize = 256;
 
-/// Where slot 0 begins.
+/// Offset of slot 0.
 pub const SLOTS_OFFSET: usize = 4096;
 
-/// Size of the region and of its file. A tmpfs that holds one region needs this much and one page for the directory.
+/// Size of the region and of its file. A tmpfs for one region needs this size plus one page for the directory.
 pub const REGION_SIZE: usize = SLOTS_OFFSET + SLOT_COUNT * SLOT_SIZE;
 
 /// First word of a region that was used at least once.
@@ -41,7 +42,7 @@ pub const REGION_ABI_VERSION: u64 = 1;
 pub struct SlotIndex(u16);
 
 impl SlotIndex {
-    /// `None` if there is no such slot.
+    /// Returns `None` if there is no such slot.
     #[must_use]
     pub fn new(index: usize) -> Option<Self> {
         if index < SLOT_COUNT {
@@ -51,70 +52,70 @@ impl SlotIndex {
         }
     }
 
-    /// As an index.
+    /// Returns the index.
     #[must_use]
     pub fn get(self) -> usize {
         usize::from(self.0)
     }
 
-    /// Where the slot, and so the lock of its owner, begins in the file.
+    /// Returns the offset of the slot, and of its owner's lock, in the file.
     #[must_use]
     pub fn offset(self) -> usize {
         SLOTS_OFFSET + self.get() * SLOT_SIZE
     }
 
-    /// A mark for the total that no other slot uses, not zero.
+    /// Returns the slot's rebuild mark in the total, unique and not zero.
     #[must_use]
     pub(crate) fn rebuild_mark(self) -> u16 {
         self.0 + 1
     }
 }
 
-/// A share's own words.
+/// The header: counters of the share.
 #[repr(C, align(128))]
 pub struct Header<A = AtomicU64> {
     /// 0 (never used) or [`REGION_MAGIC`].
     pub magic: A,
     /// 0 (never used) or [`REGION_ABI_VERSION`].
     pub abi_version: A,
-    /// One more than the highest slot ever owned, so that scans are short. Only ever rises.
+    /// One more than the highest slot ever owned, which shortens scans. Never decreases.
     pub slots_in_use: A,
     reserved_0: [u64; 13],
-    /// Bytes taken by all processes (low 48 bits) and a mark (high 16 bits), see [`crate::ledger`].
+    /// Bytes used by all processes (low 48 bits) and a rebuild mark (high 16 bits), see [`crate::ledger`].
     pub total: A,
-    /// Highest total ever seen.
+    /// Highest total.
     pub peak_bytes: A,
     reserved_1: [u64; 14],
-    /// Allocations refused.
+    /// Allocations denied.
     pub denied: A,
-    /// Rebuilds of the total.
+    /// Number of rebuilds of the total.
     pub epoch: A,
     /// Slots reclaimed from dead processes.
     pub reclaimed: A,
     reserved_2: [u64; 13],
-    /// Microseconds of GPU time that the share may still use, two's complement; negative is debt. See
+    /// GPU time that the share may still use, microseconds, two's complement; negative is debt. See
     /// [`crate::bucket`].
     pub credit_us: A,
-    /// Clock at the last refill of the credit, microseconds of `CLOCK_MONOTONIC`.
+    /// Time of the last refill of the credit, microseconds of `CLOCK_MONOTONIC`.
     pub refilled_us: A,
-    /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never. The
-    /// node agent's sign of demand: it is renewed with every lease, so at least once in
-    /// [`crate::bucket::LEASE_US`] of GPU time, and every [`crate::bucket::MAX_SLEEP_US`] while a launch waits.
+    /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never. Shows
+    /// demand to the node agent: updated with each lease, so at least once per [`crate::bucket::LEASE_US`] of GPU
+    /// time, and every [`crate::bucket::MAX_SLEEP_US`] while a launch waits.
     pub last_demand_us: A,
-    /// Launches that went ahead without credit or token because they had waited for
-    /// [`crate::bucket::MAX_ADMISSION_WAIT_US`].
+    /// Launches admitted without credit or token after [`crate::bucket::MAX_ADMISSION_WAIT_US`].
     pub admission_timeouts: A,
-    /// Until when what was launched so far will keep the card busy, if it has it alone, microseconds of
-    /// `CLOCK_MONOTONIC`; a guess. Only written where the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].
+    /// Estimated end of the work launched so far, if the share has the GPU alone, microseconds of
+    /// `CLOCK_MONOTONIC`. Only written if the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].
     pub busy_until_us: A,
     reserved_3: [u64; 11],
 }
 
-/// One process.
+/// A slot: counters of one process.
 #[repr(C, align(128))]
 pub struct Slot<A = AtomicU64> {
-    /// 0 free, 1 owned, 2 left behind, in the low byte; above it the generation, which rises with each owner. What is
-    /// left behind is a dead owner's memory that others may still have open, see [`crate::ledger::Region::reclaim_slot`].
+    /// 0 free, 1 owned, 2 orphaned, in the low byte; above it the generation, which increases with each owner. An
+    /// orphaned slot counts a dead owner's memory that other processes may still have open, see
+    /// [`crate::ledger::Region::reclaim_slot`].
     pub state: A,
     /// Process ID in the owner's own PID namespace.
     pub pid: A,
@@ -122,33 +123,33 @@ pub struct Slot<A = AtomicU64> {
     pub start_time: A,
     /// Inode of the owner's PID namespace.
     pub pid_namespace: A,
-    /// Bytes taken.
+    /// Bytes used.
     pub used_bytes: A,
-    /// Bytes of changes to `used_bytes` and the total that are under way.
+    /// Bytes of pending changes to `used_bytes` and the total.
     pub in_flight_bytes: A,
-    /// Part of `used_bytes` that is charged for the driver's own use.
+    /// Part of `used_bytes` that is charged for libcuda's own memory.
     pub driver_bytes: A,
     /// Highest `used_bytes`.
     pub peak_bytes: A,
-    /// Part of `used_bytes` that other processes may open: who does so in the same share need not pay for it again.
+    /// Part of `used_bytes` that other processes may open; processes of the same share are not charged again.
     pub exported_bytes: A,
-    /// What the owner has open of other processes' memory without paying for it.
+    /// Memory of other processes that the owner has open without a charge.
     pub opened_bytes: A,
     reserved_0: [u64; 6],
-    /// Allocations refused.
+    /// Allocations denied.
     pub denied: A,
-    /// Microseconds of GPU time used: what was charged for launches, corrected to what events measured, streams
-    /// that overlap counted once. Only ever rises; a correction downwards is taken off what follows. Written with
-    /// each lease, so late by at most [`crate::bucket::LEASE_US`] a thread.
+    /// GPU time used, microseconds: the charges for launches, corrected to the measurements; overlapping streams
+    /// count once. Never decreases: a negative correction is subtracted from later charges. Written with each
+    /// lease, so late by at most [`crate::bucket::LEASE_US`] per thread.
     pub gpu_time_us: A,
-    /// Microseconds that launches waited for GPU time, summed over threads.
+    /// Time that launches waited for GPU time, microseconds, summed over threads.
     pub throttled_us: A,
-    /// Kernels, graphs, fills and copies on the card that were launched. Written with each lease.
+    /// Number of launched kernels, graphs, fills and copies on the GPU. Written with each lease.
     pub launches: A,
-    /// Single launches that measured at least [`crate::bucket::LONG_KERNEL_US`]: the share cannot be held for
-    /// shorter times than these, since a running kernel is not interrupted.
+    /// Launches that took at least [`crate::bucket::LONG_KERNEL_US`]: a running kernel is not interrupted, so the
+    /// share cannot be throttled for shorter times.
     pub long_kernels: A,
-    /// The longest launch measured, microseconds.
+    /// Duration of the longest launch, microseconds.
     pub longest_kernel_us: A,
     reserved_1: [u64; 10],
 }
@@ -189,7 +190,7 @@ const _: () = {
 };
 
 impl<A> Header<A> {
-    /// A header whose words come from `zero`, for models and tests; mapped memory needs no constructor.
+    /// Returns a header whose words come from `zero`, for models and tests; mapped memory needs no constructor.
     pub fn from_words(mut zero: impl FnMut() -> A) -> Self {
         Self {
             magic: zero(),
@@ -214,7 +215,7 @@ impl<A> Header<A> {
 }
 
 impl<A> Slot<A> {
-    /// A slot whose words come from `zero`, for models and tests; mapped memory needs no constructor.
+    /// Returns a slot whose words come from `zero`, for models and tests; mapped memory needs no constructor.
     pub fn from_words(mut zero: impl FnMut() -> A) -> Self {
         Self {
             state: zero(),

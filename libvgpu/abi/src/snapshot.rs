@@ -1,7 +1,7 @@
-//! Reading a region from outside, as bytes: for the node agent, which maps nothing that tenants can truncate.
+//! Decodes a region from bytes: for the node agent, which maps no file that tenants can truncate.
 //!
-//! The bytes are hostile input. Whatever they are, reading them ends with numbers and without a panic; what the
-//! numbers mean beyond their own share is for the reader to bound.
+//! The bytes are hostile input. Decoding never panics and always returns numbers; the caller bounds what they mean
+//! for other shares.
 
 use crate::ledger::{MAX_BYTES, Owner};
 use crate::region::{
@@ -9,12 +9,12 @@ use crate::region::{
 };
 use core::fmt;
 
-/// Why bytes are not a usage region.
+/// Reason why bytes are not a usage region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionError {
     /// Fewer than [`REGION_SIZE`] bytes: the file was truncated.
     Short {
-        /// How many there were.
+        /// Actual length.
         len: usize,
     },
     /// The first word is neither zero nor the region's magic.
@@ -33,7 +33,7 @@ impl fmt::Display for RegionError {
             Self::Magic => f.write_str("file is not a usage region"),
             Self::Version { found } => write!(
                 f,
-                "usage region has ABI version {found}, this build knows {REGION_ABI_VERSION}"
+                "usage region has ABI version {found}, expected {REGION_ABI_VERSION}"
             ),
         }
     }
@@ -41,69 +41,69 @@ impl fmt::Display for RegionError {
 
 impl core::error::Error for RegionError {}
 
-/// A share's numbers at about one moment.
+/// Counters of a share, read at about one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareUsage {
-    /// Bytes taken by all processes.
+    /// Bytes used by all processes.
     pub total_bytes: u64,
-    /// Highest total ever.
+    /// Highest total.
     pub peak_bytes: u64,
-    /// Allocations refused.
+    /// Allocations denied.
     pub denied: u64,
     /// Slots reclaimed from dead processes.
     pub reclaimed: u64,
-    /// Microseconds of GPU time that the share may still use; negative is debt.
+    /// GPU time that the share may still use, microseconds; negative is debt.
     pub credit_us: i64,
     /// When a process last took GPU time or waited for it, microseconds of `CLOCK_MONOTONIC`; 0 is never.
     pub last_demand_us: u64,
-    /// Launches that went ahead after the longest wait without credit or token.
+    /// Launches admitted after the longest wait without credit or token.
     pub admission_timeouts: u64,
-    /// Until when what was launched will keep the card busy, microseconds of `CLOCK_MONOTONIC`; 0 where nobody says so.
+    /// Estimated end of the launched work, microseconds of `CLOCK_MONOTONIC`; 0 if not reported.
     pub busy_until_us: u64,
 }
 
-/// A process's numbers at about one moment.
+/// Counters of a process, read at about one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Which slot. Whether the owner lives, the lock on the slot's bytes says.
+    /// Slot index. The lock on the slot's bytes says whether the owner is alive.
     pub slot: SlotIndex,
-    /// Who wrote it, by its own account.
+    /// Owner, as the process itself wrote it.
     pub owner: Owner,
-    /// Rises with each owner of the slot.
+    /// Generation, which increases with each owner of the slot.
     pub generation: u64,
-    /// Bytes taken.
+    /// Bytes used.
     pub used_bytes: u64,
     /// Highest `used_bytes`.
     pub peak_bytes: u64,
-    /// Part of `used_bytes` charged for the driver's own use.
+    /// Part of `used_bytes` charged for libcuda's own memory.
     pub driver_bytes: u64,
     /// Part of `used_bytes` that other processes may open.
     pub exported_bytes: u64,
-    /// Allocations refused.
+    /// Allocations denied.
     pub denied: u64,
-    /// Microseconds of GPU time used.
+    /// GPU time used, microseconds.
     pub gpu_time_us: u64,
-    /// Microseconds spent waiting for GPU time.
+    /// Time spent waiting for GPU time, microseconds.
     pub throttled_us: u64,
-    /// Kernels, graphs, fills and copies on the card that were launched.
+    /// Number of launched kernels, graphs, fills and copies on the GPU.
     pub launches: u64,
-    /// Single launches of at least [`crate::bucket::LONG_KERNEL_US`].
+    /// Launches of at least [`crate::bucket::LONG_KERNEL_US`].
     pub long_kernels: u64,
-    /// The longest launch, microseconds.
+    /// Duration of the longest launch, microseconds.
     pub longest_kernel_us: u64,
 }
 
-/// A region's content.
+/// Content of a region.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Snapshot<'a> {
-    /// Reads a region's header. A region that nobody has used yet is empty, not an error.
+    /// Decodes a region's header. A region that was never used is empty, not an error.
     ///
     /// # Errors
-    /// If the bytes cannot be a region of this ABI version.
+    /// If the bytes are not a region of this ABI version.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, RegionError> {
         let Some(bytes) = bytes.get(..REGION_SIZE) else {
             return Err(RegionError::Short { len: bytes.len() });
@@ -119,7 +119,7 @@ impl<'a> Snapshot<'a> {
         Ok(Self { bytes })
     }
 
-    /// The share's own numbers.
+    /// Returns the share's counters.
     #[must_use]
     pub fn share(&self) -> ShareUsage {
         ShareUsage {
@@ -134,7 +134,7 @@ impl<'a> Snapshot<'a> {
         }
     }
 
-    /// The slots that somebody owns or owned until it died.
+    /// Returns the slots that have an owner, alive or dead.
     pub fn processes(&self) -> impl Iterator<Item = ProcessUsage> + 'a {
         let bytes = self.bytes;
         (0..SLOT_COUNT).filter_map(move |index| {
