@@ -1,13 +1,13 @@
-//! Small allocations: many of them share one block of the card's memory, and what the card loses is the block.
+//! Small allocations: many of them share one block of GPU memory, and the GPU loses whole blocks.
 //!
-//! The driver says nothing about its blocks. It aligns them to their size in the address space, as it does all
-//! memory of the card, so a block is known by its address; whether an allocation opens a new one is known only
-//! when it is made.
+//! libcuda does not report its blocks. It aligns them to their size in the address space, as all GPU memory, so the
+//! address identifies the block. Only after an allocation is it known whether the allocation opened a block.
 //!
-//! Each context has blocks of its own, and managed memory others than plain memory: a [`BlockClass`]. What is free in a block
-//! is what nothing that is held lies in, if all of that is known: while something is being freed, it is not.
+//! Each context has its own blocks, and managed memory has other blocks than plain memory: a [`BlockClass`]. Free
+//! space in a block is known if all its allocations are known, which is not the case while one of them is being
+//! freed.
 //!
-//! Invariant: a block is charged from its first allocation to its last, and as a whole.
+//! Invariant: a block is charged as a whole, from its first allocation to its last.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,19 +15,19 @@ use crate::charge_map::{Charge, ChargeMap};
 use crate::guard::Guard;
 use crate::shares::MAX_SHARES;
 
-/// What the driver takes from the card at once.
+/// Size of a block.
 pub(crate) const BLOCK: u64 = 2 << 20;
-/// Largest request that shares a block with others.
+/// Largest request that shares a block.
 pub(crate) const LARGEST_SMALL: u64 = BLOCK / 2;
-/// Small requests take multiples of this.
+/// Granularity of small requests.
 const STEP: u64 = 512;
 
-/// Blocks that are looked through for a hole, those with most free_bytes first.
+/// Number of blocks searched for a hole, those with the most free bytes first.
 const CANDIDATES: usize = 8;
 const STEPS: usize = 4096;
 const _: () = assert!(STEPS as u64 * STEP == BLOCK);
 
-/// Which blocks an allocation may lie in.
+/// The blocks in which an allocation may lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockClass {
     pub(crate) card: u8,
@@ -36,56 +36,56 @@ pub(crate) struct BlockClass {
 }
 
 impl BlockClass {
-    /// As [`Charge::context`] of a block.
+    /// Returns the class as [`Charge::context`] of a block.
     fn key(self) -> u64 {
         (self.context << 1) | u64::from(self.is_managed)
     }
 }
 
-/// The blocks that this process has something in. All zeroes is none.
+/// The blocks of this process. All zeroes is none.
 pub(crate) struct Blocks {
     guard: AtomicU32,
-    /// By number; `bytes` is what is in use of it, `context` its [`BlockClass`].
+    /// By block number; `bytes` is the used part, `context` the [`BlockClass`].
     blocks: ChargeMap,
-    /// Bytes that are not in use, of all blocks of a card, by the card's index.
+    /// Free bytes in all blocks of a GPU, by the GPU's index.
     free_bytes: [AtomicU64; MAX_SHARES],
 }
 
-/// What a request of linear memory takes of its block, or of the card if it is too large for one.
+/// Returns the size of a request of linear memory in its block, or in GPU memory if it exceeds a block.
 pub(crate) fn rounded(bytes: u64) -> u64 {
     let step = if bytes > LARGEST_SMALL { BLOCK } else { STEP };
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
-/// Whether such a request shares a block with others.
+/// Returns whether a request of this size shares a block.
 pub(crate) fn is_small(rounded_bytes: u64) -> bool {
     rounded_bytes <= LARGEST_SMALL
 }
 
 impl Blocks {
-    /// Whether some block of the card may have free_bytes for so much.
+    /// Returns whether some block of the GPU may have a hole of `bytes`.
     pub(crate) fn may_have_hole(&self, card: u8, bytes: u64) -> bool {
         self.free_bytes
             .get(usize::from(card))
             .is_some_and(|free_bytes| free_bytes.load(Ordering::Relaxed) >= bytes)
     }
 
-    /// Finds a hole for so many bytes, and notes them as allocated in its block, whose number is returned: so the block
-    /// stays charged whatever is freed meanwhile. `held` is all linear memory of the process.
+    /// Finds a hole of `bytes`, adds them to its block, and returns the block's number: the block stays charged
+    /// whatever is freed meanwhile. `charges` is all linear memory of the process.
     ///
-    /// The caller is alone in a [`crate::guard::SharedGate`], so nothing is being allocated; but something may be being freed.
+    /// The caller is exclusive in a [`crate::guard::SharedGate`], so no allocation is in flight; a free may be.
     pub(crate) fn reserve_hole(
         &self,
-        held: &ChargeMap,
+        charge: &ChargeMap,
         class: BlockClass,
         bytes: u64,
     ) -> Option<u64> {
         let mut maps = self.candidates(class, bytes);
-        held.for_each(|address, held| {
+        charge.for_each(|address, charge| {
             if let Some(map) = maps.iter_mut().find(|map| map.number == number(address))
-                && is_small(held.bytes)
+                && is_small(charge.bytes)
             {
-                map.mark(address, held.bytes);
+                map.mark(address, charge.bytes);
             }
         });
         let _guard = Guard::acquire(&self.guard);
@@ -98,7 +98,7 @@ impl Blocks {
             })
     }
 
-    /// The blocks of that class which have most free_bytes, as they are before their holes are known.
+    /// Returns the blocks of `class` with the most free bytes; their holes are not known yet.
     fn candidates(&self, class: BlockClass, bytes: u64) -> [BlockMap; CANDIDATES] {
         let mut maps = [BlockMap::EMPTY; CANDIDATES];
         self.blocks.for_each(|number, block| {
@@ -115,8 +115,8 @@ impl Blocks {
         maps
     }
 
-    /// Notes where an allocation lies for which a hole of the block `reserved` was. Says whether it opened another block,
-    /// which is to be charged, and whether the reserved one is closed, whose charge is to be returned.
+    /// Records the address of an allocation for which `reserve_hole` returned block `reserved`. Returns whether the
+    /// allocation opened another block, to be charged, and whether the reserved block is empty, to be released.
     pub(crate) fn settle(
         &self,
         class: BlockClass,
@@ -132,7 +132,7 @@ impl Blocks {
         (is_opened, is_closed)
     }
 
-    /// Notes a small allocation. `true` if it opened a block, which is to be charged.
+    /// Records a small allocation. Returns `true` if it opened a block, to be charged.
     pub(crate) fn add(&self, class: BlockClass, address: u64, bytes: u64) -> bool {
         let _guard = Guard::acquire(&self.guard);
         let number = number(address);
@@ -150,7 +150,7 @@ impl Blocks {
         true
     }
 
-    /// Puts more into a block, if there is such a block, and returns what it was. The caller holds the guard.
+    /// Adds bytes to a known block and returns its previous charge. The caller holds the guard.
     fn add_bytes(&self, number: u64, bytes: u64) -> Option<Charge> {
         self.blocks.change(number, |before| {
             Some(Charge {
@@ -160,7 +160,7 @@ impl Blocks {
         })
     }
 
-    /// Forgets a small allocation. `true` if its block is closed, whose charge is to be returned.
+    /// Removes a small allocation. Returns `true` if its block is empty, to be released.
     pub(crate) fn remove(&self, card: u8, address: u64, bytes: u64) -> bool {
         let _guard = Guard::acquire(&self.guard);
         let before = self.blocks.change(number(address), |before| {
@@ -182,11 +182,11 @@ impl Blocks {
     }
 }
 
-/// What lies where in a block.
+/// Occupancy of a block.
 #[derive(Clone, Copy)]
 struct BlockMap {
     number: u64,
-    /// As counted when the map was begun.
+    /// Used bytes when the map was started.
     used_bytes: u64,
     marked_bytes: u64,
     /// One bit per step.
@@ -215,7 +215,7 @@ impl BlockMap {
         }
     }
 
-    /// Whether all that is counted is marked. What is being freed is still counted, but not held any more.
+    /// Returns whether all counted bytes are marked. A free in flight is counted but not marked.
     fn is_complete(&self) -> bool {
         self.marked_bytes == self.used_bytes
     }
@@ -241,10 +241,10 @@ fn number(address: u64) -> u64 {
     address.checked_div(BLOCK).unwrap_or(0)
 }
 
-/// Small arrays, which share blocks too but have no address that would say which.
+/// Small arrays, which share blocks but whose addresses are unknown.
 ///
-/// They are counted as if each took a power of two, so that any driver packs them into no more blocks than that, and
-/// what was charged stays so until the last one is gone: holes that were left do not return a block to the card.
+/// Each counts as the next power of two, which no packing exceeds. The charge stays until the last array is
+/// destroyed: holes return no block to the GPU.
 pub(crate) struct SmallArrays {
     count: AtomicU64,
     bytes: AtomicU64,
@@ -252,12 +252,12 @@ pub(crate) struct SmallArrays {
 }
 
 impl SmallArrays {
-    /// Whether there are any.
+    /// Returns whether there are any.
     pub(crate) fn is_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds one and returns how much more is to be charged. The caller holds the process's guard.
+    /// Adds an array and returns the additional charge. The caller holds the process's guard.
     pub(crate) fn add(&self, bytes: u64) -> u64 {
         self.count.fetch_add(1, Ordering::Relaxed);
         let bytes = packed(bytes);
@@ -270,7 +270,7 @@ impl SmallArrays {
         needed.saturating_sub(charged)
     }
 
-    /// Takes one away and returns how much is not to be charged any more. The caller holds the process's guard.
+    /// Removes an array and returns the charge to release. The caller holds the process's guard.
     pub(crate) fn remove(&self, bytes: u64) -> u64 {
         self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);
         if self.count.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -280,7 +280,7 @@ impl SmallArrays {
         }
     }
 
-    /// Takes one away that was not charged after all: `bytes` with the charge of `more` that it would have needed.
+    /// Removes an array of `bytes` that was not allocated, with its additional charge of `more`.
     pub(crate) fn undo(&self, bytes: u64, more: u64) {
         self.count.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(packed(bytes), Ordering::Relaxed);

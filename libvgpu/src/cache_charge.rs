@@ -1,26 +1,26 @@
-//! What is charged for memory that the driver keeps for the process where it grows as it is used: in a memory pool, or
-//! for the graphs of a device.
+//! Charge for memory that libcuda caches for the process and that grows with use: in a memory pool, or for the
+//! graphs of a device.
 //!
-//! Before a call the most that it may grow by is reserved, afterwards the charge is made what the driver says. What the
-//! driver says has grown by calls that are still under way, too, which have reserved that themselves.
+//! A call reserves its largest possible growth first; then the charge is set to the size that libcuda reports. That
+//! size includes the growth of concurrent calls, which have their own reservations.
 //!
-//! Invariants, while no call grows by more than it has reserved:
-//! - What is charged and what is reserved are together never less than what the driver has.
-//! - They never become more because a call is over.
-//! - When no call is under way, what is charged is what the driver said last.
+//! Invariants, while no call grows the cache by more than its reservation:
+//! - Charge and reservations are together never less than the size of the cache.
+//! - The end of a call never increases their sum.
+//! - With no call in flight, the charge is the last reported size.
 
 use crate::charge_map::Charge;
 
-/// What is charged of one such place.
+/// Charge for one driver cache (memory pool or graph memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheCharge {
-    /// For what it has.
+    /// For its reported size.
     pub(crate) charged_bytes: u64,
-    /// Reserved by calls that are under way.
+    /// Reserved by calls in flight.
     pub(crate) reserved_bytes: u64,
 }
 
-/// What has become of the charge and the caller's reservation: they were `from` together and are to be `to`.
+/// The charge after a call. The caller corrects its account from `from` bytes to `to` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Settled {
     pub(crate) charge: CacheCharge,
@@ -29,15 +29,15 @@ pub(crate) struct Settled {
 }
 
 impl CacheCharge {
-    /// What was remembered.
-    pub(crate) fn of(held: &Charge) -> Self {
+    /// Decodes a map entry.
+    pub(crate) fn of(charge: &Charge) -> Self {
         Self {
-            charged_bytes: held.bytes,
-            reserved_bytes: held.context,
+            charged_bytes: charge.bytes,
+            reserved_bytes: charge.context,
         }
     }
 
-    /// To be remembered for a card.
+    /// Encodes a map entry.
     pub(crate) fn to_charge(self, card: u8) -> Charge {
         Charge {
             bytes: self.charged_bytes,
@@ -46,7 +46,7 @@ impl CacheCharge {
         }
     }
 
-    /// A call has reserved so much and is about to be made.
+    /// Adds the reservation of a call in flight.
     pub(crate) fn add_reservation(self, reserved_bytes: u64) -> Self {
         Self {
             reserved_bytes: self.reserved_bytes.saturating_add(reserved_bytes),
@@ -54,9 +54,8 @@ impl CacheCharge {
         }
     }
 
-    /// A call is about to be made that may need so much, and the driver will never have more than `most_bytes`. As far as
-    /// that is covered already, the call needs no reservation of its own: so much of the charge becomes one. Returns how
-    /// much.
+    /// Reserves `need_bytes` for a call, of a cache that never exceeds `most_bytes`. The part that the present
+    /// charge covers needs no new reservation: it is moved from the charge and returned.
     pub(crate) fn reuse_charge(self, need_bytes: u64, most_bytes: u64) -> (Self, u64) {
         let total = self.charged_bytes.saturating_add(self.reserved_bytes);
         let uncovered = most_bytes.saturating_sub(total);
@@ -68,11 +67,11 @@ impl CacheCharge {
         (charge, reused)
     }
 
-    /// A call that had reserved so much is over, and the driver says what it has now.
+    /// Ends a call that reserved `reserved_bytes`; libcuda reports a size of `has_bytes`.
     pub(crate) fn settle(self, reserved_bytes: u64, has_bytes: u64) -> Settled {
         let other_reservations = self.reserved_bytes.saturating_sub(reserved_bytes);
         let own = self.charged_bytes.saturating_add(reserved_bytes);
-        // What exceeds that has grown by calls of others, if they have reserved so much.
+        // The excess is growth of concurrent calls, up to their reservations.
         let charged_bytes = has_bytes
             .min(own)
             .max(has_bytes.saturating_sub(other_reservations));
@@ -86,7 +85,7 @@ impl CacheCharge {
         }
     }
 
-    /// What none has paid for of what the driver has.
+    /// Returns the part of the reported size that is neither charged nor reserved.
     pub(crate) fn uncharged_bytes(self, has_bytes: u64) -> u64 {
         has_bytes
             .saturating_sub(self.charged_bytes)

@@ -1,4 +1,4 @@
-//! A card as the process may use it: all the shares with its UUID together.
+//! A GPU as the process may use it: all shares with its UUID together.
 
 use core::sync::atomic::Ordering;
 
@@ -14,26 +14,26 @@ use crate::share::{Headroom, Share};
 use crate::shares::{LimitsSource, MAX_SHARES};
 use crate::sys;
 
-/// What applies to a card.
+/// Limit that applies to a GPU.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
-    /// Nothing: calls go through as they are.
+    /// None: calls pass through unchanged.
     Unlimited,
-    /// It is limited by these shares.
+    /// The limits of these shares.
     Limited(Card),
-    /// Its limits cannot be known, so nothing may be taken from it.
+    /// Unknown limits: all allocations are denied.
     Denied,
 }
 
-/// A limited card.
+/// A limited GPU.
 #[derive(Clone, Copy)]
 pub(crate) struct Card {
     process: &'static Process,
-    /// Index of its first share. No more is carried along, so that a card is passed in registers.
+    /// Index of its first share. Small, so that a GPU is passed in registers.
     first_share: u8,
 }
 
-/// How much of a card there is for this process.
+/// Memory limit and use of a GPU for this process.
 #[derive(Clone, Copy)]
 pub(crate) struct Amount {
     pub(crate) limit_bytes: u64,
@@ -47,7 +47,7 @@ impl Amount {
 }
 
 impl Card {
-    /// The card of that UUID, if a share of it is known.
+    /// Returns the GPU with this UUID, if it has a share.
     pub(crate) fn of(process: &'static Process, uuid: DeviceUuid) -> Option<Self> {
         let first = process.shares().position(|share| share.uuid() == uuid)?;
         Some(Self {
@@ -56,7 +56,7 @@ impl Card {
         })
     }
 
-    /// The card that [`Card::index`] named.
+    /// Returns the GPU with that [`Card::index`].
     pub(crate) fn at(process: &'static Process, index: u8) -> Option<Self> {
         process.shares().nth(usize::from(index))?;
         Some(Self {
@@ -65,12 +65,12 @@ impl Card {
         })
     }
 
-    /// The process whose view of the card this is.
+    /// Returns the process that uses the GPU.
     pub(crate) fn process(self) -> &'static Process {
         self.process
     }
 
-    /// A small number for the card.
+    /// Returns a small number that identifies the GPU.
     pub(crate) fn index(self) -> u8 {
         self.first_share
     }
@@ -82,17 +82,17 @@ impl Card {
         first.into_iter().chain(others.filter(is_same))
     }
 
-    /// Whether its memory is limited. Shares are summed, so one that is not limited frees all.
+    /// Returns whether GPU memory is limited. Limits of shares add up, so one unlimited share lifts the limit.
     pub(crate) fn is_memory_limited(self) -> bool {
         self.shares().all(Share::is_memory_limited)
     }
 
-    /// Whether its GPU time is metered. Shares are summed, so one that is not frees all.
+    /// Returns whether GPU time is metered. Limits of shares add up, so one unmetered share lifts the limit.
     pub(crate) fn is_metered(self) -> bool {
         self.shares().all(Share::is_metered)
     }
 
-    /// Limit and use.
+    /// Returns limit and use.
     pub(crate) fn amount(self) -> Amount {
         let _guard = self.process.guard();
         let mut amount = Amount {
@@ -107,12 +107,12 @@ impl Card {
         amount
     }
 
-    /// Whether plain allocations beyond the limit become managed memory.
+    /// Returns whether plain allocations beyond the limit become managed memory.
     pub(crate) fn spills(self) -> bool {
         self.shares().any(Share::spills)
     }
 
-    /// What the driver takes for itself in a context.
+    /// Returns the estimated memory of libcuda per context.
     pub(crate) fn driver_reserve_bytes(self) -> u64 {
         self.shares()
             .map(Share::driver_reserve_bytes)
@@ -120,7 +120,7 @@ impl Card {
             .unwrap_or(0)
     }
 
-    /// Takes `bytes`, from one share if one has them, else from several.
+    /// Reserves `bytes`, from one share if possible, else from several.
     pub(crate) fn reserve(self, bytes: u64) -> Result<(), LimitExceeded> {
         if !self.certainly_lacks(bytes)
             && (self.try_reserve(bytes) || self.reserve_after_reclaim(bytes))
@@ -131,21 +131,22 @@ impl Card {
         }
     }
 
-    /// Notes that something was refused for lack of memory.
+    /// Counts a denied allocation.
     pub(crate) fn count_denied(self) {
         if let Some(share) = self.shares().next() {
             share.count_denied();
         }
     }
 
-    /// Whether so much is not there, even with what dead processes left. What live_processes ones return counts at once.
+    /// Returns whether `bytes` are unavailable even after a reclaim. Memory that live processes free is available
+    /// at once.
     #[inline]
     pub(crate) fn certainly_lacks(self, bytes: u64) -> bool {
         let headroom = self.headroom();
         headroom.bytes < bytes && sys::now_ns() < headroom.valid_until_ns
     }
 
-    /// Whether there seems to be so much, of which nothing is taken yet.
+    /// Returns whether `bytes` may be available; reserves nothing.
     pub(crate) fn may_have(self, bytes: u64) -> bool {
         self.headroom().bytes >= bytes
     }
@@ -161,7 +162,7 @@ impl Card {
             .fold(none, Headroom::with)
     }
 
-    /// Takes back what dead processes left before it tries again.
+    /// Reclaims memory of dead processes and retries.
     #[cold]
     fn reserve_after_reclaim(self, bytes: u64) -> bool {
         let _guard = self.process.guard();
@@ -169,7 +170,7 @@ impl Card {
         self.shares().any(|share| share.reserve_or_rebuild(bytes)) || self.reserve_parts(bytes)
     }
 
-    /// Takes back what dead processes held, and charges this one for what it has opened of theirs. The caller holds
+    /// Reclaims memory of dead processes and charges this process for the part that it has open. The caller holds
     /// the process's guard.
     fn reclaim(self) {
         for share in self.shares() {
@@ -195,21 +196,21 @@ impl Card {
             .fold(0, u64::saturating_add)
     }
 
-    /// Notes that other processes may open so much of what this one holds.
+    /// Records that other processes may open `bytes` of this process's memory.
     pub(crate) fn export(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
             share.add_exported_bytes(bytes);
         }
     }
 
-    /// Takes back what [`Card::export`] noted.
+    /// Reverts [`Card::export`].
     pub(crate) fn end_export(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
             share.subtract_exported_bytes(bytes);
         }
     }
 
-    /// Opens memory of another process, and pays for it if it is not of the own share.
+    /// Opens memory of another process, with a charge if that process is not in this share.
     pub(crate) fn import(self, bytes: u64) -> Result<(), LimitExceeded> {
         let Some(imports) = self.imports() else {
             return Err(LimitExceeded);
@@ -217,10 +218,10 @@ impl Card {
         let missing = {
             let _guard = self.process.guard();
             imports.open(bytes);
-            // Before the look at what is available: see `Region::reclaim_slot`.
+            // Published before the exported bytes are read: see `Region::reclaim_slot`.
             self.publish(imports);
             let missing = imports.missing_bytes(self.exported_bytes());
-            // Or a look for dead processes on the way would find it missing too.
+            // Otherwise a concurrent reclaim would charge it as well.
             imports.add_charged(missing);
             missing
         };
@@ -236,7 +237,7 @@ impl Card {
         outcome
     }
 
-    /// Lets others know what this process has open. The caller holds the process's guard.
+    /// Publishes what this process has open. The caller holds the process's guard.
     fn publish(self, imports: &Imports) {
         if let Some(share) = self.shares().next() {
             share.set_opened_bytes(imports.uncharged_bytes());
@@ -257,7 +258,7 @@ impl Card {
         self.release(surplus);
     }
 
-    /// Takes `bytes` if they are there without further ado.
+    /// Reserves `bytes` if they are available without a reclaim.
     pub(crate) fn try_reserve(self, bytes: u64) -> bool {
         self.shares().any(|share| share.reserve(bytes))
     }
@@ -278,7 +279,7 @@ impl Card {
         false
     }
 
-    /// Takes `bytes` that the driver has given already.
+    /// Charges `bytes` that are allocated already.
     pub(crate) fn charge(self, bytes: u64) {
         if !self.try_reserve(bytes)
             && let Some(share) = self.shares().next()
@@ -287,32 +288,32 @@ impl Card {
         }
     }
 
-    /// Returns `bytes`, to whichever shares this process took them from.
+    /// Releases `bytes` to the shares from which this process reserved them.
     pub(crate) fn release(self, bytes: u64) {
-        let mut left = bytes;
+        let mut remaining = bytes;
         for share in self.shares() {
-            if left == 0 {
+            if remaining == 0 {
                 return;
             }
-            left = left.saturating_sub(share.release(left));
+            remaining = remaining.saturating_sub(share.release(remaining));
         }
     }
 
-    /// Notes that so much of what this process holds is for the driver's own use.
+    /// Records `bytes` of this process's usage as libcuda's own.
     pub(crate) fn add_driver_bytes(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
             share.add_driver_bytes(bytes);
         }
     }
 
-    /// Takes back what [`Card::add_driver_bytes`] noted.
+    /// Reverts [`Card::add_driver_bytes`].
     pub(crate) fn subtract_driver_bytes(self, bytes: u64) {
         if let Some(share) = self.shares().next() {
             share.subtract_driver_bytes(bytes);
         }
     }
 
-    /// Makes `from` bytes that were reserved into `to`, what the driver really took.
+    /// Corrects a reservation of `from` bytes to `to`, the real size.
     pub(crate) fn correct(self, from: u64, to: u64) {
         if to > from {
             self.charge(to.saturating_sub(from));
@@ -322,7 +323,7 @@ impl Card {
     }
 }
 
-/// What applies to the card of that UUID.
+/// Returns the limit that applies to the GPU with this UUID.
 pub(crate) fn target_of(
     process: &'static Process,
     uuid: DeviceUuid,
@@ -336,7 +337,7 @@ pub(crate) fn target_of(
         LimitsSource::UnreadablePages | LimitsSource::InvalidEnvironment => Target::Denied,
         LimitsSource::Environment => {
             let _guard = process.guard();
-            // Another thread may have been faster.
+            // Another thread may have attached the share.
             if let Some(card) = Card::of(process, uuid) {
                 return Target::Limited(card);
             }
@@ -358,7 +359,7 @@ type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 type GetDevice = unsafe extern "C" fn(*mut CUdevice) -> CUresult;
 type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> CUresult;
 
-/// The context that calls of this thread act in.
+/// Returns the current context of this thread.
 pub(crate) fn current_context() -> Option<u64> {
     let get = GET_CURRENT.address()?;
     // SAFETY: the signature of `cuCtxGetCurrent`.
@@ -369,7 +370,7 @@ pub(crate) fn current_context() -> Option<u64> {
     (result == CUDA_SUCCESS && !context.is_null()).then(|| context.expose_provenance() as u64)
 }
 
-/// The device of that context.
+/// Returns the device of the current context.
 pub(crate) fn current_device() -> Option<CUdevice> {
     let get = GET_DEVICE.address()?;
     // SAFETY: the signature of `cuCtxGetDevice`.
@@ -380,7 +381,7 @@ pub(crate) fn current_device() -> Option<CUdevice> {
     (result == CUDA_SUCCESS).then_some(device)
 }
 
-/// UUID of a CUDA device; of a MIG partition its own, which no share has.
+/// Returns the UUID of a CUDA device; a MIG device has its own UUID, which no share has.
 pub(crate) fn uuid_of(device: CUdevice) -> Option<DeviceUuid> {
     let get = GET_UUID_V2.address().or_else(|| GET_UUID.address())?;
     // SAFETY: the signature of `cuDeviceGetUuid` and its second version.
@@ -395,7 +396,7 @@ const UNLIMITED: u32 = 1;
 const DENIED: u32 = 2;
 const FIRST_CARD: u32 = 3;
 
-/// What applies to a CUDA device's memory.
+/// Returns the limit that applies to the memory of a CUDA device.
 pub(crate) fn target_of_device(device: CUdevice) -> Target {
     let Some(process) = Process::get() else {
         return Target::Denied;
@@ -415,7 +416,7 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
             }
         }
     }
-    // An invalid device is the driver's business to report.
+    // libcuda reports an invalid device.
     let Some(uuid) = uuid_of(device) else {
         return Target::Unlimited;
     };
@@ -434,8 +435,8 @@ pub(crate) fn target_of_device(device: CUdevice) -> Target {
     target
 }
 
-/// What applies to the memory of the card that calls of this thread act on.
+/// Returns the limit that applies to the memory of the current context's GPU.
 pub(crate) fn target_of_current_context() -> Target {
-    // Without a context the driver refuses by itself.
+    // Without a context libcuda reports the error.
     current_device().map_or(Target::Unlimited, target_of_device)
 }

@@ -1,16 +1,15 @@
-//! What the process holds: which pointer or handle was charged how many bytes, to which card, in which context.
+//! The charges of the process: pointer or handle to bytes, GPU and context.
 //!
-//! A map without an allocator: levels of open-addressing tables, each twice as large as the one before, mapped when the
-//! smaller ones are full. Nothing is ever moved. Whoever writes to a entry keeps others from it for as long, a few
-//! instructions; whoever reads one reads again if somebody has written meanwhile.
+//! A map without an allocator: levels of open-addressing tables, each twice as large as the previous one, mapped
+//! when the smaller ones are full. Entries never move. A writer locks its entry for a few instructions; a reader
+//! reads again if the entry was written meanwhile.
 //!
 //! Invariants:
-//! - A key is inserted after the driver returned it and removed before the driver is asked to free it, so it
-//!   is in the map at most once. What counts how often the driver gave the same key is changed in its entry, by one
-//!   thread at a time, so that none finds it missing.
-//! - A entry that was used never becomes empty again, only reusable; a search that meets an empty entry is over.
-//! - Of several threads that remove the same key, one succeeds (a program that frees twice is told so by the
-//!   driver, and is not paid twice by us).
+//! - A key is inserted after libcuda returned it and removed before libcuda is asked to free it, so it is in the
+//!   map at most once. A reference count is changed in place, by one thread at a time, so no thread misses the key.
+//! - A used entry never becomes empty again, only reusable; a search ends at an empty entry.
+//! - Of several threads that remove the same key, one succeeds: libcuda reports a double free to the program, and
+//!   the charge is released once.
 
 use core::mem::size_of;
 use core::ptr::NonNull;
@@ -20,52 +19,52 @@ use crate::sys;
 
 const LEVELS: usize = 20;
 const FIRST_CAPACITY: usize = 1024;
-/// Places looked at in one level.
+/// Entries probed per level.
 const PROBES: usize = 64;
 
 const EMPTY: u64 = 0;
 const REUSABLE: u64 = 1;
-/// Moves small handles (1, 2, …) away from the marks above.
+/// Separates small handles (1, 2, …) from the marks above.
 const KEY_BIT: u64 = 1 << 63;
 
 const BYTES_BITS: u32 = 48;
 const BYTES_MASK: u64 = (1 << BYTES_BITS) - 1;
 
-/// One thing that was charged.
+/// One charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// How much.
+    /// Its size.
     pub(crate) bytes: u64,
-    /// Index of the card's first share.
+    /// Index of the GPU's first share.
     pub(crate) card: u8,
-    /// The context whose end frees it, 0 if none does.
+    /// The context whose end frees it, 0 if none.
     pub(crate) context: u64,
 }
 
 struct Entry {
     key: AtomicU64,
-    /// How often it was written; odd while somebody writes.
+    /// Sequence number; odd during a write.
     sequence: AtomicU64,
     packed: AtomicU64,
     context: AtomicU64,
 }
 
-/// The map. All zeroes is an empty one.
+/// The map. All zeroes is empty.
 pub(crate) struct ChargeMap {
     levels: [AtomicPtr<Entry>; LEVELS],
 }
 
 impl ChargeMap {
-    /// Remembers `held` under `key`. `false` if there is no memory for it: then it stays charged until the
+    /// Inserts `charge` at `key`. Returns `false` without memory for the entry: then the charge stays until the
     /// process ends.
-    pub(crate) fn insert(&self, key: u64, held: Charge) -> bool {
+    pub(crate) fn insert(&self, key: u64, charge: Charge) -> bool {
         let key = key ^ KEY_BIT;
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(entries) = grow(pointer, level) else {
                 return false;
             };
             for entry in probe(entries, key) {
-                if entry.insert(key, held) {
+                if entry.insert(key, charge) {
                     return true;
                 }
             }
@@ -73,14 +72,14 @@ impl ChargeMap {
         false
     }
 
-    /// Forgets what is under `key` and returns it.
+    /// Removes the charge at `key` and returns it.
     pub(crate) fn remove(&self, key: u64) -> Option<Charge> {
         self.change(key, |_| None)
     }
 
-    /// Makes what is under `key` what `to` says, or forgets it, and returns what it was.
+    /// Replaces the charge at `key` by the result of `to`, or removes it, and returns the previous one.
     ///
-    /// Whoever looks for the key meanwhile waits, so `to` must not take long, nor look into the map.
+    /// Other threads that search the key wait meanwhile, so `to` must be fast and must not access the map.
     pub(crate) fn change(
         &self,
         key: u64,
@@ -90,14 +89,14 @@ impl ChargeMap {
         self.find(key)?.change(|found| found == key, to)
     }
 
-    /// What is under `key`.
+    /// Returns the charge at `key`.
     pub(crate) fn get(&self, key: u64) -> Option<Charge> {
         let key = key ^ KEY_BIT;
-        let (found, held) = self.find(key)?.read();
-        (found == key).then_some(held)
+        let (found, charge) = self.find(key)?.read();
+        (found == key).then_some(charge)
     }
 
-    /// Forgets everything for which `ends` says yes, and hands it to `each`.
+    /// Removes all charges for which `ends` is true and passes them to `each`.
     pub(crate) fn remove_all(
         &self,
         ends: impl Fn(&Charge) -> bool,
@@ -108,32 +107,32 @@ impl ChargeMap {
                 return;
             };
             for entry in entries {
-                let (key, held) = entry.read();
-                if is_free(key) || !ends(&held) {
+                let (key, charge) = entry.read();
+                if is_free(key) || !ends(&charge) {
                     continue;
                 }
-                // Another one's by now stays, unless it ends too.
+                // A charge that another thread inserted meanwhile stays unless `ends` is true for it.
                 let removed = entry.change(
                     |found| found == key,
-                    |held| Some(*held).filter(|held| !ends(held)),
+                    |charge| Some(*charge).filter(|charge| !ends(charge)),
                 );
-                if let Some(held) = removed.filter(&ends) {
-                    each(key ^ KEY_BIT, held);
+                if let Some(charge) = removed.filter(&ends) {
+                    each(key ^ KEY_BIT, charge);
                 }
             }
         }
     }
 
-    /// Hands everything to `each`.
+    /// Passes all charges to `each`.
     pub(crate) fn for_each(&self, mut each: impl FnMut(u64, Charge)) {
         for (level, pointer) in self.levels.iter().enumerate() {
             let Some(entries) = existing(pointer, level) else {
                 return;
             };
             for entry in entries {
-                let (key, held) = entry.read();
+                let (key, charge) = entry.read();
                 if !is_free(key) {
-                    each(key ^ KEY_BIT, held);
+                    each(key ^ KEY_BIT, charge);
                 }
             }
         }
@@ -154,22 +153,22 @@ impl ChargeMap {
 }
 
 impl Entry {
-    /// Puts `held` there under `key`, if the entry is free.
-    fn insert(&self, key: u64, held: Charge) -> bool {
+    /// Stores `charge` at `key` if the entry is free.
+    fn insert(&self, key: u64, charge: Charge) -> bool {
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
         let _writer = EntryWriter::begin(self);
-        // It may have been taken since.
+        // Another thread may have used the entry since.
         if !is_free(self.key.load(Ordering::Relaxed)) {
             return false;
         }
-        self.store(held);
+        self.store(charge);
         self.key.store(key, Ordering::Release);
         true
     }
 
-    /// Makes what is there what `to` says, or forgets it, if its key is the right one. Returns what it was.
+    /// Replaces the charge by the result of `to`, or removes it, if the key matches. Returns the previous charge.
     fn change(
         &self,
         is_it: impl FnOnce(u64) -> bool,
@@ -187,12 +186,12 @@ impl Entry {
         Some(before)
     }
 
-    /// The key and what is there under it, which means nothing if the key is a mark.
+    /// Returns the key and the charge, which is invalid if the key is a mark.
     fn read(&self) -> (u64, Charge) {
         loop {
             let sequence = self.sequence.load(Ordering::Acquire);
             let read = (self.key.load(Ordering::Relaxed), self.load());
-            // What was read is looked at before the number is looked at again: see `EntryWriter::begin`.
+            // The data is read before the sequence number is read again: see `EntryWriter::begin`.
             fence(Ordering::Acquire);
             if sequence.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == sequence {
                 return read;
@@ -211,14 +210,14 @@ impl Entry {
         }
     }
 
-    fn store(&self, held: Charge) {
-        let packed = (u64::from(held.card) << BYTES_BITS) | (held.bytes & BYTES_MASK);
+    fn store(&self, charge: Charge) {
+        let packed = (u64::from(charge.card) << BYTES_BITS) | (charge.bytes & BYTES_MASK);
         self.packed.store(packed, Ordering::Relaxed);
-        self.context.store(held.context, Ordering::Relaxed);
+        self.context.store(charge.context, Ordering::Relaxed);
     }
 }
 
-/// Somebody writes to a entry.
+/// Write lock of an entry.
 struct EntryWriter<'a>(&'a Entry);
 
 impl<'a> EntryWriter<'a> {
@@ -232,7 +231,7 @@ impl<'a> EntryWriter<'a> {
                     .compare_exchange(sequence, odd, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok();
             if begins {
-                // Whoever sees any of what follows sees that somebody writes.
+                // A reader that sees any of the following stores sees the odd sequence number.
                 fence(Ordering::Release);
                 return Self(entry);
             }
@@ -255,7 +254,7 @@ fn capacity(level: usize) -> usize {
     FIRST_CAPACITY << level
 }
 
-/// The entries to look at for `key`, in order.
+/// Returns the entries to probe for `key`, in order.
 fn probe(entries: &[Entry], key: u64) -> impl Iterator<Item = &Entry> {
     // Fibonacci hashing; capacities are powers of two.
     let bits = entries.len().trailing_zeros();

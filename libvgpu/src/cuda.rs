@@ -1,4 +1,4 @@
-//! Types and numbers of the CUDA driver API that the hooks use. Names as in `cuda.h`.
+//! Types and constants of the CUDA driver API that the hooks use. Names as in `cuda.h`.
 
 #![expect(
     non_camel_case_types,
@@ -34,7 +34,7 @@ pub(crate) const CUDA_ERROR_NOT_INITIALIZED: CUresult = 3;
 pub(crate) const CUDA_ERROR_NOT_READY: CUresult = 600;
 pub(crate) const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
 
-/// The default stream that synchronises with others.
+/// The default stream that synchronizes with other streams.
 pub(crate) const CU_STREAM_LEGACY: CUstream = core::ptr::without_provenance_mut(1);
 /// The calling thread's own default stream.
 pub(crate) const CU_STREAM_PER_THREAD: CUstream = core::ptr::without_provenance_mut(2);
@@ -60,7 +60,7 @@ pub(crate) struct CUDA_GRAPH_INSTANTIATE_PARAMS {
     pub(crate) result_out: c_int,
 }
 
-/// Beginning of the structure; the hooks only read.
+/// Beginning of the structure, read only.
 #[repr(C)]
 pub(crate) struct CUlaunchConfig {
     pub(crate) gridDim: [c_uint; 3],
@@ -84,7 +84,7 @@ pub(crate) struct CUDA_LAUNCH_PARAMS {
     pub(crate) kernelParams: *mut *mut c_void,
 }
 
-/// Version 2, with room for what later ones append.
+/// Version 2, with space for the fields of later versions.
 #[repr(C)]
 pub(crate) struct CUDA_KERNEL_NODE_PARAMS {
     pub(crate) func: CUfunction,
@@ -133,7 +133,7 @@ pub(crate) struct CUDA_MEMCPY2D {
     pub(crate) Height: usize,
 }
 
-/// `CUDA_MEMCPY3D` since CUDA 3.2, and `CUDA_MEMCPY3D_PEER`, which has contexts where this has reserved pointers.
+/// `CUDA_MEMCPY3D` since CUDA 3.2, and `CUDA_MEMCPY3D_PEER`, which has contexts instead of reserved pointers.
 #[repr(C)]
 pub(crate) struct CUDA_MEMCPY3D {
     pub(crate) srcXInBytes: usize,
@@ -175,7 +175,7 @@ pub(crate) struct CUarrayMapInfo {
     pub(crate) resource: u64,
     pub(crate) subresourceType: c_uint,
     padding: c_uint,
-    /// Two kinds of parts.
+    /// Union of two structures.
     pub(crate) subresource: [c_uint; 8],
     pub(crate) memOperationType: c_uint,
     pub(crate) memHandleType: c_uint,
@@ -186,7 +186,7 @@ pub(crate) struct CUarrayMapInfo {
     pub(crate) reserved: [c_uint; 2],
 }
 
-/// What the driver says of sparse arrays.
+/// Properties of a sparse array.
 #[repr(C)]
 pub(crate) struct CUDA_ARRAY_SPARSE_PROPERTIES {
     /// Elements of a tile in each direction.
@@ -211,7 +211,7 @@ pub(crate) const CU_MEMPOOL_ATTR_LOCATION_TYPE: c_int = 12;
 pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: u64 = 1;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
 pub(crate) const CU_MEM_LOCATION_TYPE_HOST: c_int = 2;
-/// The host, one of its NUMA nodes, or the calling thread's.
+/// The host, one of its NUMA nodes, or the node of the calling thread.
 pub(crate) const CU_MEM_LOCATION_TYPES_OF_HOST: core::ops::RangeInclusive<u64> = 2..=4;
 
 #[repr(C)]
@@ -221,7 +221,7 @@ pub(crate) struct CUmemLocation {
     pub(crate) id: c_int,
 }
 
-/// Beginning of the structure; the hooks only read.
+/// Beginning of the structure, read only.
 #[repr(C)]
 pub(crate) struct CUmemAllocationProp {
     pub(crate) r#type: c_int,
@@ -231,7 +231,7 @@ pub(crate) struct CUmemAllocationProp {
     pub(crate) allocFlags: [u8; 8],
 }
 
-/// Beginning of the structure; the hooks only read. The handle is one of several kinds.
+/// Beginning of the structure, read only. The handle is a union.
 #[repr(C)]
 pub(crate) struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
     pub(crate) r#type: c_int,
@@ -239,7 +239,7 @@ pub(crate) struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
     pub(crate) size: u64,
 }
 
-/// Beginning of the structure; the hooks only read.
+/// Beginning of the structure, read only.
 #[repr(C)]
 pub(crate) struct CUmemPoolProps {
     pub(crate) allocType: c_int,

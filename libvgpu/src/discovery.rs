@@ -1,7 +1,7 @@
 //! Finds the shares of this container: one directory each under `/run/drava`.
 //!
-//! A share whose page cannot be read is not skipped: none knows which card it limits, so every card that has
-//! no readable share is refused.
+//! A share with an unreadable page is not skipped: it may limit any GPU, so every GPU without a readable share is
+//! denied.
 
 use core::ffi::CStr;
 
@@ -12,8 +12,8 @@ use crate::path::{EntryBuffer, PathBuffer, names};
 use crate::shares::{LimitsSource, Shares};
 use crate::sys::{self, Fd};
 
-/// Attaches all shares of the container, from the standard place or else from `other`. `None` if there are none, so that
-/// the environment counts.
+/// Attaches all shares of the container, from the standard directory or else from `other`. Returns `None` if there
+/// are none; then the environment applies.
 pub(crate) fn find_shares(
     shares: &Shares,
     other: impl FnOnce() -> Option<&'static CStr>,
@@ -50,10 +50,10 @@ fn find_shares_in(shares: &Shares, run_directory: &CStr) -> Option<LimitsSource>
     source
 }
 
-/// Shares that cannot be looked for are not "no shares".
+/// An unreadable directory does not mean "no shares".
 fn unreadable(run_directory: &CStr) -> LimitsSource {
     log::line(format_args!(
-        "{} cannot be read: GPU memory is refused",
+        "cannot read {}; denying GPU memory",
         run_directory.to_str().unwrap_or("?")
     ));
     LimitsSource::UnreadablePages
@@ -81,7 +81,7 @@ fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> A
         Ok(None) => return Attached::NoShare,
         Err(sys::OpenFailed) => {
             log::line(format_args!(
-                "share {run_directory}/{name} cannot be opened: GPU memory is refused"
+                "share {run_directory}/{name}: cannot open its directory; denying GPU memory"
             ));
             return Attached::Broken;
         }
@@ -90,7 +90,7 @@ fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> A
     let share = shares.next();
     let (Some(page), Some(share)) = (page, share) else {
         log::line(format_args!(
-            "limits page of share {run_directory}/{name} cannot be opened: GPU memory is refused"
+            "limits page of share {run_directory}/{name}: cannot open the file; denying GPU memory"
         ));
         return Attached::Broken;
     };
@@ -103,7 +103,7 @@ fn attach(shares: &Shares, directory: Fd, run_directory: &CStr, name: &str) -> A
     sys::close(page);
     if attached.is_none() {
         log::line(format_args!(
-            "limits page of share {run_directory}/{name} cannot be read: GPU memory is refused"
+            "limits page of share {run_directory}/{name}: cannot read the content; denying GPU memory"
         ));
         return Attached::Broken;
     }

@@ -1,12 +1,10 @@
-//! The functions that the hooks stand in front of: the driver's own, and glibc's own `dlsym`.
+//! The functions behind the hooks: those of the NVIDIA libraries, and glibc's `dlsym`.
 //!
-//! Originals are looked up when they are first needed and never before, in the library that the program itself
-//! loaded. Nothing is loaded on the program's behalf: a hook that finds no library reports what the driver
-//! would report if it were not initialised.
+//! An original is looked up on first use, in the library that the program itself loaded. No library is loaded on
+//! the program's behalf: without one, a hook returns the error of an uninitialized library.
 //!
-//! Where containers have a stub in the library's place (delivery mode `shim`), the name of the library leads to the
-//! stub and from there to the hooks. So the library is looked for at the path where it is then, and by its name only
-//! if it is not there.
+//! If a stub replaces the library in the container (delivery mode `shim`), the library's name leads to the stub and
+//! from there to the hooks. So the library is searched at its moved path first, then by name.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::{self, NonNull};
@@ -14,16 +12,16 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use drava_vgpu_abi::paths;
 
-/// `dlsym`'s pseudo handle for the default search order.
+/// Pseudo handle of `dlsym`: the default search order.
 pub(crate) const RTLD_DEFAULT: *mut c_void = ptr::null_mut();
-/// `dlsym`'s pseudo handle for the objects after the caller's.
+/// Pseudo handle of `dlsym`: the objects after the caller's.
 pub(crate) const RTLD_NEXT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// Where glibc's own functions are looked for. Behind this library, so that its own `dlsym` is skipped; and in the
-/// whole program, for one that is linked with a stub: the C library then comes before this one.
+/// Search orders for glibc's functions: behind this library, which skips its own `dlsym`, then the whole program,
+/// for a program linked with a stub, where the C library comes before this one.
 const SEARCH_ORDERS: [*mut c_void; 2] = [RTLD_NEXT, RTLD_DEFAULT];
 
-/// Versions under which glibc has `dlsym`: since 2.34 in libc, before in libdl with each architecture's first version.
+/// Symbol versions of `dlsym`: in libc since 2.34, before that in libdl with each architecture's first version.
 const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -35,14 +33,14 @@ type Dlinfo = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
 const RTLD_DI_LMID: c_int = 1;
 const RTLD_DI_LINKMAP: c_int = 2;
 
-/// The public beginning of glibc's `struct link_map`, from `link.h`.
+/// Public beginning of glibc's `struct link_map`, from `link.h`.
 #[repr(C)]
 struct LinkMap {
     address: usize,
     name: *const c_char,
 }
 
-// Binds to the oldest version of `dlvsym`, so that the library loads with glibc 2.17.
+// Binds to the oldest version of `dlvsym`: the library loads with glibc 2.17.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(".symver dlvsym, dlvsym@GLIBC_2.2.5");
 #[cfg(target_arch = "aarch64")]
@@ -52,7 +50,7 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// Which of the two libraries a function belongs to.
+/// An NVIDIA library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Library {
     Cuda,
@@ -67,7 +65,7 @@ impl Library {
         }
     }
 
-    /// What a hook returns if the library is not there, or is too old to have the function: behind a stub, `dlsym`
+    /// Returns the error of a hook whose library is missing or too old for the function: behind a stub, `dlsym`
     /// finds the hook of that name nevertheless.
     pub(crate) fn missing_error(self) -> c_int {
         match (self, self.handle()) {
@@ -87,7 +85,7 @@ impl Library {
         }
     }
 
-    /// Handle of the library, if the program has loaded it.
+    /// Returns the handle of the library, if the program has loaded it.
     pub(crate) fn handle(self) -> Option<NonNull<c_void>> {
         let slot = self.slot();
         if let Some(handle) = NonNull::new(slot.load(Ordering::Acquire)) {
@@ -99,8 +97,8 @@ impl Library {
         Some(handle)
     }
 
-    /// Takes the library behind a handle of the program's for the driver's, if it is loaded where
-    /// [`Library::handle`] does not find it: under another name, or in a namespace of its own (`dlmopen`).
+    /// Uses the library of a program's handle if [`Library::handle`] does not find the library: it has another
+    /// name, or a namespace of its own (`dlmopen`).
     pub(crate) fn adopt(self, handle: NonNull<c_void>) {
         if self.handle().is_none()
             && let Some(handle) = add_reference(handle)
@@ -110,7 +108,7 @@ impl Library {
     }
 }
 
-/// A function of the driver.
+/// A function of an NVIDIA library.
 pub(crate) struct Original {
     library: Library,
     name: &'static CStr,
@@ -126,7 +124,7 @@ impl Original {
         }
     }
 
-    /// Where it is, if the program has loaded the library and the library has it.
+    /// Returns its address, if the program has loaded the library and the library has the function.
     #[inline]
     pub(crate) fn address(&self) -> Option<NonNull<c_void>> {
         match NonNull::new(self.address.load(Ordering::Acquire)) {
@@ -143,7 +141,7 @@ impl Original {
         Some(address)
     }
 
-    /// Where it is; if its library cannot be found by name, `found` is taken for it.
+    /// Returns its address, or `found` if the library cannot be found by name.
     pub(crate) fn address_or(&self, found: NonNull<c_void>) -> NonNull<c_void> {
         self.address().unwrap_or_else(|| {
             self.address.store(found.as_ptr(), Ordering::Release);
@@ -152,7 +150,7 @@ impl Original {
     }
 }
 
-/// The symbol as glibc's own `dlsym` finds it.
+/// Returns the symbol that glibc's own `dlsym` finds.
 pub(crate) fn symbol(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>> {
     let dlsym = real_dlsym()?;
     // SAFETY: the signature of `dlsym`.
@@ -161,7 +159,7 @@ pub(crate) fn symbol(handle: *mut c_void, name: &CStr) -> Option<NonNull<c_void>
     NonNull::new(unsafe { dlsym(handle, name.as_ptr()) })
 }
 
-/// glibc's own `dlsym`.
+/// Returns glibc's own `dlsym`.
 pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     if let Some(real) = NonNull::new(REAL.load(Ordering::Acquire)) {
@@ -172,7 +170,7 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
         DLSYM_VERSIONS.iter().find_map(|version| {
             // SAFETY: name and version are terminated.
             let found = unsafe { dlvsym(*order, c"dlsym".as_ptr(), version.as_ptr()) };
-            // Ours has no version, which in the whole program's order may pass for any.
+            // The hook has no version, so a search in the whole program may return it for any version.
             NonNull::new(found).filter(|found| found.as_ptr() != own)
         })
     })?;
@@ -180,12 +178,12 @@ pub(crate) fn real_dlsym() -> Option<NonNull<c_void>> {
     Some(real)
 }
 
-/// A function of glibc's loader.
+/// Returns a function of glibc's loader.
 fn loader_function(name: &CStr) -> Option<NonNull<c_void>> {
     SEARCH_ORDERS.iter().find_map(|order| symbol(*order, name))
 }
 
-/// A library that is loaded already, by path or SONAME. The reference that this takes keeps it loaded.
+/// Opens a loaded library by path or SONAME. The new reference keeps it loaded.
 fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
     let dlopen = loader_function(c"dlopen")?;
     // SAFETY: the signature of `dlopen`.
@@ -194,7 +192,7 @@ fn open_loaded(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
-/// Another reference to a loaded library, so that it stays loaded.
+/// Adds a reference to a loaded library, which keeps it loaded.
 fn add_reference(handle: NonNull<c_void>) -> Option<NonNull<c_void>> {
     let dlinfo = loader_function(c"dlinfo")?;
     // SAFETY: the signature of `dlinfo`.

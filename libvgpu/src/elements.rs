@@ -1,20 +1,20 @@
-//! What the elements of arrays take, by their `CUarray_format`.
+//! Size of array elements by their `CUarray_format`.
 //!
-//! Formats that CUDA does not describe to the byte count as the most that they may take, and those that this version does
-//! not know as eight bytes a channel, the most of any.
+//! A format that CUDA does not define to the byte counts with its largest possible size; an unknown format counts
+//! as eight bytes per channel, the largest of any.
 
-/// How the elements of a format lie in memory.
+/// Memory layout of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// So many bytes for each channel that the array is made with.
+    /// Bytes per channel; the array defines the channels.
     Channels(u64),
-    /// So many bytes each, whose channels the format says itself.
+    /// Bytes per element; the format defines the channels.
     Whole(u64),
-    /// Squares of [`BLOCK_SIDE`] elements a side, so many bytes each.
+    /// Bytes per square of [`BLOCK_SIDE`]×[`BLOCK_SIDE`] elements.
     Blocks(u64),
 }
 
-/// Elements along a side of a compressed block.
+/// Elements per side of a compressed block.
 const BLOCK_SIDE: u64 = 4;
 
 impl Layout {
@@ -32,17 +32,18 @@ impl Layout {
             // UNORM_INT_101010_2, AYUV, Y410, UINT8_PACKED_444; Y416.
             0x50 | 0xa8 | 0xa9 | 0x52 => Self::Whole(4),
             0xb1 => Self::Whole(8),
-            // YUY2, Y210, Y216 have two channels; of UINT8_PACKED_422 CUDA does not say whether an element is one or two pixels.
+            // YUY2, Y210, Y216 have two channels; CUDA does not define whether an element of UINT8_PACKED_422 is
+            // one or two pixels.
             0xa5 => Self::Whole(2),
             0xa6 | 0xa7 | 0x51 => Self::Whole(4),
-            // In planes, of which CUDA does not say how they are aligned: there is always a third or more to spare.
-            // With 4:2:0 sampling NV12 and others of 8 bits, which are 1½ bytes; P010, P016 and others of 16 bits.
+            // Planar formats of undefined alignment: the size includes at least a third to spare. 4:2:0 sampling:
+            // NV12 and others of 8 bits with 1½ bytes; P010, P016 and others of 16 bits.
             0xb0 | 0x53 | 0x59 => Self::Whole(2),
             0x9f | 0xa1 | 0x54 | 0x5a => Self::Whole(4),
-            // With 4:2:2 sampling NV16, P210, P216 and others.
+            // 4:2:2 sampling: NV16, P210, P216 and others.
             0xa2 | 0x55 | 0x5b => Self::Whole(3),
             0xa3 | 0xa4 | 0x56 | 0x5c => Self::Whole(6),
-            // With 4:4:4 sampling.
+            // 4:4:4 sampling.
             0xb2 | 0xb4 | 0x57 | 0x5d => Self::Whole(4),
             0xb3 | 0xb5 | 0x58 | 0x5e => Self::Whole(8),
             // BC1 and BC4; BC2, BC3, BC5, BC6H, BC7.
@@ -53,7 +54,7 @@ impl Layout {
     }
 }
 
-/// Bytes of so many elements along each side, with so many channels each.
+/// Returns the bytes of an array with the given sides in elements.
 pub(crate) fn bytes(format: u32, channels: u32, [width, height, depth]: [u64; 3]) -> u64 {
     let (each, sides) = match Layout::of(format) {
         Layout::Channels(bytes) => (

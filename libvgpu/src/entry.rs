@@ -1,9 +1,9 @@
-//! `dlsym`: the door through which programs that load libraries at run time get their functions.
+//! `dlsym`: the entry point of programs that load libraries at run time.
 //!
-//! Names that do not begin like a CUDA or NVML function go to glibc's `dlsym` by a jump, not a call: it finds
-//! the caller by the return address and needs it for `RTLD_NEXT`.
+//! Names that do not begin like a CUDA or NVML function continue in glibc's `dlsym` with a jump, not a call: for
+//! `RTLD_NEXT` it finds the caller by the return address.
 //!
-//! The other doors: direct linking (the hooks are exported under the driver's names) and `cuGetProcAddress`
+//! The other entry points: direct linking (the hooks are exported under the original names) and `cuGetProcAddress`
 //! ([`crate::hooks::lookup`]).
 
 use core::ffi::{CStr, c_char, c_void};
@@ -13,14 +13,14 @@ use crate::driver::{self, RTLD_DEFAULT, RTLD_NEXT};
 use crate::sys::SavedErrno;
 use crate::table;
 
-/// What `dlsym` does: return `address` if `answered` is not 0, else jump there.
+/// Next step of `dlsym`: return `address` if `answered` is not 0, else jump there.
 #[repr(C)]
 struct Route {
     answered: usize,
     address: *mut c_void,
 }
 
-/// glibc's `dlsym` with the driver's functions replaced by the hooks that the process's limits ask for.
+/// glibc's `dlsym`, with CUDA and NVML functions replaced by the hooks that the process's limits need.
 ///
 /// # Safety
 /// As for `dlsym`: `name` is a terminated string, `handle` a handle of `dlopen` or a pseudo handle.
@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     )
 }
 
-/// glibc's `dlsym` with the driver's functions replaced by the hooks that the process's limits ask for.
+/// glibc's `dlsym`, with CUDA and NVML functions replaced by the hooks that the process's limits need.
 ///
 /// # Safety
 /// As for `dlsym`: `name` is a terminated string, `handle` a handle of `dlopen` or a pseudo handle.
@@ -85,12 +85,12 @@ extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
     }
 }
 
-/// Stands for glibc's `dlsym` where there is none to be found: no symbol is.
+/// Fallback if glibc's `dlsym` is not found: no symbol exists.
 extern "C" fn null_dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// `None` if glibc shall answer.
+/// Returns `None` if glibc's `dlsym` resolves the name.
 fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
     if name.is_null() {
         return None;
@@ -110,8 +110,8 @@ fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
         return None;
     }
     let found = match driver::symbol(handle, name) {
-        // The program's global scope, where our own symbol stands even if there is no driver library. What comes
-        // after it there counts, and if null_dlsym does, `dlerror` says so.
+        // The program's global scope contains our own symbol even without an NVIDIA library. The next definition
+        // counts; if there is none, `dlerror` reports that.
         Some(found) if found.as_ptr() == hook.wrapper() && hook.library.handle().is_none() => {
             driver::symbol(RTLD_NEXT, name)
         }
@@ -126,7 +126,7 @@ fn resolve(handle: *mut c_void, name: *const c_char) -> Option<*mut c_void> {
         hook.library.adopt(handle);
     }
     let original = hook.original.address_or(found);
-    // Somebody else's function of that name is left alone; behind a stub of the driver's library stands ours.
+    // A function of that name in another library is returned unchanged; a stub's symbol is ours.
     if found != original && found.as_ptr() != hook.wrapper() {
         return Some(found.as_ptr());
     }

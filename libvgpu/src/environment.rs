@@ -1,27 +1,27 @@
-//! Limits without Kubernetes: from environment variables, when no limits page is there.
+//! Limits without Kubernetes: environment variables, used if there is no limits page.
 //!
 //! | Variable | Meaning |
 //! |---|---|
-//! | `DRAVA_MEMORY_LIMIT` | memory of each card: bytes, or a quantity such as `4Gi` or `500M` |
-//! | `DRAVA_CORES` | percent of each card's GPU time, 1 to 99; 0 or 100 for no limit |
+//! | `DRAVA_MEMORY_LIMIT` | memory of each GPU: bytes, or a quantity such as `4Gi` or `500M` |
+//! | `DRAVA_CORES` | percent of each GPU's time, 1 to 99; 0 or 100 for no limit |
 //! | `DRAVA_MEMORY_POLICY` | `hard`, or `spill`: plain allocations beyond the limit come from the host |
-//! | `DRAVA_COMPUTE_POLICY` | `fixed`, `balance`, `token` or `none`; default: `fixed` where cores are limited |
+//! | `DRAVA_COMPUTE_POLICY` | `fixed`, `balance`, `token` or `none`; default: `fixed` if cores are limited |
 //! | `DRAVA_PRIORITY` | −100 to 100, higher first |
 //! | `DRAVA_JOB` | processes with the same value share one limit; default: the process group |
-//! | `DRAVA_RUN_DIR` | where to look for shares if `/run/drava` has none |
+//! | `DRAVA_RUN_DIR` | directory of the shares if `/run/drava` has none |
 //! | `CUDA_DEVICE_MEMORY_LIMIT` | as `DRAVA_MEMORY_LIMIT`, with `k`, `m`, `g` as powers of 1024 |
-//! | `CUDA_DEVICE_MEMORY_LIMIT_<i>` | the same for CUDA device `i` alone |
-//! | `CUDA_DEVICE_SM_LIMIT`, `CUDA_DEVICE_SM_LIMIT_<i>` | as `DRAVA_CORES`, of all cards or of one |
+//! | `CUDA_DEVICE_MEMORY_LIMIT_<i>` | the same for CUDA device `i` only |
+//! | `CUDA_DEVICE_SM_LIMIT`, `CUDA_DEVICE_SM_LIMIT_<i>` | as `DRAVA_CORES`, of all GPUs or of one |
 //! | `CUDA_OVERSUBSCRIBE` | `true` is `DRAVA_MEMORY_POLICY=spill` |
 //! | `GPU_CORE_UTILIZATION_POLICY` | `force`, `default`, `disable` are `fixed`, `balance`, `none` |
 //! | `CUDA_TASK_PRIORITY` | 1 is the default, 0 the higher one |
 //!
-//! The region of a job lies in `/dev/shm`, or in `/tmp` where that is missing, readable by its user only:
-//! `drava-<uid>-<job>-<card UUID>`. A process group is what a shell makes of one command line, and children
-//! inherit it. Regions that no live_processes process uses are removed by the next job of the same user.
+//! The region of a job is in `/dev/shm`, or in `/tmp` if that is missing, readable by its user only:
+//! `drava-<uid>-<job>-<GPU UUID>`. A shell starts each command line as a process group, which child processes
+//! inherit. The next job of the same user removes regions without a live process.
 //!
-//! A variable that cannot be understood refuses GPU memory: a limit that was meant is not ignored.
-//! Programs with elevated privileges (set-user-ID) ignore the environment.
+//! An invalid variable denies all GPU memory: an intended limit is never ignored. Programs with elevated privileges
+//! (set-user-ID) ignore the environment.
 
 use core::ffi::{CStr, c_char};
 use core::fmt;
@@ -43,25 +43,25 @@ use variables::ParsedLimits;
 /// Directories for regions, in order of preference.
 const REGION_DIRECTORIES: [&CStr; 2] = [c"/dev/shm", c"/tmp"];
 
-/// How often a region that another process removed meanwhile is made again.
+/// Number of attempts to create a region that another process removes meanwhile.
 const ATTEMPTS: u32 = 4;
 
 unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// How a card got its share.
+/// Result of attaching a share to a GPU.
 pub(crate) enum Attached {
-    /// It has one now.
+    /// The GPU has a share.
     Share,
-    /// No variable limits it.
+    /// No variable limits the GPU.
     NoLimit,
-    /// It should have one, but there is no room for it.
+    /// The process has no room for another share.
     Failed,
 }
 
 impl Environment {
-    /// Gives the card a share of its own. The caller holds the process's guard.
+    /// Attaches a share to the GPU. The caller holds the process's guard.
     pub(crate) fn attach(
         &self,
         shares: &Shares,
@@ -110,12 +110,12 @@ impl Environment {
 
 fn report(name: &CStr) {
     log::line(format_args!(
-        "{} cannot be understood: GPU memory is refused",
+        "invalid value of {}: denying all GPU memory",
         name.to_str().unwrap_or("?")
     ));
 }
 
-/// Where shares are looked for besides the standard place.
+/// Returns the alternative directory of shares.
 pub(crate) fn run_directory() -> Option<&'static CStr> {
     variable(c"DRAVA_RUN_DIR")
 }
@@ -134,7 +134,7 @@ fn region_path(directory: &CStr, uuid: fmt::Arguments<'_>) -> Option<PathBuffer>
     }
 }
 
-/// Whether a job's name can be a part of a file name.
+/// Returns whether a job's name can be part of a file name.
 fn is_plain(job: &str) -> bool {
     !job.is_empty()
         && job.len() <= 64
@@ -143,8 +143,8 @@ fn is_plain(job: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// Removes this user's regions in which none has a slot. Whoever opened one just now finds it removed after
-/// taking a slot, and makes another.
+/// Removes this user's regions without a slot in use. A process that has just opened one finds it removed after
+/// taking a slot, and creates another.
 fn remove_unused(directory: &CStr) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Some(fd) = sys::open(None, directory, flags, 0) else {
@@ -186,7 +186,7 @@ fn variable(name: &CStr) -> Option<&'static CStr> {
     if value.is_null() {
         return None;
     }
-    // SAFETY: not null, terminated, and the environment outlives the few calls that it is read for.
+    // SAFETY: not null, terminated, and the environment outlives the calls that read it.
     let value = unsafe { CStr::from_ptr(value) };
     (!value.is_empty()).then_some(value)
 }

@@ -1,11 +1,11 @@
-//! How the threads of this process keep out of each other's way. All zeroes is free, so a forked child finds everything
-//! free.
+//! Synchronization primitives for the threads of one process. All zeroes is unlocked, so they are unlocked in a
+//! forked child.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sys;
 
-/// Mutual exclusion of this process's threads.
+/// A spin lock.
 pub(crate) struct Guard<'a>(&'a AtomicU32);
 
 impl<'a> Guard<'a> {
@@ -27,28 +27,28 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Lets through any number of calls at a time, or one that must be alone.
+/// Admits any number of shared calls at a time, or one exclusive call.
 ///
-/// The driver is called in between, which may take long or wait for another thread of the program. So none waits here
-/// for ever: whoever has waited for long goes on, or does without.
+/// libcuda is called inside, which may take long or wait for another thread of the program. So every wait is
+/// bounded: after it, the thread enters anyway, or goes without.
 pub(crate) struct SharedGate(AtomicU32);
 
-/// Somebody is alone, or waits until the others are through.
+/// A thread is exclusive, or waits for the others to leave.
 const EXCLUSIVE: u32 = 1 << 31;
-/// Looks before a waiting thread sleeps between two.
+/// Checks before a waiting thread sleeps between checks.
 const YIELDING_CHECKS: u32 = 64;
 const SLEEP_US: u64 = 50;
-/// Looks before a waiting thread gives up: about a second.
+/// Checks before a waiting thread gives up: about one second.
 const MAX_CHECKS: u32 = 10_000;
 
-/// A call that is on its way through a [`SharedGate`].
+/// A call inside a [`SharedGate`].
 pub(crate) struct GateGuard<'a> {
     gate: &'a SharedGate,
     is_exclusive: bool,
 }
 
 impl SharedGate {
-    /// Goes through with others, while none is alone.
+    /// Enters shared, while no thread is exclusive.
     pub(crate) fn enter(&self) -> GateGuard<'_> {
         if !wait(|| self.try_enter()) {
             self.0.fetch_add(1, Ordering::SeqCst);
@@ -59,7 +59,7 @@ impl SharedGate {
         }
     }
 
-    /// Goes through as the only one. `None` if others take too long.
+    /// Enters exclusive. Returns `None` if other threads stay too long.
     pub(crate) fn enter_exclusive(&self) -> Option<GateGuard<'_>> {
         if !wait(|| self.0.fetch_or(EXCLUSIVE, Ordering::SeqCst) & EXCLUSIVE == 0) {
             return None;
@@ -89,23 +89,23 @@ impl Drop for GateGuard<'_> {
     }
 }
 
-/// Calls under way that have reserved the most that they may need, and will give back what they do not.
+/// Calls in flight that have reserved the most that they may need and will release the rest.
 ///
-/// Nothing is refused because of them: before it is, they are waited for.
+/// They never cause a denial: before one, their end is awaited.
 pub(crate) struct PendingReservations {
     gate: SharedGate,
     begun: AtomicU64,
 }
 
 impl PendingReservations {
-    /// Begins one, before anything is reserved for it; it ends when that is settled.
+    /// Begins a call, before its reservation; the guard is dropped when the reservation is settled.
     pub(crate) fn begin(&self) -> GateGuard<'_> {
         let guard = self.gate.enter();
         self.begun.fetch_add(1, Ordering::SeqCst);
         guard
     }
 
-    /// Begins one for which `reserve` takes the most that it may need; `None` if that is refused.
+    /// Begins a call that reserves its largest need with `reserve`; `None` if that is denied.
     pub(crate) fn begin_reserving(&self, reserve: impl Fn() -> bool) -> Option<GateGuard<'_>> {
         let guard = self.begin();
         if reserve() {
@@ -116,7 +116,7 @@ impl PendingReservations {
         reserve().then_some(guard)
     }
 
-    /// Takes with `reserve` what is is_certain needed; `false` if that is refused.
+    /// Runs `reserve` for a definite need; `false` if it is denied.
     #[inline]
     pub(crate) fn reserve(&self, reserve: impl Fn() -> bool) -> bool {
         let before = self.settled_count();
@@ -130,14 +130,14 @@ impl PendingReservations {
         reserve()
     }
 
-    /// Whether it is so and not because of any that is under way.
+    /// Returns whether `is_so` is true, and not because of a pending reservation.
     #[inline]
     pub(crate) fn is_certain(&self, is_so: impl Fn() -> bool) -> bool {
         let before = self.settled_count();
         before.is_some() && is_so() && before == self.settled_count()
     }
 
-    /// How many have begun, if all of them are over.
+    /// Returns the number of calls begun, if all have ended.
     #[inline]
     fn settled_count(&self) -> Option<u64> {
         let begun = self.begun.load(Ordering::SeqCst);
@@ -145,7 +145,7 @@ impl PendingReservations {
     }
 }
 
-/// Looks until `is_over`; `false` if that takes too long.
+/// Checks `is_over` repeatedly; returns `false` after [`MAX_CHECKS`].
 fn wait(is_over: impl Fn() -> bool) -> bool {
     for check in 0..MAX_CHECKS {
         if is_over() {

@@ -1,4 +1,4 @@
-//! What the hooks decide, by subject. [`crate::table`] says which function is decided where.
+//! The bodies of the hooks, by subject. [`crate::table`] maps each function to its body.
 
 pub(crate) mod array;
 pub(crate) mod context;

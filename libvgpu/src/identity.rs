@@ -1,10 +1,10 @@
-//! Who this process is: PID, start time, PID namespace. For people and the node agent to read in the slot.
+//! Identity of this process: PID, start time, PID namespace. Written to the slot for people and the node agent.
 
 use drava_vgpu_abi::ledger::Owner;
 
 use crate::sys;
 
-/// This process. Figures that `/proc` does not give are 0.
+/// Returns this process. A value that `/proc` does not provide is 0.
 pub(crate) fn own() -> Owner {
     Owner {
         pid: sys::process_id(),
@@ -21,7 +21,7 @@ fn start_time() -> Option<u64> {
     parse_start_time(buffer.get(..length?)?)
 }
 
-/// Field 22 of `/proc/<pid>/stat`. The name in field 2 may contain spaces and parentheses.
+/// Parses field 22 of `/proc/<pid>/stat`. The name in field 2 may contain spaces and parentheses.
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
     let end_of_name = stat.iter().rposition(|&byte| byte == b')')?;
     let after = core::str::from_utf8(stat.get(end_of_name..)?).ok()?;
@@ -29,7 +29,7 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
 }
 
 fn pid_namespace() -> Option<u64> {
-    // Opening the link, not reading it, gives the namespace's inode without parsing.
+    // The inode of the opened link needs no parsing.
     let fd = sys::open(None, c"/proc/self/ns/pid", libc::O_RDONLY, 0)?;
     let status = sys::status(fd);
     sys::close(fd);

@@ -1,8 +1,7 @@
-//! A region whose user dies by `SIGKILL` after a chosen step: in a build for tests, never in the product.
+//! A region word that kills its process with `SIGKILL` after a chosen step. For a test build only.
 //!
-//! `DRAVA_KILL_AFTER=n` lets the process live through `n` steps that change the region and kills it right after
-//! the last of them, as `kill -9` at that moment would. `DRAVA_KILL_TRACE=file` adds a line for each step to the file:
-//! where in the source it is taken.
+//! `DRAVA_KILL_AFTER=n` kills the process right after its `n`th step that changes the region, as `kill -9` at that
+//! moment would. `DRAVA_KILL_TRACE=file` appends a line with the source location of each step to the file.
 
 use core::ffi::{CStr, c_char};
 use core::panic::Location;
@@ -18,11 +17,11 @@ unsafe extern "C" {
     fn atoi(text: *const c_char) -> i32;
 }
 
-/// A word of the region, each change of which is a step.
+/// A word of the region; each change is a step.
 #[repr(transparent)]
 pub(crate) struct RegionWord(AtomicU64);
 
-/// Steps taken so far.
+/// Number of steps so far.
 static STEPS: AtomicU64 = AtomicU64::new(0);
 
 #[track_caller]
@@ -44,7 +43,7 @@ fn step() {
     }
 }
 
-/// Notes the step where the environment says.
+/// Appends the step to the trace file, if set.
 fn trace(step: &Location<'_>) {
     // SAFETY: the name is terminated.
     let file = unsafe { secure_getenv(c"DRAVA_KILL_TRACE".as_ptr()) };

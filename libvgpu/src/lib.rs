@@ -1,26 +1,26 @@
-//! `libvgpu.so`: stands between a program and the NVIDIA libraries, and keeps the program within its share.
+//! `libvgpu.so`: intercepts the calls of a program to the NVIDIA libraries and enforces the limits of its share.
 //!
 //! | Question | Module |
 //! |---|---|
 //! | How does a call get here? | [`entry`] (`dlsym`), [`hooks::lookup`] (`cuGetProcAddress`), [`table`] (exported names) |
-//! | What happens to it? | [`hooks`] |
-//! | What may this process use? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
-//! | What does it use? | [`card`], [`share`] (shared with others), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
-//! | How much of the card's time may it take? | [`meter`] |
-//! | Whom does it stand in front of? | [`driver`] |
+//! | What does a hook do? | [`hooks`] |
+//! | What are the limits of this process? | [`process`], [`shares`], [`discovery`] (limits pages), [`environment`] (variables) |
+//! | What does the process use? | [`card`], [`share`] (shared with other processes), [`charge_map`], [`blocks`], [`cache_charge`], [`pool_free_space`] and [`imports`] (its own) |
+//! | How is GPU time limited? | [`meter`] |
+//! | Where are the original functions? | [`driver`] |
 //!
 //! Invariants:
-//! - Loading the library does nothing: no constructor, no thread, no signal, no file. The first look-up of a
-//!   CUDA or NVML name finds the limits; a program that never asks for one never notices.
-//! - No panic, no allocator, no lock that another process could leave behind. What cannot be decided is decided
-//!   by the limits page (refuse or let through), and said once on standard error.
-//! - Only hooked names are exported. A function that is not in the table is the driver's own.
+//! - Loading the library does nothing: no constructor, thread, signal or file. The first lookup of a CUDA or NVML
+//!   name finds the limits; a program without such a lookup is unaffected.
+//! - No panic, no allocator, no lock that outlives a process. If a limit cannot be enforced, the limits page
+//!   decides (deny or allow), and one line on standard error reports it.
+//! - Only hooked names are exported. A function outside the table is the original one.
 //!
-//! What it does not do: it does not load libraries on the program's behalf, and never changes what the driver
-//! says about multiprocessors, occupancy, peer access, virtual memory management or handle types.
+//! The library does not load other libraries on the program's behalf, and does not change what CUDA reports about
+//! multiprocessors, occupancy, peer access, virtual memory management or handle types.
 //!
-//! The product is built with `cargo build -p libvgpu --profile preload`, where `panic = "abort"` makes it
-//! `no_std`. Other profiles unwind, which needs `std`; they exist so that checks and lints see the code.
+//! The product is built with `cargo build -p libvgpu --profile preload`, where `panic = "abort"` makes the crate
+//! `no_std`. Other profiles unwind, which needs `std`; they exist for checks and lints.
 
 #![cfg_attr(panic = "abort", no_std)]
 #![allow(
@@ -63,10 +63,10 @@ mod shares;
 mod sys;
 mod table;
 
-/// Never reached: nothing here panics. Were it, the program would end without unwinding through foreign frames.
+/// Unreachable: no code here panics. If it did, the program would abort without unwinding through foreign frames.
 #[cfg(panic = "abort")]
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: does not return and touches nothing.
+    // SAFETY: does not return and accesses no memory.
     unsafe { libc::abort() }
 }

@@ -1,6 +1,6 @@
-//! Messages of last resort: one line on standard error when limits cannot be read or enforced.
+//! Error messages: one line on standard error if limits cannot be read or enforced.
 //!
-//! Never on a path that succeeds; the text is put together on the stack and written at once.
+//! Never on a path that succeeds. The line is formatted on the stack and written with one call.
 
 use core::fmt::{self, Write};
 
@@ -16,7 +16,7 @@ struct Line {
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            // Keeps the last place for the newline.
+            // One byte is left for the newline.
             let next = self.len.saturating_add(1);
             if next < CAPACITY
                 && let Some(place) = self.bytes.get_mut(self.len)
@@ -35,7 +35,7 @@ pub(crate) fn line(arguments: fmt::Arguments<'_>) {
         bytes: [0; CAPACITY],
         len: 0,
     };
-    // Writing to a `Line` cannot fail; what does not fit is cut off.
+    // Writing to a `Line` cannot fail; the excess is cut off.
     let _ = write!(line, "libvgpu: {arguments}");
     if let Some(place) = line.bytes.get_mut(line.len) {
         *place = b'\n';

@@ -1,4 +1,4 @@
-//! Types and numbers of NVML that the hooks use. Names as in `nvml.h`.
+//! Types and constants of NVML that the hooks use. Names as in `nvml.h`.
 
 #![expect(
     non_camel_case_types,
@@ -19,13 +19,13 @@ pub(crate) const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 pub(crate) const NVML_ERROR_LIBRARY_NOT_FOUND: nvmlReturn_t = 12;
 pub(crate) const NVML_ERROR_FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
 
-/// What the ids of GPU and compute instance read outside of MIG.
+/// IDs of the GPU instance and the compute instance outside MIG.
 pub(crate) const NO_INSTANCE: c_uint = c_uint::MAX;
 
 /// Values of `nvmlSamplingType_t`.
 pub(crate) const NVML_GPU_UTILIZATION_SAMPLES: c_uint = 1;
 pub(crate) const NVML_MEMORY_UTILIZATION_SAMPLES: c_uint = 2;
-/// Of `nvmlValueType_t`.
+/// Value of `nvmlValueType_t`.
 pub(crate) const NVML_VALUE_TYPE_UNSIGNED_INT: c_uint = 1;
 
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
@@ -150,7 +150,7 @@ pub(crate) const PROCESSES_UTILIZATION_INFO_V1: c_uint = 24 | 1 << 24;
 #[repr(C)]
 pub(crate) struct nvmlSample_t {
     pub(crate) timeStamp: c_ulonglong,
-    /// The union of number types, all of which begin at its start.
+    /// Union of number types, which all start at offset 0.
     pub(crate) sampleValue: c_ulonglong,
 }
 

@@ -1,11 +1,11 @@
-//! Paths that are put together on the stack, and the names in a directory.
+//! Paths formatted on the stack, and the entries of a directory.
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 
 const PATH_CAPACITY: usize = 512;
 
-/// A path put together on the stack.
+/// A path formatted on the stack.
 #[derive(Clone, Copy)]
 pub(crate) struct PathBuffer {
     bytes: [u8; PATH_CAPACITY],
@@ -13,7 +13,7 @@ pub(crate) struct PathBuffer {
 }
 
 impl PathBuffer {
-    /// `None` if it does not fit.
+    /// Returns `None` if the path is too long.
     pub(crate) fn new(arguments: fmt::Arguments<'_>) -> Option<Self> {
         let mut path = Self {
             bytes: [0; PATH_CAPACITY],
@@ -46,7 +46,7 @@ impl Write for PathBuffer {
     }
 }
 
-/// Aligned as `getdents64` wants its buffer.
+/// Buffer with the alignment that `getdents64` needs.
 #[repr(align(8))]
 pub(crate) struct EntryBuffer(pub(crate) [u8; 2048]);
 
@@ -56,11 +56,11 @@ impl EntryBuffer {
     }
 }
 
-/// Where the length and the name are in a `struct linux_dirent64`.
+/// Offsets of the record length and the name in a `struct linux_dirent64`.
 const RECORD_LENGTH_OFFSET: usize = 16;
 const NAME_OFFSET: usize = 19;
 
-/// The names in a buffer of directory entries, hidden ones left out.
+/// Returns the names in a buffer of directory entries, without hidden ones.
 pub(crate) fn names(mut entries: &[u8]) -> impl Iterator<Item = &str> {
     core::iter::from_fn(move || {
         loop {

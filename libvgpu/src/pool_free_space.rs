@@ -1,16 +1,16 @@
-//! What the memory pools of this process have free for certain.
+//! Free space that is certain in the memory pools of this process.
 //!
-//! A pool takes memory from the card in chunks and keeps what is freed. CUDA says when it may hand that out again:
-//! in the stream in which it was freed at once, in others when that stream has come so far. So what can be allocated
-//! without the pool growing follows from what was freed where and not allocated again since.
+//! A pool takes memory from the GPU in chunks and caches freed memory. CUDA defines its reuse: in the stream of the
+//! free immediately, in other streams after that stream has completed the free. So the space that a pool can
+//! allocate without growth follows from the frees and the later allocations.
 //!
-//! Small allocations lie side by side in chunks, which begin at multiples of their size in the address space. Larger
-//! ones have chunks of their own, and what is known of those is that another allocation of the same size fits.
+//! Small allocations lie side by side in chunks, which begin at multiples of their size in the address space. A
+//! larger allocation has a chunk of its own, which fits another allocation of the same size.
 //!
 //! Invariants:
-//! - Whatever is noted as free is free. What there is no entry to note is forgotten, which costs a refusal at most.
-//! - A pool gives chunks back to the card only if nothing in them is allocated. So once it has given some back, which
-//!   ones it does not say, only what is free in chunks that something is allocated in counts.
+//! - Space recorded as free is free. Space that exceeds the table is dropped, which costs at most a denial.
+//! - A pool returns a chunk to the GPU only if it has no allocation, and does not report which chunk. So after a
+//!   pool has shrunk, only free space in chunks with an allocation counts.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -18,20 +18,20 @@ use crate::charge_map::{Charge, ChargeMap};
 use crate::guard::Guard;
 use crate::shared_chunks::Chunk;
 
-/// Chunks in which pools grow.
+/// Size of the chunks of pools.
 pub(crate) const CHUNK: u64 = 32 << 20;
-/// Largest request that shares a chunk with others.
+/// Largest request that shares a chunk.
 const LARGEST_SHARING: u64 = CHUNK / 2;
-/// What shares a chunk takes multiples of this, and what has its own, of the other.
+/// Granularity of requests that share a chunk, and of requests with a chunk of their own.
 const STEP: u64 = 512;
 const LARGE_STEP: u64 = 2 << 20;
-/// Extents that are remembered of all pools together.
+/// Size of the table of extents, for all pools together.
 const EXTENTS: usize = 128;
 
-/// The stream of what was never used, or can be used in any stream.
+/// Stream of an extent that was never used: any stream can use it.
 pub(crate) const ANY_STREAM: u64 = 0;
 
-/// What an allocation of so many bytes takes of its chunk, or of the card if it has its own.
+/// Returns the size of an allocation in its chunk, or of its own chunk.
 fn rounded(bytes: u64) -> u64 {
     let step = if bytes > LARGEST_SHARING {
         LARGE_STEP
@@ -41,7 +41,7 @@ fn rounded(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
 }
 
-/// What a pool grows by at least if it has no room for so many rounded bytes.
+/// Returns the smallest growth of a pool without free space for `rounded_bytes`.
 fn growth(rounded_bytes: u64) -> u64 {
     if is_shared(rounded_bytes) {
         CHUNK
@@ -58,7 +58,7 @@ fn chunk_of(address: u64) -> u64 {
     address & !(CHUNK.saturating_sub(1))
 }
 
-/// The chunk that an allocation from any pool lies in, or all of memory that is larger.
+/// Returns the chunk of an allocation from any pool; for a large allocation, the allocation itself.
 pub(crate) fn chunk_around(start: u64, bytes: u64) -> Chunk {
     let taken = rounded(bytes);
     if is_shared(taken) {
@@ -74,21 +74,21 @@ pub(crate) fn chunk_around(start: u64, bytes: u64) -> Chunk {
     }
 }
 
-/// Whether all of it lies in one chunk.
+/// Returns whether the range lies in one chunk.
 fn is_in_one_chunk(start: u64, bytes: u64) -> bool {
     chunk_of(start) == chunk_of(start.saturating_add(bytes.saturating_sub(1)))
 }
 
-/// The free part of a chunk, or all of a chunk that one allocation had.
+/// A free part of a chunk, or a free chunk of one large allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     pool: u64,
-    /// Where it was freed, as the hooks of pools name streams.
+    /// Key of the stream in which it was freed.
     stream: u64,
     start: u64,
     bytes: u64,
     is_whole_chunk: bool,
-    /// The pool has given something back since: only a chunk that something is allocated in is certainly there.
+    /// The pool has shrunk since: the extent counts only if its chunk has an allocation.
     is_invalidated: bool,
 }
 
@@ -101,7 +101,7 @@ impl Extent {
         self.start < end && start < self.end()
     }
 
-    /// Both as one, if they lie side by side in one chunk.
+    /// Returns the union of both if they are adjacent in one chunk.
     fn joined(&self, other: &Self) -> Option<Self> {
         let is_near = self.end() == other.start || other.end() == self.start;
         let is_alike = (self.pool, self.stream) == (other.pool, other.stream)
@@ -116,7 +116,7 @@ impl Extent {
         })
     }
 
-    /// Whether an allocation of so many rounded bytes fits.
+    /// Returns whether an allocation of `bytes`, rounded, fits.
     fn fits(&self, bytes: u64) -> bool {
         if is_shared(bytes) {
             !self.is_whole_chunk && self.bytes >= bytes
@@ -126,7 +126,7 @@ impl Extent {
     }
 }
 
-/// Where an [`Extent`] is remembered. The last word has its marks.
+/// An [`Extent`] in the table. The last word has its marks.
 struct ExtentEntry {
     pool: AtomicU64,
     stream: AtomicU64,
@@ -170,39 +170,39 @@ impl ExtentEntry {
     }
 }
 
-/// Allocations from the pools of this process, and what is free between them. All zeroes is nothing.
+/// Allocations from the pools of this process, and the free space between them. All zeroes is none.
 pub(crate) struct PoolFreeSpace {
     /// By pointer; `context` is the pool.
     allocated: ChargeMap,
-    /// Whether anything may be allocated that is not remembered there.
+    /// Whether there may be allocations that are missing in the map.
     is_incomplete: AtomicBool,
     guard: AtomicU32,
     count: AtomicU32,
     extents: [ExtentEntry; EXTENTS],
 }
 
-/// What a pool has become by an allocation, beside what the allocation took.
+/// Size of a pool before and after an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SizeChange {
-    /// What was charged for it before.
+    /// Charged size before.
     pub(crate) before_bytes: u64,
-    /// What it has now.
+    /// Reported size after.
     pub(crate) after_bytes: u64,
 }
 
 impl PoolFreeSpace {
-    /// Notes what was allocated from a pool, which thereby changed as `change` says.
+    /// Records an allocation from a pool, which changed the pool's size by `change`.
     pub(crate) fn allocate(&self, pool: u64, card: u8, start: u64, bytes: u64, change: SizeChange) {
         let taken = rounded(bytes);
         let end = start.saturating_add(taken);
         let _guard = Guard::acquire(&self.guard);
         let was_known = self.find(|extent| extent.start <= start && end <= extent.end());
         self.cut(start, end);
-        // Of a pointer that was freed in a way that is not known here.
+        // The pointer was freed by an unhooked function.
         self.allocated.remove(start);
         let grown = change.after_bytes.saturating_sub(change.before_bytes);
         if was_known.is_none() && grown < growth(taken) {
-            // Either it lies in memory that was forgotten here, or other chunks went as one came.
+            // The allocation is in space that was dropped from the table, or the pool returned chunks as it grew.
             self.invalidate_all_of(pool);
         }
         let is_new_chunk = was_known.is_none() && grown == CHUNK && start == chunk_of(start);
@@ -216,61 +216,61 @@ impl PoolFreeSpace {
                 is_invalidated: false,
             });
         }
-        let held = Charge {
+        let charge = Charge {
             bytes: taken,
             card,
             context: pool,
         };
-        self.remember(start, held);
+        self.remember(start, charge);
     }
 
-    fn remember(&self, start: u64, held: Charge) {
-        if !self.allocated.insert(start, held) {
+    fn remember(&self, start: u64, charge: Charge) {
+        if !self.allocated.insert(start, charge) {
             self.is_incomplete.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether the pointer is what a pool gave.
+    /// Returns whether the pointer is an allocation of a pool.
     pub(crate) fn is_from_pool(&self, start: u64) -> bool {
         self.allocated.get(start).is_some()
     }
 
-    /// The card of an allocation from a pool and the chunk that it lies in.
+    /// Returns the GPU of an allocation from a pool, and its chunk.
     pub(crate) fn chunk_of(&self, start: u64) -> Option<(u8, Chunk)> {
-        let held = self.allocated.get(start)?;
-        Some((held.card, chunk_around(start, held.bytes)))
+        let charge = self.allocated.get(start)?;
+        Some((charge.card, chunk_around(start, charge.bytes)))
     }
 
-    /// Notes that an allocation is freed in a stream, and returns what it was. The caller is about to ask the driver
-    /// for it, in the passage of a [`crate::guard::SharedGate`].
+    /// Records the free of an allocation in a stream and returns its charge. The caller is inside a
+    /// [`crate::guard::SharedGate`] and about to call libcuda.
     pub(crate) fn free(&self, start: u64, stream: Option<u64>) -> Option<Charge> {
-        let held = self.allocated.remove(start)?;
-        let is_whole_chunk = !is_shared(held.bytes);
+        let charge = self.allocated.remove(start)?;
+        let is_whole_chunk = !is_shared(charge.bytes);
         if let Some(stream) = stream
-            && (is_whole_chunk || is_in_one_chunk(start, held.bytes))
+            && (is_whole_chunk || is_in_one_chunk(start, charge.bytes))
         {
             let _guard = Guard::acquire(&self.guard);
             self.add(Extent {
-                pool: held.context,
+                pool: charge.context,
                 stream,
                 start,
-                bytes: held.bytes,
+                bytes: charge.bytes,
                 is_whole_chunk,
                 is_invalidated: false,
             });
         }
-        Some(held)
+        Some(charge)
     }
 
-    /// The driver did not free it after all.
-    pub(crate) fn restore(&self, start: u64, held: Charge) {
+    /// Reverts [`PoolFreeSpace::free`]: libcuda has not freed the allocation.
+    pub(crate) fn restore(&self, start: u64, charge: Charge) {
         let _guard = Guard::acquire(&self.guard);
-        self.cut(start, start.saturating_add(held.bytes));
-        self.remember(start, held);
+        self.cut(start, start.saturating_add(charge.bytes));
+        self.remember(start, charge);
     }
 
-    /// Whether the pool has room for an allocation in that stream without growing. `has_passed` says of another stream
-    /// whether it has come as far as what was freed in it.
+    /// Returns whether the pool can serve an allocation in that stream without growth. `has_passed` returns whether
+    /// another stream has completed the frees in it.
     pub(crate) fn has_space(
         &self,
         pool: u64,
@@ -291,42 +291,42 @@ impl PoolFreeSpace {
             .is_some()
     }
 
-    /// The pool has given something back to the card.
+    /// Records that the pool has shrunk.
     pub(crate) fn invalidate(&self, pool: u64) {
         let _guard = Guard::acquire(&self.guard);
         self.invalidate_all_of(pool);
     }
 
-    /// Nothing is known of the pool any more.
+    /// Drops everything recorded of the pool.
     pub(crate) fn forget_pool(&self, pool: u64) {
         self.is_incomplete.store(true, Ordering::Relaxed);
         self.end_pool(pool, |_| {});
     }
 
-    /// How much is allocated in a pool, of which everything that is allocated is known; else `None`.
+    /// Returns the allocated bytes of a pool, or `None` if an allocation may be missing.
     pub(crate) fn allocated_in(&self, pool: u64) -> Option<u64> {
         let mut bytes = 0u64;
-        self.allocated.for_each(|_, held| {
-            if held.context == pool {
-                bytes = bytes.saturating_add(held.bytes);
+        self.allocated.for_each(|_, charge| {
+            if charge.context == pool {
+                bytes = bytes.saturating_add(charge.bytes);
             }
         });
         (!self.is_incomplete.load(Ordering::Relaxed)).then_some(bytes)
     }
 
-    /// The pool is gone. Hands everything to `each` that is allocated in it.
+    /// Drops a destroyed pool and passes its allocations to `each`.
     pub(crate) fn end_pool(&self, pool: u64, mut each: impl FnMut(u64)) {
         self.allocated
-            .remove_all(|held| held.context == pool, |start, _| each(start));
+            .remove_all(|charge| charge.context == pool, |start, _| each(start));
         self.forget(|extent| extent.pool == pool);
     }
 
-    /// The stream is gone; its handle may become another one's.
+    /// Drops a destroyed stream, whose handle may be reused.
     pub(crate) fn forget_stream(&self, stream: u64) {
         self.forget(|extent| extent.stream == stream);
     }
 
-    /// A context is gone, and whatever went with it.
+    /// Drops everything: a context was destroyed, with an unknown part of the allocations.
     pub(crate) fn forget_all(&self) {
         self.allocated.remove_all(
             |_| true,
@@ -359,7 +359,7 @@ impl PoolFreeSpace {
         }
     }
 
-    /// Remembers an extent, if need be in the entry of a smaller one.
+    /// Adds an extent; in a full table it replaces a smaller one.
     fn push(&self, extent: Extent) {
         let index = self.len();
         if let Some(entry) = self.extents.get(index) {
@@ -373,7 +373,7 @@ impl PoolFreeSpace {
         }
     }
 
-    /// Remembers an extent as one with those beside it.
+    /// Adds an extent, joined with adjacent ones.
     fn add(&self, extent: Extent) {
         let mut extent = extent;
         while let Some((index, joined)) = self
@@ -386,7 +386,7 @@ impl PoolFreeSpace {
         self.push(extent);
     }
 
-    /// Takes an address range out of all extents, whosever they are: another pool may have been where it is now.
+    /// Removes an address range from the extents of all pools: another pool may have used the addresses before.
     fn cut(&self, start: u64, end: u64) {
         while let Some((index, extent)) = self.find(|extent| extent.overlaps(start, end)) {
             self.remove(index);
@@ -422,18 +422,18 @@ impl PoolFreeSpace {
         }
     }
 
-    /// Whether anything of the pool's is allocated in the chunk of that address.
+    /// Returns whether the pool has an allocation in the chunk of that address.
     fn is_allocated_in(&self, pool: u64, address: u64) -> bool {
         let mut is_any = false;
-        self.allocated.for_each(|start, held| {
-            is_any |= held.context == pool
-                && is_shared(held.bytes)
+        self.allocated.for_each(|start, charge| {
+            is_any |= charge.context == pool
+                && is_shared(charge.bytes)
                 && chunk_of(start) == chunk_of(address);
         });
         is_any
     }
 
-    /// Whether anything is known to lie in that chunk.
+    /// Returns whether any allocation or extent is known in that chunk.
     fn is_anything_in(&self, chunk: u64) -> bool {
         let mut is_any = self
             .find(|extent| extent.overlaps(chunk, chunk.saturating_add(CHUNK)))

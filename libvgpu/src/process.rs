@@ -1,10 +1,10 @@
-//! What this process knows: its limits, the cards they apply to, and what it holds.
+//! State of this process: its limits, the GPUs that they apply to, and its charges.
 //!
-//! All of it lies in one mapping that the kernel fills with zeroes in a forked child, and all zeroes means "not
-//! yet looked". So a child finds its limits and takes a slot of its own at its first call, without `atfork`
-//! handlers and without asking for its process ID at every call; its parent's pointers mean nothing to it,
-//! since CUDA contexts do not survive a fork. (The child does inherit the descriptor that carries the parent's
-//! lock, as it inherits the device files that keep the parent's memory taken.)
+//! All state is in one mapping that the kernel fills with zeroes in a forked child, and all zeroes means "not
+//! initialized". So a child finds its limits and takes its own slot at its first call, without `atfork` handlers
+//! and without a PID check per call. The parent's pointers are invalid in the child, since CUDA contexts do not
+//! survive a fork. (The child inherits the descriptor that carries the parent's lock, as it inherits the device
+//! files that keep the parent's memory allocated.)
 
 use core::mem::size_of;
 use core::ptr::{self, NonNull};
@@ -24,87 +24,88 @@ use crate::shared_chunks::SharedChunks;
 use crate::shares::{LimitsSource, MAX_SHARES, Shares};
 use crate::sys;
 
-/// CUDA ordinals whose card is remembered.
+/// Number of CUDA ordinals with a cached GPU.
 pub(crate) const MAX_DEVICES: usize = 64;
 
 const NEW: u32 = 0;
 const STARTING: u32 = 1;
 const READY: u32 = 2;
 
-/// State of a process. All zeroes is a process that has not looked yet.
+/// State of a process. All zeroes is not initialized.
 pub(crate) struct Process {
     phase: AtomicU32,
     guard: AtomicU32,
     pool_guard: AtomicU32,
     import_guard: AtomicU32,
-    /// Calls that may take memory which the process has paid for already, see [`SharedGate`].
+    /// Calls that may use memory that is already charged, see [`SharedGate`].
     pub(crate) reuse_gate: SharedGate,
     /// Calls that have reserved the most that they may need.
     pub(crate) pending_reservations: PendingReservations,
     source: AtomicU32,
-    /// What the environment says, if it counts.
+    /// Limits from the environment, if it applies.
     pub(crate) environment: Environment,
     pub(crate) shares: Shares,
     /// Per CUDA ordinal.
     pub(crate) devices: [Device; MAX_DEVICES],
     /// Linear memory, by pointer.
     pub(crate) pointers: ChargeMap,
-    /// Blocks that small allocations of it share.
+    /// Blocks of its small allocations.
     pub(crate) blocks: Blocks,
     /// Arrays and mipmapped arrays, by handle.
     pub(crate) arrays: ChargeMap,
-    /// Those of them that share blocks, by the card's index.
+    /// Arrays that share blocks, by the GPU's index.
     pub(crate) small_arrays: [SmallArrays; MAX_SHARES],
     /// Physical memory of the virtual memory management API, by handle.
     pub(crate) physical: ChargeMap,
-    /// Mappings of it, by address.
+    /// Its mappings, by address.
     pub(crate) mappings: ChargeMap,
-    /// Mappings of it to parts of sparse arrays.
+    /// Its mappings to parts of sparse arrays.
     pub(crate) array_mappings: ChargeMap,
-    /// Physical memory that is bound to multicast objects, by object and place.
+    /// Physical memory bound to multicast objects, by object and offset.
     pub(crate) bindings: ChargeMap,
-    /// Memory of other APIs and processes that was imported, by the object that holds it.
+    /// Imported memory of other APIs and processes, by the importing object.
     pub(crate) externals: ChargeMap,
-    /// Contexts that are not primary, by handle; `context` is how often each was attached to, or marks a part of another.
+    /// Contexts that are not primary, by handle; `context` is the number of extra attachments, or marks a part of
+    /// another context.
     pub(crate) contexts: ChargeMap,
-    /// What memory pools have reserved, by pool.
+    /// Reserved size of memory pools, by pool.
     pub(crate) pools: ChargeMap,
-    /// What is free in them.
+    /// Free space in them.
     pub(crate) pool_free_space: PoolFreeSpace,
-    /// Those that were destroyed before everything in them was freed.
+    /// Pools that were destroyed with live allocations.
     pub(crate) destroyed_pools: DestroyedPools,
-    /// Memory that others may have opened: linear by IPC handle, of pools by pointer.
+    /// Memory that other processes may have open: linear memory by IPC handle, pool memory by pointer.
     pub(crate) exported: SharedChunks,
-    /// Memory of others that was opened in the same ways.
+    /// Memory of other processes that was opened in the same ways.
     pub(crate) opened: SharedChunks,
-    /// What was opened of each card, by the card's index.
+    /// Opened memory, by the GPU's index.
     pub(crate) imports: [Imports; MAX_SHARES],
-    /// What executable graphs may need when they are launched, by handle.
+    /// Largest memory need of executable graphs, by handle.
     pub(crate) graphs: ChargeMap,
-    /// What the driver keeps for graphs, by device.
+    /// Size of the graph memory cache, by device.
     pub(crate) graph_pools: ChargeMap,
-    /// What all graphs ever made for a device need together, by device.
+    /// Total need of all graphs ever launched, by device.
     pub(crate) graph_needs: ChargeMap,
-    /// Launches.
+    /// Metering of launches.
     pub(crate) meter: Meter,
 }
 
-/// What is remembered of a CUDA device.
+/// Cached state of a CUDA device.
 pub(crate) struct Device {
-    /// 0 not looked up, 1 unlimited, 2 refused, 3 + index of the card's first share.
+    /// 0 unknown, 1 unlimited, 2 denied, 3 + index of the GPU's first share.
     pub(crate) target: AtomicU32,
-    /// 0, or one more than the bytes that are charged for the primary context.
+    /// 0, or one more than the bytes charged for the primary context.
     pub(crate) charged: AtomicU64,
-    /// Whoever makes or ends the primary context.
+    /// Serializes creation and end of the primary context.
     pub(crate) primary_gate: SharedGate,
-    /// The primary context, once this process retained it.
+    /// The primary context, once this process has retained it.
     pub(crate) primary: AtomicU64,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 impl Process {
-    /// This process, with its limits found. `None` if there is no memory for its state.
+    /// Returns this process with its limits. `None` without memory for its state.
     pub(crate) fn get() -> Option<&'static Self> {
         let process = match Self::mapped() {
             Some(process) => process,
@@ -117,7 +118,7 @@ impl Process {
         Some(process)
     }
 
-    /// This process if it has state at all, which may be all zeroes: not looked yet.
+    /// Returns this process if its state is mapped; it may not be initialized.
     #[inline]
     pub(crate) fn mapped() -> Option<&'static Self> {
         let pointer = NonNull::new(PROCESS.load(Ordering::Acquire))?;
@@ -143,17 +144,17 @@ impl Process {
         self.phase.store(READY, Ordering::Release);
     }
 
-    /// Where the limits come from.
+    /// Returns the source of the limits.
     pub(crate) fn source(&self) -> LimitsSource {
         LimitsSource::of(self.source.load(Ordering::Relaxed))
     }
 
-    /// Whether anything at all is limited.
+    /// Returns whether anything is limited.
     pub(crate) fn is_limited(&self) -> bool {
         self.source() != LimitsSource::None
     }
 
-    /// Whether the memory of any card is limited.
+    /// Returns whether the memory of any GPU is limited.
     pub(crate) fn is_memory_limited(&self) -> bool {
         match self.source() {
             LimitsSource::None => false,
@@ -163,7 +164,7 @@ impl Process {
         }
     }
 
-    /// Whether the GPU time of any card is metered.
+    /// Returns whether the time of any GPU is metered.
     pub(crate) fn is_metered(&self) -> bool {
         match self.source() {
             LimitsSource::Pages | LimitsSource::UnreadablePages => {
@@ -174,24 +175,24 @@ impl Process {
         }
     }
 
-    /// The shares found so far.
+    /// Returns the shares found so far.
     pub(crate) fn shares(&self) -> impl Iterator<Item = &Share> {
         self.shares.iter()
     }
 
-    /// Excludes other threads of this process from what only one may do: take dead slots and rebuild totals,
-    /// attach shares, count references. Short, and never while the driver is called.
+    /// Locks reclaim, rebuild, attaching shares and reference counts against other threads. Held briefly, never
+    /// while libcuda is called.
     pub(crate) fn guard(&self) -> Guard<'_> {
         Guard::acquire(&self.guard)
     }
 
-    /// Lets one thread at a time ask the driver what it keeps, or to give some of that back, and note the answer.
+    /// Locks queries and trims of libcuda's caches and the recording of their results.
     pub(crate) fn pool_guard(&self) -> Guard<'_> {
         Guard::acquire(&self.pool_guard)
     }
 
-    /// Lets one thread at a time pay for imported physical memory. [`Process::guard`] may be taken within; the driver is
-    /// not called.
+    /// Locks charges for imported physical memory. [`Process::guard`] may be acquired inside; libcuda is not
+    /// called.
     pub(crate) fn import_guard(&self) -> Guard<'_> {
         Guard::acquire(&self.import_guard)
     }
@@ -203,7 +204,7 @@ fn install() -> Option<NonNull<Process>> {
     let mapping = sys::map_zeroes(size)?;
     if !sys::wipe_on_fork(mapping, size) {
         crate::log::line(format_args!(
-            "madvise(MADV_WIPEONFORK) failed, Linux 4.14 is needed: forked children are not counted apart"
+            "madvise(MADV_WIPEONFORK) failed: Linux 4.14 or later required; not counting forked children separately"
         ));
     }
     let mine = mapping.cast::<Process>();

@@ -1,4 +1,4 @@
-//! One share: its limits page, its usage region, and this process's slot there.
+//! One share: its limits page, its usage region, and this process's slot in the region.
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
@@ -23,22 +23,22 @@ pub(crate) mod usage;
 pub(crate) use attach::AttachError;
 use mapping::{map_page, page_words, read_page, view};
 
-/// The words of the region as the protocol steps on them.
+/// A word of the region.
 #[cfg(not(feature = "kill-points"))]
 pub(crate) type RegionWord = AtomicU64;
 #[cfg(feature = "kill-points")]
 pub(crate) use crate::kill_points::RegionWord;
 
-/// Which of the page's words is the generation hint.
+/// Index of the generation hint among the page's words.
 const CURRENT_WORD: usize = CURRENT_OFFSET / size_of::<u64>();
 
 const NO_LIMIT: u64 = u64::MAX;
 
-/// For how long a look for dead processes counts, for each process that was checked_slots at. To look at one takes a
-/// system call of half a microsecond; so a program that is refused over and over spends little on looking,
-/// and a death is noticed before anybody who learns of it otherwise can ask for memory.
+/// How long a reclaim stays valid, per checked slot. A check takes a system call of half a microsecond. So a
+/// program whose requests are denied repeatedly spends little time on checks, and a reclaim finds a death before
+/// another process that learns of it can request memory.
 const RECLAIM_VALID_NS: u64 = 8_000;
-/// The longest that a look counts, whatever the number of processes.
+/// Longest validity of a reclaim, whatever the number of slots.
 const MAX_RECLAIM_VALID_NS: u64 = 1_000_000;
 
 const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
@@ -47,45 +47,45 @@ const REGION_FLAGS: c_int = libc::O_RDWR | libc::O_NOFOLLOW;
 pub(crate) struct Share {
     /// Written before the share is published, never after.
     uuid: UnsafeCell<DeviceUuid>,
-    /// Paths of the page and the region; as `uuid`.
+    /// Paths of the page and the region; written as `uuid`.
     page_path: UnsafeCell<PathBuffer>,
     region_path: UnsafeCell<PathBuffer>,
     /// The mapped page; null if the limits come from the environment.
     page: AtomicPtr<AtomicU64>,
-    /// The page's generation hint when the limits below were read.
+    /// Generation hint of the page when the limits below were read.
     seen_generation: AtomicU64,
     limit_bytes: AtomicU64,
     driver_reserve_bytes: AtomicU64,
-    /// Taken by the driver beyond what it was charged, by the page.
+    /// Memory of libcuda beyond the charged contexts, from the page.
     driver_excess_bytes: AtomicU64,
     fails_open: AtomicU32,
     spills: AtomicU32,
     /// Compute policy, guarantee and rate, see [`Share::set_limits`].
     compute: AtomicU64,
-    /// The mapped region; null if it cannot be used.
+    /// The mapped region; null if it is unusable.
     region: AtomicPtr<c_void>,
     region_fd: AtomicI32,
-    /// Which file that descriptor was opened for.
+    /// File that the descriptor was opened for.
     region_device: AtomicU64,
     region_inode: AtomicU64,
     slot: AtomicU32,
     generation: AtomicU64,
-    /// Until when the last look for dead processes counts, see [`RECLAIM_VALID_NS`]; 0 if it does not.
+    /// End of the last reclaim's validity, see [`RECLAIM_VALID_NS`]; 0 if there was none.
     reclaimed_until_ns: AtomicU64,
-    /// What NVML is asked about.
+    /// Last reading for NVML.
     usage_reading: usage::UsageReading,
 }
 
-/// What can be taken at this moment.
+/// Available memory at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Headroom {
     pub(crate) bytes: u64,
-    /// Until then there is nothing more that dead processes left.
+    /// Until then no memory of dead processes can be reclaimed.
     pub(crate) valid_until_ns: u64,
 }
 
 impl Headroom {
-    /// That of both together.
+    /// Returns the sum.
     #[inline]
     pub(crate) fn with(self, other: Self) -> Self {
         Self {
@@ -95,13 +95,13 @@ impl Headroom {
     }
 }
 
-// SAFETY: `uuid` and the paths are written by one thread before the others can see the share; the rest are atomics.
+// SAFETY: `uuid` and the paths are written by one thread before the share is published; the other fields are atomics.
 unsafe impl Sync for Share {}
 
 impl Share {
-    /// The card.
+    /// Returns the GPU's UUID.
     pub(crate) fn uuid(&self) -> DeviceUuid {
-        // SAFETY: not written any more once the share can be seen.
+        // SAFETY: never written after the share is published.
         unsafe { self.uuid.get().read() }
     }
 
@@ -109,13 +109,13 @@ impl Share {
         self.limit_bytes() != NO_LIMIT
     }
 
-    /// The limit at this moment.
+    /// Returns the current limit.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.refresh();
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// What this share's processes may take together: the limit less what the driver took unasked.
+    /// Returns what processes of this share may allocate together: the limit minus libcuda's excess.
     fn grantable_bytes(&self) -> u64 {
         let limit = self.limit_bytes();
         if limit == NO_LIMIT {
@@ -129,19 +129,19 @@ impl Share {
         self.driver_reserve_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether plain allocations beyond the limit become managed memory.
+    /// Returns whether plain allocations beyond the limit become managed memory.
     pub(crate) fn spills(&self) -> bool {
         self.refresh();
         self.spills.load(Ordering::Relaxed) != 0
     }
 
-    /// Bytes taken by all processes of the share, and by the driver in them.
+    /// Returns the bytes used by all processes of the share, including libcuda.
     pub(crate) fn used_bytes(&self) -> u64 {
         let counted = self.region().map_or(0, |region| region.total_bytes());
         counted.saturating_add(self.driver_excess_bytes.load(Ordering::Relaxed))
     }
 
-    /// Takes `bytes` if they fit without further ado.
+    /// Reserves `bytes` if they are available without a rebuild.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let limit = self.grantable_bytes();
         match self.own() {
@@ -150,7 +150,7 @@ impl Share {
         }
     }
 
-    /// Takes `bytes`, or makes sure that they are not there. The caller holds the process's guard.
+    /// Reserves `bytes`, after a rebuild if needed. The caller holds the process's guard.
     pub(crate) fn reserve_or_rebuild(&self, bytes: u64) -> bool {
         let limit = self.grantable_bytes();
         match self.own() {
@@ -159,7 +159,7 @@ impl Share {
         }
     }
 
-    /// Takes as much of `bytes` as there is.
+    /// Reserves up to `bytes`, as much as is available, and returns the amount.
     pub(crate) fn reserve_up_to(&self, bytes: u64) -> u64 {
         let limit = self.grantable_bytes();
         match self.own() {
@@ -169,14 +169,14 @@ impl Share {
         }
     }
 
-    /// Takes `bytes` whatever the limit.
+    /// Charges `bytes` whatever the limit.
     pub(crate) fn charge(&self, bytes: u64) {
         if let Some((region, slot)) = self.own() {
             region.charge(slot, bytes);
         }
     }
 
-    /// Returns up to `bytes` and says how much this process held here.
+    /// Releases up to `bytes` and returns the amount that this process had here.
     pub(crate) fn release(&self, bytes: u64) -> u64 {
         self.own()
             .map_or(0, |(region, slot)| region.release(slot, bytes))
@@ -198,28 +198,28 @@ impl Share {
         }
     }
 
-    /// Notes that others may open so much of what this process holds.
+    /// Records that other processes may open `bytes` of this process's memory.
     pub(crate) fn add_exported_bytes(&self, bytes: u64) {
         if let Some(slot) = self.own_slot() {
             Word::fetch_add(&slot.exported_bytes, bytes);
         }
     }
 
-    /// Takes back what [`Share::add_exported_bytes`] noted.
+    /// Reverts [`Share::add_exported_bytes`].
     pub(crate) fn subtract_exported_bytes(&self, bytes: u64) {
         if let Some(slot) = self.own_slot() {
             Word::fetch_sub(&slot.exported_bytes, bytes);
         }
     }
 
-    /// Notes how much of others' memory this process has open without paying for it.
+    /// Publishes how much memory of other processes this process has open without a charge.
     pub(crate) fn set_opened_bytes(&self, bytes: u64) {
         if let Some(slot) = self.own_slot() {
             Word::store(&slot.opened_bytes, bytes);
         }
     }
 
-    /// What processes of the share have made available to others.
+    /// Returns the bytes that the share's processes have exported.
     pub(crate) fn exported_bytes(&self) -> u64 {
         self.region().map_or(0, |region| region.exported_bytes())
     }
@@ -234,7 +234,7 @@ impl Share {
         }
     }
 
-    /// What of it can be taken.
+    /// Returns the available memory.
     #[inline]
     pub(crate) fn headroom(&self) -> Headroom {
         let limit = self.grantable_bytes();
@@ -244,7 +244,7 @@ impl Share {
         };
         match self.own() {
             Some((region, _)) => {
-                // First, or what is read of the total may be of before that look.
+                // Read first: a total read before the reclaim would be outdated.
                 let valid_until_ns = self.reclaimed_until_ns.load(Ordering::Acquire);
                 Headroom {
                     bytes: limit.saturating_sub(region.total_bytes()),
@@ -252,12 +252,12 @@ impl Share {
                 }
             }
             None if self.fails_open() => uncounted(u64::MAX),
-            // Nothing is ever taken from a share that cannot be counted in.
+            // A share without a usable region grants nothing.
             None => uncounted(0),
         }
     }
 
-    /// Clears the slots of dead processes and takes back what they held. The caller holds the process's guard.
+    /// Reclaims the slots and the memory of dead processes. The caller holds the process's guard.
     pub(crate) fn reclaim(&self) {
         let Some((region, own)) = self.own() else {
             return;
@@ -265,7 +265,7 @@ impl Share {
         let now_ns = sys::now_ns();
         let mut checked_slots = 1u64;
         let mut fd = None;
-        // What dead processes left behind is checked_slots at again once it is known who else is dead.
+        // Orphaned slots are checked again after all deaths are known.
         for is_first in [true, false] {
             for index in (0..region.slots().len()).filter_map(SlotIndex::new) {
                 let is_due = if is_first {
@@ -279,7 +279,7 @@ impl Share {
                 fd = fd.or_else(|| self.region_fd());
                 let Some(fd) = fd else { return };
                 checked_slots = checked_slots.saturating_add(1);
-                // Getting the lock proves that the owner is dead, and keeps others from the slot meanwhile.
+                // Holding the lock proves that the owner is dead, and excludes other processes from the slot.
                 if sys::lock(fd, index.offset(), SLOT_SIZE) {
                     region.reclaim_slot(index);
                     sys::unlock(fd, index.offset(), SLOT_SIZE);
@@ -299,17 +299,17 @@ impl Share {
         self.fails_open.load(Ordering::Relaxed) != 0
     }
 
-    /// A descriptor of the region for locks on other slots. If the program has closed the one that was opened at
-    /// first, its number may be another file's by now, on which a lock means nothing; then the region is opened
-    /// anew. (The lock on the own slot needs no descriptor: the mapping keeps the open file, and so its locks.)
+    /// Returns a descriptor of the region for locks on other slots. If the program has closed the original
+    /// descriptor, its number may belong to another file, on which a lock has no effect; then the region is
+    /// reopened. (The lock on the own slot needs no descriptor: the mapping keeps the open file, and so its locks.)
     /// The caller holds the process's guard.
     fn region_fd(&self) -> Option<Fd> {
-        // Stored inverted, so that zeroes mean none.
+        // Stored inverted: zero means none.
         let fd = Fd(!self.region_fd.load(Ordering::Relaxed));
         if self.is_region(fd) {
             return Some(fd);
         }
-        // SAFETY: not written any more once the share can be seen.
+        // SAFETY: never written after the share is published.
         let path = unsafe { &*self.region_path.get() };
         let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
             .and_then(sys::above_standard_streams)?;
@@ -321,7 +321,7 @@ impl Share {
         None
     }
 
-    /// Whether the descriptor is one of the file that is mapped.
+    /// Returns whether the descriptor refers to the mapped file.
     fn is_region(&self, fd: Fd) -> bool {
         sys::status(fd).is_some_and(|status| {
             status.device == self.region_device.load(Ordering::Relaxed)
@@ -333,17 +333,17 @@ impl Share {
         NonNull::new(self.region.load(Ordering::Acquire)).map(view)
     }
 
-    /// The region and this process's slot.
+    /// Returns the region and this process's slot.
     fn own(&self) -> Option<(Region<'static, RegionWord>, SlotIndex)> {
         let region = self.region()?;
         let slot = SlotIndex::new(usize::try_from(self.slot.load(Ordering::Relaxed)).ok()?)?;
-        // Only noise in the region takes a slot from a live_processes process; what that takes then cannot be counted.
+        // Only corruption of the region takes a slot from a live process; then its usage cannot be counted.
         region
             .is_owned(slot, self.generation.load(Ordering::Relaxed))
             .then_some((region, slot))
     }
 
-    /// Reads the page again if its hint says that it changed.
+    /// Reads the page again if its hint has changed.
     fn refresh(&self) {
         let Some(page) = NonNull::new(self.page.load(Ordering::Acquire)) else {
             return;
@@ -358,22 +358,22 @@ impl Share {
 
     #[cold]
     fn reread(&self, page: NonNull<AtomicU64>, hint: u64) {
-        // An unreadable page leaves the limits as they were.
+        // An unreadable page leaves the limits unchanged.
         let Some(content) = read_page(page) else {
             return;
         };
         self.set_limits(&content.spec.limits);
         if content.retired {
-            // Until its successor is there this is tried again at each look.
+            // Retried at each refresh until the successor exists.
             self.switch_to_successor(page);
         } else {
             self.seen_generation.store(hint, Ordering::Relaxed);
         }
     }
 
-    /// Turns to the page that stands at the path of a retired one.
+    /// Switches to the page that replaced a retired one.
     fn switch_to_successor(&self, retired: NonNull<AtomicU64>) {
-        // SAFETY: not written any more once the share can be seen.
+        // SAFETY: never written after the share is published.
         let path = unsafe { &*self.page_path.get() };
         let Some(fd) = sys::open(None, path.as_c_str(), libc::O_RDONLY, 0) else {
             return;
@@ -384,7 +384,7 @@ impl Share {
             return;
         };
         let is_successor = !content.retired && content.spec.device_uuid == self.uuid();
-        // Other threads may still be reading the retired page, which therefore stays mapped.
+        // Other threads may still be reading the retired page, so it stays mapped.
         let is_mine = is_successor
             && self
                 .page

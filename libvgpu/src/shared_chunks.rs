@@ -1,7 +1,7 @@
-//! Memory that several processes use: made available to others, or opened of theirs, pointer by pointer.
+//! Memory that several processes use: exported to or opened from other processes, by pointer.
 //!
-//! What lives on with another process is not always the allocation but the chunk of a pool, or the block, that it lies
-//! in, so those are counted, each once however much of it is shared.
+//! Another process keeps more alive than the allocation: the pool chunk or the block around it. So chunks and
+//! blocks are counted, each once however many allocations in it are shared.
 
 use core::sync::atomic::AtomicU32;
 
@@ -11,26 +11,26 @@ use crate::guard::Guard;
 /// Shared allocations and their chunks. All zeroes is none.
 pub(crate) struct SharedChunks {
     guard: AtomicU32,
-    /// By pointer; `bytes` is how often, `context` the chunk.
+    /// By pointer; `bytes` is the reference count, `context` the chunk.
     pointers: ChargeMap,
-    /// By address; `context` is how many pointers.
+    /// By address; `context` is the number of pointers.
     chunks: ChargeMap,
-    /// By pointer; `context` is the one with whose end it is shared no more, if there is one.
+    /// By pointer; `context` is the context whose end closes it, if any.
     contexts: ChargeMap,
 }
 
-/// A pointer into memory that is shared.
+/// A shared allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
     pub(crate) pointer: u64,
-    /// Index of the card's first share.
+    /// Index of the GPU's first share.
     pub(crate) card: u8,
     pub(crate) chunk: Chunk,
-    /// With whose end it is shared no more, 0 if with none's.
+    /// The context whose end closes it, 0 if none.
     pub(crate) context: u64,
 }
 
-/// What an allocation lies in: a chunk of a pool, a block, or memory of its own.
+/// Memory around an allocation: a pool chunk, a block, or the allocation itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) address: u64,
@@ -38,15 +38,15 @@ pub(crate) struct Chunk {
 }
 
 impl SharedChunks {
-    /// Whether the pointer is shared.
+    /// Returns whether the pointer is shared.
     pub(crate) fn contains(&self, pointer: u64) -> bool {
         self.pointers.get(pointer).is_some()
     }
 
-    /// Notes that a pointer into a chunk of that card is shared once more, if it is the first one into it once `pay` has
-    /// paid for that. `false` if it could not.
+    /// Adds a reference to a pointer; for the first pointer into its chunk, after `pay` has charged the chunk.
+    /// Returns `false` if `pay` fails.
     ///
-    /// Others that share the same wait meanwhile: they have it for nothing only if it is paid for.
+    /// Other threads that share the same chunk wait meanwhile: they use it without a charge only if it is charged.
     pub(crate) fn add(&self, shared: Shared, pay: impl FnOnce(u64) -> bool) -> bool {
         let _guard = Guard::acquire(&self.guard);
         let is_paid = !self.note(shared) || pay(shared.chunk.bytes);
@@ -56,7 +56,7 @@ impl SharedChunks {
         is_paid
     }
 
-    /// As [`SharedChunks::add`], of what is shared once however often that is said, and costs nothing.
+    /// As [`SharedChunks::add`], for a pointer that is shared at most once and free of charge.
     pub(crate) fn add_once(&self, shared: Shared, first: impl FnOnce(u64)) {
         let _guard = Guard::acquire(&self.guard);
         if !self.contains(shared.pointer) && self.note(shared) {
@@ -64,22 +64,21 @@ impl SharedChunks {
         }
     }
 
-    /// Notes that a pointer is shared no more, or once less. Hands its chunk to `give_back` if no other pointer into that
-    /// is.
+    /// Removes a reference to a pointer. Passes its chunk to `give_back` after the last pointer into it.
     pub(crate) fn remove(&self, pointer: u64, give_back: impl FnOnce(Charge)) {
-        // Most are not shared.
+        // Most pointers are not shared.
         if self.contains(pointer) {
             let _guard = Guard::acquire(&self.guard);
             self.forget(pointer).map(give_back);
         }
     }
 
-    /// A context has ended: what was shared in it is no more, however often it was. Hands each chunk to `give_back` into
-    /// which no other pointer is shared.
+    /// Removes all references that belong to a destroyed context. Passes each chunk to `give_back` after the last
+    /// pointer into it.
     pub(crate) fn end_context(&self, context: u64, mut give_back: impl FnMut(Charge)) {
         let _guard = Guard::acquire(&self.guard);
         self.contexts.remove_all(
-            |held| held.context == context,
+            |charge| charge.context == context,
             |pointer, _| {
                 while self.contains(pointer) {
                     self.forget(pointer).map(&mut give_back);
@@ -88,7 +87,7 @@ impl SharedChunks {
         );
     }
 
-    /// `true` if it is the first one into its chunk. The caller holds the guard.
+    /// Returns `true` for the first pointer into its chunk. The caller holds the guard.
     fn note(&self, shared: Shared) -> bool {
         let Shared {
             pointer,
@@ -96,10 +95,10 @@ impl SharedChunks {
             chunk,
             context,
         } = shared;
-        let once_more = |held: &Charge| {
+        let once_more = |charge: &Charge| {
             Some(Charge {
-                bytes: held.bytes.saturating_add(1),
-                ..*held
+                bytes: charge.bytes.saturating_add(1),
+                ..*charge
             })
         };
         if self.pointers.change(pointer, once_more).is_some() {
@@ -123,10 +122,10 @@ impl SharedChunks {
     }
 
     fn add_to_chunk(&self, card: u8, chunk: Chunk) -> bool {
-        let one_more = |held: &Charge| {
+        let one_more = |charge: &Charge| {
             Some(Charge {
-                context: held.context.saturating_add(1),
-                ..*held
+                context: charge.context.saturating_add(1),
+                ..*charge
             })
         };
         if self.chunks.change(chunk.address, one_more).is_some() {
@@ -141,19 +140,19 @@ impl SharedChunks {
         true
     }
 
-    /// The chunk, if no pointer into it is shared any more. The caller holds the guard.
+    /// Returns the chunk after the last pointer into it. The caller holds the guard.
     fn forget(&self, pointer: u64) -> Option<Charge> {
-        let times = self.pointers.change(pointer, |held| {
-            let bytes = held.bytes.saturating_sub(1);
-            Some(Charge { bytes, ..*held }).filter(|left| left.bytes != 0)
+        let times = self.pointers.change(pointer, |charge| {
+            let bytes = charge.bytes.saturating_sub(1);
+            Some(Charge { bytes, ..*charge }).filter(|remaining| remaining.bytes != 0)
         })?;
         if times.bytes > 1 {
             return None;
         }
         self.contexts.remove(pointer);
-        let chunk = self.chunks.change(times.context, |held| {
-            let context = held.context.saturating_sub(1);
-            Some(Charge { context, ..*held }).filter(|left| left.context != 0)
+        let chunk = self.chunks.change(times.context, |charge| {
+            let context = charge.context.saturating_sub(1);
+            Some(Charge { context, ..*charge }).filter(|remaining| remaining.context != 0)
         })?;
         (chunk.context <= 1).then_some(chunk)
     }

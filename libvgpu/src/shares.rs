@@ -1,24 +1,24 @@
-//! The shares that a process has, and where its limits come from.
+//! The shares of a process, and the source of its limits.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::share::Share;
 
-/// Shares that one process can have.
+/// Largest number of shares of a process.
 pub(crate) const MAX_SHARES: usize = 64;
 
-/// Where limits come from.
+/// Source of the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LimitsSource {
-    /// There are none.
+    /// None.
     None,
     /// Limits pages.
     Pages,
-    /// Limits pages, at least one of which cannot be read: every card without a share is refused.
+    /// Limits pages, at least one of them unreadable: every GPU without a share is denied.
     UnreadablePages,
     /// The environment.
     Environment,
-    /// The environment, but a variable cannot be understood: every card is refused.
+    /// The environment, with an invalid variable: every GPU is denied.
     InvalidEnvironment,
 }
 
@@ -31,7 +31,7 @@ impl LimitsSource {
         Self::InvalidEnvironment,
     ];
 
-    /// The one of that number.
+    /// Decodes a number.
     pub(crate) fn of(number: u32) -> Self {
         let index = usize::try_from(number).unwrap_or(0);
         Self::ALL.get(index).copied().unwrap_or(Self::None)
@@ -45,7 +45,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Those that are in use.
+    /// Returns the published shares.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Share> {
         let count = self.count.load(Ordering::Acquire);
         self.entries
@@ -53,14 +53,14 @@ impl Shares {
             .take(usize::try_from(count).unwrap_or(0))
     }
 
-    /// A place that is not in use yet; [`Shares::publish`] makes it so. The caller holds the process's guard or is the
-    /// thread that looks first.
+    /// Returns an unused share; [`Shares::publish`] publishes it. The caller holds the process's guard or
+    /// initializes the process.
     pub(crate) fn next(&self) -> Option<&Share> {
         let count = self.count.load(Ordering::Relaxed);
         self.entries.get(usize::try_from(count).ok()?)
     }
 
-    /// Puts the share of [`Shares::next`] to use.
+    /// Publishes the share of [`Shares::next`].
     pub(crate) fn publish(&self) {
         self.count.fetch_add(1, Ordering::Release);
     }

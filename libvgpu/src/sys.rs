@@ -1,20 +1,20 @@
 //! System calls, by number.
 //!
-//! Not through libc's wrappers: some of them (`fstat`, `fcntl`) got new symbol versions after glibc 2.17, and
-//! none of them may be interposed by the program. Failures come back as `None`, and leave the program's `errno`
-//! as it was; nothing here touches memory that it was not given.
+//! Not through libc's wrappers: some of them (`fstat`, `fcntl`) got new symbol versions after glibc 2.17, and the
+//! program may interpose any of them. Failures return `None` and leave the program's `errno` unchanged; no function
+//! touches memory that it was not given.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::{self, NonNull};
 
-/// A file descriptor that the process keeps until it ends.
+/// A file descriptor that stays open until the process ends.
 ///
-/// There is no `Drop`: the descriptor of a usage region carries the lock that says that the process lives.
+/// There is no `Drop`: the descriptor of a usage region carries the lock that marks the process as alive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fd(pub(crate) c_int);
 
-/// What `fstat` says about a file.
+/// Result of `fstat`.
 #[derive(Clone, Copy)]
 pub(crate) struct FileStatus {
     pub(crate) size: u64,
@@ -24,7 +24,7 @@ pub(crate) struct FileStatus {
     pub(crate) links: u64,
 }
 
-/// `0..` on success.
+/// Returns the result if it is not an error.
 fn positive(result: c_long) -> Option<usize> {
     usize::try_from(result).ok()
 }
@@ -34,7 +34,7 @@ pub(crate) fn open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) 
     try_open(directory, path, flags, mode).ok()
 }
 
-/// As [`open`]; what it failed with.
+/// As [`open`], with the error number.
 fn try_open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Result<Fd, c_int> {
     let _errno = SavedErrno::new();
     let directory = directory.map_or(libc::AT_FDCWD, |fd| fd.0);
@@ -52,7 +52,7 @@ fn try_open(directory: Option<Fd>, path: &CStr, flags: c_int, mode: u32) -> Resu
     fd.map(Fd).ok_or_else(errno)
 }
 
-/// A directory that may be missing. `Err` if it is there, or may be, and cannot be opened.
+/// Opens a directory; `Ok(None)` if it is missing, `Err` if it exists, or may exist, and cannot be opened.
 pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Option<Fd>, OpenFailed> {
     match try_open(directory, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
         Ok(fd) => Ok(Some(fd)),
@@ -61,10 +61,10 @@ pub(crate) fn open_directory(directory: Option<Fd>, path: &CStr) -> Result<Optio
     }
 }
 
-/// What could not be found out.
+/// Error: the directory exists, or may exist, and cannot be opened.
 pub(crate) struct OpenFailed;
 
-/// The same file under a number that the program's standard streams do not have, should it have closed those.
+/// Moves the descriptor above the numbers of the standard streams, which the program may have closed.
 pub(crate) fn above_standard_streams(fd: Fd) -> Option<Fd> {
     let _errno = SavedErrno::new();
     const LOWEST: c_int = libc::STDERR_FILENO + 1;
@@ -89,22 +89,22 @@ pub(crate) fn unlink(path: &CStr) {
     unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) };
 }
 
-/// Sets the times of a file to the present, as far as that is possible: whoever watches it is told.
+/// Sets the timestamps of a file to the present, if possible; inotify reports that.
 pub(crate) fn touch(path: &CStr) {
     let _errno = SavedErrno::new();
     let now = ptr::null::<libc::timespec>();
-    // SAFETY: utimensat reads a NUL-terminated path; without times it takes the present.
+    // SAFETY: utimensat reads a NUL-terminated path; without times it uses the current time.
     unsafe { libc::syscall(libc::SYS_utimensat, libc::AT_FDCWD, path.as_ptr(), now, 0) };
 }
 
-/// One `read`; how many bytes came.
+/// Calls `read` once and returns the number of bytes.
 pub(crate) fn read(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
     let _errno = SavedErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
     positive(unsafe { libc::syscall(libc::SYS_read, fd.0, buffer.as_mut_ptr(), buffer.len()) })
 }
 
-/// One `getdents64`; how many bytes of directory entries came, 0 at the end, `None` if they cannot be read.
+/// Calls `getdents64` once and returns the number of bytes, 0 at the end, `None` on failure.
 pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
     let _errno = SavedErrno::new();
     // SAFETY: the kernel writes at most `buffer.len()` bytes to the buffer.
@@ -118,7 +118,7 @@ pub(crate) fn directory_entries(fd: Fd, buffer: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// Writes to standard error, as far as that is possible.
+/// Writes to standard error, if possible.
 pub(crate) fn write_stderr(text: &[u8]) {
     let _errno = SavedErrno::new();
     // SAFETY: the kernel reads `text.len()` bytes of the text.
@@ -153,15 +153,14 @@ pub(crate) fn status(fd: Fd) -> Option<FileStatus> {
     })
 }
 
-/// Makes the file at least `size` bytes long, with memory behind all of them, so that writing to its mapping
-/// cannot fail later.
+/// Extends the file to at least `size` bytes and allocates them: writing to its mapping cannot fail later.
 pub(crate) fn allocate(fd: Fd, size: usize) -> bool {
     let _errno = SavedErrno::new();
     // SAFETY: fallocate takes numbers.
     positive(unsafe { libc::syscall(libc::SYS_fallocate, fd.0, 0, 0usize, size) }).is_some()
 }
 
-/// Lets every user open the file, whatever the umask was when it was made.
+/// Sets the mode of the file, whatever the umask was when it was created.
 pub(crate) fn set_mode(fd: Fd, mode: u32) {
     let _errno = SavedErrno::new();
     // SAFETY: fchmod takes numbers.
@@ -201,14 +200,14 @@ fn map(size: usize, protection: c_int, flags: c_int, fd: c_int) -> Option<NonNul
 
 pub(crate) fn unmap(address: NonNull<c_void>, size: usize) {
     let _errno = SavedErrno::new();
-    // SAFETY: callers give back what `map` gave and hold no reference into it.
+    // SAFETY: callers pass a mapping of `map` and hold no reference into it.
     unsafe { libc::syscall(libc::SYS_munmap, address.as_ptr(), size) };
 }
 
-/// Asks for the mapping to be zeroes in forked children.
+/// Makes the kernel fill the mapping with zeroes in forked children.
 pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
     let _errno = SavedErrno::new();
-    // SAFETY: the advice changes what children see, nothing here.
+    // SAFETY: the advice only affects forked children.
     let result = unsafe {
         libc::syscall(
             libc::SYS_madvise,
@@ -220,12 +219,12 @@ pub(crate) fn wipe_on_fork(address: NonNull<c_void>, size: usize) -> bool {
     positive(result).is_some()
 }
 
-/// Takes an exclusive open-file-description lock on `length` bytes, if none else has it.
+/// Takes an exclusive open-file-description lock on `length` bytes, if no other process has it.
 pub(crate) fn lock(fd: Fd, offset: usize, length: usize) -> bool {
     set_lock(fd, libc::F_WRLCK, offset, length)
 }
 
-/// Gives up what [`lock`] took.
+/// Releases a lock.
 pub(crate) fn unlock(fd: Fd, offset: usize, length: usize) {
     set_lock(fd, libc::F_UNLCK, offset, length);
 }
@@ -241,7 +240,7 @@ fn set_lock(fd: Fd, kind: c_int, offset: usize, length: usize) -> bool {
     positive(result).is_some()
 }
 
-/// Whether anybody else holds a lock on any of the bytes.
+/// Returns whether another process has a lock on any of the bytes.
 pub(crate) fn is_locked(fd: Fd, offset: usize, length: usize) -> bool {
     let _errno = SavedErrno::new();
     let Some(mut range) = lock_range(libc::F_WRLCK, offset, length) else {
@@ -254,7 +253,7 @@ pub(crate) fn is_locked(fd: Fd, offset: usize, length: usize) -> bool {
 
 fn lock_range(kind: c_int, offset: usize, length: usize) -> Option<libc::flock> {
     let mut range = MaybeUninit::<libc::flock>::zeroed();
-    // SAFETY: all zeroes is a `struct flock`.
+    // SAFETY: all zeroes is a valid `struct flock`.
     let range = unsafe { range.assume_init_mut() };
     range.l_type = libc::c_short::try_from(kind).ok()?;
     range.l_whence = libc::c_short::try_from(libc::SEEK_SET).ok()?;
@@ -263,7 +262,7 @@ fn lock_range(kind: c_int, offset: usize, length: usize) -> Option<libc::flock> 
     Some(*range)
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which is read without entering the kernel; 0 if there is no such clock.
+/// Returns nanoseconds of `CLOCK_MONOTONIC`, read without a system call; 0 if the clock is missing.
 pub(crate) fn now_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -280,12 +279,12 @@ pub(crate) fn now_ns() -> u64 {
         .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// `CLOCK_MONOTONIC` in microseconds.
+/// Returns microseconds of `CLOCK_MONOTONIC`.
 pub(crate) fn now_us() -> u64 {
     now_ns() / 1_000
 }
 
-/// Microseconds since the epoch, as NVML stamps its samples; 0 if there is no such clock.
+/// Returns microseconds since the epoch, the timestamps of NVML's samples; 0 if the clock is missing.
 pub(crate) fn epoch_us() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -302,17 +301,17 @@ pub(crate) fn epoch_us() -> u64 {
         .saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0) / 1000)
 }
 
-/// Whether this PID namespace has a process of that ID.
+/// Returns whether the process exists in this PID namespace.
 pub(crate) fn process_exists(pid: u32) -> bool {
     let _errno = SavedErrno::new();
-    // SAFETY: takes numbers; signal 0 is only a question.
+    // SAFETY: takes numbers; signal 0 is not sent.
     if unsafe { libc::syscall(libc::SYS_kill, pid, 0) } == 0 {
         return true;
     }
     errno() == libc::EPERM
 }
 
-/// What the last system call of this thread that failed failed with.
+/// Returns the error number of this thread's last failed system call.
 fn errno() -> c_int {
     // SAFETY: always valid for this thread.
     let errno = unsafe { libc::__errno_location() };
@@ -320,7 +319,7 @@ fn errno() -> c_int {
     unsafe { errno.read() }
 }
 
-/// Waits, or less if a signal comes.
+/// Sleeps; a signal ends the sleep early.
 pub(crate) fn sleep_us(us: u64) {
     let _errno = SavedErrno::new();
     let length = libc::timespec {
@@ -328,7 +327,7 @@ pub(crate) fn sleep_us(us: u64) {
         tv_nsec: c_long::try_from((us % 1_000_000).saturating_mul(1000)).unwrap_or(0),
     };
     let rest = ptr::null_mut::<libc::timespec>();
-    // SAFETY: nanosleep reads one `struct timespec`; the rest may be left out.
+    // SAFETY: nanosleep reads one `struct timespec`; the remainder may be null.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const length, rest) };
 }
 
@@ -360,7 +359,7 @@ pub(crate) fn user_id() -> u32 {
     u32::try_from(unsafe { libc::syscall(libc::SYS_geteuid) }).unwrap_or(0)
 }
 
-/// Restores `errno` when dropped, so that a hook leaves it as the driver's own function did.
+/// Restores `errno` when dropped, so that a hook leaves the `errno` of the original function.
 pub(crate) struct SavedErrno(c_int);
 
 impl SavedErrno {

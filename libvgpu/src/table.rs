@@ -1,7 +1,7 @@
-//! The hooks: one line each says name, signature, where it came from and which Rust function decides.
+//! Table of the hooks: one line each with name, signature, version and body.
 //!
-//! [`hooks!`] makes of each line the exported `extern "C"` symbol, the place for the driver's own function, and
-//! the entry that `dlsym`, `cuGetProcAddress` and the tests look up. A hook's body gets the driver's function as
+//! [`hooks!`] expands each line to the exported `extern "C"` symbol, the pointer to the original function, and the
+//! entry that `dlsym`, `cuGetProcAddress` and the tests look up. The body of a hook gets the original function as
 //! its first argument.
 
 use core::ffi::{CStr, c_void};
@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_void};
 use crate::driver::{Library, Original};
 use crate::process::Process;
 
-/// What a hook is there for; it is handed out only if the process is limited in that.
+/// Purpose of a hook. A program gets the hook only if the process is limited in that respect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// Needed by every limit.
@@ -22,31 +22,31 @@ pub(crate) enum Purpose {
 
 /// One hook.
 pub(crate) struct Hook {
-    /// Exported name, which is the driver's name of exactly this ABI.
+    /// Exported name: the original name of exactly this ABI.
     pub(crate) name: &'static CStr,
-    /// Name to ask `cuGetProcAddress` for.
+    /// Name in `cuGetProcAddress`.
     pub(crate) base: &'static CStr,
-    /// CUDA version, as in `CUDA_VERSION`, since which `cuGetProcAddress` gives this ABI for `base`.
+    /// CUDA version, as in `CUDA_VERSION`, since which `cuGetProcAddress` returns this ABI for `base`.
     pub(crate) since: i32,
-    /// Flags that `cuGetProcAddress` gives this ABI for.
+    /// Flags with which `cuGetProcAddress` returns this ABI.
     pub(crate) flags: u64,
-    /// Where the driver's function is.
+    /// Library of the original function.
     pub(crate) library: Library,
-    /// The driver's function.
+    /// The original function.
     pub(crate) original: &'static Original,
     purpose: Purpose,
     wrapper: fn() -> *mut c_void,
 }
 
 impl Hook {
-    /// The exported function.
+    /// Returns the exported function.
     pub(crate) fn wrapper(&self) -> *mut c_void {
         (self.wrapper)()
     }
 
-    /// Whether the process's limits need this hook. If not, the program gets the driver's own function.
+    /// Returns whether the process's limits need this hook. If not, the program gets the original function.
     pub(crate) fn is_needed(&self) -> bool {
-        // Without memory for our own state nothing can be counted; the hooks then refuse.
+        // Without memory for the process's state nothing can be counted; then the hooks deny.
         let Some(process) = Process::get() else {
             return true;
         };
@@ -58,15 +58,15 @@ impl Hook {
     }
 }
 
-/// The hook of that name.
+/// Returns the hook with this name.
 pub(crate) fn find(name: &[u8]) -> Option<&'static Hook> {
     HOOKS.iter().find(|hook| hook.name.to_bytes() == name)
 }
 
-/// Base names by which `cuGetProcAddress` means a function of another base name from some version on.
+/// Names for which `cuGetProcAddress` returns a function with another base name from some version on.
 const OTHER_BASES: [(&CStr, &CStr); 1] = [(c"cuGraphInstantiate", c"cuGraphInstantiateWithFlags")];
 
-/// The hooks that `cuGetProcAddress` may mean by that base name.
+/// Returns the hooks that `cuGetProcAddress` may return for `base`.
 pub(crate) fn by_base(base: &CStr) -> impl Iterator<Item = &'static Hook> {
     let mut others = OTHER_BASES.iter();
     let other = others.find_map(|(name, other)| (*name == base).then_some(*other));
@@ -86,26 +86,26 @@ macro_rules! hooks {
                 #[allow(unused_imports, reason = "not every signature needs all of them")]
                 use super::types::*;
 
-                /// Signature of the driver's function.
+                /// Signature of the original function.
                 pub(crate) type Function = unsafe extern "C" fn($($type),*) -> c_int;
 
                 pub(crate) static ORIGINAL: Original =
                     Original::new(Library::$library, super::name_of(concat!(stringify!($name), "\0")));
 
-                /// Hook of the driver's function of that name.
+                /// Hook of the function with this name.
                 ///
                 /// # Safety
-                /// As for the driver's function.
+                /// As for the original function.
                 #[unsafe(no_mangle)]
                 pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
                     let Some(original) = ORIGINAL.address() else {
                         return Library::$library.missing_error();
                     };
-                    // SAFETY: the driver's function of that name has this signature.
+                    // SAFETY: the original function has this signature.
                     let original = unsafe {
                         core::mem::transmute::<core::ptr::NonNull<c_void>, Function>(original)
                     };
-                    // SAFETY: the caller keeps the driver's contract, which is also the body's.
+                    // SAFETY: the caller obeys the original's contract, which the body shares.
                     unsafe { $body(original, $($argument),*) }
                 }
             }
@@ -126,7 +126,7 @@ macro_rules! hooks {
     };
 }
 
-/// A name with its NUL as a C string; checked at compile time.
+/// Converts a name with its NUL; checked at compile time.
 const fn name_of(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,
@@ -134,7 +134,7 @@ const fn name_of(name: &'static str) -> &'static CStr {
     }
 }
 
-/// What the signatures below are made of.
+/// Types in the signatures below.
 mod types {
     pub(crate) use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
@@ -146,14 +146,14 @@ mod types {
 }
 
 hooks! {
-    // Doors.
+    // Lookup of functions.
     Any Cuda cuInit(flags: c_uint) = c"cuInit" 2000 => lookup::init;
     Any Cuda cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
         = c"cuGetProcAddress" 11030 => lookup::get_proc_address;
     Any Cuda cuGetProcAddress_v2(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
         = c"cuGetProcAddress" 12000 => lookup::get_proc_address_v2;
 
-    // How much there is.
+    // Memory information.
     Memory Cuda cuDeviceTotalMem(bytes: *mut c_uint, device: CUdevice) = c"cuDeviceTotalMem" 2000 => memory_info::total_mem_v1;
     Memory Cuda cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) = c"cuDeviceTotalMem" 3020 => memory_info::total_mem;
     Memory Cuda cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) = c"cuMemGetInfo" 2000 => memory_info::mem_get_info_v1;
@@ -161,7 +161,7 @@ hooks! {
     Memory Nvml nvmlDeviceGetMemoryInfo(device: nvmlDevice_t, memory: *mut nvmlMemory_t) = c"" 0 => nvml::memory;
     Memory Nvml nvmlDeviceGetMemoryInfo_v2(device: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) = c"" 0 => nvml::memory_v2;
 
-    // Who uses it, and how much.
+    // Processes and utilization.
     Memory Nvml nvmlDeviceGetComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
         = c"" 0 => nvml::processes::compute_v1;
     Memory Nvml nvmlDeviceGetComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
@@ -194,7 +194,7 @@ hooks! {
     Any Nvml nvmlDeviceGetSamples(device: nvmlDevice_t, kind: c_uint, since: u64, value_type: *mut c_uint, count: *mut c_uint, samples: *mut nvmlSample_t)
         = c"" 0 => nvml::utilization::samples;
 
-    // Contexts, which take memory and free what was allocated in them.
+    // Contexts: they take memory, and their end frees their allocations.
     Memory Cuda cuCtxCreate(context: *mut CUcontext, flags: c_uint, device: CUdevice) = c"cuCtxCreate" 2000 => context::create;
     Memory Cuda cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, device: CUdevice) = c"cuCtxCreate" 3020 => context::create;
     Memory Cuda cuCtxCreate_v3(context: *mut CUcontext, affinity: *mut c_void, count: c_int, flags: c_uint, device: CUdevice)
@@ -211,7 +211,7 @@ hooks! {
     Any Cuda cuDevicePrimaryCtxReset(device: CUdevice) = c"cuDevicePrimaryCtxReset" 7000 => primary::end;
     Any Cuda cuDevicePrimaryCtxReset_v2(device: CUdevice) = c"cuDevicePrimaryCtxReset" 11000 => primary::end;
 
-    // Parts of a primary context, which they retain and with their end release.
+    // Parts of a primary context, which they retain.
     Memory Cuda cuGreenCtxCreate(green: *mut CUgreenCtx, description: *mut c_void, device: CUdevice, flags: c_uint) = c"cuGreenCtxCreate" 12040 => green::create;
     Any Cuda cuGreenCtxDestroy(green: CUgreenCtx) = c"cuGreenCtxDestroy" 12040 => green::destroy;
     Memory Cuda cuCtxFromGreenCtx(context: *mut CUcontext, green: CUgreenCtx) = c"cuCtxFromGreenCtx" 12040 => green::context;
@@ -279,7 +279,7 @@ hooks! {
         = c"cuMemMap" 10020 => vmm::map;
     Memory Cuda cuMemUnmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap" 10020 => vmm::unmap;
 
-    // Multicast objects, which hold what is bound to them.
+    // Multicast objects, which keep bound memory alive.
     Memory Cuda cuMulticastCreate(object: *mut CUmemGenericAllocationHandle, properties: *const c_void) = c"cuMulticastCreate" 12010 => multicast::create;
     Memory Cuda cuMulticastUnbind(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) = c"cuMulticastUnbind" 12010 => multicast::unbind;
     Memory Cuda cuMulticastBindMem(object: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize, bytes: usize, flags: u64)
@@ -291,7 +291,7 @@ hooks! {
     Memory Cuda cuMulticastBindAddr_v2(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr, bytes: usize, flags: u64)
         = c"cuMulticastBindAddr" 13010 => multicast::bind_address_v2;
 
-    // Memory that another API or process exported.
+    // Imported memory of another API or process.
     Memory Cuda cuImportExternalMemory(external: *mut CUexternalMemory, description: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC)
         = c"cuImportExternalMemory" 10000 => external::import;
     Memory Cuda cuDestroyExternalMemory(external: CUexternalMemory) = c"cuDestroyExternalMemory" 10000 => external::destroy;
@@ -335,7 +335,7 @@ hooks! {
         = c"cuGraphUpload" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph_memory::upload;
     Any Cuda cuGraphExecDestroy(exec: CUgraphExec) = c"cuGraphExecDestroy" 10000 => graph::destroy;
 
-    // Captures, during which no event may be used.
+    // Captures, during which events are forbidden.
     Any Cuda cuStreamBeginCapture(stream: CUstream) = c"cuStreamBeginCapture" 10000 => graph::begin_capture::<Legacy>;
     Any Cuda cuStreamBeginCapture_ptsz(stream: CUstream)
         = c"cuStreamBeginCapture" 10000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => graph::begin_capture::<PerThread>;
@@ -389,7 +389,7 @@ hooks! {
     Compute Cuda cuMemsetD2D32Async_ptsz(to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
         = c"cuMemsetD2D32Async" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::fill_rows_async::<PerThread, _>;
 
-    // Copies within a card.
+    // Copies within a GPU.
     Compute Cuda cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = c"cuMemcpy" 4000 => transfer::unified::<Legacy>;
     Compute Cuda cuMemcpy_ptds(to: CUdeviceptr, from: CUdeviceptr, bytes: usize)
         = c"cuMemcpy" 4000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::unified::<PerThread>;

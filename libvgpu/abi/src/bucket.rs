@@ -187,7 +187,9 @@ impl Grant {
         let remaining_us = until_us.saturating_sub(now_us);
         match launch.in_flight {
             0 => launch.us / 2 <= remaining_us,
-            1 => launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= remaining_us,
+            1 => {
+                launch.is_variable && launch.us.saturating_add(launch.in_flight_us) <= remaining_us
+            }
             _ => false,
         }
     }

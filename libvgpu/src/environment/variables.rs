@@ -1,4 +1,4 @@
-//! What the variables of a process's environment mean; see [`super`].
+//! Parses the variables of a process's environment; see [`super`].
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,24 +7,24 @@ use drava_vgpu_abi::{ComputePolicy, Cores, Limits, MemoryPolicy, Priority};
 
 use crate::path::PathBuffer;
 
-/// CUDA devices that can have a variable of their own.
+/// Number of CUDA devices that can have a variable of their own.
 const DEVICES: usize = 16;
 
-/// What the variables say. All zeroes is nothing.
+/// The parsed variables. All zeroes is none.
 pub(crate) struct Environment {
-    /// Limit of each card in bytes, 0 for none.
+    /// Memory limit of each GPU in bytes, 0 for none.
     memory_bytes: AtomicU64,
-    /// The same for single devices.
+    /// Memory limits of single devices.
     device_memory_bytes: [AtomicU64; DEVICES],
-    /// Percent of each card's GPU time, 0 for no limit.
+    /// Percent of each GPU's time, 0 for no limit.
     cores: AtomicU64,
-    /// The same for single devices.
+    /// Percent of single devices.
     device_cores: [AtomicU64; DEVICES],
-    /// One more than the index in [`MEMORY_POLICIES`], 0 for none named.
+    /// One more than the index in [`MEMORY_POLICIES`], 0 if unset.
     memory_policy: AtomicU64,
-    /// One more than the index in [`COMPUTE_POLICIES`], 0 for none named.
+    /// One more than the index in [`COMPUTE_POLICIES`], 0 if unset.
     compute_policy: AtomicU64,
-    /// One more than the distance to [`LOWEST_PRIORITY`], 0 for none named.
+    /// One more than the distance to [`LOWEST_PRIORITY`], 0 if unset.
     priority: AtomicU64,
 }
 
@@ -37,19 +37,19 @@ const COMPUTE_POLICIES: [ComputePolicy; 4] = [
 ];
 const LOWEST_PRIORITY: i32 = -100;
 
-/// What variables say all together.
+/// Result of parsing all variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ParsedLimits {
-    /// Nothing that limits anything.
+    /// No limit.
     None,
     /// Limits.
     Limits,
-    /// At least one of them cannot be understood.
+    /// At least one variable is invalid.
     Invalid,
 }
 
 impl Environment {
-    /// Takes in what `variable` says of each; `report` is told which of them cannot be understood.
+    /// Parses the variables that `variable` returns and passes the names of invalid ones to `report`.
     pub(crate) fn parse<'a>(
         &self,
         variable: impl Fn(&CStr) -> Option<&'a CStr>,
@@ -95,7 +95,7 @@ impl Environment {
         parsed
     }
 
-    /// Variables that limit nothing by themselves; later ones win.
+    /// Variables that limit nothing alone; later ones win.
     fn policies(&self) -> [(&'static CStr, Parse, &AtomicU64); 6] {
         [
             (
@@ -123,7 +123,7 @@ impl Environment {
         ]
     }
 
-    /// Whether any variable limits GPU time.
+    /// Returns whether any variable limits GPU time.
     pub(crate) fn limits_cores(&self) -> bool {
         self.device_cores
             .iter()
@@ -131,7 +131,7 @@ impl Environment {
             .any(|cores| cores.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether any variable limits memory.
+    /// Returns whether any variable limits memory.
     pub(crate) fn limits_memory(&self) -> bool {
         self.device_memory_bytes
             .iter()
@@ -139,7 +139,7 @@ impl Environment {
             .any(|bytes| bytes.load(Ordering::Relaxed) != 0)
     }
 
-    /// What limits that device, if anything does.
+    /// Returns the limits of a device, if it has any.
     pub(crate) fn limits_of(&self, ordinal: Option<u32>) -> Option<Limits> {
         let of = |devices: &[AtomicU64; DEVICES], all: &AtomicU64| {
             let of_device = ordinal
@@ -191,7 +191,7 @@ fn chosen<T: Copy>(choices: &[T], choice: &AtomicU64) -> Option<T> {
     choices.get(usize::try_from(index).ok()?).copied()
 }
 
-/// Bytes, or a Kubernetes quantity with a binary (`Ki`…`Ti`) or decimal (`k`…`T`) suffix.
+/// Parses bytes, or a Kubernetes quantity with a binary (`Ki`…`Ti`) or decimal (`k`…`T`) suffix.
 fn parse_quantity(text: &[u8]) -> Option<u64> {
     let (number, suffix) = split_number(text)?;
     let unit = match suffix {
@@ -209,7 +209,7 @@ fn parse_quantity(text: &[u8]) -> Option<u64> {
     number.checked_mul(unit)
 }
 
-/// Bytes, or with a suffix `k`, `m`, `g` of either case a power of 1024.
+/// Parses bytes, with an optional suffix `k`, `m`, `g` of either case for a power of 1024.
 fn parse_hami(text: &[u8]) -> Option<u64> {
     let (number, suffix) = split_number(text)?;
     let unit = match suffix {
@@ -222,7 +222,7 @@ fn parse_hami(text: &[u8]) -> Option<u64> {
     number.checked_mul(unit)
 }
 
-/// Percent of a card; 0 if that is no limit.
+/// Parses percent of a GPU; 0 is no limit.
 fn parse_cores(text: &[u8]) -> Option<u64> {
     match split_number(text)? {
         (percent @ 1..=99, b"" | b"%") => Some(percent),
@@ -273,7 +273,7 @@ fn parse_priority(text: &[u8]) -> Option<u64> {
     u64::try_from(distance).ok()?.checked_add(1)
 }
 
-/// Lower numbers go first, and 1 is the default.
+/// Lower numbers come first; 1 is the default.
 fn parse_task_priority(text: &[u8]) -> Option<u64> {
     match text {
         b"0" => parse_priority(b"1"),

@@ -20,10 +20,11 @@ use crate::table::{
     cuMipmappedArrayCreate,
 };
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped to it.
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory until some is mapped.
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
 
-/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth is a number of layers or faces, as many in each level.
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth is a number of layers or faces, equal in each
+/// level.
 const LAYERS: c_uint = 0x01 | 0x04;
 
 /// Extent of an array. Missing dimensions are 0 and count as 1.
@@ -37,7 +38,8 @@ struct Extent {
 }
 
 impl Extent {
-    /// Bytes of the array, or of all `levels` of a mipmapped one, each half as large in every dimension but layers.
+    /// Returns the bytes of the array, or of all `levels` of a mipmapped array: each level halves every dimension
+    /// except layers.
     fn bytes(&self, levels: c_uint) -> u64 {
         if self.flags & WITHOUT_MEMORY != 0 {
             return 0;
@@ -59,7 +61,7 @@ impl Extent {
 }
 
 fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult) -> CUresult {
-    // SAFETY: the driver has written the handle.
+    // SAFETY: libcuda has written the handle.
     let key = || unsafe { array.read() }.expose_provenance() as u64;
     let request = Request::in_current_context(bytes);
     if bytes == 0 || !blocks::is_small(bytes) {
@@ -91,24 +93,24 @@ fn allocate(bytes: u64, array: *mut *mut c_void, call: impl FnOnce() -> CUresult
     result
 }
 
-/// Returns the charge of an array that is gone, and of what was mapped to it.
-pub(crate) fn release_array(process: &'static Process, array: u64, held: Charge) {
-    if held.bytes == 0 {
+/// Releases the charge of a destroyed array and its mappings.
+pub(crate) fn release_array(process: &'static Process, array: u64, charge: Charge) {
+    if charge.bytes == 0 {
         sparse::drop_mappings(process, array);
     }
-    release(process, held);
+    release(process, charge);
 }
 
-fn release(process: &'static Process, held: Charge) {
-    let Some(card) = Card::at(process, held.card) else {
+fn release(process: &'static Process, charge: Charge) {
+    let Some(card) = Card::at(process, charge.card) else {
         return;
     };
-    if held.bytes == 0 || !blocks::is_small(held.bytes) {
-        card.release(held.bytes);
-    } else if let Some(small) = process.small_arrays.get(usize::from(held.card)) {
+    if charge.bytes == 0 || !blocks::is_small(charge.bytes) {
+        card.release(charge.bytes);
+    } else if let Some(small) = process.small_arrays.get(usize::from(charge.card)) {
         let bytes = {
             let _guard = process.guard();
-            small.remove(held.bytes)
+            small.remove(charge.bytes)
         };
         card.release(bytes);
     }

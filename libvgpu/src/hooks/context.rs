@@ -1,5 +1,5 @@
-//! Contexts: each costs what the driver takes for itself there, and the end of one frees what was allocated in it. The
-//! primary ones are in [`crate::hooks::primary`].
+//! Contexts: each is charged libcuda's own memory, and its end frees its allocations. Primary contexts are in
+//! [`crate::hooks::primary`].
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -15,13 +15,13 @@ use crate::table::{
     cuCtxAttach, cuCtxCreate, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDetach,
 };
 
-/// What a context costs before it is made.
+/// Charge of a context, made before its creation.
 pub(crate) enum ContextCharge {
     None,
     Charged(Card, u64),
 }
 
-/// Takes what the driver will take for a context.
+/// Charges libcuda's own memory for a context.
 pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult> {
     let card = match target_of_device(device) {
         Target::Unlimited => return Ok(ContextCharge::None),
@@ -36,13 +36,13 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
     Ok(ContextCharge::Charged(card, bytes))
 }
 
-/// Takes back what [`charge_context`] took.
+/// Reverts [`charge_context`].
 pub(crate) fn release_context(card: Card, bytes: u64) {
     card.subtract_driver_bytes(bytes);
     card.release(bytes);
 }
 
-/// Makes a context with `make`, which writes it to `context`.
+/// Creates a context with `make`, which writes it to `context`.
 pub(crate) fn create_charged(
     device: CUdevice,
     context: *mut CUcontext,
@@ -57,14 +57,14 @@ pub(crate) fn create_charged(
         return result;
     };
     if result == CUDA_SUCCESS {
-        let held = Charge {
+        let charge = Charge {
             bytes,
             card: card.index(),
             context: 0,
         };
-        // SAFETY: the driver has written the context.
+        // SAFETY: libcuda has written the context.
         let context = unsafe { context.read() }.expose_provenance() as u64;
-        card.process().contexts.insert(context, held);
+        card.process().contexts.insert(context, charge);
     } else {
         release_context(card, bytes);
     }
@@ -125,15 +125,15 @@ pub(crate) unsafe fn destroy(original: cuCtxDestroy::Function, context: CUcontex
             }
             result
         },
-        |process, _, held| {
-            if let Some(card) = Card::at(process, held.card) {
-                release_context(card, held.bytes);
+        |process, _, charge| {
+            if let Some(card) = Card::at(process, charge.card) {
+                release_context(card, charge.bytes);
             }
         },
     )
 }
 
-/// A context is attached to once more.
+/// Adds an attachment to a context.
 pub(crate) unsafe fn attach(
     original: cuCtxAttach::Function,
     context: *mut CUcontext,
@@ -142,49 +142,49 @@ pub(crate) unsafe fn attach(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(context, flags) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        // SAFETY: the driver has written the context.
+        // SAFETY: libcuda has written the context.
         let key = unsafe { context.read() }.expose_provenance() as u64;
-        process.contexts.change(key, |held| {
-            let is_part = held.card == u8::MAX;
-            let context = held.context.saturating_add(u64::from(!is_part));
-            Some(Charge { context, ..*held })
+        process.contexts.change(key, |charge| {
+            let is_part = charge.card == u8::MAX;
+            let context = charge.context.saturating_add(u64::from(!is_part));
+            Some(Charge { context, ..*charge })
         });
     }
     result
 }
 
-/// The context ends if none is attached to it any more, beside whom it was made for.
+/// Removes an attachment. Removing the one of its creation ends the context.
 pub(crate) unsafe fn detach(original: cuCtxDetach::Function, context: CUcontext) -> CUresult {
     let key = context.expose_provenance() as u64;
     let known = Process::get().and_then(|process| Some((process, process.contexts.get(key)?)));
-    let Some((process, _)) = known.filter(|(_, held)| held.context != 0) else {
+    let Some((process, _)) = known.filter(|(_, charge)| charge.context != 0) else {
         // SAFETY: the caller's arguments.
         return unsafe { destroy(original, context) };
     };
     // SAFETY: the caller's arguments.
     let result = unsafe { original(context) };
     if result == CUDA_SUCCESS {
-        process.contexts.change(key, |held| {
-            let context = held.context.saturating_sub(1);
-            Some(Charge { context, ..*held })
+        process.contexts.change(key, |charge| {
+            let context = charge.context.saturating_sub(1);
+            Some(Charge { context, ..*charge })
         });
     }
     result
 }
 
-/// Returns the charge of what was allocated or opened in a context that has ended.
+/// Releases the charges of the allocations and imports in a context that has ended.
 pub(crate) fn release_allocations_of(context: u64) {
     let Some(process) = Process::get().filter(|_| context != 0) else {
         return;
     };
-    let ends = |held: &Charge| held.context == context;
-    process.pointers.remove_all(ends, |pointer, held| {
-        release_linear(process, pointer, held);
+    let ends = |charge: &Charge| charge.context == context;
+    process.pointers.remove_all(ends, |pointer, charge| {
+        release_linear(process, pointer, charge);
     });
     shared_memory::end_context(process, context);
     process.pool_free_space.forget_all();
     process.destroyed_pools.forget_all();
-    process.arrays.remove_all(ends, |array, held| {
-        array::release_array(process, array, held)
+    process.arrays.remove_all(ends, |array, charge| {
+        array::release_array(process, array, charge)
     });
 }

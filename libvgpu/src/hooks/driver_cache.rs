@@ -1,6 +1,6 @@
-//! Memory that the driver keeps for the process though nothing is allocated in it: in memory pools, and for graphs.
+//! Memory that libcuda caches for the process without an allocation in it: in memory pools, and for graphs.
 //!
-//! It is charged as [`crate::cache_charge`] says, and given back before anything is refused.
+//! [`crate::cache_charge`] defines its charge. It is trimmed before a denial.
 
 use crate::cache_charge::{CacheCharge, Settled};
 use crate::card::Card;
@@ -11,25 +11,24 @@ use crate::guard::GateGuard;
 pub(crate) mod graphs;
 pub(crate) mod pools;
 
-/// Notes what the driver has given back to the card meanwhile.
+/// Updates the charges after libcuda returned cached memory to the GPU.
 pub(crate) fn refresh(card: Card) {
     graphs::refresh(card);
     pools::refresh(card);
 }
 
-/// Takes `bytes` from the card, if need be after others have given back what they do not need after all, and the driver
-/// what it keeps and none uses.
+/// Reserves `bytes`; before a denial, waits for pending reservations and trims the caches.
 pub(crate) fn reserve(card: Card, bytes: u64) -> bool {
     reserve_with(card, || card.reserve(bytes).is_ok())
 }
 
-/// Refuses a request, which counts as one that was.
+/// Counts a denial and returns its error.
 pub(crate) fn deny(card: Card) -> CUresult {
     card.count_denied();
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// As [`reserve`], with whatever takes it.
+/// As [`reserve`], with another way to reserve.
 pub(crate) fn reserve_with(card: Card, reserve: impl Fn() -> bool) -> bool {
     let pending = &card.process().pending_reservations;
     let is_taken = pending.reserve(&reserve) || (trim_all(card) && pending.reserve(&reserve));
@@ -39,7 +38,7 @@ pub(crate) fn reserve_with(card: Card, reserve: impl Fn() -> bool) -> bool {
     is_taken
 }
 
-/// As [`reserve`], for a call that may not need all of it. A refusal is not counted as one: the caller may know another way.
+/// As [`reserve`], for a call that may need less. A denial is not counted: the caller may have an alternative.
 #[inline]
 pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>> {
     let pending = &card.process().pending_reservations;
@@ -52,30 +51,29 @@ pub(crate) fn reserve_ahead(card: Card, bytes: u64) -> Option<GateGuard<'static>
     begin().or_else(|| trim_all(card).then(begin)?)
 }
 
-/// `false` if the driver keeps nothing.
+/// Trims all caches; returns `false` if there are none.
 fn trim_all(card: Card) -> bool {
     let (has_pools, has_graphs) = (pools::trim_all(card), graphs::trim_all(card));
     has_pools || has_graphs
 }
 
-/// Notes that a call is about to be made which has reserved so much for what is kept under `key`. The caller holds the
-/// guard of what is caches.
+/// Adds a reservation to the cache at `key` for a call in flight. The caller holds the guard of the caches.
 fn add_reservation(card: Card, caches: &ChargeMap, key: u64, reserved_bytes: u64) {
     let more = |growth: CacheCharge| {
         growth
             .add_reservation(reserved_bytes)
             .to_charge(card.index())
     };
-    let known = caches.change(key, |held| Some(more(CacheCharge::of(held))));
+    let known = caches.change(key, |charge| Some(more(CacheCharge::of(charge))));
     if known.is_none() {
         caches.insert(key, more(CacheCharge::default()));
     }
 }
 
-/// Makes the charge for what is kept under `key` what the driver says, or leaves it if the driver says nothing. A call
-/// that had reserved `reserved_bytes` for it is over. The caller holds the guard of what is caches.
+/// Sets the charge of the cache at `key` to the reported size, or leaves it without a report. Ends a call that
+/// reserved `reserved_bytes`. The caller holds the guard of the caches.
 ///
-/// Returns what was charged before and what is now.
+/// Returns the charge before and after.
 fn settle(
     card: Card,
     caches: &ChargeMap,
@@ -88,14 +86,14 @@ fn settle(
         growth.settle(reserved_bytes, has_bytes.unwrap_or(unchanged))
     };
     let (mut before, mut settled) = (CacheCharge::default(), None::<Settled>);
-    caches.change(key, |held| {
-        before = CacheCharge::of(held);
+    caches.change(key, |charge| {
+        before = CacheCharge::of(charge);
         let settled = settled.insert(settle(before));
         Some(settled.charge.to_charge(card.index()))
     });
     let settled = settled.unwrap_or_else(|| {
         let settled = settle(before);
-        // What the driver does not know is gone.
+        // A cache without a report is gone.
         if has_bytes.is_some() {
             caches.insert(key, settled.charge.to_charge(card.index()));
         }

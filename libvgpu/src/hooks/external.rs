@@ -1,6 +1,6 @@
-//! External memory: what a graphics API or another process exported, which an object of this process holds.
+//! External memory, exported by a graphics API or another process and held by an object of this process.
 //!
-//! Whoever imports it pays for it unless it is of the same share; see [`crate::imports`].
+//! An import is charged unless the memory belongs to the same share; see [`crate::imports`].
 
 use crate::blocks::BLOCK;
 use crate::card::{Card, Target, target_of_current_context};
@@ -25,7 +25,7 @@ pub(crate) unsafe fn import(
         Target::Denied => return CUDA_ERROR_OUT_OF_MEMORY,
         Target::Limited(card) => card,
     };
-    // SAFETY: null, which the driver refuses, or the caller's description.
+    // SAFETY: null, which libcuda rejects, or the caller's description.
     let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
     let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
     if !reserve_with(card, || card.import(bytes).is_ok()) {
@@ -33,14 +33,14 @@ pub(crate) unsafe fn import(
     }
     let result = call();
     if result == CUDA_SUCCESS {
-        let held = Charge {
+        let charge = Charge {
             bytes,
             card: card.index(),
             context: 0,
         };
-        // SAFETY: the driver has written the object.
+        // SAFETY: libcuda has written the object.
         let key = unsafe { external.read() }.expose_provenance() as u64;
-        card.process().externals.insert(key, held);
+        card.process().externals.insert(key, charge);
     } else {
         card.end_import(bytes);
     }
@@ -56,9 +56,9 @@ pub(crate) unsafe fn destroy(
         external.expose_provenance() as u64,
         // SAFETY: the caller's arguments.
         || unsafe { original(external) },
-        |process, _, held| {
-            if let Some(card) = Card::at(process, held.card) {
-                card.end_import(held.bytes);
+        |process, _, charge| {
+            if let Some(card) = Card::at(process, charge.card) {
+                card.end_import(charge.bytes);
             }
         },
     )

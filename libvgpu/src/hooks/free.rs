@@ -1,4 +1,4 @@
-//! Freeing by pointer: one function for whatever was allocated by any.
+//! Free by pointer: one function for all kinds of allocations.
 
 use crate::cuda::{CUdeviceptr, CUdeviceptr_v1, CUresult, CUstream};
 use crate::hooks::memory::free_linear;

@@ -1,7 +1,7 @@
-//! Graphs: launched as a whole, and charged as a whole. Captures, which most graphs come from.
+//! Graphs: launched and charged as a whole. Stream captures, which create most graphs.
 //!
-//! What a graph costs is learned per executable graph. Until its first launch is measured, that is the sum of what
-//! is known of its kernels; when its nodes change, it is measured anew.
+//! The cost of a graph is learned per executable graph. Until the first measurement it is the sum of the known
+//! costs of its kernels; after a change of its nodes it is measured again.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::{self, NonNull};
@@ -24,7 +24,7 @@ use crate::table::{
     cuStreamBeginCaptureToGraph, cuStreamEndCapture,
 };
 
-/// Nodes that are looked at; the rest of a larger graph is taken to be like them.
+/// Number of nodes to inspect; a larger graph is extrapolated.
 const NODES: usize = 256;
 
 static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
@@ -39,13 +39,13 @@ fn kind_of(exec: CUgraphExec) -> LaunchKind {
     LaunchKind::graph(exec.expose_provenance() as u64)
 }
 
-/// What is known of the graph's kernels, together.
+/// Returns the sum of the known costs of the graph's kernels.
 fn estimate_ns(graph: CUgraph) -> Option<u64> {
     let get = GET_NODES.address()?;
     // SAFETY: the signature of `cuGraphGetNodes`.
     let get = unsafe { core::mem::transmute::<NonNull<_>, GetNodes>(get) };
     let mut all = 0usize;
-    // SAFETY: without room for nodes it only writes their number.
+    // SAFETY: without an array it only writes the number of nodes.
     if unsafe { get(graph, ptr::null_mut(), &raw mut all) } != CUDA_SUCCESS {
         return None;
     }
@@ -68,7 +68,7 @@ fn estimate_ns(graph: CUgraph) -> Option<u64> {
     (sum != 0).then_some(sum)
 }
 
-/// The kernel that a node launches, if it launches one.
+/// Returns the kernel of a kernel node.
 fn kernel_of(node: CUgraphNode) -> Option<LaunchKind> {
     let get_type = GET_TYPE.address()?;
     // SAFETY: the signature of `cuGraphNodeGetType`.
@@ -99,13 +99,13 @@ fn kernel_of(node: CUgraphNode) -> Option<LaunchKind> {
     ))
 }
 
-/// After an instantiation: the handle may have been that of another graph.
+/// After an instantiation: the handle may have belonged to another graph.
 ///
 /// # Safety
 /// If `result` is success, `exec` points to an executable graph.
 unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgraph) -> CUresult {
     if result == CUDA_SUCCESS {
-        // SAFETY: the driver has written it.
+        // SAFETY: libcuda has written it.
         let exec = unsafe { exec.read() };
         graph_memory::remember(exec, graph);
         meter::expect(kind_of(exec), estimate_ns(graph));
@@ -162,7 +162,7 @@ pub(crate) unsafe fn instantiate_with_params(
         is_called = true;
         let result = call();
         if result == CUDA_SUCCESS {
-            // SAFETY: the driver has written it.
+            // SAFETY: libcuda has written it.
             graph_memory::record_upload(unsafe { exec.read() });
         }
         result
@@ -174,7 +174,7 @@ pub(crate) unsafe fn instantiate_with_params(
     result
 }
 
-/// After a change of what an executable graph does, or an attempt at one: what is known of its cost may not be true.
+/// Marks the cost as stale after a change of an executable graph, or an attempt.
 fn changed(exec: CUgraphExec, result: CUresult) -> CUresult {
     meter::mark_stale(kind_of(exec));
     result
@@ -258,7 +258,7 @@ pub(crate) unsafe fn launch<S: NullStream>(
     stream: CUstream,
 ) -> CUresult {
     let stream_meant = S::meant_by(stream);
-    // Memory is reserved once it is the share's turn, not while that is waited for.
+    // Memory is reserved when the launch is admitted, not while it waits.
     metered!(
         kind_of(exec),
         stream_meant,
@@ -308,7 +308,7 @@ pub(crate) unsafe fn end_capture<S: NullStream>(
     meter::end_capture(S::meant_by(stream), || unsafe { original(stream, graph) })
 }
 
-/// A stream that is destroyed is not being captured any more, and its handle may become another one's.
+/// A destroyed stream is not being captured, and its handle may be reused.
 pub(crate) unsafe fn destroy_stream(
     original: crate::table::cuStreamDestroy::Function,
     stream: CUstream,

@@ -1,10 +1,10 @@
-//! Memory that graphs take: allocation nodes get memory when their graph is launched, from a pool that the driver
-//! keeps per device for all graphs of the process.
+//! Memory of graphs: allocation nodes get memory when their graph is launched, from a pool per device for all
+//! graphs of the process.
 //!
-//! A launch cannot be undone, so what a graph may need is known from its nodes when it is instantiated, reserved
-//! before each launch, and corrected afterwards to what the driver's pool says. The most that a graph may need is
-//! the sum of its allocation nodes; the driver may do with less where one node's memory serves another. What it has from
-//! an earlier launch is not reserved again; see [`crate::hooks::driver_cache::graphs`].
+//! A launch cannot be reverted. So the largest need of a graph is computed from its nodes at instantiation,
+//! reserved before each launch, and corrected afterwards to the size that libcuda reports for the pool. The largest
+//! need is the sum of the allocation nodes; libcuda may use less, where nodes share memory. Memory cached from an
+//! earlier launch is not reserved again; see [`crate::hooks::driver_cache::graphs`].
 
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
@@ -25,7 +25,7 @@ use crate::process::Process;
 use crate::sys;
 use crate::table::cuGraphUpload;
 
-/// How deep child graphs are looked into; the driver allows no more than a few.
+/// Depth of inspected child graphs; libcuda allows only a few levels.
 const DEPTH: u32 = 16;
 
 static GET_NODES: Original = Original::new(Library::Cuda, c"cuGraphGetNodes");
@@ -38,14 +38,14 @@ type GetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 type GetChild = unsafe extern "C" fn(CUgraphNode, *mut CUgraph) -> CUresult;
 type GetAllocation = unsafe extern "C" fn(CUgraphNode, *mut CUDA_MEM_ALLOC_NODE_PARAMS) -> CUresult;
 
-/// What a graph may need at most, on the device of its first allocation node.
+/// Largest memory need of a graph, on the device of its first allocation node.
 #[derive(Clone, Copy)]
 struct Need {
     device: CUdevice,
     bytes: u64,
 }
 
-/// Calls `each` with every node of the graph. Nodes that cannot be asked for are left out.
+/// Calls `each` with every node of the graph, except nodes that cannot be queried.
 fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
     let Some(get) = GET_NODES.address() else {
         return;
@@ -53,7 +53,7 @@ fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
     // SAFETY: the signature of `cuGraphGetNodes`.
     let get = unsafe { core::mem::transmute::<NonNull<c_void>, GetNodes>(get) };
     let mut count = 0;
-    // SAFETY: without a place for nodes it writes their number.
+    // SAFETY: without an array it only writes the number of nodes.
     let result = unsafe { get(graph, ptr::null_mut(), &raw mut count) };
     if result != CUDA_SUCCESS || count == 0 {
         return;
@@ -63,11 +63,11 @@ fn for_each_node(graph: CUgraph, mut each: impl FnMut(CUgraphNode)) {
         return;
     };
     let nodes = place.cast::<CUgraphNode>();
-    // SAFETY: there is a place for `count` nodes.
+    // SAFETY: the mapping has `count` entries.
     let result = unsafe { get(graph, nodes.as_ptr(), &raw mut count) };
     if result == CUDA_SUCCESS {
         let fitting = count.min(size.checked_div(size_of::<CUgraphNode>()).unwrap_or(0));
-        // SAFETY: so many were mapped as zeroes, which are nodes too.
+        // SAFETY: that many zeroed entries are mapped, and zeroes are valid nodes.
         let nodes = unsafe { slice::from_raw_parts(nodes.as_ptr(), fitting) };
         nodes.iter().for_each(|node| each(*node));
     }
@@ -101,7 +101,7 @@ fn allocation_of(node: CUgraphNode) -> Option<CUDA_MEM_ALLOC_NODE_PARAMS> {
     let mut params = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
     // SAFETY: writes one set of parameters.
     let result = unsafe { get(node, params.as_mut_ptr()) };
-    // SAFETY: all zeroes is a set of parameters.
+    // SAFETY: all zeroes is a valid set of parameters.
     (result == CUDA_SUCCESS).then_some(unsafe { params.assume_init() })
 }
 
@@ -144,42 +144,47 @@ fn need_of(graph: CUgraph) -> Option<Need> {
     need
 }
 
-/// Remembers what `exec`, which the driver has just made of `graph`, may need.
+/// Records the need of `exec`, which was just instantiated from `graph`.
 pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
     forget(exec);
     let Some(need) = need_of(graph) else { return };
     if let Target::Limited(card) = target_of_device(need.device) {
-        let held = graphs::new_charge(card, need.device, need.bytes);
-        card.process().graphs.insert(key_of(exec), held);
+        let charge = graphs::new_charge(card, need.device, need.bytes);
+        card.process().graphs.insert(key_of(exec), charge);
     }
 }
 
-/// Launches or uploads an executable graph with `call`, if there is memory for what it may need. What is captured takes
-/// nothing until the graph that it becomes a part of is launched.
+/// Launches or uploads an executable graph with `call`, if its need can be reserved. A captured launch needs
+/// nothing until its graph is launched.
 pub(crate) fn launch_charged(
     exec: CUgraphExec,
     stream: CUstream,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
     let known = Process::get().and_then(|process| {
-        let held = process.graphs.get(key_of(exec))?;
-        Some((Card::at(process, held.card)?, held))
+        let charge = process.graphs.get(key_of(exec))?;
+        Some((Card::at(process, charge.card)?, charge))
     });
     match known {
-        Some((card, held)) if !meter::is_capturing(stream) => {
+        Some((card, charge)) if !meter::is_capturing(stream) => {
             let need = Need {
-                device: graphs::device_of(&held),
-                bytes: held.bytes,
+                device: graphs::device_of(&charge),
+                bytes: charge.bytes,
             };
             let reused = graphs::reuse_charge(card, need.device, key_of(exec), need.bytes);
-            charge(card, need, reused, call)
+            call_charged(card, need, reused, call)
         }
         _ => call(),
     }
 }
 
-/// Makes a call that may put memory behind the nodes of a graph, if there is so much beyond what is `reused` to it.
-fn charge(card: Card, need: Need, reused_bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+/// Runs `call`, which may allocate the nodes of a graph, if the need beyond `reused_bytes` can be reserved.
+fn call_charged(
+    card: Card,
+    need: Need,
+    reused_bytes: u64,
+    call: impl FnOnce() -> CUresult,
+) -> CUresult {
     let more = need.bytes.saturating_sub(reused_bytes);
     let attempt = match more {
         0 => Some(card.process().pending_reservations.begin()),
@@ -195,8 +200,7 @@ fn charge(card: Card, need: Need, reused_bytes: u64, call: impl FnOnce() -> CUre
     result
 }
 
-/// Makes an executable graph of `graph` with `call`, which uploads it at once and calls [`record_upload`], if there is memory
-/// for what it may need.
+/// Instantiates `graph` with `call`, which uploads it and calls [`record_upload`], if its need can be reserved.
 pub(crate) fn instantiate_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(need) = need_of(graph) else {
         return call();
@@ -204,19 +208,19 @@ pub(crate) fn instantiate_uploaded(graph: CUgraph, call: impl FnOnce() -> CUresu
     match target_of_device(need.device) {
         Target::Unlimited => call(),
         Target::Denied => CUDA_ERROR_OUT_OF_MEMORY,
-        // There is nothing yet that it could use again.
-        Target::Limited(card) => charge(card, need, 0, call),
+        // A new graph has no cached memory to reuse.
+        Target::Limited(card) => call_charged(card, need, 0, call),
     }
 }
 
-/// The driver has uploaded an executable graph as it made it, which is remembered.
+/// Records that an executable graph was uploaded at instantiation.
 pub(crate) fn record_upload(exec: CUgraphExec) {
     if let Some(process) = Process::get() {
         graphs::record_upload(process, key_of(exec));
     }
 }
 
-/// Uploading puts memory behind the nodes ahead of the launch.
+/// An upload allocates the nodes before the launch.
 pub(crate) unsafe fn upload(
     original: cuGraphUpload::Function,
     exec: CUgraphExec,
@@ -226,7 +230,7 @@ pub(crate) unsafe fn upload(
     launch_charged(exec, stream, || unsafe { original(exec, stream) })
 }
 
-/// The executable graph is gone.
+/// Drops a destroyed executable graph.
 pub(crate) fn forget(exec: CUgraphExec) {
     if let Some(process) = Process::get() {
         process.graphs.remove(key_of(exec));

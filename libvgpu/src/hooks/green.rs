@@ -1,7 +1,7 @@
 //! Green contexts: parts of a device's primary context, which each of them retains.
 //!
-//! The first one can make the primary context, and the end of the last one can end it, with everything that was
-//! allocated in it and in its parts.
+//! The first green context can create the primary context, and the end of the last one can end it, with all
+//! allocations in it and in its parts.
 
 use core::ffi::{c_uint, c_void};
 
@@ -23,14 +23,14 @@ pub(crate) unsafe fn create(
         unsafe { original(green, description, device, flags) }
     });
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        // SAFETY: the driver has written the green context.
+        // SAFETY: libcuda has written the green context.
         let green = unsafe { green.read() };
         primary::add_part(process, green.expose_provenance() as u64, device);
     }
     result
 }
 
-/// A context that stands for a green one: what is allocated while it is current ends with the primary context.
+/// A context of a green context: its allocations end with the primary context.
 pub(crate) unsafe fn context(
     original: cuCtxFromGreenCtx::Function,
     context: *mut CUcontext,
@@ -41,7 +41,7 @@ pub(crate) unsafe fn context(
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some(device) = primary::device_of_part(process, green.expose_provenance() as u64)
     {
-        // SAFETY: the driver has written the context.
+        // SAFETY: libcuda has written the context.
         let context = unsafe { context.read() };
         primary::add_part(process, context.expose_provenance() as u64, device);
     }
@@ -55,7 +55,7 @@ pub(crate) unsafe fn destroy(original: cuGreenCtxDestroy::Function, green: CUgre
     let known =
         Process::get().and_then(|process| Some((process, primary::device_of_part(process, key)?)));
     let Some((process, device)) = known else {
-        // Events of ours may end with it.
+        // The meter's events may end with it.
         meter::forget_all_contexts();
         return call();
     };

@@ -18,11 +18,11 @@ pub(crate) unsafe fn get_handle(
     let result = unsafe { original(handle, pointer) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS)
         && let Some((base, _)) = range_of(pointer)
-        && let Some(held) = process.pointers.get(base)
-        && let Some(card) = Card::at(process, held.card)
+        && let Some(charge) = process.pointers.get(base)
+        && let Some(card) = Card::at(process, charge.card)
     {
-        // Small allocations are opened with their block.
-        let chunk = blocks_around(base, held.bytes);
+        // A small allocation is opened with its block.
+        let chunk = blocks_around(base, charge.bytes);
         shared_memory::add_export(process, card, base, chunk);
     }
     result
@@ -45,29 +45,29 @@ pub(crate) unsafe fn open(
     if result != CUDA_SUCCESS {
         return result;
     }
-    // SAFETY: the driver has written the pointer.
+    // SAFETY: libcuda has written the pointer.
     let address = unsafe { pointer.read() };
     let (start, bytes) = range_of(address).unwrap_or((address, 1));
-    // Opened again, it is the same memory at the same address.
+    // Opened twice, it is the same memory at the same address.
     let context = current_context().unwrap_or(0);
     if shared_memory::open(card, address, blocks_around(start, bytes), context) {
         return result;
     }
     close_again(address);
-    // SAFETY: the driver has written the pointer.
+    // SAFETY: libcuda has written the pointer.
     unsafe { pointer.write(0) };
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// Closes what the program shall not see.
+/// Closes an import that was denied.
 fn close_again(address: CUdeviceptr) {
     let Some(close) = cuIpcCloseMemHandle::ORIGINAL.address() else {
         return;
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let close =
         unsafe { core::mem::transmute::<NonNull<c_void>, cuIpcCloseMemHandle::Function>(close) };
-    // SAFETY: opened just now, and unknown to the program.
+    // SAFETY: just opened, and unknown to the program.
     unsafe { close(address) };
 }
 

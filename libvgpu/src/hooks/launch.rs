@@ -1,4 +1,4 @@
-//! Kernels.
+//! Kernel launches.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -19,7 +19,7 @@ fn kind_of(function: CUfunction, grid: [c_uint; 3], block: [c_uint; 3]) -> Launc
 }
 
 #[inline]
-#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+#[expect(clippy::too_many_arguments, reason = "the original's arguments")]
 pub(crate) unsafe fn kernel<S: NullStream>(
     original: cuLaunchKernel::Function,
     function: CUfunction,
@@ -48,12 +48,12 @@ pub(crate) unsafe fn kernel<S: NullStream>(
     })
 }
 
-/// LaunchKind and stream of a launch by configuration; a null configuration is the driver's business to refuse.
+/// Returns kind and stream of a launch by configuration; libcuda rejects a null configuration.
 ///
 /// # Safety
 /// `config` is null or points to a configuration.
 unsafe fn of_config(config: *const CUlaunchConfig, function: CUfunction) -> (LaunchKind, CUstream) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     match unsafe { config.as_ref() } {
         Some(config) => (
             kind_of(function, config.gridDim, config.blockDim),
@@ -80,7 +80,7 @@ pub(crate) unsafe fn kernel_ex<S: NullStream>(
 }
 
 #[inline]
-#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+#[expect(clippy::too_many_arguments, reason = "the original's arguments")]
 pub(crate) unsafe fn cooperative<S: NullStream>(
     original: cuLaunchCooperativeKernel::Function,
     function: CUfunction,
@@ -107,8 +107,8 @@ pub(crate) unsafe fn cooperative<S: NullStream>(
     })
 }
 
-/// One kernel on several cards at once. It is charged to the current card, as its first launch there says; the
-/// other cards' shares are not asked, since a launch that waits for one of them would keep the rest waiting.
+/// One kernel on several GPUs. It is charged to the current GPU with its first launch; the shares of the other GPUs
+/// are not charged, since waiting for one of them would delay all.
 pub(crate) unsafe fn cooperative_multi_device(
     original: cuLaunchCooperativeKernelMultiDevice::Function,
     launches: *mut CUDA_LAUNCH_PARAMS,
@@ -138,7 +138,7 @@ pub(crate) unsafe fn legacy(original: cuLaunch::Function, function: CUfunction) 
     metered!(kind, CU_STREAM_LEGACY, unsafe { original(function) })
 }
 
-/// Sides of a legacy grid, which are signed.
+/// Returns the signed sides of a legacy grid.
 fn grid(width: c_int, height: c_int) -> [c_uint; 3] {
     [width.unsigned_abs(), height.unsigned_abs(), 1]
 }

@@ -1,9 +1,9 @@
-//! `cuInit` and `cuGetProcAddress`: the doors inside the CUDA driver.
+//! `cuInit` and `cuGetProcAddress`: entry points inside libcuda.
 //!
-//! `cuGetProcAddress` answers by base name, version and flags, and what it answers with is known to none but
-//! the driver. So the driver answers first, and its pointer is looked for among the originals of the hooks of
-//! that base name, fetched both by name and by the version and flags of each hook's own ABI. Equal pointers are
-//! the same function with the same signature; any other pointer, such as one of a newer ABI, is handed on as it is.
+//! `cuGetProcAddress` resolves a base name, version and flags in a way that only libcuda knows. So libcuda resolves
+//! first, and its pointer is compared with the originals of the hooks of that base name, looked up both by name and
+//! by the version and flags of each hook's ABI. Equal pointers are the same function with the same signature; any
+//! other pointer, such as one of a newer ABI, is returned unchanged.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::{self, NonNull};
@@ -13,8 +13,8 @@ use crate::process::Process;
 use crate::sys::SavedErrno;
 use crate::table::{self, Hook, cuGetProcAddress, cuGetProcAddress_v2, cuInit};
 
-/// The process's limits are found before the driver opens its device files, so that at the process's end the
-/// kernel closes those before the file whose lock says that the process lives.
+/// Finds the process's limits before libcuda opens its device files: when the process ends, the kernel closes those
+/// before the file whose lock marks the process as alive.
 pub(crate) unsafe fn init(original: cuInit::Function, flags: c_uint) -> CUresult {
     let _ = Process::get();
     // SAFETY: the caller's arguments.
@@ -37,7 +37,7 @@ pub(crate) unsafe fn get_proc_address(
         NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
     };
     if result == CUDA_SUCCESS {
-        // SAFETY: the driver accepted both pointers.
+        // SAFETY: libcuda accepted both pointers.
         unsafe { replace(symbol, function, ask) };
     }
     result
@@ -56,18 +56,18 @@ pub(crate) unsafe fn get_proc_address_v2(
     let ask = |base: &CStr, version, flags| {
         let mut found = ptr::null_mut();
         let status = ptr::null_mut();
-        // SAFETY: the name is terminated, `found` takes one pointer, the status may be left out.
+        // SAFETY: the name is terminated, `found` takes one pointer, the status may be null.
         let result = unsafe { original(base.as_ptr(), &raw mut found, version, flags, status) };
         NonNull::new(found).filter(|_| result == CUDA_SUCCESS)
     };
     if result == CUDA_SUCCESS {
-        // SAFETY: the driver accepted both pointers.
+        // SAFETY: libcuda accepted both pointers.
         unsafe { replace(symbol, function, ask) };
     }
     result
 }
 
-/// Puts the hook of exactly that function in the place of what the driver answered.
+/// Replaces the resolved function by its hook.
 ///
 /// # Safety
 /// `symbol` is null or a terminated string; `function` is null or points to a pointer.
@@ -80,9 +80,9 @@ unsafe fn replace(
         return;
     }
     let _errno = SavedErrno::new();
-    // SAFETY: not null, and the caller promises a terminated string.
+    // SAFETY: not null, and terminated by the caller's contract.
     let base = unsafe { CStr::from_ptr(symbol) };
-    // SAFETY: not null, and the caller promises a pointer there.
+    // SAFETY: not null, and valid by the caller's contract.
     let Some(found) = NonNull::new(unsafe { function.read() }) else {
         return;
     };
@@ -94,7 +94,7 @@ unsafe fn replace(
         && hook.is_needed()
     {
         hook.original.address_or(found);
-        // SAFETY: not null, and the caller promises a pointer there.
+        // SAFETY: not null, and valid by the caller's contract.
         unsafe { function.write(hook.wrapper()) };
     }
 }

@@ -1,7 +1,6 @@
-//! Linear memory of the current context: plain, pitched, managed. And what all allocating hooks share.
+//! Linear memory of the current context: plain, pitched, managed. Also the common part of all allocating hooks.
 //!
-//! Reserve, call the driver, keep the charge or give it back. What does not fit is refused without calling the
-//! driver.
+//! Reserve, call libcuda, keep or release the charge. A request beyond the limit is denied without calling libcuda.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
@@ -29,20 +28,20 @@ const CU_MEM_ADVISE_SET_PREFERRED_LOCATION: c_int = 3;
 const CU_MEM_ADVISE_SET_ACCESSED_BY: c_int = 5;
 const CU_DEVICE_CPU: CUdevice = -1;
 
-/// What a pitched request takes if the driver pads rows to this.
+/// Assumed padding of the rows of a pitched request.
 const ROW_STEP: u64 = 512;
 
-/// An allocation that is about to be made.
+/// An allocation to make.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) bytes: u64,
-    /// Finds what is remembered as [`Charge::context`]; asked only once the allocation is made.
+    /// Returns [`Charge::context`]; called only after the allocation.
     pub(crate) context: fn() -> u64,
 }
 
 impl Request {
-    /// Memory of the current context.
+    /// Returns a request for memory of the current context.
     pub(crate) fn in_current_context(bytes: u64) -> Self {
         Self {
             target: target_of_current_context(),
@@ -51,7 +50,7 @@ impl Request {
         }
     }
 
-    /// Makes the allocation with `call` if it fits, and remembers it in `map` under the key that `key` finds.
+    /// Makes the allocation with `call` if it fits, and records its charge in `map` at `key`.
     pub(crate) fn allocate(
         self,
         map: impl FnOnce(&'static Process) -> &'static ChargeMap,
@@ -75,11 +74,10 @@ impl Request {
         result
     }
 
-    /// As [`Request::allocate`], for linear memory, which shares a block of the card if it is small.
+    /// As [`Request::allocate`], for linear memory, which shares a block if it is small.
     ///
-    /// Where no block can be reserved, a small allocation is made all the same if one that is there certainly has a
-    /// hole for it, and alone, so that none else gets that hole meanwhile: a program is not refused what it has paid
-    /// for.
+    /// If no block can be reserved, a small allocation is made in a block with a certain hole, exclusively, so that
+    /// no other thread gets that hole meanwhile: charged memory is never denied.
     fn allocate_linear(self, linear: &Linear<'_>) -> CUresult {
         let (card, process) = match self.limited() {
             Ok(Some(limited)) => limited,
@@ -107,7 +105,7 @@ impl Request {
                 }
                 match reserve_ahead(card, BLOCK) {
                     Some(attempt) => attempt,
-                    // Whoever has been waited for may have opened a block.
+                    // A call that was awaited may have opened a block.
                     None => {
                         return self
                             .allocate_in_hole(linear, card)
@@ -120,8 +118,8 @@ impl Request {
         self.allocate_reserved(linear, card, BLOCK, Some(attempt))
     }
 
-    /// Makes an allocation for which `reserved` bytes are charged, all of which it may not need if it is an `attempt`. It
-    /// may turn out to be larger than it seemed: then it is undone if the rest does not fit.
+    /// Makes an allocation with `reserved` bytes charged; with `attempt` it may need less. It may also turn out
+    /// larger than estimated: then it is undone if the rest does not fit.
     fn allocate_reserved(
         self,
         linear: &Linear<'_>,
@@ -136,36 +134,36 @@ impl Request {
             return result;
         }
         let address = (linear.pointer)();
-        let held = Charge {
+        let charge = Charge {
             bytes: (linear.actual)(),
             ..self.charge(card)
         };
-        let class = linear.block_class(held.card, held.context);
-        let needed = if !blocks::is_small(held.bytes) {
-            held.bytes
-        } else if process.blocks.add(class, address, held.bytes) {
+        let class = linear.block_class(charge.card, charge.context);
+        let needed = if !blocks::is_small(charge.bytes) {
+            charge.bytes
+        } else if process.blocks.add(class, address, charge.bytes) {
             BLOCK
         } else {
             0
         };
         card.release(reserved.saturating_sub(needed));
-        // It is known now what is needed.
+        // The need is known now.
         drop(attempt);
         if needed > reserved && !reserve(card, needed.saturating_sub(reserved)) {
             card.release(reserved);
-            if blocks::is_small(held.bytes) {
-                process.blocks.remove(held.card, address, held.bytes);
+            if blocks::is_small(charge.bytes) {
+                process.blocks.remove(charge.card, address, charge.bytes);
             }
             linear.undo(address);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        process.pointers.insert(address, held);
+        process.pointers.insert(address, charge);
         CUDA_SUCCESS
     }
 
-    /// Makes a small allocation in a hole of a block that is charged already. `None` if there is none for certain.
+    /// Makes a small allocation in a hole of a charged block. Returns `None` without a certain hole.
     ///
-    /// Should the driver open another block nevertheless, which the share does not have, the allocation is undone.
+    /// If libcuda opens another block nevertheless, beyond the share's limit, the allocation is undone.
     fn allocate_in_hole(self, linear: &Linear<'_>, card: Card) -> Option<CUresult> {
         let process = card.process();
         let index = card.index();
@@ -173,7 +171,8 @@ impl Request {
             .small_arrays
             .get(usize::from(index))
             .is_none_or(SmallArrays::is_any);
-        // Nobody knows where small arrays lie, or how rows will be padded. And none needs to be kept waiting where there is no room anyway.
+        // The addresses of small arrays and the padding of rows are unknown. Without free bytes no thread needs to
+        // wait.
         let is_exact = linear.kind != LinearKind::Pitched;
         if has_arrays || !is_exact || !process.blocks.may_have_hole(index, self.bytes) {
             return None;
@@ -196,7 +195,7 @@ impl Request {
             process
                 .blocks
                 .settle(class, block_number, address, self.bytes);
-        // Nobody may be waited for here, who may be waiting until this call is through.
+        // No wait here: another thread may be waiting for this call to end.
         if is_opened && !is_closed && card.reserve(BLOCK).is_err() {
             process.blocks.remove(index, address, self.bytes);
             linear.undo(address);
@@ -209,7 +208,7 @@ impl Request {
         Some(CUDA_SUCCESS)
     }
 
-    /// The card whose limit applies, `None` if none does, or what to refuse with.
+    /// Returns the limited GPU, `None` if there is no limit, or the error to return.
     pub(crate) fn limited(self) -> Result<Option<(Card, &'static Process)>, CUresult> {
         match self.target {
             Target::Unlimited => Ok(None),
@@ -218,7 +217,7 @@ impl Request {
         }
     }
 
-    /// Whether what does not fit on the device goes to the host.
+    /// Returns whether a denied request is allocated on the host.
     fn spills(self) -> bool {
         matches!(self.target, Target::Limited(card) if card.spills())
     }
@@ -232,25 +231,25 @@ impl Request {
     }
 }
 
-/// Which function linear memory is allocated with.
+/// Function that allocates linear memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LinearKind {
     Plain,
-    /// Its size is known only when the driver has padded the rows.
+    /// The size is known only after libcuda has padded the rows.
     Pitched,
     Managed,
 }
 
-/// How linear memory is allocated.
+/// Steps of an allocation of linear memory.
 struct Linear<'a> {
     kind: LinearKind,
-    /// Asks the driver.
+    /// Calls libcuda.
     call: &'a dyn Fn() -> CUresult,
-    /// What the driver has written.
+    /// Returns the written pointer.
     pointer: &'a dyn Fn() -> u64,
-    /// The size as the driver has made it.
+    /// Returns the real size.
     actual: &'a dyn Fn() -> u64,
-    /// Takes the pointer back from the program.
+    /// Erases the pointer from the program's memory.
     erase: &'a dyn Fn(),
 }
 
@@ -263,36 +262,35 @@ impl Linear<'_> {
         }
     }
 
-    /// Frees what the program shall not see.
+    /// Frees an allocation that is denied.
     fn undo(&self, address: u64) {
-        // SAFETY: allocated just now, and unknown to the program.
+        // SAFETY: just allocated, and unknown to the program.
         unsafe { undo_allocation(address) };
         (self.erase)();
     }
 }
 
-/// Returns the charge of linear memory that is gone.
-pub(crate) fn release_linear(process: &'static Process, pointer: u64, held: Charge) {
-    let Some(card) = Card::at(process, held.card) else {
+/// Releases the charge of freed linear memory.
+pub(crate) fn release_linear(process: &'static Process, pointer: u64, charge: Charge) {
+    let Some(card) = Card::at(process, charge.card) else {
         return;
     };
     shared_memory::end_export(process, pointer);
-    if !blocks::is_small(held.bytes) {
-        card.release(held.bytes);
-    } else if process.blocks.remove(held.card, pointer, held.bytes) {
+    if !blocks::is_small(charge.bytes) {
+        card.release(charge.bytes);
+    } else if process.blocks.remove(charge.card, pointer, charge.bytes) {
         card.release(BLOCK);
     }
 }
 
-/// Frees linear memory with `call` and returns its charge, if it has one.
+/// Frees linear memory with `call` and releases its charge, if any.
 ///
-/// It is forgotten before the driver is called: afterwards the driver may have given the same pointer to
-/// another thread.
+/// The charge is removed before libcuda is called: afterwards another thread may have got the same pointer.
 pub(crate) fn free_linear(pointer: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     free_charged(|process| &process.pointers, pointer, call, release_linear)
 }
 
-/// Frees with `call` what is remembered under `key`, if anything is, and hands it to `release`.
+/// Frees the object at `key` with `call` and passes its charge, if any, to `release`.
 pub(crate) fn free_charged(
     map: impl FnOnce(&'static Process) -> &'static ChargeMap,
     key: u64,
@@ -303,32 +301,32 @@ pub(crate) fn free_charged(
         return call();
     };
     let map = map(process);
-    let held = map.remove(key);
+    let charge = map.remove(key);
     let result = call();
-    let Some(held) = held else { return result };
+    let Some(charge) = charge else { return result };
     if result != CUDA_SUCCESS {
-        map.insert(key, held);
+        map.insert(key, charge);
     } else {
-        release(process, key, held);
+        release(process, key, charge);
     }
     result
 }
 
-/// Frees an allocation that the program shall not see.
+/// Frees an allocation that the program has not seen.
 ///
 /// # Safety
-/// The driver has just returned `address`.
+/// libcuda has just returned `address`.
 pub(crate) unsafe fn undo_allocation(address: u64) {
     let Some(free) = cuMemFree_v2::ORIGINAL.address() else {
         return;
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFree_v2::Function>(free) };
-    // SAFETY: allocated just now, and unknown to the program.
+    // SAFETY: just allocated, and unknown to the program.
     unsafe { free(address) };
 }
 
-/// Memory of the host, which the card reaches through its page tables, in the place of memory beyond the share.
+/// Allocates host memory, which the GPU accesses through its page tables, in place of memory beyond the limit.
 ///
 /// # Safety
 /// As for `cuMemAlloc_v2`.
@@ -336,7 +334,7 @@ unsafe fn spill(device: CUdevice, pointer: *mut CUdeviceptr, bytes: usize) -> CU
     let Some(allocate) = cuMemAllocManaged::ORIGINAL.address() else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let allocate =
         unsafe { core::mem::transmute::<NonNull<c_void>, cuMemAllocManaged::Function>(allocate) };
     // SAFETY: the caller's arguments.
@@ -346,13 +344,13 @@ unsafe fn spill(device: CUdevice, pointer: *mut CUdeviceptr, bytes: usize) -> CU
     {
         // SAFETY: the signature of `cuMemAdvise`.
         let advise = unsafe { core::mem::transmute::<NonNull<c_void>, Advise>(advise) };
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         let address = unsafe { pointer.read() };
         for (advice, device) in [
             (CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU),
             (CU_MEM_ADVISE_SET_ACCESSED_BY, device),
         ] {
-            // SAFETY: the range was allocated just now. Advice that a card does not take changes nothing.
+            // SAFETY: the range was allocated just now. Advice that a GPU does not support has no effect.
             unsafe { advise(address, bytes, advice, device) };
         }
     }
@@ -370,10 +368,10 @@ pub(crate) unsafe fn alloc(
         kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         pointer: &|| unsafe { pointer.read() },
         actual: &|| bytes_taken,
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         erase: &|| unsafe { pointer.write(0) },
     });
     if result == CUDA_ERROR_OUT_OF_MEMORY
@@ -396,10 +394,10 @@ pub(crate) unsafe fn alloc_v1(
         kind: LinearKind::Plain,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes) },
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         pointer: &|| u64::from(unsafe { pointer.read() }),
         actual: &|| bytes_taken,
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         erase: &|| unsafe { pointer.write(0) },
     })
 }
@@ -415,20 +413,20 @@ pub(crate) unsafe fn alloc_managed(
         kind: LinearKind::Managed,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, bytes, flags) },
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         pointer: &|| unsafe { pointer.read() },
         actual: &|| bytes_taken,
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         erase: &|| unsafe { pointer.write(0) },
     })
 }
 
-/// What rows of that pitch take together.
+/// Returns the size of rows with that pitch.
 fn rows(pitch: u64, height: u64) -> u64 {
     pitch.checked_mul(height).map_or(u64::MAX, blocks::rounded)
 }
 
-/// What a pitched request takes, before the driver has said how it pads rows.
+/// Returns the estimated size of a pitched request.
 fn pitched(width: u64, height: u64) -> u64 {
     width
         .checked_next_multiple_of(ROW_STEP)
@@ -447,11 +445,11 @@ pub(crate) unsafe fn alloc_pitch(
         kind: LinearKind::Pitched,
         // SAFETY: the caller's arguments.
         call: &|| unsafe { original(pointer, pitch, width, height, element) },
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         pointer: &|| unsafe { pointer.read() },
-        // SAFETY: the driver has written the pitch.
+        // SAFETY: libcuda has written the pitch.
         actual: &|| rows(unsafe { pitch.read() } as u64, height as u64),
-        // SAFETY: the driver has written the pointer.
+        // SAFETY: libcuda has written the pointer.
         erase: &|| unsafe { pointer.write(0) },
     })
 }
@@ -469,11 +467,11 @@ pub(crate) unsafe fn alloc_pitch_v1(
             kind: LinearKind::Pitched,
             // SAFETY: the caller's arguments.
             call: &|| unsafe { original(pointer, pitch, width, height, element) },
-            // SAFETY: the driver has written the pointer.
+            // SAFETY: libcuda has written the pointer.
             pointer: &|| u64::from(unsafe { pointer.read() }),
-            // SAFETY: the driver has written the pitch.
+            // SAFETY: libcuda has written the pitch.
             actual: &|| rows(u64::from(unsafe { pitch.read() }), u64::from(height)),
-            // SAFETY: the driver has written the pointer.
+            // SAFETY: libcuda has written the pointer.
             erase: &|| unsafe { pointer.write(0) },
         },
     )

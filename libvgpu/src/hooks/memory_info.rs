@@ -1,7 +1,7 @@
-//! How much memory there is: the share, not the card. What NVML says of it is in [`crate::hooks::nvml`].
+//! Memory information: the share's, not the GPU's. [`crate::hooks::nvml`] has the NVML functions.
 //!
-//! The driver is always asked first; its errors and its checks of arguments stay its own. Free memory is what is
-//! left of the share, or of the card if that is less.
+//! libcuda is called first, so errors and argument checks are its own. Free memory is the rest of the share, or of
+//! the GPU if that is less.
 
 use core::ffi::c_uint;
 
@@ -10,13 +10,13 @@ use crate::cuda::{CUDA_SUCCESS, CUdevice, CUresult};
 use crate::hooks::driver_cache;
 use crate::table::{cuDeviceTotalMem, cuDeviceTotalMem_v2, cuMemGetInfo, cuMemGetInfo_v2};
 
-/// A card of which nothing may be taken.
+/// A denied GPU.
 const NONE: Amount = Amount {
     limit_bytes: 0,
     used_bytes: 0,
 };
 
-/// What to show of the card instead of itself.
+/// Returns the memory to report instead of the GPU's.
 pub(crate) fn amount_of(target: Target) -> Option<Amount> {
     match target {
         Target::Unlimited => None,
@@ -46,11 +46,11 @@ pub(crate) unsafe fn mem_get_info(
     if result == CUDA_SUCCESS
         && let Some(amount) = amount_of(target_of_current_context())
     {
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         if let Some(free) = unsafe { free.as_mut() } {
             *free = size(amount.free_bytes()).min(*free);
         }
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         if let Some(total) = unsafe { total.as_mut() } {
             *total = size(amount.limit_bytes).min(*total);
         }
@@ -68,11 +68,11 @@ pub(crate) unsafe fn mem_get_info_v1(
     if result == CUDA_SUCCESS
         && let Some(amount) = amount_of(target_of_current_context())
     {
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         if let Some(free) = unsafe { free.as_mut() } {
             *free = size_v1(amount.free_bytes()).min(*free);
         }
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         if let Some(total) = unsafe { total.as_mut() } {
             *total = size_v1(amount.limit_bytes).min(*total);
         }
@@ -89,7 +89,7 @@ pub(crate) unsafe fn total_mem(
     let result = unsafe { original(bytes, device) };
     if result == CUDA_SUCCESS
         && let Some(amount) = amount_of(target_of_device(device))
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         && let Some(bytes) = unsafe { bytes.as_mut() }
     {
         *bytes = size(amount.limit_bytes).min(*bytes);
@@ -106,7 +106,7 @@ pub(crate) unsafe fn total_mem_v1(
     let result = unsafe { original(bytes, device) };
     if result == CUDA_SUCCESS
         && let Some(amount) = amount_of(target_of_device(device))
-        // SAFETY: null or written by the driver.
+        // SAFETY: null or written by libcuda.
         && let Some(bytes) = unsafe { bytes.as_mut() }
     {
         *bytes = size_v1(amount.limit_bytes).min(*bytes);

@@ -1,7 +1,7 @@
-//! Multicast objects. Physical memory that is bound to one lives until it is unbound or the object is gone, so a
-//! binding counts as a mapping does; objects themselves take no memory of the share.
+//! Multicast objects. Bound physical memory lives until it is unbound or the object is destroyed, so a binding
+//! counts as a mapping. The objects themselves use no memory of the share.
 //!
-//! An object is known by its handle as physical memory is, of which it has nothing; see [`crate::hooks::physical`].
+//! An object is recorded by its handle, as physical memory of zero bytes; see [`crate::hooks::physical`].
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -14,7 +14,7 @@ use crate::table::{
     cuMulticastBindMem, cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
 };
 
-/// What is bound where, as a key.
+/// Returns the key of a binding.
 fn binding_key(object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize) -> u64 {
     let device = u64::from(device.unsigned_abs());
     let within = (offset as u64).rotate_left(8) ^ device;
@@ -48,7 +48,7 @@ pub(crate) unsafe fn create(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(object, properties) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        // SAFETY: the driver has written the handle.
+        // SAFETY: libcuda has written the handle.
         physical::add_object(process, unsafe { object.read() });
     }
     result
@@ -71,7 +71,7 @@ pub(crate) unsafe fn bind(
     result
 }
 
-#[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+#[expect(clippy::too_many_arguments, reason = "the original's arguments")]
 pub(crate) unsafe fn bind_v2(
     original: cuMulticastBindMem_v2::Function,
     object: CUmemGenericAllocationHandle,
@@ -90,27 +90,27 @@ pub(crate) unsafe fn bind_v2(
     result
 }
 
-/// Runs with a handle of the memory that is mapped at an address, if that is physical memory.
+/// Calls `run` with a handle of the physical memory that is mapped at an address, if any.
 fn with_memory_at(address: CUdeviceptr, run: impl FnOnce(CUmemGenericAllocationHandle)) {
     let retain = cuMemRetainAllocationHandle::ORIGINAL.address();
     let release = cuMemRelease::ORIGINAL.address();
     let (Some(retain), Some(release)) = (retain, release) else {
         return;
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let retain = unsafe {
         core::mem::transmute::<NonNull<c_void>, cuMemRetainAllocationHandle::Function>(retain)
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let release =
         unsafe { core::mem::transmute::<NonNull<c_void>, cuMemRelease::Function>(release) };
     let address = usize::try_from(address).unwrap_or(0);
     let pointer = core::ptr::with_exposed_provenance_mut(address);
     let mut memory = 0;
-    // SAFETY: writes one handle; the driver knows nothing of other addresses and says so.
+    // SAFETY: writes one handle; libcuda rejects unknown addresses.
     if unsafe { retain(&raw mut memory, pointer) } == CUDA_SUCCESS {
         run(memory);
-        // SAFETY: the handle that was retained just now.
+        // SAFETY: the handle was just retained.
         unsafe { release(memory) };
     }
 }

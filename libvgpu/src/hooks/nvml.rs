@@ -1,11 +1,10 @@
-//! What NVML says of a card: the share, with its own processes and its own use.
+//! NVML's view of a GPU: the share, with its own processes and its own use.
 //!
-//! NVML is always asked first, so that its errors and its checks of arguments stay its own: a card that is lost,
-//! a struct of an unknown version, a library that is not initialised. Where the share's figure cannot be known,
-//! the answer is `NVML_ERROR_NOT_SUPPORTED` and never a figure of the whole card.
+//! NVML is called first, so its errors and argument checks are its own: a lost GPU, a struct of an unknown version,
+//! an uninitialized library. If the share's value is unknown, the result is `NVML_ERROR_NOT_SUPPORTED`, never the
+//! value of the whole GPU.
 //!
-//! Handles, indices, UUIDs and PCI data are NVML's own: which cards a container sees is the business of its
-//! device files.
+//! Handles, indices, UUIDs and PCI data are NVML's own: the container's device files define the visible GPUs.
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -29,7 +28,7 @@ pub(crate) mod utilization;
 static GET_UUID: Original = Original::new(Library::Nvml, c"nvmlDeviceGetUUID");
 type GetUuid = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
 
-/// What applies to an NVML device. Partitions have UUIDs that no share has.
+/// Returns the limit that applies to an NVML device. MIG devices have UUIDs that no share has.
 fn target(device: nvmlDevice_t) -> Target {
     let Some(process) = Process::get() else {
         return Target::Denied;
@@ -52,7 +51,7 @@ fn target(device: nvmlDevice_t) -> Target {
     }
 }
 
-/// What applies to the memory of an NVML device.
+/// Returns the limit that applies to the memory of an NVML device.
 fn memory_target(device: nvmlDevice_t) -> Target {
     match target(device) {
         Target::Limited(card) if !card.is_memory_limited() => Target::Unlimited,

@@ -1,11 +1,11 @@
-//! Physical memory: which handles and mappings keep it alive, and who pays for it.
+//! Physical memory: the handles and mappings that keep it alive, and its charge.
 //!
-//! It lives until its last handle is released **and** its last mapping is gone: to addresses, to a sparse array, or to a
-//! multicast object. Memory that was exported stays charged until the process ends: the exported handle may be open in
-//! another process, where it keeps the memory alive unseen. Whoever imports it pays when it is mapped, which is when its
-//! size is known, unless it is of the same share; see [`crate::imports`].
+//! It lives until its last handle is released **and** its last mapping is gone: to addresses, to a sparse array, or
+//! to a multicast object. Exported memory stays charged until the process ends: another process may have it open,
+//! which is not visible here. An import is charged at its first mapping, when its size is known, unless it belongs
+//! to the same share; see [`crate::imports`].
 //!
-//! A mapping is counted before the driver makes it, or another thread could release the memory unseen.
+//! A mapping is counted before libcuda makes it; otherwise another thread could release the memory unnoticed.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -21,16 +21,16 @@ use crate::driver::{Library, Original};
 use crate::hooks::driver_cache::reserve_with;
 use crate::process::Process;
 
-/// One handle in the count of references that stands in `Charge::context`.
+/// One handle in the reference count in `Charge::context`.
 pub(crate) const HANDLE: u64 = 1 << 32;
-/// One mapping there.
+/// One mapping in the reference count.
 const MAPPING: u64 = 1;
-/// Where their numbers are.
+/// Bits of the two counts.
 const HANDLES: u64 = (1 << 56) - HANDLE;
 const MAPPINGS: u64 = HANDLE - 1;
-/// Exported handles, however many.
+/// The memory was exported.
 const EXPORTED: u64 = 1 << 56;
-/// No reference: the memory is another process's. Its `bytes` are what is known of its size.
+/// The memory belongs to another process; not a reference. `bytes` is the known part of its size.
 const IMPORTED: u64 = 1 << 57;
 
 static GET_PROPERTIES: Original =
@@ -38,7 +38,7 @@ static GET_PROPERTIES: Original =
 type GetProperties =
     unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult;
 
-/// The device that memory is on.
+/// Returns the device of the memory.
 pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice> {
     let get = GET_PROPERTIES.address()?;
     // SAFETY: the signature of `cuMemGetAllocationPropertiesFromHandle`.
@@ -46,13 +46,13 @@ pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<CUdevice
     let mut properties = MaybeUninit::<CUmemAllocationProp>::zeroed();
     // SAFETY: writes one set of properties.
     let result = unsafe { get(properties.as_mut_ptr(), handle) };
-    // SAFETY: all zeroes is a set of properties.
+    // SAFETY: all zeroes is a valid set of properties.
     let location = unsafe { properties.assume_init() }.location;
     let is_on_card = result == CUDA_SUCCESS && location.r#type == CU_MEM_LOCATION_TYPE_DEVICE;
     is_on_card.then_some(location.id)
 }
 
-/// The limited card that memory is on.
+/// Returns the limited GPU of the memory.
 fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
     match target_of_device(device_of(handle)?) {
         Target::Limited(card) => Some(card),
@@ -60,20 +60,20 @@ fn card_of(handle: CUmemGenericAllocationHandle) -> Option<Card> {
     }
 }
 
-/// Notes a handle of something that is no memory of the share, but can hold some: a multicast object.
+/// Adds a handle of an object without memory that can hold some: a multicast object.
 pub(crate) fn add_object(process: &Process, handle: CUmemGenericAllocationHandle) {
-    let held = Charge {
+    let charge = Charge {
         bytes: 0,
         card: u8::MAX,
         context: HANDLE,
     };
-    process.physical.insert(handle, held);
+    process.physical.insert(handle, charge);
 }
 
-/// Notes a handle that the driver has made of something that was imported.
+/// Adds a handle from an import.
 pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle) {
     let card = card_of(handle);
-    // Another thread may have got the same one.
+    // Another thread may have got the same handle.
     let _guard = process.guard();
     if add_handle(process, handle) {
         return;
@@ -81,35 +81,35 @@ pub(crate) fn add_import(process: &Process, handle: CUmemGenericAllocationHandle
     let Some(card) = card else {
         return add_object(process, handle);
     };
-    let held = Charge {
+    let charge = Charge {
         bytes: 0,
         card: card.index(),
         context: HANDLE | IMPORTED,
     };
-    process.physical.insert(handle, held);
+    process.physical.insert(handle, charge);
 }
 
-/// Notes one more handle of memory that is known; `false` if it is not.
+/// Adds a handle of known memory; `false` if the memory is unknown.
 pub(crate) fn add_handle(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
     change(process, handle, |count| count.saturating_add(HANDLE)).is_some()
 }
 
-/// Notes one more use of memory beside its handles; `false` if it is not the share's.
+/// Adds a mapping of known memory; `false` if the memory is not the share's.
 pub(crate) fn add_mapping(process: &Process, handle: CUmemGenericAllocationHandle) -> bool {
     change(process, handle, |count| count.saturating_add(MAPPING)).is_some()
 }
 
-/// Takes back what [`add_mapping`] noted.
+/// Reverts [`add_mapping`].
 pub(crate) fn drop_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
-    if let Some(left) = drop_reference(process, handle, MAPPING, MAPPINGS) {
-        release_if_unreferenced(process, handle, left);
+    if let Some(remaining) = drop_reference(process, handle, MAPPING, MAPPINGS) {
+        release_if_unreferenced(process, handle, remaining);
     }
 }
 
-/// A handle that the driver is about to release.
+/// A handle that libcuda is about to release.
 pub(crate) struct DroppedHandle(Option<Charge>);
 
-/// Takes a handle off, before the driver is asked: afterwards it may have given the same one to another thread.
+/// Removes a handle before libcuda is called: afterwards another thread may have got the same handle.
 pub(crate) fn drop_handle(
     process: &Process,
     handle: CUmemGenericAllocationHandle,
@@ -118,41 +118,47 @@ pub(crate) fn drop_handle(
 }
 
 impl DroppedHandle {
-    /// The driver has released it.
+    /// Confirms that libcuda released the handle.
     pub(crate) fn confirm(self, process: &'static Process, handle: CUmemGenericAllocationHandle) {
-        if let Some(left) = self.0 {
-            release_if_unreferenced(process, handle, left);
+        if let Some(remaining) = self.0 {
+            release_if_unreferenced(process, handle, remaining);
         }
     }
 
-    /// The driver has not.
+    /// Restores the handle, which libcuda did not release.
     pub(crate) fn restore(self, process: &Process, handle: CUmemGenericAllocationHandle) {
-        let Some(left) = self.0 else { return };
+        let Some(remaining) = self.0 else { return };
         let _guard = process.guard();
         if !add_handle(process, handle) {
-            let context = left.context.saturating_add(HANDLE);
-            process.physical.insert(handle, Charge { context, ..left });
+            let context = remaining.context.saturating_add(HANDLE);
+            process.physical.insert(
+                handle,
+                Charge {
+                    context,
+                    ..remaining
+                },
+            );
         }
     }
 }
 
-/// Notes that memory may be open in other processes from now on.
+/// Records that other processes may open the memory.
 pub(crate) fn export(process: &'static Process, handle: CUmemGenericAllocationHandle) {
     let before = change(process, handle, |count| count | EXPORTED);
-    if let Some(held) = before.filter(|held| held.context & (EXPORTED | IMPORTED) == 0)
-        && let Some(card) = Card::at(process, held.card)
+    if let Some(charge) = before.filter(|charge| charge.context & (EXPORTED | IMPORTED) == 0)
+        && let Some(card) = Card::at(process, charge.card)
     {
-        card.export(held.bytes);
+        card.export(charge.bytes);
     }
 }
 
-/// Counts a mapping of memory up to `bytes` from its beginning, and pays for so much of it if it was imported. `bytes` is
-/// asked for only then.
+/// Adds a mapping of memory up to `bytes` from its start, and charges that part of imported memory. `bytes` is
+/// called only for that.
 ///
-/// `Ok(false)` if it is not the share's.
+/// Returns `Ok(false)` if the memory is not the share's.
 ///
 /// # Errors
-/// The share has not so much; the mapping is not counted then.
+/// The limit is exceeded; then the mapping is not counted.
 pub(crate) fn begin_mapping(
     process: &'static Process,
     handle: CUmemGenericAllocationHandle,
@@ -162,7 +168,7 @@ pub(crate) fn begin_mapping(
         return Ok(false);
     }
     let known = process.physical.get(handle);
-    let is_imported = known.is_some_and(|held| held.context & IMPORTED != 0);
+    let is_imported = known.is_some_and(|charge| charge.context & IMPORTED != 0);
     if is_imported && !charge_import(process, handle, bytes()) {
         cancel_mapping(process, handle);
         return Err(Denied);
@@ -170,23 +176,23 @@ pub(crate) fn begin_mapping(
     Ok(true)
 }
 
-/// There is not so much left of the share.
+/// Denial: the limit is exceeded.
 pub(crate) struct Denied;
 
-/// Pays for imported memory that turns out to have at least `bytes`.
+/// Charges imported memory that has at least `bytes`.
 fn charge_import(
     process: &'static Process,
     handle: CUmemGenericAllocationHandle,
     bytes: u64,
 ) -> bool {
     let known = process.physical.get(handle);
-    let Some(card) = known.and_then(|held| Card::at(process, held.card)) else {
+    let Some(card) = known.and_then(|charge| Card::at(process, charge.card)) else {
         return true;
     };
     reserve_with(card, || {
         let _guard = process.import_guard();
         let known = process.physical.get(handle);
-        let more = bytes.saturating_sub(known.map_or(u64::MAX, |held| held.bytes));
+        let more = bytes.saturating_sub(known.map_or(u64::MAX, |charge| charge.bytes));
         if more == 0 {
             return true;
         }
@@ -194,84 +200,87 @@ fn charge_import(
         if is_paid {
             process
                 .physical
-                .change(handle, |held| Some(Charge { bytes, ..*held }));
+                .change(handle, |charge| Some(Charge { bytes, ..*charge }));
         }
         is_paid
     })
 }
 
-/// Takes back what [`begin_mapping`] counted, because the driver has not made the mapping. Imported memory that is mapped
-/// nowhere is not paid for any more: its size is as unknown as before.
+/// Reverts [`begin_mapping`] after libcuda failed. Imported memory without a mapping is not charged: its size is
+/// unknown again.
 pub(crate) fn cancel_mapping(process: &'static Process, handle: CUmemGenericAllocationHandle) {
     let guard = process.import_guard();
-    let left = drop_reference(process, handle, MAPPING, MAPPINGS);
+    let remaining = drop_reference(process, handle, MAPPING, MAPPINGS);
     let mut unpaid = None;
-    process.physical.change(handle, |held| {
-        if held.context & IMPORTED == 0 || held.context & MAPPINGS != 0 {
-            return Some(*held);
+    process.physical.change(handle, |charge| {
+        if charge.context & IMPORTED == 0 || charge.context & MAPPINGS != 0 {
+            return Some(*charge);
         }
-        unpaid = Some(*held);
-        Some(Charge { bytes: 0, ..*held })
+        unpaid = Some(*charge);
+        Some(Charge {
+            bytes: 0,
+            ..*charge
+        })
     });
-    if let Some(held) = unpaid
-        && let Some(card) = Card::at(process, held.card)
+    if let Some(charge) = unpaid
+        && let Some(card) = Card::at(process, charge.card)
     {
-        card.end_import(held.bytes);
+        card.end_import(charge.bytes);
     }
     drop(guard);
-    if let Some(left) = left {
-        release_if_unreferenced(process, handle, left);
+    if let Some(remaining) = remaining {
+        release_if_unreferenced(process, handle, remaining);
     }
 }
 
-/// Takes one reference off the memory, if it has one of that kind, and returns what is left; it stays known while that is
-/// something.
+/// Removes one reference of that kind, if there is one, and returns the remaining charge. Memory without references
+/// is removed.
 fn drop_reference(process: &Process, handle: u64, reference: u64, kind: u64) -> Option<Charge> {
-    let mut left = None;
-    process.physical.change(handle, |held| {
-        if held.context & kind == 0 {
-            return Some(*held);
+    let mut remaining = None;
+    process.physical.change(handle, |charge| {
+        if charge.context & kind == 0 {
+            return Some(*charge);
         }
-        let context = held.context.saturating_sub(reference);
-        let held = *left.insert(Charge { context, ..*held });
-        is_referenced(held).then_some(held)
+        let context = charge.context.saturating_sub(reference);
+        let charge = *remaining.insert(Charge { context, ..*charge });
+        is_referenced(charge).then_some(charge)
     });
-    left
+    remaining
 }
 
-fn is_referenced(held: Charge) -> bool {
-    held.context & !IMPORTED != 0
+fn is_referenced(charge: Charge) -> bool {
+    charge.context & !IMPORTED != 0
 }
 
-/// Changes the count of references of memory that is known, and returns what it was.
+/// Changes the reference count of known memory and returns its previous charge.
 fn change(process: &Process, handle: u64, count: impl FnOnce(u64) -> u64) -> Option<Charge> {
-    process.physical.change(handle, |held| {
-        let context = count(held.context);
-        Some(Charge { context, ..*held })
+    process.physical.change(handle, |charge| {
+        let context = count(charge.context);
+        Some(Charge { context, ..*charge })
     })
 }
 
-fn release_if_unreferenced(process: &'static Process, handle: u64, left: Charge) {
-    if is_referenced(left) {
+fn release_if_unreferenced(process: &'static Process, handle: u64, remaining: Charge) {
+    if is_referenced(remaining) {
         return;
     }
-    if left.card == u8::MAX {
+    if remaining.card == u8::MAX {
         drop_bindings(process, handle);
-    } else if let Some(card) = Card::at(process, left.card) {
-        if left.context & IMPORTED == 0 {
-            card.release(left.bytes);
+    } else if let Some(card) = Card::at(process, remaining.card) {
+        if remaining.context & IMPORTED == 0 {
+            card.release(remaining.bytes);
         } else {
-            card.end_import(left.bytes);
+            card.end_import(remaining.bytes);
         }
     }
 }
 
-/// As much of an object's handle as a binding has room for.
+/// Truncates an object's handle to the size of [`Charge::bytes`].
 fn truncated_handle(object: CUmemGenericAllocationHandle) -> u64 {
     object & 0xffff_ffff_ffff
 }
 
-/// Memory that is bound to a multicast object, which [`add_mapping`] has counted.
+/// Returns the binding of memory to a multicast object, counted by [`add_mapping`].
 pub(crate) fn binding(
     object: CUmemGenericAllocationHandle,
     memory: CUmemGenericAllocationHandle,
@@ -283,9 +292,9 @@ pub(crate) fn binding(
     }
 }
 
-/// The object is gone, and with it what was bound.
+/// Removes the bindings of a destroyed object.
 fn drop_bindings(process: &'static Process, object: CUmemGenericAllocationHandle) {
-    let ends = |held: &Charge| held.bytes == truncated_handle(object);
+    let ends = |charge: &Charge| charge.bytes == truncated_handle(object);
     process.bindings.remove_all(ends, |_, binding| {
         drop_mapping(process, binding.context);
     });

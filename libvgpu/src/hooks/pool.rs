@@ -1,9 +1,10 @@
 //! Memory pools and stream-ordered allocation.
 //!
-//! What counts is not what the program has allocated but what the pool has reserved, see [`crate::hooks::driver_cache`]. Before an allocation the most that the pool may grow by is reserved; afterwards the charge is made what the
-//! pool says. Where so much cannot be reserved, a pool is asked all the same if it certainly has room, see
-//! [`crate::pool_free_space`], and alone, so that none else gets that room meanwhile. Else the process's pools are trimmed
-//! before it is refused.
+//! The charge is the pool's reserved size, not the program's allocations; see [`crate::hooks::driver_cache`]. An
+//! allocation reserves the largest growth of the pool first; then the charge is set to the reported size. If the
+//! growth cannot be reserved, the allocation is made in free space of the pool that is certain (see
+//! [`crate::pool_free_space`]), exclusively, so that no other thread gets that space meanwhile. Otherwise the
+//! process's pools are trimmed before a denial.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -33,7 +34,7 @@ mod streams;
 
 use source::AllocationSource;
 
-/// An allocation that is about to be made from a pool of a card that is limited.
+/// An allocation to make from a pool of a limited GPU.
 #[derive(Clone, Copy)]
 struct PoolRequest {
     card: Card,
@@ -43,10 +44,10 @@ struct PoolRequest {
 }
 
 impl PoolRequest {
-    /// Makes the allocation with `call`, which writes to `pointer`, if the share has room for it.
+    /// Makes the allocation with `call`, which writes to `pointer`, if the growth can be reserved.
     ///
     /// # Safety
-    /// `call` asks the driver for it, which writes to `pointer` if it succeeds.
+    /// `call` calls libcuda, which writes to `pointer` on success.
     unsafe fn allocate(self, pointer: *mut CUdeviceptr, call: impl Fn() -> CUresult) -> CUresult {
         let growth = self
             .bytes
@@ -60,15 +61,15 @@ impl PoolRequest {
         let attempt = match at_once() {
             Some(attempt) => attempt,
             None => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's contract.
                 if let Some(result) = unsafe { self.allocate_in_free_space(pointer, &call) } {
                     return result;
                 }
                 match reserve_ahead(self.card, growth) {
                     Some(attempt) => attempt,
                     None => {
-                        // Whoever has been waited for may have made room in the pool.
-                        // SAFETY: the caller's.
+                        // A call that was awaited may have made space in the pool.
+                        // SAFETY: the caller's contract.
                         let result = unsafe { self.allocate_in_free_space(pointer, &call) };
                         return result.unwrap_or_else(|| deny(self.card));
                     }
@@ -81,16 +82,16 @@ impl PoolRequest {
         let change = settle(self.card, self.pool, growth);
         drop(attempt);
         if result == CUDA_SUCCESS {
-            // SAFETY: written by the driver.
+            // SAFETY: written by libcuda.
             self.record(unsafe { pointer.read() }, change);
         }
         result
     }
 
-    /// Makes the allocation with `call` in what the pool has reserved already. `None` if there is no room in it for
+    /// Makes the allocation with `call` in the pool's reserved memory. Returns `None` without free space that is
     /// certain.
     ///
-    /// Should the pool grow nevertheless, beyond what is paid for, the allocation is undone.
+    /// If the pool grows nevertheless, beyond its charge, the allocation is undone.
     ///
     /// # Safety
     /// As for [`PoolRequest::allocate`].
@@ -100,7 +101,7 @@ impl PoolRequest {
         call: impl Fn() -> CUresult,
     ) -> Option<CUresult> {
         let process = self.card.process();
-        // Nobody needs to be kept waiting where there is no room anyway.
+        // Without free space no thread needs to wait.
         self.has_free_space().then_some(())?;
         let _alone = process.reuse_gate.enter_exclusive()?;
         self.has_free_space().then_some(())?;
@@ -109,15 +110,15 @@ impl PoolRequest {
             return Some(result);
         }
         let grown = uncharged_bytes(self.card, self.pool);
-        // Nobody may be waited for here, who may be waiting until this call is through.
+        // No wait here: another thread may be waiting for this call to end.
         if grown == 0 || self.card.reserve(grown).is_ok() {
             add_reservation(self.card, self.pool, grown);
             let change = settle(self.card, self.pool, grown);
-            // SAFETY: written by the driver.
+            // SAFETY: written by libcuda.
             self.record(unsafe { pointer.read() }, change);
             return Some(result);
         }
-        // SAFETY: written by the driver just now.
+        // SAFETY: just written by libcuda.
         unsafe { undo_allocation(pointer, self.stream) };
         trim(self.pool);
         process.pool_free_space.forget_pool(key_of(self.pool));
@@ -137,7 +138,7 @@ impl PoolRequest {
         })
     }
 
-    /// Notes an allocation that was made.
+    /// Records an allocation.
     fn record(self, start: CUdeviceptr, change: SizeChange) {
         let (pool, card) = (key_of(self.pool), self.card.index());
         self.card
@@ -147,26 +148,26 @@ impl PoolRequest {
     }
 }
 
-/// Whether the pool may use again what was freed in another stream, once that has come so far.
+/// Returns whether the pool may reuse memory freed in another stream that has completed the free.
 fn may_reuse(pool: CUmemoryPool) -> bool {
     attribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC).is_some_and(|allows| allows != 0)
 }
 
-/// Frees an allocation that does not fit after all.
+/// Frees an allocation that is denied.
 ///
 /// # Safety
-/// `pointer` points to what `cuMemAllocAsync` or its like has just written for `stream`.
+/// `pointer` points to an allocation that was just made for `stream`.
 unsafe fn undo_allocation(pointer: *mut CUdeviceptr, stream: CUstream) {
     let Some(free) = cuMemFreeAsync::ORIGINAL.address() else {
         return;
     };
-    // SAFETY: the driver's function of that name has this signature.
+    // SAFETY: the original function has this signature.
     let free = unsafe { core::mem::transmute::<NonNull<c_void>, cuMemFreeAsync::Function>(free) };
-    // SAFETY: written by the driver.
+    // SAFETY: written by libcuda.
     let allocated = unsafe { pointer.read() };
-    // SAFETY: allocated just now, and unknown to the program.
+    // SAFETY: just allocated, and unknown to the program.
     unsafe { free(allocated, stream) };
-    // SAFETY: as above; the program shall not see it.
+    // SAFETY: as above; the program must not see it.
     unsafe { pointer.write(0) };
 }
 
@@ -213,11 +214,11 @@ pub(crate) unsafe fn alloc_from_pool_async<S: NullStream>(
     }
 }
 
-/// Allocates with `call` from where `source` says. What is captured takes memory when its graph is launched; see
+/// Allocates with `call` from `source`. A captured allocation takes memory when its graph is launched; see
 /// [`crate::hooks::graph_memory`].
 ///
 /// # Safety
-/// `call` asks the driver for it, which writes to `pointer` if it succeeds.
+/// `call` calls libcuda, which writes to `pointer` on success.
 unsafe fn allocate(
     pointer: *mut CUdeviceptr,
     bytes: usize,
@@ -239,31 +240,31 @@ unsafe fn allocate(
         bytes: bytes as u64,
         stream,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { request.allocate(pointer, call) }
 }
 
-/// Frees what a pool of this process gave, or of another one, with `call`: it stays in its pool. Says where it was freed,
-/// if that is known by the stream's request.
+/// Frees a pool allocation of this process, or an import, with `call`: the memory stays in its pool. Records the
+/// stream of the free, if its order is known.
 pub(crate) fn free(
     process: &'static Process,
     pointer: CUdeviceptr,
     stream: Option<CUstream>,
     call: impl FnOnce() -> CUresult,
 ) -> CUresult {
-    // What is captured is freed when the graph is launched.
+    // A captured free happens when the graph is launched.
     let key = stream
         .filter(|stream| !meter::is_capturing(*stream))
         .and_then(streams::key_of);
     let _passage = process.reuse_gate.enter();
-    let held = process.pool_free_space.free(pointer, key);
+    let charge = process.pool_free_space.free(pointer, key);
     let of_destroyed = process.destroyed_pools.begin_free(pointer);
     let result = call();
     if result == CUDA_SUCCESS {
         share::freed(process, pointer);
         if let Some(taken) = of_destroyed {
             let when = match (stream, key) {
-                // `cuMemFree` waits for no stream.
+                // `cuMemFree` is not ordered by a stream.
                 (None, _) => FreedAt::Now,
                 (Some(_), Some(key)) => FreedAt::InStream(key),
                 (Some(_), None) => FreedAt::Unknown,
@@ -272,8 +273,8 @@ pub(crate) fn free(
         }
         return result;
     }
-    if let Some(held) = held {
-        process.pool_free_space.restore(pointer, held);
+    if let Some(charge) = charge {
+        process.pool_free_space.restore(pointer, charge);
     }
     if let Some(taken) = of_destroyed {
         process.destroyed_pools.cancel_free(pointer, taken);
@@ -281,7 +282,7 @@ pub(crate) fn free(
     result
 }
 
-/// Whether a pool of this process gave the pointer, or one of another process.
+/// Returns whether the pointer is a pool allocation of this process, or imported from another one.
 pub(crate) fn is_from_pool(process: &Process, pointer: CUdeviceptr) -> bool {
     process.pool_free_space.is_from_pool(pointer)
         || process.destroyed_pools.contains(pointer)
@@ -296,18 +297,17 @@ pub(crate) unsafe fn create(
 ) -> CUresult {
     // SAFETY: the caller's arguments.
     let result = unsafe { original(pool, properties) };
-    // SAFETY: the driver has accepted the properties.
+    // SAFETY: libcuda has accepted the properties.
     let properties = unsafe { properties.as_ref() };
     let Some(properties) = properties.filter(|_| result == CUDA_SUCCESS) else {
         return result;
     };
-    // SAFETY: the driver has written the pool.
+    // SAFETY: libcuda has written the pool.
     source::record(unsafe { pool.read() }, properties);
     result
 }
 
-/// A destroyed pool keeps the chunks in which something is allocated as long as that is; so much stays charged, see
-/// [`crate::destroyed_pools`].
+/// A destroyed pool keeps the chunks that have allocations; they stay charged, see [`crate::destroyed_pools`].
 pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemoryPool) -> CUresult {
     // SAFETY: the caller's arguments.
     let call = || unsafe { original(pool) };
@@ -315,15 +315,15 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         return call();
     };
     let key = key_of(pool);
-    // First of all, or another thread would ask the pool for what it does not use when it is gone.
+    // Removed first: another thread would query or trim a destroyed pool.
     let known = {
         let _guard = process.pool_guard();
         process.pools.remove(key)
     };
-    let Some(held) = known else {
+    let Some(charge) = known else {
         return call();
     };
-    // Nothing is allocated or freed meanwhile, or it is not certain what is left.
+    // Without concurrent calls the remaining allocations are certain.
     let alone = process.reuse_gate.enter_exclusive();
     trim(pool);
     let used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
@@ -333,25 +333,25 @@ pub(crate) unsafe fn destroy(original: cuMemPoolDestroy::Function, pool: CUmemor
         alone.is_some() && process.pool_free_space.allocated_in(key) >= used.or(Some(u64::MAX));
     let result = call();
     if result != CUDA_SUCCESS {
-        process.pools.insert(key, held);
+        process.pools.insert(key, charge);
         return result;
     }
-    if let Some(card) = Card::at(process, held.card) {
-        card.release(held.bytes.saturating_sub(kept));
+    if let Some(card) = Card::at(process, charge.card) {
+        card.release(charge.bytes.saturating_sub(kept));
     }
-    // No more than was charged can come back.
-    let charged = kept.min(held.bytes);
+    // At most the charge can be released.
+    let charged = kept.min(charge.bytes);
     if charged == 0 || !is_known {
         process.pool_free_space.end_pool(key, |_| {});
         return result;
     }
-    process.destroyed_pools.add(held.card, charged, |parse| {
+    process.destroyed_pools.add(charge.card, charged, |parse| {
         process.pool_free_space.end_pool(key, parse);
     });
     result
 }
 
-/// A stream is destroyed: nothing can be freed in it or allocated any more.
+/// Drops a destroyed stream, which orders no more frees and allocations.
 pub(crate) fn forget_stream(stream: CUstream) {
     if let Some(process) = Process::get()
         && let Some(key) = streams::key_of(stream)

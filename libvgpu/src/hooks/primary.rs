@@ -1,8 +1,8 @@
 //! Primary contexts, one per device, and their parts, which are green contexts.
 //!
-//! The first one of a process to retain it makes it and pays for it; when the last one has released it, or it is reset,
-//! everything that was allocated in it and in its parts is gone. Only one thread at a time makes or ends it, or another
-//! one could have it for nothing while it is being refused, or allocate in a new one what is taken to be the old one's.
+//! The first retain in a process creates the context and charges it; the last release, or a reset, ends it with all
+//! allocations in it and in its parts. Only one thread at a time creates or ends it; otherwise another thread could
+//! use it without a charge while it is being denied, or allocate in a new context that is mistaken for the old one.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
@@ -52,7 +52,7 @@ pub(crate) unsafe fn retain(
     retain_with(device, || {
         let result = call();
         if result == CUDA_SUCCESS {
-            // SAFETY: the driver has written the context.
+            // SAFETY: libcuda has written the context.
             let context = unsafe { context.read() }.expose_provenance() as u64;
             state.primary.store(context, Ordering::Release);
         }
@@ -60,13 +60,13 @@ pub(crate) unsafe fn retain(
     })
 }
 
-/// Retains the primary context with `call`. It is made when it is first retained and whenever it was released or reset
-/// since then.
+/// Retains the primary context with `call`. A retain creates the context if it is the first one, or the first one
+/// since a release or reset ended the context.
 pub(crate) fn retain_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(state) = device_state(device) else {
         return call();
     };
-    // Whoever takes very long is not waited for.
+    // Entered without exclusion if another thread takes too long.
     let _alone = state.primary_gate.enter_exclusive();
     if state.charged.load(Ordering::Acquire) != 0 {
         return call();
@@ -97,8 +97,8 @@ pub(crate) unsafe fn end(
     end_with(device, || unsafe { original(device) })
 }
 
-/// Makes a call that may end the primary context. If it has, its charge is returned, and that of what was allocated in it
-/// and in its parts.
+/// Runs a call that may end the primary context. If it did, the charges of the context, its allocations and its
+/// parts are released.
 pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
     meter::forget_all_contexts();
     let state = device_state(device);
@@ -120,21 +120,21 @@ pub(crate) fn end_with(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUr
     result
 }
 
-/// In the place of how often a context is attached to: with the device whose primary context it is a part of.
+/// Mark in place of the number of attachments: a part of the primary context of the device in the low bits.
 const PART_OF: u64 = 1 << 63;
 
 fn part_of(device: CUdevice) -> u64 {
     PART_OF | u64::from(device.unsigned_abs())
 }
 
-/// The device of a green context, or of the context that stands for it.
+/// Returns the device of a green context, or of its `CUcontext`.
 pub(crate) fn device_of_part(process: &Process, key: u64) -> Option<CUdevice> {
-    let held = process.contexts.get(key)?;
-    let device = held.context.checked_sub(PART_OF)?;
+    let charge = process.contexts.get(key)?;
+    let device = charge.context.checked_sub(PART_OF)?;
     CUdevice::try_from(device).ok()
 }
 
-/// Remembers a handle as a part of the device's primary context.
+/// Records a handle as a part of the device's primary context.
 pub(crate) fn add_part(process: &Process, key: u64, device: CUdevice) {
     let part = Charge {
         bytes: 0,
@@ -145,10 +145,10 @@ pub(crate) fn add_part(process: &Process, key: u64, device: CUdevice) {
     process.contexts.insert(key, part);
 }
 
-/// The device's primary context has ended, and its parts with it.
+/// Removes the parts of a primary context that has ended.
 fn end_parts(device: CUdevice) {
     if let Some(process) = Process::get() {
-        let ends = |held: &Charge| held.context == part_of(device);
+        let ends = |charge: &Charge| charge.context == part_of(device);
         process
             .contexts
             .remove_all(ends, |key, _| release_allocations_of(key));

@@ -1,7 +1,7 @@
-//! Memory that processes make available to each other and open, whichever function it is done with.
+//! Memory that processes export to and open from each other, with any function.
 //!
-//! Whoever opens it pays for it unless it is of the same share; see [`crate::imports`]. CUDA wants whoever opened memory
-//! to give it back before its maker frees it. If the maker dies first, it stays charged to the maker's share.
+//! An opened allocation is charged unless it belongs to the same share; see [`crate::imports`]. CUDA requires that
+//! it is closed before its process frees it. If that process dies first, the memory stays charged to its share.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -18,7 +18,7 @@ use crate::shared_chunks::{Chunk, Shared};
 static GET_RANGE: Original = Original::new(Library::Cuda, c"cuMemGetAddressRange_v2");
 type GetRange = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult;
 
-/// Start and size of the allocation that a pointer points into.
+/// Returns start and size of the allocation that contains a pointer.
 pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
     let get = GET_RANGE.address()?;
     // SAFETY: the signature of `cuMemGetAddressRange_v2`.
@@ -29,7 +29,7 @@ pub(crate) fn range_of(pointer: CUdeviceptr) -> Option<(CUdeviceptr, u64)> {
     (result == CUDA_SUCCESS).then_some((base, bytes as u64))
 }
 
-/// The blocks that memory lies in.
+/// Returns the blocks around a range.
 pub(crate) fn blocks_around(start: CUdeviceptr, bytes: u64) -> Chunk {
     let address = start & !(BLOCK.saturating_sub(1));
     let bytes = start.saturating_sub(address).saturating_add(bytes);
@@ -39,7 +39,7 @@ pub(crate) fn blocks_around(start: CUdeviceptr, bytes: u64) -> Chunk {
     }
 }
 
-/// Notes that others can open an allocation from now on.
+/// Records that other processes can open an allocation.
 pub(crate) fn add_export(
     process: &'static Process,
     card: Card,
@@ -57,7 +57,7 @@ pub(crate) fn add_export(
         .add_once(shared, |bytes| card.export(bytes));
 }
 
-/// After an allocation was freed: others cannot open it any more.
+/// Ends an export after the allocation was freed.
 pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
     process.exported.remove(pointer, |chunk| {
         if let Some(card) = Card::at(process, chunk.card) {
@@ -66,8 +66,8 @@ pub(crate) fn end_export(process: &'static Process, pointer: CUdeviceptr) {
     });
 }
 
-/// Pays for memory that was opened at `pointer`, in that chunk, until it is closed or the context ends, if it is not 0;
-/// `false` if the share has not so much.
+/// Charges memory opened at `pointer`, in `chunk`, until it is closed or `context` ends, unless that is 0. Returns
+/// `false` if the limit is exceeded.
 pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
     let opened = &card.process().opened;
     let pay = |bytes| card.import(bytes).is_ok();
@@ -80,14 +80,14 @@ pub(crate) fn open(card: Card, pointer: CUdeviceptr, chunk: Chunk, context: u64)
     reserve_with(card, || opened.add(shared, pay))
 }
 
-/// After memory of another process was given back.
+/// Closes memory of another process.
 pub(crate) fn close(process: &'static Process, pointer: CUdeviceptr) {
     process
         .opened
         .remove(pointer, |chunk| end_import(process, chunk));
 }
 
-/// After a context has ended, and with it what was opened in it.
+/// Closes the memory that was opened in a context that has ended.
 pub(crate) fn end_context(process: &'static Process, context: u64) {
     process
         .opened

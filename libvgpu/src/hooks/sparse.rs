@@ -1,9 +1,8 @@
-//! Sparse arrays: they have no memory but what is mapped to parts of them, and physical memory lives until it is mapped
-//! nowhere any more. So what is mapped to an array counts as what is mapped to an address does; see
-//! [`crate::hooks::physical`].
+//! Sparse arrays: their only memory is mapped physical memory, which lives until its last mapping is gone. So a
+//! mapping to an array counts as a mapping to an address; see [`crate::hooks::physical`].
 //!
-//! A part that is unmapped, or gets other memory, as it was mapped is known; of any other, the memory stays charged until
-//! the array is gone. The driver works in the stream's order; what it unmaps is given back when it is told to.
+//! A mapping is removed when the same part is unmapped or mapped again; otherwise its memory stays charged until
+//! the array is destroyed. libcuda unmaps in stream order; the charge is released when the call returns.
 
 use core::ffi::{c_uint, c_void};
 use core::mem::MaybeUninit;
@@ -20,7 +19,7 @@ use crate::hooks::physical;
 use crate::process::Process;
 use crate::table::cuMemMapArrayAsync;
 
-/// What a tile takes, whatever its extent.
+/// Size of a tile, whatever its extent.
 const TILE: u64 = 64 << 10;
 
 static OF_ARRAY: Original = Original::new(Library::Cuda, c"cuArrayGetSparseProperties");
@@ -34,7 +33,7 @@ impl CUarrayMapInfo {
         self.memOperationType == CU_MEM_OPERATION_TYPE_MAP
     }
 
-    /// Up to where the memory is used.
+    /// Returns the end of the used range of the memory.
     fn end_in_memory(&self) -> u64 {
         let [_, _, _, _, low, high, ..] = self.subresource;
         let bytes = if self.subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL {
@@ -45,7 +44,7 @@ impl CUarrayMapInfo {
         self.offset.saturating_add(bytes)
     }
 
-    /// How many tiles the part has; one, if the driver does not know their extent and so refuses.
+    /// Returns the number of tiles of the part; one if libcuda does not know their extent and rejects the call.
     fn tiles(&self) -> u64 {
         let [_, _, _, _, _, extent @ ..] = self.subresource;
         let tile = self.tile().unwrap_or([c_uint::MAX; 3]);
@@ -55,7 +54,7 @@ impl CUarrayMapInfo {
         })
     }
 
-    /// Elements of a tile of the array in each direction.
+    /// Returns the extent of a tile of the array, in elements.
     fn tile(&self) -> Option<[c_uint; 3]> {
         let get = if self.resourceType == CU_RESOURCE_TYPE_ARRAY {
             &OF_ARRAY
@@ -66,19 +65,19 @@ impl CUarrayMapInfo {
         let get = unsafe { core::mem::transmute::<NonNull<_>, GetProperties>(get.address()?) };
         let mut properties = MaybeUninit::<CUDA_ARRAY_SPARSE_PROPERTIES>::zeroed();
         let array = ptr::with_exposed_provenance_mut(usize::try_from(self.resource).ok()?);
-        // SAFETY: writes one set of properties; the driver refuses what is no sparse array.
+        // SAFETY: writes one set of properties; libcuda rejects other arrays.
         let result = unsafe { get(properties.as_mut_ptr(), array) };
-        // SAFETY: all zeroes is a set of properties.
+        // SAFETY: all zeroes is a valid set of properties.
         (result == CUDA_SUCCESS).then_some(unsafe { properties.assume_init() }.tileExtent)
     }
 }
 
-/// As much of an array's handle as a charge has room for.
+/// Truncates an array's handle to the size of [`Charge::bytes`].
 fn truncated_handle(array: u64) -> u64 {
     array & 0xffff_ffff_ffff
 }
 
-/// Which part of which array, as a key.
+/// Returns the key of the array part.
 fn part_of(operation: &CUarrayMapInfo) -> u64 {
     let mix = |key: u64, number: u32| {
         (key ^ u64::from(number))
@@ -88,7 +87,7 @@ fn part_of(operation: &CUarrayMapInfo) -> u64 {
     let numbers = operation.subresource.iter().enumerate();
     let is_level = operation.subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL;
     numbers
-        // A part of the tail of a mipmapped array: a layer, padding, offset and size.
+        // A part of the mip tail: a layer, padding, offset and size.
         .filter(|(index, _)| is_level || !matches!(index, 1 | 6..))
         .fold(
             mix(operation.resource, operation.subresourceType),
@@ -102,9 +101,9 @@ fn drop_part(process: &'static Process, part: u64) {
     }
 }
 
-/// The array is gone, and with it what was mapped to it.
+/// Removes the mappings of a destroyed array.
 pub(crate) fn drop_mappings(process: &'static Process, array: u64) {
-    let ends = |held: &Charge| held.bytes == truncated_handle(array);
+    let ends = |charge: &Charge| charge.bytes == truncated_handle(array);
     process.array_mappings.remove_all(ends, |_, mapping| {
         physical::drop_mapping(process, mapping.context);
     });
@@ -125,7 +124,7 @@ pub(crate) unsafe fn map(
     let operation = |index: usize| unsafe { operations.wrapping_add(index).as_ref() };
     let list = || (0..operation_count).map_while(operation);
     let maps = || list().filter(|operation| operation.maps());
-    // Before the driver is asked, or another thread could release the memory unseen.
+    // Counted before libcuda is called; otherwise another thread could release the memory unnoticed.
     for (count, operation) in maps().enumerate() {
         let end = || operation.end_in_memory();
         if physical::begin_mapping(process, operation.memHandle, end).is_err() {
@@ -146,7 +145,7 @@ pub(crate) unsafe fn map(
     for operation in list() {
         let part = part_of(operation);
         drop_part(process, part);
-        // Other memory is not the share's.
+        // Memory that is not the share's has no record.
         if operation.maps() && process.physical.get(operation.memHandle).is_some() {
             let mapping = Charge {
                 bytes: truncated_handle(operation.resource),

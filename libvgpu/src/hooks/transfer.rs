@@ -1,7 +1,7 @@
-//! Fills and copies within a card, which take its time as kernels do.
+//! Fills and copies within a GPU, which use GPU time as kernels do.
 //!
-//! Copies between host and card run on copy engines beside the multiprocessors and are not metered; where a
-//! function takes both, the addresses say which it is.
+//! Copies between host and GPU use copy engines and are not metered; for functions that do both, the addresses
+//! decide.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
@@ -19,7 +19,7 @@ static POINTER_ATTRIBUTE: Original = Original::new(Library::Cuda, c"cuPointerGet
 
 type PointerAttribute = unsafe extern "C" fn(*mut c_void, c_int, CUdeviceptr) -> CUresult;
 
-/// Whether the address is one of a card. If the driver cannot say, it is.
+/// Returns whether the address is GPU memory; `true` if libcuda cannot tell.
 fn is_on_card(address: CUdeviceptr) -> bool {
     let Some(ask) = POINTER_ATTRIBUTE.address() else {
         return true;
@@ -28,7 +28,7 @@ fn is_on_card(address: CUdeviceptr) -> bool {
     let ask = unsafe { core::mem::transmute::<NonNull<_>, PointerAttribute>(ask) };
     let mut r#type: c_uint = CU_MEMORYTYPE_HOST;
     let place = (&raw mut r#type).cast();
-    // SAFETY: this attribute is a number of 32 bits; the driver knows nothing of other addresses and says so.
+    // SAFETY: this attribute is a number of 32 bits; libcuda rejects unknown addresses.
     let result = unsafe { ask(place, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) };
     result == CUDA_SUCCESS && r#type != CU_MEMORYTYPE_HOST
 }
@@ -113,7 +113,7 @@ fn copy_on(
     }
 }
 
-/// Copies: what a call copies, whether that is within a card, and where it is put, by an argument or without one.
+/// Copies: the copied bytes, whether they stay within a GPU, and the stream, from an argument or the default.
 macro_rules! copies {
     ($(
         $(#[$attribute:meta])*
@@ -162,14 +162,14 @@ copies! {
     volume_async(copy: *const CUDA_MEMCPY3D; stream) of volume_bytes(copy), within is_volume_within(copy);
     with_attributes(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, attributes: *mut c_void; stream)
         of bytes, within is_on_card(to) && is_on_card(from);
-    /// What the descriptions of these say differs between toolkits, so it is not read: they are charged what such
-    /// calls took on average, whatever they copied.
+    /// The descriptions of these calls differ between toolkits and are not read: the charge is the average of such
+    /// calls, whatever their size.
     volume_with_attributes(copy: *mut c_void, flags: u64; stream)
         of 0, within !copy.is_null();
-    #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+    #[expect(clippy::too_many_arguments, reason = "the original's arguments")]
     batch(to: *mut CUdeviceptr, from: *mut CUdeviceptr, sizes: *mut usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize; stream)
         of batch_bytes(sizes, count), within is_batch_within(to, from, count);
-    #[expect(clippy::too_many_arguments, reason = "the driver's arguments")]
+    #[expect(clippy::too_many_arguments, reason = "the original's arguments")]
     batch_v2(to: *const CUdeviceptr, from: *const CUdeviceptr, sizes: *const usize, count: usize, attributes: *mut c_void, indices: *mut usize, attribute_count: usize; stream)
         of batch_bytes(sizes, count), within is_batch_within(to, from, count);
     /// As [`volume_with_attributes`].
@@ -180,7 +180,7 @@ copies! {
         of count, within !copies.is_null();
 }
 
-/// Whether neither end is host memory. A unified address is asked about.
+/// Returns whether the end is GPU memory. libcuda is asked for a unified address.
 fn is_end_on_card(r#type: c_uint, address: CUdeviceptr) -> bool {
     const UNIFIED: c_uint = 4;
     match r#type {
@@ -191,7 +191,7 @@ fn is_end_on_card(r#type: c_uint, address: CUdeviceptr) -> bool {
 }
 
 fn rows_bytes(copy: *const CUDA_MEMCPY2D) -> usize {
-    // SAFETY: the driver's callers pass null, which it refuses, or a description.
+    // SAFETY: the caller passes null, which libcuda rejects, or a description.
     unsafe { copy.as_ref() }.map_or(0, |copy| copy.WidthInBytes.saturating_mul(copy.Height))
 }
 
@@ -220,24 +220,24 @@ fn is_volume_within(copy: *const CUDA_MEMCPY3D) -> bool {
     })
 }
 
-/// How much a batch copies.
+/// Returns the bytes of a batch.
 fn batch_bytes(sizes: *const usize, count: usize) -> usize {
     if sizes.is_null() {
         return 0;
     }
-    // SAFETY: the driver's callers pass `count` sizes.
+    // SAFETY: the caller passes `count` sizes.
     let sizes = unsafe { core::slice::from_raw_parts(sizes, count) };
     sizes
         .iter()
         .fold(0usize, |sum, size| sum.saturating_add(*size))
 }
 
-/// Whether the first copy of a batch is one within the card; batches are rarely of both sorts.
+/// Returns whether the first copy of a batch is within a GPU; batches are rarely mixed.
 fn is_batch_within(to: *const CUdeviceptr, from: *const CUdeviceptr, count: usize) -> bool {
     if to.is_null() || from.is_null() || count == 0 {
         return false;
     }
-    // SAFETY: the driver's callers pass at least one of each.
+    // SAFETY: the caller passes at least one of each.
     let to = unsafe { to.read() };
     // SAFETY: as above.
     let from = unsafe { from.read() };

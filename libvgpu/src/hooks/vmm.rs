@@ -1,5 +1,5 @@
-//! Virtual memory management: handles of physical memory, and mappings of it to addresses. What they refer to is counted
-//! in [`crate::hooks::physical`]. Address ranges by themselves take nothing.
+//! Virtual memory management: handles of physical memory, and its mappings to addresses. [`crate::hooks::physical`]
+//! counts them. An address range without a mapping uses no memory.
 
 use core::ffi::{c_int, c_void};
 
@@ -30,12 +30,12 @@ pub(crate) unsafe fn create(
         Some(location) if location.r#type == CU_MEM_LOCATION_TYPE_DEVICE => {
             target_of_device(location.id)
         }
-        // Host memory, or no properties, which the driver refuses.
+        // Host memory, or no properties, which libcuda rejects.
         _ => Target::Unlimited,
     };
     let request = Request {
         target,
-        // The driver refuses sizes that are no multiple of its granularity.
+        // libcuda rejects sizes that are no multiple of its granularity.
         bytes: bytes as u64,
         context: || HANDLE,
     };
@@ -43,7 +43,7 @@ pub(crate) unsafe fn create(
         |process| &process.physical,
         // SAFETY: the caller's arguments.
         || unsafe { original(handle, bytes, properties, flags) },
-        // SAFETY: the driver has written the handle.
+        // SAFETY: libcuda has written the handle.
         || unsafe { handle.read() },
     )
 }
@@ -75,7 +75,7 @@ pub(crate) unsafe fn retain(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(handle, address) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        // SAFETY: the driver has written the handle.
+        // SAFETY: libcuda has written the handle.
         physical::add_handle(process, unsafe { handle.read() });
     }
     result
@@ -105,7 +105,7 @@ pub(crate) unsafe fn import(
     // SAFETY: the caller's arguments.
     let result = unsafe { original(handle, shareable, kind) };
     if let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) {
-        // SAFETY: the driver has written the handle.
+        // SAFETY: libcuda has written the handle.
         physical::add_import(process, unsafe { handle.read() });
     }
     result
@@ -154,7 +154,7 @@ pub(crate) unsafe fn unmap(
     let Some(process) = Process::get().filter(|_| result == CUDA_SUCCESS) else {
         return result;
     };
-    // The range is made of whole mappings; the driver refuses others.
+    // The range consists of whole mappings; libcuda rejects others.
     let end = address.saturating_add(bytes as u64);
     let mut at = address;
     while at < end {

@@ -1,4 +1,4 @@
-//! How a share comes to its limits and to its place in a usage region, before any other thread can see it.
+//! Attaches a share to its limits and its usage region, before any other thread can see it.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use crate::log;
 use crate::path::PathBuffer;
 use crate::sys::{self, Fd};
 
-/// Why a share's files cannot be used.
+/// Reason why a share's files are unusable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttachError {
     Open,
@@ -24,24 +24,24 @@ pub(crate) enum AttachError {
 }
 
 impl AttachError {
-    pub(crate) fn text(self) -> &'static str {
+    pub(crate) fn cause(self) -> &'static str {
         match self {
-            Self::Open => "cannot be opened",
-            Self::Owner => "belongs to another user",
-            Self::Size => "cannot be given its size",
-            Self::Map => "cannot be mapped",
-            Self::Content => "is not a usage region of this version",
-            Self::Full => "has no free slot",
-            Self::Removed => "is removed again and again",
+            Self::Open => "cannot open the file",
+            Self::Owner => "file belongs to another user",
+            Self::Size => "cannot allocate the file",
+            Self::Map => "cannot map the file",
+            Self::Content => "not a usage region of this version",
+            Self::Full => "no free slot",
+            Self::Removed => "removed repeatedly by other processes",
         }
     }
 }
 
 impl Share {
-    /// Takes the limits from the page at `path`, which is open as `fd`. The share is not published yet.
+    /// Reads the limits from the page at `path`, which is open as `fd`. The share is not published yet.
     pub(crate) fn attach_page(&self, fd: Fd, path: PathBuffer) -> Option<LimitsPage> {
         let (mapping, page) = map_page(fd)?;
-        // SAFETY: the share is not published yet, so only this thread knows it.
+        // SAFETY: the share is not published yet, so only this thread accesses it.
         unsafe { self.page_path.get().write(path) };
         self.set_identity(page.spec.device_uuid);
         self.set_limits(&page.spec.limits);
@@ -51,18 +51,18 @@ impl Share {
         Some(page)
     }
 
-    /// Takes limits that come from elsewhere. The share is not published yet.
+    /// Sets limits from the environment. The share is not published yet.
     pub(crate) fn attach_limits(&self, uuid: DeviceUuid, limits: &Limits) {
         self.set_identity(uuid);
         self.set_limits(limits);
     }
 
     fn set_identity(&self, uuid: DeviceUuid) {
-        // SAFETY: the share is not published yet, so only this thread knows it.
+        // SAFETY: the share is not published yet, so only this thread accesses it.
         unsafe { self.uuid.get().write(uuid) };
     }
 
-    /// Maps the region at `path` and takes a slot there. The share is not published yet.
+    /// Maps the region at `path` and takes a slot. The share is not published yet.
     pub(crate) fn attach_region(
         &self,
         path: PathBuffer,
@@ -73,13 +73,13 @@ impl Share {
         } else {
             paths::REGION_FILE_MODE
         };
-        // Made only if it is missing: with `fs.protected_regular` the kernel refuses O_CREAT for another user's
-        // file in a directory that all may write to.
+        // Created only if it is missing: with `fs.protected_regular` the kernel rejects O_CREAT for another user's
+        // file in a world-writable directory.
         let fd = sys::open(None, path.as_c_str(), REGION_FLAGS, 0)
             .or_else(|| sys::open(None, path.as_c_str(), REGION_FLAGS | libc::O_CREAT, mode))
             .and_then(sys::above_standard_streams)
             .ok_or(AttachError::Open)?;
-        // SAFETY: the share is not published yet, so only this thread knows it.
+        // SAFETY: the share is not published yet, so only this thread accesses it.
         unsafe { self.region_path.get().write(path) };
         let attached = self.attach_region_file(fd, must_be_own);
         if attached.is_err() {
@@ -97,7 +97,7 @@ impl Share {
         if is_own && !must_be_own {
             sys::set_mode(fd, paths::REGION_FILE_MODE);
         }
-        // A sandbox may forbid to allocate, which the driver has done already.
+        // A sandbox may forbid `fallocate`; the node driver has allocated the file already.
         if !sys::allocate(fd, REGION_SIZE) && status.size < REGION_SIZE as u64 {
             return Err(AttachError::Size);
         }
@@ -127,14 +127,17 @@ impl Share {
         Ok(())
     }
 
-    /// Says once that the region cannot be used and what follows from that.
-    pub(crate) fn report_unusable(&self, path: &CStr, why: AttachError) {
-        let what = if self.fails_open() {
-            "GPU memory is not counted"
+    /// Logs that the region is unusable, and the consequence.
+    pub(crate) fn report_unusable(&self, path: &CStr, error: AttachError) {
+        let action = if self.fails_open() {
+            "not counting GPU memory"
         } else {
-            "GPU memory is refused"
+            "denying GPU memory"
         };
         let path = path.to_str().unwrap_or("?");
-        log::line(format_args!("usage region {path} {}: {what}", why.text()));
+        log::line(format_args!(
+            "usage region {path}: {}; {action}",
+            error.cause()
+        ));
     }
 }

@@ -1,4 +1,4 @@
-//! What a share may take of the card's time, and where that is counted.
+//! GPU time of a share: its grant, and its counters.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ impl Share {
         unpack(self.compute.load(Ordering::Relaxed)).compute_policy != ComputePolicy::None
     }
 
-    /// What the share may do with the card at this moment.
+    /// Returns the current grant.
     pub(crate) fn grant(&self, now_us: u64) -> Grant {
         self.refresh();
         let limits = unpack(self.compute.load(Ordering::Relaxed));
@@ -34,12 +34,12 @@ impl Share {
         Grant::of(&limits, TokenSlice { from_us, until_us }, now_us)
     }
 
-    /// Whether it has the card by turns.
+    /// Returns whether the share gets exclusive token slices.
     pub(crate) fn has_token_policy(&self) -> bool {
         unpack(self.compute.load(Ordering::Relaxed)).compute_policy == ComputePolicy::Token
     }
 
-    /// How much of what events measure is the share's own, in parts per million.
+    /// Returns the share's own part of the time that events measure, in parts per million.
     pub(crate) fn own_time_ppm(&self) -> u32 {
         u32::try_from(self.page_word(OWN_TIME_OFFSET))
             .ok()
@@ -47,22 +47,22 @@ impl Share {
             .unwrap_or(contention::ALL_PPM)
     }
 
-    /// For how long it makes no launches, because a share of higher priority is at work.
+    /// Returns how long the share yields to a share of higher priority.
     pub(crate) fn yields_for_us(&self, now_us: u64) -> Option<u64> {
         bucket::yields_for_us(self.page_word(YIELD_UNTIL_OFFSET), now_us)
     }
 
-    /// How much GPU time may be launched and not seen ended, microseconds; `None` if it does not matter.
+    /// Returns the GPU time that may be in flight, microseconds; `None` if unbounded.
     pub(crate) fn window_us(&self) -> Option<u64> {
         Some(self.page_word(WINDOW_OFFSET)).filter(|us| *us != 0)
     }
 
-    /// Whether the agent wants to hear of its launches at once.
+    /// Returns whether the share notifies the node agent of its launches.
     pub(crate) fn notifies_agent(&self) -> bool {
         self.page_word(NOTIFY_OFFSET) != 0
     }
 
-    /// Notes that somebody wants GPU time now. The first one after a pause calls the agent if others use it meanwhile.
+    /// Records demand for GPU time. The first demand after a pause notifies the agent if the share's time is lent.
     pub(crate) fn record_demand(&self, bucket: Bucket<'_, RegionWord>, now_us: u64) {
         let before_us = bucket.record_demand(now_us);
         if self.page_word(LENT_OFFSET) != 0 && bucket::resumes_demand(before_us, now_us) {
@@ -70,9 +70,9 @@ impl Share {
         }
     }
 
-    /// Calls the agent.
+    /// Notifies the node agent.
     pub(crate) fn notify_agent(&self) {
-        // SAFETY: not written any more once the share can be seen.
+        // SAFETY: never written after the share is published.
         let path = unsafe { &*self.region_path.get() };
         sys::touch(path.as_c_str());
     }
@@ -83,7 +83,7 @@ impl Share {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Where the share's GPU time is counted; `None` if it cannot be.
+    /// Returns the share's bucket; `None` if GPU time cannot be counted.
     pub(crate) fn bucket(&self) -> Option<Bucket<'static, RegionWord>> {
         self.own().map(|(region, _)| Bucket::new(region.header()))
     }
@@ -106,7 +106,7 @@ impl Share {
         }
     }
 
-    /// Notes a launch that took so long.
+    /// Records the duration of a launch.
     pub(crate) fn record_kernel(&self, us: u64, is_long: bool) {
         let Some(slot) = self.own_slot() else { return };
         if is_long {
@@ -123,8 +123,8 @@ impl Share {
     }
 }
 
-/// What of the limits concerns GPU time, in one word, so that it is never half changed: rate or all ones (bits
-/// 0–39), guarantee (40–47), policy (48–55).
+/// Packs the compute limits into one word, so that readers see a consistent set: rate or all ones (bits 0–39),
+/// guarantee (40–47), policy (48–55).
 pub(super) fn pack(limits: &Limits) -> u64 {
     let rate = limits.rate_us_per_s.map_or(NO_RATE, u64::from);
     let policy: u64 = match limits.compute_policy {

@@ -1,4 +1,4 @@
-//! The mapped files of a share: the limits page is read, the usage region is checked_slots at as what it is.
+//! The mapped files of a share: reads the limits page and views the usage region.
 
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -20,10 +20,10 @@ use crate::sys::{self, Fd};
 
 const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
 
-/// How often a page that is being changed is read again.
+/// Number of attempts to read a page that is being changed.
 const PAGE_READS: u32 = 16;
 
-/// Maps a page that can be read.
+/// Maps a page and decodes it.
 pub(super) fn map_page(fd: Fd) -> Option<(NonNull<AtomicU64>, LimitsPage)> {
     if sys::status(fd)?.size < PAGE_SIZE as u64 {
         return None;
@@ -37,11 +37,11 @@ pub(super) fn map_page(fd: Fd) -> Option<(NonNull<AtomicU64>, LimitsPage)> {
 }
 
 pub(super) fn page_words(page: NonNull<AtomicU64>) -> &'static [AtomicU64] {
-    // SAFETY: `map_page` mapped a whole page, which stays mapped while the share points at it.
+    // SAFETY: `map_page` mapped a whole page, which stays mapped while the share refers to it.
     unsafe { slice::from_raw_parts(page.as_ptr(), PAGE_WORDS) }
 }
 
-/// Copies and decodes a mapped page. The driver may be changing it; a torn copy is read again.
+/// Copies and decodes a mapped page. The node driver may be changing it; a torn copy is read again.
 pub(super) fn read_page(page: NonNull<AtomicU64>) -> Option<LimitsPage> {
     for _ in 0..PAGE_READS {
         let mut copy = [0u8; PAGE_SIZE];
@@ -65,7 +65,7 @@ pub(super) fn read_page(page: NonNull<AtomicU64>) -> Option<LimitsPage> {
 }
 
 pub(super) fn view(mapping: NonNull<c_void>) -> Region<'static, RegionWord> {
-    // SAFETY: `REGION_SIZE` bytes are mapped, aligned to a page and never unmapped while the share points there.
+    // SAFETY: `REGION_SIZE` bytes are mapped, aligned to a page and never unmapped while the share refers to it.
     let header = unsafe { mapping.cast::<Header<RegionWord>>().as_ref() };
     // SAFETY: the slots begin inside that mapping.
     let slots = unsafe { mapping.byte_add(SLOTS_OFFSET) }.cast::<Slot<RegionWord>>();
@@ -74,7 +74,7 @@ pub(super) fn view(mapping: NonNull<c_void>) -> Region<'static, RegionWord> {
     Region::new(header, slots)
 }
 
-/// Makes a fresh region one of this version, or makes sure that it is.
+/// Initializes a new region, or checks that it has this version.
 pub(super) fn check(region: &Region<'_, RegionWord>) -> Result<(), AttachError> {
     let header = region.header();
     for (word, value) in [
@@ -90,7 +90,7 @@ pub(super) fn check(region: &Region<'_, RegionWord>) -> Result<(), AttachError> 
     Ok(())
 }
 
-/// Takes a free slot, or if there is none, one of a dead process.
+/// Takes a free slot, or else the slot of a dead process.
 pub(super) fn acquire_slot(
     region: &Region<'_, RegionWord>,
     fd: Fd,
@@ -98,14 +98,14 @@ pub(super) fn acquire_slot(
     let owner: Owner = identity::own();
     for must_be_free in [true, false] {
         for index in (0..SLOT_COUNT).filter_map(SlotIndex::new) {
-            // What a dead process left behind is not its last word; see `Region::reclaim_slot`.
+            // An orphaned slot still counts memory; see `Region::reclaim_slot`.
             if (must_be_free && !region.is_free(index)) || region.is_orphaned(index) {
                 continue;
             }
             if !sys::lock(fd, index.offset(), SLOT_SIZE) {
                 continue;
             }
-            // It may have been taken and its owner may have died since the look at its state.
+            // The slot may have been taken, and its owner may have died, since its state was read.
             if !must_be_free || region.is_free(index) {
                 let generation = region.acquire_slot(index, owner).ok_or(AttachError::Full)?;
                 return Ok((index, generation));

@@ -1,4 +1,4 @@
-//! What the processes of a share use, as monitoring programs want to know it.
+//! Usage of a share's processes, for monitoring programs.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -9,12 +9,12 @@ use super::Share;
 use super::compute::unpack;
 use crate::sys;
 
-/// For how long a figure from two readings holds, and so the shortest time between them.
+/// Validity of a percentage, and the shortest time between two readings.
 const READING_US: u64 = 100_000;
 
-/// All zeroes is nothing read yet.
+/// Last reading. All zeroes is none.
 pub(super) struct UsageReading {
-    /// The last reading of the share's GPU time, when, and what it gave.
+    /// The share's GPU time at the last reading, its time, and the resulting percentage.
     gpu_time_us: AtomicU64,
     at_us: AtomicU64,
     percent: AtomicU32,
@@ -22,7 +22,7 @@ pub(super) struct UsageReading {
     is_busy: AtomicU32,
 }
 
-/// A process of this share and this PID namespace.
+/// A live process of this share in this PID namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct LiveProcess {
     pub(crate) pid: u32,
@@ -30,19 +30,19 @@ pub(crate) struct LiveProcess {
 }
 
 impl Share {
-    /// Percent of the card's GPU time that the share has; 0 if it has no guarantee.
+    /// Returns the guaranteed percent of GPU time; 0 without a guarantee.
     pub(crate) fn cores_percent(&self) -> u32 {
         self.refresh();
         unpack(self.compute.load(Ordering::Relaxed)).cores.percent()
     }
 
-    /// Whether its processes can be counted at all.
+    /// Returns whether usage is counted.
     pub(crate) fn is_countable(&self) -> bool {
         self.own().is_some()
     }
 
-    /// The processes that use the card. Those of other PID namespaces have no PID here and are left out, as NVML
-    /// itself does. [`Share::reclaim`] takes the dead ones away before.
+    /// Returns the processes that use the GPU. Processes of other PID namespaces have no PID here and are excluded,
+    /// as in NVML itself. Call [`Share::reclaim`] first to remove dead ones.
     pub(crate) fn live_processes(&self) -> impl Iterator<Item = LiveProcess> {
         let own = self.own();
         let namespace = own
@@ -54,7 +54,7 @@ impl Share {
             let region = region?;
             let index = SlotIndex::new(index)?;
             let slot = region.slot(index).filter(|_| region.is_in_use(index))?;
-            // Who has neither memory nor launches only looks.
+            // A process without memory and launches only queries.
             let idle = [&slot.used_bytes, &slot.driver_bytes, &slot.launches]
                 .into_iter()
                 .all(|word| Word::load(word) == 0);
@@ -68,10 +68,11 @@ impl Share {
         })
     }
 
-    /// Percent of the card's time that the share's processes used, as its meter counts; `None` where it does not.
+    /// Returns the percent of GPU time that the share's processes used, according to the meter; `None` if not
+    /// metered.
     ///
-    /// That takes two readings. The first call of a process waits for the second one; every further call covers
-    /// the time since the last, or repeats it if that was just now or another thread is at it.
+    /// Needs two readings. The first call of a process sleeps between them; each further call covers the time since
+    /// the last reading, or repeats its result if that is recent or another thread reads.
     pub(crate) fn metered_percent(&self) -> Option<u32> {
         if !self.is_metered() {
             return None;
@@ -108,7 +109,7 @@ impl Share {
         Some(())
     }
 
-    /// GPU time of all processes of the share, those of other PID namespaces included.
+    /// Returns the GPU time of all processes of the share, in all PID namespaces.
     fn gpu_time_us(&self) -> Option<u64> {
         let (region, _) = self.own()?;
         let sum = (0..region.slots().len())

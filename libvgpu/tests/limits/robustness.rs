@@ -54,9 +54,9 @@ fn limits_with_inessential_syscalls_forbidden() {
 fn denies_memory_with_essential_syscalls_forbidden() {
     for (forbidden, message) in [
         ("status", "limits page of share"),
-        ("open", "cannot be opened"),
-        ("map", "cannot be mapped"),
-        ("lock", "has no free slot"),
+        ("open", "cannot open the file"),
+        ("map", "cannot map the file"),
+        ("lock", "no free slot"),
     ] {
         let container = Container::with_memory(GIB);
         let (mut process, errors) = sandboxed_process(&container, forbidden);
@@ -69,7 +69,7 @@ fn denies_memory_with_essential_syscalls_forbidden() {
         let errors = fs::read_to_string(errors).unwrap();
         assert!(errors.contains(message), "{forbidden}: {errors}");
         assert!(
-            errors.contains("GPU memory is refused"),
+            errors.contains("denying GPU memory"),
             "{forbidden}: {errors}"
         );
     }
@@ -91,7 +91,7 @@ fn denies_memory_when_shares_cannot_be_listed() {
         process.denied("init 0");
         assert!(process.end().success(), "{obstacle}");
         let errors = fs::read_to_string(errors).unwrap();
-        assert!(errors.contains("GPU memory is refused"), "{errors}");
+        assert!(errors.contains("denying GPU memory"), "{errors}");
     }
 }
 

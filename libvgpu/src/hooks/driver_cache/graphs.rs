@@ -1,12 +1,12 @@
-//! What the driver keeps per device for the graphs of the process.
+//! Graph memory that libcuda caches per device.
 //!
-//! Launches of one executable graph come after each other, however many streams they are in, so a graph needs its memory
-//! once: the driver never has more than all graphs together that were ever launched. A launch reserves no more than what is
-//! missing to that; for the rest, what is charged already serves it. Should a driver have more nevertheless, this is not
-//! relied on any more.
+//! Launches of one executable graph are serialized, in all streams, so a graph needs its memory once: the cache
+//! never exceeds the total need of all graphs ever launched. A launch reserves only the part that is missing to
+//! that total; the present charge covers the rest. If the cache exceeds the total nevertheless, the bound is
+//! dropped.
 //!
-//! Invariant: a device's charge for graphs is what its pool said last, but for what launches under way have reserved.
-//! Between launches it can only have shrunk.
+//! Invariant: the charge for a device is the last reported size of its cache, apart from the reservations of
+//! launches in flight. Between launches the cache can only shrink.
 
 use core::ffi::{c_uint, c_void};
 use core::ptr::NonNull;
@@ -24,7 +24,7 @@ static TRIM: Original = Original::new(Library::Cuda, c"cuDeviceGraphMemTrim");
 type GetAttribute = unsafe extern "C" fn(CUdevice, c_uint, *mut c_void) -> CUresult;
 type Trim = unsafe extern "C" fn(CUdevice) -> CUresult;
 
-/// What the driver's pool for graphs has reserved on a device.
+/// Returns the reserved size of a device's graph memory.
 fn reserved(device: CUdevice) -> Option<u64> {
     let get = GET_ATTRIBUTE.address()?;
     // SAFETY: the signature of `cuDeviceGetGraphMemAttribute`.
@@ -45,7 +45,7 @@ fn trim(device: CUdevice) {
     if let Some(trim) = TRIM.address() {
         // SAFETY: the signature of `cuDeviceGraphMemTrim`.
         let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
-        // SAFETY: gives back what no graph uses.
+        // SAFETY: trims only unused memory.
         unsafe { trim(device) };
     }
 }
@@ -54,10 +54,10 @@ fn key_of(device: CUdevice) -> u64 {
     u64::from(device.cast_unsigned())
 }
 
-/// In the place of a context: the graph has not been launched yet.
+/// Mark in the context of a charge: the graph was not launched yet.
 const NOT_LAUNCHED: u64 = 1 << 32;
 
-/// What is remembered of an executable graph that may need so much, of which nothing was launched or uploaded yet.
+/// Returns the record of a new executable graph that needs up to `need_bytes`.
 pub(crate) fn new_charge(card: Card, device: CUdevice, need_bytes: u64) -> Charge {
     Charge {
         bytes: need_bytes,
@@ -66,30 +66,30 @@ pub(crate) fn new_charge(card: Card, device: CUdevice, need_bytes: u64) -> Charg
     }
 }
 
-/// The device of an executable graph.
-pub(crate) fn device_of(held: &Charge) -> CUdevice {
-    CUdevice::try_from(held.context & !NOT_LAUNCHED).unwrap_or(0)
+/// Returns the device of an executable graph.
+pub(crate) fn device_of(charge: &Charge) -> CUdevice {
+    CUdevice::try_from(charge.context & !NOT_LAUNCHED).unwrap_or(0)
 }
 
-/// More than any card has, and as much as is remembered.
+/// Larger than any GPU, and the largest value of a charge.
 const UNBOUNDED: u64 = (1 << 48) - 1;
 
-/// What the driver may have at most: what all graphs together need that were ever launched, or [`UNBOUNDED`] if it has had
-/// more.
+/// Returns the bound of the cache: the total need of all graphs ever launched, or [`UNBOUNDED`] after the cache
+/// exceeded it.
 fn max_bytes(process: &Process, device: CUdevice) -> u64 {
     let known = process.graph_needs.get(key_of(device));
-    known.map_or(UNBOUNDED, |held| held.bytes)
+    known.map_or(UNBOUNDED, |charge| charge.bytes)
 }
 
-/// Counts in what an executable graph needs, unless it was already. The caller holds the guard of what is kept. What is
-/// gone stays counted: its memory may still be there.
+/// Adds the need of an executable graph to the total, once. The caller holds the guard of the caches. A destroyed
+/// graph stays counted: its memory may still be cached.
 fn add_need(process: &Process, exec: u64) {
-    let launched = |held: &Charge| Charge {
-        context: held.context & !NOT_LAUNCHED,
-        ..*held
+    let launched = |charge: &Charge| Charge {
+        context: charge.context & !NOT_LAUNCHED,
+        ..*charge
     };
-    let before = process.graphs.change(exec, |held| Some(launched(held)));
-    let Some(new) = before.filter(|held| held.context & NOT_LAUNCHED != 0) else {
+    let before = process.graphs.change(exec, |charge| Some(launched(charge)));
+    let Some(new) = before.filter(|charge| charge.context & NOT_LAUNCHED != 0) else {
         return;
     };
     let (needs, key) = (&process.graph_needs, new.context & !NOT_LAUNCHED);
@@ -97,51 +97,53 @@ fn add_need(process: &Process, exec: u64) {
         bytes: bytes.saturating_add(new.bytes).min(UNBOUNDED),
         ..launched(&new)
     };
-    if needs.change(key, |held| Some(more(held.bytes))).is_none() {
+    if needs
+        .change(key, |charge| Some(more(charge.bytes)))
+        .is_none()
+    {
         needs.insert(key, more(0));
     }
 }
 
-/// Notes that an executable graph was uploaded as it was made.
+/// Records that an executable graph was uploaded at instantiation.
 pub(crate) fn record_upload(process: &Process, exec: u64) {
     let _guard = process.pool_guard();
     add_need(process, exec);
 }
 
-/// Has a launch of an executable graph that may need so much use what is charged, as far as it can without the driver
-/// having more in the end. Returns that.
+/// Covers the need of a launch with the present charge, as far as the bound of the cache allows, and returns the
+/// covered bytes.
 pub(crate) fn reuse_charge(card: Card, device: CUdevice, exec: u64, need_bytes: u64) -> u64 {
     let process = card.process();
     let _guard = process.pool_guard();
     add_need(process, exec);
     let (mut reused, most) = (0, max_bytes(process, device));
-    process.graph_pools.change(key_of(device), |held| {
+    process.graph_pools.change(key_of(device), |charge| {
         let growth;
-        (growth, reused) = CacheCharge::of(held).reuse_charge(need_bytes, most);
-        Some(growth.to_charge(held.card))
+        (growth, reused) = CacheCharge::of(charge).reuse_charge(need_bytes, most);
+        Some(growth.to_charge(charge.card))
     });
     reused
 }
 
-/// Notes that a graph is about to be launched that has reserved so much for what it may need.
+/// Adds the reservation of a launch in flight.
 pub(crate) fn add_reservation(card: Card, device: CUdevice, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
     super::add_reservation(card, &process.graph_pools, key_of(device), reserved_bytes);
 }
 
-/// Makes the device's charge for graphs what the pool says, after a launch that had reserved `reserved_bytes` for its growth,
-/// or was reused so much.
+/// Sets the device's charge to the reported size, after a launch with `reserved_bytes` reserved or reused.
 pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
     let (caches, key) = (&process.graph_pools, key_of(device));
     let has_bytes = reserved(device);
     if has_bytes.is_some_and(|bytes| bytes > max_bytes(process, device)) {
-        process.graph_needs.change(key, |held| {
+        process.graph_needs.change(key, |charge| {
             Some(Charge {
                 bytes: UNBOUNDED,
-                ..*held
+                ..*charge
             })
         });
     }
@@ -149,24 +151,24 @@ pub(crate) fn settle(card: Card, device: CUdevice, reserved_bytes: u64) {
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUdevice)) {
-    card.process().graph_pools.for_each(|key, held| {
-        if held.card == card.index() && held.bytes != 0 {
+    card.process().graph_pools.for_each(|key, charge| {
+        if charge.card == card.index() && charge.bytes != 0 {
             each(CUdevice::try_from(key).unwrap_or(0));
         }
     });
 }
 
-/// Notes what the driver's pools for graphs have given back meanwhile.
+/// Updates the charges after libcuda returned graph memory to the GPU.
 pub(super) fn refresh(card: Card) {
     for_each_pool(card, |device| settle(card, device, 0));
 }
 
-/// Makes the driver's pools for graphs give back what they do not use. `false` if there are none on that card.
+/// Trims the graph memory. Returns `false` if the GPU has none.
 pub(super) fn trim_all(card: Card) -> bool {
     let mut has_any = false;
     card.process()
         .graph_pools
-        .for_each(|_, held| has_any |= held.card == card.index());
+        .for_each(|_, charge| has_any |= charge.card == card.index());
     if has_any {
         for_each_pool(card, |device| {
             trim(device);

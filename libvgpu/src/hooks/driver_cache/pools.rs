@@ -1,8 +1,8 @@
-//! What memory pools have reserved. A pool takes memory from the card in chunks, hands out parts of them, and keeps what
-//! is freed until it is synchronised or trimmed.
+//! Reserved size of memory pools. A pool takes memory from the GPU in chunks, allocates parts of them, and keeps
+//! freed memory until it is synchronized or trimmed.
 //!
-//! Invariant: a pool's charge is what it said last, but for what allocations under way have reserved. It says so after
-//! each allocation; between, it can only have shrunk.
+//! Invariant: the charge for a pool is its last reported size, apart from the reservations of allocations in
+//! flight. The size is queried after each allocation; between allocations the pool can only shrink.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -20,12 +20,12 @@ static TRIM: Original = Original::new(Library::Cuda, c"cuMemPoolTrimTo");
 type GetAttribute = unsafe extern "C" fn(CUmemoryPool, c_int, *mut c_void) -> CUresult;
 type Trim = unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult;
 
-/// What the pool has taken from the card.
+/// Returns the reserved size of the pool.
 pub(crate) fn reserved_of(pool: CUmemoryPool) -> Option<u64> {
     attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 }
 
-/// A `CU_MEMPOOL_ATTR_*`.
+/// Returns a `CU_MEMPOOL_ATTR_*`.
 pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     let get = GET_ATTRIBUTE.address()?;
     // SAFETY: the signature of `cuMemPoolGetAttribute`.
@@ -36,29 +36,29 @@ pub(crate) fn attribute(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     (result == CUDA_SUCCESS).then_some(value)
 }
 
-/// Makes the pool give back what it does not use.
+/// Trims the pool.
 pub(crate) fn trim(pool: CUmemoryPool) {
     if let Some(trim) = TRIM.address() {
         // SAFETY: the signature of `cuMemPoolTrimTo`.
         let trim = unsafe { core::mem::transmute::<NonNull<c_void>, Trim>(trim) };
-        // SAFETY: keeps what is in use.
+        // SAFETY: trims only unused memory.
         unsafe { trim(pool, 0) };
     }
 }
 
-/// A pool as a key.
+/// Returns the pool's key.
 pub(crate) fn key_of(pool: CUmemoryPool) -> u64 {
     pool.expose_provenance() as u64
 }
 
-/// Notes that an allocation is about to be made for which so much was reserved.
+/// Adds the reservation of an allocation in flight.
 pub(crate) fn add_reservation(card: Card, pool: CUmemoryPool, reserved_bytes: u64) {
     let process = card.process();
     let _guard = process.pool_guard();
     super::add_reservation(card, &process.pools, key_of(pool), reserved_bytes);
 }
 
-/// Makes the pool's charge what the pool says, after an allocation for whose growth `reserved_bytes` had been reserved.
+/// Sets the pool's charge to the reported size, after an allocation with `reserved_bytes` reserved.
 pub(crate) fn settle(card: Card, pool: CUmemoryPool, reserved_bytes: u64) -> SizeChange {
     let change = {
         let _guard = card.process().pool_guard();
@@ -85,7 +85,7 @@ fn invalidate_if_shrunk(card: Card, pool: CUmemoryPool, change: SizeChange) {
     }
 }
 
-/// What the pool has that none has paid for.
+/// Returns the part of the reported size that is neither charged nor reserved.
 pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
     let process = card.process();
     let _guard = process.pool_guard();
@@ -96,8 +96,8 @@ pub(crate) fn uncharged_bytes(card: Card, pool: CUmemoryPool) -> u64 {
     growth.uncharged_bytes(reserved_of(pool).unwrap_or(0))
 }
 
-/// Makes the pool's charge what it says, after it has given back what it does not use if `trims`. Another thread may
-/// have destroyed the pool: then it is not asked.
+/// Sets the pool's charge to the reported size, after a trim if `trims`. A pool that another thread has destroyed
+/// is not queried.
 fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
     let process = card.process();
     let change = {
@@ -114,27 +114,26 @@ fn refresh_pool(card: Card, pool: CUmemoryPool, trims: bool) {
 }
 
 fn for_each_pool(card: Card, each: impl Fn(CUmemoryPool)) {
-    card.process().pools.for_each(|key, held| {
-        if held.card == card.index() && held.bytes != 0 {
+    card.process().pools.for_each(|key, charge| {
+        if charge.card == card.index() && charge.bytes != 0 {
             let address = usize::try_from(key).unwrap_or(0);
             each(core::ptr::with_exposed_provenance_mut(address));
         }
     });
 }
 
-/// Notes what the card's pools have given back meanwhile.
+/// Updates the charges after pools returned memory to the GPU.
 pub(super) fn refresh(card: Card) {
     for_each_pool(card, |pool| refresh_pool(card, pool, false));
     destroyed::settle(card);
 }
 
-/// Makes the process's pools give back what they do not use. `false` if it has none on that card, and none was destroyed
-/// that has given anything back.
+/// Trims the process's pools. Returns `false` if the GPU has none, and no destroyed pool released memory.
 pub(super) fn trim_all(card: Card) -> bool {
     let mut has_any = destroyed::settle(card);
     card.process()
         .pools
-        .for_each(|_, held| has_any |= held.card == card.index());
+        .for_each(|_, charge| has_any |= charge.card == card.index());
     if has_any {
         for_each_pool(card, |pool| refresh_pool(card, pool, true));
     }

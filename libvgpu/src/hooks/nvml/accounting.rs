@@ -1,7 +1,7 @@
-//! Accounting: what the card keeps of the share's own live_processes processes.
+//! Accounting: the records of the share's own live processes.
 //!
-//! The card keeps records of everybody's processes, by PIDs that mean something only where NVML translates them. Of
-//! processes that are gone nothing says whose they were, so they are not shown.
+//! NVML has records of all processes on the GPU, by PIDs that are meaningful only if NVML translates them. The
+//! share of an ended process is unknown, so its record is hidden.
 
 use core::ffi::c_uint;
 
@@ -46,7 +46,7 @@ pub(crate) unsafe fn pids(
         let pid = unsafe { place.read() };
         if is_live(card, pid) {
             let to = usize::try_from(kept).unwrap_or(index);
-            // SAFETY: not behind the place that was read.
+            // SAFETY: not after the entry that was read.
             let to = unsafe { pids.add(to) };
             // SAFETY: as above.
             unsafe { to.write(pid) };

@@ -1,4 +1,4 @@
-//! Performance monitoring: its counters are of the whole card, neighbours included, so a share has none.
+//! Performance monitoring: its counters cover the whole GPU with all shares, so a share has none.
 
 use core::ffi::c_uint;
 

@@ -1,7 +1,7 @@
 //! Process lists: the share's own processes, by the PIDs of this container.
 //!
-//! They come from the share's usage region, since drivers differ in what they show a container: by the host's
-//! PIDs, by its own, or nothing. A share has no graphics and no MPS clients, so those lists are empty.
+//! They come from the share's usage region, because NVIDIA drivers differ inside a container: host PIDs, container
+//! PIDs, or no process. A share has no graphics and no MPS clients, so those lists are empty.
 
 use core::ffi::c_uint;
 use core::ptr;
@@ -21,7 +21,7 @@ use crate::table::{
 
 type List<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
-/// The processes of a card's shares, each once, with what it has of all of them.
+/// Returns the processes of a GPU's shares, each once, with its usage of all shares.
 pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
     let shares = move || card.shares().enumerate();
     shares().flat_map(move |(position, share)| {
@@ -46,7 +46,7 @@ pub(crate) fn live_processes(card: Card) -> impl Iterator<Item = LiveProcess> {
     })
 }
 
-/// Takes away what dead processes left in the shares of a card.
+/// Reclaims dead processes in the shares of a GPU.
 pub(crate) fn reclaim_dead(card: Card) {
     let _guard = card.process().guard();
     for share in card.shares() {
@@ -54,10 +54,10 @@ pub(crate) fn reclaim_dead(card: Card) {
     }
 }
 
-/// A list of `processes` in NVML's way: `count` is the capacity before and the length after.
+/// Writes a list of `processes` as NVML does: `count` is the capacity before and the length after.
 ///
 /// # Safety
-/// As for NVML's function: `count` is valid, and `infos` has room for as many as it says.
+/// As for NVML's function: `count` is valid, and `infos` has space for as many entries.
 unsafe fn write<T>(
     original: List<T>,
     device: nvmlDevice_t,
@@ -65,27 +65,27 @@ unsafe fn write<T>(
     infos: *mut T,
     processes: impl Iterator<Item = T>,
 ) -> nvmlReturn_t {
-    // NVML checks everything but the array, which it must not fill.
+    // NVML checks all arguments except the array, which it must not fill.
     let mut driver_count = 0;
-    // SAFETY: no room is promised and none is used.
+    // SAFETY: the capacity is zero.
     let result = unsafe { original(device, &raw mut driver_count, ptr::null_mut()) };
     if result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE {
         return result;
     }
-    // SAFETY: checked by the caller.
+    // SAFETY: not null, checked by the caller.
     let capacity = unsafe { count.read() };
     let mut length: c_uint = 0;
     for process in processes {
         if length < capacity && !infos.is_null() {
             let offset = usize::try_from(length).unwrap_or(usize::MAX);
-            // SAFETY: within the room that the caller promised.
+            // SAFETY: within the caller's array.
             let place = unsafe { infos.add(offset) };
             // SAFETY: as above.
             unsafe { place.write(process) };
         }
         length = length.saturating_add(1);
     }
-    // SAFETY: checked by the caller.
+    // SAFETY: not null, checked by the caller.
     unsafe { count.write(length) };
     if length > capacity || (length > 0 && infos.is_null()) {
         return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -93,7 +93,7 @@ unsafe fn write<T>(
     NVML_SUCCESS
 }
 
-/// The list of compute processes in one of its versions, or of none.
+/// Writes the list of compute processes in one of its versions, or an empty list.
 ///
 /// # Safety
 /// As for NVML's function.
@@ -167,11 +167,11 @@ pub(crate) unsafe fn compute(
     unsafe { list(original, device, count, infos, Some(info)) }
 }
 
-/// Values of `mode` in a list in detail.
+/// Values of `mode` in a detailed list.
 const COMPUTE: c_uint = 0;
 const LAST_MODE: c_uint = 2;
 
-/// NVML's check of what a list in detail says of itself, which must not be filled.
+/// Lets NVML check the arguments of a detailed list without filling it.
 ///
 /// # Safety
 /// As for NVML's function.
@@ -187,7 +187,7 @@ unsafe fn check(
         procArray: ptr::null_mut(),
         ..asked
     };
-    // SAFETY: no room is promised and none is used.
+    // SAFETY: the capacity is zero.
     unsafe { original(device, &raw mut empty) }
 }
 
@@ -223,7 +223,7 @@ pub(crate) unsafe fn detailed(
     for process in card.into_iter().flat_map(live_processes) {
         if length < asked.numProcArrayEntries && !asked.procArray.is_null() {
             let offset = usize::try_from(length).unwrap_or(usize::MAX);
-            // SAFETY: within the room that the caller promised.
+            // SAFETY: within the caller's array.
             let place = unsafe { asked.procArray.add(offset) };
             let detail = nvmlProcessDetail_v1_t {
                 pid: process.pid,

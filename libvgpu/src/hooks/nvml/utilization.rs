@@ -1,11 +1,11 @@
-//! How busy the card is: with the share's own work alone, 100 % being the share's cores.
+//! Utilization: the share's own work only, where 100% is the share's cores.
 //!
-//! Two sources. NVML's samples of processes are the first, where it shows a container its processes by their own
-//! PIDs (drivers since 515) or the program runs on the host. Where the driver shows other PIDs, or nothing, a
-//! sample cannot be told to be the share's; then the share's own meter answers, and without one none does.
+//! There are two sources. NVML's process samples come first, if NVML reports the container's own PIDs (NVIDIA
+//! drivers since 515) or the program runs on the host. With other PIDs, or none, a sample cannot be attributed to
+//! the share; then the share's own meter answers. Without a meter the function is not supported.
 //!
-//! A share without a guarantee of cores has the whole card for 100 %. Work beyond the guarantee, in time that
-//! others left idle, is still 100 %.
+//! For a share without a guarantee 100% is the whole GPU. Work beyond the guarantee, in idle time of other shares,
+//! still reads 100%.
 
 use core::ffi::c_uint;
 use core::mem::size_of;
@@ -30,15 +30,15 @@ use crate::table::{
     nvmlDeviceGetProcessesUtilizationInfo, nvmlDeviceGetSamples, nvmlDeviceGetUtilizationRates,
 };
 
-/// Processes of a card that are looked at. They lie on the stack of the caller's thread.
+/// Number of inspected processes of a GPU, on the stack of the calling thread.
 const MAX_PROCESSES: c_uint = 96;
 
-/// What counts as now: NVML's own sampling period is between 1/6 s and 1 s.
+/// Age of recent samples: NVML's own sampling period is between 1/6 s and 1 s.
 const RECENT_US: u64 = 1_000_000;
-/// How often a share has a new sample.
+/// Sampling period of a share.
 const SAMPLE_US: u64 = 166_000;
 
-/// A figure for the share's cores out of one for the card.
+/// Scales a percentage of the GPU to the share's cores.
 pub(super) fn scale(percent: u32, cores_percent: u32) -> u32 {
     percent
         .saturating_mul(100)
@@ -47,7 +47,7 @@ pub(super) fn scale(percent: u32, cores_percent: u32) -> u32 {
         .min(100)
 }
 
-/// The cores of all shares of a card together; 100 if one has no guarantee.
+/// Returns the total cores of all shares of a GPU; 100 if one has no guarantee.
 pub(super) fn cores_percent(card: Card) -> u32 {
     let mut sum = 0u32;
     for share in card.shares() {
@@ -59,16 +59,16 @@ pub(super) fn cores_percent(card: Card) -> u32 {
     sum.clamp(1, 100)
 }
 
-/// A function of NVML behind a hook, as this type.
+/// Returns the NVML function behind a hook, as type `F`.
 fn original<F: Copy>(original: &Original) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<NonNull<core::ffi::c_void>>()) };
     let address = original.address()?;
-    // SAFETY: every caller names the type of exactly that function, and function pointers are of a pointer's size.
+    // SAFETY: every caller passes the type of exactly that function, and function pointers have the size of a pointer.
     Some(unsafe { core::mem::transmute_copy::<NonNull<core::ffi::c_void>, F>(&address) })
 }
 
-/// Whether the PIDs that NVML shows here are those of this container: every one of them exists in it, and all
-/// processes of the share are among them.
+/// Returns whether NVML reports the PIDs of this container: every reported PID exists here, and all processes of
+/// the share are reported.
 pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
     let list = original::<nvmlDeviceGetComputeRunningProcesses_v3::Function>(
         &nvmlDeviceGetComputeRunningProcesses_v3::ORIGINAL,
@@ -81,7 +81,7 @@ pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
         computeInstanceId: NO_INSTANCE,
     }; MAX_PROCESSES as usize];
     let mut count = MAX_PROCESSES;
-    // SAFETY: room for as many as `count` says.
+    // SAFETY: the array has `count` entries.
     let result = unsafe { list(device, &raw mut count, shown.as_mut_ptr()) };
     if result != NVML_SUCCESS {
         return false;
@@ -91,7 +91,7 @@ pub(super) fn shows_own_pids(card: Card, device: nvmlDevice_t) -> bool {
         && live_processes(card).all(|process| shown().any(|shown| shown.pid == process.pid))
 }
 
-/// The newest sample of each process of the card's shares.
+/// Passes the newest sample of each process of the GPU's shares to `each`.
 fn sampled(
     card: Card,
     device: nvmlDevice_t,
@@ -117,7 +117,7 @@ fn sampled(
         decUtil: 0,
     }; MAX_PROCESSES as usize];
     let mut count = MAX_PROCESSES;
-    // SAFETY: room for as many as `count` says.
+    // SAFETY: the array has `count` entries.
     let result = unsafe { ask(device, samples.as_mut_ptr(), &raw mut count, since_us) };
     match result {
         NVML_SUCCESS => {}
@@ -126,7 +126,7 @@ fn sampled(
         error => return Err(error),
     }
     let filled = samples.iter().take(usize::try_from(count).unwrap_or(0));
-    // NVML leaves places of its own count empty.
+    // NVML may leave entries empty.
     let new = filled.filter(|sample| sample.pid != 0 && sample.timeStamp > since_us);
     for sample in new {
         if live_processes(card).any(|process| process.pid == sample.pid) {
@@ -136,8 +136,8 @@ fn sampled(
     Ok(())
 }
 
-/// What applies to how busy an NVML device is. A share whose processes are counted neither by memory nor by
-/// launches has nothing to say.
+/// Returns the limit that applies to the utilization of an NVML device. A share without counted memory or launches
+/// has no utilization of its own.
 fn target(device: nvmlDevice_t) -> Target {
     match nvml::target(device) {
         Target::Limited(card) if !card.is_memory_limited() && !card.is_metered() => {
@@ -147,7 +147,7 @@ fn target(device: nvmlDevice_t) -> Target {
     }
 }
 
-/// How busy the share is, of its own cores.
+/// Returns the share's utilization, scaled to its cores.
 fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlReturn_t> {
     if !card.shares().all(|share| share.is_countable()) {
         return Err(NVML_ERROR_NOT_SUPPORTED);
@@ -170,7 +170,7 @@ fn of_share(card: Card, device: nvmlDevice_t) -> Result<nvmlUtilization_t, nvmlR
     }
 }
 
-/// As the share's meter has it, which knows nothing of memory traffic.
+/// Returns the utilization according to the share's meter, which has no memory traffic.
 fn metered(card: Card, cores: u32) -> Result<nvmlUtilization_t, nvmlReturn_t> {
     let mut sum = 0u32;
     for share in card.shares() {
@@ -205,7 +205,7 @@ pub(crate) unsafe fn rates(
     };
     match shown {
         Ok(shown) => {
-            // SAFETY: not null, so the caller's to be written.
+            // SAFETY: not null, and valid by the caller's contract.
             unsafe { rates.write(shown) };
             NVML_SUCCESS
         }
@@ -213,7 +213,7 @@ pub(crate) unsafe fn rates(
     }
 }
 
-/// What NVML wrote into an array, reduced to the share's processes and scaled.
+/// Reduces an array that NVML has written to the share's processes, and scales it.
 ///
 /// # Safety
 /// `array` has `length` elements that NVML has written.
@@ -244,14 +244,14 @@ unsafe fn retain_own<T: Copy>(
     for index in kept..length {
         // SAFETY: within the array.
         let place = unsafe { array.add(index) };
-        // A neighbour's figures do not stay behind.
-        // SAFETY: as above; all zeroes is a sample.
+        // Samples of other shares are erased.
+        // SAFETY: as above; all zeroes is a valid sample.
         unsafe { ptr::write_bytes(place, 0, 1) };
     }
     c_uint::try_from(kept).unwrap_or(0)
 }
 
-/// Whether samples of processes can be told to be the share's.
+/// Returns whether process samples can be attributed to the share.
 fn has_own_samples(card: Card, device: nvmlDevice_t) -> bool {
     if !card.shares().all(|share| share.is_countable()) {
         return false;
@@ -283,9 +283,9 @@ pub(crate) unsafe fn by_process(
     if result != NVML_SUCCESS || samples.is_null() {
         return result;
     }
-    // SAFETY: not null, or NVML had refused.
+    // SAFETY: not null, or NVML had failed.
     let length = unsafe { count.read() };
-    // SAFETY: NVML has written as many.
+    // SAFETY: NVML has written that many.
     let kept = unsafe {
         retain_own(
             card,
@@ -321,7 +321,7 @@ pub(crate) unsafe fn by_process_info(
     let version = unsafe { info.cast::<c_uint>().read() };
     let known = version == PROCESSES_UTILIZATION_INFO_V1;
     let card = match target {
-        // What NVML says of a version that it may know and this build does not, none can reduce to the share.
+        // A version that is unknown to this build cannot be reduced to the share.
         Target::Limited(card) if known && has_own_samples(card, device) => card,
         Target::Limited(_) | Target::Denied | Target::Unlimited => {
             return NVML_ERROR_NOT_SUPPORTED;
@@ -334,7 +334,7 @@ pub(crate) unsafe fn by_process_info(
     if result != NVML_SUCCESS || info.procUtilArray.is_null() {
         return result;
     }
-    // SAFETY: NVML has written as many.
+    // SAFETY: NVML has written that many.
     info.processSamplesCount = unsafe {
         retain_own(
             card,
@@ -354,7 +354,7 @@ pub(crate) unsafe fn by_process_info(
     NVML_SUCCESS
 }
 
-/// Samples of the card's utilisation become one of the share's; others are the card's own.
+/// Utilization samples of the GPU are replaced by one of the share; other samples are the GPU's own.
 pub(crate) unsafe fn samples(
     original: nvmlDeviceGetSamples::Function,
     device: nvmlDevice_t,
@@ -379,7 +379,7 @@ pub(crate) unsafe fn samples(
         }
     };
     let mut of_card = 0;
-    // SAFETY: without an array NVML only says how large it should be.
+    // SAFETY: without an array NVML only writes the needed length.
     let result = unsafe {
         original(
             device,
@@ -393,7 +393,7 @@ pub(crate) unsafe fn samples(
     if result != NVML_SUCCESS {
         return result;
     }
-    // SAFETY: not null, and NVML did not object.
+    // SAFETY: not null, or NVML had failed.
     unsafe { value_type.write(NVML_VALUE_TYPE_UNSIGNED_INT) };
     // SAFETY: not null.
     let room = unsafe { count.read() };
@@ -412,7 +412,7 @@ pub(crate) unsafe fn samples(
                 timeStamp: now_us,
                 sampleValue: value(of_share).into(),
             };
-            // SAFETY: room for one at least.
+            // SAFETY: the array has at least one entry.
             unsafe { samples.write(sample) };
             NVML_SUCCESS
         }

@@ -1,4 +1,4 @@
-//! Pools that were destroyed before everything in them was freed; see [`crate::destroyed_pools`].
+//! Pools that were destroyed with live allocations; see [`crate::destroyed_pools`].
 
 use super::streams;
 use crate::card::Card;
@@ -12,14 +12,14 @@ fn release(process: &'static Process, pool: Charge) {
     }
 }
 
-/// An allocation of a destroyed pool was freed.
+/// Records the free of an allocation of a destroyed pool.
 pub(super) fn freed(process: &'static Process, taken: Charge, when: FreedAt) {
     let release = |pool| release(process, pool);
     process.destroyed_pools.finish_free(taken, when, release);
 }
 
-/// Returns the charge of destroyed pools of that card of which nothing is left, as far as streams have come. `false` if
-/// there is none.
+/// Releases the charges of the GPU's destroyed pools without live allocations, as far as streams have completed
+/// their frees. Returns `false` if there are none.
 pub(crate) fn settle(card: Card) -> bool {
     let process = card.process();
     let mut is_any = false;
@@ -33,7 +33,7 @@ pub(crate) fn settle(card: Card) -> bool {
     is_any
 }
 
-/// A stream is about to be destroyed, which can be asked for the last time.
+/// Settles the frees in a stream before the stream is destroyed.
 pub(super) fn forget_stream(process: &'static Process, stream: u64) {
     for card in (0..=u8::MAX).map_while(|index| Card::at(process, index)) {
         settle(card);

@@ -1,4 +1,4 @@
-//! Allocations of pools that are shared between processes, pointer by pointer; see [`crate::hooks::shared_memory`].
+//! Pool allocations shared between processes by pointer; see [`crate::hooks::shared_memory`].
 
 use core::ffi::c_void;
 
@@ -43,10 +43,10 @@ pub(crate) unsafe fn import_pointer(
     if result != CUDA_SUCCESS {
         return result;
     }
-    // SAFETY: the driver has written the pointer.
+    // SAFETY: libcuda has written the pointer.
     let address = unsafe { pointer.read() };
     let (start, bytes) = range_of(address).unwrap_or((address, pool_free_space::CHUNK));
-    // It is the pool's, whichever context is current.
+    // It belongs to the pool, whichever context is current.
     if shared_memory::open(
         card,
         address,
@@ -55,14 +55,14 @@ pub(crate) unsafe fn import_pointer(
     ) {
         return result;
     }
-    // SAFETY: imported just now, and unknown to the program.
+    // SAFETY: just imported, and unknown to the program.
     unsafe { undo_allocation(address) };
-    // SAFETY: the driver has written the pointer.
+    // SAFETY: libcuda has written the pointer.
     unsafe { pointer.write(0) };
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// After a pointer was freed: others cannot import it any more, or what was imported is closed.
+/// Ends the export or import of a freed pointer.
 pub(crate) fn freed(process: &'static Process, pointer: CUdeviceptr) {
     shared_memory::end_export(process, pointer);
     shared_memory::close(process, pointer);

@@ -1,7 +1,7 @@
-//! Which card the memory of a pool is taken from, and which pool that of a stream.
+//! The GPU of a pool's memory, and the pool of a stream.
 //!
-//! A pool's own card counts, and a stream takes from the current pool of its own: neither need be the card of the current
-//! context.
+//! The pool's own GPU counts, and a stream uses the current pool of its own device: neither need be the GPU of the
+//! current context.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -29,19 +29,19 @@ type GetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 type GetPool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
 type GetPoolFor = unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, c_int) -> CUresult;
 
-/// Where an allocation comes from.
+/// Source of an allocation.
 #[derive(Clone, Copy)]
 pub(super) enum AllocationSource {
-    /// Memory that none counts.
+    /// Memory that is not counted.
     Uncounted,
-    /// A card of which nothing may be taken.
+    /// A denied GPU.
     Refused,
-    /// A pool of a limited card.
+    /// A pool of a limited GPU.
     Pool(Card, CUmemoryPool),
 }
 
 impl AllocationSource {
-    /// What `cuMemAllocAsync` takes from. Without a context the driver refuses by itself.
+    /// Returns the source of `cuMemAllocAsync`. Without a context libcuda reports the error.
     pub(super) fn of_stream(stream: CUstream) -> Self {
         let Some(device) = streams::device_of(stream) else {
             return Self::Uncounted;
@@ -55,13 +55,13 @@ impl AllocationSource {
         }
     }
 
-    /// What is taken from that pool.
+    /// Returns the source of an allocation from the pool.
     pub(super) fn of_pool(pool: CUmemoryPool) -> Self {
         let Some(process) = Process::get() else {
             return Self::Refused;
         };
-        if let Some(held) = process.pools.get(key_of(pool)) {
-            return Card::at(process, held.card)
+        if let Some(charge) = process.pools.get(key_of(pool)) {
+            return Card::at(process, charge.card)
                 .map_or(Self::Uncounted, |card| Self::Pool(card, pool));
         }
         match target_of(pool) {
@@ -75,7 +75,7 @@ impl AllocationSource {
     }
 }
 
-/// Remembers where a pool that was made just now takes memory.
+/// Records the source of a new pool.
 pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
     let Some(process) = Process::get() else {
         return;
@@ -95,21 +95,22 @@ pub(super) fn record(pool: CUmemoryPool, properties: &CUmemPoolProps) {
     }
 }
 
-/// Remembers that a pool takes nothing that is counted.
+/// Records that a pool's memory is not counted.
 fn record_uncounted(process: &Process, pool: CUmemoryPool) {
-    let held = Charge {
+    let charge = Charge {
         bytes: 0,
         card: u8::MAX,
         context: 0,
     };
     let _guard = process.pool_guard();
-    // Of another one that is gone.
+    // The key may belong to a destroyed pool.
     process.pools.remove(key_of(pool));
-    process.pools.insert(key_of(pool), held);
+    process.pools.insert(key_of(pool), charge);
 }
 
-/// What applies to the memory of a pool that this process has not made. Since CUDA 13.2 pools say where they are; before,
-/// those that are there from the start are known by asking for them, and any other is taken to be the current card's.
+/// Returns the limit that applies to a pool that this process did not create. Since CUDA 13.2 a pool reports its
+/// location. Before that, the built-in pools are recognized by querying them, and any other pool is assumed to be
+/// on the current GPU.
 fn target_of(pool: CUmemoryPool) -> Target {
     let location = attribute(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE);
     let r#type = attribute(pool, CU_MEMPOOL_ATTR_ALLOCATION_TYPE);
@@ -151,7 +152,7 @@ fn device_count() -> c_int {
     if result == CUDA_SUCCESS { count } else { 0 }
 }
 
-/// A pool of a device, as one of two functions knows it.
+/// Returns a pool of a device, from one of two functions.
 fn pool_of(get: &'static Original, device: CUdevice) -> Option<CUmemoryPool> {
     let get = get.address()?;
     // SAFETY: the signature of `cuDeviceGetMemPool` and `cuDeviceGetDefaultMemPool`.
@@ -162,12 +163,12 @@ fn pool_of(get: &'static Original, device: CUdevice) -> Option<CUmemoryPool> {
     (result == CUDA_SUCCESS).then_some(pool)
 }
 
-/// Whether a location and a `CUmemAllocationType` mean pinned memory of the host, which takes nothing of a card.
+/// Returns whether a location and a `CUmemAllocationType` mean pinned host memory, which uses no GPU memory.
 fn is_host(location: u64, r#type: u64) -> bool {
     r#type == CU_MEM_ALLOCATION_TYPE_PINNED && CU_MEM_LOCATION_TYPES_OF_HOST.contains(&location)
 }
 
-/// The host's pool, as one of two functions knows it.
+/// Returns the host's pool, from one of two functions.
 fn host_pool(get: &'static Original) -> Option<CUmemoryPool> {
     let get = get.address()?;
     // SAFETY: the signature of `cuMemGetMemPool` and `cuMemGetDefaultMemPool`.

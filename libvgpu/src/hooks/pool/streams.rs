@@ -1,6 +1,6 @@
-//! Which stream memory was freed in, and whose card it is on.
+//! Keys of the streams in which memory is freed, and their devices.
 //!
-//! A handle tells streams apart only as long as they live, and the default streams have handles that mean another stream
+//! A handle identifies a stream only during its lifetime, and the handle of a default stream means another stream
 //! in each context, or in each thread.
 
 use core::ptr::{self, NonNull};
@@ -12,10 +12,10 @@ use crate::cuda::{
 use crate::driver::{Library, Original};
 use crate::{meter, sys};
 
-/// Marks of keys that are made from something else than a handle, whose addresses are below.
+/// Marks of keys that are not handles; handles are below them.
 const LEGACY: u64 = 1 << 63;
 const PER_THREAD: u64 = 1 << 62;
-/// Where the number of a thread stands, of which Linux has fewer than 2²².
+/// Position of the thread ID, which is below 2²² on Linux.
 const THREAD_SHIFT: u32 = 40;
 
 static QUERY: Original = Original::new(Library::Cuda, c"cuStreamQuery");
@@ -31,7 +31,7 @@ type Push = unsafe extern "C" fn(CUcontext) -> CUresult;
 static POP: Original = Original::new(Library::Cuda, c"cuCtxPopCurrent_v2");
 type Pop = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
 
-/// The device of a stream. The default streams are those of the current context.
+/// Returns the device of a stream. A default stream belongs to the current context.
 pub(super) fn device_of(stream: CUstream) -> Option<CUdevice> {
     if stream.is_null() || [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].contains(&stream) {
         return current_device();
@@ -52,7 +52,7 @@ pub(super) fn device_of(stream: CUstream) -> Option<CUdevice> {
     }
 }
 
-/// The device of the stream's context, which is made current for as long as it takes to ask.
+/// Returns the device of the stream's context, which is made current for the query.
 fn device_of_context(stream: CUstream) -> Option<CUdevice> {
     let (Some(get), Some(push), Some(pop)) = (GET_CONTEXT.address(), PUSH.address(), POP.address())
     else {
@@ -72,17 +72,17 @@ fn device_of_context(stream: CUstream) -> Option<CUdevice> {
     let push = unsafe { core::mem::transmute::<NonNull<_>, Push>(push) };
     // SAFETY: the signature of `cuCtxPopCurrent_v2`.
     let pop = unsafe { core::mem::transmute::<NonNull<_>, Pop>(pop) };
-    // SAFETY: a context that the driver has named just now.
+    // SAFETY: the context was just returned by libcuda.
     if unsafe { push(context) } != CUDA_SUCCESS {
         return current_device();
     }
     let device = current_device();
-    // SAFETY: takes back what was pushed, and writes it.
+    // SAFETY: pops the pushed context and writes it.
     unsafe { pop(&raw mut context) };
     device
 }
 
-/// What tells this stream of this thread from others; `None` without a context.
+/// Returns a key that identifies the stream of this thread; `None` without a context.
 pub(super) fn key_of(stream: CUstream) -> Option<u64> {
     if stream.is_null() || stream == CU_STREAM_LEGACY {
         return Some(LEGACY | current_context()?);
@@ -94,8 +94,8 @@ pub(super) fn key_of(stream: CUstream) -> Option<u64> {
     Some(stream.expose_provenance() as u64)
 }
 
-/// Whether a stream has done everything that it was told to. Not asked of default streams, which have no handle of
-/// their own, nor while anything is being captured, which the question would spoil.
+/// Returns whether a stream has completed its present work. Always `false` for default streams, which have no
+/// handle of their own, and during a capture, which the query would invalidate.
 pub(super) fn has_passed(key: u64) -> bool {
     if key & (LEGACY | PER_THREAD) != 0 {
         return false;
@@ -103,15 +103,14 @@ pub(super) fn has_passed(key: u64) -> bool {
     usize::try_from(key).is_ok_and(|address| is_idle(ptr::with_exposed_provenance_mut(address)))
 }
 
-/// As [`has_passed`], also of the default streams of this thread.
+/// As [`has_passed`], also for the default streams of this thread.
 pub(super) fn is_done(key: u64) -> bool {
     let defaults = [CU_STREAM_LEGACY, CU_STREAM_PER_THREAD].into_iter();
     let mut own = defaults.filter(|stream| key_of(*stream) == Some(key));
     own.next().map_or_else(|| has_passed(key), is_idle)
 }
 
-/// Asks a stream that was used and has not been destroyed (see [`super::forget_stream`]), unless something is being
-/// captured.
+/// Queries a stream that was used and not destroyed (see [`super::forget_stream`]), except during a capture.
 fn is_idle(stream: CUstream) -> bool {
     let Some(query) = QUERY.address() else {
         return false;
