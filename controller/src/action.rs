@@ -1,4 +1,4 @@
-//! What the planner wants done, and what it hears back of it.
+//! Actions of the planner and the outcomes of their writes.
 
 use std::sync::Arc;
 
@@ -6,70 +6,79 @@ use drava_allocator::cluster::ObjectKey;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 
-use crate::notice::Notice;
+use crate::event::{PendingEvent, ReleaseReason};
 
-/// Something to do.
+/// An action of the planner.
 #[derive(Debug)]
 pub enum Action {
     /// Write the allocations of a pod's claims, all or none.
-    Allocate(Job),
-    /// Take an allocation back that nobody has reserved.
+    Allocate(AllocationJob),
+    /// Release an allocation that no pod has reserved.
     Release(Release),
-    /// Tell a user.
-    Tell(Notice),
+    /// Publish an event.
+    PublishEvent(PendingEvent),
 }
 
 /// Allocations of one pod's claims.
 #[derive(Debug)]
-pub struct Job {
+pub struct AllocationJob {
     /// UID of the pod.
     pub pod_uid: String,
-    /// The pod, for messages.
+    /// Reference to the pod.
     pub pod: ObjectReference,
-    /// Node that was chosen.
+    /// Selected node.
     pub node: String,
-    /// Claims with what is to be written.
+    /// Allocations to write.
     pub writes: Vec<ClaimWrite>,
 }
 
-/// One allocation to be written.
+/// One allocation to write.
 #[derive(Debug, Clone)]
 pub struct ClaimWrite {
-    /// The claim as it is known.
+    /// The claim in its newest known version.
     pub claim: Arc<ResourceClaim>,
-    /// What its status gets.
+    /// `status.allocation` to write.
     pub allocation: AllocationResult,
-    /// For the event on the claim.
-    pub summary: String,
+    /// Why the node and the devices were selected; written as an annotation.
+    pub placement_reason: String,
 }
 
-/// An allocation to be taken back.
-#[derive(Debug)]
+/// An allocation to release.
+#[derive(Debug, Clone)]
 pub struct Release {
-    /// The claim as it is known.
+    /// The claim in its newest known version.
     pub claim: Arc<ResourceClaim>,
-    /// Why, for the log and the event.
-    pub why: String,
+    /// Why the allocation is released.
+    pub reason: ReleaseReason,
 }
 
-/// How the writing of a [`Job`] ended.
+/// Outcome of an [`AllocationJob`].
 #[derive(Debug)]
-pub struct JobOutcome {
+pub struct AllocationOutcome {
     /// UID of the pod.
     pub pod_uid: String,
     /// Claims of the job.
     pub keys: Vec<ObjectKey>,
     /// Claims in their newest known versions.
     pub claims: Vec<ResourceClaim>,
-    /// The failure, with what the user needs to know; claims that had been written were released again.
-    pub failure: Option<JobFailure>,
+    /// Why the job failed; its allocations were released.
+    pub failure: Option<AllocationFailure>,
 }
 
-/// Why a job failed.
+/// Why an [`AllocationJob`] failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobFailure {
-    /// For the log and the event.
+pub struct AllocationFailure {
+    /// Text for log and event.
     pub message: String,
-    /// Whether the user must hear of it: not when somebody else just was faster.
-    pub tell: bool,
+    /// Whether an event is published: not for a conflict with another writer.
+    pub is_reportable: bool,
+}
+
+/// Outcome of a [`Release`].
+#[derive(Debug)]
+pub struct ReleaseOutcome {
+    /// The release.
+    pub release: Release,
+    /// The claim in its newest known version; `None` if it is unknown or deleted.
+    pub claim: Option<ResourceClaim>,
 }

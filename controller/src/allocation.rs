@@ -1,10 +1,9 @@
-//! The allocation that is written to a claim's status: what kube-scheduler would write for the same devices.
+//! The allocation in a claim's status, as kube-scheduler would write it for the same devices.
 
 use std::collections::BTreeMap;
 
 use drava_allocator::capacity::Amounts;
 use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
-use drava_allocator::reason::bytes;
 use drava_allocator::usage::DeviceAccess;
 use drava_api::names;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
@@ -15,7 +14,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Builds the allocation. `share_id` yields a fresh lowercase UUID for each share.
+/// Builds the allocation. `share_id` returns a new lowercase UUID for each share.
 #[must_use]
 pub fn build(
     claim: &ResourceClaim,
@@ -32,7 +31,7 @@ pub fn build(
         .collect();
     let config = config(claim, placement, classes);
     AllocationResult {
-        // Left out, kube-scheduler would add it when binding, which the API server refuses for ever.
+        // Otherwise kube-scheduler adds the timestamp when binding, which the API server rejects permanently.
         allocation_timestamp: Some(now),
         devices: Some(DeviceAllocationResult {
             config: (!config.is_empty()).then_some(config),
@@ -42,50 +41,7 @@ pub fn build(
     }
 }
 
-/// What the claim gets, for the event on it: amounts, card, node and why this card.
-#[must_use]
-pub fn summary(placement: &ClaimPlacement, node: &str) -> String {
-    let devices: Vec<String> = placement
-        .devices
-        .iter()
-        .map(|device| {
-            format!(
-                "{} on {node}/{} ({})",
-                amounts(device),
-                device.device.display_name(),
-                device.ranking
-            )
-        })
-        .collect();
-    devices.join("; ")
-}
-
-fn amounts(device: &DevicePlacement) -> String {
-    use names::capacity::{CORES, MEMORY};
-    match &device.access {
-        DeviceAccess::Exclusive => {
-            let memory = device
-                .device
-                .amount(MEMORY)
-                .map(|amount| format!(" with {} of memory", bytes(amount)));
-            format!(
-                "whole device {}{}",
-                device.device.name,
-                memory.unwrap_or_default()
-            )
-        }
-        DeviceAccess::Admin(_) => format!("admin access to {}", device.device.name),
-        DeviceAccess::Share(amounts) => {
-            let memory = amounts.get(MEMORY).copied().unwrap_or_default();
-            match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
-                Some(cores) => format!("{} of memory and {cores} % of the cores", bytes(memory)),
-                None => format!("{} of memory, cores as available,", bytes(memory)),
-            }
-        }
-    }
-}
-
-/// The one form that the API server recognises as "on this node" when it authorises the node's driver (KEP-4817).
+/// Returns the only form that the API server recognizes when it authorizes the driver of the node (KEP-4817).
 fn only_node(node: &str) -> NodeSelector {
     NodeSelector {
         node_selector_terms: vec![NodeSelectorTerm {
@@ -130,20 +86,20 @@ fn raw(amounts: &Amounts) -> BTreeMap<String, RawQuantity> {
         .collect()
 }
 
-/// Config of the classes, once each and listing the requests it is for, then that of the claim; a list of all
-/// requests is written as none.
+/// Returns the config of each class with its requests, then the config of the claim. A list of all requests is written
+/// as an empty list.
 fn config(
     claim: &ResourceClaim,
     placement: &ClaimPlacement,
     classes: &BTreeMap<String, DeviceClass>,
 ) -> Vec<DeviceAllocationConfiguration> {
-    let mut chosen: Vec<(&str, &str)> = Vec::new();
+    let mut selected: Vec<(&str, &str)> = Vec::new();
     for device in &placement.devices {
-        if !chosen.contains(&(device.request.as_str(), device.class.as_str())) {
-            chosen.push((&device.request, &device.class));
+        if !selected.contains(&(device.request.as_str(), device.class.as_str())) {
+            selected.push((&device.request, &device.class));
         }
     }
-    let mut class_names: Vec<&str> = chosen.iter().map(|(_, class)| *class).collect();
+    let mut class_names: Vec<&str> = selected.iter().map(|(_, class)| *class).collect();
     let mut seen = Vec::new();
     class_names.retain(|class| {
         !seen.contains(class) && {
@@ -153,7 +109,7 @@ fn config(
     });
 
     let of_classes = class_names.into_iter().flat_map(|class| {
-        let requests: Vec<String> = chosen
+        let requests: Vec<String> = selected
             .iter()
             .filter(|(_, of)| *of == class)
             .map(|(request, _)| (*request).to_owned())
@@ -179,7 +135,7 @@ fn config(
         .filter(|entry| {
             let requests = entry.requests.as_deref().unwrap_or_default();
             requests.is_empty()
-                || chosen
+                || selected
                     .iter()
                     .any(|(request, _)| names_request(requests, request))
         })
@@ -192,7 +148,7 @@ fn config(
         .chain(of_claim)
         .map(|mut entry| {
             let requests = entry.requests.as_deref().unwrap_or_default();
-            if chosen
+            if selected
                 .iter()
                 .all(|(request, _)| names_request(requests, request))
             {
@@ -203,7 +159,7 @@ fn config(
         .collect()
 }
 
-/// Whether a list of request names covers the request with this result name.
+/// Returns whether a list of request names covers the request with this result name.
 fn names_request(requests: &[String], request: &str) -> bool {
     let main = request.split_once('/').map_or(request, |(main, _)| main);
     requests.iter().any(|name| name == request || name == main)

@@ -1,18 +1,18 @@
-//! A change of a watched object, as the watches tell it and the planner takes it.
+//! Changes of watched objects, from the watches to the planner.
 
 /// A change of a watched object.
 #[derive(Debug, Clone)]
 pub enum Change<K> {
-    /// It exists in this version.
+    /// The object exists in this version.
     Applied(Box<K>),
-    /// It is gone.
-    Gone(Gone),
+    /// The object does not exist.
+    Deleted(DeletedObject),
 }
 
-/// What is left of an object that is gone.
+/// Identity of a deleted object.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Gone {
-    /// Namespace; empty for a cluster-wide kind.
+pub struct DeletedObject {
+    /// Namespace; empty for a cluster-scoped kind.
     pub namespace: String,
     /// Name.
     pub name: String,

@@ -1,10 +1,10 @@
-//! What a ResourceClaim says of itself: facts that several decisions ask for.
+//! Properties of a ResourceClaim.
 
 use drava_api::names;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-/// Whether the claim has devices.
+/// Returns whether the claim is allocated.
 pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {
     claim
         .status
@@ -12,7 +12,7 @@ pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {
         .is_some_and(|status| status.allocation.is_some())
 }
 
-/// Whether a pod has reserved the claim.
+/// Returns whether a pod has reserved the claim.
 pub(crate) fn is_reserved(claim: &ResourceClaim) -> bool {
     claim
         .status
@@ -21,17 +21,22 @@ pub(crate) fn is_reserved(claim: &ResourceClaim) -> bool {
         .is_some_and(|consumers| !consumers.is_empty())
 }
 
-/// UID of the pod for which this controller has allocated the claim.
+/// Returns the UID of the pod for which this controller has allocated the claim.
 pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
+    annotation(claim, names::ALLOCATED_FOR_ANNOTATION)
+}
+
+/// Returns an annotation of the claim.
+pub(crate) fn annotation<'a>(claim: &'a ResourceClaim, name: &str) -> Option<&'a str> {
     claim
         .metadata
         .annotations
         .as_ref()?
-        .get(names::ALLOCATED_FOR_ANNOTATION)
+        .get(name)
         .map(String::as_str)
 }
 
-/// A claim that was made for a pod is for that pod alone; others are for whoever names them.
+/// Returns whether the pod may use the claim: a claim with an owning pod belongs to that pod only.
 pub(crate) fn belongs_to(claim: &ResourceClaim, pod: &Pod) -> bool {
     let owners = claim
         .metadata
@@ -44,7 +49,7 @@ pub(crate) fn belongs_to(claim: &ResourceClaim, pod: &Pod) -> bool {
         .all(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref())
 }
 
-/// Whether `claim` is an older version than `known`; resource versions are ordered numbers (KEP-5504).
+/// Returns whether `claim` is an older version than `known`; resource versions are ordered numbers (KEP-5504).
 pub(crate) fn is_older(claim: &ResourceClaim, known: &ResourceClaim) -> bool {
     let version = |claim: &ResourceClaim| {
         claim
@@ -57,7 +62,7 @@ pub(crate) fn is_older(claim: &ResourceClaim, known: &ResourceClaim) -> bool {
     matches!((version(claim), version(known)), (Some(new), Some(old)) if new < old)
 }
 
-/// Reference to a claim for an event.
+/// Returns a reference to a claim for events.
 pub(crate) fn reference(claim: &ResourceClaim) -> ObjectReference {
     ObjectReference {
         api_version: Some("resource.k8s.io/v1".to_owned()),

@@ -1,11 +1,11 @@
-//! Objects for the tests.
+//! Objects for tests.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 
 pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
-    serde_json::from_value(value).expect("the fixture is an object of its kind")
+    serde_json::from_value(value).expect("valid object")
 }
 
 pub(crate) fn node(name: &str) -> Node {
@@ -18,7 +18,7 @@ pub(crate) fn node(name: &str) -> Node {
     }))
 }
 
-/// A node with one shareable card of 80 GiB.
+/// Slice of a node with one shareable GPU of 80 GiB.
 pub(crate) fn slice(node: &str) -> ResourceSlice {
     object(json!({
         "metadata": {"name": format!("slice-{node}"), "resourceVersion": "1"},

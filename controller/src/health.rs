@@ -1,4 +1,4 @@
-//! `/healthz` and `/readyz`.
+//! HTTP endpoints `/healthz` and `/readyz`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use tokio_util::sync::CancellationToken;
 
-/// What the endpoints report.
+/// State that the endpoints report.
 #[derive(Debug, Default)]
 pub struct Health {
     ready: AtomicBool,
 }
 
 impl Health {
-    /// Marks the process ready, or not: a leader with full caches is, and so is a replica that stands by.
+    /// Sets readiness. A leader with complete lists is ready, and so is a standby replica.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Release);
     }
@@ -26,7 +26,7 @@ impl Health {
 /// Serves the endpoints until `stop`.
 ///
 /// # Errors
-/// When the address cannot be used.
+/// When the address cannot be bound.
 pub async fn serve(
     listen: SocketAddr,
     health: Arc<Health>,
@@ -48,7 +48,7 @@ async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str)
     } else {
         (
             StatusCode::SERVICE_UNAVAILABLE,
-            "reading the cluster's state",
+            "reading the state of the cluster",
         )
     }
 }

@@ -1,8 +1,8 @@
-//! One of several replicas allocates: the one that holds the Lease.
+//! Leader election by Lease: of several replicas only the holder allocates.
 //!
-//! The usual protocol of Kubernetes components: the holder renews, the others watch the renewals with their own
-//! clocks and take over when none came for the lease's duration. A holder that cannot renew stops being one well
-//! before anybody else can become one, whatever the reason; every change is guarded by the resource version.
+//! The protocol of Kubernetes components: the holder renews; candidates observe the renewals with their own clocks and
+//! acquire the lease when it was not renewed for its duration. A holder that cannot renew stops leading before another
+//! candidate can acquire the lease. Every change is guarded by the resource version.
 
 use std::time::Duration;
 
@@ -18,18 +18,18 @@ use tokio_util::sync::CancellationToken;
 
 /// Name of the Lease object.
 pub const LEASE_NAME: &str = "drava-controller";
-/// Time without renewal after which others may take the lease.
+/// Time without renewal after which another candidate may acquire the lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Time without renewal after which the holder gives up by itself.
+/// Time without renewal after which the holder stops leading.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// Time between renewals, and between looks at somebody else's lease.
+/// Time between renewals, and between attempts to acquire the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
-/// Longest that one request may take.
+/// Time-out of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Says whether this replica leads.
+/// Leader election.
 pub trait Election {
-    /// A value that is true while this replica leads.
+    /// Returns a value that is true while this replica leads.
     fn leading(&self) -> watch::Receiver<bool>;
 }
 
@@ -47,14 +47,14 @@ impl Election for LeaseElection {
 }
 
 impl LeaseElection {
-    /// Takes part in the election until `stop`; then the lease is released.
+    /// Participates in the election until `stop`; then releases the lease.
     #[must_use]
     pub fn start(client: Client, namespace: &str, identity: &str, stop: CancellationToken) -> Self {
         let (sender, leading) = watch::channel(false);
         let candidate = Candidate {
             leases: Api::namespaced(client, namespace),
             identity: identity.to_owned(),
-            seen: None,
+            observed: None,
         };
         let task = tokio::spawn(candidate.run(sender, stop));
         Self { leading, task }
@@ -63,7 +63,7 @@ impl LeaseElection {
     /// Waits until the lease is released after `stop`.
     pub async fn finished(self) {
         if let Err(error) = self.task.await {
-            tracing::error!(%error, "the election ended unexpectedly");
+            tracing::error!(%error, "election task aborted");
         }
     }
 }
@@ -71,26 +71,28 @@ impl LeaseElection {
 struct Candidate {
     leases: Api<Lease>,
     identity: String,
-    /// Renewal last seen of somebody else, and when it was seen.
-    seen: Option<(Option<MicroTime>, Instant)>,
+    /// Last observed renewal of another holder, and when it was observed.
+    observed: Option<(Option<MicroTime>, Instant)>,
 }
 
 impl Candidate {
     async fn run(mut self, leading: watch::Sender<bool>, stop: CancellationToken) {
         let mut renewed: Option<Instant> = None;
         loop {
-            let asked = Instant::now();
-            // Never waits past the moment at which an unrenewed lease has to be given up.
-            let give_up = renewed.map(|renewed| renewed + RENEW_DEADLINE);
+            let requested_at = Instant::now();
+            // An unrenewed holder stops leading at this time, so no wait exceeds it.
+            let stop_leading_at = renewed.map(|renewed| renewed + RENEW_DEADLINE);
             let no_later = |duration: Duration| {
-                give_up.map_or(asked + duration, |at| at.min(asked + duration))
+                stop_leading_at.map_or(requested_at + duration, |at| {
+                    at.min(requested_at + duration)
+                })
             };
             match tokio::time::timeout_at(no_later(REQUEST_TIMEOUT), self.try_acquire()).await {
                 Ok(Ok(true)) => {
-                    // The lease runs from before the request: it may have been answered late.
-                    renewed = Some(asked);
+                    // The response may be late, so the lease starts with the request.
+                    renewed = Some(requested_at);
                     if !leading.send_replace(true) {
-                        tracing::info!(identity = self.identity, "leading");
+                        tracing::info!(identity = self.identity, "started leading");
                     }
                 }
                 Ok(Ok(false)) => renewed = None,
@@ -98,20 +100,23 @@ impl Candidate {
                     tracing::warn!(
                         error = describe(&error),
                         lease = LEASE_NAME,
-                        "cannot renew or take the lease"
+                        "cannot renew or acquire the lease"
                     )
                 }
                 Err(_) => {
-                    tracing::warn!(lease = LEASE_NAME, "no answer to the request for the lease")
+                    tracing::warn!(
+                        lease = LEASE_NAME,
+                        "cannot renew or acquire the lease: request timed out"
+                    )
                 }
             }
-            let held = renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_DEADLINE);
-            if !held && leading.send_replace(false) {
-                tracing::warn!(identity = self.identity, "no longer leading");
+            let is_holder = renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_DEADLINE);
+            if !is_holder && leading.send_replace(false) {
+                tracing::warn!(identity = self.identity, "stopped leading");
             }
             tokio::select! {
                 () = tokio::time::sleep(RETRY_PERIOD) => {}
-                () = tokio::time::sleep_until(give_up.unwrap_or(asked)), if give_up.is_some_and(|at| at > Instant::now()) && held => {}
+                () = tokio::time::sleep_until(stop_leading_at.unwrap_or(requested_at)), if stop_leading_at.is_some_and(|at| at > Instant::now()) && is_holder => {}
                 () = stop.cancelled() => break,
             }
         }
@@ -121,12 +126,12 @@ impl Candidate {
             tracing::warn!(
                 error = describe(&error),
                 lease = LEASE_NAME,
-                "cannot release the lease; it runs out by itself"
+                "cannot release the lease; it expires by itself"
             );
         }
     }
 
-    /// Takes or renews the lease; false when somebody else holds it.
+    /// Acquires or renews the lease. Returns false if another candidate holds it.
     async fn try_acquire(&mut self) -> Result<bool, kube::Error> {
         let now = MicroTime(Timestamp::now());
         let Some(mut lease) = self.leases.get_opt(LEASE_NAME).await? else {
@@ -135,16 +140,16 @@ impl Candidate {
                     name: Some(LEASE_NAME.to_owned()),
                     ..ObjectMeta::default()
                 },
-                spec: Some(self.claim_lease(LeaseSpec::default(), now)),
+                spec: Some(self.held_lease(LeaseSpec::default(), now)),
             };
             return acquired(self.leases.create(&PostParams::default(), &lease).await);
         };
         let spec = lease.spec.take().unwrap_or_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        if holder != self.identity && !holder.is_empty() && !self.has_run_out(&spec) {
+        if holder != self.identity && !holder.is_empty() && !self.has_expired(&spec) {
             return Ok(false);
         }
-        lease.spec = Some(self.claim_lease(spec, now));
+        lease.spec = Some(self.held_lease(spec, now));
         acquired(
             self.leases
                 .replace(LEASE_NAME, &PostParams::default(), &lease)
@@ -152,21 +157,21 @@ impl Candidate {
         )
     }
 
-    /// Whether the holder has not renewed for the lease's duration by this replica's clock.
-    fn has_run_out(&mut self, spec: &LeaseSpec) -> bool {
+    /// Returns whether the lease was not renewed for its duration, by the clock of this replica.
+    fn has_expired(&mut self, spec: &LeaseSpec) -> bool {
         let now = Instant::now();
-        match &self.seen {
+        match &self.observed {
             Some((renewal, since)) if *renewal == spec.renew_time => {
                 now.duration_since(*since) > LEASE_DURATION
             }
             _ => {
-                self.seen = Some((spec.renew_time.clone(), now));
+                self.observed = Some((spec.renew_time.clone(), now));
                 false
             }
         }
     }
 
-    fn claim_lease(&self, spec: LeaseSpec, now: MicroTime) -> LeaseSpec {
+    fn held_lease(&self, spec: LeaseSpec, now: MicroTime) -> LeaseSpec {
         let renewal = spec.holder_identity.as_deref() == Some(&self.identity);
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
@@ -202,9 +207,9 @@ impl Candidate {
     }
 }
 
-/// A conflict means that somebody else was faster.
-fn acquired(answer: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
-    match answer {
+/// A conflict means that another candidate has changed the lease.
+fn acquired(response: Result<Lease, kube::Error>) -> Result<bool, kube::Error> {
+    match response {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! `drava-controller`: allocates the ResourceClaims of pods that wait for GPUs of the drava driver.
+//! `drava-controller`: allocates the ResourceClaims of pods that are pending for GPUs of the drava driver.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ async fn main() -> anyhow::Result<()> {
     start_log(options.log_format);
     let client = Client::try_default()
         .await
-        .context("cannot find the API server: neither a service account nor a kubeconfig works")?;
+        .context("cannot connect to the API server: no usable service account or kubeconfig")?;
     let stop = CancellationToken::new();
-    stop_on_signal(stop.clone()).context("cannot listen for signals")?;
+    stop_on_signal(stop.clone()).context("cannot install signal handlers")?;
 
     let health = Arc::new(Health::default());
     let serving = tokio::spawn(health::serve(
@@ -44,17 +44,17 @@ async fn main() -> anyhow::Result<()> {
 
     let outcome = tokio::select! {
         served = serving => served
-            .context("the health endpoints ended unexpectedly")?
+            .context("health endpoint task aborted")?
             .with_context(|| format!("cannot serve the health endpoints on {}", options.listen)),
-        () = take_turns(&client, &options, &election, &health, &stop) => Ok(()),
+        () = lead_when_elected(&client, &options, &election, &health, &stop) => Ok(()),
     };
     stop.cancel();
     election.finished().await;
     outcome
 }
 
-/// Leads whenever this replica holds the lease, until `stop`.
-async fn take_turns(
+/// Leads while this replica holds the lease, until `stop`.
+async fn lead_when_elected(
     client: &Client,
     options: &Options,
     election: &impl Election,
@@ -63,23 +63,23 @@ async fn take_turns(
 ) {
     let mut leading = election.leading();
     while !stop.is_cancelled() {
-        // A replica that stands by does its work.
+        // A standby replica is ready.
         health.set_ready(true);
         tokio::select! {
             () = stop.cancelled() => return,
             won = leading.wait_for(|leading| *leading) => if won.is_err() { return },
         }
-        let turn = stop.child_token();
+        let term = stop.child_token();
         let led = leader::lead(
             client.clone(),
             settings(options),
             Arc::clone(health),
-            turn.clone(),
+            term.clone(),
         );
         tokio::pin!(led);
         tokio::select! {
             () = &mut led => continue,
-            _ = leading.wait_for(|leading| !*leading) => turn.cancel(),
+            _ = leading.wait_for(|leading| !*leading) => term.cancel(),
         }
         led.await;
     }

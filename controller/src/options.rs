@@ -1,4 +1,4 @@
-//! Command line and environment.
+//! Command-line options and their environment variables.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,36 +6,35 @@ use std::time::Duration;
 use drava_allocator::placement::Policies;
 use drava_api::config::PlacementPolicy;
 
-/// Allocates ResourceClaims for GPUs shared by drava.
+/// Allocates ResourceClaims for the GPUs of the drava driver.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "drava-controller", version)]
 pub struct Options {
-    /// Namespace of the lease by which one of several replicas becomes the one that allocates.
+    /// Namespace of the Lease that elects the allocating replica.
     #[arg(long, env = "POD_NAMESPACE", default_value = "drava-system")]
     pub namespace: String,
 
-    /// Name under which this replica holds the lease; the pod's name, so that a restarted container takes it back at
-    /// once.
+    /// Identity of this replica in the Lease. With the pod name a restarted container reacquires the Lease at once.
     #[arg(long, env = "POD_NAME", default_value_t = format!("drava-controller-{}", uuid::Uuid::new_v4()))]
     pub identity: String,
 
-    /// Address of /healthz and /readyz.
+    /// Listen address of /healthz and /readyz.
     #[arg(long, env = "DRAVA_LISTEN", default_value = ":8080", value_parser = parse_listen)]
     pub listen: SocketAddr,
 
-    /// How a node is chosen: the fullest (binpack) or the emptiest (spread).
+    /// Policy between nodes: prefer the fullest (binpack) or the emptiest (spread).
     #[arg(long, env = "DRAVA_NODE_POLICY", default_value = "binpack", value_parser = parse_policy)]
     pub node_policy: PlacementPolicy,
 
-    /// How a card of the node is chosen: the fullest (binpack) or the emptiest (spread).
+    /// Policy between the GPUs of a node: prefer the fullest (binpack) or the emptiest (spread).
     #[arg(long, env = "DRAVA_GPU_POLICY", default_value = "binpack", value_parser = parse_policy)]
     pub gpu_policy: PlacementPolicy,
 
-    /// Time after which an allocation that no pod has reserved is released and planned again.
+    /// Time after which an unreserved allocation is released and its pod is scheduled again.
     #[arg(long, env = "DRAVA_RELEASE_UNRESERVED_AFTER", default_value = "60s", value_parser = parse_duration)]
     pub release_unreserved_after: Duration,
 
-    /// Schedulers whose pods are served; repeatable.
+    /// Name of a scheduler whose pods are served; repeatable.
     #[arg(
         long,
         env = "DRAVA_SCHEDULER_NAMES",
@@ -44,22 +43,22 @@ pub struct Options {
     )]
     pub scheduler_name: Vec<String>,
 
-    /// Form of the log.
+    /// Log format.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// Form of the log.
+/// Log format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Text lines.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Options {
-    /// Policies between nodes and between cards.
+    /// Returns the placement policies.
     #[must_use]
     pub const fn policies(&self) -> Policies {
         Policies {
@@ -69,31 +68,32 @@ impl Options {
     }
 }
 
-/// `:8080` or `127.0.0.1:8080`.
+/// Parses `:8080` or `127.0.0.1:8080`.
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let full = match text.strip_prefix(':') {
         Some(port) => format!("0.0.0.0:{port}"),
         None => text.to_owned(),
     };
-    full.parse()
-        .map_err(|error| format!("{text:?} is no address: {error}; use :8080 or 127.0.0.1:8080"))
+    full.parse().map_err(|error| {
+        format!("{text:?} is not an address: {error}; use :8080 or 127.0.0.1:8080")
+    })
 }
 
 fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
     text.parse()
 }
 
-/// `90s`, `2m`, `1h` or a number of seconds.
+/// Parses `90s`, `2m`, `1h` or a number of seconds.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits
         .parse()
-        .map_err(|_| format!("{text:?} is no duration, use a form like 60s, 2m or 1h"))?;
+        .map_err(|_| format!("{text:?} is not a duration; use for example 60s, 2m or 1h"))?;
     let seconds = match text.get(digits.len()..).unwrap_or_default() {
         "" | "s" => 1,
         "m" => 60,
         "h" => 3600,
-        unit => return Err(format!("unknown unit {unit:?} in {text:?}, use s, m or h")),
+        unit => return Err(format!("unknown unit {unit:?} in {text:?}; use s, m or h")),
     };
     Ok(Duration::from_secs(number.saturating_mul(seconds)))
 }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_parse() {
+    fn parses_options() {
         let options = Options::try_parse_from([
             "drava-controller",
             "--listen=127.0.0.1:9",
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_explained() {
+    fn explains_invalid_values() {
         for arguments in [
             ["--gpu-policy=tight"],
             ["--release-unreserved-after=1d"],

@@ -1,7 +1,8 @@
-//! What to do next, as a pure function of what has been observed: no client, no clock of its own.
+//! The planner: decides what to do next. A pure function of what has been observed; no client, no clock.
 //!
-//! [`Planner`] is fed the changes of watched objects and the outcomes of writes, and yields [`Action`]s. It never
-//! acts on half a picture: nothing is decided before [`Planner::set_synced`], and what is being written counts as taken.
+//! [`Planner`] receives the changes of watched objects and the outcomes of writes, and returns [`Action`]s.
+//!
+//! Invariants: no decision before [`Planner::set_synced`]; allocations in flight count as allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,47 +10,47 @@ use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
 use drava_allocator::placement::Policies;
-use drava_api::event::EventReason;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
-use crate::action::{Action, JobOutcome, Release};
+use crate::action::{Action, AllocationOutcome, Release, ReleaseOutcome};
 use crate::change::Change;
-use crate::left_out::LeftOut;
-use crate::notice::{Notice, Notices};
-use crate::unreserved::Unreserved;
-use crate::waiting::Phase;
-use crate::waiting::list::WaitingList;
+use crate::event::{PendingEvent, ReleaseReason};
+use crate::event_deduplicator::EventDeduplicator;
+use crate::excluded_pools::ExcludedPools;
+use crate::queue::PodQueue;
+use crate::queue::pending_pod::Phase;
+use crate::unreserved::UnreservedAllocation;
 use crate::{claim, pod};
 
-mod decide;
+mod decision;
 
-/// Placements that are being written at once; the rest waits in order.
-const MAX_WRITING: usize = 64;
+/// Maximum number of allocation jobs in flight.
+const MAX_IN_FLIGHT: usize = 64;
 
-/// What the planner is set to.
+/// Settings of the planner.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Policies between nodes and between cards.
+    /// Policies by which nodes and GPUs are scored.
     pub policies: Policies,
-    /// Schedulers whose pods are served.
+    /// Names of the schedulers whose pods are served.
     pub schedulers: Vec<String>,
-    /// Time after which an allocation that no pod has reserved is taken back.
+    /// Time after which an unreserved allocation is released.
     pub release_after: Duration,
 }
 
-/// The moment of a decision.
+/// Time of a decision.
 #[derive(Debug, Clone)]
-pub struct Moment {
-    /// For pauses and time-outs.
+pub struct DecisionTime {
+    /// For backoffs and deadlines.
     pub instant: Instant,
-    /// For what is written.
+    /// For written timestamps.
     pub time: Time,
 }
 
-/// Yields the UUIDs of shares.
+/// Generates the UUIDs of shares.
 pub type ShareIds = Box<dyn FnMut() -> String + Send>;
 
 /// See the [module](self).
@@ -58,18 +59,22 @@ pub struct Planner {
     share_ids: ShareIds,
     cluster: Cluster,
     claims: BTreeMap<ObjectKey, Arc<ResourceClaim>>,
-    waiting: WaitingList,
-    unreserved: BTreeMap<ObjectKey, Unreserved>,
-    notices: Notices,
-    to_tell: Vec<Notice>,
-    left_out: LeftOut,
-    writing: usize,
-    wake_all: bool,
-    synced: bool,
+    queue: PodQueue,
+    unreserved: BTreeMap<ObjectKey, UnreservedAllocation>,
+    deduplicator: EventDeduplicator,
+    /// Events of the current state; they pass the deduplicator.
+    state_events: Vec<PendingEvent>,
+    /// Events of finished writes; each is published.
+    write_events: Vec<PendingEvent>,
+    excluded_pools: ExcludedPools,
+    /// Jobs in flight by pod UID, with the events to publish when they succeed.
+    in_flight: BTreeMap<String, Vec<PendingEvent>>,
+    activate_all: bool,
+    is_synced: bool,
 }
 
 impl Planner {
-    /// A planner that knows nothing yet.
+    /// Creates a planner without observations.
     #[must_use]
     pub fn new(settings: Settings, share_ids: ShareIds) -> Self {
         Self {
@@ -77,54 +82,55 @@ impl Planner {
             share_ids,
             cluster: Cluster::default(),
             claims: BTreeMap::new(),
-            waiting: WaitingList::default(),
+            queue: PodQueue::default(),
             unreserved: BTreeMap::new(),
-            notices: Notices::default(),
-            to_tell: Vec::new(),
-            left_out: LeftOut::default(),
-            writing: 0,
-            wake_all: false,
-            synced: false,
+            deduplicator: EventDeduplicator::default(),
+            state_events: Vec::new(),
+            write_events: Vec::new(),
+            excluded_pools: ExcludedPools::default(),
+            in_flight: BTreeMap::new(),
+            activate_all: false,
+            is_synced: false,
         }
     }
 
-    /// The full lists of all kinds have been observed: decisions may be taken from now on.
+    /// Allows decisions, after the complete lists of all kinds have been observed.
     pub fn set_synced(&mut self) {
-        self.synced = true;
+        self.is_synced = true;
     }
 
     /// Observes a pod.
     pub fn pod(&mut self, change: Change<Pod>) {
         match change {
             Change::Applied(pod) => self.pod_applied(*pod),
-            Change::Gone(gone) => self.pod_gone(&gone.uid),
+            Change::Deleted(pod) => self.pod_removed(&pod.uid),
         }
     }
 
     fn pod_applied(&mut self, pod: Pod) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         if drava_allocator::cluster::is_finished(&pod) {
-            self.pod_gone(&uid);
+            self.pod_removed(&uid);
             return;
         }
         self.cluster.upsert_pod(&pod);
-        if !pod::may_wait(&pod, &self.settings.schedulers) {
-            self.stop_waiting(&uid);
-            return;
+        if pod::is_eligible(&pod, &self.settings.schedulers) {
+            self.queue.upsert(&uid, pod);
+        } else {
+            self.dequeue(&uid);
         }
-        self.waiting.put(&uid, pod);
     }
 
-    fn pod_gone(&mut self, uid: &str) {
+    fn pod_removed(&mut self, uid: &str) {
         if self.cluster.remove_pod(uid) {
-            self.wake_all = true;
+            self.activate_all = true;
         }
-        self.stop_waiting(uid);
+        self.dequeue(uid);
     }
 
-    fn stop_waiting(&mut self, uid: &str) {
-        if self.waiting.remove(uid) {
-            self.notices.forget(uid);
+    fn dequeue(&mut self, uid: &str) {
+        if self.queue.remove(uid) {
+            self.deduplicator.forget(uid);
             self.cluster.forget_pod(uid);
         }
     }
@@ -133,13 +139,13 @@ impl Planner {
     pub fn claim(&mut self, change: Change<ResourceClaim>, now: Instant) {
         match change {
             Change::Applied(claim) => self.claim_applied(*claim, now),
-            Change::Gone(gone) => {
-                let key = (gone.namespace, gone.name);
+            Change::Deleted(claim) => {
+                let key = (claim.namespace, claim.name);
                 self.claims.remove(&key);
                 self.unreserved.remove(&key);
-                self.notices.forget(&gone.uid);
+                self.deduplicator.forget(&claim.uid);
                 if self.cluster.remove_claim(&key) {
-                    self.wake_all = true;
+                    self.activate_all = true;
                 }
             }
         }
@@ -155,61 +161,51 @@ impl Planner {
             return;
         }
         if self.cluster.upsert_claim(&claim) {
-            self.wake_all = true;
+            self.activate_all = true;
         }
         if let Some(known) = known
             && claim::is_allocated(&known)
             && !claim::is_allocated(&claim)
             && known.metadata.uid == claim.metadata.uid
         {
-            self.allocation_lost(&key, &known, now);
+            self.allocation_lost(&key, now);
         }
-        match Unreserved::observe(&claim, self.unreserved.get(&key), now) {
+        match UnreservedAllocation::observe(&claim, self.unreserved.get(&key), now) {
             Some(unreserved) => self.unreserved.insert(key.clone(), unreserved),
             None => self.unreserved.remove(&key),
         };
         self.claims.insert(key.clone(), Arc::new(claim));
-        self.waiting.wake_users(&key);
+        self.queue.activate_users(&key);
     }
 
-    /// An allocation of ours is gone: by kube-scheduler's PostFilter, or by our own release.
-    fn allocation_lost(&mut self, key: &ObjectKey, before: &ResourceClaim, now: Instant) {
+    /// An unreserved allocation of this controller was released, by kube-scheduler's PostFilter or by this controller.
+    fn allocation_lost(&mut self, key: &ObjectKey, now: Instant) {
         let Some(lost) = self.unreserved.get(key) else {
             return;
         };
         let node = lost.node.clone();
-        let users: Vec<String> = self.waiting.users_of(key);
+        let users: Vec<String> = self.queue.users_of(key);
         let siblings: BTreeSet<ObjectKey> = users
             .iter()
-            .filter_map(|uid| self.waiting.get(uid))
-            .flat_map(|waiting| pod::claim_keys(&waiting.pod))
+            .filter_map(|uid| self.queue.get(uid))
+            .flat_map(|pending| pod::claim_keys(&pending.pod))
             .filter(|sibling| sibling != key)
             .collect();
-        tracing::info!(
-            claim = %format!("{}/{}", key.0, key.1),
-            uid = before.metadata.uid.as_deref().unwrap_or_default(),
-            node,
-            "an unreserved allocation was taken back; planning again"
-        );
         for uid in users {
             self.cluster.forget_pod(&uid);
-            if let Some(waiting) = self.waiting.get_mut(&uid) {
-                waiting.avoid(&node, now);
-                waiting.pause(now);
-                self.to_tell.push(Notice {
-                    regarding: pod::reference(&waiting.pod),
-                    reason: EventReason::Released,
-                    message: format!(
-                        "claim {} had devices on node {node}, but the pod was not bound there; planning again, that node \
-                         last",
-                        key.1
-                    ),
-                });
+            if let Some(pending) = self.queue.get_mut(&uid) {
+                pending.avoid(&node, now);
+                pending.back_off(now);
+                self.state_events.push(PendingEvent::allocation_lost(
+                    pod::reference(&pending.pod),
+                    &format!("{}/{}", key.0, key.1),
+                    &node,
+                ));
             }
         }
         for sibling in siblings {
             if let Some(unreserved) = self.unreserved.get_mut(&sibling) {
-                unreserved.release_now("another claim of the pod lost its allocation");
+                unreserved.release_now(ReleaseReason::SiblingReleased);
             }
         }
     }
@@ -218,140 +214,157 @@ impl Planner {
     pub fn class(&mut self, change: Change<DeviceClass>) {
         match change {
             Change::Applied(class) => self.cluster.upsert_class(*class),
-            Change::Gone(gone) => self.cluster.remove_class(&gone.name),
+            Change::Deleted(class) => self.cluster.remove_class(&class.name),
         }
-        self.wake_all = true;
+        self.activate_all = true;
     }
 
     /// Observes a slice of this driver.
     pub fn slice(&mut self, change: Change<ResourceSlice>) {
         match change {
             Change::Applied(slice) => self.cluster.upsert_slice(&slice),
-            Change::Gone(gone) => self.cluster.remove_slice(&gone.name),
+            Change::Deleted(slice) => self.cluster.remove_slice(&slice.name),
         }
-        self.wake_all = true;
+        self.activate_all = true;
     }
 
     /// Observes a node.
     pub fn node(&mut self, change: Change<Node>) {
-        let helps = match change {
+        let is_relevant = match change {
             Change::Applied(node) => self.cluster.upsert_node(&node),
-            Change::Gone(gone) => {
-                self.cluster.remove_node(&gone.name);
+            Change::Deleted(node) => {
+                self.cluster.remove_node(&node.name);
                 for unreserved in self
                     .unreserved
                     .values_mut()
-                    .filter(|unreserved| unreserved.node == gone.name)
+                    .filter(|unreserved| unreserved.node == node.name)
                 {
-                    unreserved.release_now("the node is gone");
+                    unreserved.release_now(ReleaseReason::NodeDeleted {
+                        node: node.name.clone(),
+                    });
                 }
                 true
             }
         };
-        if helps {
-            self.wake_all = true;
+        if is_relevant {
+            self.activate_all = true;
         }
     }
 
-    /// Takes the outcome of a job.
-    pub fn written(&mut self, outcome: JobOutcome, now: Instant) {
-        self.writing = self.writing.saturating_sub(1);
+    /// Observes the outcome of an allocation job.
+    pub fn allocation_finished(&mut self, outcome: AllocationOutcome, now: Instant) {
+        let events = self.in_flight.remove(&outcome.pod_uid).unwrap_or_default();
         for claim in outcome.claims {
             self.claim_applied(claim, now);
         }
-        if outcome.failure.is_some() {
-            for key in &outcome.keys {
-                self.cluster.forget(key);
+        match &outcome.failure {
+            None => self.write_events.extend(events),
+            Some(_) => {
+                for key in &outcome.keys {
+                    self.cluster.forget(key);
+                }
+                self.cluster.forget_pod(&outcome.pod_uid);
+                self.activate_all = true;
             }
-            self.cluster.forget_pod(&outcome.pod_uid);
-            self.wake_all = true;
         }
-        let Some(waiting) = self.waiting.get_mut(&outcome.pod_uid) else {
+        let Some(pending) = self.queue.get_mut(&outcome.pod_uid) else {
             return;
         };
         match outcome.failure {
-            None => waiting.phase = Phase::Due,
+            None => pending.phase = Phase::Active,
             Some(failure) => {
-                waiting.pause(now);
-                if failure.tell {
-                    self.to_tell.push(Notice {
-                        regarding: pod::reference(&waiting.pod),
-                        reason: EventReason::AllocationFailed,
-                        message: failure.message,
-                    });
+                pending.back_off(now);
+                if failure.is_reportable {
+                    self.state_events.push(PendingEvent::allocation_failed(
+                        pod::reference(&pending.pod),
+                        failure.message,
+                    ));
                 }
             }
         }
     }
 
-    /// A release ended; the claim in its newest version if it is known.
-    pub fn released(&mut self, key: &ObjectKey, claim: Option<ResourceClaim>, now: Instant) {
-        if let Some(unreserved) = self.unreserved.get_mut(key) {
+    /// Observes the outcome of a release.
+    pub fn release_finished(&mut self, outcome: ReleaseOutcome, now: Instant) {
+        let key = object_key(&outcome.release.claim.metadata);
+        if let Some(unreserved) = self.unreserved.get_mut(&key) {
             unreserved.release_ended(now);
         }
-        if let Some(claim) = claim {
+        if let Some(claim) = outcome.claim {
+            if !claim::is_allocated(&claim) {
+                self.write_events.push(PendingEvent::released(
+                    claim::reference(&claim),
+                    &outcome.release.reason,
+                ));
+            }
             self.claim_applied(claim, now);
         }
     }
 
-    /// What to do now.
-    pub fn actions(&mut self, moment: &Moment) -> Vec<Action> {
-        if !self.synced {
+    /// Returns the events of finished writes and removes them.
+    pub fn take_write_events(&mut self) -> Vec<PendingEvent> {
+        std::mem::take(&mut self.write_events)
+    }
+
+    /// Returns what to do now.
+    pub fn actions(&mut self, time: &DecisionTime) -> Vec<Action> {
+        if !self.is_synced {
             return Vec::new();
         }
-        let mut actions = Vec::new();
-        if std::mem::take(&mut self.wake_all) {
-            self.waiting.wake_all();
+        if std::mem::take(&mut self.activate_all) {
+            self.queue.activate_all();
         }
-        for notice in std::mem::take(&mut self.to_tell) {
-            actions.extend(self.notices.offer(notice, moment.instant).map(Action::Tell));
+        let mut actions: Vec<Action> = self
+            .take_write_events()
+            .into_iter()
+            .map(Action::PublishEvent)
+            .collect();
+        let mut events = std::mem::take(&mut self.state_events);
+        events.extend(self.excluded_pools.new_events(&self.cluster));
+        for event in events {
+            let event = self.deduplicator.filter(event, time.instant);
+            actions.extend(event.map(Action::PublishEvent));
         }
-        for notice in self.left_out.news(&self.cluster) {
-            actions.extend(self.notices.offer(notice, moment.instant).map(Action::Tell));
-        }
-        self.release_unreserved(moment.instant, &mut actions);
-        for uid in self.waiting.due(moment.instant) {
-            if self.writing >= MAX_WRITING {
+        self.release_unreserved(time.instant, &mut actions);
+        for uid in self.queue.due(time.instant) {
+            if self.in_flight.len() >= MAX_IN_FLIGHT {
                 break;
             }
-            self.plan(&uid, moment, &mut actions);
+            self.schedule(&uid, time, &mut actions);
         }
-        actions.extend(
-            self.notices
-                .due(moment.instant)
-                .into_iter()
-                .map(Action::Tell),
-        );
+        let delayed = self.deduplicator.due(time.instant);
+        actions.extend(delayed.into_iter().map(Action::PublishEvent));
         actions
     }
 
-    /// When [`Self::actions`] has something to do without a new observation.
+    /// Returns when [`Self::actions`] has to be called without a new observation.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.synced {
+        if !self.is_synced {
             return None;
         }
         let releases = self.unreserved.iter().filter_map(|(key, unreserved)| {
-            unreserved.due_at(self.settings.release_after, self.waiting.has_users(key))
+            unreserved.due_at(self.settings.release_after, self.queue.has_users(key))
         });
         releases
-            .chain(self.waiting.first_pause_end())
-            .chain(self.notices.next_due())
+            .chain(self.queue.next_backoff_end())
+            .chain(self.deduplicator.next_due())
             .min()
     }
 
     fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let due: Vec<(ObjectKey, String)> = self
+        let due: Vec<(ObjectKey, ReleaseReason)> = self
             .unreserved
             .iter()
             .filter_map(|(key, unreserved)| {
-                let used = self.waiting.has_users(key);
+                let has_users = self.queue.has_users(key);
                 let node_exists = self.cluster.node(&unreserved.node).is_some();
-                let why = unreserved.due(now, self.settings.release_after, used, node_exists)?;
-                Some((key.clone(), why))
+                let reason =
+                    unreserved.due(now, self.settings.release_after, has_users, node_exists)?;
+                Some((key.clone(), reason))
             })
             .collect();
-        for (key, why) in due {
+        for (key, reason) in due {
             let Some(claim) = self.claims.get(&key) else {
                 continue;
             };
@@ -360,7 +373,7 @@ impl Planner {
             }
             actions.push(Action::Release(Release {
                 claim: Arc::clone(claim),
-                why,
+                reason,
             }));
         }
     }

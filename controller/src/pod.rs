@@ -1,10 +1,10 @@
-//! What a Pod says of itself: its claims, and whether this controller has to serve it.
+//! Properties of a Pod.
 
 use drava_allocator::cluster::ObjectKey;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
-/// Names of a pod's claims as the pod calls them, with the claim object's name where it is known. An entry for which
-/// no claim is needed is left out.
+/// Returns the claims of a pod: the name in the pod, and the name of the claim object if it is known. Entries that need
+/// no claim are skipped.
 pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>)> {
     let statuses = pod
         .status
@@ -21,7 +21,7 @@ pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>)> {
             return Some((entry.name.as_str(), Some(name.as_str())));
         }
         match statuses.iter().find(|status| status.name == entry.name) {
-            // The claim controller found that the template asks for nothing.
+            // The template generates no claim.
             Some(status) if status.resource_claim_name.is_none() => None,
             Some(status) => Some((entry.name.as_str(), status.resource_claim_name.as_deref())),
             None => Some((entry.name.as_str(), None)),
@@ -29,8 +29,8 @@ pub(crate) fn claims(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>)> {
     })
 }
 
-/// Whether the pod can be waiting for devices that this controller allocates.
-pub(crate) fn may_wait(pod: &Pod, schedulers: &[String]) -> bool {
+/// Returns whether this controller allocates the claims of the pod.
+pub(crate) fn is_eligible(pod: &Pod, schedulers: &[String]) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let phase = pod
         .status
@@ -41,23 +41,23 @@ pub(crate) fn may_wait(pod: &Pod, schedulers: &[String]) -> bool {
         .scheduler_name
         .as_deref()
         .unwrap_or("default-scheduler");
-    let gated = spec
+    let is_gated = spec
         .scheduling_gates
         .as_ref()
         .is_some_and(|gates| !gates.is_empty());
-    // Whoever named the node himself has bypassed every scheduler; kubelet waits for the claims.
-    let named_node = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
+    // A pod with spec.nodeName bypasses all schedulers; kubelet waits for its claims.
+    let has_node = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     phase == "Pending"
         && pod.metadata.deletion_timestamp.is_none()
         && spec
             .resource_claims
             .as_ref()
             .is_some_and(|claims| !claims.is_empty())
-        && !gated
-        && (named_node || schedulers.iter().any(|served| served == scheduler))
+        && !is_gated
+        && (has_node || schedulers.iter().any(|served| served == scheduler))
 }
 
-/// Namespaces and names of the claim objects that the pod names and that are known.
+/// Returns namespace and name of the known claim objects of the pod.
 pub(crate) fn claim_keys(pod: &Pod) -> Vec<ObjectKey> {
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     claims(pod)
@@ -65,7 +65,7 @@ pub(crate) fn claim_keys(pod: &Pod) -> Vec<ObjectKey> {
         .collect()
 }
 
-/// Reference to a pod for an event.
+/// Returns a reference to a pod for events.
 pub(crate) fn reference(pod: &Pod) -> ObjectReference {
     let metadata = &pod.metadata;
     ObjectReference {

@@ -1,7 +1,7 @@
-//! Allocations of this controller that no pod has reserved yet.
+//! Allocations of this controller that no pod has reserved.
 //!
-//! kube-scheduler reserves an allocated claim when it binds the pod. One that stays unreserved holds devices in
-//! vain: its pod cannot be bound on that node, or is gone.
+//! kube-scheduler reserves an allocated claim when it binds the pod. An allocation that stays unreserved blocks devices:
+//! its pod cannot be bound to that node, or does not exist.
 
 use std::time::Duration;
 
@@ -10,33 +10,35 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
 use crate::claim::{allocated_for, is_reserved};
+use crate::event::ReleaseReason;
 
-/// Time in which a claim that no waiting pod names is left alone: the watches of pods and claims are not in step.
-const GRACE: Duration = Duration::from_secs(2);
-/// Pause after a release that failed.
-const RETRY: Duration = Duration::from_secs(5);
+/// Grace period of a claim without pending pod: the watches of pods and claims are not synchronized.
+const GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// Backoff after a failed release.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An allocation that no pod has reserved.
 #[derive(Debug, Clone)]
-pub(crate) struct Unreserved {
+pub(crate) struct UnreservedAllocation {
     uid: String,
-    /// Node on which the devices are.
+    /// Node of the devices.
     pub(crate) node: String,
     since: Instant,
-    wanted: Option<String>,
-    releasing: bool,
+    /// Set when the release is due at once.
+    release_reason: Option<ReleaseReason>,
+    is_releasing: bool,
     not_before: Instant,
 }
 
-impl Unreserved {
-    /// The entry for a claim in a new version, if it needs one.
+impl UnreservedAllocation {
+    /// Returns the entry for a claim in a new version; `None` if the claim needs none.
     pub(crate) fn observe(
         claim: &ResourceClaim,
         known: Option<&Self>,
         now: Instant,
     ) -> Option<Self> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
-        // An allocation by kube-scheduler or by hand is none of this controller's business.
+        // Allocations by kube-scheduler or by hand are not managed here.
         if is_reserved(claim)
             || allocated_for(claim).is_none()
             || AllocatedDevice::of_claim(claim).is_empty()
@@ -61,62 +63,71 @@ impl Unreserved {
             uid,
             node,
             since: now,
-            wanted: None,
-            releasing: false,
+            release_reason: None,
+            is_releasing: false,
             not_before: now,
         })
     }
 
     /// Makes the release due at once.
-    pub(crate) fn release_now(&mut self, why: &str) {
-        self.wanted.get_or_insert_with(|| why.to_owned());
+    pub(crate) fn release_now(&mut self, reason: ReleaseReason) {
+        self.release_reason.get_or_insert(reason);
     }
 
     pub(crate) fn release_started(&mut self) {
-        self.releasing = true;
+        self.is_releasing = true;
     }
 
-    /// The release ended; if it had succeeded, there would soon be no entry.
+    /// A release has ended. After a successful release the next version of the claim removes the entry.
     pub(crate) fn release_ended(&mut self, now: Instant) {
-        self.releasing = false;
-        self.not_before = now + RETRY;
+        self.is_releasing = false;
+        self.not_before = now + RETRY_INTERVAL;
     }
 
-    /// Why the allocation is to be released now, if it is.
+    /// Returns why the allocation is to be released now; `None` if it is not.
     pub(crate) fn due(
         &self,
         now: Instant,
-        after: Duration,
-        used: bool,
+        release_after: Duration,
+        has_users: bool,
         node_exists: bool,
-    ) -> Option<String> {
-        if self.releasing || now < self.not_before {
+    ) -> Option<ReleaseReason> {
+        if self.is_releasing || now < self.not_before {
             return None;
         }
-        if let Some(why) = &self.wanted {
-            return Some(why.clone());
+        if let Some(reason) = &self.release_reason {
+            return Some(reason.clone());
         }
         let age = now.duration_since(self.since);
-        if age >= after {
-            return Some(format!(
-                "no pod has reserved it within {} s: kube-scheduler did not bind the pod on node {}",
-                after.as_secs(),
-                self.node
-            ));
+        if age >= release_after {
+            return Some(ReleaseReason::Unreserved {
+                node: self.node.clone(),
+                after: release_after,
+            });
         }
-        if age >= GRACE && !used {
-            return Some("no pod waits for it".to_owned());
-        }
-        (age >= GRACE && !node_exists).then(|| format!("node {} does not exist", self.node))
-    }
-
-    /// When the release may become due without a new observation.
-    pub(crate) fn due_at(&self, after: Duration, used: bool) -> Option<Instant> {
-        if self.releasing {
+        if age < GRACE_PERIOD {
             return None;
         }
-        let by_age = self.since + if used { after } else { GRACE.min(after) };
-        let at = if self.wanted.is_some() {
+        if !has_users {
+            return Some(ReleaseReason::NoPendingPod);
+        }
+        (!node_exists).then(|| ReleaseReason::NodeDeleted {
+            node: self.node.clone(),
+        })
+    }
+
+    /// Returns when the release may become due without a new observation.
+    pub(crate) fn due_at(&self, release_after: Duration, has_users: bool) -> Option<Instant> {
+        if self.is_releasing {
+            return None;
+        }
+        let by_age = self.since
+            + if has_users {
+                release_after
+            } else {
+                GRACE_PERIOD.min(release_after)
+            };
+        let at = if self.release_reason.is_some() {
             self.since
         } else {
             by_age

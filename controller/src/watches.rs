@@ -1,7 +1,7 @@
-//! The objects that the planner needs, as one stream of changes.
+//! Watches of the objects that the planner needs, as one stream of changes.
 //!
-//! Each kind is listed and watched; after a broken watch the new list is compared with what was known, so that an
-//! object that vanished meanwhile is reported as gone. What no decision needs is dropped at once.
+//! Each kind is listed and watched. After a failed watch the new list is compared with the known objects, so that objects
+//! deleted in between are reported. Fields that no decision needs are dropped.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -16,12 +16,12 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::change::{Change, Gone};
+use crate::change::{Change, DeletedObject};
 
-/// Kinds that are watched.
+/// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Pods that have not ended.
+    /// Unfinished pods.
     Pods,
     /// ResourceClaims.
     Claims,
@@ -44,7 +44,7 @@ impl Kind {
     ];
 }
 
-/// Something observed.
+/// An observation of the watches.
 #[derive(Debug)]
 pub enum Observation {
     /// A pod changed.
@@ -57,13 +57,13 @@ pub enum Observation {
     Slice(Change<ResourceSlice>),
     /// A node changed.
     Node(Change<Node>),
-    /// All objects of a kind have been observed.
+    /// The list of a kind is complete.
     Listed(Kind),
-    /// A watch broke; it is started again.
-    Broken(Kind, String),
+    /// A watch failed; it restarts by itself.
+    WatchFailed(Kind, String),
 }
 
-/// Watches everything.
+/// Watches all kinds.
 pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
     let pods = watcher::Config::default().fields("status.phase!=Succeeded,status.phase!=Failed");
     let slices = watcher::Config::default().fields(&format!("spec.driver={}", names::DRIVER));
@@ -93,24 +93,24 @@ where
         .modify(trim)
         .flat_map(move |event| {
             let observations = match event {
-                Ok(event) => tracker.take(event, kind, wrap),
-                Err(error) => vec![Observation::Broken(kind, describe(&error))],
+                Ok(event) => tracker.observe(event, kind, wrap),
+                Err(error) => vec![Observation::WatchFailed(kind, describe(&error))],
             };
             futures::stream::iter(observations)
         })
         .boxed()
 }
 
-/// Knows which objects exist, to report those that vanish while no watch runs.
+/// Tracks the existing objects, to report those deleted while no watch runs.
 #[derive(Debug, Default)]
 struct Tracker {
     known: BTreeMap<(String, String), String>,
-    /// Known before the running list and not seen in it so far.
+    /// Known objects that the current list has not contained so far.
     missing: BTreeMap<(String, String), String>,
 }
 
 impl Tracker {
-    fn take<K>(
+    fn observe<K>(
         &mut self,
         event: watcher::Event<K>,
         kind: Kind,
@@ -129,10 +129,10 @@ impl Tracker {
                 let uid = object.uid().unwrap_or_default();
                 self.missing.remove(&key);
                 let before = self.known.insert(key.clone(), uid.clone());
-                // Deleted and created again while nobody watched.
+                // Deleted and recreated while no watch ran.
                 let replaced = before
                     .filter(|before| *before != uid)
-                    .map(|before| wrap(gone(key, before)));
+                    .map(|before| wrap(deleted(key, before)));
                 replaced
                     .into_iter()
                     .chain([wrap(Change::Applied(Box::new(object)))])
@@ -141,15 +141,15 @@ impl Tracker {
             watcher::Event::Delete(object) => {
                 let key = key_of(&object);
                 self.known.remove(&key);
-                vec![wrap(gone(key, object.uid().unwrap_or_default()))]
+                vec![wrap(deleted(key, object.uid().unwrap_or_default()))]
             }
             watcher::Event::InitDone => {
-                let vanished = std::mem::take(&mut self.missing);
-                let mut observations: Vec<_> = vanished
+                let missing = std::mem::take(&mut self.missing);
+                let mut observations: Vec<_> = missing
                     .into_iter()
                     .map(|(key, uid)| {
                         self.known.remove(&key);
-                        wrap(gone(key, uid))
+                        wrap(deleted(key, uid))
                     })
                     .collect();
                 observations.push(Observation::Listed(kind));
@@ -163,8 +163,8 @@ fn key_of(object: &impl ResourceExt) -> (String, String) {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-fn gone<K>((namespace, name): (String, String), uid: String) -> Change<K> {
-    Change::Gone(Gone {
+fn deleted<K>((namespace, name): (String, String), uid: String) -> Change<K> {
+    Change::Deleted(DeletedObject {
         namespace,
         name,
         uid,

@@ -1,7 +1,7 @@
-//! Writes allocations and takes them back: the finalizer first, then the status, each guarded by UID and resource
-//! version, so that no write ever overtakes somebody else's.
+//! Writes and releases allocations: the finalizer and annotations first, then the status. Every write is guarded by UID
+//! and resource version, so it cannot overwrite the change of another writer.
 //!
-//! A request without a clear answer may have been carried out: the claim is then read until it says so itself.
+//! A request without a definite response may have been executed: the claim is read back before the next step.
 
 use std::time::Duration;
 
@@ -14,88 +14,91 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::action::{ClaimWrite, Job, JobFailure, JobOutcome, Release};
-use crate::claim::{allocated_for, is_allocated, is_reserved};
+use crate::action::{
+    AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, Release, ReleaseOutcome,
+};
+use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 
-/// Name under which fields are owned.
+/// Field manager of the writes.
 pub const FIELD_MANAGER: &str = "drava-controller";
-/// How long to wait for what.
+
+/// Time-outs and retry intervals.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Longest wait for one answer.
+    /// Time-out of one request.
     pub request_timeout: Duration,
-    /// First pause between attempts to read a claim back.
-    pub first_pause: Duration,
-    /// Longest such pause; they double.
-    pub longest_pause: Duration,
+    /// First interval between attempts to read a claim back; doubles with each attempt.
+    pub first_retry: Duration,
+    /// Maximum interval between attempts.
+    pub max_retry: Duration,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
-            first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(5),
+            first_retry: Duration::from_millis(100),
+            max_retry: Duration::from_secs(5),
         }
     }
 }
 
-/// Times that a write is tried again after somebody else changed the claim in between.
+/// Maximum attempts of a write after update conflicts.
 const CONFLICT_LIMIT: u32 = 5;
 
 /// Why a claim was not written.
 #[derive(Debug, thiserror::Error)]
 enum WriteError {
-    /// Deleted, or replaced by another of the same name.
-    #[error("claim {0} is gone")]
-    Gone(String),
-    /// Somebody else has allocated it.
-    #[error("claim {0} was allocated by somebody else")]
-    Taken(String, Box<ResourceClaim>),
-    /// Somebody reserved it while it was to be released.
-    #[error("claim {0} is reserved")]
+    /// Deleted, or replaced by another claim of the same name.
+    #[error("claim {0}: deleted")]
+    Deleted(String),
+    /// Allocated by another controller.
+    #[error("claim {0}: allocated by another controller")]
+    AllocatedElsewhere(String, Box<ResourceClaim>),
+    /// Reserved while it was being released.
+    #[error("claim {0}: cannot release the allocation: the claim is reserved")]
     Reserved(String, Box<ResourceClaim>),
-    /// This controller lacks a permission.
+    /// The controller lacks a permission.
     #[error("claim {claim}: the ClusterRole of drava-controller lacks a permission: {message}")]
     Forbidden { claim: String, message: String },
-    /// The API server refuses the content.
-    #[error("claim {claim}: the API server refuses the allocation: {message}")]
-    Refused { claim: String, message: String },
-    /// Others keep changing it.
-    #[error("claim {0} keeps being changed by others")]
+    /// The API server rejects the content.
+    #[error("claim {claim}: the API server rejects the allocation: {message}")]
+    Rejected { claim: String, message: String },
+    /// Repeated update conflicts.
+    #[error("claim {0}: giving up after repeated update conflicts")]
     Conflicts(String),
-    /// This replica stops, or no longer leads.
-    #[error("claim {0} was not written: this replica stops")]
+    /// This replica stops or has lost the lease.
+    #[error("claim {0}: not written, because this replica stops")]
     Stopped(String),
 }
 
 impl WriteError {
-    /// Whether the user must hear of it.
-    const fn concerns_user(&self) -> bool {
-        matches!(self, Self::Forbidden { .. } | Self::Refused { .. })
+    /// Returns whether an event is published.
+    const fn is_reportable(&self) -> bool {
+        matches!(self, Self::Forbidden { .. } | Self::Rejected { .. })
     }
 
-    /// The claim's newest version, where it was learnt.
+    /// Returns the newest version of the claim if it is known.
     fn into_claim(self) -> Option<ResourceClaim> {
         match self {
-            Self::Taken(_, claim) | Self::Reserved(_, claim) => Some(*claim),
+            Self::AllocatedElsewhere(_, claim) | Self::Reserved(_, claim) => Some(*claim),
             _ => None,
         }
     }
 }
 
-/// What the API server made of one request.
-enum Answer {
-    Done(Box<ResourceClaim>),
+/// Response to one request.
+enum Response {
+    Success(Box<ResourceClaim>),
     Conflict,
-    Gone,
+    NotFound,
     Forbidden(String),
-    Refused(String),
-    /// It may have been carried out.
+    Rejected(String),
+    /// The request may have been executed.
     Unknown(String),
 }
 
-/// Writes to claims until it is told to stop.
+/// Writes to claims.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -104,7 +107,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer whose unanswered questions end with `stop`.
+    /// Creates a writer; `stop` ends its attempts to read claims back.
     #[must_use]
     pub fn new(client: Client, stop: CancellationToken, timing: Timing) -> Self {
         Self {
@@ -115,7 +118,7 @@ impl Writer {
     }
 
     /// Writes the allocations of a pod's claims, all or none.
-    pub async fn allocate(&self, job: Job) -> JobOutcome {
+    pub async fn allocate(&self, job: AllocationJob) -> AllocationOutcome {
         let keys = job
             .writes
             .iter()
@@ -128,9 +131,9 @@ impl Writer {
                 Ok(claim) => claims.push(claim),
                 Err(error) => {
                     tracing::warn!(%error, pod = job.pod.name, namespace = job.pod.namespace, node = job.node, "allocation failed");
-                    failure = Some(JobFailure {
+                    failure = Some(AllocationFailure {
                         message: error.to_string(),
-                        tell: error.concerns_user(),
+                        is_reportable: error.is_reportable(),
                     });
                     claims = self.roll_back(claims).await;
                     claims.extend(error.into_claim());
@@ -138,7 +141,7 @@ impl Writer {
                 }
             }
         }
-        JobOutcome {
+        AllocationOutcome {
             pod_uid: job.pod_uid,
             keys,
             claims,
@@ -146,14 +149,14 @@ impl Writer {
         }
     }
 
-    /// Releases what a failed job had written before.
+    /// Releases the allocations that a failed job has written. Returns the claims in their newest versions.
     async fn roll_back(&self, written: Vec<ResourceClaim>) -> Vec<ResourceClaim> {
         let mut newest = Vec::new();
         for claim in written {
             match self.release_claim(claim.clone()).await {
                 Ok(released) => newest.push(released),
                 Err(error) => {
-                    tracing::warn!(%error, "roll-back failed; the allocation is released when it stays unreserved");
+                    tracing::warn!(%error, "roll-back failed; the allocation is released after the unreserved time-out");
                     newest.push(error.into_claim().unwrap_or(claim));
                 }
             }
@@ -161,22 +164,18 @@ impl Writer {
         newest
     }
 
-    /// Takes an allocation back; the claim in its newest version, if it still exists.
-    pub async fn release(&self, release: &Release) -> Option<ResourceClaim> {
-        let claim = release.claim.as_ref().clone();
-        let name = name_of(&claim);
-        match self.release_claim(claim).await {
-            Ok(released) => {
-                tracing::info!(claim = name, why = release.why, "released an allocation");
-                Some(released)
-            }
+    /// Releases an allocation.
+    pub async fn release(&self, release: Release) -> ReleaseOutcome {
+        let claim = match self.release_claim(release.claim.as_ref().clone()).await {
+            Ok(released) => Some(released),
             Err(error) => {
-                if !matches!(error, WriteError::Reserved(..) | WriteError::Gone(_)) {
+                if !matches!(error, WriteError::Reserved(..) | WriteError::Deleted(_)) {
                     tracing::warn!(%error, "cannot release an allocation");
                 }
                 error.into_claim()
             }
-        }
+        };
+        ReleaseOutcome { release, claim }
     }
 
     async fn write_one(
@@ -186,19 +185,25 @@ impl Writer {
     ) -> Result<ResourceClaim, WriteError> {
         let mut claim = write.claim.as_ref().clone();
         for _ in 0..CONFLICT_LIMIT {
-            let answer = if is_prepared(&claim, pod_uid) {
+            let response = if is_prepared(&claim, pod_uid, &write.placement_reason) {
                 self.patch_status(&claim, json!({"allocation": write.allocation}))
                     .await
             } else {
-                self.patch_metadata(&claim, &preparation(&claim, pod_uid))
-                    .await
+                self.patch_metadata(
+                    &claim,
+                    &preparation(&claim, pod_uid, &write.placement_reason),
+                )
+                .await
             };
-            claim = self.newest(claim, answer).await?;
-            if is_ours(&claim, &write.allocation) {
+            claim = self.newest(claim, response).await?;
+            if has_allocation(&claim, &write.allocation) {
                 return Ok(claim);
             }
             if is_allocated(&claim) {
-                return Err(WriteError::Taken(name_of(&claim), Box::new(claim)));
+                return Err(WriteError::AllocatedElsewhere(
+                    name_of(&claim),
+                    Box::new(claim),
+                ));
             }
         }
         Err(WriteError::Conflicts(name_of(&claim)))
@@ -206,7 +211,7 @@ impl Writer {
 
     async fn release_claim(&self, mut claim: ResourceClaim) -> Result<ResourceClaim, WriteError> {
         for _ in 0..CONFLICT_LIMIT {
-            let answer = if is_allocated(&claim) {
+            let response = if is_allocated(&claim) {
                 self.patch_status(&claim, json!({"allocation": null, "devices": null}))
                     .await
             } else if allocated_for(&claim).is_some() {
@@ -214,7 +219,7 @@ impl Writer {
             } else {
                 return Ok(claim);
             };
-            claim = self.newest(claim, answer).await?;
+            claim = self.newest(claim, response).await?;
             if is_reserved(&claim) {
                 return Err(WriteError::Reserved(name_of(&claim), Box::new(claim)));
             }
@@ -222,90 +227,90 @@ impl Writer {
         Err(WriteError::Conflicts(name_of(&claim)))
     }
 
-    /// The claim as it is after a request.
+    /// Returns the claim after a request.
     async fn newest(
         &self,
         claim: ResourceClaim,
-        answer: Answer,
+        response: Response,
     ) -> Result<ResourceClaim, WriteError> {
         let claim_name = name_of(&claim);
-        match answer {
-            Answer::Done(done) => Ok(*done),
-            Answer::Gone => Err(WriteError::Gone(claim_name)),
-            Answer::Forbidden(message) => Err(WriteError::Forbidden {
+        match response {
+            Response::Success(claim) => Ok(*claim),
+            Response::NotFound => Err(WriteError::Deleted(claim_name)),
+            Response::Forbidden(message) => Err(WriteError::Forbidden {
                 claim: claim_name,
                 message,
             }),
-            Answer::Refused(message) => Err(WriteError::Refused {
+            Response::Rejected(message) => Err(WriteError::Rejected {
                 claim: claim_name,
                 message,
             }),
-            Answer::Conflict => self.read_back(&claim).await,
-            Answer::Unknown(error) => {
+            Response::Conflict => self.read_back(&claim).await,
+            Response::Unknown(error) => {
                 tracing::warn!(
                     claim = claim_name,
                     error,
-                    "a write may have been carried out; reading the claim"
+                    "write may have been executed; reading the claim back"
                 );
                 self.read_back(&claim).await
             }
         }
     }
 
-    /// Reads the claim until there is an answer.
+    /// Reads the claim, with retries until the API server responds.
     async fn read_back(&self, claim: &ResourceClaim) -> Result<ResourceClaim, WriteError> {
         let api = self.api(claim);
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let mut pause = self.timing.first_pause;
+        let mut retry = self.timing.first_retry;
         loop {
             match tokio::time::timeout(self.timing.request_timeout, api.get_opt(name)).await {
                 Ok(Ok(Some(found))) if found.metadata.uid == claim.metadata.uid => {
                     return Ok(found);
                 }
-                Ok(Ok(_)) => return Err(WriteError::Gone(name_of(claim))),
+                Ok(Ok(_)) => return Err(WriteError::Deleted(name_of(claim))),
                 Ok(Err(error)) => {
                     tracing::warn!(
                         claim = name_of(claim),
                         error = describe(&error),
-                        "cannot read a claim back"
+                        "cannot read the claim back"
                     )
                 }
                 Err(_) => tracing::warn!(
                     claim = name_of(claim),
-                    "no answer when reading a claim back"
+                    "cannot read the claim back: request timed out"
                 ),
             }
             tokio::select! {
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(self.timing.longest_pause),
+                () = tokio::time::sleep(retry) => retry = (retry * 2).min(self.timing.max_retry),
                 () = self.stop.cancelled() => return Err(WriteError::Stopped(name_of(claim))),
             }
         }
     }
 
-    async fn patch_metadata(&self, claim: &ResourceClaim, metadata: &Value) -> Answer {
+    async fn patch_metadata(&self, claim: &ResourceClaim, metadata: &Value) -> Response {
         let patch = json!({"metadata": guarded(claim, metadata.clone())});
         let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.answer(api.patch(name, &parameters, &patch)).await
+        self.response(api.patch(name, &parameters, &patch)).await
     }
 
-    async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Answer {
+    async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {
         let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
         let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.answer(api.patch_status(name, &parameters, &patch))
+        self.response(api.patch_status(name, &parameters, &patch))
             .await
     }
 
-    async fn answer(
+    async fn response(
         &self,
         request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
-    ) -> Answer {
+    ) -> Response {
         match tokio::time::timeout(self.timing.request_timeout, request).await {
-            Ok(Ok(claim)) => Answer::Done(Box::new(claim)),
-            Ok(Err(kube::Error::Api(status))) => Answer::of_refusal(status.code, &status.message),
-            Ok(Err(error)) => Answer::Unknown(describe(&error)),
-            Err(_) => Answer::Unknown("no answer in time".to_owned()),
+            Ok(Ok(claim)) => Response::Success(Box::new(claim)),
+            Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),
+            Ok(Err(error)) => Response::Unknown(describe(&error)),
+            Err(_) => Response::Unknown("request timed out".to_owned()),
         }
     }
 
@@ -315,17 +320,17 @@ impl Writer {
     }
 }
 
-impl Answer {
-    fn of_refusal(code: u16, message: &str) -> Self {
+impl Response {
+    fn of_error(code: u16, message: &str) -> Self {
         match code {
-            404 => Self::Gone,
+            404 => Self::NotFound,
             409 => Self::Conflict,
             403 => Self::Forbidden(message.to_owned()),
-            // The missing permission for the synthetic subresource is reported as invalid content.
+            // A missing permission for the synthetic subresource is reported as invalid content.
             422 if message.contains("resourceclaims/binding") => Self::Forbidden(format!(
                 "update and patch on resourceclaims/binding of resource.k8s.io, cluster-wide ({message})"
             )),
-            400..=428 | 430..=499 => Self::Refused(message.to_owned()),
+            400..=428 | 430..=499 => Self::Rejected(message.to_owned()),
             _ => Self::Unknown(message.to_owned()),
         }
     }
@@ -336,7 +341,7 @@ fn name_of(claim: &ResourceClaim) -> String {
     format!("{namespace}/{name}")
 }
 
-/// The guard of every write: this object in this version.
+/// Adds the guard of every write: UID and resource version.
 fn guarded(claim: &ResourceClaim, mut metadata: Value) -> Value {
     if let Some(fields) = metadata.as_object_mut() {
         fields.insert("uid".to_owned(), json!(claim.metadata.uid));
@@ -359,15 +364,16 @@ fn finalizers(claim: &ResourceClaim) -> &[String] {
     claim.metadata.finalizers.as_deref().unwrap_or_default()
 }
 
-/// Whether the claim has what must be there before its allocation is written.
-fn is_prepared(claim: &ResourceClaim, pod_uid: &str) -> bool {
+/// Returns whether the claim has the finalizer and annotations that must precede its allocation.
+fn is_prepared(claim: &ResourceClaim, pod_uid: &str, placement_reason: &str) -> bool {
     finalizers(claim)
         .iter()
         .any(|finalizer| finalizer == names::CLAIM_FINALIZER)
         && allocated_for(claim) == Some(pod_uid)
+        && annotation(claim, names::PLACEMENT_REASON_ANNOTATION) == Some(placement_reason)
 }
 
-fn preparation(claim: &ResourceClaim, pod_uid: &str) -> Value {
+fn preparation(claim: &ResourceClaim, pod_uid: &str, placement_reason: &str) -> Value {
     let mut finalizers = finalizers(claim).to_vec();
     if !finalizers
         .iter()
@@ -375,7 +381,10 @@ fn preparation(claim: &ResourceClaim, pod_uid: &str) -> Value {
     {
         finalizers.push(names::CLAIM_FINALIZER.to_owned());
     }
-    json!({"finalizers": finalizers, "annotations": {names::ALLOCATED_FOR_ANNOTATION: pod_uid}})
+    json!({"finalizers": finalizers, "annotations": {
+        names::ALLOCATED_FOR_ANNOTATION: pod_uid,
+        names::PLACEMENT_REASON_ANNOTATION: placement_reason,
+    }})
 }
 
 fn restoration(claim: &ResourceClaim) -> Value {
@@ -383,19 +392,22 @@ fn restoration(claim: &ResourceClaim) -> Value {
         .iter()
         .filter(|finalizer| *finalizer != names::CLAIM_FINALIZER)
         .collect();
-    json!({"finalizers": finalizers, "annotations": {names::ALLOCATED_FOR_ANNOTATION: null}})
+    json!({"finalizers": finalizers, "annotations": {
+        names::ALLOCATED_FOR_ANNOTATION: null,
+        names::PLACEMENT_REASON_ANNOTATION: null,
+    }})
 }
 
-/// Whether the claim carries this very allocation: same devices for the same requests, same shares.
-fn is_ours(claim: &ResourceClaim, allocation: &AllocationResult) -> bool {
+/// Returns whether the claim has this allocation: same devices for the same requests, same shares.
+fn has_allocation(claim: &ResourceClaim, allocation: &AllocationResult) -> bool {
     let results = |allocation: &AllocationResult| -> Vec<_> {
         allocation
             .devices
             .iter()
             .flat_map(|devices| devices.results.iter().flatten())
             .map(|result| {
-                let place = (result.pool.clone(), result.device.clone());
-                (result.request.clone(), place, result.share_id.clone())
+                let device = (result.pool.clone(), result.device.clone());
+                (result.request.clone(), device, result.share_id.clone())
             })
             .collect()
     };

@@ -1,4 +1,4 @@
-//! Config of classes and claim as kube-scheduler would list it.
+//! Config of classes and claim as kube-scheduler lists it.
 
 use drava_allocator::cluster::Cluster;
 use drava_allocator::placement::Policies;
@@ -24,7 +24,7 @@ fn config_of(requests: &Value, config: &Value) -> Vec<Value> {
         "metadata": {"name": "c", "namespace": "default", "uid": "u"},
         "spec": {"devices": {"requests": requests, "config": config}},
     }));
-    let ask = PodRequest::new(
+    let pod_request = PodRequest::new(
         &pod("p", &["c"]),
         &[("c", &claim)],
         &cluster.classes,
@@ -35,7 +35,7 @@ fn config_of(requests: &Value, config: &Value) -> Vec<Value> {
         node: PlacementPolicy::Binpack,
         gpu: PlacementPolicy::Binpack,
     };
-    let placement = cluster.decide(&ask, policies).unwrap();
+    let placement = cluster.decide(&pod_request, policies).unwrap();
     let allocation = build(
         &claim,
         &placement.claims[0],
@@ -70,7 +70,7 @@ fn of_claim(requests: &Value, priority: i64) -> Value {
 }
 
 #[test]
-fn class_config_comes_first_and_once() {
+fn lists_class_config_first_and_once() {
     let (shared, plain) = ("vgpu.drava.dev", "plain.drava.dev");
     assert_eq!(
         config_of(
@@ -102,7 +102,7 @@ fn class_config_comes_first_and_once() {
 }
 
 #[test]
-fn config_of_alternatives_that_were_not_chosen_is_left_out() {
+fn omits_config_of_unselected_alternatives() {
     let alternatives = json!([{"name": "a", "firstAvailable": [
         {"name": "big", "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": "800Gi"}}},
         {"name": "small", "deviceClassName": "plain.drava.dev", "capacity": {"requests": {"memory": "1Gi"}}},

@@ -1,4 +1,4 @@
-//! Elections between replicas over a fake API server that keeps one Lease and its resource version, in virtual time.
+//! Elections between replicas with a fake API server that stores one Lease, in virtual time.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// One Lease behind an API server.
+/// Fake API server with one Lease.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Stored>>);
 
@@ -18,12 +18,12 @@ struct Stored {
     lease: Option<Value>,
     version: u64,
     writes: usize,
-    /// Who gets no answers.
-    cut_off: Option<String>,
+    /// Client whose requests get no response.
+    blocked_client: Option<String>,
 }
 
 impl Server {
-    /// A client that the server can cut off by name.
+    /// Creates a client that the server can block by name.
     fn client(&self, name: &str) -> Client {
         let server = self.clone();
         let name = name.to_owned();
@@ -31,16 +31,16 @@ impl Server {
             let server = server.clone();
             let name = name.clone();
             async move {
-                if server.0.lock().unwrap().cut_off.as_ref() == Some(&name) {
+                if server.0.lock().unwrap().blocked_client.as_ref() == Some(&name) {
                     std::future::pending::<()>().await;
                 }
                 let method = request.method().clone();
                 let body = request.into_body().collect().await.unwrap().to_bytes();
-                let (code, answer) = server.answer(&method, serde_json::from_slice(&body).ok());
+                let (code, response) = server.respond(&method, serde_json::from_slice(&body).ok());
                 Ok::<_, tower::BoxError>(
                     Response::builder()
                         .status(code)
-                        .body(Body::from(serde_json::to_vec(&answer).unwrap()))
+                        .body(Body::from(serde_json::to_vec(&response).unwrap()))
                         .unwrap(),
                 )
             }
@@ -48,7 +48,7 @@ impl Server {
         Client::new(service, "drava-system")
     }
 
-    fn answer(&self, method: &Method, body: Option<Value>) -> (u16, Value) {
+    fn respond(&self, method: &Method, body: Option<Value>) -> (u16, Value) {
         let mut stored = self.0.lock().unwrap();
         let failure = |code: u16, reason: &str| {
             let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -71,19 +71,19 @@ impl Server {
         }
     }
 
-    fn cut_off(&self, name: Option<&str>) {
-        self.0.lock().unwrap().cut_off = name.map(str::to_owned);
+    fn block(&self, name: Option<&str>) {
+        self.0.lock().unwrap().blocked_client = name.map(str::to_owned);
     }
 
     fn holder(&self) -> String {
         let stored = self.0.lock().unwrap();
-        let lease = stored.lease.as_ref().expect("there is a lease");
+        let lease = stored.lease.as_ref().expect("the lease exists");
         lease["spec"]["holderIdentity"].as_str().unwrap().to_owned()
     }
 
     fn transitions(&self) -> u64 {
         let stored = self.0.lock().unwrap();
-        let lease = stored.lease.as_ref().expect("there is a lease");
+        let lease = stored.lease.as_ref().expect("the lease exists");
         lease["spec"]["leaseTransitions"].as_u64().unwrap()
     }
 }
@@ -117,7 +117,7 @@ impl Replica {
         }
     }
 
-    async fn becomes(&mut self, leading: bool) {
+    async fn wait_until_leading(&mut self, leading: bool) {
         self.leading.wait_for(|now| *now == leading).await.unwrap();
     }
 
@@ -127,10 +127,10 @@ impl Replica {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_leads_and_keeps_renewing() {
+async fn elects_one_that_keeps_renewing() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.becomes(true).await;
+    first.wait_until_leading(true).await;
     let second = Replica::start(&server, "second");
     tokio::time::sleep(10 * LEASE_DURATION).await;
     assert!(first.leads() && !second.leads());
@@ -143,23 +143,23 @@ async fn one_leads_and_keeps_renewing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_cannot_renew_stops_before_another_starts() {
+async fn stops_leading_before_successor_starts() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.becomes(true).await;
+    first.wait_until_leading(true).await;
     let mut second = Replica::start(&server, "second");
     tokio::time::sleep(LEASE_DURATION).await;
 
-    server.cut_off(Some("first"));
+    server.block(Some("first"));
     let since = Instant::now();
-    first.becomes(false).await;
+    first.wait_until_leading(false).await;
     let stopped = since.elapsed();
     assert!(
         stopped <= RENEW_DEADLINE,
-        "led for {stopped:?} without renewal"
+        "leads for {stopped:?} without renewal"
     );
     assert!(!second.leads());
-    second.becomes(true).await;
+    second.wait_until_leading(true).await;
     let started = since.elapsed();
     assert!(
         started >= stopped + Duration::from_secs(2),
@@ -171,29 +171,29 @@ async fn a_leader_that_cannot_renew_stops_before_another_starts() {
         ("second".to_owned(), 1)
     );
 
-    // Back again, the first one waits.
-    server.cut_off(None);
+    // The first replica is a candidate again.
+    server.block(None);
     tokio::time::sleep(4 * LEASE_DURATION).await;
     assert!(second.leads() && !first.leads());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_ends_hands_over_at_once() {
+async fn hands_over_on_shutdown() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.becomes(true).await;
+    first.wait_until_leading(true).await;
     let mut second = Replica::start(&server, "second");
     tokio::time::sleep(RETRY_PERIOD).await;
     let since = Instant::now();
     first.stop.cancel();
     first.election.finished().await;
     assert_eq!(server.holder(), "");
-    second.becomes(true).await;
+    second.wait_until_leading(true).await;
     assert!(since.elapsed() <= RETRY_PERIOD, "{:?}", since.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn replicas_that_start_together_elect_one() {
+async fn elects_one_of_simultaneous_candidates() {
     let server = Server::default();
     let replicas: Vec<Replica> = ["a", "b", "c", "d"]
         .iter()
@@ -202,23 +202,23 @@ async fn replicas_that_start_together_elect_one() {
     for _ in 0..100 {
         tokio::time::sleep(RETRY_PERIOD / 4).await;
         let leaders = replicas.iter().filter(|replica| replica.leads()).count();
-        assert!(leaders <= 1, "{leaders} lead at once");
+        assert!(leaders <= 1, "{leaders} leaders");
     }
     assert_eq!(replicas.iter().filter(|replica| replica.leads()).count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_somebody_took_by_hand_is_given_up() {
+async fn stops_leading_when_lease_is_overwritten() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.becomes(true).await;
+    first.wait_until_leading(true).await;
     {
         let mut stored = server.0.lock().unwrap();
         let mut lease = stored.lease.clone().unwrap();
-        lease["spec"]["holderIdentity"] = json!("somebody");
+        lease["spec"]["holderIdentity"] = json!("another");
         stored.write(lease);
     }
     let since = Instant::now();
-    first.becomes(false).await;
+    first.wait_until_leading(false).await;
     assert!(since.elapsed() <= 2 * RETRY_PERIOD, "{:?}", since.elapsed());
 }

@@ -1,6 +1,6 @@
-//! Scenarios of the managed mode.
+//! Scenarios of managed mode.
 
-mod deciding;
-mod releasing;
-mod telling;
-mod world;
+mod allocation;
+mod cluster;
+mod events;
+mod release;

@@ -1,4 +1,4 @@
-//! Objects that vanish while no watch runs are reported.
+//! Reports of deleted objects, and trimmed fields.
 
 use kube::runtime::watcher::Event;
 
@@ -9,13 +9,13 @@ fn node(name: &str, uid: &str) -> Node {
     object(serde_json::json!({"metadata": {"name": name, "uid": uid}}))
 }
 
-fn take(tracker: &mut Tracker, event: Event<Node>) -> Vec<String> {
+fn observe(tracker: &mut Tracker, event: Event<Node>) -> Vec<String> {
     tracker
-        .take(event, Kind::Nodes, Observation::Node)
+        .observe(event, Kind::Nodes, Observation::Node)
         .into_iter()
         .map(|observation| match observation {
             Observation::Node(Change::Applied(node)) => format!("+{}", node.uid().unwrap()),
-            Observation::Node(Change::Gone(gone)) => format!("-{}", gone.uid),
+            Observation::Node(Change::Deleted(node)) => format!("-{}", node.uid),
             Observation::Listed(_) => "listed".to_owned(),
             other => panic!("{other:?}"),
         })
@@ -23,44 +23,50 @@ fn take(tracker: &mut Tracker, event: Event<Node>) -> Vec<String> {
 }
 
 #[test]
-fn a_new_list_is_compared_with_what_was_known() {
+fn reports_objects_deleted_between_lists() {
     let mut tracker = Tracker::default();
-    assert!(take(&mut tracker, Event::Init).is_empty());
+    assert!(observe(&mut tracker, Event::Init).is_empty());
     assert_eq!(
-        take(&mut tracker, Event::InitApply(node("a", "a1"))),
+        observe(&mut tracker, Event::InitApply(node("a", "a1"))),
         ["+a1"]
     );
     assert_eq!(
-        take(&mut tracker, Event::InitApply(node("b", "b1"))),
+        observe(&mut tracker, Event::InitApply(node("b", "b1"))),
         ["+b1"]
     );
-    assert_eq!(take(&mut tracker, Event::InitDone), ["listed"]);
-    assert_eq!(take(&mut tracker, Event::Apply(node("c", "c1"))), ["+c1"]);
-    assert_eq!(take(&mut tracker, Event::Delete(node("c", "c1"))), ["-c1"]);
-    // The watch breaks; meanwhile b is deleted, and a is deleted and created again.
-    assert!(take(&mut tracker, Event::Init).is_empty());
+    assert_eq!(observe(&mut tracker, Event::InitDone), ["listed"]);
     assert_eq!(
-        take(&mut tracker, Event::InitApply(node("a", "a2"))),
+        observe(&mut tracker, Event::Apply(node("c", "c1"))),
+        ["+c1"]
+    );
+    assert_eq!(
+        observe(&mut tracker, Event::Delete(node("c", "c1"))),
+        ["-c1"]
+    );
+    // The watch fails; b is deleted, and a is deleted and recreated.
+    assert!(observe(&mut tracker, Event::Init).is_empty());
+    assert_eq!(
+        observe(&mut tracker, Event::InitApply(node("a", "a2"))),
         ["-a1", "+a2"]
     );
-    assert_eq!(take(&mut tracker, Event::InitDone), ["-b1", "listed"]);
+    assert_eq!(observe(&mut tracker, Event::InitDone), ["-b1", "listed"]);
 }
 
 #[test]
-fn a_list_that_breaks_off_reports_nothing_as_gone() {
+fn reports_no_deletion_after_incomplete_list() {
     let mut tracker = Tracker::default();
-    take(&mut tracker, Event::InitApply(node("a", "a1")));
-    take(&mut tracker, Event::InitApply(node("b", "b1")));
-    take(&mut tracker, Event::InitDone);
-    take(&mut tracker, Event::Init);
-    take(&mut tracker, Event::InitApply(node("a", "a1")));
-    take(&mut tracker, Event::Init);
-    take(&mut tracker, Event::InitApply(node("b", "b1")));
-    assert_eq!(take(&mut tracker, Event::InitDone), ["-a1", "listed"]);
+    observe(&mut tracker, Event::InitApply(node("a", "a1")));
+    observe(&mut tracker, Event::InitApply(node("b", "b1")));
+    observe(&mut tracker, Event::InitDone);
+    observe(&mut tracker, Event::Init);
+    observe(&mut tracker, Event::InitApply(node("a", "a1")));
+    observe(&mut tracker, Event::Init);
+    observe(&mut tracker, Event::InitApply(node("b", "b1")));
+    assert_eq!(observe(&mut tracker, Event::InitDone), ["-a1", "listed"]);
 }
 
 #[test]
-fn what_no_decision_needs_is_dropped() {
+fn drops_unneeded_pod_fields() {
     let mut pod: Pod = object(serde_json::json!({
         "metadata": {"name": "p", "managedFields": [{}], "annotations": {"a": "b"}},
         "spec": {

@@ -1,4 +1,4 @@
-//! The write protocol against a small API server.
+//! The write protocol with a fake API server.
 
 mod allocate;
 mod release;

@@ -1,17 +1,18 @@
-//! Allocations are written whole, never over somebody else's, and never twice.
+//! Writes of allocations under faults.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drava_api::names;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::server::{Fault, Server, device_of, job, start};
-use crate::action::JobOutcome;
-use crate::claim::{allocated_for, is_allocated};
+use crate::action::AllocationOutcome;
+use crate::claim::{allocated_for, annotation, is_allocated};
 use crate::fixture::claim;
 
-async fn allocate_with(faults: &[Fault]) -> (JobOutcome, Arc<Mutex<Server>>) {
+async fn allocate_with(faults: &[Fault]) -> (AllocationOutcome, Arc<Mutex<Server>>) {
     let claims = [claim("a", "1Gi")];
     let (writer, server) = start(&claims, faults, &CancellationToken::new());
     let outcome = writer.allocate(job(&claims)).await;
@@ -19,13 +20,17 @@ async fn allocate_with(faults: &[Fault]) -> (JobOutcome, Arc<Mutex<Server>>) {
 }
 
 #[tokio::test]
-async fn finalizer_then_status() {
+async fn writes_finalizer_and_annotations_before_status() {
     let (outcome, server) = allocate_with(&[]).await;
     assert_eq!(outcome.failure, None);
     assert_eq!(server.lock().unwrap().log, ["PATCH a", "PATCH a/status"]);
     assert_eq!(device_of(&server, "a").as_deref(), Some("ours-a"));
     assert_eq!(allocated_for(&outcome.claims[0]), Some("pod-p"));
-    // The outcome is the newest version, so that the planner need not wait for the watch.
+    assert_eq!(
+        annotation(&outcome.claims[0], names::PLACEMENT_REASON_ANNOTATION),
+        Some("node n1: only feasible node")
+    );
+    // The newest version, so that the planner does not wait for the watch.
     assert_eq!(
         outcome.claims[0].metadata.resource_version.as_deref(),
         Some("102")
@@ -33,16 +38,23 @@ async fn finalizer_then_status() {
 }
 
 #[tokio::test]
-async fn whatever_is_lost_is_found_out_by_reading() {
-    use Fault::{AnswerLost, Lost, Overtaken};
+async fn reads_claim_back_after_lost_requests() {
+    use Fault::{ChangedBefore, RequestLost, ResponseLost};
     for faults in [
-        vec![Lost],
-        vec![AnswerLost],
-        vec![Fault::None, Lost],
-        vec![Fault::None, AnswerLost],
-        vec![AnswerLost, Lost, Lost, Fault::None, AnswerLost, Lost],
-        vec![Overtaken],
-        vec![Fault::None, Overtaken, Fault::None, Overtaken],
+        vec![RequestLost],
+        vec![ResponseLost],
+        vec![Fault::None, RequestLost],
+        vec![Fault::None, ResponseLost],
+        vec![
+            ResponseLost,
+            RequestLost,
+            RequestLost,
+            Fault::None,
+            ResponseLost,
+            RequestLost,
+        ],
+        vec![ChangedBefore],
+        vec![Fault::None, ChangedBefore, Fault::None, ChangedBefore],
         vec![Fault::None, Fault::Status(500, "busy")],
         vec![
             Fault::None,
@@ -66,38 +78,38 @@ async fn whatever_is_lost_is_found_out_by_reading() {
 }
 
 #[tokio::test]
-async fn others_are_never_overwritten() {
+async fn never_overwrites_other_writers() {
     let (outcome, server) = allocate_with(&[Fault::None, Fault::AllocatedBefore]).await;
     let failure = outcome.failure.unwrap();
     assert_eq!(
         failure.message,
-        "claim default/a was allocated by somebody else"
+        "claim default/a: allocated by another controller"
     );
-    assert!(!failure.tell);
+    assert!(!failure.is_reportable);
     assert_eq!(device_of(&server, "a").as_deref(), Some("theirs"));
     assert!(
         is_allocated(&outcome.claims[0]),
-        "the planner learns of it at once"
+        "the outcome has the foreign allocation"
     );
 
     let (outcome, server) = allocate_with(&[Fault::None, Fault::ReplacedBefore]).await;
-    assert_eq!(outcome.failure.unwrap().message, "claim default/a is gone");
+    assert_eq!(outcome.failure.unwrap().message, "claim default/a: deleted");
     assert_eq!(device_of(&server, "a"), None);
 
-    let (outcome, _) = allocate_with(&[Fault::Overtaken; 40]).await;
+    let (outcome, _) = allocate_with(&[Fault::ChangedBefore; 40]).await;
     assert_eq!(
         outcome.failure.unwrap().message,
-        "claim default/a keeps being changed by others"
+        "claim default/a: giving up after repeated update conflicts"
     );
 }
 
 #[tokio::test]
-async fn a_missing_permission_is_named() {
-    let refusal = "ResourceClaim.resource.k8s.io \"a\" is invalid: status.allocation: Forbidden: changing \
+async fn names_missing_permission() {
+    let message = "ResourceClaim.resource.k8s.io \"a\" is invalid: status.allocation: Forbidden: changing \
                    status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\"";
-    let (outcome, _) = allocate_with(&[Fault::None, Fault::Status(422, refusal)]).await;
+    let (outcome, _) = allocate_with(&[Fault::None, Fault::Status(422, message)]).await;
     let failure = outcome.failure.unwrap();
-    assert!(failure.tell);
+    assert!(failure.is_reportable);
     assert!(
         failure.message.starts_with(
             "claim default/a: the ClusterRole of drava-controller lacks a permission: update and patch on \
@@ -124,15 +136,15 @@ async fn a_missing_permission_is_named() {
     ])
     .await;
     let failure = outcome.failure.unwrap();
-    assert!(failure.tell);
+    assert!(failure.is_reportable);
     assert_eq!(
         failure.message,
-        "claim default/a: the API server refuses the allocation: status.allocation: Invalid value"
+        "claim default/a: the API server rejects the allocation: status.allocation: Invalid value"
     );
 }
 
 #[tokio::test]
-async fn all_claims_of_a_pod_or_none() {
+async fn allocates_all_claims_of_pod_or_none() {
     let claims = [claim("a", "1Gi"), claim("b", "1Gi")];
     let (writer, server) = start(&claims, &[], &CancellationToken::new());
     let outcome = writer.allocate(job(&claims)).await;
@@ -140,7 +152,7 @@ async fn all_claims_of_a_pod_or_none() {
     assert_eq!(outcome.claims.len(), 2);
     assert_eq!(device_of(&server, "b").as_deref(), Some("ours-b"));
 
-    // The second fails at each of its steps, and the roll-back meets trouble of its own.
+    // The second claim fails at each step, also with faults during the roll-back.
     for faults in [
         vec![Fault::None, Fault::None, Fault::Status(403, "no")],
         vec![
@@ -153,16 +165,16 @@ async fn all_claims_of_a_pod_or_none() {
             Fault::None,
             Fault::None,
             Fault::Status(403, "no"),
-            Fault::AnswerLost,
+            Fault::ResponseLost,
         ],
         vec![
             Fault::None,
             Fault::None,
             Fault::Status(403, "no"),
-            Fault::Lost,
-            Fault::Lost,
+            Fault::RequestLost,
+            Fault::RequestLost,
             Fault::None,
-            Fault::Overtaken,
+            Fault::ChangedBefore,
         ],
     ] {
         let (writer, server) = start(&claims, &faults, &CancellationToken::new());
@@ -185,10 +197,10 @@ async fn all_claims_of_a_pod_or_none() {
 }
 
 #[tokio::test]
-async fn a_stop_ends_the_reading() {
+async fn stops_reading_back_on_shutdown() {
     let claims = [claim("a", "1Gi")];
     let stop = CancellationToken::new();
-    let (writer, server) = start(&claims, &[Fault::Lost; 100_000], &stop);
+    let (writer, server) = start(&claims, &[Fault::RequestLost; 100_000], &stop);
     tokio::spawn(async move {
         while server.lock().unwrap().log.len() < 10 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -198,6 +210,6 @@ async fn a_stop_ends_the_reading() {
     let outcome = writer.allocate(job(&claims)).await;
     assert_eq!(
         outcome.failure.unwrap().message,
-        "claim default/a was not written: this replica stops"
+        "claim default/a: not written, because this replica stops"
     );
 }

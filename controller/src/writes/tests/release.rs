@@ -1,4 +1,4 @@
-//! Allocations are taken back with everything that was written for them, but not from a pod.
+//! Releases of allocations under faults.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::{Fault, Server, device_of, start, write};
 use crate::action::Release;
-use crate::claim::{allocated_for, is_allocated, is_reserved};
+use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
+use crate::event::ReleaseReason;
 use crate::fixture::{claim, object};
 
 fn allocated(reserved: bool) -> ResourceClaim {
@@ -19,10 +20,14 @@ fn allocated(reserved: bool) -> ResourceClaim {
         names::CLAIM_FINALIZER.to_owned(),
     ]);
     claim.metadata.annotations = Some(
-        [(
-            names::ALLOCATED_FOR_ANNOTATION.to_owned(),
-            "pod-p".to_owned(),
-        )]
+        [
+            (names::ALLOCATED_FOR_ANNOTATION, "pod-p"),
+            (
+                names::PLACEMENT_REASON_ANNOTATION,
+                "node n1: only feasible node",
+            ),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into_iter()
         .collect(),
     );
@@ -43,27 +48,32 @@ async fn release_with(
         faults,
         &CancellationToken::new(),
     );
-    let wanted = Release {
+    let release = Release {
         claim: Arc::new(claim.clone()),
-        why: "test".to_owned(),
+        reason: ReleaseReason::NoPendingPod,
     };
-    let released = writer.release(&wanted).await;
-    (released, server)
+    let outcome = writer.release(release).await;
+    (outcome.claim, server)
 }
 
 #[tokio::test]
-async fn a_release_takes_allocation_finalizer_and_mark() {
+async fn removes_allocation_finalizer_and_annotations() {
     for faults in [
         vec![],
-        vec![Fault::AnswerLost],
-        vec![Fault::Overtaken],
-        vec![Fault::None, Fault::Overtaken],
-        vec![Fault::None, Fault::AnswerLost],
+        vec![Fault::ResponseLost],
+        vec![Fault::ChangedBefore],
+        vec![Fault::None, Fault::ChangedBefore],
+        vec![Fault::None, Fault::ResponseLost],
     ] {
         let (released, server) = release_with(&allocated(false), &faults).await;
         let released = released.unwrap();
         assert!(!is_allocated(&released), "{faults:?}");
         assert_eq!(allocated_for(&released), None, "{faults:?}");
+        assert_eq!(
+            annotation(&released, names::PLACEMENT_REASON_ANNOTATION),
+            None,
+            "{faults:?}"
+        );
         let server = server.lock().unwrap();
         assert_eq!(
             server.objects["a"]["metadata"]["finalizers"],
@@ -74,22 +84,22 @@ async fn a_release_takes_allocation_finalizer_and_mark() {
 }
 
 #[tokio::test]
-async fn a_reserved_claim_is_not_released() {
+async fn keeps_reserved_claim() {
     let (newest, server) = release_with(&allocated(false), &[Fault::ReservedBefore]).await;
     assert!(
         is_reserved(&newest.unwrap()),
-        "the planner learns of the reservation"
+        "the outcome has the reservation"
     );
     assert_eq!(device_of(&server, "a").as_deref(), Some("ours-a"));
 }
 
 #[tokio::test]
-async fn releasing_what_is_gone_is_no_trouble() {
+async fn ignores_deleted_claim() {
     let (writer, server) = start(&[], &[], &CancellationToken::new());
-    let wanted = Release {
+    let release = Release {
         claim: Arc::new(allocated(false)),
-        why: "test".to_owned(),
+        reason: ReleaseReason::NoPendingPod,
     };
-    assert_eq!(writer.release(&wanted).await, None);
+    assert_eq!(writer.release(release).await.claim, None);
     assert_eq!(server.lock().unwrap().log, ["PATCH a/status"]);
 }

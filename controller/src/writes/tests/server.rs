@@ -1,4 +1,4 @@
-//! A small API server that keeps claims, checks versions, and can fail in every way.
+//! A fake API server that stores claims, checks versions and injects faults.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -14,28 +14,28 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::action::{ClaimWrite, Job};
+use crate::action::{AllocationJob, ClaimWrite};
 use crate::fixture::object;
 use crate::writes::{Timing, Writer};
 
-/// What happens to one request.
+/// Fault of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is served.
+    /// No fault.
     None,
-    /// It is carried out, but the answer is lost.
-    AnswerLost,
-    /// It is lost before anything happened.
-    Lost,
-    /// Somebody changes the claim just before.
-    Overtaken,
-    /// kube-scheduler reserves the claim just before.
+    /// The request is executed, but the response is lost.
+    ResponseLost,
+    /// The request is lost.
+    RequestLost,
+    /// Another writer changes the claim before the request.
+    ChangedBefore,
+    /// kube-scheduler reserves the claim before the request.
     ReservedBefore,
-    /// Another writer allocates the claim just before.
+    /// Another writer allocates the claim before the request.
     AllocatedBefore,
-    /// The claim is deleted and created again just before.
+    /// The claim is deleted and recreated before the request.
     ReplacedBefore,
-    /// Refused with this status.
+    /// The request is rejected with this status.
     Status(u16, &'static str),
 }
 
@@ -74,9 +74,9 @@ impl Server {
             if status { "/status" } else { "" }
         ));
         match fault {
-            Fault::None | Fault::AnswerLost => {}
-            Fault::Lost => return Err("connection reset".to_owned()),
-            Fault::Overtaken => self.put(name, |object| object["metadata"]["labels"] = json!({"a": "b"})),
+            Fault::None | Fault::ResponseLost => {}
+            Fault::RequestLost => return Err("connection reset".to_owned()),
+            Fault::ChangedBefore => self.put(name, |object| object["metadata"]["labels"] = json!({"a": "b"})),
             Fault::ReservedBefore => {
                 self.put(name, |object| object["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "u"}]));
             }
@@ -91,11 +91,11 @@ impl Server {
             }),
             Fault::Status(code, message) => return Ok(failure(code, message)),
         }
-        let answer = self.apply(method, name, status, body);
-        if fault == Fault::AnswerLost {
+        let response = self.apply(method, name, status, body);
+        if fault == Fault::ResponseLost {
             Err("connection reset".to_owned())
         } else {
-            Ok(answer)
+            Ok(response)
         }
     }
 
@@ -115,7 +115,7 @@ impl Server {
         for guard in ["uid", "resourceVersion"] {
             assert!(
                 body["metadata"][guard].is_string(),
-                "a write without {guard}: {body}"
+                "{guard} is missing: {body}"
             );
             if body["metadata"][guard] != object["metadata"][guard] {
                 return failure(409, "the object has been modified");
@@ -127,15 +127,15 @@ impl Server {
             let finalizers = object["metadata"]["finalizers"].to_string();
             assert!(
                 finalizers.contains(names::CLAIM_FINALIZER),
-                "allocated without the finalizer"
+                "the finalizer precedes the allocation"
             );
             assert!(
                 object["status"]["allocation"].is_null(),
-                "an allocation was changed"
+                "an allocation is immutable"
             );
             assert!(
                 patch.get("reservedFor").is_none(),
-                "reservations are kube-scheduler's"
+                "only kube-scheduler writes reservations"
             );
         }
         self.put(name, |object| merge(&mut object[part], &patch));
@@ -143,7 +143,7 @@ impl Server {
     }
 }
 
-/// JSON merge patch.
+/// Applies a JSON merge patch.
 fn merge(target: &mut Value, patch: &Value) {
     match patch.as_object() {
         None => *target = patch.clone(),
@@ -193,20 +193,20 @@ pub(super) fn start(
             let (head, body) = request.into_parts();
             let bytes = body.collect().await.unwrap().to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-            let (status, answer) =
+            let (status, body) =
                 server
                     .lock()
                     .unwrap()
                     .serve(&head.method, head.uri.path(), &body)?;
             let response = Response::builder()
                 .status(status)
-                .body(Body::from(serde_json::to_vec(&answer).unwrap()));
+                .body(Body::from(serde_json::to_vec(&body).unwrap()));
             Ok::<_, tower::BoxError>(response.unwrap())
         }
     });
     let timing = Timing {
-        first_pause: Duration::from_millis(1),
-        longest_pause: Duration::from_millis(2),
+        first_retry: Duration::from_millis(1),
+        max_retry: Duration::from_millis(2),
         ..Timing::default()
     };
     (
@@ -222,12 +222,12 @@ pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
             "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
             "shareID": format!("ours-{}", claim.metadata.name.as_deref().unwrap()),
         }]}})),
-        summary: String::new(),
+        placement_reason: "node n1: only feasible node".to_owned(),
     }
 }
 
-pub(super) fn job(claims: &[ResourceClaim]) -> Job {
-    Job {
+pub(super) fn job(claims: &[ResourceClaim]) -> AllocationJob {
+    AllocationJob {
         pod_uid: "pod-p".to_owned(),
         pod: ObjectReference::default(),
         node: "n1".to_owned(),

@@ -1,4 +1,4 @@
-//! The planner in a small cluster, with the API server, kube-scheduler and the clock played by the test.
+//! The planner in a small cluster; the test acts as API server, kube-scheduler and clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,24 +11,27 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::action::{Action, Job, JobFailure, JobOutcome, Release};
-use crate::change::{Change, Gone};
+use crate::action::{
+    Action, AllocationFailure, AllocationJob, AllocationOutcome, Release, ReleaseOutcome,
+};
+use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
-use crate::planner::{Moment, Planner, Settings};
+use crate::planner::{DecisionTime, Planner, Settings};
 
 pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(60);
 
 /// The planner with the objects of a cluster.
-pub(super) struct World {
+pub(super) struct TestCluster {
     pub(super) planner: Planner,
     pub(super) now: Instant,
     pub(super) version: u64,
     pub(super) claims: BTreeMap<String, ResourceClaim>,
-    pub(super) told: Vec<(String, &'static str, String)>,
+    /// Object, reason and message of each event.
+    pub(super) events: Vec<(String, &'static str, String)>,
 }
 
-impl World {
-    /// A cluster whose nodes have one card each.
+impl TestCluster {
+    /// Creates a cluster whose nodes have one GPU each.
     pub(super) fn new(nodes: &[&str]) -> Self {
         let settings = Settings {
             policies: Policies {
@@ -43,20 +46,20 @@ impl World {
             ids += 1;
             format!("share-{ids}")
         });
-        let mut world = Self {
+        let mut cluster = Self {
             planner: Planner::new(settings, share_ids),
             now: Instant::now(),
             version: 100,
             claims: BTreeMap::new(),
-            told: Vec::new(),
+            events: Vec::new(),
         };
-        world.planner.class(applied(class()));
+        cluster.planner.class(applied(class()));
         for name in nodes {
-            world.planner.node(applied(node(name)));
-            world.planner.slice(applied(slice(name)));
+            cluster.planner.node(applied(node(name)));
+            cluster.planner.slice(applied(slice(name)));
         }
-        world.planner.set_synced();
-        world
+        cluster.planner.set_synced();
+        cluster
     }
 
     pub(super) fn add_claim(&mut self, claim: ResourceClaim) {
@@ -67,8 +70,8 @@ impl World {
         self.planner.pod(applied(pod));
     }
 
-    /// A pod with a claim of its own.
-    pub(super) fn wish(&mut self, name: &str, memory: &str) {
+    /// Adds a pod with a claim of the same name.
+    pub(super) fn add_pod_with_claim(&mut self, name: &str, memory: &str) {
         self.add_claim(claim(name, memory));
         self.add_pod(pod(name, &[name]));
     }
@@ -81,40 +84,40 @@ impl World {
         self.planner.claim(applied(claim), self.now);
     }
 
-    pub(super) fn pass(&mut self, time: Duration) {
+    pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
     }
 
-    pub(super) fn moment(&self) -> Moment {
-        Moment {
+    pub(super) fn time(&self) -> DecisionTime {
+        DecisionTime {
             instant: self.now,
             time: object(json!("2026-01-01T00:00:00Z")),
         }
     }
 
-    /// What is to be done now, without what is only said.
-    pub(super) fn actions(&mut self) -> (Vec<Job>, Vec<Release>) {
+    /// Returns the jobs and releases, and records the events.
+    pub(super) fn actions(&mut self) -> (Vec<AllocationJob>, Vec<Release>) {
         let (mut jobs, mut releases) = (Vec::new(), Vec::new());
-        for action in self.planner.actions(&self.moment()) {
+        for action in self.planner.actions(&self.time()) {
             match action {
                 Action::Allocate(job) => jobs.push(job),
                 Action::Release(release) => releases.push(release),
-                Action::Tell(notice) => self.told.push((
+                Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",
-                        notice.regarding.kind.unwrap(),
-                        notice.regarding.name.unwrap()
+                        event.regarding.kind.unwrap(),
+                        event.regarding.name.unwrap()
                     ),
-                    notice.reason.as_str(),
-                    notice.message,
+                    event.reason.as_str(),
+                    event.message,
                 )),
             }
         }
         (jobs, releases)
     }
 
-    /// Carries a job out.
-    pub(super) fn write(&mut self, job: Job) {
+    /// Executes a job.
+    pub(super) fn write(&mut self, job: AllocationJob) {
         let mut written = Vec::new();
         for write in &job.writes {
             let mut claim = self.claims[write.claim.metadata.name.as_ref().unwrap()].clone();
@@ -130,30 +133,31 @@ impl World {
                 .insert(claim.metadata.name.clone().unwrap(), claim.clone());
             written.push(claim);
         }
-        self.end(job, written, None);
+        self.finish(job, written, None);
     }
 
-    pub(super) fn end(
+    /// Ends a job with this outcome.
+    pub(super) fn finish(
         &mut self,
-        job: Job,
+        job: AllocationJob,
         claims: Vec<ResourceClaim>,
-        failure: Option<JobFailure>,
+        failure: Option<AllocationFailure>,
     ) {
         let keys = job
             .writes
             .iter()
             .map(|write| object_key(&write.claim.metadata))
             .collect();
-        let outcome = JobOutcome {
+        let outcome = AllocationOutcome {
             pod_uid: job.pod_uid,
             keys,
             claims,
             failure,
         };
-        self.planner.written(outcome, self.now);
+        self.planner.allocation_finished(outcome, self.now);
     }
 
-    /// Decides and carries out everything; `pod → node` in the order of decisions.
+    /// Executes all jobs; returns `pod → node` in the order of decisions.
     pub(super) fn settle(&mut self) -> Vec<String> {
         let mut placed = Vec::new();
         for _ in 0..20 {
@@ -171,10 +175,10 @@ impl World {
                 self.write(job);
             }
         }
-        panic!("the planner does not come to rest");
+        panic!("the planner does not settle");
     }
 
-    /// kube-scheduler reserves a claim.
+    /// Reserves a claim, as kube-scheduler does.
     pub(super) fn reserve(&mut self, claim: &str, pod: &str) {
         let mut claim = self.claims[claim].clone();
         let consumer = json!({"resource": "pods", "name": pod, "uid": format!("pod-{pod}")});
@@ -182,14 +186,15 @@ impl World {
         self.observe(claim);
     }
 
-    /// Somebody takes an allocation back.
+    /// Removes an allocation, as kube-scheduler does in PostFilter.
     pub(super) fn deallocate(&mut self, claim: &str) {
         let mut claim = self.claims[claim].clone();
         claim.status = None;
         self.observe(claim);
     }
 
-    pub(super) fn carry_out(&mut self, release: &Release) {
+    /// Executes a release.
+    pub(super) fn release(&mut self, release: &Release) {
         let mut claim = self.claims[release.claim.metadata.name.as_ref().unwrap()].clone();
         claim.status = None;
         claim.metadata.annotations = None;
@@ -197,32 +202,41 @@ impl World {
         claim.metadata.resource_version = Some(self.version.to_string());
         self.claims
             .insert(claim.metadata.name.clone().unwrap(), claim.clone());
-        self.planner
-            .released(&object_key(&claim.metadata), Some(claim), self.now);
+        self.release_finished(release, Some(claim));
     }
 
-    pub(super) fn pod_gone(&mut self, name: &str) {
-        self.planner.pod(Change::Gone(Gone {
+    /// Ends a release with this outcome.
+    pub(super) fn release_finished(&mut self, release: &Release, claim: Option<ResourceClaim>) {
+        let outcome = ReleaseOutcome {
+            release: release.clone(),
+            claim,
+        };
+        self.planner.release_finished(outcome, self.now);
+    }
+
+    pub(super) fn delete_pod(&mut self, name: &str) {
+        self.planner.pod(Change::Deleted(DeletedObject {
             namespace: "default".to_owned(),
             name: name.to_owned(),
             uid: format!("pod-{name}"),
         }));
     }
 
-    pub(super) fn claim_gone(&mut self, name: &str) {
+    pub(super) fn delete_claim(&mut self, name: &str) {
         self.claims.remove(name);
-        let gone = Gone {
+        let deleted = DeletedObject {
             namespace: "default".to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{name}"),
         };
-        self.planner.claim(Change::Gone(gone), self.now);
+        self.planner.claim(Change::Deleted(deleted), self.now);
     }
 
-    pub(super) fn told_about(&self, object: &str) -> Vec<&str> {
-        self.told
+    /// Returns the messages of the events of an object, except those of successful writes.
+    pub(super) fn messages_of(&self, object: &str) -> Vec<&str> {
+        self.events
             .iter()
-            .filter(|(about, _, _)| about == object)
+            .filter(|(regarding, reason, _)| regarding == object && *reason != "Allocated")
             .map(|(_, _, message)| message.as_str())
             .collect()
     }

@@ -1,0 +1,177 @@
+//! Events of the controller. Every event text and every release reason is defined here.
+
+use std::fmt;
+use std::time::Duration;
+
+use drava_allocator::explanation::Explanation;
+use drava_allocator::placement::{ClaimPlacement, DevicePlacement};
+use drava_allocator::pool::PoolProblem;
+use drava_allocator::reason::bytes;
+use drava_allocator::usage::DeviceAccess;
+use drava_api::event::EventReason;
+use drava_api::names;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+/// An event to publish.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PendingEvent {
+    /// The object that the event regards.
+    pub regarding: ObjectReference,
+    /// Reason; determines the type.
+    pub reason: EventReason,
+    /// Text for the user.
+    pub message: String,
+}
+
+/// Why an allocation is released.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// No pod reserved the claim in time.
+    Unreserved {
+        /// Node of the devices.
+        node: String,
+        /// Time since the allocation was observed.
+        after: Duration,
+    },
+    /// No pending pod references the claim.
+    NoPendingPod,
+    /// The node of the devices does not exist.
+    NodeDeleted {
+        /// The node.
+        node: String,
+    },
+    /// Another claim of the pod lost its allocation; the pod needs a common node for all claims.
+    SiblingReleased,
+}
+
+impl fmt::Display for ReleaseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreserved { node, after } => write!(
+                f,
+                "not reserved within {} s: kube-scheduler did not bind the pod to node {node}",
+                after.as_secs()
+            ),
+            Self::NoPendingPod => f.write_str("no pending pod references the claim"),
+            Self::NodeDeleted { node } => write!(f, "node {node} does not exist"),
+            Self::SiblingReleased => {
+                f.write_str("the allocation of another claim of the pod was released")
+            }
+        }
+    }
+}
+
+impl PendingEvent {
+    /// A pod, or one of its claims, is unschedulable.
+    #[must_use]
+    pub fn unschedulable(regarding: ObjectReference, explanation: &Explanation) -> Self {
+        Self {
+            regarding,
+            reason: EventReason::GpuUnschedulable,
+            message: explanation.summary(),
+        }
+    }
+
+    /// A claim was allocated for a pod.
+    #[must_use]
+    pub fn allocated(
+        claim: ObjectReference,
+        placement: &ClaimPlacement,
+        placement_reason: &str,
+        node: &str,
+        pod: &str,
+    ) -> Self {
+        let devices: Vec<String> = placement
+            .devices
+            .iter()
+            .map(|placed| {
+                format!(
+                    "{} on {node}/{}",
+                    amounts(placed),
+                    placed.device.display_name()
+                )
+            })
+            .collect();
+        Self {
+            regarding: claim,
+            reason: EventReason::Allocated,
+            message: format!("{} for pod {pod}; {placement_reason}", devices.join(", ")),
+        }
+    }
+
+    /// The writes of an allocation failed.
+    #[must_use]
+    pub fn allocation_failed(pod: ObjectReference, message: String) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::AllocationFailed,
+            message,
+        }
+    }
+
+    /// The controller released the allocation of a claim.
+    #[must_use]
+    pub fn released(claim: ObjectReference, reason: &ReleaseReason) -> Self {
+        Self {
+            regarding: claim,
+            reason: EventReason::Released,
+            message: format!("released the allocation: {reason}"),
+        }
+    }
+
+    /// A pending pod lost an allocation.
+    #[must_use]
+    pub fn allocation_lost(pod: ObjectReference, claim: &str, node: &str) -> Self {
+        Self {
+            regarding: pod,
+            reason: EventReason::Released,
+            message: format!(
+                "claim {claim}: the allocation on node {node} was released, because the pod was not bound there; \
+                 allocating again, node {node} last"
+            ),
+        }
+    }
+
+    /// The pool of a node is excluded from allocation.
+    #[must_use]
+    pub fn pool_excluded(node: &str, pool: &str, problem: &PoolProblem) -> Self {
+        Self {
+            // As kubelet references a node: with the name as UID.
+            regarding: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                uid: Some(node.to_owned()),
+                name: Some(node.to_owned()),
+                ..ObjectReference::default()
+            },
+            reason: EventReason::GpuPoolExcluded,
+            message: format!("pool {pool} is excluded from allocation: {problem}"),
+        }
+    }
+}
+
+/// Formats the amounts of an allocated device.
+fn amounts(placed: &DevicePlacement) -> String {
+    use names::capacity::{CORES, MEMORY};
+    match &placed.access {
+        DeviceAccess::Exclusive => {
+            let memory = placed
+                .device
+                .amount(MEMORY)
+                .map(|amount| format!(" with {} of memory", bytes(amount)));
+            format!(
+                "whole device {}{}",
+                placed.device.name,
+                memory.unwrap_or_default()
+            )
+        }
+        DeviceAccess::Admin(_) => format!("admin access to {}", placed.device.name),
+        DeviceAccess::Share(amounts) => {
+            let memory = amounts.get(MEMORY).copied().unwrap_or_default();
+            match amounts.get(CORES).filter(|cores| !cores.is_zero()) {
+                Some(cores) => format!("{} of memory and {cores}% of GPU time", bytes(memory)),
+                None => format!("{} of memory and best-effort GPU time", bytes(memory)),
+            }
+        }
+    }
+}

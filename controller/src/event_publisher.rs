@@ -1,0 +1,114 @@
+//! Publishes core/v1 Events. Best effort: a failure is logged and blocks nothing.
+
+use drava_api::error::describe;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+
+use crate::event::PendingEvent;
+
+/// Maximum number of queued events.
+const QUEUE_LENGTH: usize = 4096;
+/// Maximum message length in the API.
+const MAX_MESSAGE_BYTES: usize = 1024;
+/// Maximum length of the object's name in the event's name.
+const MAX_NAME_BYTES: usize = 200;
+
+/// Queue of a task that publishes events.
+#[derive(Debug, Clone)]
+pub struct EventPublisher(mpsc::Sender<PendingEvent>);
+
+impl EventPublisher {
+    /// Starts the task; it ends when the last clone of the publisher is dropped.
+    #[must_use]
+    pub fn start(client: Client) -> Self {
+        let (sender, mut events) = mpsc::channel::<PendingEvent>(QUEUE_LENGTH);
+        tokio::spawn(async move {
+            while let Some(event) = events.recv().await {
+                publish(&client, event).await;
+            }
+        });
+        Self(sender)
+    }
+
+    /// Queues an event.
+    pub fn publish(&self, event: PendingEvent) {
+        if let Err(error) = self.0.try_send(event) {
+            tracing::warn!(%error, "event queue full; dropping an event");
+        }
+    }
+}
+
+async fn publish(client: &Client, pending: PendingEvent) {
+    let namespace = pending
+        .regarding
+        .namespace
+        .clone()
+        .unwrap_or_else(|| "default".to_owned());
+    let object = pending.regarding.name.clone().unwrap_or_default();
+    let event = event(pending, &namespace, Timestamp::now());
+    let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    if let Err(error) = api.create(&PostParams::default(), &event).await {
+        tracing::warn!(
+            error = describe(&error),
+            namespace,
+            object,
+            reason = event.reason,
+            "cannot publish an event"
+        );
+    }
+}
+
+fn event(pending: PendingEvent, namespace: &str, now: Timestamp) -> Event {
+    let object = pending.regarding.name.as_deref().unwrap_or_default();
+    let time = Time(now);
+    let component = pending.reason.component().as_str().to_owned();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!(
+                "{}.{:x}",
+                truncate(object, MAX_NAME_BYTES),
+                now.as_nanosecond()
+            )),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        type_: Some(pending.reason.event_type().as_str().to_owned()),
+        reason: Some(pending.reason.as_str().to_owned()),
+        message: Some(truncate(&pending.message, MAX_MESSAGE_BYTES).to_owned()),
+        involved_object: pending.regarding,
+        source: Some(EventSource {
+            component: Some(component.clone()),
+            host: None,
+        }),
+        reporting_component: Some(component),
+        first_timestamp: Some(time.clone()),
+        last_timestamp: Some(time),
+        count: Some(1),
+        ..Event::default()
+    }
+}
+
+/// Returns at most `limit` bytes, cut at a character boundary.
+fn truncate(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncates_at_character_boundary() {
+        assert_eq!(truncate("abc", 2), "ab");
+        assert_eq!(truncate("aé", 2), "a");
+        assert_eq!(truncate("a", 2), "a");
+    }
+}

@@ -1,0 +1,338 @@
+//! State of the leading replica: decides on the next steps. Pure: no I/O, no clock.
+
+use std::collections::BTreeSet;
+
+use tokio::time::Instant;
+
+use crate::action::{Action, AllocationJob, AllocationOutcome, Release, ReleaseOutcome};
+use crate::event::PendingEvent;
+use crate::planner::{DecisionTime, Planner};
+use crate::watches::{Kind, Observation};
+
+/// An input of the state.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// A watch has observed something.
+    Observed(Observation),
+    /// An allocation job has ended.
+    AllocationFinished(AllocationOutcome),
+    /// A release has ended.
+    ReleaseFinished(ReleaseOutcome),
+    /// A write task has ended without an outcome.
+    WriteAborted(String),
+}
+
+/// A step to execute.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Report this replica as ready.
+    MarkReady,
+    /// Write the allocations of a pod's claims.
+    Allocate(AllocationJob),
+    /// Release an allocation.
+    Release(Release),
+    /// Publish an event.
+    PublishEvent(PendingEvent),
+    /// Log the failure of a watch, which restarts by itself.
+    LogWatchFailure {
+        /// Kind of the watched objects.
+        kind: Kind,
+        /// The failure.
+        error: String,
+    },
+    /// Stop and start again from complete lists: the outcome of a write is unknown.
+    Restart {
+        /// The failure.
+        error: String,
+    },
+}
+
+/// See the [module](self).
+pub(super) struct State {
+    planner: Planner,
+    /// Kinds whose first list is incomplete.
+    unlisted: BTreeSet<Kind>,
+    /// Steps that precede those of the planner.
+    steps: Vec<Step>,
+}
+
+impl State {
+    pub(super) fn new(planner: Planner) -> Self {
+        Self {
+            planner,
+            unlisted: Kind::ALL.into_iter().collect(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// Applies an input.
+    pub(super) fn apply(&mut self, input: Input, now: Instant) {
+        match input {
+            Input::Observed(observation) => self.observe(observation, now),
+            Input::AllocationFinished(outcome) => self.planner.allocation_finished(outcome, now),
+            Input::ReleaseFinished(outcome) => self.planner.release_finished(outcome, now),
+            Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
+        }
+    }
+
+    fn observe(&mut self, observation: Observation, now: Instant) {
+        match observation {
+            Observation::Pod(change) => self.planner.pod(change),
+            Observation::Claim(change) => self.planner.claim(change, now),
+            Observation::Class(change) => self.planner.class(change),
+            Observation::Slice(change) => self.planner.slice(change),
+            Observation::Node(change) => self.planner.node(change),
+            Observation::Listed(kind) => {
+                if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
+                    self.planner.set_synced();
+                    self.steps.push(Step::MarkReady);
+                }
+            }
+            Observation::WatchFailed(kind, error) => {
+                self.steps.push(Step::LogWatchFailure { kind, error });
+            }
+        }
+    }
+
+    /// Returns the next steps.
+    pub(super) fn next_steps(&mut self, time: &DecisionTime) -> Vec<Step> {
+        let mut steps = std::mem::take(&mut self.steps);
+        steps.extend(
+            self.planner
+                .actions(time)
+                .into_iter()
+                .map(|action| match action {
+                    Action::Allocate(job) => Step::Allocate(job),
+                    Action::Release(release) => Step::Release(release),
+                    Action::PublishEvent(event) => Step::PublishEvent(event),
+                }),
+        );
+        steps
+    }
+
+    /// Returns when [`Self::next_steps`] has to be called without a new input.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.planner.next_deadline()
+    }
+
+    /// Returns the unpublished events of finished writes.
+    pub(super) fn into_events(mut self) -> Vec<PendingEvent> {
+        self.planner.take_write_events()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use drava_allocator::cluster::object_key;
+    use drava_allocator::placement::Policies;
+    use drava_api::config::PlacementPolicy;
+    use drava_api::event::EventReason;
+    use k8s_openapi::api::resource::v1::ResourceClaim;
+    use serde_json::json;
+
+    use super::*;
+    use crate::action::AllocationFailure;
+    use crate::change::Change;
+    use crate::event::ReleaseReason;
+    use crate::fixture::{claim, class, node, object, pod, slice};
+    use crate::planner::Settings;
+
+    fn time() -> DecisionTime {
+        DecisionTime {
+            instant: Instant::now(),
+            time: object(json!("2026-01-01T00:00:00Z")),
+        }
+    }
+
+    fn applied<K>(object: K) -> Change<K> {
+        Change::Applied(Box::new(object))
+    }
+
+    fn observe(state: &mut State, observation: Observation) {
+        state.apply(Input::Observed(observation), Instant::now());
+    }
+
+    /// State with a node, a pod and its claim, before the lists are complete.
+    fn unsynced() -> State {
+        let settings = Settings {
+            policies: Policies {
+                node: PlacementPolicy::Binpack,
+                gpu: PlacementPolicy::Binpack,
+            },
+            schedulers: vec!["default-scheduler".to_owned()],
+            release_after: Duration::from_secs(60),
+        };
+        let mut state = State::new(Planner::new(settings, Box::new(|| "share".to_owned())));
+        observe(&mut state, Observation::Class(applied(class())));
+        observe(&mut state, Observation::Node(applied(node("n1"))));
+        observe(&mut state, Observation::Slice(applied(slice("n1"))));
+        observe(&mut state, Observation::Claim(applied(claim("a", "8Gi"))));
+        observe(&mut state, Observation::Pod(applied(pod("a", &["a"]))));
+        state
+    }
+
+    /// State with one job in flight.
+    fn allocating() -> (State, AllocationJob) {
+        let mut state = unsynced();
+        for kind in Kind::ALL {
+            observe(&mut state, Observation::Listed(kind));
+        }
+        let mut steps = state.next_steps(&time());
+        assert_eq!(steps.len(), 2, "{steps:?}");
+        assert!(matches!(steps[0], Step::MarkReady));
+        match steps.remove(1) {
+            Step::Allocate(job) => (state, job),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn outcome(job: AllocationJob, failure: Option<AllocationFailure>) -> Input {
+        let claims = job.writes.iter().map(|write| {
+            let mut claim = write.claim.as_ref().clone();
+            claim.metadata.resource_version = Some("2".to_owned());
+            if failure.is_none() {
+                claim.status.get_or_insert_default().allocation = Some(write.allocation.clone());
+            }
+            claim
+        });
+        Input::AllocationFinished(AllocationOutcome {
+            keys: job
+                .writes
+                .iter()
+                .map(|write| object_key(&write.claim.metadata))
+                .collect(),
+            claims: claims.collect(),
+            pod_uid: job.pod_uid,
+            failure,
+        })
+    }
+
+    fn events(steps: Vec<Step>) -> Vec<(EventReason, String)> {
+        steps
+            .into_iter()
+            .map(|step| match step {
+                Step::PublishEvent(event) => (event.reason, event.message),
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn waits_for_all_lists_before_first_step() {
+        let mut state = unsynced();
+        for kind in Kind::ALL {
+            assert!(state.next_steps(&time()).is_empty(), "{kind:?} is missing");
+            assert_eq!(state.next_deadline(), None);
+            observe(&mut state, Observation::Listed(kind));
+        }
+        let steps = state.next_steps(&time());
+        assert!(
+            matches!(steps[..], [Step::MarkReady, Step::Allocate(_)]),
+            "{steps:?}"
+        );
+        observe(&mut state, Observation::Listed(Kind::Pods));
+        assert!(
+            state.next_steps(&time()).is_empty(),
+            "a list of a restarted watch changes nothing"
+        );
+    }
+
+    #[test]
+    fn publishes_allocated_event_after_successful_write() {
+        let (mut state, job) = allocating();
+        assert!(
+            state.next_steps(&time()).is_empty(),
+            "the write is in flight"
+        );
+        state.apply(outcome(job, None), Instant::now());
+        assert_eq!(
+            events(state.next_steps(&time())),
+            [(
+                EventReason::Allocated,
+                "8 GiB of memory and best-effort GPU time on n1/gpu-0 for pod a; node n1: only feasible node; \
+                 gpu-0: only feasible GPU"
+                    .to_owned()
+            )]
+        );
+        assert!(state.next_steps(&time()).is_empty(), "once");
+    }
+
+    #[test]
+    fn publishes_no_allocated_event_after_failed_write() {
+        let (mut state, job) = allocating();
+        let failure = AllocationFailure {
+            message: "claim default/a: rejected".to_owned(),
+            is_reportable: true,
+        };
+        state.apply(outcome(job, Some(failure)), Instant::now());
+        assert_eq!(
+            events(state.next_steps(&time())),
+            [(
+                EventReason::AllocationFailed,
+                "claim default/a: rejected".to_owned()
+            )]
+        );
+    }
+
+    #[test]
+    fn publishes_released_event_if_claim_is_unallocated() {
+        let released = |claim: Option<ResourceClaim>| {
+            let (mut state, job) = allocating();
+            let release = Release {
+                claim: Arc::clone(&job.writes[0].claim),
+                reason: ReleaseReason::NoPendingPod,
+            };
+            state.apply(
+                Input::ReleaseFinished(ReleaseOutcome { release, claim }),
+                Instant::now(),
+            );
+            events(state.next_steps(&time()))
+        };
+        assert_eq!(
+            released(Some(claim("a", "8Gi"))),
+            [(
+                EventReason::Released,
+                "released the allocation: no pending pod references the claim".to_owned()
+            )]
+        );
+        assert!(released(None).is_empty(), "a deleted claim");
+        let mut reserved = claim("a", "8Gi");
+        reserved.status = Some(object(json!({"allocation": {}})));
+        assert!(released(Some(reserved)).is_empty(), "still allocated");
+    }
+
+    #[test]
+    fn keeps_events_of_writes_that_end_during_shutdown() {
+        let (mut state, job) = allocating();
+        state.apply(outcome(job, None), Instant::now());
+        assert_eq!(state.into_events().len(), 1);
+    }
+
+    #[test]
+    fn restarts_after_aborted_write() {
+        let (mut state, _) = allocating();
+        state.apply(Input::WriteAborted("panicked".to_owned()), Instant::now());
+        let steps = state.next_steps(&time());
+        assert!(matches!(&steps[..], [Step::Restart { error }] if error == "panicked"));
+    }
+
+    #[test]
+    fn logs_watch_failure() {
+        let mut state = unsynced();
+        observe(
+            &mut state,
+            Observation::WatchFailed(Kind::Pods, "timeout".to_owned()),
+        );
+        let steps = state.next_steps(&time());
+        assert!(matches!(
+            &steps[..],
+            [Step::LogWatchFailure {
+                kind: Kind::Pods,
+                ..
+            }]
+        ));
+    }
+}

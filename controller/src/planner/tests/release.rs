@@ -1,0 +1,140 @@
+//! Unreserved and lost allocations.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::cluster::{RELEASE_AFTER, TestCluster, applied};
+use crate::change::{Change, DeletedObject};
+use crate::event::ReleaseReason;
+use crate::fixture::{claim, object, pod};
+
+#[test]
+fn releases_unreserved_allocation_and_avoids_node() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    cluster.advance(RELEASE_AFTER - Duration::from_secs(1));
+    assert!(cluster.actions().1.is_empty(), "too early");
+    assert_eq!(
+        cluster.planner.next_deadline(),
+        Some(cluster.now + Duration::from_secs(1))
+    );
+    cluster.advance(Duration::from_secs(1));
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases.len(), 1);
+    assert!(cluster.actions().1.is_empty(), "once");
+    cluster.release(&releases[0]);
+    assert!(cluster.settle().is_empty(), "backoff");
+    assert_eq!(
+        cluster.messages_of("Pod/a"),
+        [
+            "claim default/a: the allocation on node n1 was released, because the pod was not bound there; \
+             allocating again, node n1 last"
+        ]
+    );
+    cluster.advance(Duration::from_secs(2));
+    assert_eq!(cluster.settle(), ["a → n2"]);
+    cluster.reserve("a", "a");
+    cluster.advance(RELEASE_AFTER * 2);
+    assert!(
+        cluster.actions().1.is_empty(),
+        "a reserved claim is not released"
+    );
+}
+
+#[test]
+fn retries_failed_release() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    cluster.advance(RELEASE_AFTER);
+    let (_, releases) = cluster.actions();
+    cluster.release_finished(&releases[0], None);
+    assert!(cluster.actions().1.is_empty());
+    cluster.advance(Duration::from_secs(5));
+    assert_eq!(cluster.actions().1.len(), 1);
+}
+
+#[test]
+fn releases_siblings_of_lost_allocation() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    for name in ["a", "b"] {
+        cluster.add_claim(claim(name, "8Gi"));
+    }
+    cluster.add_pod(pod("p", &["a", "b"]));
+    assert_eq!(cluster.settle(), ["p → n1"]);
+    cluster.deallocate("a");
+    let (jobs, releases) = cluster.actions();
+    assert!(jobs.is_empty());
+    assert_eq!(
+        releases.len(),
+        1,
+        "the other claim of the pod is released, too"
+    );
+    assert_eq!(releases[0].claim.metadata.name.as_deref(), Some("b"));
+    cluster.release(&releases[0]);
+    cluster.advance(Duration::from_secs(10));
+    assert_eq!(cluster.settle(), ["p → n2"]);
+}
+
+#[test]
+fn releases_devices_of_deleted_pod() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "70Gi");
+    cluster.settle();
+    cluster.delete_pod("a");
+    cluster.add_pod_with_claim("b", "70Gi");
+    assert!(cluster.settle().is_empty());
+    cluster.advance(Duration::from_secs(2));
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases[0].reason, ReleaseReason::NoPendingPod);
+    cluster.release(&releases[0]);
+    assert_eq!(cluster.settle(), ["b → n1"]);
+}
+
+#[test]
+fn releases_devices_of_deleted_node() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    cluster.planner.node(Change::Deleted(DeletedObject {
+        name: "n1".to_owned(),
+        ..DeletedObject::default()
+    }));
+    let (_, releases) = cluster.actions();
+    assert_eq!(releases[0].reason.to_string(), "node n1 does not exist");
+}
+
+#[test]
+fn keeps_allocations_of_other_controllers() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let mut foreign = claim("a", "8Gi");
+    foreign.status = Some(object(json!({"allocation": {"devices": {"results": [{
+        "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+        "shareID": "x", "consumedCapacity": {"memory": "60Gi"},
+    }]}}})));
+    cluster.add_claim(foreign);
+    cluster.advance(RELEASE_AFTER * 2);
+    assert!(cluster.actions().1.is_empty());
+    cluster.add_pod_with_claim("b", "30Gi");
+    assert!(cluster.settle().is_empty(), "foreign allocations count");
+}
+
+#[test]
+fn ignores_late_events() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "70Gi");
+    let before = cluster.claims["a"].clone();
+    cluster.settle();
+    // The event of the creation arrives after the response to the write.
+    cluster.planner.claim(applied(before), cluster.now);
+    cluster.add_pod_with_claim("b", "70Gi");
+    assert!(cluster.settle().is_empty());
+    assert!(
+        cluster.messages_of("Pod/a").is_empty(),
+        "no allocation is lost"
+    );
+    cluster.advance(Duration::from_secs(10));
+    assert!(cluster.settle().is_empty(), "no pod is scheduled again");
+}

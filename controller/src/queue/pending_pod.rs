@@ -1,0 +1,113 @@
+//! A pod that is pending for devices.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::time::Instant;
+
+/// Backoff after the first failure; doubles with each failure.
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// Maximum backoff.
+const MAX_BACKOFF: Duration = Duration::from_secs(120);
+/// Time for which a node is avoided after the pod could not be bound there.
+const AVOID_TIME: Duration = Duration::from_secs(300);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct PendingPod {
+    /// The pod, reduced to the fields that decisions need.
+    pub(crate) pod: Pod,
+    /// Phase of its scheduling.
+    pub(crate) phase: Phase,
+    /// Consecutive failures.
+    failures: u32,
+    /// Avoided nodes, with the time until which each is avoided.
+    avoided_nodes: BTreeMap<String, Instant>,
+}
+
+/// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// A decision is due.
+    Active,
+    /// No decision until something changes.
+    Unschedulable,
+    /// Allocations are being written.
+    Allocating,
+    /// A decision is due at this time.
+    Backoff(Instant),
+}
+
+/// Sort key of pending pods: priority, then age, then name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QueueOrder {
+    inverse_priority: i64,
+    created: Timestamp,
+    name: (String, String),
+}
+
+impl PendingPod {
+    pub(crate) fn new(pod: Pod) -> Self {
+        Self {
+            pod,
+            phase: Phase::Active,
+            failures: 0,
+            avoided_nodes: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn order(&self) -> QueueOrder {
+        let metadata = &self.pod.metadata;
+        let priority = self
+            .pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.priority)
+            .unwrap_or_default();
+        QueueOrder {
+            inverse_priority: -i64::from(priority),
+            created: metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(Timestamp::MIN, |created| created.0),
+            name: (
+                metadata.namespace.clone().unwrap_or_default(),
+                metadata.name.clone().unwrap_or_default(),
+            ),
+        }
+    }
+
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        match self.phase {
+            Phase::Active => true,
+            Phase::Backoff(until) => now >= until,
+            Phase::Unschedulable | Phase::Allocating => false,
+        }
+    }
+
+    /// Makes a decision due after a change; does not shorten a backoff.
+    pub(crate) fn activate(&mut self) {
+        if self.phase == Phase::Unschedulable {
+            self.phase = Phase::Active;
+        }
+    }
+
+    /// Starts a backoff after a failure.
+    pub(crate) fn back_off(&mut self, now: Instant) {
+        let backoff = INITIAL_BACKOFF.saturating_mul(1 << self.failures.min(7));
+        self.failures = self.failures.saturating_add(1);
+        self.phase = Phase::Backoff(now + backoff.min(MAX_BACKOFF));
+    }
+
+    /// Selects `node` last for [`AVOID_TIME`].
+    pub(crate) fn avoid(&mut self, node: &str, now: Instant) {
+        self.avoided_nodes.insert(node.to_owned(), now + AVOID_TIME);
+    }
+
+    pub(crate) fn avoided_nodes(&mut self, now: Instant) -> impl Iterator<Item = &String> {
+        self.avoided_nodes.retain(|_, until| *until > now);
+        self.avoided_nodes.keys()
+    }
+}
