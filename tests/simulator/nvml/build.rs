@@ -1,9 +1,9 @@
-//! Links the library as the real one is.
+//! Sets the linker flags of the real library.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Linkers and `ldconfig` go by it.
+    // Linkers and `ldconfig` identify the library by its SONAME.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
-    // Addresses of exported functions are our own, whatever is preloaded under the same names.
+    // Calls within the library are not interposed by preloaded libraries.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 }

@@ -1,12 +1,12 @@
-//! Shared memory between one process and the daemon: how work is submitted and completion seen
-//! without a system call, as user-mode submission on hardware works.
+//! Shared memory between one process and the daemon. Work is submitted and completion observed
+//! without system calls, like user-mode submission on hardware.
 //!
-//! The daemon makes a channel for each CUDA client. The client appends [`Command`]s to the ring
-//! and, when the daemon sleeps, writes to the doorbell. The daemon writes how far each stream is
-//! and the times of events, and wakes who waits on the futex beside them.
+//! The daemon creates a channel for each CUDA client. The client appends [`Command`]s to the ring
+//! and writes to the doorbell when the daemon sleeps. The daemon writes stream progress and event
+//! times, and wakes waiters on the adjacent futexes.
 //!
-//! Everything is an atomic number. What the client writes is untrusted: the daemon decodes each
-//! command and bounds every index; noise costs the client its own connection.
+//! All words are atomics. Client data is untrusted: the daemon decodes each command and bounds
+//! every index; malformed data disconnects that client only.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,34 +23,34 @@ use crate::kernel::Nanos;
 use crate::kernel::engine::{Direction, Work};
 use crate::protocol::ContextId;
 
-/// Streams that one process can have.
+/// Most streams of one process.
 pub const STREAMS: u32 = 1 << 14;
-/// Events that one process can have.
+/// Most events of one process.
 pub const EVENTS: u32 = 1 << 16;
-/// Commands that fit in the ring.
+/// Capacity of the ring, commands.
 const RING: u32 = 1 << 12;
 /// Words of one command.
 const WORDS: usize = 7;
 
 #[repr(C)]
 struct Layout {
-    /// Commands appended so far, modulo 2³². Written by the client.
+    /// Commands appended, modulo 2³². Written by the client.
     submitted: Lone,
-    /// Commands taken so far. Written by the daemon.
+    /// Commands consumed. Written by the daemon.
     taken: Lone,
     /// 1 while the daemon may sleep.
     asleep: Lone,
-    /// Host functions announced so far; a futex.
+    /// Host functions announced; a futex.
     host_calls: Lone,
-    /// 1 while the client's calls wait; a futex. Written by the daemon.
+    /// 1 while the client is locked; a futex. Written by the daemon.
     locked: Lone,
     streams: [StreamCell; STREAMS as usize],
     events: [EventCell; EVENTS as usize],
     ring: [[AtomicU64; WORDS]; RING as usize],
 }
 
-/// A number alone in its cache line: every call of the client reads `locked`, and must not wait for what the daemon
-/// writes with each command.
+/// A number in a cache line of its own: every client call reads `locked` and must not contend with
+/// the daemon's writes.
 #[repr(C, align(64))]
 struct Lone(AtomicU32);
 
@@ -68,9 +68,9 @@ struct StreamCell {
     completed: AtomicU64,
     /// The last ticket whose host function may run.
     host_ready: AtomicU64,
-    /// Changes with `completed`; a futex.
+    /// Incremented with `completed`; a futex.
     changes: AtomicU32,
-    /// How many wait on it.
+    /// Number of waiters on `changes`.
     waiters: AtomicU32,
 }
 
@@ -78,22 +78,22 @@ struct StreamCell {
 struct EventCell {
     /// The last completed recording.
     recording: AtomicU64,
-    /// When it was.
+    /// Time of the last completed recording.
     at: AtomicU64,
 }
 
-/// What a client asks the card to do.
+/// A command of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// The client's clock when it was submitted (`CLOCK_MONOTONIC`).
+    /// Submission time on the client's clock (`CLOCK_MONOTONIC`).
     pub at: Nanos,
-    /// In which context.
+    /// Context of the stream.
     pub context: ContextId,
-    /// In which stream.
+    /// Stream cell.
     pub stream: u32,
-    /// The stream's ticket for it.
+    /// Ticket of the work in its stream.
     pub ticket: u64,
-    /// What.
+    /// Action.
     pub action: Action,
 }
 
@@ -102,7 +102,7 @@ pub struct Command {
 pub enum Action {
     /// Append work to the stream.
     Submit(Work),
-    /// The host function with this ticket has run.
+    /// The host function with this ticket has returned.
     HostDone,
 }
 
@@ -181,7 +181,7 @@ fn stream_index(word: u64) -> Option<u32> {
     u32::try_from(word).ok().filter(|stream| *stream < STREAMS)
 }
 
-/// A mapped channel, of either side.
+/// A mapped channel, on either side.
 #[derive(Debug)]
 pub struct Channel {
     layout: &'static Layout,
@@ -196,15 +196,15 @@ impl std::fmt::Debug for Layout {
 }
 
 impl Channel {
-    /// A new channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// When the system has no more memory or descriptors.
+    /// If memory or descriptors are exhausted.
     pub fn new() -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = memfd_create("simulated-gpu-channel", flags)?;
         ftruncate(&memory, size_of::<Layout>() as u64)?;
-        // A client that cut the file would kill the daemon with SIGBUS.
+        // A client that truncated the file would kill the daemon with SIGBUS.
         fcntl_add_seals(
             &memory,
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
@@ -213,16 +213,16 @@ impl Channel {
         Self::open(memory, doorbell)
     }
 
-    /// The other side of a channel, from [`Self::descriptors`].
+    /// Opens the other side of a channel from [`Self::descriptors`].
     ///
     /// # Errors
-    /// When it cannot be mapped.
+    /// If the memory cannot be mapped.
     pub fn open(memory: OwnedFd, doorbell: OwnedFd) -> Result<Self, Errno> {
         if rustix::fs::fstat(&memory)?.st_size.unsigned_abs() < size_of::<Layout>() as u64 {
             return Err(Errno::INVAL);
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED the kernel chooses addresses that nothing uses.
+        // SAFETY: without MAP_FIXED the kernel chooses unused addresses.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -233,8 +233,8 @@ impl Channel {
                 0,
             )
         }?;
-        // SAFETY: page-aligned, as large as the layout, never truncated by us, all atomics for
-        // which any bytes are valid; it is unmapped only by `drop`, when no borrow can be left.
+        // SAFETY: page-aligned, as large as the layout, never truncated, all atomics for which any
+        // bytes are valid; only `drop` unmaps it, when no borrow exists.
         let layout = unsafe { base.cast::<Layout>().as_ref() }.ok_or(Errno::FAULT)?;
         Ok(Self {
             layout,
@@ -243,13 +243,13 @@ impl Channel {
         })
     }
 
-    /// Memory and doorbell, to be sent to the other side.
+    /// Memory and doorbell for the other side.
     #[must_use]
     pub fn descriptors(&self) -> [&OwnedFd; 2] {
         [&self.memory, &self.doorbell]
     }
 
-    /// Client: appends a command; waits for room while the ring is full. Callers serialise.
+    /// Client: appends a command; blocks while the ring is full. Callers serialize.
     pub fn submit(&self, command: Command) {
         let layout = self.layout;
         let submitted = layout.submitted.load(Ordering::Relaxed);
@@ -265,7 +265,7 @@ impl Channel {
         layout
             .submitted
             .store(submitted.wrapping_add(1), Ordering::Release);
-        // Either we see that the daemon is going to sleep, or it sees our command before it does.
+        // Either this sees `asleep`, or the daemon sees the command before it sleeps.
         fence(Ordering::SeqCst);
         if layout.asleep.load(Ordering::Relaxed) != 0 {
             self.ring_doorbell();
@@ -273,7 +273,7 @@ impl Channel {
     }
 
     fn ring_doorbell(&self) {
-        // Full means that it rings already.
+        // Full implies that the doorbell rings already.
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
     }
 
@@ -284,7 +284,7 @@ impl Channel {
             .map_or(u64::MAX, |cell| cell.completed.load(Ordering::Acquire))
     }
 
-    /// Client: waits until a stream has completed a ticket; false when the time is over.
+    /// Client: waits until a stream has completed a ticket; false on timeout.
     #[must_use]
     pub fn wait(&self, stream: u32, ticket: u64, timeout: Duration) -> bool {
         let Some(cell) = self.stream(stream) else {
@@ -312,28 +312,28 @@ impl Channel {
         })
     }
 
-    /// Client: how many host functions were announced so far.
+    /// Client: number of host functions announced.
     #[must_use]
     pub fn host_calls(&self) -> u32 {
         self.layout.host_calls.load(Ordering::Acquire)
     }
 
-    /// Client: waits for more host functions than were announced before.
+    /// Client: waits until more than `seen` host functions are announced.
     pub fn wait_host_calls(&self, seen: u32, timeout: Duration) {
         wait_on(&self.layout.host_calls, seen, timeout);
     }
 
-    /// Client: the last ticket of a stream whose host function may run.
+    /// Client: last ticket of a stream whose host function may run.
     #[must_use]
     pub fn host_ready(&self, stream: u32) -> u64 {
         self.stream(stream)
             .map_or(0, |cell| cell.host_ready.load(Ordering::Acquire))
     }
 
-    /// Daemon: takes the next command. `Err` when the client wrote something else.
+    /// Daemon: takes the next command.
     ///
     /// # Errors
-    /// When the ring does not hold a command.
+    /// If the ring holds malformed data.
     pub fn take(&self) -> Result<Option<Command>, NotACommand> {
         let layout = self.layout;
         let taken = layout.taken.load(Ordering::Relaxed);
@@ -351,7 +351,7 @@ impl Channel {
         Command::decode(words).map(Some).ok_or(NotACommand)
     }
 
-    /// Daemon: says whether it is about to sleep; true when there is something to take.
+    /// Daemon: sets whether it is about to sleep. Returns true if commands are pending.
     #[must_use]
     pub fn set_asleep(&self, asleep: bool) -> bool {
         let layout = self.layout;
@@ -360,12 +360,12 @@ impl Channel {
         layout.submitted.load(Ordering::Relaxed) != layout.taken.load(Ordering::Relaxed)
     }
 
-    /// Daemon: silences the doorbell.
+    /// Daemon: clears the doorbell.
     pub fn answer_doorbell(&self) {
         let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
     }
 
-    /// Daemon: publishes how far a stream is.
+    /// Daemon: publishes the completed ticket of a stream.
     pub fn complete(&self, stream: u32, ticket: u64) {
         if let Some(cell) = self.stream(stream) {
             cell.completed.store(ticket, Ordering::SeqCst);
@@ -376,7 +376,7 @@ impl Channel {
         }
     }
 
-    /// Daemon: publishes when an event was reached.
+    /// Daemon: publishes the time of an event.
     pub fn record(&self, event: u32, recording: u64, at: Nanos) {
         if let Some(cell) = self.layout.events.get(event as usize) {
             cell.at.store(at, Ordering::Release);
@@ -384,7 +384,7 @@ impl Channel {
         }
     }
 
-    /// Daemon: lets the client's calls wait, or go on.
+    /// Daemon: locks or unlocks the client's calls.
     pub fn set_locked(&self, locked: bool) {
         self.layout
             .locked
@@ -392,13 +392,13 @@ impl Channel {
         wake(&self.layout.locked);
     }
 
-    /// Client: whether its calls have to wait.
+    /// Client: returns whether its calls are locked.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         self.layout.locked.load(Ordering::Acquire) != 0
     }
 
-    /// Client: waits until its calls may go on, or the time is over.
+    /// Client: waits until unlocked or timeout.
     pub fn wait_while_locked(&self, timeout: Duration) {
         wait_on(&self.layout.locked, 1, timeout);
     }
@@ -420,7 +420,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let base = std::ptr::from_ref(self.layout).cast_mut().cast();
-        // SAFETY: our mapping, whose only reference is the one that goes away here.
+        // SAFETY: the mapping of this value, whose only reference ends here.
         let _ = unsafe { rustix::mm::munmap(base, size_of::<Layout>()) };
     }
 }
@@ -432,14 +432,14 @@ impl AsFd for Channel {
     }
 }
 
-/// The ring holds something that is not a command.
+/// The ring holds malformed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client's ring does not hold a command")]
 pub struct NotACommand;
 
 fn wait_on(word: &AtomicU32, seen: u32, timeout: Duration) {
     let timeout = futex::Timespec::try_from(timeout).ok();
-    // Woken, changed, interrupted or timed out: the caller looks again in any case.
+    // Woken, changed, interrupted or timed out: the caller checks again in any case.
     let _ = futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref());
 }
 

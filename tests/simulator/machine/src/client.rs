@@ -1,7 +1,7 @@
-//! A library's connection to the daemon: its "device file".
+//! Connection of a library to the daemon, standing for open device files.
 //!
-//! One request at a time; callers serialise. The descriptor is close-on-exec and inherited by
-//! forked children, as the real driver's are: memory lives until the last of them is gone.
+//! One request at a time; callers serialize. The descriptor is close-on-exec and inherited by
+//! forked children, like the real driver's: memory lives until the last holder is gone.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,39 +25,39 @@ pub struct Connection {
     events: VecDeque<Reply>,
 }
 
-/// What the daemon tells a new client.
+/// First reply of the daemon.
 #[derive(Debug)]
 pub struct Welcome {
     /// The machine.
     pub machine: MachineDescription,
-    /// Descriptors that came along; see [`Reply::Welcome`].
+    /// Descriptors of the message; see [`Reply::Welcome`].
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why there is no answer to a request.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon serves the driver root.
-    #[error("no simulated machine answers at {}", path.display())]
+    #[error("cannot connect to the simulated machine at {}", path.display())]
     NoMachine {
-        /// The socket tried.
+        /// Socket path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: Errno,
     },
     /// The connection broke.
-    #[error("connection to the simulated machine")]
+    #[error("connection to the simulated machine failed")]
     Wire(#[from] WireError),
-    /// The daemon refused.
+    /// The daemon refused the request.
     #[error("refused: {0}")]
     Refused(#[from] Refusal),
-    /// The daemon answered something else.
+    /// The daemon sent a reply of another type.
     #[error("unexpected reply")]
     Unexpected,
 }
 
-/// A socket that is connected to one of the daemon's.
+/// A connected socket.
 pub(crate) fn connected(path: &Path) -> Result<OwnedFd, ClientError> {
     let no_machine = |source| ClientError::NoMachine {
         path: path.to_owned(),
@@ -76,10 +76,10 @@ pub(crate) fn connected(path: &Path) -> Result<OwnedFd, ClientError> {
 }
 
 impl Connection {
-    /// Connects and introduces this process.
+    /// Connects and identifies this process.
     ///
     /// # Errors
-    /// When no daemon answers or it comes from another build.
+    /// If no daemon answers or the daemon has another protocol version.
     pub fn open(root: &DriverRoot, kind: ClientKind) -> Result<(Self, Welcome), ClientError> {
         let mut connection = Self {
             socket: connected(&root.socket())?,
@@ -102,18 +102,18 @@ impl Connection {
         }
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// When the daemon is gone or refuses.
+    /// If the daemon is gone or refuses.
     pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         self.request_with_fds(request).map(|(reply, _)| reply)
     }
 
-    /// As [`Self::request`], for replies that carry descriptors.
+    /// Like [`Self::request`], for replies with descriptors.
     ///
     /// # Errors
-    /// When the daemon is gone or refuses.
+    /// If the daemon is gone or refuses.
     pub fn request_with_fds(
         &mut self,
         request: &Request,
@@ -121,10 +121,10 @@ impl Connection {
         self.exchange(request, &[])
     }
 
-    /// As [`Self::request`], for requests that carry a descriptor.
+    /// Like [`Self::request`], for requests with a descriptor.
     ///
     /// # Errors
-    /// When the daemon is gone or refuses.
+    /// If the daemon is gone or refuses.
     pub fn request_about(
         &mut self,
         request: &Request,
@@ -149,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// Whether the daemon is gone.
+    /// Returns whether the daemon is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         let mut state = [PollFd::new(&self.socket, PollFlags::RDHUP)];
@@ -160,10 +160,10 @@ impl Connection {
         poll(&mut state, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits for the next event that was registered for; `None` when the time is over.
+    /// Waits for the next registered event; `None` on timeout.
     ///
     /// # Errors
-    /// When the daemon is gone.
+    /// If the daemon is gone.
     pub fn next_event(&mut self, timeout: Duration) -> Result<Option<Reply>, ClientError> {
         if let Some(event) = self.events.pop_front() {
             return Ok(Some(event));

@@ -1,4 +1,4 @@
-//! The control socket: what tests and `simulator-machine ctl` can see and do from outside.
+//! The control socket of tests and `simulator-machine ctl`.
 
 use std::os::fd::AsFd;
 
@@ -15,18 +15,18 @@ use crate::wire;
 pub enum Command {
     /// Report the machine's state.
     Status,
-    /// Let something happen to a card.
+    /// Raise an event on a GPU.
     Raise(CardEvent),
-    /// Reset a card: instances are gone and a pending MIG mode takes effect.
+    /// Reset a GPU: instances are destroyed and a pending MIG mode takes effect.
     Reset {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
     },
-    /// Break a card, or heal it.
+    /// Set the faults of a GPU.
     Break {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// How it fails from now on; the default is not at all.
+        /// Faults; the default is none.
         faults: Faults,
     },
 }
@@ -45,7 +45,7 @@ pub enum Answer {
 /// Sends one command to the daemon of a driver root.
 ///
 /// # Errors
-/// When no daemon answers.
+/// If no daemon answers.
 pub fn send(root: &DriverRoot, command: &Command) -> Result<Answer, ClientError> {
     let socket = connected(&root.control_socket())?;
     wire::send(socket.as_fd(), command, &[])?;

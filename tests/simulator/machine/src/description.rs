@@ -1,8 +1,7 @@
-//! The machine file: which cards a machine has and every figure they report.
+//! The machine file: the GPUs of a machine and all values they report.
 //!
-//! Parsed once, at the edge: a [`MachineDescription`] that exists is consistent (every card names
-//! a model, UUIDs and bus ids are unique, placements lie on the memory axis). Unknown fields are
-//! refused by name, so that a typing mistake is never a silent default.
+//! Parsed once. A [`MachineDescription`] is consistent: every GPU names a model, UUIDs and bus ids
+//! are unique, placements fit the memory axis. Unknown fields are rejected by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -24,7 +23,7 @@ macro_rules! machines {
     ($($(#[$meta:meta])* $name:ident = $file:literal;)*) => {
         $($(#[$meta])* pub const $name: &str = include_str!(concat!("../machines/", $file, ".yaml"));)*
 
-        /// Every bundled machine file, by its name.
+        /// Every bundled machine file with its name.
         pub const BUNDLED: &[(&str, &str)] = &[$(($file, $name)),*];
     };
 }
@@ -44,15 +43,15 @@ machines! {
     B200X8 = "b200x8";
     /// Two RTX PRO 6000: a placement axis of twelve memory slices.
     RTX_PRO_6000X2 = "rtx-pro-6000x2";
-    /// One Tesla T4: a card without MIG.
+    /// One Tesla T4: no MIG.
     T4 = "t4";
-    /// One RTX 4090: a consumer card.
+    /// One RTX 4090: a consumer GPU.
     RTX_4090 = "rtx-4090";
-    /// One GB10: a card without memory of its own.
+    /// One GB10: no memory of its own.
     GB10 = "gb10";
 }
 
-/// A machine as its file describes it.
+/// A machine, as described by its file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MachineDescription {
@@ -65,9 +64,9 @@ pub struct MachineDescription {
     /// Which processes a caller sees in NVML's process lists.
     #[serde(default)]
     pub process_ids: ProcessIds,
-    /// Card models by a name of this file's choosing.
+    /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, CardModel>,
-    /// The cards, in PCI order: the index is the minor number.
+    /// GPUs in PCI order: the index is the minor number.
     pub cards: Vec<CardDescription>,
 }
 
@@ -75,13 +74,13 @@ pub struct MachineDescription {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProcessIds {
-    /// The processes that the caller's PID namespace contains, by their PIDs there: what drivers
-    /// do since the 515 branch.
+    /// The processes in the caller's PID namespace, by their PIDs there: drivers since the 515
+    /// branch.
     #[default]
     Translated,
-    /// Every process, by its PID as the daemon sees it: what older drivers do.
+    /// Every process, by the daemon's PID: older drivers.
     Host,
-    /// Nothing for a caller in another PID namespace than the daemon's.
+    /// Nothing for callers in another PID namespace than the daemon's.
     HiddenInContainers,
 }
 
@@ -105,7 +104,7 @@ impl TryFrom<String> for DottedVersion {
         match parsed {
             Some((major, minor)) => Ok(Self { major, minor }),
             None => Err(format!(
-                "version {text:?} is not of the form \"major.minor\" (quoted)"
+                "version {text:?} must have the form \"major.minor\", quoted"
             )),
         }
     }
@@ -117,7 +116,7 @@ impl From<DottedVersion> for String {
     }
 }
 
-/// Figures that all cards of one model share.
+/// Properties shared by all GPUs of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CardModel {
@@ -137,11 +136,11 @@ pub struct CardModel {
     pub board_part_number: String,
     /// VBIOS version.
     pub vbios_version: String,
-    /// Memory figures.
+    /// Memory properties.
     pub memory: Memory,
-    /// Compute figures.
+    /// Compute properties.
     pub compute: Compute,
-    /// Highest clocks.
+    /// Maximum clocks.
     pub clocks_mhz: Clocks,
     /// Power draw.
     pub power_milliwatts: Power,
@@ -149,36 +148,36 @@ pub struct CardModel {
     pub temperature_celsius: Temperature,
     /// PCIe link.
     pub pcie: Pcie,
-    /// Whether the memory has ECC (reported as enabled).
+    /// Whether the memory has ECC, which is reported as enabled.
     pub ecc: bool,
-    /// Memory addressing mode, where the driver reports one.
+    /// Memory addressing mode.
     #[serde(default)]
     pub addressing_mode: AddressingMode,
-    /// NVLink ports, where the model has any.
+    /// NVLink ports; `None` if the model has none.
     #[serde(default)]
     pub nvlink: Option<NvLink>,
-    /// Partitioning, where the model supports MIG.
+    /// MIG table; `None` if the model has no MIG.
     #[serde(default)]
     pub mig: Option<Mig>,
 }
 
-/// Memory of a card.
+/// Memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Memory {
-    /// All of it.
+    /// Total size.
     pub total_bytes: u64,
-    /// What driver and firmware keep for themselves.
+    /// Reserved by driver and firmware.
     pub reserved_bytes: u64,
-    /// What one process's CUDA context takes before any allocation of its own.
+    /// Taken by the CUDA context of one process, without allocations.
     pub context_bytes: u64,
-    /// What a module takes when its first function is loaded.
+    /// Taken by a module when its first function is loaded.
     pub module_bytes: u64,
     /// Width of the memory bus.
     pub bus_width_bits: u32,
-    /// Peak bandwidth; decides how long copies and memsets take.
+    /// Peak bandwidth; sets the duration of copies and memsets.
     pub bytes_per_second: u64,
-    /// Whether NVML reports memory at all: not on cards that share the system's memory.
+    /// Whether NVML reports memory: false on GPUs that share system memory.
     #[serde(default = "reported")]
     pub reported_by_nvml: bool,
 }
@@ -188,14 +187,14 @@ fn reported() -> bool {
 }
 
 impl Memory {
-    /// What contexts and allocations can use together.
+    /// Memory for contexts and allocations.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
         self.total_bytes - self.reserved_bytes
     }
 }
 
-/// Compute figures of a card.
+/// Compute properties of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Compute {
@@ -203,15 +202,15 @@ pub struct Compute {
     pub multiprocessors: u32,
     /// CUDA cores on all of them.
     pub cores: u32,
-    /// Resident threads that one multiprocessor holds.
+    /// Resident threads per multiprocessor.
     pub threads_per_multiprocessor: u32,
-    /// How long a context keeps the card while another one waits.
+    /// Time slice of a context while another one waits.
     pub time_slice_microseconds: u32,
     /// Copy engines (`CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT`).
     pub copy_engines: u32,
 }
 
-/// Highest clocks of a card.
+/// Maximum clocks of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Clocks {
@@ -223,31 +222,31 @@ pub struct Clocks {
     pub video: u32,
 }
 
-/// Power draw of a card.
+/// Power draw of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Power {
-    /// With nothing running.
+    /// Idle.
     pub idle: u32,
-    /// Limit, and what a fully busy card draws.
+    /// Power limit, and the draw of a fully busy GPU.
     pub limit: u32,
 }
 
-/// Temperatures of a card.
+/// Temperatures of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Temperature {
-    /// With nothing running.
+    /// Idle.
     pub idle: u32,
     /// Fully busy.
     pub busy: u32,
-    /// Where the card slows down.
+    /// Slowdown threshold.
     pub slowdown: u32,
-    /// Where the card shuts down.
+    /// Shutdown threshold.
     pub shutdown: u32,
 }
 
-/// PCIe link of a card.
+/// PCIe link of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Pcie {
@@ -270,7 +269,7 @@ pub struct NvLink {
 /// NVML's brand names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(missing_docs, reason = "the names are NVML's own")]
+#[expect(missing_docs, reason = "names of NVML")]
 pub enum Brand {
     Nvidia,
     Tesla,
@@ -281,7 +280,7 @@ pub enum Brand {
 /// Chip generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(missing_docs, reason = "the names are NVML's own")]
+#[expect(missing_docs, reason = "names of NVML")]
 pub enum Architecture {
     Turing,
     Ampere,
@@ -290,11 +289,11 @@ pub enum Architecture {
     Blackwell,
 }
 
-/// How the card addresses system memory.
+/// How the GPU addresses system memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AddressingMode {
-    /// Neither of the others.
+    /// Not supported.
     #[default]
     None,
     /// Heterogeneous memory management, in software.
@@ -303,23 +302,23 @@ pub enum AddressingMode {
     Ats,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CardDescription {
     /// Key into [`MachineDescription::models`].
     pub model: String,
-    /// `GPU-` and a UUID.
+    /// With the prefix `GPU-`.
     pub uuid: String,
-    /// Serial number; consumer cards have none.
+    /// Serial number; `None` for consumer GPUs.
     #[serde(default)]
     pub serial: Option<String>,
     /// PCI address, `domain:bus:device.function`.
     pub bus_id: BusId,
-    /// NUMA node, where known.
+    /// NUMA node, if known.
     #[serde(default)]
     pub numa_node: Option<u32>,
-    /// NVLink fabric the card belongs to.
+    /// NVLink fabric of the GPU.
     #[serde(default)]
     pub fabric: Option<Fabric>,
 }
@@ -330,35 +329,35 @@ pub struct CardDescription {
 pub struct Fabric {
     /// UUID of the fabric's cluster.
     pub cluster_uuid: String,
-    /// Clique within the cluster: cards of one clique reach each other.
+    /// Clique within the cluster: GPUs of one clique reach each other.
     pub clique: u32,
 }
 
-/// Why a machine file cannot be used.
+/// Error of a machine file.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptionError {
     /// The file cannot be read.
     #[error("cannot read machine file {path}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// The text is not YAML of the right shape; the message names field and line.
+    /// The text is not YAML of the expected schema; the message names field and line.
     #[error("machine file: {0}")]
     Parse(String),
-    /// The text has the right shape but contradicts itself.
+    /// The text contradicts itself.
     #[error("machine file: {0}")]
     Inconsistent(String),
 }
 
 impl MachineDescription {
-    /// Reads and checks a machine file.
+    /// Reads and validates a machine file.
     ///
     /// # Errors
-    /// When the file cannot be read or does not describe a machine.
+    /// If the file cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Self, DescriptionError> {
         let text = std::fs::read_to_string(path).map_err(|source| DescriptionError::Read {
             path: path.display().to_string(),
@@ -367,10 +366,10 @@ impl MachineDescription {
         Self::parse(&text)
     }
 
-    /// Parses and checks the text of a machine file.
+    /// Parses and validates the text of a machine file.
     ///
     /// # Errors
-    /// When the text does not describe a machine.
+    /// If the text is invalid.
     pub fn parse(text: &str) -> Result<Self, DescriptionError> {
         let description: Self = serde_saphyr::from_str(text)
             .map_err(|error| DescriptionError::Parse(error.to_string()))?;
@@ -380,14 +379,14 @@ impl MachineDescription {
         Ok(description)
     }
 
-    /// The model of a card.
+    /// Returns the model of a GPU.
     ///
     /// # Panics
-    /// Never: [`Self::parse`] checked that every card names a model.
+    /// Never: [`Self::parse`] validated the model names.
     #[must_use]
     pub fn model(&self, card: &CardDescription) -> &CardModel {
-        #[expect(clippy::expect_used, reason = "`check` refused cards without a model")]
-        self.models.get(&card.model).expect("a checked model name")
+        #[expect(clippy::expect_used, reason = "`parse` rejected unknown model names")]
+        self.models.get(&card.model).expect("a valid model name")
     }
 
     fn check(&self) -> Result<(), String> {
@@ -395,7 +394,7 @@ impl MachineDescription {
             let memory = &model.memory;
             if memory.reserved_bytes >= memory.total_bytes {
                 return Err(format!(
-                    "models.{name}.memory: reservedBytes {} leaves nothing of totalBytes {}",
+                    "models.{name}.memory: reservedBytes {} must be less than totalBytes {}",
                     memory.reserved_bytes, memory.total_bytes
                 ));
             }
@@ -418,26 +417,29 @@ impl MachineDescription {
         let mut bus_ids = BTreeSet::new();
         for (index, card) in self.cards.iter().enumerate() {
             if !self.models.contains_key(&card.model) {
-                return Err(format!("cards[{index}].model: no model {:?}", card.model));
+                return Err(format!(
+                    "cards[{index}].model: unknown model {:?}",
+                    card.model
+                ));
             }
             if !card.uuid.starts_with("GPU-") || card.uuid.len() != 40 {
                 return Err(format!(
-                    "cards[{index}].uuid: {:?} is not \"GPU-\" and a UUID",
+                    "cards[{index}].uuid: {:?} must be \"GPU-\" followed by a UUID",
                     card.uuid
                 ));
             }
             if !uuids.insert(&card.uuid) {
-                return Err(format!("cards[{index}].uuid: {} appears twice", card.uuid));
+                return Err(format!("cards[{index}].uuid: duplicate {}", card.uuid));
             }
             if !bus_ids.insert(card.bus_id) {
-                return Err(format!(
-                    "cards[{index}].busId: {} appears twice",
-                    card.bus_id
-                ));
+                return Err(format!("cards[{index}].busId: duplicate {}", card.bus_id));
             }
         }
         if self.cards.len() > 64 {
-            return Err(format!("cards: {} are more than 64", self.cards.len()));
+            return Err(format!(
+                "cards: {} exceed the maximum of 64",
+                self.cards.len()
+            ));
         }
         Ok(())
     }

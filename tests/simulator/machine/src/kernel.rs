@@ -1,11 +1,11 @@
-//! The kernel driver's state and every decision about it.
+//! State and decisions of the kernel driver. Pure.
 //!
-//! Pure: time comes in as an argument, what must happen outside comes out as [`Effect`]s. The
-//! state is owned by one daemon, so a client that is killed between two instructions leaves either
-//! the state before its request or the one after it; [`Kernel::disconnect`] frees the rest.
+//! Time is an argument; side effects are returned as [`Effect`]s. One daemon owns the state, so a
+//! killed client leaves either the state before its request or after it; [`Kernel::disconnect`]
+//! frees the rest.
 //!
-//! Invariant: what [`Card::ledger`](Card) counts as taken equals the sum of the context overheads of
-//! live connections on that card and of the allocations that they or exported descriptors hold.
+//! Invariant: [`Card::ledger`](Card) equals the context overheads of live connections on that GPU
+//! plus the allocations held by them or by exported descriptors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,66 +35,66 @@ pub use ledger::PAGE_BYTES;
 use memory::{Allocation, Holder};
 pub use status::{CardStatus, MachineStatus, ProcessStatus};
 
-/// Nanoseconds of a monotonic clock.
+/// Nanoseconds of the monotonic clock.
 pub type Nanos = u64;
 
-/// One connection, by a number that is never used again.
+/// Id of one connection, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// What the server must do after a call.
+/// A side effect for the server to carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Drop the bytes of freed memory.
+    /// Discard the bytes of freed memory.
     Forget {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// First byte in the card's memory file.
+        /// Offset in the GPU's memory file.
         offset: u64,
-        /// How many.
+        /// Size.
         bytes: u64,
     },
     /// Publish that a stream completed a ticket.
     Completed {
-        /// Whose channel.
+        /// Owner of the channel.
         client: ClientId,
-        /// Which stream.
+        /// Stream cell.
         stream: u32,
-        /// Up to where.
+        /// Last completed ticket.
         ticket: u64,
     },
     /// Publish that an event was reached.
     Recorded {
-        /// Whose channel.
+        /// Owner of the channel.
         client: ClientId,
-        /// Which event.
+        /// Event cell.
         event: u32,
-        /// Which recording.
+        /// Recording number.
         recording: u64,
-        /// When.
+        /// Time on the GPU.
         at: Nanos,
     },
     /// Announce that a host function may run.
     HostCall {
-        /// Whose channel.
+        /// Owner of the channel.
         client: ClientId,
-        /// In which stream.
+        /// Stream cell.
         stream: u32,
-        /// Its ticket.
+        /// Ticket.
         ticket: u64,
     },
-    /// Let a process's calls wait, or go on.
+    /// Lock or unlock the calls of a process.
     Lock {
-        /// Whose channel.
+        /// Owner of the channel.
         client: ClientId,
-        /// Whether they wait.
+        /// Whether the calls are locked.
         locked: bool,
     },
-    /// Send a message that answers no request.
+    /// Send an unsolicited message.
     Push {
-        /// To whom.
+        /// Receiver.
         client: ClientId,
-        /// What.
+        /// Message.
         message: Reply,
     },
 }
@@ -116,7 +116,7 @@ struct Client {
     pid: u32,
     kind: Option<ClientKind>,
     phase: ProcessPhase,
-    /// Cards whose events the client wants.
+    /// GPUs whose events the client registered for.
     watched: BTreeSet<CardIndex>,
 }
 
@@ -127,7 +127,7 @@ struct Context {
 }
 
 impl Kernel {
-    /// A machine with nothing running, started `now`.
+    /// Creates an idle machine, started at `now`.
     #[must_use]
     pub fn new(description: MachineDescription, now: Nanos) -> Self {
         let cards = description
@@ -152,7 +152,7 @@ impl Kernel {
         &self.description
     }
 
-    /// A process opened a connection, for which the server chose a number.
+    /// Adds a connection; the server chose the id.
     pub fn connect(&mut self, client: ClientId, pid: u32) {
         let watched = BTreeSet::new();
         let known = Client {
@@ -164,7 +164,7 @@ impl Kernel {
         self.clients.insert(client, known);
     }
 
-    /// The last holder closed a connection: everything it held is freed.
+    /// Removes a connection whose last holder closed it, and frees everything it held.
     pub fn disconnect(&mut self, client: ClientId) {
         let contexts: Vec<ContextId> = self
             .contexts
@@ -175,19 +175,19 @@ impl Kernel {
         for context in contexts {
             self.destroy_context(context);
         }
-        self.let_go_all(Holder::Client(client));
+        self.release_all(Holder::Client(client));
         self.clients.remove(&client);
     }
 
-    /// What the server has to do since the last call.
+    /// Takes the effects since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Raises an event for everyone who watches the card.
+    /// Raises an event for all registered clients.
     ///
     /// # Errors
-    /// When there is no such card.
+    /// If the GPU does not exist.
     pub fn raise(&mut self, event: CardEvent) -> Result<(), Refusal> {
         let CardEvent::Xid { card, .. } = event;
         self.card(card)?;
@@ -203,18 +203,18 @@ impl Kernel {
         Ok(())
     }
 
-    /// PIDs of all that have a connection.
+    /// PIDs of all connections.
     pub fn pids(&self) -> impl Iterator<Item = u32> {
         self.clients.values().map(|client| client.pid)
     }
 
-    /// Which library a client said it is.
+    /// Library type of a client.
     #[must_use]
     pub fn kind(&self, client: ClientId) -> Option<ClientKind> {
         self.clients.get(&client)?.kind
     }
 
-    /// Moves the cards' time forward.
+    /// Advances the GPUs' time.
     pub fn advance(&mut self, now: Nanos) {
         let mut outcomes = Vec::new();
         for card in &mut self.cards {
@@ -223,7 +223,7 @@ impl Kernel {
         self.publish(&outcomes);
     }
 
-    /// When something will happen by itself.
+    /// Time of the next change without input.
     #[must_use]
     pub fn next_change(&self) -> Option<Nanos> {
         self.cards
@@ -232,12 +232,11 @@ impl Kernel {
             .min()
     }
 
-    /// Carries out what a client wrote into its channel, at the time it says it did, as far as
-    /// that is not in the future or in a past that is settled. A command for a context that was
-    /// just destroyed goes nowhere.
+    /// Executes a command from a channel at its claimed time, bounded by the settled past and the
+    /// present. Commands for a destroyed context have no effect.
     ///
     /// # Errors
-    /// When a stream holds more work than any program has in flight.
+    /// If a stream holds more work than any program queues.
     pub fn command(
         &mut self,
         client: ClientId,
@@ -346,7 +345,7 @@ impl Kernel {
             Request::Share { allocation } => self.share(client, allocation),
             Request::Open { allocation } => self.open(client, allocation),
             Request::Export { allocation } => self.export(client, allocation),
-            // The server's business: it knows descriptors.
+            // The server handles descriptors.
             Request::Import => Err(Refusal::Invalid),
             Request::MemoryInfo { card } => {
                 let card = self.card(card)?;
@@ -406,11 +405,11 @@ impl Kernel {
             |other: &Context| other.card == context.card && pid_of(&other.client) == Some(pid);
         let is_last = !self.contexts.values().any(others);
         self.account_end(context.card, pid, busy, is_last);
-        self.let_go_all(Holder::Context(id));
-        let away = self.is_away(context.client);
+        self.release_all(Holder::Context(id));
+        let away = self.is_checkpointed(context.client);
         if let Ok(card) = self.card_mut(context.card) {
             if !away {
-                card.ledger.give_back(card.model.memory.context_bytes);
+                card.ledger.free(card.model.memory.context_bytes);
             }
             card.engine.remove_context(id);
             card.partitions.leave(id);
@@ -419,25 +418,25 @@ impl Kernel {
 
     fn card_state(&self, index: CardIndex) -> Result<Reply, Refusal> {
         let card = self.card(index)?;
-        let figures = card.sensors();
+        let sensors = card.sensors();
         Ok(Reply::CardState(Box::new(CardState {
             used_bytes: card.ledger.taken_bytes(),
             processes: self.processes(index),
-            utilization: figures.utilization,
-            temperature_celsius: figures.temperature_celsius,
-            power_milliwatts: figures.power_milliwatts,
-            energy_millijoules: figures.energy_millijoules,
+            utilization: sensors.utilization,
+            temperature_celsius: sensors.temperature_celsius,
+            power_milliwatts: sensors.power_milliwatts,
+            energy_millijoules: sensors.energy_millijoules,
             graphics_mhz: card.model.clocks_mhz.graphics,
             mig_enabled: card.partitions.is_enabled(),
             unsupported: card.faults.unsupported.clone(),
         })))
     }
 
-    /// Processes with a context or memory on a card, by PID.
+    /// Processes with a context or memory on a GPU, by PID.
     fn processes(&self, index: CardIndex) -> Vec<ProcessState> {
         let mut used: BTreeMap<(u32, Option<InstanceId>), u64> = BTreeMap::new();
         for (id, context) in &self.contexts {
-            if context.card != index || self.is_away(context.client) {
+            if context.card != index || self.is_checkpointed(context.client) {
                 continue;
             }
             let Some(client) = self.clients.get(&context.client) else {

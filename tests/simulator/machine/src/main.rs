@@ -1,4 +1,4 @@
-//! `simulator-machine`: serves a simulated GPU machine, and asks a serving one about itself.
+//! `simulator-machine`: serves a simulated GPU machine, and controls a running one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use simulator_machine::control::{self, Answer, Command};
 use simulator_machine::description::MachineDescription;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardEvent, CardIndex, Figure};
+use simulator_machine::protocol::{CardEvent, CardIndex, ReportedValue};
 use simulator_machine::root::DriverRoot;
 use simulator_machine::server::Server;
 
@@ -23,24 +23,24 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Play the kernel driver until SIGTERM; prints "ready" when clients can connect.
+    /// Simulate the kernel driver until SIGTERM; prints "ready" when clients can connect.
     Serve {
         /// Machine file.
         #[arg(long)]
         machine: PathBuf,
-        /// Directory that becomes the driver root.
+        /// Directory to use as driver root.
         #[arg(long)]
         root: PathBuf,
-        /// Directory with the built libsimulator_cuda.so and libsimulator_nvml.so, to be installed there.
+        /// Directory with libsimulator_cuda.so and libsimulator_nvml.so, to install into the root.
         #[arg(long)]
         libs: Option<PathBuf>,
-        /// Stop when standard input is closed: for tests, whose death must not leave us running.
+        /// Stop when standard input is closed, so that the daemon ends with its parent.
         #[arg(long)]
         until_stdin_closes: bool,
     },
-    /// Ask or command the daemon of a driver root.
+    /// Query or control the daemon of a driver root.
     Ctl {
-        /// The daemon's driver root.
+        /// Driver root of the daemon.
         #[arg(long)]
         root: PathBuf,
         #[command(subcommand)]
@@ -50,43 +50,43 @@ enum Action {
 
 #[derive(Subcommand)]
 enum CtlCommand {
-    /// Print memory and processes of every card as JSON.
+    /// Print memory and processes of every GPU as JSON.
     Status,
-    /// Raise an Xid on a card, as the driver does for a critical error.
+    /// Raise an Xid on a GPU.
     Xid {
-        /// Index of the card.
+        /// GPU index.
         #[arg(long)]
         card: u32,
         /// Xid code, such as 79.
         #[arg(long)]
         code: u64,
     },
-    /// Reset a card: its MIG instances are gone, and a pending MIG mode takes effect.
+    /// Reset a GPU: destroy its MIG instances and apply a pending MIG mode.
     Reset {
-        /// Index of the card.
+        /// GPU index.
         #[arg(long)]
         card: u32,
     },
-    /// Break a card, or heal it: without a fault named it is whole again.
+    /// Set the faults of a GPU; without options, remove them.
     Break {
-        /// Index of the card.
+        /// GPU index.
         #[arg(long)]
         card: u32,
-        /// It has fallen off the bus.
+        /// The GPU has fallen off the bus.
         #[arg(long)]
         lost: bool,
-        /// Every answer about it takes so much longer.
+        /// Additional delay of every reply about the GPU.
         #[arg(long, default_value_t = 0)]
         delay_milliseconds: u64,
-        /// No process can create a context.
+        /// Context creation fails.
         #[arg(long)]
         refuses_contexts: bool,
-        /// No GPU or compute instance can be created.
+        /// Creation of GPU and compute instances fails.
         #[arg(long)]
         refuses_instances: bool,
-        /// Figures that NVML does not have: memory, processes, utilization, temperature, power.
+        /// Values that NVML does not report: memory, processes, utilization, temperature, power.
         #[arg(long, value_delimiter = ',')]
-        unsupported: Vec<Figure>,
+        unsupported: Vec<ReportedValue>,
     },
 }
 
@@ -109,12 +109,12 @@ fn serve(
     until_stdin_closes: bool,
 ) -> anyhow::Result<()> {
     let description = MachineDescription::read(machine)
-        .with_context(|| format!("cannot use {}", machine.display()))?;
+        .with_context(|| format!("cannot load machine file {}", machine.display()))?;
     let mut server = Server::start(description, DriverRoot::new(root), libs)?;
     if until_stdin_closes {
         server.stop_when_closed(&std::io::stdin())?;
     }
-    // Whoever started us may have gone without reading.
+    // The parent may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "ready");
     server.run()?;
     Ok(())

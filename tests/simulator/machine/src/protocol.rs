@@ -1,7 +1,7 @@
-//! What a library asks the daemon and what it gets back.
+//! Messages between libraries and the daemon.
 //!
-//! Both sides are built from this file; [`PROTOCOL`] is bumped when a message changes, so that a
-//! library of another build is refused at its first message instead of being misread.
+//! Both sides are built from this file. [`PROTOCOL`] changes with every message change, so that the
+//! daemon refuses a library of another build at its first message.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ mod mig;
 mod samples;
 
 pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
-pub use card::{CardState, Figure, ProcessState, Utilization};
+pub use card::{CardState, ProcessState, ReportedValue, Utilization};
 pub use checkpoint::{CheckpointAction, ProcessPhase};
 pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
@@ -25,7 +25,7 @@ pub use samples::{CountersState, ProcessSample, SampleState};
 /// Version of the messages below.
 pub const PROTOCOL: u32 = 7;
 
-/// Index of a card on its machine; equal to its minor number.
+/// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CardIndex(pub u32);
 
@@ -37,16 +37,16 @@ pub struct ContextId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AllocationId(pub u64);
 
-/// Memory that a file descriptor stands for, unique on the machine.
+/// Memory exported as a file descriptor, unique on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
 
-/// Which library a connection belongs to.
+/// Library type of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClientKind {
-    /// `libnvidia-ml.so.1`: watches.
+    /// `libnvidia-ml.so.1`: queries.
     Nvml,
-    /// One event set of `libnvidia-ml.so.1`: is sent [`Reply::Event`]s.
+    /// One event set of `libnvidia-ml.so.1`: receives [`Reply::Event`]s.
     EventSet,
     /// `libcuda.so.1`: holds contexts and memory.
     Cuda,
@@ -59,108 +59,108 @@ pub enum Request {
     Hello {
         /// [`PROTOCOL`] of the library.
         protocol: u32,
-        /// Which library.
+        /// Library type.
         kind: ClientKind,
     },
-    /// Everything NVML reports about one card at this moment.
+    /// Everything that NVML reports about one GPU.
     CardState {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
     },
-    /// The sampling periods of a card that closed after a time, oldest first.
+    /// Sampling periods of a GPU closed after a time, oldest first.
     Samples {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
         /// In nanoseconds of the monotonic clock.
         since: u64,
     },
-    /// What a card, or one GPU instance of it, has done since the start.
+    /// Counters of a GPU or of one GPU instance since the start.
     Counters {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// Which GPU instance; all of the card without one.
+        /// GPU instance; `None` for the whole GPU.
         gpu: Option<u32>,
     },
-    /// Something about what a card keeps of processes.
+    /// Accounting of a GPU.
     Accounting {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// What.
+        /// Accounting request.
         request: AccountingRequest,
     },
-    /// Takes a process off its cards, or brings it back.
+    /// Checkpoint action on a process.
     Checkpoint {
-        /// Which process.
+        /// PID.
         pid: u32,
-        /// What becomes of it.
+        /// Action.
         action: CheckpointAction,
     },
-    /// Something about a card's partitioning.
+    /// MIG of a GPU.
     Mig {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// What.
+        /// MIG request.
         request: MigRequest,
     },
-    /// Asks for [`Reply::Event`]s about a card.
+    /// Registers for [`Reply::Event`]s of a GPU.
     RegisterEvents {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
     },
-    /// Creates a context, which takes memory on its card.
+    /// Creates a context, which takes GPU memory.
     CreateContext {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
     },
-    /// Destroys a context and frees what was allocated in it.
+    /// Destroys a context and frees its allocations.
     DestroyContext {
-        /// Which context.
+        /// Context.
         context: ContextId,
     },
-    /// Takes physical memory, rounded up to [`crate::kernel::PAGE_BYTES`].
+    /// Allocates physical memory, rounded up to [`crate::kernel::PAGE_BYTES`].
     Allocate {
-        /// The context that the memory belongs to.
+        /// Owner of the memory.
         context: ContextId,
-        /// How much.
+        /// Size.
         bytes: u64,
     },
-    /// Gives memory back.
+    /// Frees memory.
     Free {
-        /// Which memory.
+        /// Allocation.
         allocation: AllocationId,
     },
-    /// Takes physical memory that belongs to no context; this process holds it once.
+    /// Allocates physical memory without a context; this process holds it once.
     CreateMemory {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
-        /// How much; rounded up as for [`Self::Allocate`].
+        /// Size, rounded up like [`Self::Allocate`].
         bytes: u64,
     },
-    /// Ends one of this process's holds.
+    /// Releases one hold of this process.
     Release {
-        /// Which memory.
+        /// Allocation.
         allocation: AllocationId,
     },
-    /// Lets other processes [`Self::Open`] memory of this one.
+    /// Allows other processes to [`Self::Open`] memory of this one.
     Share {
-        /// Which memory.
+        /// Allocation.
         allocation: AllocationId,
     },
-    /// Holds memory that another process shares.
+    /// Holds memory shared by another process.
     Open {
-        /// Which memory.
+        /// Allocation.
         allocation: AllocationId,
     },
-    /// Asks for a descriptor that holds memory of this process.
+    /// Requests a descriptor that holds memory of this process.
     Export {
-        /// Which memory.
+        /// Allocation.
         allocation: AllocationId,
     },
-    /// Holds what a descriptor stands for; the message carries it.
+    /// Holds the memory of the descriptor in the message.
     Import,
     /// Free and total memory, as `cuMemGetInfo` reports them.
     MemoryInfo {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
     },
 }
@@ -168,10 +168,10 @@ pub enum Request {
 /// From the daemon to a library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To [`Request::Hello`]. For a CUDA client the message carries file descriptors: the memory
-    /// of each card, in order.
+    /// To [`Request::Hello`]. For a CUDA client the message carries the memory file descriptors of
+    /// all GPUs in order.
     Welcome {
-        /// The machine that the daemon simulates.
+        /// The simulated machine.
         machine: Box<MachineDescription>,
     },
     /// To [`Request::CardState`].
@@ -180,11 +180,11 @@ pub enum Reply {
     Samples(Vec<SampleState>),
     /// To [`Request::Counters`].
     Counters(CountersState),
-    /// To [`Request::Accounting`], where it has a result.
+    /// To [`Request::Accounting`], if it has a result.
     Accounting(AccountingReply),
-    /// To [`Request::Checkpoint`]: how the process is now.
+    /// To [`Request::Checkpoint`]: the new state of the process.
     Phase(ProcessPhase),
-    /// To [`Request::Mig`], where it has a result.
+    /// To [`Request::Mig`], if it has a result.
     Mig(MigReply),
     /// To [`Request::CreateContext`].
     ContextCreated {
@@ -195,48 +195,48 @@ pub enum Reply {
     Allocated {
         /// The new allocation.
         allocation: AllocationId,
-        /// Where its bytes lie in the card's memory file.
+        /// Offset in the GPU's memory file.
         offset: u64,
-        /// Its size after rounding.
+        /// Size after rounding.
         bytes: u64,
     },
     /// To [`Request::Open`] and [`Request::Import`].
     Opened {
-        /// Whose memory it is.
+        /// GPU of the memory.
         card: CardIndex,
-        /// Which memory; one more hold of this process.
+        /// The allocation, with one more hold of this process.
         allocation: AllocationId,
-        /// Where its bytes lie in the card's memory file.
+        /// Offset in the GPU's memory file.
         offset: u64,
-        /// Its size.
+        /// Size.
         bytes: u64,
     },
     /// To [`Request::Export`]; the message carries the descriptor.
     Exported {
-        /// What the daemon knows it by.
+        /// Id of the export.
         export: ExportId,
     },
     /// To [`Request::MemoryInfo`].
     MemoryInfo {
-        /// Not taken by anyone.
+        /// Free memory.
         free_bytes: u64,
-        /// Usable in all.
+        /// Usable memory.
         total_bytes: u64,
     },
-    /// To no request: something happened that the client registered for.
+    /// Unsolicited: an event that the client registered for.
     Event(CardEvent),
-    /// The request was done and has no result.
+    /// The request succeeded without a result.
     Done,
     /// The request was refused; nothing changed.
     Refused(Refusal),
 }
 
-/// Something that happened to a card.
+/// An event of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CardEvent {
     /// The driver logged a critical error.
     Xid {
-        /// Which card.
+        /// GPU index.
         card: CardIndex,
         /// Xid code.
         code: u64,
@@ -246,25 +246,25 @@ pub enum CardEvent {
 /// Why the daemon refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// The library was built for another version of the protocol.
-    #[error("the library and the daemon come from different builds")]
+    /// The library has another protocol version.
+    #[error("protocol version mismatch between library and daemon; rebuild both")]
     Protocol,
-    /// No such card, context or allocation, or one of another process.
+    /// No such GPU, context or allocation, or owned by another process.
     #[error("no such object")]
     NotFound,
-    /// The card's memory is physically full.
-    #[error("the card's memory is full")]
+    /// The GPU's memory is full.
+    #[error("GPU memory is full")]
     OutOfMemory,
-    /// The card fell off the bus.
-    #[error("the card is lost")]
+    /// The GPU fell off the bus.
+    #[error("the GPU is lost")]
     Lost,
-    /// Somebody uses it.
+    /// In use.
     #[error("in use")]
     InUse,
-    /// No slices, engines or places are left.
+    /// No free slices, engines or placements.
     #[error("insufficient resources")]
     InsufficientResources,
-    /// The card or its present mode does not have this.
+    /// Not supported by the GPU or its current mode.
     #[error("not supported")]
     NotSupported,
     /// Malformed or out of order.

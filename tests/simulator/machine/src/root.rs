@@ -1,13 +1,13 @@
-//! The driver root: one directory that looks like the root of a host with the NVIDIA driver.
+//! The driver root: a directory laid out like the root of a host with the NVIDIA driver.
 //!
 //! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
-//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; where there are MIG
-//! instances, their nodes in `dev/nvidia-caps` and `proc/driver/nvidia/capabilities`.
+//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG
+//! instances also nodes in `dev/nvidia-caps` and `proc/driver/nvidia/capabilities`.
 //!
-//! A library finds the root from its own path, so the same file serves a test on the host and,
-//! mounted at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. The device nodes are
-//! nodes of `/dev/null`: only their presence means anything.
+//! A library finds the root from its own path: the same file serves a test on the host and, mounted
+//! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
+//! `/dev/null`; only their presence matters.
 
 use std::fs;
 use std::io;
@@ -36,14 +36,14 @@ pub const LIBRARY_DIR: &str = if cfg!(target_arch = "aarch64") {
 pub struct DriverRoot(PathBuf);
 
 impl DriverRoot {
-    /// The root at a directory.
+    /// Creates a root at a directory.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self(directory.into())
     }
 
-    /// The root that a library lies in: what precedes `/usr/` in its path, or `/`.
-    /// [`ROOT_VARIABLE`] wins where set.
+    /// Returns the root of a library: what precedes `/usr/` in its path, or `/`. [`ROOT_VARIABLE`]
+    /// has precedence.
     #[must_use]
     pub fn of_library(library: Option<&Path>) -> Self {
         if let Some(root) = std::env::var_os(ROOT_VARIABLE) {
@@ -59,20 +59,19 @@ impl DriverRoot {
         Self::new(usr.and_then(Path::parent).unwrap_or(Path::new("/")))
     }
 
-    /// The directory itself.
+    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Where the libraries lie.
+    /// Directory of the libraries.
     #[must_use]
     pub fn library_dir(&self) -> PathBuf {
         self.0.join(LIBRARY_DIR)
     }
 
-    /// The daemon's socket, at the place of `nvidia-persistenced`'s, which container runtimes
-    /// already know to mount.
+    /// The daemon's socket, at the path of `nvidia-persistenced`, which container runtimes mount.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.0.join("run/nvidia-persistenced/socket")
@@ -84,28 +83,28 @@ impl DriverRoot {
         self.0.join("run/simulator-machine/control")
     }
 
-    /// Held locked by the daemon that serves this root.
+    /// Locked by the daemon that serves this root.
     #[must_use]
     pub fn lock_file(&self) -> PathBuf {
         self.0.join("run/simulator-machine/lock")
     }
 
-    /// The device node of a card.
+    /// Device node of a GPU.
     #[must_use]
     pub fn device_node(&self, card: CardIndex) -> PathBuf {
         self.0.join(format!("dev/nvidia{}", card.0))
     }
 
-    /// Whether a card's device node is present, so that this process may use the card.
+    /// Whether a GPU's device node is present, so that this process may use the GPU.
     #[must_use]
     pub fn sees(&self, card: CardIndex) -> bool {
         self.device_node(card).exists()
     }
 
-    /// Lays the root out, replacing what an earlier daemon left.
+    /// Lays the root out, replacing the files of an earlier daemon.
     ///
     /// # Errors
-    /// With the path that could not be written.
+    /// The path that could not be written.
     pub fn lay_out(&self, layout: &Layout<'_>) -> Result<(), LayOutError> {
         let at = |path: &Path, result: io::Result<()>| {
             result.map_err(|source| LayOutError {
@@ -146,18 +145,18 @@ impl DriverRoot {
     }
 }
 
-/// What [`DriverRoot::lay_out`] puts into a root.
+/// Parameters of [`DriverRoot::lay_out`].
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'a> {
-    /// How many device nodes.
+    /// Number of device nodes.
     pub cards: u32,
     /// Suffix of the library files.
     pub driver_version: &'a str,
-    /// Directory with the built libraries, where they are to be installed.
+    /// Directory with the built libraries, if they are to be installed.
     pub libraries: Option<&'a Path>,
 }
 
-/// A driver root cannot be laid out.
+/// A path of the driver root could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot lay out the driver root: {}", path.display())]
 pub struct LayOutError {
@@ -171,7 +170,7 @@ struct Library {
     stem: &'static str,
 }
 
-/// Libraries as cargo names them and as the driver does.
+/// File names of the libraries: cargo's and the driver's.
 const LIBRARIES: [Library; 2] = [
     Library {
         built: "libsimulator_cuda.so",
@@ -184,7 +183,7 @@ const LIBRARIES: [Library; 2] = [
 ];
 
 impl Library {
-    /// Copies under a temporary name first: a process may have the old file mapped.
+    /// Copies to a temporary name first: a process may have the old file mapped.
     fn install(&self, from: &Path, to: &Path, version: &str) -> Result<(), (PathBuf, io::Error)> {
         let source = from.join(self.built);
         let file = format!("{}.{version}", self.stem);
@@ -205,7 +204,7 @@ fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
     symlink(target, link)
 }
 
-/// A character device 1:3, or an empty file where that needs a privilege we lack.
+/// Creates a character device 1:3, or an empty file without the privilege.
 fn make_node(path: &Path) -> io::Result<()> {
     let made = mknodat(
         rustix::fs::CWD,
@@ -230,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_of_a_library_is_what_precedes_usr() {
+    fn derives_the_root_from_the_library_path() {
         let of = |path: &str| DriverRoot::of_library(Some(Path::new(path)));
         assert_eq!(
             of("/opt/sim/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn laying_out_twice_replaces_libraries_and_keeps_nodes() {
+    fn replaces_libraries_and_keeps_nodes_at_relayout() {
         let built = tempfile::tempdir().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let root = DriverRoot::new(directory.path());
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_is_named() {
+    fn names_a_missing_library() {
         let built = tempfile::tempdir().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let error = DriverRoot::new(directory.path())

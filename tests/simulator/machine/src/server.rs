@@ -1,8 +1,8 @@
 //! The daemon: sockets, memory files and time around [`Kernel`].
 //!
-//! One thread, one `epoll` loop: requests are answered in the order in which they arrive, and no
-//! lock exists that a dying process could hold. What a client sends is untrusted: a message that
-//! is malformed or out of order costs that client its connection and nobody else anything.
+//! One thread with one `epoll` loop answers requests in arrival order; there is no lock that a
+//! dying process could hold. Client data is untrusted: a malformed or out-of-order message
+//! disconnects that client only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,7 +45,7 @@ const AT_ONCE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Why a daemon could not start or go on.
+/// Error of the daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The driver root cannot be written.
@@ -54,26 +54,26 @@ pub enum ServeError {
     /// Another daemon serves this root.
     #[error("a simulated machine already serves {}; stop it or use another --root", root.display())]
     AlreadyServed {
-        /// The root.
+        /// Driver root.
         root: PathBuf,
     },
-    /// A file or socket cannot be made.
+    /// A file or socket cannot be created.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was attempted.
+        /// Attempted action.
         action: &'static str,
-        /// On what.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
     /// A system call without a path failed.
     #[error("cannot {action}")]
     System {
-        /// What was attempted.
+        /// Attempted action.
         action: &'static str,
-        /// Why.
+        /// Cause.
         #[source]
         source: io::Error,
     },
@@ -99,7 +99,7 @@ pub struct Server {
     peers: Peers,
     exports: Exports,
     next_token: u64,
-    /// Answers that a fault holds back, by the time when they go out.
+    /// Replies delayed by a fault, by due time.
     delayed: BTreeMap<(Nanos, u64), Reply>,
     buffer: Vec<u8>,
     _lock: OwnedFd,
@@ -110,17 +110,17 @@ const CONTROLLERS: u64 = 1;
 const STOP: u64 = 2;
 const STARTER: u64 = 3;
 const FIRST_PEER: u64 = 4;
-/// With the number of an export: its descriptor.
+/// Token of an export descriptor: this bit plus the export id.
 const EXPORT: u64 = 1 << 62;
-/// With a peer's token: its channel's doorbell.
+/// Token of a doorbell: this bit plus the peer's token.
 const DOORBELL: u64 = 1 << 63;
 
 impl Server {
-    /// Lays out the driver root and opens the sockets. SIGTERM and SIGINT stop [`Self::run`] from
-    /// here on.
+    /// Lays out the driver root and opens the sockets. From here on SIGTERM and SIGINT stop
+    /// [`Self::run`].
     ///
     /// # Errors
-    /// When the root cannot be written or is served already.
+    /// If the root cannot be written or is already served.
     pub fn start(
         description: MachineDescription,
         root: DriverRoot,
@@ -130,8 +130,8 @@ impl Server {
             action: "watch for SIGTERM",
             source,
         })?;
-        // Completions are on time to the microsecond; without it they are 50 µs late. The default
-        // is only less exact.
+        // Completions are precise to the microsecond; the default slack of 50 µs is only less
+        // exact.
         let _ = set_current_timer_slack(NonZeroU64::new(1000));
         let lock = lock(&root)?;
         let memory = (0..description.cards.len())
@@ -170,19 +170,19 @@ impl Server {
         })
     }
 
-    /// Stops [`Self::run`] when the other end of a pipe is closed, so that the daemon does not
-    /// outlive whoever holds that end, however it dies.
+    /// Stops [`Self::run`] when the other end of a pipe is closed, so that the daemon ends with the
+    /// process that holds it.
     ///
     /// # Errors
-    /// When the descriptor cannot be watched.
+    /// If the descriptor cannot be watched.
     pub fn stop_when_closed(&mut self, pipe: &impl AsFd) -> Result<(), ServeError> {
         watch(&self.epoll, pipe, STARTER)
     }
 
-    /// Serves until a stop signal arrives.
+    /// Serves until a stop signal.
     ///
     /// # Errors
-    /// When the event loop itself fails.
+    /// If the event loop fails.
     pub fn run(&mut self) -> Result<(), ServeError> {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         loop {
@@ -190,7 +190,7 @@ impl Server {
             let timeout = self.time_to_sleep();
             events.clear();
             let buffer = rustix::buffer::spare_capacity(&mut events);
-            // epoll waits for whole milliseconds, and kernels end between them.
+            // epoll times out in whole milliseconds; kernels end in between.
             let mut ready = [PollFd::new(&self.epoll, PollFlags::IN)];
             let waited = poll(&mut ready, timeout.as_ref());
             match waited.and_then(|_| epoll::wait(&self.epoll, buffer, Some(&AT_ONCE))) {
@@ -211,8 +211,7 @@ impl Server {
         }
     }
 
-    /// Carries out what clients wrote into their channels, in the order in which they did, and
-    /// moves the cards' time to now.
+    /// Executes the commands of all channels in submission order and advances GPU time to now.
     fn work(&mut self) {
         let mut commands = Vec::new();
         let mut faulty = Vec::new();
@@ -232,7 +231,7 @@ impl Server {
         self.apply_effects();
     }
 
-    /// Until when nothing happens by itself; zero when a command came in the meantime.
+    /// Time until the next change; zero if commands are pending.
     fn time_to_sleep(&self) -> Option<Timespec> {
         let mut waiting = false;
         for channel in self.peers.channels() {
@@ -246,7 +245,7 @@ impl Server {
         Timespec::try_from(Duration::from_nanos(next.saturating_sub(now()))).ok()
     }
 
-    /// Takes a waiting connection. A failure concerns only the one that failed.
+    /// Accepts a connection. A failure affects only that client.
     fn accept(&mut self, listener: u64) {
         let libraries = listener == LIBRARIES;
         let source = if libraries {
@@ -273,7 +272,7 @@ impl Server {
             .insert(token, Peer::new(socket, libraries, namespace));
     }
 
-    /// Answers everything a peer has sent.
+    /// Answers all pending messages of a peer.
     fn serve(&mut self, token: u64) {
         if token & EXPORT != 0 && token & DOORBELL == 0 {
             self.end_export(ExportId(token & !EXPORT));
@@ -302,7 +301,7 @@ impl Server {
         if peer.is_controller() {
             let (command, _) = peer.receive::<control::Command>(&mut self.buffer)?;
             let answer = carry_out(&mut self.kernel, &command);
-            self.follow_command(&command);
+            self.sync_after_command(&command);
             return peer.send(&answer, &[]);
         }
         let (mut request, fds) = peer.receive::<Request>(&mut self.buffer)?;
@@ -321,7 +320,7 @@ impl Server {
             return self.send_export(token, export);
         }
         view::restrict(&mut reply, policy, peer.namespace());
-        self.follow_request(&request, &reply);
+        self.sync_after_request(&request, &reply);
         let welcomed = matches!(reply, Reply::Welcome { .. });
         if welcomed && self.kernel.kind(client) == Some(ClientKind::Cuda) {
             return self.welcome(token, &reply);
@@ -337,16 +336,16 @@ impl Server {
         Ok(())
     }
 
-    /// Sends what was held back long enough.
+    /// Sends delayed replies that are due.
     fn send_delayed(&mut self, now: Nanos) {
         let later = self.delayed.split_off(&(now, u64::MAX));
         for ((_, token), reply) in std::mem::replace(&mut self.delayed, later) {
-            // Who has gone does not miss it.
+            // The peer may be gone.
             let _ = self.peers.get(token).map(|peer| peer.send(&reply, &[]));
         }
     }
 
-    /// Gives a CUDA client the memory of the cards and a channel.
+    /// Sends a CUDA client the memory files and its channel.
     fn welcome(&mut self, token: u64, reply: &Reply) -> Result<(), WireError> {
         let channel = Channel::new()?;
         watch(&self.epoll, &channel, token | DOORBELL).map_err(|_| WireError::Closed)?;
@@ -363,7 +362,7 @@ impl Server {
             return;
         };
         if let Some(channel) = peer.channel() {
-            // The client may hold the doorbell for longer than we do.
+            // The client may hold the doorbell longer than the daemon.
             let _ = epoll::delete(&self.epoll, channel);
         }
         self.kernel.disconnect(ClientId(token));
@@ -380,7 +379,7 @@ impl Server {
                     let index = usize::try_from(card.0).ok();
                     if let Some(file) = index.and_then(|index| self.memory.get(index)) {
                         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                        // Bytes that stay cost memory, not correctness: ranges are never reused.
+                        // Bytes that remain cost memory, not correctness: ranges are never reused.
                         let _ = fallocate(file, hole, offset, bytes);
                     }
                 }
@@ -427,13 +426,13 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         for socket in [self.root.socket(), self.root.control_socket()] {
-            // A socket that stays is replaced by the next daemon.
+            // The next daemon replaces a leftover socket.
             let _ = fs::remove_file(socket);
         }
     }
 }
 
-/// Nanoseconds of the clock that clients stamp their commands with.
+/// Nanoseconds of the clock of client timestamps.
 #[must_use]
 pub fn now() -> Nanos {
     let time = clock_gettime(ClockId::Monotonic);
@@ -446,7 +445,7 @@ fn carry_out(kernel: &mut Kernel, command: &control::Command) -> Answer {
         control::Command::Status => Answer::Status(kernel.status()),
         control::Command::Raise(event) => done(kernel.raise(*event)),
         control::Command::Reset { card } => done(kernel.reset(*card)),
-        control::Command::Break { card, faults } => done(kernel.break_card(*card, faults.clone())),
+        control::Command::Break { card, faults } => done(kernel.set_faults(*card, faults.clone())),
     }
 }
 

@@ -1,10 +1,9 @@
 //! Starts a machine for a test.
 //!
-//! A test of real libraries needs things that cargo does not build for it: the daemon, the two
-//! cdylibs, and the programs that use them (artifact dependencies are not stable).
-//! [`Machine::start`] therefore runs `cargo build` for exactly those packages once per test
-//! process; when they are fresh this takes a fraction of a second. `DRAVA_SIMULATOR_BUILT=DIR` names a
-//! directory with all of them instead, for tests that run where there is no cargo.
+//! Tests of the real libraries need the daemon, both cdylibs and their client programs, which cargo
+//! does not build for a test (artifact dependencies are unstable). [`Machine::start`] runs `cargo
+//! build` for these packages once per test process; with fresh builds this takes a fraction of a
+//! second. `DRAVA_SIMULATOR_BUILT=DIR` names a directory with all of them, for tests without cargo.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,11 +20,11 @@ use crate::root::DriverRoot;
 
 pub mod python;
 
-/// Directory with a built `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe` and
-/// `gpu-view`.
+/// Directory with `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe`
+/// and `gpu-view`.
 pub const BUILT_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
 
-/// A running machine in a directory of its own. Dropping it kills the daemon.
+/// A running machine in a temporary directory. Dropping it kills the daemon.
 #[derive(Debug)]
 pub struct Machine {
     root: DriverRoot,
@@ -35,12 +34,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts the machine that a YAML text describes, such as [`crate::description::H100X2`].
+    /// Starts the machine of a YAML text, such as [`crate::description::H100X2`].
     ///
     /// # Errors
-    /// When the daemon or the libraries cannot be built or started.
+    /// If the daemon or the libraries cannot be built or started.
     pub fn start(yaml: &str) -> anyhow::Result<Self> {
-        let directory = tempfile::tempdir().context("cannot make a directory for the machine")?;
+        let directory = tempfile::tempdir().context("cannot create a directory for the machine")?;
         let machine_file = directory.path().join("machine.yaml");
         std::fs::write(&machine_file, yaml)?;
         let root = DriverRoot::new(directory.path().join("root"));
@@ -59,13 +58,13 @@ impl Machine {
         self.root.path()
     }
 
-    /// Where `libcuda.so.1` and `libnvidia-ml.so.1` lie; for `LD_LIBRARY_PATH`.
+    /// Directory of `libcuda.so.1` and `libnvidia-ml.so.1`, for `LD_LIBRARY_PATH`.
     #[must_use]
     pub fn lib_dir(&self) -> PathBuf {
         self.root.library_dir()
     }
 
-    /// A command whose process finds the machine's libraries by their names.
+    /// Returns a command whose process finds the machine's libraries by name.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
@@ -73,18 +72,18 @@ impl Machine {
         command
     }
 
-    /// As [`Self::command`], for `cuda-probe` or `gpu-view`.
+    /// Like [`Self::command`], for `cuda-probe` or `gpu-view`.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If the program cannot be built.
     pub fn program(&self, name: &str) -> anyhow::Result<Command> {
         Ok(self.command(built()?.join(name)))
     }
 
-    /// The oracle's view of the machine.
+    /// Returns the oracle's view of the machine.
     ///
     /// # Errors
-    /// When the daemon does not answer.
+    /// If the daemon does not answer.
     pub fn status(&self) -> anyhow::Result<MachineStatus> {
         match self.control(&control::Command::Status)? {
             Answer::Status(status) => Ok(status),
@@ -92,28 +91,28 @@ impl Machine {
         }
     }
 
-    /// Lets something happen to the machine.
+    /// Sends a control command.
     ///
     /// # Errors
-    /// When the daemon does not answer or refuses.
+    /// If the daemon does not answer or refuses.
     pub fn control(&self, command: &control::Command) -> anyhow::Result<Answer> {
         Ok(control::send(&self.root, command)?)
     }
 
-    /// The oracle's view of one card.
+    /// Returns the oracle's view of one GPU.
     ///
     /// # Errors
-    /// When the daemon does not answer or there is no such card.
+    /// If the daemon does not answer or the GPU does not exist.
     pub fn card(&self, index: usize) -> anyhow::Result<CardStatus> {
         let status = self.status()?;
         let card = status.cards.into_iter().nth(index);
         card.with_context(|| format!("the machine has no card {index}"))
     }
 
-    /// Waits until one card looks as expected, and returns it.
+    /// Waits until a GPU satisfies a condition, and returns it.
     ///
     /// # Errors
-    /// When it does not within half a minute; the message shows the card.
+    /// After 30 s; the message shows the GPU.
     pub fn wait_for_card(
         &self,
         index: usize,
@@ -136,11 +135,11 @@ impl Machine {
         self.daemon.id()
     }
 
-    /// Kills the daemon, as a crash would, and starts another one on the same root: as after a
-    /// reload of the driver, nothing is held any more.
+    /// Kills the daemon and starts another one on the same root. As after a driver reload, no
+    /// memory is held.
     ///
     /// # Errors
-    /// When the new daemon cannot be started.
+    /// If the new daemon cannot be started.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.daemon.kill()?;
         self.daemon.wait()?;
@@ -151,7 +150,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It may have been killed by the test.
+        // The test may have killed it.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
@@ -177,15 +176,15 @@ fn serve(machine_file: &Path, root: &Path) -> anyhow::Result<Child> {
     BufReader::new(stdout).read_line(&mut line)?;
     if line.trim() != "ready" {
         let status = daemon.wait()?;
-        bail!("simulator-machine did not become ready ({status}); its message is above");
+        bail!("simulator-machine exited before it was ready ({status}); see its output above");
     }
     Ok(daemon)
 }
 
-/// The directory with the daemon and the libraries, built on the first call.
+/// Returns the directory with daemon and libraries, built on the first call.
 ///
 /// # Errors
-/// When they cannot be built.
+/// If the build fails.
 pub fn built() -> anyhow::Result<&'static Path> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
@@ -230,9 +229,9 @@ fn build() -> anyhow::Result<PathBuf> {
             path.ends_with("/simulator-machine")
                 .then(|| PathBuf::from(path))
         })
-        .context("cargo did not say where it built simulator-machine")?;
+        .context("cargo reported no path of simulator-machine")?;
     let directory = executable
         .parent()
-        .context("simulator-machine lies in no directory")?;
+        .context("the path of simulator-machine has no parent directory")?;
     Ok(directory.to_owned())
 }

@@ -1,7 +1,7 @@
 //! Messages with file descriptors over a `SOCK_SEQPACKET` socket.
 //!
-//! One message is one packet, so neither side can be left in the middle of one. The receiver
-//! bounds the size; a message that does not decode is an error, never a panic.
+//! One message is one packet, so no side sees half a message. The receiver bounds the size; a
+//! malformed message is an error, never a panic.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,16 +17,16 @@ use serde::de::DeserializeOwned;
 
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: usize = 128 << 10;
-/// Most file descriptors in one message (one for the memory of each of 64 cards, and two).
+/// Most file descriptors of one message: the memory of 64 GPUs, and two.
 const MAX_FDS: usize = 66;
 
-/// Why a message could not be sent or received.
+/// Error of sending or receiving a message.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The socket failed.
     #[error("socket: {0}")]
     Socket(#[from] Errno),
-    /// The other side closed its end.
+    /// The other side closed the connection.
     #[error("the connection is closed")]
     Closed,
     /// The packet is not a message.
@@ -63,10 +63,10 @@ pub fn send(
     }
 }
 
-/// Receives one message; waits for it unless the socket is non-blocking.
+/// Receives one message; blocks unless the socket is non-blocking.
 ///
 /// # Errors
-/// When the other side is gone, the socket fails, or the packet is not a message.
+/// If the other side is gone, the socket fails, or the packet is malformed.
 pub fn receive<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_and_descriptors_arrive_whole() {
+    fn delivers_messages_with_descriptors() {
         let (left, right) = pair();
         let message = Request::CardState { card: CardIndex(3) };
         send(left.as_fd(), &message, &[left.as_fd(), right.as_fd()]).unwrap();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_and_a_closed_peer_are_told_apart() {
+    fn distinguishes_noise_from_a_closed_peer() {
         let (left, right) = pair();
         rustix::io::write(&left, &[0xff; 40]).unwrap();
         let noise = receive::<Request>(right.as_fd(), &mut Vec::new());

@@ -1,4 +1,4 @@
-//! The daemon as a program: starting, stopping, being killed.
+//! The daemon process: start, stop, kill.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -32,7 +32,7 @@ fn status(root: &std::path::Path) -> anyhow::Result<std::process::Output> {
 }
 
 #[test]
-fn it_answers_when_it_is_ready_and_leaves_no_socket_when_it_is_stopped() -> anyhow::Result<()> {
+fn serves_when_ready_and_removes_sockets_at_stop() -> anyhow::Result<()> {
     let root = tempfile::tempdir()?;
     let mut daemon = start(root.path())?;
     let answer = status(root.path())?;
@@ -48,7 +48,7 @@ fn it_answers_when_it_is_ready_and_leaves_no_socket_when_it_is_stopped() -> anyh
 }
 
 #[test]
-fn one_root_has_one_daemon_and_a_killed_one_is_replaced() -> anyhow::Result<()> {
+fn allows_one_daemon_per_root_and_replaces_a_killed_one() -> anyhow::Result<()> {
     let root = tempfile::tempdir()?;
     let mut first = start(root.path())?;
     let second = serve(root.path()).output()?;
@@ -69,7 +69,7 @@ fn one_root_has_one_daemon_and_a_killed_one_is_replaced() -> anyhow::Result<()> 
 }
 
 #[test]
-fn a_machine_file_with_a_mistake_is_refused_with_the_mistake() -> anyhow::Result<()> {
+fn reports_errors_of_the_machine_file() -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("machine.yaml");
     std::fs::write(&file, std::fs::read_to_string(T4)?.replace("ecc:", "eec:"))?;

@@ -1,9 +1,8 @@
-//! The border to C: entry points, and pointers that a C caller passed.
+//! C ABI: exported entry points and the pointers that C callers pass.
 //!
-//! Every unsafe access of this crate is here. [`Out`], [`In`] and [`Text`] appear only as
-//! parameters of exported functions, or hold an address from a struct that was one, so their
-//! contents come from a caller which promised, as `nvml.h` asks, that they are null or point to a
-//! valid object.
+//! Contains every unsafe access of this crate. [`Out`], [`In`] and [`Text`] are parameters of
+//! exported functions, or addresses from a struct that was one. `nvml.h` requires callers to pass
+//! null or a pointer to a valid object.
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -11,10 +10,10 @@ use nvml_wrapper_sys::bindings::{nvmlReturn_t, nvmlUUIDValue_t};
 
 use crate::error::NvmlError;
 
-/// What an entry point's body returns.
-pub(crate) type Answer<T = ()> = Result<T, NvmlError>;
+/// Result of the body of an entry point.
+pub(crate) type NvmlResult<T = ()> = Result<T, NvmlError>;
 
-/// Defines exported functions. The body is an expression of type [`Answer`].
+/// Defines exported functions. The body is an expression of type [`NvmlResult`].
 macro_rules! entry_points {
     ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {$(
         $(#[$meta])*
@@ -22,21 +21,21 @@ macro_rules! entry_points {
         unsafe extern "C" fn $name(
             $($argument: $kind),*
         ) -> ::nvml_wrapper_sys::bindings::nvmlReturn_t {
-            $crate::abi::code(move || -> $crate::abi::Answer { $body })
+            $crate::abi::code(move || -> $crate::abi::NvmlResult { $body })
         }
     )*};
 }
 pub(crate) use entry_points;
 
-/// Runs a body and returns its result as C wants it.
-pub(crate) fn code(body: impl FnOnce() -> Answer) -> nvmlReturn_t {
+/// Runs a body and converts its result to an `nvmlReturn_t`.
+pub(crate) fn code(body: impl FnOnce() -> NvmlResult) -> nvmlReturn_t {
     match body() {
         Ok(()) => 0,
         Err(error) => error.into(),
     }
 }
 
-/// A pointer through which a result goes to the caller.
+/// An output pointer of the caller.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
@@ -54,44 +53,43 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    fn checked(self) -> Answer<*mut T> {
+    fn checked(self) -> NvmlResult<*mut T> {
         if self.0.is_null() {
             return Err(NvmlError::InvalidArgument);
         }
         Ok(self.0)
     }
 
-    /// Writes the result.
-    pub(crate) fn set(self, value: T) -> Answer {
+    pub(crate) fn set(self, value: T) -> NvmlResult {
         let pointer = self.checked()?;
         // SAFETY: not null, hence valid for a write of `T` by the caller's promise.
         unsafe { pointer.write(value) };
         Ok(())
     }
 
-    /// Reads what the caller put there.
-    pub(crate) fn get(self) -> Answer<T>
+    /// Reads the value that the caller stored.
+    pub(crate) fn get(self) -> NvmlResult<T>
     where
         T: Copy,
     {
         let pointer = self.checked()?;
-        // SAFETY: not null, hence initialised by the caller's promise.
+        // SAFETY: not null, hence initialized by the caller's promise.
         Ok(unsafe { pointer.read() })
     }
 
-    /// The `version` field that every versioned struct begins with. It says which struct the
-    /// caller passed, whatever the declared type.
-    pub(crate) fn version(self) -> Answer<c_uint> {
+    /// Reads the `version` field at the start of a versioned struct, which identifies the struct
+    /// that the caller passed.
+    pub(crate) fn version(self) -> NvmlResult<c_uint> {
         Out(self.checked()?.cast::<c_uint>()).get()
     }
 
-    /// The same object as another version of its struct, which [`Self::version`] found it to be.
+    /// The same object as the version of the struct that [`Self::version`] returned.
     pub(crate) fn as_version<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 
-    /// Refuses a struct of another version.
-    pub(crate) fn require_version(self, number: c_uint) -> Answer<c_uint> {
+    /// Errors unless the struct has this version.
+    pub(crate) fn require_version(self, number: c_uint) -> NvmlResult<c_uint> {
         let version = struct_version::<T>(number);
         match self.version()? {
             given if given == version => Ok(version),
@@ -99,14 +97,14 @@ impl<T> Out<T> {
         }
     }
 
-    /// Writes the elements of an array that has room for them.
-    pub(crate) fn set_all(self, values: impl ExactSizeIterator<Item = T>) -> Answer {
+    /// Writes the elements of an array that has capacity for them.
+    pub(crate) fn set_all(self, values: impl ExactSizeIterator<Item = T>) -> NvmlResult {
         if values.len() == 0 {
             return Ok(());
         }
         let pointer = self.checked()?;
         for (index, value) in values.enumerate() {
-            // SAFETY: the caller said that the array has room for all values.
+            // SAFETY: the caller states that the array has capacity for all values.
             let element = unsafe { pointer.add(index) };
             // SAFETY: within the array, by the same promise.
             unsafe { element.write(value) };
@@ -114,19 +112,19 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// The elements of an array of `length` as separate results.
-    pub(crate) fn elements(self, length: usize) -> Answer<impl Iterator<Item = Out<T>>> {
+    /// The elements of an array of `length` as separate outputs.
+    pub(crate) fn elements(self, length: usize) -> NvmlResult<impl Iterator<Item = Out<T>>> {
         let pointer = self.checked()?;
         Ok((0..length).map(move |index| {
-            // SAFETY: the caller said that the array has `length` elements.
+            // SAFETY: the caller states that the array has `length` elements.
             Out(unsafe { pointer.add(index) })
         }))
     }
 }
 
 impl Out<c_char> {
-    /// Writes a string and its terminator into a buffer of `length` bytes.
-    pub(crate) fn set_text(self, length: c_uint, text: &str) -> Answer {
+    /// Writes a NUL-terminated string into a buffer of `length` bytes.
+    pub(crate) fn set_text(self, length: c_uint, text: &str) -> NvmlResult {
         self.checked()?;
         let length = usize::try_from(length).map_err(|_| NvmlError::InvalidArgument)?;
         if text.len() >= length {
@@ -137,9 +135,9 @@ impl Out<c_char> {
     }
 }
 
-/// Writes a list the way NVML does: `count` holds the capacity before and the length after;
-/// a list that does not fit sets the length and answers `NVML_ERROR_INSUFFICIENT_SIZE`.
-pub(crate) fn set_list<T>(count: Out<c_uint>, array: Out<T>, values: Vec<T>) -> Answer {
+/// Writes a list: `count` has the capacity before and the length after. A longer list sets the
+/// length and returns `NVML_ERROR_INSUFFICIENT_SIZE`.
+pub(crate) fn set_list<T>(count: Out<c_uint>, array: Out<T>, values: Vec<T>) -> NvmlResult {
     let capacity = count.get()?;
     let length = c_uint::try_from(values.len()).map_err(|_| NvmlError::Unknown)?;
     count.set(length)?;
@@ -149,31 +147,30 @@ pub(crate) fn set_list<T>(count: Out<c_uint>, array: Out<T>, values: Vec<T>) -> 
     array.set_all(values.into_iter())
 }
 
-/// A pointer to something that the caller only lends.
+/// An input pointer of the caller.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// Reads it.
-    pub(crate) fn get(self) -> Answer<T> {
+    pub(crate) fn get(self) -> NvmlResult<T> {
         Out(self.0.cast_mut()).get()
     }
 }
 
-/// An array whose address came in a struct of the caller's.
+/// An array whose address is in a struct of the caller.
 pub(crate) fn array_at<T>(address: *mut T) -> Out<T> {
     Out(address)
 }
 
-/// A C string of the caller's.
+/// A C string of the caller.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// The string, where it is one and in UTF-8.
-    pub(crate) fn get(self) -> Answer<String> {
+    /// Returns the string; errors unless it is valid UTF-8.
+    pub(crate) fn get(self) -> NvmlResult<String> {
         if self.0.is_null() {
             return Err(NvmlError::InvalidArgument);
         }
@@ -184,15 +181,15 @@ impl Text {
     }
 }
 
-/// The bytes of a UUID, of which a union says nothing.
+/// The bytes of a UUID union.
 pub(crate) fn uuid_bytes(value: nvmlUUIDValue_t) -> [u8; 41] {
-    // SAFETY: a union of two arrays of bytes, the larger of which is read; the caller initialised
-    // the struct.
+    // SAFETY: a union of two byte arrays, the larger of which is read; the caller initialized the
+    // struct.
     let text = unsafe { value.str_ };
     text.map(|byte| byte.to_ne_bytes()[0])
 }
 
-/// A string in a fixed array of a struct, cut where it does not fit.
+/// A string in a fixed array of a struct, truncated to fit.
 pub(crate) fn fixed_text<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     let room = N.saturating_sub(1);
@@ -202,7 +199,7 @@ pub(crate) fn fixed_text<const N: usize>(text: &str) -> [c_char; N] {
     array
 }
 
-/// The value of a struct's `version` field: its size and version number, as `nvml.h` composes them.
+/// The `version` value of a struct: its size and version number, as in `nvml.h`.
 pub(crate) const fn struct_version<T>(number: c_uint) -> c_uint {
     #[expect(
         clippy::cast_possible_truncation,

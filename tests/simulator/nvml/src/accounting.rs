@@ -1,4 +1,4 @@
-//! Accounting: what a card keeps of processes, also after their end.
+//! Accounting: process statistics, also after their end.
 
 use std::ffi::{c_uint, c_ulonglong};
 
@@ -8,13 +8,13 @@ use simulator_machine::protocol::{
     AccountingReply, AccountingRequest, AccountingStats, Reply, Request,
 };
 
-use crate::abi::{Answer, Out, entry_points, set_list};
+use crate::abi::{NvmlResult, Out, entry_points, set_list};
 use crate::error::NvmlError;
 use crate::handle::{Device, device};
 use crate::mig::require_root;
 
-/// Asks something about a card's accounting.
-fn ask(device: Device, request: AccountingRequest) -> Answer<Option<AccountingReply>> {
+/// Sends an accounting request.
+fn ask(device: Device, request: AccountingRequest) -> NvmlResult<Option<AccountingReply>> {
     let card = device.card;
     match device
         .library
@@ -26,15 +26,15 @@ fn ask(device: Device, request: AccountingRequest) -> Answer<Option<AccountingRe
     }
 }
 
-fn state(device: Device) -> Answer<(bool, Vec<c_uint>)> {
+fn state(device: Device) -> NvmlResult<(bool, Vec<c_uint>)> {
     match ask(device, AccountingRequest::State)? {
         Some(AccountingReply::State { enabled, pids }) => Ok((enabled, pids)),
         _ => Err(NvmlError::Unknown),
     }
 }
 
-/// Refuses a card whose accounting is off.
-fn enabled(handle: nvmlDevice_t) -> Answer<(Device, Vec<c_uint>)> {
+/// Errors if accounting of a GPU is off.
+fn enabled(handle: nvmlDevice_t) -> NvmlResult<(Device, Vec<c_uint>)> {
     let device = device(handle)?;
     match state(device)? {
         (true, pids) => Ok((device, pids)),

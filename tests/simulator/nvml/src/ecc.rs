@@ -1,4 +1,4 @@
-//! ECC: enabled where the model has it, and nothing ever went wrong.
+//! ECC: enabled if the model has it, without errors.
 
 use std::ffi::{c_uint, c_ulonglong};
 
@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemoryLocation_t,
 };
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
 use crate::handle::device;
 
@@ -42,7 +42,7 @@ entry_points! {
     }
 }
 
-fn require(handle: nvmlDevice_t) -> Answer {
+fn require(handle: nvmlDevice_t) -> NvmlResult {
     match device(handle)?.model()?.ecc {
         true => Ok(()),
         false => Err(NvmlError::NotSupported),

@@ -1,4 +1,4 @@
-//! NVML's error codes, and which of them a failed request becomes.
+//! NVML error codes, and their mapping from daemon refusals.
 
 use std::ffi::CStr;
 
@@ -14,7 +14,7 @@ macro_rules! errors {
             $($(#[$meta])* $name = $value,)*
         }
 
-        /// What `nvmlErrorString` says about a code.
+        /// Text of `nvmlErrorString`.
         pub(crate) fn text(code: nvmlReturn_t) -> &'static CStr {
             match code {
                 0 => c"Success",

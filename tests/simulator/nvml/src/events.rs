@@ -1,5 +1,5 @@
-//! Event sets. Each is a connection of its own, on which the daemon pushes what was registered
-//! for: waiting for an event blocks nobody else, and a forked child's copy keeps the set alive.
+//! Event sets. Each has a connection of its own, on which the daemon sends registered events:
+//! waiting blocks no other call, and a forked child's copy keeps the set alive.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 use simulator_machine::client::Connection;
 use simulator_machine::protocol::{CardEvent, ClientKind, Reply, Request};
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
 use crate::handle::{device, handle as handle_of};
 use crate::library::{require_initialized, root};
@@ -24,7 +24,7 @@ static SETS: Mutex<(usize, BTreeMap<usize, EventSet>)> =
     Mutex::new((FIRST_HANDLE, BTreeMap::new()));
 const FIRST_HANDLE: usize = 0x0100_6e76_6576_0000;
 
-/// The events that a simulated card can raise.
+/// Supported event types.
 const SUPPORTED: c_ulonglong = nvmlEventTypeXidCriticalError as c_ulonglong;
 
 entry_points! {
@@ -70,7 +70,7 @@ entry_points! {
     fn nvmlEventSetWait_v2(set: nvmlEventSet_t, data: Out<nvmlEventData_t>, milliseconds: c_uint) { wait(set, data, milliseconds) }
 }
 
-fn event_set(handle: nvmlEventSet_t) -> Answer<EventSet> {
+fn event_set(handle: nvmlEventSet_t) -> NvmlResult<EventSet> {
     require_initialized()?;
     let sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
     sets.1
@@ -79,7 +79,7 @@ fn event_set(handle: nvmlEventSet_t) -> Answer<EventSet> {
         .ok_or(NvmlError::InvalidArgument)
 }
 
-fn wait(set: nvmlEventSet_t, data: Out<nvmlEventData_t>, milliseconds: c_uint) -> Answer {
+fn wait(set: nvmlEventSet_t, data: Out<nvmlEventData_t>, milliseconds: c_uint) -> NvmlResult {
     let set = event_set(set)?;
     if data.is_null() {
         return Err(NvmlError::InvalidArgument);

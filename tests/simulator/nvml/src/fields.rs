@@ -1,4 +1,4 @@
-//! Field values: figures by number, several in one call, each with a result of its own.
+//! Field values: several values by field id in one call, each with its own result.
 
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong};
 
@@ -9,9 +9,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
 };
 use simulator_machine::description::MigSwitch;
-use simulator_machine::protocol::Figure;
+use simulator_machine::protocol::ReportedValue;
 
-use crate::abi::{Answer, Out, code, entry_points};
+use crate::abi::{NvmlResult, Out, code, entry_points};
 use crate::error::NvmlError;
 use crate::handle::{Device, device};
 
@@ -64,9 +64,8 @@ fn answered(device: Device, asked: nvmlFieldValue_t) -> nvmlFieldValue_t {
     filled
 }
 
-/// The figure behind a field id. Fields of hardware that the simulation does not have are not
-/// supported, as on a card without it.
-fn value(device: Device, field: c_uint, scope: c_uint) -> Answer<Value> {
+/// Returns the value of a field id. Fields of hardware that is not simulated are not supported.
+fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
     use field_id as id;
     let model = device.model()?;
     let ecc = |value| match model.ecc {
@@ -81,7 +80,7 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> Answer<Value> {
     };
     match field {
         id::NVML_FI_DEV_ECC_CURRENT | id::NVML_FI_DEV_ECC_PENDING => ecc(Value::Int(1)),
-        // Error counts: nothing ever went wrong.
+        // Error counts are zero.
         id::NVML_FI_DEV_ECC_SBE_VOL_TOTAL
         | id::NVML_FI_DEV_ECC_DBE_VOL_TOTAL
         | id::NVML_FI_DEV_ECC_SBE_AGG_TOTAL
@@ -91,19 +90,21 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> Answer<Value> {
         | id::NVML_FI_DEV_REMAPPED_PENDING
         | id::NVML_FI_DEV_REMAPPED_FAILURE => ecc(Value::Int(0)),
         id::NVML_FI_DEV_MEMORY_TEMP => {
-            // A sensor of its own only where the memory is on the package.
+            // Only memory on the package has its own sensor.
             if model.memory.bus_width_bits < 2048 {
                 return Err(NvmlError::NotSupported);
             }
             Ok(Value::Int(
-                device.reporting(Figure::Temperature)?.temperature_celsius,
+                device
+                    .reporting(ReportedValue::Temperature)?
+                    .temperature_celsius,
             ))
         }
         id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION => Ok(Value::Long(
-            device.reporting(Figure::Power)?.energy_millijoules,
+            device.reporting(ReportedValue::Power)?.energy_millijoules,
         )),
         id::NVML_FI_DEV_POWER_AVERAGE | id::NVML_FI_DEV_POWER_INSTANT => Ok(Value::Int(
-            device.reporting(Figure::Power)?.power_milliwatts,
+            device.reporting(ReportedValue::Power)?.power_milliwatts,
         )),
         id::NVML_FI_DEV_POWER_MIN_LIMIT => Ok(Value::Int(model.power_milliwatts.limit / 2)),
         id::NVML_FI_DEV_POWER_MAX_LIMIT

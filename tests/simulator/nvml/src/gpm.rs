@@ -1,7 +1,7 @@
-//! GPU performance monitoring: two samples of a card or a GPU instance, and what happened between.
+//! GPU performance monitoring (GPM): differences of two samples of a GPU or GPU instance.
 //!
-//! Cards from Hopper on have it. Of the metrics there are those of the multiprocessors; others have
-//! no value and say so.
+//! Supported from Hopper on, for the metrics of multiprocessors; other metrics report that they are
+//! not supported.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint};
@@ -15,14 +15,14 @@ use nvml_wrapper_sys::bindings::{
 };
 use simulator_machine::protocol::{CountersState, Reply, Request};
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
 use crate::handle::{Device, device};
 use crate::library::require_initialized;
 
-/// Samples of this process, by handle; empty until one was taken into it.
+/// Samples of this process by handle; `None` until taken.
 static SAMPLES: Mutex<BTreeMap<usize, Option<CountersState>>> = Mutex::new(BTreeMap::new());
-/// Where handles start: nothing is ever mapped so high.
+/// First handle: above every mappable address.
 const FIRST: usize = 0x0100_6e76_6770_0000;
 /// Hopper.
 const SINCE_MAJOR: u32 = 9;
@@ -31,12 +31,12 @@ fn samples() -> MutexGuard<'static, BTreeMap<usize, Option<CountersState>>> {
     SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_supported(device: Device) -> Answer<bool> {
+fn is_supported(device: Device) -> NvmlResult<bool> {
     Ok(device.model()?.compute_capability.major >= SINCE_MAJOR)
 }
 
-/// Takes a sample of a card, or of one GPU instance of it.
-fn take(device: Device, gpu: Option<u32>, sample: nvmlGpmSample_t) -> Answer {
+/// Takes a sample of a GPU or of one GPU instance.
+fn take(device: Device, gpu: Option<u32>, sample: nvmlGpmSample_t) -> NvmlResult {
     if !is_supported(device)? {
         return Err(NvmlError::NotSupported);
     }
@@ -52,7 +52,7 @@ fn take(device: Device, gpu: Option<u32>, sample: nvmlGpmSample_t) -> Answer {
     Ok(())
 }
 
-/// A metric of what happened between two samples, in percent.
+/// Returns a metric between two samples, percent.
 fn metric(id: c_uint, before: &CountersState, after: &CountersState) -> Option<f64> {
     let part = |used: u128, of: u128| {
         let per_million = used * 1_000_000 / of.max(1);
@@ -148,7 +148,7 @@ entry_points! {
         metrics.set(asked)
     }
 
-    // Nothing streams here: samples are taken when they are asked for.
+    // Samples are taken on request.
     fn nvmlGpmQueryIfStreamingEnabled(handle: nvmlDevice_t, enabled: Out<c_uint>) {
         match is_supported(device(handle)?)? {
             true => enabled.set(0),

@@ -1,45 +1,45 @@
-//! Handles of cards, MIG devices and instances: numbers in the shape of pointers, checked at every
-//! use and never followed.
+//! Handles of GPUs, MIG devices and instances: numbers of pointer size, validated at every use,
+//! never dereferenced.
 //!
-//! A handle says which card and which instance it means, so that it is the same whoever asks, and
-//! invalid as soon as the instance is destroyed. As with the real library, the handle of an
-//! instance that is created again later in the same place is the old one.
+//! A handle encodes GPU and instance: it is equal for all callers, and invalid once the instance is
+//! destroyed. As in the real library, an instance recreated at the same placement has the old
+//! handle.
 
 use nvml_wrapper_sys::bindings::{nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
 
 use simulator_machine::description::{CardDescription, CardModel, GpuInstanceProfile};
 use simulator_machine::protocol::{
-    CardIndex, CardState, ComputeInstanceState, Figure, GpuInstanceState, InstanceId,
+    CardIndex, CardState, ComputeInstanceState, GpuInstanceState, InstanceId, ReportedValue,
 };
 
-use crate::abi::Answer;
+use crate::abi::NvmlResult;
 use crate::error::NvmlError;
 use crate::library::{Library, library};
 
-/// Start of the range that handles of cards come from. Nothing is ever mapped so high.
+/// Start of the handles of GPUs, above every mappable address.
 const CARDS: usize = 0x0100_6e76_6d6c_0000;
-/// The same for MIG devices, GPU instances and compute instances.
+/// Start of the handles of MIG devices, GPU instances and compute instances.
 const MIG_DEVICES: usize = 0x0100_6e76_6e00_0000;
 const GPU_INSTANCES: usize = MIG_DEVICES + 0x0100_0000;
 const COMPUTE_INSTANCES: usize = GPU_INSTANCES + 0x0100_0000;
 
-/// A valid handle of a card.
+/// A valid handle of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device {
     pub(crate) library: &'static Library,
     pub(crate) card: CardIndex,
 }
 
-/// Bits of a handle that ids within a card take: the GPU instance's, then the compute instance's.
+/// Bits of the ids within a GPU: GPU instance, then compute instance.
 const GPU_SHIFT: u32 = 8;
 const CARD_SHIFT: u32 = 16;
 
-/// A valid handle of a device, which may be a MIG device.
+/// A valid handle of a GPU or MIG device.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyDevice {
-    /// A whole card.
+    /// A whole GPU.
     Card(Device),
-    /// A compute instance of a card.
+    /// A compute instance.
     Mig(MigDevice),
 }
 
@@ -71,25 +71,22 @@ pub(crate) struct GpuInstance {
 }
 
 impl GpuInstance {
-    pub(crate) fn profile(&self) -> Answer<&'static GpuInstanceProfile> {
+    pub(crate) fn profile(&self) -> NvmlResult<&'static GpuInstanceProfile> {
         let mig = self.device.model()?.mig.as_ref();
         mig.and_then(|mig| mig.profile(self.state.profile))
             .ok_or(NvmlError::Unknown)
     }
 }
 
-/// The handle for a MIG device.
 pub(crate) fn mig_handle(card: CardIndex, instance: InstanceId) -> nvmlDevice_t {
     std::ptr::without_provenance_mut(MIG_DEVICES.wrapping_add(encode(card, instance)))
 }
 
-/// The handle for a GPU instance.
 pub(crate) fn gpu_instance_handle(card: CardIndex, gpu: u32) -> nvmlGpuInstance_t {
     let id = InstanceId { gpu, compute: 0 };
     std::ptr::without_provenance_mut(GPU_INSTANCES.wrapping_add(encode(card, id)))
 }
 
-/// The handle for a compute instance.
 pub(crate) fn compute_instance_handle(
     card: CardIndex,
     instance: InstanceId,
@@ -98,12 +95,12 @@ pub(crate) fn compute_instance_handle(
 }
 
 fn encode(card: CardIndex, instance: InstanceId) -> usize {
-    // A machine has at most 64 cards, a card fewer than 16 instances of either kind.
+    // A machine has at most 64 GPUs, a GPU fewer than 16 instances of either kind.
     let code = card.0 << CARD_SHIFT | instance.gpu << GPU_SHIFT | instance.compute;
     usize::try_from(code).unwrap_or(usize::MAX)
 }
 
-/// What a handle of one of the ranges means; nothing for another range.
+/// Decodes a handle; `None` outside the range.
 fn decode(address: usize, range: usize) -> Option<(CardIndex, InstanceId)> {
     let code = u32::try_from(address.wrapping_sub(range)).ok()?;
     if code >> 24 != 0 {
@@ -116,8 +113,8 @@ fn decode(address: usize, range: usize) -> Option<(CardIndex, InstanceId)> {
     Some((CardIndex(code >> CARD_SHIFT), instance))
 }
 
-/// The device behind a handle, MIG devices included.
-pub(crate) fn any_device(handle: nvmlDevice_t) -> Answer<AnyDevice> {
+/// Resolves a handle of a GPU or MIG device.
+pub(crate) fn any_device(handle: nvmlDevice_t) -> NvmlResult<AnyDevice> {
     let library = library()?;
     match decode(handle.addr(), MIG_DEVICES) {
         Some((card, id)) => Ok(AnyDevice::Mig(find_compute(library, card, id)?)),
@@ -125,21 +122,19 @@ pub(crate) fn any_device(handle: nvmlDevice_t) -> Answer<AnyDevice> {
     }
 }
 
-/// The GPU instance behind a handle.
-pub(crate) fn gpu_instance(handle: nvmlGpuInstance_t) -> Answer<GpuInstance> {
+pub(crate) fn gpu_instance(handle: nvmlGpuInstance_t) -> NvmlResult<GpuInstance> {
     let library = library()?;
     let (card, id) = decode(handle.addr(), GPU_INSTANCES).ok_or(NvmlError::InvalidArgument)?;
     find_gpu(library, card, id.gpu)
 }
 
-/// The compute instance behind a handle.
-pub(crate) fn compute_instance(handle: nvmlComputeInstance_t) -> Answer<MigDevice> {
+pub(crate) fn compute_instance(handle: nvmlComputeInstance_t) -> NvmlResult<MigDevice> {
     let library = library()?;
     let (card, id) = decode(handle.addr(), COMPUTE_INSTANCES).ok_or(NvmlError::InvalidArgument)?;
     find_compute(library, card, id)
 }
 
-fn find_gpu(library: &'static Library, card: CardIndex, gpu: u32) -> Answer<GpuInstance> {
+fn find_gpu(library: &'static Library, card: CardIndex, gpu: u32) -> NvmlResult<GpuInstance> {
     if !library.visible().contains(&card) {
         return Err(NvmlError::InvalidArgument);
     }
@@ -150,11 +145,11 @@ fn find_gpu(library: &'static Library, card: CardIndex, gpu: u32) -> Answer<GpuI
     Ok(GpuInstance { device, state })
 }
 
-/// The MIG device in a compute instance whose nodes this process can see.
+/// The MIG devices whose device nodes this process can see.
 pub(crate) fn visible_devices(
     library: &'static Library,
     card: CardIndex,
-) -> Answer<Vec<MigDevice>> {
+) -> NvmlResult<Vec<MigDevice>> {
     let device = Device { library, card };
     let mut devices = Vec::new();
     for state in library.mig(card)?.gpu_instances {
@@ -176,7 +171,11 @@ pub(crate) fn visible_devices(
     Ok(devices)
 }
 
-fn find_compute(library: &'static Library, card: CardIndex, id: InstanceId) -> Answer<MigDevice> {
+fn find_compute(
+    library: &'static Library,
+    card: CardIndex,
+    id: InstanceId,
+) -> NvmlResult<MigDevice> {
     let gpu = find_gpu(library, card, id.gpu)?;
     let computes = &gpu.state.compute_instances;
     let compute = computes.iter().find(|compute| compute.id == id.compute);
@@ -184,14 +183,13 @@ fn find_compute(library: &'static Library, card: CardIndex, id: InstanceId) -> A
     Ok(MigDevice { gpu, compute })
 }
 
-/// The handle for a card.
 pub(crate) fn handle(card: CardIndex) -> nvmlDevice_t {
     let index = usize::try_from(card.0).unwrap_or(usize::MAX);
     std::ptr::without_provenance_mut(CARDS.wrapping_add(index))
 }
 
-/// The card behind a handle. MIG devices are refused: most functions are for whole cards.
-pub(crate) fn device(handle: nvmlDevice_t) -> Answer<Device> {
+/// Resolves a handle of a GPU. Rejects MIG devices: most functions are for whole GPUs.
+pub(crate) fn device(handle: nvmlDevice_t) -> NvmlResult<Device> {
     let library = library()?;
     let index = handle.addr().wrapping_sub(CARDS);
     let card = u32::try_from(index).map(CardIndex).ok();
@@ -201,20 +199,20 @@ pub(crate) fn device(handle: nvmlDevice_t) -> Answer<Device> {
 }
 
 impl Device {
-    pub(crate) fn model(&self) -> Answer<&'static CardModel> {
+    pub(crate) fn model(&self) -> NvmlResult<&'static CardModel> {
         self.library.model(self.card)
     }
 
-    pub(crate) fn described(&self) -> Answer<&'static CardDescription> {
+    pub(crate) fn described(&self) -> NvmlResult<&'static CardDescription> {
         self.library.card(self.card)
     }
 
-    pub(crate) fn state(&self) -> Answer<CardState> {
+    pub(crate) fn state(&self) -> NvmlResult<CardState> {
         self.library.state(self.card)
     }
 
-    /// The state, for a figure that the card may not report.
-    pub(crate) fn reporting(&self, figure: Figure) -> Answer<CardState> {
+    /// Returns the state if the GPU reports this value.
+    pub(crate) fn reporting(&self, figure: ReportedValue) -> NvmlResult<CardState> {
         let state = self.state()?;
         match state.unsupported.contains(&figure) {
             true => Err(NvmlError::NotSupported),
@@ -222,8 +220,8 @@ impl Device {
         }
     }
 
-    /// NVML's index: the position among the cards that this process can see.
-    pub(crate) fn index(&self) -> Answer<u32> {
+    /// NVML index: the position among the GPUs visible to this process.
+    pub(crate) fn index(&self) -> NvmlResult<u32> {
         let position = self
             .library
             .visible()

@@ -1,4 +1,4 @@
-//! Which devices there are and what they are: count, handles, names, PCI data.
+//! Identity: device count, handles, names, PCI data.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use simulator_machine::description::{Architecture, Brand, BusId};
 
-use crate::abi::{Answer, In, Out, Text, entry_points, fixed_text, struct_version, uuid_bytes};
+use crate::abi::{In, NvmlResult, Out, Text, entry_points, fixed_text, struct_version, uuid_bytes};
 use crate::error::NvmlError;
 use crate::handle::{AnyDevice, Device, any_device, device, handle, mig_handle, visible_devices};
 use crate::instances::instance_name;
@@ -179,24 +179,24 @@ entry_points! {
     }
 }
 
-fn visible_count() -> Answer<c_uint> {
+fn visible_count() -> NvmlResult<c_uint> {
     c_uint::try_from(library()?.visible().len()).map_err(|_| NvmlError::Unknown)
 }
 
-fn by_index(index: c_uint, result: Out<nvmlDevice_t>) -> Answer {
+fn by_index(index: c_uint, result: Out<nvmlDevice_t>) -> NvmlResult {
     let index = usize::try_from(index).map_err(|_| NvmlError::InvalidArgument)?;
     let library = library()?;
     let card = *library
         .visible()
         .get(index)
         .ok_or(NvmlError::InvalidArgument)?;
-    // A card that fell off the bus is known but cannot be opened.
+    // A lost GPU is listed but cannot be opened.
     library.state(card)?;
     result.set(handle(card))
 }
 
-/// A card's or a MIG device's.
-fn by_uuid(uuid: &str, result: Out<nvmlDevice_t>) -> Answer {
+/// Handle of a GPU or MIG device.
+fn by_uuid(uuid: &str, result: Out<nvmlDevice_t>) -> NvmlResult {
     if !uuid.starts_with("MIG-") {
         return find(result, |device| Ok(device.described()?.uuid == uuid));
     }
@@ -210,8 +210,8 @@ fn by_uuid(uuid: &str, result: Out<nvmlDevice_t>) -> Answer {
     Err(NvmlError::NotFound)
 }
 
-/// A UUID as text; the binary form is for whole cards.
-fn uuid_text(uuid: In<nvmlUUID_t>) -> Answer<String> {
+/// A UUID as text; the binary form is for whole GPUs.
+fn uuid_text(uuid: In<nvmlUUID_t>) -> NvmlResult<String> {
     let nvmlUUID_t {
         version,
         type_,
@@ -242,17 +242,17 @@ fn uuid_text(uuid: In<nvmlUUID_t>) -> Answer<String> {
     }
 }
 
-fn by_bus_id(text: Text, result: Out<nvmlDevice_t>) -> Answer {
+fn by_bus_id(text: Text, result: Out<nvmlDevice_t>) -> NvmlResult {
     let bus_id = BusId::parse(&text.get()?).ok_or(NvmlError::InvalidArgument)?;
     find(result, |device| Ok(device.described()?.bus_id == bus_id))
 }
 
-/// The handle of the first visible card that matches.
-fn find(result: Out<nvmlDevice_t>, matches: impl Fn(Device) -> Answer<bool>) -> Answer {
+/// Handle of the first visible GPU that matches.
+fn find(result: Out<nvmlDevice_t>, matches: impl Fn(Device) -> NvmlResult<bool>) -> NvmlResult {
     let library = library()?;
     for card in library.visible().iter().copied() {
         if matches(Device { library, card })? {
-            // A card that fell off the bus is known but cannot be opened.
+            // A lost GPU is listed but cannot be opened.
             library.state(card)?;
             return result.set(handle(card));
         }
@@ -260,8 +260,8 @@ fn find(result: Out<nvmlDevice_t>, matches: impl Fn(Device) -> Answer<bool>) -> 
     Err(NvmlError::NotFound)
 }
 
-/// The PCI data of a card, as all versions of the struct hold them.
-pub(crate) fn pci_of(device: Device) -> Answer<nvmlPciInfo_t> {
+/// PCI data of a GPU, common to all versions of the struct.
+pub(crate) fn pci_of(device: Device) -> NvmlResult<nvmlPciInfo_t> {
     let (bus_id, model) = (device.described()?.bus_id, device.model()?);
     Ok(nvmlPciInfo_t {
         busIdLegacy: fixed_text(&bus_id.short().to_uppercase()),
@@ -274,6 +274,6 @@ pub(crate) fn pci_of(device: Device) -> Answer<nvmlPciInfo_t> {
     })
 }
 
-fn pci_info(handle: nvmlDevice_t, pci: Out<nvmlPciInfo_t>) -> Answer {
+fn pci_info(handle: nvmlDevice_t, pci: Out<nvmlPciInfo_t>) -> NvmlResult {
     pci.set(pci_of(device(handle)?)?)
 }

@@ -1,4 +1,4 @@
-//! MIG: GPU instances, compute instances, and the MIG devices that programs see.
+//! MIG: GPU instances, compute instances, MIG devices.
 
 use std::ffi::c_uint;
 
@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 use simulator_machine::description::ComputeInstanceProfile;
 use simulator_machine::protocol::{InstanceId, MigReply, MigRequest};
 
-use crate::abi::{Answer, In, Out, entry_points, fixed_text, set_list};
+use crate::abi::{In, NvmlResult, Out, entry_points, fixed_text, set_list};
 use crate::error::NvmlError;
 use crate::handle::{
     AnyDevice, Device, GpuInstance, MigDevice, any_device, compute_instance,
@@ -21,8 +21,8 @@ use crate::handle::{
 };
 use crate::mig::{mig, require_root};
 
-/// A struct about a compute instance's profile: the figures that each of its versions has, those of the engines that it
-/// shares, and the fields that only this one has.
+/// Fills a compute instance profile struct: fields of all versions, shared engines, and fields of
+/// one version.
 macro_rules! compute_profile_info {
     ($info:ident, $profile:expr, $shared:expr, $($field:ident: $value:expr),* $(,)?) => {
         $info {
@@ -61,7 +61,7 @@ entry_points! {
         done(instance.device, MigRequest::DestroyGpuInstance { gpu })
     }
 
-    // The caller's array has room for as many as the profile allows; the count only comes back.
+    // The array has capacity for the profile's maximum; the count is an output only.
     fn nvmlDeviceGetGpuInstances(handle: nvmlDevice_t, profile: c_uint, instances: Out<nvmlGpuInstance_t>, count: Out<c_uint>) {
         let device = partitioned(handle)?;
         mig(handle)?.profile(profile).ok_or(NvmlError::InvalidArgument)?;
@@ -113,7 +113,7 @@ entry_points! {
         capacity(device, MigRequest::RemainingComputeInstances { gpu: state.id, profile }, count)
     }
 
-    // With a null array the caller asks only for the count.
+    // A null array requests the count.
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(handle: nvmlGpuInstance_t, profile: c_uint, placements: Out<nvmlComputeInstancePlacement_t>, count: Out<c_uint>) {
         let instance = gpu_instance(handle)?;
         let size = compute_profile(&instance, profile, 0)?.slices;
@@ -189,16 +189,16 @@ entry_points! {
     }
 }
 
-/// A MIG device; a whole card has none of what is asked.
-fn mig_device(handle: nvmlDevice_t) -> Answer<MigDevice> {
+/// Resolves a MIG device; whole GPUs are rejected.
+fn mig_device(handle: nvmlDevice_t) -> NvmlResult<MigDevice> {
     match any_device(handle)? {
         AnyDevice::Mig(mig) => Ok(mig),
         AnyDevice::Card(_) => Err(NvmlError::NotSupported),
     }
 }
 
-/// A card in MIG mode.
-fn partitioned(handle: nvmlDevice_t) -> Answer<Device> {
+/// Resolves a GPU in MIG mode.
+fn partitioned(handle: nvmlDevice_t) -> NvmlResult<Device> {
     mig(handle)?;
     let device = device(handle)?;
     match device.library.mig(device.card)?.enabled {
@@ -207,19 +207,19 @@ fn partitioned(handle: nvmlDevice_t) -> Answer<Device> {
     }
 }
 
-fn done(device: Device, request: MigRequest) -> Answer {
+fn done(device: Device, request: MigRequest) -> NvmlResult {
     device.library.mig_request(device.card, request)?;
     Ok(())
 }
 
-fn created(device: Device, request: MigRequest) -> Answer<u32> {
+fn created(device: Device, request: MigRequest) -> NvmlResult<u32> {
     match device.library.mig_request(device.card, request)? {
         Some(MigReply::Created(id)) => Ok(id),
         _ => Err(NvmlError::Unknown),
     }
 }
 
-fn capacity(device: Device, request: MigRequest, count: Out<c_uint>) -> Answer {
+fn capacity(device: Device, request: MigRequest, count: Out<c_uint>) -> NvmlResult {
     match device.library.mig_request(device.card, request)? {
         Some(MigReply::Capacity(left)) => count.set(left),
         _ => Err(NvmlError::Unknown),
@@ -231,7 +231,7 @@ fn create_gpu_instance(
     profile: c_uint,
     start: Option<u32>,
     instance: Out<nvmlGpuInstance_t>,
-) -> Answer {
+) -> NvmlResult {
     let device = partitioned(handle)?;
     if instance.is_null() {
         return Err(NvmlError::InvalidArgument);
@@ -246,7 +246,7 @@ fn create_compute_instance(
     profile: c_uint,
     start: Option<u32>,
     instance: Out<nvmlComputeInstance_t>,
-) -> Answer {
+) -> NvmlResult {
     let GpuInstance { device, state } = gpu_instance(handle)?;
     if instance.is_null() {
         return Err(NvmlError::InvalidArgument);
@@ -265,13 +265,13 @@ fn create_compute_instance(
     ))
 }
 
-/// The profile for one of `NVML_COMPUTE_INSTANCE_PROFILE_*`, which shares the engines of its GPU
-/// instance: there is no other kind.
+/// Returns the profile for one of `NVML_COMPUTE_INSTANCE_PROFILE_*`. Compute instances share the
+/// engines of their GPU instance.
 fn compute_profile(
     instance: &GpuInstance,
     profile: c_uint,
     engines: c_uint,
-) -> Answer<ComputeInstanceProfile> {
+) -> NvmlResult<ComputeInstanceProfile> {
     if profile >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT
         || engines >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT
     {
@@ -288,7 +288,7 @@ fn versioned_info(
     instance: &GpuInstance,
     profile: ComputeInstanceProfile,
     info: Out<nvmlComputeInstanceProfileInfo_v2_t>,
-) -> Answer {
+) -> NvmlResult {
     let shared = instance.profile()?;
     let name = compute_name(&shared.name, shared.slices, profile.slices);
     let name = fixed_text(&format!("MIG {name}"));
@@ -317,7 +317,7 @@ fn versioned_info(
     ))
 }
 
-/// `3g.40gb` where a compute instance takes all of its GPU instance, else `1c.3g.40gb`.
+/// `3g.40gb` if a compute instance has all slices of its GPU instance, otherwise `1c.3g.40gb`.
 fn compute_name(gpu: &str, gpu_slices: u32, slices: u32) -> String {
     if slices == gpu_slices {
         gpu.to_owned()
@@ -327,12 +327,12 @@ fn compute_name(gpu: &str, gpu_slices: u32, slices: u32) -> String {
 }
 
 /// The name of a MIG device's profile.
-pub(crate) fn instance_name(device: &MigDevice) -> Answer<String> {
+pub(crate) fn instance_name(device: &MigDevice) -> NvmlResult<String> {
     let gpu = device.gpu.profile()?;
     Ok(compute_name(&gpu.name, gpu.slices, device.compute.slices))
 }
 
-fn compute_info(handle: nvmlComputeInstance_t, info: Out<nvmlComputeInstanceInfo_t>) -> Answer {
+fn compute_info(handle: nvmlComputeInstance_t, info: Out<nvmlComputeInstanceInfo_t>) -> NvmlResult {
     let found = compute_instance(handle)?;
     let card = found.device().card;
     info.set(nvmlComputeInstanceInfo_t {

@@ -1,17 +1,12 @@
-//! `libnvidia-ml.so.1` over the simulated machine.
+//! `libnvidia-ml.so.1` over the simulated machine: NVML 13 of driver 580.
 //!
-//! Imitates the library of driver 580 (NVML 13). Types come from bindings generated from `nvml.h`.
-//! Each file implements one group of the header; [`unsupported`] exports every other name, which
-//! answers `NVML_ERROR_NOT_SUPPORTED`, because some clients refuse to start when a symbol is
-//! missing.
+//! Types come from bindings generated from `nvml.h`. Each file implements one group of the header;
+//! [`unsupported`] exports all other names, which return `NVML_ERROR_NOT_SUPPORTED`, since some
+//! clients need every symbol.
 //!
-//! Invariants: nothing happens at load time; a call before `nvmlInit` answers
-//! `NVML_ERROR_UNINITIALIZED`; pointers are only followed after a null check; no call panics.
-#![allow(
-    non_snake_case,
-    non_upper_case_globals,
-    reason = "the names are the C library's"
-)]
+//! Invariants: loading has no effect; calls before `nvmlInit` return `NVML_ERROR_UNINITIALIZED`;
+//! pointers are checked for null; no call panics.
+#![allow(non_snake_case, non_upper_case_globals, reason = "names of the C API")]
 
 mod abi;
 mod accounting;

@@ -1,8 +1,8 @@
-//! The state of the library in this process: initialised or not, and the connection.
+//! State of the library in this process: initialization and connection.
 //!
-//! The initialisation count survives a fork, the connection does not: two processes on one socket
-//! would read each other's replies. A child connects anew at its first call, while the descriptor
-//! it inherited keeps the parent's resources alive, as an open device file does.
+//! The initialization count survives a fork; the connection does not, since two processes on one
+//! socket would read each other's replies. A child connects at its first call. The inherited
+//! descriptor keeps the parent's resources alive, like an open device file.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -19,13 +19,12 @@ use simulator_machine::protocol::{
 };
 use simulator_machine::root::DriverRoot;
 
-use crate::abi::Answer;
+use crate::abi::NvmlResult;
 use crate::error::NvmlError;
 
-/// How often `nvmlInit` was called without `nvmlShutdown`.
+/// Number of `nvmlInit` calls without `nvmlShutdown`.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
-/// The library of the process that loaded or forked last; never freed, since other threads may
-/// be using it.
+/// Library of the process that loaded or forked last. Never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Library> = AtomicPtr::new(std::ptr::null_mut());
 
 /// A connection to the machine.
@@ -34,22 +33,22 @@ pub(crate) struct Library {
     pid: u32,
     machine: MachineDescription,
     root: DriverRoot,
-    /// Cards whose device node this process can see, in index order.
+    /// GPUs whose device node this process can see, by index.
     visible: Vec<CardIndex>,
     connection: Mutex<Connection>,
     /// Nanoseconds between the epoch and the start of the machine's clock.
     epoch: u64,
 }
 
-/// `nvmlInit`: counts, and connects at the first call.
-pub(crate) fn initialize() -> Answer {
+/// `nvmlInit`: connects at the first call.
+pub(crate) fn initialize() -> NvmlResult {
     current_or_connect()?;
     INITIALIZED.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
-/// `nvmlShutdown`: the connection closes with the last one.
-pub(crate) fn shut_down() -> Answer {
+/// `nvmlShutdown`: disconnects with the last call.
+pub(crate) fn shut_down() -> NvmlResult {
     let decremented = INITIALIZED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
         count.checked_sub(1)
     });
@@ -60,21 +59,21 @@ pub(crate) fn shut_down() -> Answer {
     Ok(())
 }
 
-/// Whether `nvmlInit` was called.
-pub(crate) fn require_initialized() -> Answer {
+/// Errors before `nvmlInit`.
+pub(crate) fn require_initialized() -> NvmlResult {
     match INITIALIZED.load(Ordering::Relaxed) {
         0 => Err(NvmlError::Uninitialized),
         _ => Ok(()),
     }
 }
 
-/// The initialised library.
-pub(crate) fn library() -> Answer<&'static Library> {
+/// Returns the initialized library.
+pub(crate) fn library() -> NvmlResult<&'static Library> {
     require_initialized()?;
     current_or_connect()
 }
 
-fn current_or_connect() -> Answer<&'static Library> {
+fn current_or_connect() -> NvmlResult<&'static Library> {
     static CONNECTING: Mutex<()> = Mutex::new(());
     if let Some(library) = current() {
         return Ok(library);
@@ -90,13 +89,13 @@ fn current_or_connect() -> Answer<&'static Library> {
 
 fn current() -> Option<&'static Library> {
     let current = CURRENT.load(Ordering::Acquire);
-    // SAFETY: null, or a leaked box that nobody has a mutable reference to.
+    // SAFETY: null, or a leaked box without mutable references.
     let library = unsafe { current.as_ref() }?;
     (library.pid == std::process::id()).then_some(library)
 }
 
 impl Library {
-    fn connect() -> Answer<Self> {
+    fn connect() -> NvmlResult<Self> {
         let root = root();
         if !root.path().join("dev/nvidiactl").exists() {
             return Err(NvmlError::DriverNotLoaded);
@@ -120,18 +119,18 @@ impl Library {
         &self.machine
     }
 
-    /// Cards that this process can see; a device's NVML index is its position here.
+    /// GPUs visible to this process; the NVML index is the position.
     pub(crate) fn visible(&self) -> &[CardIndex] {
         &self.visible
     }
 
-    /// Whether this process can see the nodes of a MIG device.
+    /// Whether this process can see the device nodes of a MIG device.
     pub(crate) fn sees_instance(&self, card: CardIndex, id: InstanceId) -> bool {
         self.root.sees_instance(card, id)
     }
 
-    /// A card's entry in the machine file.
-    pub(crate) fn card(&self, card: CardIndex) -> Answer<&CardDescription> {
+    /// Entry of a GPU in the machine file.
+    pub(crate) fn card(&self, card: CardIndex) -> NvmlResult<&CardDescription> {
         let index = usize::try_from(card.0).map_err(|_| NvmlError::InvalidArgument)?;
         self.machine
             .cards
@@ -139,33 +138,32 @@ impl Library {
             .ok_or(NvmlError::InvalidArgument)
     }
 
-    /// A card's model.
-    pub(crate) fn model(&self, card: CardIndex) -> Answer<&CardModel> {
+    pub(crate) fn model(&self, card: CardIndex) -> NvmlResult<&CardModel> {
         Ok(self.machine.model(self.card(card)?))
     }
 
-    /// What a card reports now.
-    pub(crate) fn state(&self, card: CardIndex) -> Answer<CardState> {
+    /// Current state of a GPU.
+    pub(crate) fn state(&self, card: CardIndex) -> NvmlResult<CardState> {
         match self.request(&Request::CardState { card })? {
             Reply::CardState(state) => Ok(*state),
             _ => Err(NvmlError::Unknown),
         }
     }
 
-    /// How a card is partitioned now.
-    pub(crate) fn mig(&self, card: CardIndex) -> Answer<MigState> {
+    /// Current MIG state of a GPU.
+    pub(crate) fn mig(&self, card: CardIndex) -> NvmlResult<MigState> {
         match self.mig_request(card, MigRequest::State)? {
             Some(MigReply::State(state)) => Ok(state),
             _ => Err(NvmlError::Unknown),
         }
     }
 
-    /// Asks something about a card's partitioning.
+    /// Sends a MIG request.
     pub(crate) fn mig_request(
         &self,
         card: CardIndex,
         request: MigRequest,
-    ) -> Answer<Option<MigReply>> {
+    ) -> NvmlResult<Option<MigReply>> {
         match self.request(&Request::Mig { card, request })? {
             Reply::Mig(reply) => Ok(Some(reply)),
             Reply::Done => Ok(None),
@@ -173,8 +171,8 @@ impl Library {
         }
     }
 
-    /// Sampling periods of a card that closed after a time in microseconds since the epoch.
-    pub(crate) fn samples(&self, card: CardIndex, since: u64) -> Answer<Vec<SampleState>> {
+    /// Sampling periods of a GPU closed after a time, microseconds since the epoch.
+    pub(crate) fn samples(&self, card: CardIndex, since: u64) -> NvmlResult<Vec<SampleState>> {
         let monotonic = since.saturating_mul(1000).saturating_sub(self.epoch);
         let request = Request::Samples {
             card,
@@ -183,12 +181,12 @@ impl Library {
         let Reply::Samples(mut samples) = self.request(&request)? else {
             return Err(NvmlError::Unknown);
         };
-        // Rounding to microseconds must not show a sample again.
+        // Rounding to microseconds must not repeat a sample.
         samples.retain(|sample| self.microseconds(sample.end) > since);
         Ok(samples)
     }
 
-    /// A time of the machine, in microseconds since the epoch as NVML counts.
+    /// Converts machine time to microseconds since the epoch.
     pub(crate) fn microseconds(&self, monotonic: u64) -> u64 {
         monotonic.saturating_add(self.epoch) / 1000
     }
@@ -198,13 +196,13 @@ impl Library {
         self.microseconds(nanoseconds(ClockId::Monotonic))
     }
 
-    /// Asks the daemon.
-    pub(crate) fn request(&self, request: &Request) -> Answer<Reply> {
+    /// Sends a request to the daemon.
+    pub(crate) fn request(&self, request: &Request) -> NvmlResult<Reply> {
         Ok(self.connection().request(request)?)
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
-        // A panic elsewhere cannot leave half a message behind: packets are whole.
+        // A panic of another thread leaves no partial message: packets are atomic.
         self.connection
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -217,7 +215,7 @@ fn nanoseconds(clock: ClockId) -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
-/// The driver root that this library was loaded from.
+/// Driver root of this library.
 pub(crate) fn root() -> DriverRoot {
     DriverRoot::of_library(own_path().as_deref())
 }

@@ -1,15 +1,15 @@
-//! Memory figures.
+//! Memory queries.
 
 use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t};
 use simulator_machine::description::MIB;
-use simulator_machine::protocol::Figure;
+use simulator_machine::protocol::ReportedValue;
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
 use crate::handle::{AnyDevice, any_device, device};
 
 entry_points! {
-    // Version 1 has no field for what the driver reserves: it counts as used.
+    // Version 1 has no reserved field: the driver's reserve counts as used.
     fn nvmlDeviceGetMemoryInfo(handle: nvmlDevice_t, memory: Out<nvmlMemory_t>) {
         let figures = figures(any_device(handle)?)?;
         memory.set(nvmlMemory_t {
@@ -32,8 +32,7 @@ entry_points! {
         })
     }
 
-    // The window through which the host maps memory: as large as the memory, rounded to a power
-    // of two, on data centre cards.
+    // BAR1: the memory size rounded up to a power of two, on data center GPUs.
     fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, bar1: Out<nvmlBAR1Memory_t>) {
         let figures = figures(any_device(handle)?)?;
         let bar1Total = figures.total.next_power_of_two();
@@ -60,11 +59,11 @@ impl Figures {
     }
 }
 
-fn figures(device: AnyDevice) -> Answer<Figures> {
+fn figures(device: AnyDevice) -> NvmlResult<Figures> {
     let device = match device {
         AnyDevice::Card(device) => device,
         AnyDevice::Mig(mig) => {
-            mig.device().reporting(Figure::Memory)?;
+            mig.device().reporting(ReportedValue::Memory)?;
             return Ok(Figures {
                 total: mig.gpu.profile()?.memory_bytes(),
                 reserved: 0,
@@ -79,6 +78,6 @@ fn figures(device: AnyDevice) -> Answer<Figures> {
     Ok(Figures {
         total: memory.total_bytes,
         reserved: memory.reserved_bytes,
-        used: device.reporting(Figure::Memory)?.used_bytes,
+        used: device.reporting(ReportedValue::Memory)?.used_bytes,
     })
 }

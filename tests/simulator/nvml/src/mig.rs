@@ -10,11 +10,11 @@ use nvml_wrapper_sys::bindings::{
 use simulator_machine::description::{GpuInstanceProfile, GpuInstanceProfileKind, Mig};
 use simulator_machine::protocol::{MigActivation, MigReply, MigRequest};
 
-use crate::abi::{Answer, Out, entry_points, fixed_text, set_list};
+use crate::abi::{NvmlResult, Out, entry_points, fixed_text, set_list};
 use crate::error::NvmlError;
 use crate::handle::{AnyDevice, any_device, device};
 
-/// A struct about a profile: the figures that each of its versions has, and the fields that only this one has.
+/// Fills a profile struct: fields of all versions, and fields of one version.
 macro_rules! profile_info {
     ($info:ident, $profile:expr, $($field:ident: $value:expr),* $(,)?) => {
         $info {
@@ -94,16 +94,16 @@ entry_points! {
     fn nvmlDeviceGetAttributes_v2(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) { device_attributes(handle, attributes) }
 }
 
-/// Partitioning is for administrators.
-pub(crate) fn require_root() -> Answer {
+/// MIG changes need root.
+pub(crate) fn require_root() -> NvmlResult {
     match rustix::process::geteuid().is_root() {
         true => Ok(()),
         false => Err(NvmlError::NoPermission),
     }
 }
 
-/// The table of a card that has MIG.
-pub(crate) fn mig(handle: nvmlDevice_t) -> Answer<&'static Mig> {
+/// MIG table of a GPU.
+pub(crate) fn mig(handle: nvmlDevice_t) -> NvmlResult<&'static Mig> {
     device(handle)?
         .model()?
         .mig
@@ -111,8 +111,8 @@ pub(crate) fn mig(handle: nvmlDevice_t) -> Answer<&'static Mig> {
         .ok_or(NvmlError::NotSupported)
 }
 
-/// The profile for one of `NVML_GPU_INSTANCE_PROFILE_*`.
-fn profile_of_kind(handle: nvmlDevice_t, kind: c_uint) -> Answer<&'static GpuInstanceProfile> {
+/// Returns the profile for one of `NVML_GPU_INSTANCE_PROFILE_*`.
+fn profile_of_kind(handle: nvmlDevice_t, kind: c_uint) -> NvmlResult<&'static GpuInstanceProfile> {
     let mig = mig(handle)?;
     let index = usize::try_from(kind).map_err(|_| NvmlError::InvalidArgument)?;
     let kind = GpuInstanceProfileKind::ALL
@@ -121,16 +121,16 @@ fn profile_of_kind(handle: nvmlDevice_t, kind: c_uint) -> Answer<&'static GpuIns
     mig.profile_of_kind(*kind).ok_or(NvmlError::NotSupported)
 }
 
-/// The profile with an id, as GPU instances are created with.
-fn profile_of_id(handle: nvmlDevice_t, id: c_uint) -> Answer<&'static GpuInstanceProfile> {
+/// Returns the profile with an id.
+fn profile_of_id(handle: nvmlDevice_t, id: c_uint) -> NvmlResult<&'static GpuInstanceProfile> {
     mig(handle)?.profile(id).ok_or(NvmlError::NotSupported)
 }
 
-/// Versions 2 and 3; version 3 replaces the peer-to-peer flag by a set of capabilities.
+/// Versions 2 and 3; version 3 replaces the peer-to-peer flag by capabilities.
 fn versioned_info(
     profile: &GpuInstanceProfile,
     info: Out<nvmlGpuInstanceProfileInfo_v2_t>,
-) -> Answer {
+) -> NvmlResult {
     let name = fixed_text(&format!("MIG {}", profile.name));
     let v3 = info.as_version::<nvmlGpuInstanceProfileInfo_v3_t>();
     if let Ok(version) = v3.require_version(3) {
@@ -156,13 +156,13 @@ fn versioned_info(
     ))
 }
 
-/// With a null array the caller asks only for the count.
+/// A null array requests the count.
 fn possible_placements(
     handle: nvmlDevice_t,
     id: c_uint,
     placements: Out<nvmlGpuInstancePlacement_t>,
     count: Out<c_uint>,
-) -> Answer {
+) -> NvmlResult {
     let table = &profile_of_id(handle, id)?.placements;
     if placements.is_null() {
         return count.set(c_uint::try_from(table.starts.len()).map_err(|_| NvmlError::Unknown)?);
@@ -175,8 +175,8 @@ fn possible_placements(
     set_list(count, placements, list.collect())
 }
 
-/// Attributes of a whole card, or of a MIG device and the GPU instance it is in.
-fn device_attributes(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) -> Answer {
+/// Attributes of a GPU, or of a MIG device and its GPU instance.
+fn device_attributes(handle: nvmlDevice_t, attributes: Out<nvmlDeviceAttributes_t>) -> NvmlResult {
     match any_device(handle)? {
         AnyDevice::Card(device) => {
             let model = device.model()?;

@@ -6,13 +6,13 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t,
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t,
 };
-use simulator_machine::protocol::{Figure, InstanceId, ProcessState};
+use simulator_machine::protocol::{InstanceId, ProcessState, ReportedValue};
 
-use crate::abi::{Answer, Out, array_at, entry_points, set_list};
+use crate::abi::{NvmlResult, Out, array_at, entry_points, set_list};
 use crate::error::NvmlError;
 use crate::handle::{AnyDevice, any_device};
 
-/// What GPU and compute instance ids read where there is none.
+/// Ids of processes outside of MIG.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
 entry_points! {
@@ -49,7 +49,7 @@ entry_points! {
         array_at(asked.procArray).set_all(found.iter().map(Process::detail))
     }
 
-    // No graphics and no MPS on a simulated card.
+    // No graphics and no MPS processes.
     fn nvmlDeviceGetGraphicsRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { nobody(handle, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { nobody(handle, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { nobody(handle, count) }
@@ -103,13 +103,13 @@ impl Process {
     }
 }
 
-/// Of a MIG device only its own; the card lists those of all its instances.
-fn compute(handle: nvmlDevice_t) -> Answer<Vec<Process>> {
+/// A MIG device lists its own processes, a GPU those of all its instances.
+fn compute(handle: nvmlDevice_t) -> NvmlResult<Vec<Process>> {
     let (device, only) = match any_device(handle)? {
         AnyDevice::Card(device) => (device, None),
         AnyDevice::Mig(mig) => (mig.device(), Some(mig.id())),
     };
-    let processes = device.reporting(Figure::Processes)?.processes;
+    let processes = device.reporting(ReportedValue::Processes)?.processes;
     let process = |process: ProcessState| Process {
         pid: process.pid,
         used_bytes: process.used_bytes,
@@ -121,7 +121,7 @@ fn compute(handle: nvmlDevice_t) -> Answer<Vec<Process>> {
         .collect())
 }
 
-fn nobody(handle: nvmlDevice_t, count: Out<c_uint>) -> Answer {
+fn nobody(handle: nvmlDevice_t, count: Out<c_uint>) -> NvmlResult {
     any_device(handle)?;
     count.set(0)
 }

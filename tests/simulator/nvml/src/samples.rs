@@ -1,7 +1,6 @@
-//! What a card remembers: samples of whole cards and of processes.
+//! Samples of GPUs and processes.
 //!
-//! As on hardware, a sampling period counts when it is over, so that whoever asks sees the past;
-//! a card in MIG mode keeps no samples.
+//! As on hardware, a sampling period is visible once closed. A GPU in MIG mode has no samples.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -21,9 +20,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlSamplingType_enum_NVML_TOTAL_POWER_SAMPLES, nvmlSamplingType_t, nvmlValue_t,
     nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT, nvmlValueType_t,
 };
-use simulator_machine::protocol::{Figure, SampleState};
+use simulator_machine::protocol::{ReportedValue, SampleState};
 
-use crate::abi::{Answer, Out, array_at, entry_points, set_list};
+use crate::abi::{NvmlResult, Out, array_at, entry_points, set_list};
 use crate::error::NvmlError;
 use crate::handle::Device;
 use crate::sensors::not_partitioned;
@@ -35,7 +34,7 @@ entry_points! {
         value_type.set(nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT)?;
         let kept = device.library.samples(device.card, since)?;
         let length = |length: usize| c_uint::try_from(length).map_err(|_| NvmlError::Unknown);
-        // Without an array the caller asks how large it must be.
+        // A null array requests the capacity.
         if samples.is_null() {
             return count.set(length(kept.len())?.max(1));
         }
@@ -99,29 +98,29 @@ entry_points! {
     }
 }
 
-/// Room for at least one, so that nobody takes an idle card for one that cannot say.
-fn announced(length: usize) -> Answer<c_uint> {
+/// At least one, so that an idle GPU does not look unsupported.
+fn announced(length: usize) -> NvmlResult<c_uint> {
     let length = c_uint::try_from(length).map_err(|_| NvmlError::Unknown)?;
     Ok(length.max(1))
 }
 
-/// What of a sample a caller wants.
+/// The value of a sample for one sample type.
 type Value = Box<dyn Fn(&SampleState) -> c_uint>;
 
-fn value_of(device: Device, kind: nvmlSamplingType_t) -> Answer<Value> {
+fn value_of(device: Device, kind: nvmlSamplingType_t) -> NvmlResult<Value> {
     let model = device.model()?;
     let (clocks, power) = (model.clocks_mhz, model.power_milliwatts);
     match kind {
         nvmlSamplingType_enum_NVML_GPU_UTILIZATION_SAMPLES => {
-            device.reporting(Figure::Utilization)?;
+            device.reporting(ReportedValue::Utilization)?;
             Ok(Box::new(|sample| sample.gpu_percent))
         }
         nvmlSamplingType_enum_NVML_MEMORY_UTILIZATION_SAMPLES => {
-            device.reporting(Figure::Utilization)?;
+            device.reporting(ReportedValue::Utilization)?;
             Ok(Box::new(|sample| sample.memory_percent))
         }
         nvmlSamplingType_enum_NVML_TOTAL_POWER_SAMPLES => {
-            device.reporting(Figure::Power)?;
+            device.reporting(ReportedValue::Power)?;
             let range = power.limit.saturating_sub(power.idle);
             Ok(Box::new(move |sample| {
                 power.idle + range / 100 * sample.gpu_percent
@@ -133,7 +132,7 @@ fn value_of(device: Device, kind: nvmlSamplingType_t) -> Answer<Value> {
         | nvmlSamplingType_enum_NVML_DEC_UTILIZATION_SAMPLES
         | nvmlSamplingType_enum_NVML_JPG_UTILIZATION_SAMPLES
         | nvmlSamplingType_enum_NVML_OFA_UTILIZATION_SAMPLES => Ok(Box::new(|_| 0)),
-        // Of boards with a processor beside the GPU.
+        // For boards with a processor next to the GPU.
         nvmlSamplingType_enum_NVML_MODULE_POWER_SAMPLES => Err(NvmlError::NotSupported),
         _ => Err(NvmlError::InvalidArgument),
     }
@@ -147,9 +146,9 @@ struct ProcessUtilization {
 }
 
 /// The newest sample of each process that was busy since a time.
-fn by_process(handle: nvmlDevice_t, since: c_ulonglong) -> Answer<Vec<ProcessUtilization>> {
+fn by_process(handle: nvmlDevice_t, since: c_ulonglong) -> NvmlResult<Vec<ProcessUtilization>> {
     let device = not_partitioned(handle)?;
-    device.reporting(Figure::Utilization)?;
+    device.reporting(ReportedValue::Utilization)?;
     let mut newest = BTreeMap::new();
     for sample in device.library.samples(device.card, since)? {
         let at = device.library.microseconds(sample.end);

@@ -1,4 +1,4 @@
-//! Temperature, power, clocks, utilisation and the card's modes.
+//! Temperature, power, clocks, utilization and modes.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -7,9 +7,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlPstates_t, nvmlTemperature_t, nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t,
     nvmlUtilization_t,
 };
-use simulator_machine::protocol::Figure;
+use simulator_machine::protocol::ReportedValue;
 
-use crate::abi::{Answer, Out, entry_points};
+use crate::abi::{NvmlResult, Out, entry_points};
 use crate::error::NvmlError;
 use crate::handle::{Device, device};
 
@@ -17,12 +17,12 @@ const DISABLED: nvmlEnableState_t = 0;
 const ENABLED: nvmlEnableState_t = 1;
 /// `NVML_TEMPERATURE_GPU`
 const GPU_SENSOR: nvmlTemperatureSensors_t = 0;
-/// Length of a sampling period of decoders and the like.
+/// Sampling period of decoders and encoders.
 const SAMPLING_PERIOD_MICROSECONDS: c_uint = 1_000_000 / 6;
 
 entry_points! {
     fn nvmlDeviceGetUtilizationRates(handle: nvmlDevice_t, rates: Out<nvmlUtilization_t>) {
-        let utilization = not_partitioned(handle)?.reporting(Figure::Utilization)?.utilization;
+        let utilization = not_partitioned(handle)?.reporting(ReportedValue::Utilization)?.utilization;
         rates.set(nvmlUtilization_t { gpu: utilization.gpu_percent, memory: utilization.memory_percent })
     }
 
@@ -36,7 +36,7 @@ entry_points! {
         if sensor != GPU_SENSOR {
             return Err(NvmlError::InvalidArgument);
         }
-        celsius.set(device.reporting(Figure::Temperature)?.temperature_celsius)
+        celsius.set(device.reporting(ReportedValue::Temperature)?.temperature_celsius)
     }
 
     fn nvmlDeviceGetTemperatureV(handle: nvmlDevice_t, reading: Out<nvmlTemperature_t>) {
@@ -45,7 +45,7 @@ entry_points! {
         if reading.get()?.sensorType != GPU_SENSOR {
             return Err(NvmlError::InvalidArgument);
         }
-        let celsius = device.reporting(Figure::Temperature)?.temperature_celsius;
+        let celsius = device.reporting(ReportedValue::Temperature)?.temperature_celsius;
         let temperature = c_int::try_from(celsius).map_err(|_| NvmlError::Unknown)?;
         reading.set(nvmlTemperature_t { version, sensorType: GPU_SENSOR, temperature })
     }
@@ -62,11 +62,11 @@ entry_points! {
     }
 
     fn nvmlDeviceGetPowerUsage(handle: nvmlDevice_t, milliwatts: Out<c_uint>) {
-        milliwatts.set(device(handle)?.reporting(Figure::Power)?.power_milliwatts)
+        milliwatts.set(device(handle)?.reporting(ReportedValue::Power)?.power_milliwatts)
     }
 
     fn nvmlDeviceGetTotalEnergyConsumption(handle: nvmlDevice_t, millijoules: Out<c_ulonglong>) {
-        millijoules.set(device(handle)?.reporting(Figure::Power)?.energy_millijoules)
+        millijoules.set(device(handle)?.reporting(ReportedValue::Power)?.energy_millijoules)
     }
 
     fn nvmlDeviceGetPowerManagementMode(handle: nvmlDevice_t, mode: Out<nvmlEnableState_t>) {
@@ -143,8 +143,8 @@ entry_points! {
     }
 }
 
-/// In MIG mode a card does not know how busy it is.
-pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> Answer<Device> {
+/// Utilization is not supported in MIG mode.
+pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> NvmlResult<Device> {
     let device = device(handle)?;
     match device.state()?.mig_enabled {
         false => Ok(device),
@@ -152,18 +152,18 @@ pub(crate) fn not_partitioned(handle: nvmlDevice_t) -> Answer<Device> {
     }
 }
 
-fn idle_engine(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) -> Answer {
+fn idle_engine(handle: nvmlDevice_t, percent: Out<c_uint>, period: Out<c_uint>) -> NvmlResult {
     not_partitioned(handle)?;
     percent.set(0)?;
     period.set(SAMPLING_PERIOD_MICROSECONDS)
 }
 
-fn power_limit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) -> Answer {
+fn power_limit(handle: nvmlDevice_t, milliwatts: Out<c_uint>) -> NvmlResult {
     milliwatts.set(device(handle)?.model()?.power_milliwatts.limit)
 }
 
-/// `nvmlClocksEventReasonGpuIdle` when nothing runs.
-fn clock_reasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) -> Answer {
+/// `nvmlClocksEventReasonGpuIdle` if idle.
+fn clock_reasons(handle: nvmlDevice_t, reasons: Out<c_ulonglong>) -> NvmlResult {
     let idle = device(handle)?.state()?.utilization.gpu_percent == 0;
     reasons.set(c_ulonglong::from(idle))
 }
@@ -173,7 +173,7 @@ const SM_CLOCK: nvmlClockType_t = 1;
 const MEMORY_CLOCK: nvmlClockType_t = 2;
 const VIDEO_CLOCK: nvmlClockType_t = 3;
 
-fn highest_clock(device: Device, clock: nvmlClockType_t) -> Answer<c_uint> {
+fn highest_clock(device: Device, clock: nvmlClockType_t) -> NvmlResult<c_uint> {
     let clocks = device.model()?.clocks_mhz;
     match clock {
         GRAPHICS_CLOCK | SM_CLOCK => Ok(clocks.graphics),
@@ -183,7 +183,7 @@ fn highest_clock(device: Device, clock: nvmlClockType_t) -> Answer<c_uint> {
     }
 }
 
-fn current_clock(device: Device, clock: nvmlClockType_t) -> Answer<c_uint> {
+fn current_clock(device: Device, clock: nvmlClockType_t) -> NvmlResult<c_uint> {
     match clock {
         GRAPHICS_CLOCK | SM_CLOCK => Ok(device.state()?.graphics_mhz),
         _ => highest_clock(device, clock),

@@ -1,4 +1,4 @@
-//! Initialisation, error texts, versions.
+//! Initialization, error texts, versions.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -55,7 +55,7 @@ fn cuda_version() -> Result<c_int, NvmlError> {
     c_int::try_from(version.major * 1000 + version.minor * 10).map_err(|_| NvmlError::Unknown)
 }
 
-/// `nvmlErrorString`: works before initialisation, as in the real library.
+/// `nvmlErrorString`: available before initialization, as in the real library.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(code: nvmlReturn_t) -> *const c_char {
     error::text(code).as_ptr()

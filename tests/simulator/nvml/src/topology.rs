@@ -1,4 +1,4 @@
-//! NUMA, CPU affinity, NVLink, fabric, and how cards reach each other.
+//! NUMA, CPU affinity, NVLink, fabric and GPU topology.
 
 use std::ffi::{c_uint, c_ulong};
 
@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use simulator_machine::description::AddressingMode;
 
-use crate::abi::{Answer, Out, entry_points, set_list};
+use crate::abi::{NvmlResult, Out, entry_points, set_list};
 use crate::error::NvmlError;
 use crate::handle::{Device, device, handle as handle_of};
 
@@ -47,7 +47,8 @@ entry_points! {
                 found.push(handle_of(card));
             }
         }
-        // Unlike other lists: asked for none, it succeeds and says how many there are; asked for some, it gives as many.
+        // Unlike other lists: capacity 0 succeeds and returns the count; otherwise the list is
+        // truncated.
         let wanted = match count.get()? {
             0 => return count.set(c_uint::try_from(found.len()).map_err(|_| NvmlError::Unknown)?),
             wanted => usize::try_from(wanted).map_err(|_| NvmlError::InvalidArgument)?,
@@ -65,7 +66,7 @@ entry_points! {
         if capability >= UNKNOWN_CAPABILITY {
             return Err(NvmlError::InvalidArgument);
         }
-        // Cards before Hopper have NVLink, too, but say nothing of a fabric.
+        // GPUs before Hopper have NVLink but report no fabric.
         let linked = first.model()?.nvlink.is_some()
             && second.model()?.nvlink.is_some()
             && first.described()?.fabric == second.described()?.fabric;
@@ -130,7 +131,7 @@ entry_points! {
 /// `NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY`
 const HEALTHY: std::ffi::c_uchar = 1;
 
-fn common_ancestor(first: Device, second: Device) -> Answer<nvmlGpuTopologyLevel_t> {
+fn common_ancestor(first: Device, second: Device) -> NvmlResult<nvmlGpuTopologyLevel_t> {
     if first.card == second.card {
         return Ok(SAME_CARD);
     }
@@ -138,8 +139,8 @@ fn common_ancestor(first: Device, second: Device) -> Answer<nvmlGpuTopologyLevel
     Ok(if same_node { SAME_NODE } else { WHOLE_SYSTEM })
 }
 
-/// The NVLink version, where the link exists.
-fn nvlink(handle: nvmlDevice_t, link: c_uint) -> Answer<c_uint> {
+/// The NVLink version if the link exists.
+fn nvlink(handle: nvmlDevice_t, link: c_uint) -> NvmlResult<c_uint> {
     let nvlink = device(handle)?
         .model()?
         .nvlink
@@ -151,7 +152,7 @@ fn nvlink(handle: nvmlDevice_t, link: c_uint) -> Answer<c_uint> {
 }
 
 /// Cluster UUID, clique and state of a card's fabric.
-fn fabric(device: Device) -> Answer<([u8; 16], c_uint, u8)> {
+fn fabric(device: Device) -> NvmlResult<([u8; 16], c_uint, u8)> {
     const NOT_SUPPORTED: u8 = 0;
     const COMPLETED: u8 = 3;
     let Some(fabric) = &device.described()?.fabric else {
@@ -170,8 +171,8 @@ fn fabric(device: Device) -> Answer<([u8; 16], c_uint, u8)> {
     Ok((uuid, fabric.clique, COMPLETED))
 }
 
-/// Every processor of the machine: the simulated cards hang off none in particular.
-fn whole_set(words: c_uint, set: Out<c_ulong>) -> Answer {
+/// All CPUs: the simulated GPUs have no affinity.
+fn whole_set(words: c_uint, set: Out<c_ulong>) -> NvmlResult {
     let words = usize::try_from(words).map_err(|_| NvmlError::InvalidArgument)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     for (word, first) in set.elements(words)?.zip((0..).step_by(64)) {

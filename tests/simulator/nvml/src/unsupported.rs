@@ -1,10 +1,10 @@
-//! Every other name in `nvml.h`: exported, and not simulated.
+//! All other names of `nvml.h`: exported, not simulated.
 //!
-//! The list is checked by a test against the names that nvml-wrapper-sys and go-nvml look up.
+//! A test compares the list with the names that nvml-wrapper-sys and go-nvml look up.
 
 use std::ffi::c_uint;
 
-use crate::abi::Answer;
+use crate::abi::NvmlResult;
 use crate::error::NvmlError;
 use crate::library::require_initialized;
 
@@ -18,7 +18,7 @@ macro_rules! unsupported {
     )*};
 }
 
-fn refuse() -> Answer {
+fn refuse() -> NvmlResult {
     require_initialized()?;
     Err(NvmlError::NotSupported)
 }

@@ -1,4 +1,4 @@
-//! Accounting of processes, performance monitoring, and processes in detail.
+//! Accounting, performance monitoring and process details.
 
 use std::ffi::c_uint;
 use std::process::{Child, Stdio};
@@ -21,7 +21,7 @@ const NOT_FOUND: c_uint = 6;
 const INSUFFICIENT_SIZE: c_uint = 7;
 const VERSION_MISMATCH: c_uint = 25;
 
-/// A process that does not outlive the test, however that ends.
+/// A child process that is killed when the test ends.
 struct Running(Child);
 
 impl Running {
@@ -37,7 +37,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -103,7 +103,7 @@ fn stats(
 }
 
 #[test]
-fn accounting_keeps_what_processes_did_beyond_their_end() -> anyhow::Result<()> {
+fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (library, device) = open(&machine)?;
     let mode = || {
@@ -129,7 +129,7 @@ fn accounting_keeps_what_processes_did_beyond_their_end() -> anyhow::Result<()> 
         None,
     )?;
     let pid = busy.0.id();
-    // Who was there before is not kept.
+    // Processes that started before are not accounted.
     assert_eq!(
         wait_for(|| Ok(pids(&library, device).ok().filter(|pids| !pids.is_empty())))?,
         [pid]
@@ -174,7 +174,7 @@ fn sample(library: &NvmlLib) -> nvmlGpmSample_t {
     sample
 }
 
-/// Return codes and values of the metrics with these ids.
+/// Return codes and values of metrics by id.
 fn metrics(
     library: &NvmlLib,
     [first, second]: [nvmlGpmSample_t; 2],
@@ -205,7 +205,7 @@ const MULTIPROCESSORS: c_uint = 2;
 const TENSOR: c_uint = 5;
 
 #[test]
-fn performance_monitoring_tells_time_from_multiprocessors() -> anyhow::Result<()> {
+fn separates_busy_time_from_occupancy() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (library, device) = open(&machine)?;
     let samples = [sample(&library), sample(&library)];
@@ -215,7 +215,7 @@ fn performance_monitoring_tells_time_from_multiprocessors() -> anyhow::Result<()
         metrics(&library, samples, &[GRAPHICS]),
         Err(INVALID_ARGUMENT)
     );
-    // One block at a time: always busy, on one of 132 multiprocessors.
+    // One block: always busy, on one of 132 multiprocessors.
     let busy = Running::start(
         &machine,
         &["launch", "--ms", "20", "--seconds", "600", "--blocks", "1"],
@@ -238,7 +238,7 @@ fn performance_monitoring_tells_time_from_multiprocessors() -> anyhow::Result<()
     for sample in samples {
         // SAFETY: allocated above.
         assert_eq!(unsafe { library.nvmlGpmSampleFree(sample) }, 0);
-        // SAFETY: known to be no sample any more.
+        // SAFETY: no longer a valid sample.
         let code = unsafe { library.nvmlGpmSampleFree(sample) };
         assert_eq!(code, INVALID_ARGUMENT);
     }
@@ -246,7 +246,7 @@ fn performance_monitoring_tells_time_from_multiprocessors() -> anyhow::Result<()
 }
 
 #[test]
-fn each_gpu_instance_has_its_own_figures_and_they_run_at_once() -> anyhow::Result<()> {
+fn samples_concurrent_gpu_instances_separately() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (mut setup, _welcome) =
         Connection::open(&DriverRoot::new(machine.root()), ClientKind::Nvml)?;
@@ -331,12 +331,13 @@ fn each_gpu_instance_has_its_own_figures_and_they_run_at_once() -> anyhow::Resul
         sum(&after) - sum(&before),
         after.busy_nanos - before.busy_nanos,
     );
-    // Taking turns, the sum of both would be the card's.
+    // Alternating, both together would have the GPU's time.
     assert!(together * 10 > card_time * 13, "{together} {card_time}");
     for pair in samples {
         let read = metrics(&library, pair, &[GRAPHICS, MULTIPROCESSORS]);
         let read = read.map_err(|code| anyhow::anyhow!("NVML answers {code}"))?;
-        // Kernels fill the instance: as busy as it is occupied, and neither is the other one's.
+        // Kernels fill the instance: busy time equals occupied time, independent of the other
+        // instance.
         let [(0, time), (0, occupied)] = read[..] else {
             bail!("{read:?}");
         };
@@ -349,7 +350,7 @@ fn each_gpu_instance_has_its_own_figures_and_they_run_at_once() -> anyhow::Resul
 }
 
 #[test]
-fn cards_before_hopper_have_no_performance_monitoring() -> anyhow::Result<()> {
+fn rejects_performance_monitoring_before_hopper() -> anyhow::Result<()> {
     for (machine, expected) in [(H100X2, 1), (A100_80X8, 0), (T4, 0)] {
         let machine = Machine::start(machine)?;
         let (library, device) = open(&machine)?;
@@ -374,7 +375,7 @@ fn cards_before_hopper_have_no_performance_monitoring() -> anyhow::Result<()> {
 }
 
 #[test]
-fn processes_are_listed_in_detail() -> anyhow::Result<()> {
+fn lists_processes_in_detail() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (library, device) = open(&machine)?;
     let process = Running::start(&machine, &["alloc", "--mib", "100", "--hold", "600"], None)?;

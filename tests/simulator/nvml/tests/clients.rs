@@ -1,4 +1,4 @@
-//! Clients that users run, unmodified: nvidia-ml-py, gpustat, nvitop, go-nvml.
+//! Unmodified client programs: nvidia-ml-py, gpustat, nvitop, go-nvml.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,18 +18,18 @@ fn text(output: &Output) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// A program that does not outlive the test, however that ends.
+/// A child process that is killed when the test ends.
 struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A process that holds 1000 MiB of card 0, and its use of the card.
+/// A process that holds 1000 MiB of GPU 0, and its entry on the GPU.
 fn holder(machine: &Machine) -> anyhow::Result<(Background, u64)> {
     let mut probe = machine.program("cuda-probe")?;
     let hold = probe.args(["alloc", "--mib", "1000", "--hold", "600"]);
@@ -39,7 +39,7 @@ fn holder(machine: &Machine) -> anyhow::Result<(Background, u64)> {
 }
 
 #[test]
-fn gpustat_shows_memory_and_process() -> anyhow::Result<()> {
+fn shows_memory_and_process_in_gpustat() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (child, used) = holder(&machine)?;
     let output = machine
@@ -56,7 +56,7 @@ fn gpustat_shows_memory_and_process() -> anyhow::Result<()> {
 }
 
 #[test]
-fn nvitop_shows_the_cards() -> anyhow::Result<()> {
+fn shows_gpus_in_nvitop() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let (child, used) = holder(&machine)?;
     let output = machine
@@ -73,10 +73,10 @@ fn nvitop_shows_the_cards() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls every getter of nvidia-ml-py that takes a device only: each answers, or says that it is
-/// not supported, on every bundled machine.
+/// Calls every getter of nvidia-ml-py whose only parameter is a device, on every bundled machine:
+/// each returns a value or "not supported".
 #[test]
-fn every_getter_of_nvidia_ml_py_answers() -> anyhow::Result<()> {
+fn answers_every_getter_of_nvidia_ml_py() -> anyhow::Result<()> {
     let script = r#"
 import inspect, pynvml
 pynvml.nvmlInit()
@@ -111,8 +111,8 @@ print(answered)
     Ok(())
 }
 
-/// Card 0 with a 3g and a 1g instance, made through nvidia-ml-py; then every getter is asked about
-/// both MIG devices.
+/// Creates a 3g and a 1g instance on GPU 0 with nvidia-ml-py, then calls every getter for both MIG
+/// devices.
 const PARTITION: &str = r#"
 import inspect, pynvml
 pynvml.nvmlInit()
@@ -127,7 +127,7 @@ for kind in (pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE, pynvml.NVML_GPU_INSTANCE_
 "#;
 
 #[test]
-fn every_getter_of_nvidia_ml_py_answers_for_a_mig_device() -> anyhow::Result<()> {
+fn answers_every_nvidia_ml_py_getter_for_mig_devices() -> anyhow::Result<()> {
     let script = r#"
 for index in range(2):
     device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
@@ -161,7 +161,7 @@ for index in range(2):
 }
 
 #[test]
-fn nvitop_shows_mig_devices() -> anyhow::Result<()> {
+fn shows_mig_devices_in_nvitop() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let output = machine
         .command(python::clients()?.join("python"))
@@ -186,7 +186,7 @@ fn nvitop_shows_mig_devices() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// go-nvml looks every symbol up when it starts.
+/// go-nvml looks up every symbol at start.
 fn go_client() -> anyhow::Result<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go-client");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-client");
@@ -205,7 +205,7 @@ fn go_client() -> anyhow::Result<PathBuf> {
 }
 
 #[test]
-fn go_nvml_lists_the_cards() -> anyhow::Result<()> {
+fn lists_gpus_with_go_nvml() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let output = machine.command(go_client()?).output()?;
     assert_eq!(
@@ -216,7 +216,7 @@ fn go_nvml_lists_the_cards() -> anyhow::Result<()> {
 }
 
 #[test]
-fn go_nvml_partitions_cards() -> anyhow::Result<()> {
+fn creates_mig_instances_with_go_nvml() -> anyhow::Result<()> {
     let machine = Machine::start(A30X2)?;
     let output = machine.command(go_client()?).arg("mig").output()?;
     let shown = text(&output)?;

@@ -1,4 +1,4 @@
-//! The library as nvml-wrapper, an independent client, sees it.
+//! The library through nvml-wrapper, an independent client.
 
 use anyhow::Context;
 use nvml_wrapper::Nvml;
@@ -17,7 +17,7 @@ fn nvml(machine: &Machine) -> anyhow::Result<Nvml> {
 }
 
 #[test]
-fn an_h100_machine_is_what_its_file_says() -> anyhow::Result<()> {
+fn reports_the_machine_file_of_an_h100() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let nvml = nvml(&machine)?;
     assert_eq!(nvml.sys_driver_version()?, "580.65.06");
@@ -46,7 +46,7 @@ fn an_h100_machine_is_what_its_file_says() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_t4_has_no_mig_and_says_so() -> anyhow::Result<()> {
+fn reports_mig_as_unsupported_on_a_t4() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let nvml = nvml(&machine)?;
     let device = nvml.device_by_index(0)?;
@@ -63,7 +63,7 @@ fn a_t4_has_no_mig_and_says_so() -> anyhow::Result<()> {
 }
 
 #[test]
-fn handles_by_uuid_and_bus_id_are_the_one_by_index() -> anyhow::Result<()> {
+fn returns_equal_handles_by_index_uuid_and_bus_id() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let nvml = nvml(&machine)?;
     for index in 0..2 {
@@ -81,7 +81,7 @@ fn handles_by_uuid_and_bus_id_are_the_one_by_index() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_card_without_device_node_is_not_there() -> anyhow::Result<()> {
+fn hides_gpus_without_device_node() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     std::fs::remove_file(machine.root().join("dev/nvidia0"))?;
     let nvml = nvml(&machine)?;
@@ -94,7 +94,7 @@ fn a_card_without_device_node_is_not_there() -> anyhow::Result<()> {
 }
 
 #[test]
-fn two_machines_side_by_side_do_not_meet() -> anyhow::Result<()> {
+fn isolates_two_machines() -> anyhow::Result<()> {
     let (large, small) = (Machine::start(H100X2)?, Machine::start(T4)?);
     let (large, small) = (nvml(&large)?, nvml(&small)?);
     assert_eq!((large.device_count()?, small.device_count()?), (2, 1));
@@ -103,7 +103,7 @@ fn two_machines_side_by_side_do_not_meet() -> anyhow::Result<()> {
 }
 
 #[test]
-fn without_a_daemon_the_driver_is_not_loaded_and_a_new_daemon_heals_it() -> anyhow::Result<()> {
+fn reports_driver_not_loaded_until_a_daemon_starts() -> anyhow::Result<()> {
     let mut machine = Machine::start(T4)?;
     let first = nvml(&machine)?;
     let device = first.device_by_index(0)?;

@@ -1,4 +1,4 @@
-//! Event sets: what the machine raises reaches those who registered, and nobody else.
+//! Event sets: delivery to registered clients only.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -9,7 +9,7 @@ use simulator_machine::protocol::{CardEvent, CardIndex};
 use simulator_machine::testing::Machine;
 
 #[test]
-fn an_xid_reaches_the_set_that_registered_for_its_card() -> anyhow::Result<()> {
+fn delivers_xid_to_the_registered_set() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let library = machine.lib_dir().join("libnvidia-ml.so.1");
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
@@ -39,7 +39,7 @@ fn an_xid_reaches_the_set_that_registered_for_its_card() -> anyhow::Result<()> {
 }
 
 #[test]
-fn events_that_a_card_cannot_raise_are_refused() -> anyhow::Result<()> {
+fn rejects_unsupported_event_types() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let library = machine.lib_dir().join("libnvidia-ml.so.1");
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;

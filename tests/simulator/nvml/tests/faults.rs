@@ -1,4 +1,4 @@
-//! Cards that fail on demand, as monitoring programs see them.
+//! Injected faults, as monitoring programs see them.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use nvml_wrapper::error::NvmlError;
 use simulator_machine::control::Command;
 use simulator_machine::description::H100X2;
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardIndex, Figure};
+use simulator_machine::protocol::{CardIndex, ReportedValue};
 use simulator_machine::testing::Machine;
 
 fn start() -> anyhow::Result<(Machine, Nvml)> {
@@ -25,7 +25,7 @@ fn break_card(machine: &Machine, faults: Faults) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_lost_card_says_so_and_the_others_go_on() -> anyhow::Result<()> {
+fn reports_a_lost_gpu_without_affecting_others() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     let device = nvml.device_by_index(1)?;
     break_card(
@@ -50,7 +50,7 @@ fn a_lost_card_says_so_and_the_others_go_on() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_slow_card_is_slow_and_holds_nobody_else_up() -> anyhow::Result<()> {
+fn delays_only_the_slow_gpu() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     let delay = Duration::from_millis(400);
     break_card(
@@ -74,14 +74,14 @@ fn a_slow_card_is_slow_and_holds_nobody_else_up() -> anyhow::Result<()> {
 }
 
 #[test]
-fn figures_that_a_card_does_not_have_are_not_supported() -> anyhow::Result<()> {
+fn reports_missing_values_as_not_supported() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     let unsupported = [
-        Figure::Memory,
-        Figure::Processes,
-        Figure::Utilization,
-        Figure::Temperature,
-        Figure::Power,
+        ReportedValue::Memory,
+        ReportedValue::Processes,
+        ReportedValue::Utilization,
+        ReportedValue::Temperature,
+        ReportedValue::Power,
     ];
     break_card(
         &machine,
@@ -110,7 +110,7 @@ fn figures_that_a_card_does_not_have_are_not_supported() -> anyhow::Result<()> {
 }
 
 #[test]
-fn contexts_can_be_refused() -> anyhow::Result<()> {
+fn refuses_contexts_on_demand() -> anyhow::Result<()> {
     let (machine, _nvml) = start()?;
     break_card(
         &machine,

@@ -1,4 +1,4 @@
-//! MIG through the functions of the header: what is created, shown, refused and destroyed.
+//! MIG through the C functions: creation, queries, errors, destruction.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_uint};
@@ -28,13 +28,13 @@ const NOT_FOUND: nvmlReturn_t = 6;
 const IN_USE: nvmlReturn_t = 19;
 const INSUFFICIENT_RESOURCES: nvmlReturn_t = 23;
 
-/// NVML on a machine of its own, initialised.
+/// NVML on a machine of its own, initialized.
 struct Mig {
     machine: Machine,
     nvml: NvmlLib,
 }
 
-/// Calls a function of the library; every pointer argument is that of a live variable.
+/// Calls a function of the library; pointer arguments refer to live variables.
 macro_rules! call {
     ($mig:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: pointers are to live variables or null, as the function allows.
@@ -52,14 +52,14 @@ impl Mig {
         Ok(mig)
     }
 
-    /// Card 0.
+    /// GPU 0.
     fn card(&self) -> anyhow::Result<nvmlDevice_t> {
         let mut card = null_mut();
         ensure!(call!(self, nvmlDeviceGetHandleByIndex_v2(0, &raw mut card)) == SUCCESS);
         Ok(card)
     }
 
-    /// Card 0 in MIG mode.
+    /// GPU 0 in MIG mode.
     fn partitioned(yaml: &str) -> anyhow::Result<(Self, nvmlDevice_t)> {
         let mig = Self::start(yaml)?;
         let card = mig.card()?;
@@ -167,7 +167,7 @@ impl Mig {
             .collect()
     }
 
-    /// This process, computing in an instance of card 0.
+    /// This process, computing in an instance of GPU 0.
     fn compute(&self, instance: InstanceId) -> anyhow::Result<(Connection, ContextId)> {
         let root = DriverRoot::new(self.machine.root());
         let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda)?;
@@ -183,12 +183,12 @@ impl Mig {
 }
 
 #[test]
-fn an_instance_is_created_shown_and_destroyed() -> anyhow::Result<()> {
+fn creates_lists_and_destroys_instances() -> anyhow::Result<()> {
     let (mig, card) = Mig::partitioned(H100X2)?;
     assert_eq!(mig.mode(card), (1, 1));
     assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
     let gpu = mig.create(card, 9).unwrap();
-    // A GPU instance alone is no device.
+    // A GPU instance alone is not a device.
     assert_eq!(mig.device(card, 0), Err(NOT_FOUND));
     let compute = mig.fill(gpu, 2).unwrap();
     let device = mig.device(card, 0).unwrap();
@@ -274,7 +274,7 @@ fn an_instance_is_created_shown_and_destroyed() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_full_card_has_no_resources_and_a_taken_placement_is_refused() -> anyhow::Result<()> {
+fn rejects_instances_on_a_full_gpu_and_used_placements() -> anyhow::Result<()> {
     let (mig, card) = Mig::partitioned(H100X2)?;
     let place = |start, size| {
         let placement = nvmlGpuInstancePlacement_t { start, size };
@@ -321,7 +321,7 @@ fn a_full_card_has_no_resources_and_a_taken_placement_is_refused() -> anyhow::Re
 }
 
 #[test]
-fn a_process_keeps_its_instance_and_is_listed_with_its_ids() -> anyhow::Result<()> {
+fn keeps_instances_in_use_and_lists_their_processes() -> anyhow::Result<()> {
     let (mig, card) = Mig::partitioned(H100X2)?;
     let devices: Vec<_> = (0..2)
         .map(|index| {
@@ -333,7 +333,7 @@ fn a_process_keeps_its_instance_and_is_listed_with_its_ids() -> anyhow::Result<(
     let [(busy, device), (idle, other)] = devices[..] else {
         anyhow::bail!("two devices")
     };
-    // The first instance of one slice lies last, at slice 6.
+    // The first 1g instance is placed last, at slice 6.
     let (mut cuda, context) = mig.compute(InstanceId {
         gpu: 13,
         compute: 0,
@@ -345,7 +345,7 @@ fn a_process_keeps_its_instance_and_is_listed_with_its_ids() -> anyhow::Result<(
     assert_eq!(call!(mig, nvmlComputeInstanceDestroy(busy)), IN_USE);
     assert_eq!(call!(mig, nvmlComputeInstanceDestroy(idle)), SUCCESS);
 
-    // It has the memory of its instance, not of the card.
+    // Reports the memory of its instance.
     let take = |bytes| Request::Allocate { context, bytes };
     assert!(cuda.request(&take(9984 * MIB)).is_err());
     let instances = mig.machine.card(0)?.mig.gpu_instances;
@@ -367,7 +367,7 @@ fn a_process_keeps_its_instance_and_is_listed_with_its_ids() -> anyhow::Result<(
 }
 
 #[test]
-fn in_mig_mode_a_card_does_not_say_how_busy_it_is() -> anyhow::Result<()> {
+fn reports_no_utilization_in_mig_mode() -> anyhow::Result<()> {
     let (mig, card) = Mig::partitioned(H100X2)?;
     let mut rates = nvml_wrapper_sys::bindings::nvmlUtilization_t { gpu: 0, memory: 0 };
     let mut count = 0;
@@ -394,7 +394,7 @@ fn in_mig_mode_a_card_does_not_say_how_busy_it_is() -> anyhow::Result<()> {
 }
 
 #[test]
-fn without_mig_mode_nothing_can_be_created() -> anyhow::Result<()> {
+fn rejects_instances_without_mig_mode() -> anyhow::Result<()> {
     let mig = Mig::start(H100X2)?;
     let card = mig.card()?;
     assert_eq!(mig.create(card, 19), Err(NOT_SUPPORTED));
@@ -413,7 +413,7 @@ fn without_mig_mode_nothing_can_be_created() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_card_in_use_keeps_its_mode_until_it_is_free_or_reset() -> anyhow::Result<()> {
+fn defers_mig_mode_of_a_gpu_in_use() -> anyhow::Result<()> {
     let mig = Mig::start(H100X2)?;
     let card = mig.card()?;
     let root = DriverRoot::new(mig.machine.root());
@@ -432,7 +432,7 @@ fn a_card_in_use_keeps_its_mode_until_it_is_free_or_reset() -> anyhow::Result<()
 }
 
 #[test]
-fn an_a30_that_others_have_open_waits_for_a_reset() -> anyhow::Result<()> {
+fn defers_mig_mode_of_an_open_a30_until_reset() -> anyhow::Result<()> {
     let mig = Mig::start(A30X2)?;
     let card = mig.card()?;
     let script = "import pynvml; pynvml.nvmlInit(); print('open', flush=True); input()";
@@ -462,7 +462,7 @@ fn an_a30_that_others_have_open_waits_for_a_reset() -> anyhow::Result<()> {
 }
 
 #[test]
-fn creation_can_be_made_to_fail() -> anyhow::Result<()> {
+fn refuses_instances_on_demand() -> anyhow::Result<()> {
     let (mig, card) = Mig::partitioned(H100X2)?;
     let faults = Faults {
         refuses_instances: true,

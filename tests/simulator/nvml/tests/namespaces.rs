@@ -1,4 +1,4 @@
-//! Which processes a container sees: each kind of driver in a PID namespace of its own.
+//! Process visibility by driver version, in PID namespaces.
 
 use std::process::{Child, Stdio};
 
@@ -6,8 +6,8 @@ use anyhow::ensure;
 use simulator_machine::description::{H100X2, MIB};
 use simulator_machine::testing::{Machine, python};
 
-/// Runs in a namespace of its own: starts a program on card 0, waits until that holds memory
-/// beside the one outside, and prints its PID and those that NVML shows.
+/// Runs in a namespace: starts a program on GPU 0, waits until the program holds memory, and prints
+/// its PID and those that NVML shows.
 const INSIDE: &str = r#"
 import pynvml, subprocess, sys, time
 child = subprocess.Popen([sys.argv[1], "alloc", "--mib", "100", "--hold", "600"], stdout=subprocess.DEVNULL)
@@ -20,12 +20,12 @@ print(child.pid, *sorted(process.pid for process in pynvml.nvmlDeviceGetComputeR
 child.kill()
 "#;
 
-/// A program that does not outlive the test, however that ends.
+/// A child process that is killed when the test ends.
 struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -72,24 +72,24 @@ fn seen_in_a_container(policy: &str) -> anyhow::Result<Seen> {
 }
 
 #[test]
-fn a_container_sees_its_own_processes_by_its_own_pids() -> anyhow::Result<()> {
+fn shows_a_container_its_processes_by_its_pids() -> anyhow::Result<()> {
     let seen = seen_in_a_container("translated")?;
     assert_eq!(seen.shown, [seen.inside]);
     Ok(())
 }
 
 #[test]
-fn with_an_old_driver_a_container_sees_the_hosts_pids() -> anyhow::Result<()> {
+fn shows_host_pids_with_an_old_driver() -> anyhow::Result<()> {
     let seen = seen_in_a_container("host")?;
     assert_eq!(seen.shown.len(), 2);
     assert!(seen.shown.contains(&seen.outside));
-    // In the namespace it is one of the first processes.
+    // PIDs in the new namespace are small.
     assert!(!seen.shown.contains(&seen.inside));
     Ok(())
 }
 
 #[test]
-fn a_container_may_see_nothing() -> anyhow::Result<()> {
+fn hides_processes_from_a_container() -> anyhow::Result<()> {
     assert!(seen_in_a_container("hiddenInContainers")?.shown.is_empty());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How busy cards and processes were, and figures by field id.
+//! Utilization samples of GPUs and processes, and field values.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use nvml_wrapper::sys_exports::field_id;
 use simulator_machine::control::Command;
 use simulator_machine::description::{H100X2, RTX_4090};
 use simulator_machine::kernel::Faults;
-use simulator_machine::protocol::{CardIndex, Figure};
+use simulator_machine::protocol::{CardIndex, ReportedValue};
 use simulator_machine::testing::{Machine, python};
 
-/// A process that keeps card 0 busy until it is killed.
+/// A process that keeps GPU 0 busy until killed.
 struct Busy(Child);
 
 impl Busy {
@@ -34,7 +34,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -47,7 +47,7 @@ fn start() -> anyhow::Result<(Machine, Nvml)> {
     Ok((machine, nvml))
 }
 
-/// Waits for the samples of processes to be as expected.
+/// Waits until process samples satisfy a condition.
 fn wait_for(
     device: &Device<'_>,
     since: u64,
@@ -66,7 +66,7 @@ fn wait_for(
 }
 
 #[test]
-fn a_busy_process_is_in_the_samples_and_an_idle_card_has_none() -> anyhow::Result<()> {
+fn samples_busy_processes_only() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     let (card, idle) = (nvml.device_by_index(0)?, nvml.device_by_index(1)?);
     assert!(matches!(
@@ -84,7 +84,7 @@ fn a_busy_process_is_in_the_samples_and_an_idle_card_has_none() -> anyhow::Resul
         idle.process_utilization_stats(0),
         Err(NvmlError::NotFound)
     ));
-    // Only what is newer than the last one seen.
+    // Only samples newer than the last one.
     let next = wait_for(&card, sample.timestamp, |samples| !samples.is_empty())?;
     assert!(next[0].timestamp > sample.timestamp);
     let card_samples = card.samples(Sampling::GpuUtilization, None)?;
@@ -104,7 +104,7 @@ fn a_busy_process_is_in_the_samples_and_an_idle_card_has_none() -> anyhow::Resul
 }
 
 #[test]
-fn two_busy_processes_share_the_card_in_the_samples() -> anyhow::Result<()> {
+fn splits_samples_between_two_busy_processes() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     let card = nvml.device_by_index(0)?;
     let both = [Busy::start(&machine)?, Busy::start(&machine)?];
@@ -123,12 +123,12 @@ fn two_busy_processes_share_the_card_in_the_samples() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_card_without_the_figure_has_no_samples() -> anyhow::Result<()> {
+fn returns_no_samples_for_an_unsupported_value() -> anyhow::Result<()> {
     let (machine, nvml) = start()?;
     machine.control(&Command::Break {
         card: CardIndex(0),
         faults: Faults {
-            unsupported: [Figure::Utilization].into(),
+            unsupported: [ReportedValue::Utilization].into(),
             ..Faults::default()
         },
     })?;
@@ -144,9 +144,9 @@ fn a_card_without_the_figure_has_no_samples() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The struct that grows by versions, which nvidia-ml-py fills.
+/// The versioned struct, as nvidia-ml-py fills it.
 #[test]
-fn processes_utilization_info_of_nvidia_ml_py() -> anyhow::Result<()> {
+fn fills_process_utilization_info_of_nvidia_ml_py() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let busy = Busy::start(&machine)?;
     machine.wait_for_card(0, |card| card.gpu_percent > 0)?;
@@ -176,7 +176,7 @@ print(pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessesUtilizationInfo")(ca
 }
 
 #[test]
-fn each_field_has_a_result_of_its_own() -> anyhow::Result<()> {
+fn returns_a_result_per_field() -> anyhow::Result<()> {
     let (_machine, nvml) = start()?;
     let fields = [
         field_id::NVML_FI_DEV_ECC_CURRENT,

@@ -1,5 +1,4 @@
-//! Every name that nvml-wrapper-sys looks up is exported: with a name missing, some clients refuse
-//! to start.
+//! Exported symbols: some clients need every name that nvml-wrapper-sys looks up.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,7 +8,7 @@ use anyhow::Context;
 use simulator_machine::description::T4;
 use simulator_machine::testing::Machine;
 
-/// Where cargo keeps the source of nvml-wrapper-sys.
+/// Source directory of nvml-wrapper-sys.
 fn bindings() -> anyhow::Result<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--offline"])
@@ -26,7 +25,7 @@ fn bindings() -> anyhow::Result<PathBuf> {
 }
 
 #[test]
-fn every_name_of_the_header_is_exported() -> anyhow::Result<()> {
+fn exports_every_name_of_the_header() -> anyhow::Result<()> {
     let source = std::fs::read_to_string(bindings()?)?;
     let wanted: BTreeSet<&str> = source
         .match_indices("b\"nvml")
@@ -35,7 +34,7 @@ fn every_name_of_the_header_is_exported() -> anyhow::Result<()> {
     assert!(wanted.len() > 390, "{}", wanted.len());
     let machine = Machine::start(T4)?;
     let library = machine.lib_dir().join("libnvidia-ml.so.1");
-    // SAFETY: the library does nothing when loaded.
+    // SAFETY: loading has no effect.
     let library = unsafe { libloading::Library::new(library) }?;
     for name in wanted {
         // SAFETY: the symbol is looked up and not used.

@@ -1,10 +1,10 @@
-//! Structs that say which version they are: each version that is known is filled, any other one is refused. The
-//! structs and the numbers are nvidia-ml-py's, which writes them down by hand.
+//! Versioned structs: known versions are filled, others rejected. Structs and version numbers are
+//! those of nvidia-ml-py.
 
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::{Machine, python};
 
-/// Calls each function with the right version, with none, with another number and with another size.
+/// Calls each function with the right version, none, another number and another size.
 const SCRIPT: &str = r#"
 import ctypes, pynvml
 from pynvml import *
@@ -58,7 +58,7 @@ print(len(CALLS))
 "#;
 
 #[test]
-fn structs_of_known_versions_are_filled_and_others_refused() -> anyhow::Result<()> {
+fn fills_known_struct_versions_and_rejects_others() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let output = machine
         .command(python::clients()?.join("python"))

@@ -47,7 +47,7 @@ fn pair() -> (Channel, Channel) {
 }
 
 #[test]
-fn commands_arrive_in_order_across_the_end_of_the_ring() {
+fn delivers_commands_in_order_across_ring_wraparound() {
     let (daemon, client) = pair();
     for round in 0..3 * u64::from(RING) / 7 {
         for action in actions() {
@@ -70,7 +70,7 @@ fn commands_arrive_in_order_across_the_end_of_the_ring() {
 }
 
 #[test]
-fn a_waiter_is_woken_by_completion() {
+fn wakes_a_waiter_at_completion() {
     let (daemon, client) = pair();
     assert!(!client.wait(7, 1, Duration::ZERO));
     std::thread::scope(|scope| {
@@ -85,7 +85,7 @@ fn a_waiter_is_woken_by_completion() {
 }
 
 #[test]
-fn a_sleeping_daemon_is_rung() {
+fn rings_a_sleeping_daemon() {
     let (daemon, client) = pair();
     assert!(!daemon.set_asleep(true));
     client.submit(command(Action::HostDone));
@@ -95,22 +95,22 @@ fn a_sleeping_daemon_is_rung() {
 }
 
 #[test]
-fn a_client_cannot_cut_the_file() {
+fn prevents_truncation_by_the_client() {
     let (daemon, _client) = pair();
     assert_eq!(ftruncate(&daemon.memory, 0), Err(Errno::PERM));
 }
 
 #[test]
-fn a_ring_that_claims_more_than_it_holds_is_refused() {
+fn rejects_a_ring_count_beyond_its_capacity() {
     let (daemon, client) = pair();
     client.layout.submitted.store(RING + 1, Ordering::Release);
     assert_eq!(daemon.take(), Err(NotACommand));
 }
 
 proptest! {
-    /// Noise is refused or means something; nothing panics, and what decodes encodes back.
+    /// Noise is rejected or decodes; decoded commands encode to the same words.
     #[test]
-    fn noise_is_refused_or_harmless(words in any::<[u64; WORDS]>(), kind in 0u64..9) {
+    fn rejects_or_decodes_noise(words in any::<[u64; WORDS]>(), kind in 0u64..9) {
         let words = [kind, words[1], words[2], words[3] % 40_000, words[4], words[5] % 140_000, words[6] % (1 << 33)];
         if let Some(command) = Command::decode(words) {
             prop_assert_eq!(Command::decode(command.encode()), Some(command));

@@ -1,4 +1,4 @@
-//! PCI bus ids, as users write them.
+//! PCI bus ids in all usual notations.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 pub struct BusId {
     /// PCI domain.
     pub domain: u32,
-    /// Bus.
+    /// PCI bus.
     pub bus: u8,
-    /// Device; the function is always 0.
+    /// PCI device; the function is always 0.
     pub device: u8,
 }
 
 impl BusId {
-    /// Reads `domain:bus:device.function`; the domain may have four or eight digits or be absent.
+    /// Parses `domain:bus:device.function`; the domain has four or eight digits or is absent.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (address, function) = text.rsplit_once('.')?;
@@ -36,7 +36,7 @@ impl BusId {
         })
     }
 
-    /// With a four-digit domain, as sysfs and CUDA print it.
+    /// Formats with a four-digit domain, like sysfs and CUDA.
     #[must_use]
     pub fn short(&self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
@@ -44,7 +44,7 @@ impl BusId {
 }
 
 impl std::fmt::Display for BusId {
-    /// With an eight-digit domain, as NVML prints it.
+    /// Formats with an eight-digit domain, like NVML.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
             domain,
@@ -60,7 +60,7 @@ impl TryFrom<String> for BusId {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         Self::parse(&text)
-            .ok_or_else(|| format!("{text:?} is not a PCI address such as 0000:1b:00.0"))
+            .ok_or_else(|| format!("{text:?} must be a PCI address such as 0000:1b:00.0"))
     }
 }
 

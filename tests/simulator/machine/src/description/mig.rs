@@ -1,31 +1,31 @@
-//! MIG tables: which GPU instance profiles a model has and where they can lie.
+//! MIG tables: GPU instance profiles of a model and their placements.
 //!
-//! Placements are in memory slices; the axis is 4 (A30), 8 (A100, H100 and relatives) or 12 wide
+//! Placements are in memory slices. The axis has 4 (A30), 8 (A100, H100 and relatives) or 12 slices
 //! (RTX PRO 6000).
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Partitioning of a card model.
+/// MIG properties of a GPU model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mig {
     /// Width of the placement axis.
     pub memory_slices: u32,
-    /// What a change of MIG mode needs.
+    /// Requirement of a MIG mode change.
     pub switch: MigSwitch,
     /// GPU instance profiles.
     pub profiles: Vec<GpuInstanceProfile>,
 }
 
-/// What it takes for a requested MIG mode to become the current one.
+/// When a requested MIG mode becomes the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MigSwitch {
-    /// An idle card (Hopper and later).
+    /// When the GPU is idle (Hopper and later).
     Live,
-    /// A reset of the card (Ampere): until then the request stays pending.
+    /// At a reset of the GPU (Ampere); until then the request is pending.
     Reset,
 }
 
@@ -35,19 +35,19 @@ pub enum MigSwitch {
 pub struct GpuInstanceProfile {
     /// Name without the `MIG ` prefix, such as `1g.10gb+me`.
     pub name: String,
-    /// NVML's name for it.
+    /// NVML profile.
     pub kind: GpuInstanceProfileKind,
-    /// The id that `nvidia-smi` prints and GPU instances are created with.
+    /// Id that `nvidia-smi` prints and that creates instances.
     pub id: u32,
     /// Compute slices.
     pub slices: u32,
-    /// How many exist at most on one card.
+    /// Maximum number on one GPU.
     pub instances: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Where it can lie.
+    /// Possible placements.
     pub placements: Placements,
     /// Copy engines.
     pub copy_engines: u32,
@@ -69,15 +69,15 @@ pub struct GpuInstanceProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Placements {
-    /// First slices.
+    /// Start slices.
     pub starts: Vec<u32>,
-    /// Slices taken.
+    /// Size in slices.
     pub size: u32,
 }
 
 /// NVML's GPU instance profiles (`NVML_GPU_INSTANCE_PROFILE_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names are NVML's own")]
+#[expect(missing_docs, reason = "names of NVML")]
 pub enum GpuInstanceProfileKind {
     #[serde(rename = "1_SLICE")]
     Slice1,
@@ -145,19 +145,19 @@ impl GpuInstanceProfileKind {
 }
 
 impl Mig {
-    /// The profile of a kind, where this model has it.
+    /// Returns the profile of a kind.
     #[must_use]
     pub fn profile_of_kind(&self, kind: GpuInstanceProfileKind) -> Option<&GpuInstanceProfile> {
         self.profiles.iter().find(|profile| profile.kind == kind)
     }
 
-    /// The profile with an id, where this model has it.
+    /// Returns the profile with an id.
     #[must_use]
     pub fn profile(&self, id: u32) -> Option<&GpuInstanceProfile> {
         self.profiles.iter().find(|profile| profile.id == id)
     }
 
-    /// How many MIG devices a card can have at once.
+    /// Maximum number of MIG devices of a GPU.
     #[must_use]
     pub fn max_devices(&self) -> u32 {
         self.profiles
@@ -173,10 +173,10 @@ impl Mig {
         for profile in &self.profiles {
             let name = &profile.name;
             if !ids.insert(profile.id) {
-                return Err(format!("profile {name}: id {} appears twice", profile.id));
+                return Err(format!("profile {name}: duplicate id {}", profile.id));
             }
             if !kinds.insert(profile.kind) {
-                return Err(format!("profile {name}: its kind appears twice"));
+                return Err(format!("profile {name}: duplicate kind"));
             }
             let Placements { starts, size } = &profile.placements;
             let last = starts.iter().max();
@@ -184,7 +184,7 @@ impl Mig {
                 Some(end) if *size > 0 && end <= self.memory_slices => {}
                 _ => {
                     return Err(format!(
-                        "profile {name}: placements do not lie on {} memory slices",
+                        "profile {name}: placements exceed the {} memory slices",
                         self.memory_slices
                     ));
                 }
@@ -197,12 +197,12 @@ impl Mig {
 /// One compute instance profile of a GPU instance, as `nvidia-smi mig -lcip` lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeInstanceProfile {
-    /// NVML's number of the profile (`NVML_COMPUTE_INSTANCE_PROFILE_*`), which is also the id that
-    /// compute instances are created with.
+    /// NVML profile number (`NVML_COMPUTE_INSTANCE_PROFILE_*`), which is also the id that creates
+    /// compute instances.
     pub id: u32,
     /// Compute slices.
     pub slices: u32,
-    /// How many exist at most in one GPU instance.
+    /// Maximum number in one GPU instance.
     pub instances: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -218,7 +218,7 @@ impl GpuInstanceProfile {
         self.memory_mib * super::MIB
     }
 
-    /// Where a compute instance of so many slices can lie in a GPU instance of this profile.
+    /// Start slices of compute instances of a size in a GPU instance of this profile.
     #[must_use]
     pub fn compute_starts(&self, slices: u32) -> Vec<u32> {
         let slices = slices.max(1);
@@ -227,10 +227,10 @@ impl GpuInstanceProfile {
 }
 
 impl Mig {
-    /// The compute instance profile with an id, where GPU instances of a profile have it.
+    /// Returns the compute instance profile with an id in GPU instances of a profile.
     ///
-    /// Drivers list 1c, 2c and 4c for four slices but no 3c. A compute instance of all slices has
-    /// all multiprocessors; any other has as many per slice as the smallest GPU instance.
+    /// Drivers list 1c, 2c and 4c for four slices, but no 3c. A compute instance of all slices has
+    /// all multiprocessors; smaller ones have as many per slice as the smallest GPU instance.
     #[must_use]
     pub fn compute_profile(
         &self,

@@ -3,7 +3,7 @@ mod published;
 use super::*;
 
 #[test]
-fn bundled_machines_parse() {
+fn parses_bundled_machines() {
     let machine = MachineDescription::parse(H100X2).unwrap();
     assert_eq!(machine.cards.len(), 2);
     let model = machine.model(&machine.cards[0]);
@@ -13,9 +13,9 @@ fn bundled_machines_parse() {
     assert_eq!(t4.model(&t4.cards[0]).mig, None);
 }
 
-/// Profiles × placements of every bundled model, against published figures.
+/// Profiles × placements of every bundled model, against published values.
 #[test]
-fn placements_are_those_of_the_cards() {
+fn matches_published_placements() {
     let published = [
         ("a30", 4, 13),
         ("a100-40gb", 8, 25),
@@ -29,8 +29,8 @@ fn placements_are_those_of_the_cards() {
     for (name, text) in BUNDLED {
         let machine =
             MachineDescription::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        for (model, figures) in &machine.models {
-            let Some(mig) = &figures.mig else { continue };
+        for (model, properties) in &machine.models {
+            let Some(mig) = &properties.mig else { continue };
             let (_, axis, count) = published.iter().find(|(name, _, _)| name == model).unwrap();
             let placements: usize = mig
                 .profiles
@@ -44,7 +44,7 @@ fn placements_are_those_of_the_cards() {
                 .map(|profile| profile.memory_mib)
                 .max()
                 .unwrap();
-            assert!(largest * MIB < figures.memory.total_bytes, "{model}");
+            assert!(largest * MIB < properties.memory.total_bytes, "{model}");
             seen += 1;
         }
     }
@@ -52,22 +52,22 @@ fn placements_are_those_of_the_cards() {
 }
 
 #[test]
-fn an_unknown_field_is_refused_by_name() {
+fn rejects_unknown_fields_by_name() {
     let text = T4.replace("ecc: true", "ecc: true\n    eccc: true");
     let error = MachineDescription::parse(&text).unwrap_err().to_string();
     assert!(error.contains("eccc"), "{error}");
 }
 
 #[test]
-fn contradictions_are_refused_with_their_place() {
+fn rejects_inconsistencies_with_their_location() {
     let cases = [
         (
             T4.replace("- model: t4", "- model: t5"),
-            "cards[0].model: no model \"t5\"",
+            "cards[0].model: unknown model \"t5\"",
         ),
         (
             T4.replace("reservedBytes: 464519168", "reservedBytes: 16106127360"),
-            "leaves nothing",
+            "must be less than",
         ),
         (T4.replace("GPU-2b8e5d14-", "2b8e5d14-"), "cards[0].uuid"),
         (
@@ -80,9 +80,9 @@ fn contradictions_are_refused_with_their_place() {
         ),
         (
             H100X2.replace("id: 20, slices", "id: 19, slices"),
-            "1g.10gb+me: id 19 appears twice",
+            "1g.10gb+me: duplicate id 19",
         ),
-        (T4.replace("\"7.5\"", "\"7\""), "is not of the form"),
+        (T4.replace("\"7.5\"", "\"7\""), "must have the form"),
     ];
     for (text, expected) in cases {
         let error = MachineDescription::parse(&text).unwrap_err().to_string();
@@ -91,7 +91,7 @@ fn contradictions_are_refused_with_their_place() {
 }
 
 #[test]
-fn bus_ids_are_read_in_every_length_users_write() {
+fn parses_bus_ids_of_every_length() {
     let bus_id = BusId {
         domain: 0,
         bus: 0x9d,

@@ -1,4 +1,4 @@
-//! Accounting: what a card keeps of processes that started while it was switched on.
+//! Accounting: statistics of processes that started while accounting was enabled.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,12 @@ use crate::protocol::{
 
 use super::{Kernel, Nanos};
 
-/// How many processes a card keeps; the oldest that is gone makes room.
+/// Most accounted processes; the oldest ended one is dropped first.
 pub const ACCOUNTED_PROCESSES: u32 = 4000;
-/// How much of the time with a kernel running the memory is in use.
+/// Divisor: part of the busy time in which memory is in use.
 const MEMORY_SHARE: u32 = 2;
 
-/// The accounting of one card.
+/// Accounting of one GPU.
 #[derive(Debug, Default)]
 pub(super) struct Accounting {
     enabled: bool,
@@ -25,13 +25,13 @@ struct Record {
     pid: u32,
     started: Nanos,
     ended: Option<Nanos>,
-    /// Of contexts that are gone.
+    /// BusyPart time of destroyed contexts.
     busy: Nanos,
     max_bytes: u64,
 }
 
 impl Accounting {
-    /// A process uses the card.
+    /// Records that a process uses the GPU.
     fn start(&mut self, pid: u32, now: Nanos) {
         let running = |record: &Record| record.pid == pid && record.ended.is_none();
         if !self.enabled || self.records.iter().any(running) {
@@ -56,14 +56,14 @@ impl Accounting {
         records.find(|record| record.pid == pid && record.ended.is_none())
     }
 
-    /// The newest of a process: PIDs come again.
+    /// The newest record of a PID, since PIDs are reused.
     fn newest(&self, pid: u32) -> Option<&Record> {
         self.records.iter().rev().find(|record| record.pid == pid)
     }
 }
 
 impl Kernel {
-    /// Answers a request about a card's accounting. Cards in MIG mode have none.
+    /// Handles an accounting request. GPUs in MIG mode have no accounting.
     pub(super) fn accounting(
         &mut self,
         index: CardIndex,
@@ -118,7 +118,7 @@ impl Kernel {
         })
     }
 
-    /// A process has made a context on a card.
+    /// Records the creation of a context.
     pub(super) fn account_start(&mut self, index: CardIndex, pid: u32) {
         if let Ok(card) = self.card_mut(index) {
             let now = card.engine.now();
@@ -127,7 +127,7 @@ impl Kernel {
         self.account_memory(index);
     }
 
-    /// A context of a process on a card, which was busy for so long, is about to go.
+    /// Records the busy time of a context about to be destroyed.
     pub(super) fn account_end(&mut self, index: CardIndex, pid: u32, busy: Nanos, is_last: bool) {
         let Ok(card) = self.card_mut(index) else {
             return;
@@ -139,7 +139,7 @@ impl Kernel {
         }
     }
 
-    /// Memory of a card was taken.
+    /// Updates peak memory after an allocation.
     pub(super) fn account_memory(&mut self, index: CardIndex) {
         if !self.card(index).is_ok_and(|card| card.accounting.enabled) {
             return;

@@ -1,4 +1,4 @@
-//! One card: its memory, its compute side, and what its sensors read.
+//! One GPU: memory, engine and sensors.
 
 use crate::description::CardModel;
 use crate::protocol::Utilization;
@@ -19,12 +19,12 @@ pub(super) struct Card {
     pub(super) accounting: Accounting,
     pub(super) partitions: Partitions,
     started: Nanos,
-    /// First byte of the card's memory file that was never used. Ranges are not used twice: the
-    /// file is sparse and practically endless, so memory never fragments.
+    /// First unused byte of the memory file. Ranges are never reused: the file is sparse and
+    /// practically unlimited, so memory does not fragment.
     next_offset: u64,
 }
 
-/// What the sensors read.
+/// Sensor values.
 pub(super) struct Sensors {
     pub(super) utilization: Utilization,
     pub(super) temperature_celsius: u32,
@@ -47,14 +47,14 @@ impl Card {
         }
     }
 
-    /// A fresh range of the memory file.
+    /// Returns a fresh range of the memory file.
     pub(super) fn place(&mut self, bytes: u64) -> u64 {
         let offset = self.next_offset;
         self.next_offset = self.next_offset.saturating_add(bytes);
         offset
     }
 
-    /// Temperature and power follow the last sampling period, energy the whole run.
+    /// Temperature and power follow the last sampling period; energy covers the whole run.
     pub(super) fn sensors(&self) -> Sensors {
         let percent = self
             .engine

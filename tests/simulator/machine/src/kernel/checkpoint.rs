@@ -1,14 +1,14 @@
-//! Checkpoints: a process is locked, its memory taken to the host, brought back, and it goes on.
+//! Checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
-//! Bytes stay where they are in the cards' memory files, which are never used twice; what changes
-//! is that the ledger does not count them. Queued work is still done.
+//! Bytes stay in the GPU memory files, whose ranges are never reused; only the ledger changes.
+//! Queued work still completes.
 
 use crate::protocol::{AllocationId, CardIndex, CheckpointAction, ProcessPhase, Refusal, Reply};
 
 use super::{ClientId, Effect, Kernel, memory::Holder};
 
 impl Kernel {
-    /// Takes a process off its cards, or brings it back.
+    /// Executes a checkpoint action on a process.
     pub(super) fn checkpoint(
         &mut self,
         pid: u32,
@@ -26,11 +26,11 @@ impl Kernel {
             (ProcessPhase::Running, CheckpointAction::Lock) => ProcessPhase::Locked,
             (ProcessPhase::Locked, CheckpointAction::Unlock) => ProcessPhase::Running,
             (ProcessPhase::Locked, CheckpointAction::Checkpoint) => {
-                self.take_away(id)?;
+                self.checkpoint_memory(id)?;
                 ProcessPhase::Checkpointed
             }
             (ProcessPhase::Checkpointed, CheckpointAction::Restore) => {
-                self.bring_back(id)?;
+                self.restore_memory(id)?;
                 ProcessPhase::Locked
             }
             _ => return Err(Refusal::Invalid),
@@ -43,13 +43,13 @@ impl Kernel {
         Ok(Reply::Phase(phase))
     }
 
-    /// Whether a process has no memory on any card for now.
-    pub(super) fn is_away(&self, client: ClientId) -> bool {
+    /// Returns whether a process is checkpointed.
+    pub(super) fn is_checkpointed(&self, client: ClientId) -> bool {
         let client = self.clients.get(&client);
         client.is_some_and(|client| client.phase == ProcessPhase::Checkpointed)
     }
 
-    /// Memory that nobody but a process holds, and how much there is of each kind on which card.
+    /// Memory that only this process holds, by GPU.
     fn own_memory(
         &self,
         client: ClientId,
@@ -75,7 +75,7 @@ impl Kernel {
             if !allocation.holders.keys().any(is_own) {
                 continue;
             }
-            // What others hold too cannot go.
+            // Memory with other holders cannot be checkpointed.
             if !allocation.holders.keys().all(is_own) {
                 return Err(Refusal::NotSupported);
             }
@@ -84,35 +84,35 @@ impl Kernel {
         Ok(found)
     }
 
-    fn take_away(&mut self, client: ClientId) -> Result<(), Refusal> {
+    fn checkpoint_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
         for (card, bytes, allocation) in self.own_memory(client)? {
-            self.card_mut(card)?.ledger.give_back(bytes);
-            self.set_away(allocation, true);
+            self.card_mut(card)?.ledger.free(bytes);
+            self.set_checkpointed(allocation, true);
         }
         Ok(())
     }
 
-    /// All of it, or nothing.
-    fn bring_back(&mut self, client: ClientId) -> Result<(), Refusal> {
+    /// Restores all memory or none.
+    fn restore_memory(&mut self, client: ClientId) -> Result<(), Refusal> {
         let memory = self.own_memory(client)?;
         for (position, (card, bytes, _)) in memory.iter().enumerate() {
             if let Err(refusal) = self.card_mut(*card)?.ledger.take(*bytes) {
                 for (card, bytes, _) in memory.iter().take(position) {
-                    self.card_mut(*card)?.ledger.give_back(*bytes);
+                    self.card_mut(*card)?.ledger.free(*bytes);
                 }
                 return Err(refusal);
             }
         }
         for (_, _, allocation) in memory {
-            self.set_away(allocation, false);
+            self.set_checkpointed(allocation, false);
         }
         Ok(())
     }
 
-    fn set_away(&mut self, allocation: Option<AllocationId>, away: bool) {
+    fn set_checkpointed(&mut self, allocation: Option<AllocationId>, is_checkpointed: bool) {
         let allocation = allocation.and_then(|id| self.allocations.get_mut(&id));
         if let Some(allocation) = allocation {
-            allocation.away = away;
+            allocation.is_checkpointed = is_checkpointed;
         }
     }
 }

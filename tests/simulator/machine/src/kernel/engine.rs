@@ -1,16 +1,16 @@
-//! The compute side of one card in simulated time: time slices between contexts, streams that
-//! overlap by the multiprocessors they need, copy engines, and how busy all of that was.
+//! Compute engine of one GPU in simulated time: time slices between contexts, concurrent streams,
+//! copy engines, busy time.
 //!
-//! Pure and deterministic: time only moves in [`Engine::advance`]. The daemon moves it with the
-//! clock; a controller's test can move it as fast as it likes.
+//! Pure and deterministic: time moves only in [`Engine::advance`]. The daemon advances it with the
+//! clock; tests may advance it faster.
 //!
-//! Model. A context holds its part of the card for a time slice, or until it has nothing to run;
-//! then the next one in order of creation does. The part is all of the card, or in MIG mode a
-//! compute instance; parts run side by side, each on multiprocessors of its own. Within the holder
-//! the first work of every stream is a candidate; kernels start in order of submission as long as
-//! multiprocessors are left, run at full speed, and stop progressing while another context holds
-//! the part; events are reached while no other one is running. Copies between host and card use one
-//! engine per direction and GPU instance, whoever holds the part. Nothing else takes time.
+//! Model. A context holds its part of the GPU for a time slice or until it is idle; then the next
+//! context in creation order holds it. A part is the whole GPU or, in MIG mode, a compute instance;
+//! parts run concurrently on their own multiprocessors. Within the holder the first work of every
+//! stream is a candidate: kernels start in submission order while multiprocessors are free, run at
+//! full speed, and pause while another context holds the part. Events are reached while no other
+//! context runs. Copies between host and GPU use one engine per direction and GPU instance,
+//! independent of the holder. Nothing else takes time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,24 +20,24 @@ use super::Nanos;
 
 mod context;
 mod samples;
-mod turns;
+mod time_slicing;
 mod work;
 
 use context::{Context, Item};
-use samples::{Busy, Samples};
+use samples::{BusyPart, Samples};
 pub use samples::{Counters, SAMPLE_PERIOD, Sample};
-use turns::{Part, Turns};
+use time_slicing::{Part, TimeSlicing};
 pub use work::{Direction, Outcome, Work};
 
-/// The compute side of one card.
+/// Compute engine of one GPU.
 #[derive(Debug)]
 pub struct Engine {
     multiprocessors: u32,
     slice: Nanos,
     now: Nanos,
     contexts: BTreeMap<ContextId, Context>,
-    /// All of the card, and the instances that contexts run in.
-    parts: BTreeMap<Part, Turns>,
+    /// The whole GPU, and instances with contexts.
+    parts: BTreeMap<Part, TimeSlicing>,
     /// By GPU instance.
     copies: BTreeMap<(Option<u32>, Direction), Copy>,
     next_order: u64,
@@ -52,7 +52,7 @@ struct Copy {
 }
 
 impl Engine {
-    /// An idle card.
+    /// Creates an idle engine.
     #[must_use]
     pub fn new(multiprocessors: u32, slice: Nanos, now: Nanos) -> Self {
         let multiprocessors = multiprocessors.max(1);
@@ -61,28 +61,28 @@ impl Engine {
             slice,
             now,
             contexts: BTreeMap::new(),
-            parts: BTreeMap::from([(None, Turns::new(multiprocessors, slice))]),
+            parts: BTreeMap::from([(None, TimeSlicing::new(multiprocessors, slice))]),
             copies: BTreeMap::new(),
             next_order: 0,
             samples: Samples::new(now),
         }
     }
 
-    /// Adds a context, which runs on all of the card.
+    /// Adds a context, on the whole GPU.
     pub fn add_context(&mut self, context: ContextId) {
         self.contexts.entry(context).or_default();
     }
 
-    /// Lets a context that has nothing to run yet run in an instance with so many multiprocessors.
+    /// Moves an idle context to an instance with this number of multiprocessors.
     pub fn enter(&mut self, context: ContextId, instance: InstanceId, multiprocessors: u32) {
         if let Some(entering) = self.contexts.get_mut(&context) {
             entering.part = Some(instance);
-            let turns = Turns::new(multiprocessors.min(self.multiprocessors), self.slice);
+            let turns = TimeSlicing::new(multiprocessors.min(self.multiprocessors), self.slice);
             self.parts.entry(Some(instance)).or_insert(turns);
         }
     }
 
-    /// Removes a context with everything it had to do.
+    /// Removes a context with its queued work.
     pub fn remove_context(&mut self, context: ContextId) {
         let removed = self.contexts.remove(&context);
         self.copies.retain(|_, copy| copy.context != context);
@@ -104,19 +104,20 @@ impl Engine {
         self.now
     }
 
-    /// For how long any kernel was running so far.
+    /// Time with any kernel running.
     #[must_use]
     pub fn busy(&self) -> Nanos {
         self.samples.of(None).busy
     }
 
-    /// What all of the card, or one GPU instance, has done so far.
+    /// Counters of the whole GPU or of one GPU instance.
     #[must_use]
     pub fn counters(&self, gpu: Option<u32>) -> Counters {
         self.samples.of(gpu)
     }
 
-    /// How many kernels a context completed, and for how long it held its part with one running.
+    /// Completed kernels of a context, and the time in which it held its part with a kernel
+    /// running.
     #[must_use]
     pub fn usage(&self, context: ContextId) -> (u64, Nanos) {
         self.contexts
@@ -130,8 +131,8 @@ impl Engine {
         self.samples.closed()
     }
 
-    /// Appends work to a stream, at the current time. Tickets of a stream must rise. False when
-    /// there is no such context or the stream holds more than any program has in flight.
+    /// Appends work to a stream at the current time. Tickets of a stream must increase. Returns
+    /// false if the context does not exist or the stream holds more work than any program queues.
     #[must_use]
     pub fn submit(&mut self, context: ContextId, stream: u32, ticket: u64, work: Work) -> bool {
         const MOST: usize = 1 << 16;
@@ -153,14 +154,14 @@ impl Engine {
         true
     }
 
-    /// The host function at the head of a stream has run.
+    /// Reports that the host function at the head of a stream has returned.
     pub fn host_done(&mut self, context: ContextId, stream: u32, ticket: u64) {
         if let Some(context) = self.contexts.get_mut(&context) {
             context.host_done(stream, ticket);
         }
     }
 
-    /// Moves time forward and reports what happened, in order. Earlier times do nothing.
+    /// Advances time and reports outcomes in order. Earlier times have no effect.
     pub fn advance(&mut self, to: Nanos, outcomes: &mut Vec<Outcome>) {
         loop {
             self.settle(outcomes);
@@ -172,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// When something will change by itself, if nothing is submitted.
+    /// Time of the next change without submissions.
     #[must_use]
     pub fn next_change(&self) -> Option<Nanos> {
         let copies = self.copies.values().map(|copy| copy.end);
@@ -182,22 +183,25 @@ impl Engine {
             let running = self.contexts.get(&holder)?.running.values();
             let shortest = running.map(|running| running.left).min()?;
             let end = self.now.saturating_add(shortest);
-            Some(match self.wanting(*part).any(|other| other != holder) {
-                true => end.min(turns.slice_end().max(self.now)),
-                false => end,
-            })
+            Some(
+                match self.contexts_with_work(*part).any(|other| other != holder) {
+                    true => end.min(turns.slice_end().max(self.now)),
+                    false => end,
+                },
+            )
         });
         copies.chain(held).min()
     }
 
-    /// Contexts of a part that have something to run, in order of creation.
-    fn wanting(&self, part: Part) -> impl Iterator<Item = ContextId> {
+    /// Contexts of a part with work to run, in creation order.
+    fn contexts_with_work(&self, part: Part) -> impl Iterator<Item = ContextId> {
         let contexts = self.contexts.iter();
-        let wanting = contexts.filter(move |(_, context)| context.part == part && context.wants());
-        wanting.map(|(id, _)| *id)
+        let contexts_with_work =
+            contexts.filter(move |(_, context)| context.part == part && context.wants());
+        contexts_with_work.map(|(id, _)| *id)
     }
 
-    /// Lets time pass in which nothing changes but what is left of running work.
+    /// Advances over a span without changes other than progress of running work.
     fn pass(&mut self, to: Nanos) {
         let length = to - self.now;
         let mut busy = Vec::new();
@@ -210,11 +214,11 @@ impl Engine {
                     running.left = running.left.saturating_sub(length);
                 }
                 context.busy += length;
-                busy.push(Busy {
+                busy.push(BusyPart {
                     context: holder,
                     gpu: part.map(|instance| instance.gpu),
                     occupied: context.occupied(),
-                    // A whole card with anything to run counts as busy, an instance for its part.
+                    // The whole GPU counts as busy with any work, an instance with its fraction.
                     share: part.map_or(self.multiprocessors, |_| turns.multiprocessors),
                 });
             }
@@ -224,25 +228,24 @@ impl Engine {
         self.now = to;
     }
 
-    /// Completes what is done, starts what can start and hands the parts over, until nothing more
-    /// changes at this time.
+    /// Completes and starts work and hands parts over until nothing changes at this time.
     fn settle(&mut self, outcomes: &mut Vec<Outcome>) {
         let mut rounds: u32 = 0;
         loop {
             while self.complete(outcomes) | self.start() {
                 rounds += 1;
-                // Each completes something, of which there is an end.
+                // Terminates: each round completes work.
                 debug_assert!(rounds < 1 << 24, "the engine does not settle");
             }
             let parts: Vec<Part> = self.parts.keys().copied().collect();
             for part in parts {
-                let wanting: Vec<ContextId> = self.wanting(part).collect();
+                let contexts_with_work: Vec<ContextId> = self.contexts_with_work(part).collect();
                 if let Some(turns) = self.parts.get_mut(&part) {
-                    turns.hand_over(self.now, &wanting);
+                    turns.hand_over(self.now, &contexts_with_work);
                 }
             }
-            // A new holder may have come to an event first.
-            let holders = self.parts.values().filter_map(Turns::holder);
+            // A new holder may have reached an event first.
+            let holders = self.parts.values().filter_map(TimeSlicing::holder);
             let mut holders = holders.filter_map(|holder| self.contexts.get(&holder));
             if !holders.any(Context::records) {
                 return;
@@ -250,7 +253,7 @@ impl Engine {
         }
     }
 
-    /// Takes finished and timeless work from the heads of streams. True when there was any.
+    /// Completes finished and zero-time work at stream heads. Returns whether there was any.
     fn complete(&mut self, outcomes: &mut Vec<Outcome>) -> bool {
         let now = self.now;
         let mut any = false;
@@ -266,7 +269,7 @@ impl Engine {
             }
             !done
         });
-        // The time of an event is written by what runs kernels, so in the turn of its context.
+        // The GPU writes event times, so only while the context holds its part.
         let holders = self.parts.iter();
         let holders = holders.filter_map(|(part, turns)| Some((*part, turns.holder()?)));
         let runs = |holder: &ContextId| self.contexts.get(holder).is_some_and(Context::runs);
@@ -281,7 +284,7 @@ impl Engine {
         any
     }
 
-    /// Starts kernels and copies. True when one was started that takes no time.
+    /// Starts kernels and copies. Returns whether any of them takes no time.
     fn start(&mut self) -> bool {
         let mut timeless = false;
         for (id, context) in &mut self.contexts {

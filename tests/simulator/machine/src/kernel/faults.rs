@@ -1,52 +1,52 @@
-//! How a card can fail on demand.
+//! Fault injection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{CardIndex, Figure, MigRequest, Refusal, Request};
+use crate::protocol::{CardIndex, MigRequest, Refusal, ReportedValue, Request};
 
 use super::Kernel;
 
-/// Faults of one card, from now on.
+/// Faults of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
-    /// It fell off the bus: whatever asks for it is told that it is lost.
+    /// The GPU fell off the bus: requests about it are answered with "lost".
     pub lost: bool,
-    /// Every answer about it takes so much longer.
+    /// Additional delay of every reply about the GPU.
     pub delay: Duration,
-    /// No more contexts, as when the card's memory is full.
+    /// Context creation fails as if memory were full.
     pub refuses_contexts: bool,
-    /// No more GPU or compute instances, whatever is free.
+    /// Creation of GPU and compute instances fails.
     pub refuses_instances: bool,
-    /// Figures that NVML does not have.
-    pub unsupported: BTreeSet<Figure>,
+    /// Values that NVML does not report.
+    pub unsupported: BTreeSet<ReportedValue>,
 }
 
 impl Kernel {
-    /// Replaces the faults of a card.
+    /// Replaces the faults of a GPU.
     ///
     /// # Errors
-    /// When there is no such card.
-    pub fn break_card(&mut self, card: CardIndex, faults: Faults) -> Result<(), Refusal> {
+    /// If the GPU does not exist.
+    pub fn set_faults(&mut self, card: CardIndex, faults: Faults) -> Result<(), Refusal> {
         self.card_mut(card)?.faults = faults;
         Ok(())
     }
 
-    /// How much longer the answer to a request takes.
+    /// Additional delay of the reply to a request.
     #[must_use]
     pub fn delay(&self, request: &Request) -> Duration {
         let card = self
-            .card_asked_about(request)
+            .card_of_request(request)
             .and_then(|card| self.card(card).ok());
         card.map_or(Duration::ZERO, |card| card.faults.delay)
     }
 
-    /// Refuses a request about a card that cannot answer it.
+    /// Refuses requests about a GPU that cannot answer.
     pub(super) fn check_faults(&self, request: &Request) -> Result<(), Refusal> {
         let Some(faults) = self
-            .card_asked_about(request)
+            .card_of_request(request)
             .and_then(|card| self.card(card).ok())
         else {
             return Ok(());
@@ -64,8 +64,8 @@ impl Kernel {
         }
     }
 
-    /// The card that a request is about. Giving back is never about a card: it always works.
-    fn card_asked_about(&self, request: &Request) -> Option<CardIndex> {
+    /// The GPU of a request. Requests that free resources always work, so they have none.
+    fn card_of_request(&self, request: &Request) -> Option<CardIndex> {
         match request {
             Request::CardState { card }
             | Request::Samples { card, .. }

@@ -1,11 +1,11 @@
-//! The physical ledger of one card: how much memory is taken. The oracle of every memory test.
+//! Memory ledger of one GPU: allocated bytes. The oracle of every memory test.
 
 use crate::protocol::Refusal;
 
-/// Granularity of physical memory: every taking is a whole number of these.
+/// Granularity of physical memory.
 pub const PAGE_BYTES: u64 = 2 << 20;
 
-/// Rounds up to whole pages; a size that overflows stays too large to fit anywhere.
+/// Rounds up to whole pages; an overflowing size stays too large to fit.
 pub(super) fn round_up(bytes: u64) -> u64 {
     bytes
         .checked_next_multiple_of(PAGE_BYTES)
@@ -20,7 +20,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Only whole pages can ever be taken.
+    /// Only whole pages can be allocated.
     pub(super) fn new(usable_bytes: u64) -> Self {
         Self {
             usable_bytes,
@@ -28,7 +28,7 @@ impl Ledger {
         }
     }
 
-    /// Takes memory and returns how much it became after rounding.
+    /// Allocates memory and returns the rounded size.
     pub(super) fn take(&mut self, bytes: u64) -> Result<u64, Refusal> {
         let rounded = round_up(bytes);
         if rounded > self.free_bytes() {
@@ -38,10 +38,10 @@ impl Ledger {
         Ok(rounded)
     }
 
-    /// Gives back what a [`Self::take`] of as many bytes took.
-    pub(super) fn give_back(&mut self, bytes: u64) {
+    /// Frees what [`Self::take`] of the same size allocated.
+    pub(super) fn free(&mut self, bytes: u64) {
         let rounded = round_up(bytes);
-        debug_assert!(rounded <= self.taken_bytes, "more given back than taken");
+        debug_assert!(rounded <= self.taken_bytes, "freed more than allocated");
         self.taken_bytes = self.taken_bytes.saturating_sub(rounded);
     }
 

@@ -1,9 +1,9 @@
-//! Physical memory: who takes it, who else holds it, and whose account it is on.
+//! Physical memory: allocation, holders, charging.
 //!
-//! Memory lives until nobody holds it any more: not the context that allocated it, not a process
-//! that made, imported or opened it, and not a file descriptor that it was exported as. It is on
-//! the account of whoever took it for as long as they hold it, then of another holder; memory that
-//! only descriptors hold is taken and on nobody's account.
+//! Memory lives until its last holder releases it: the allocating context, a process that created,
+//! imported or opened it, or an exported file descriptor. It is charged to the allocating holder
+//! while that one holds it, then to another holder. Memory held only by descriptors is allocated
+//! and charged to no process.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,30 @@ use crate::protocol::{AllocationId, CardIndex, ContextId, ExportId, Refusal, Rep
 
 use super::{ClientId, Context, Effect, Kernel, ledger};
 
-/// Memory that is taken.
+/// Allocated memory.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) card: CardIndex,
     offset: u64,
     pub(super) bytes: u64,
-    /// Never empty; how often each holds it.
+    /// Holders with their hold counts; never empty.
     pub(super) holders: BTreeMap<Holder, u32>,
-    /// Who took it.
+    /// The allocating holder.
     payer: Holder,
-    /// Where a process took it: a context, and with it a GPU instance, on whose account it is.
+    /// The context in which a process allocated it, and so the GPU instance that is charged.
     taken_in: Option<ContextId>,
-    /// Whether other processes may open it by its number.
+    /// Whether other processes may open it by id.
     shared: bool,
-    /// Whether it is on the host for now: see [`super::checkpoint`].
-    pub(super) away: bool,
+    /// Whether it is checkpointed: see [`super::checkpoint`].
+    pub(super) is_checkpointed: bool,
 }
 
-/// Who keeps memory alive.
+/// A holder of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Holder {
-    /// Until it is freed or the context is destroyed.
+    /// Until freed or the context is destroyed.
     Context(ContextId),
-    /// Until it is released or the process is gone.
+    /// Until released or the process is gone.
     Client(ClientId),
     /// Until the last copy of the descriptor is closed.
     Export(ExportId),
@@ -45,8 +45,8 @@ impl Allocation {
         *self.holders.entry(holder).or_default() += 1;
     }
 
-    /// True when the holder held it.
-    fn let_go(&mut self, holder: Holder) -> bool {
+    /// Removes a holder. Returns whether it was one.
+    fn remove_holder(&mut self, holder: Holder) -> bool {
         let Some(count) = self.holders.get_mut(&holder) else {
             return false;
         };
@@ -57,7 +57,7 @@ impl Allocation {
         true
     }
 
-    /// Whose account it is on.
+    /// The charged holder.
     fn account(&self) -> Option<Holder> {
         if self.holders.contains_key(&self.payer) {
             return Some(self.taken_in.map_or(self.payer, Holder::Context));
@@ -68,7 +68,7 @@ impl Allocation {
 }
 
 impl Kernel {
-    /// Takes memory of a context's card.
+    /// Allocates memory on a context's GPU.
     pub(super) fn allocate(
         &mut self,
         client: ClientId,
@@ -80,7 +80,7 @@ impl Kernel {
         self.take(card, Holder::Context(context), None, bytes)
     }
 
-    /// Takes memory of a card that belongs to no context.
+    /// Allocates memory of a GPU without a context.
     pub(super) fn create_memory(
         &mut self,
         client: ClientId,
@@ -115,7 +115,7 @@ impl Kernel {
             payer: holder,
             taken_in,
             shared: false,
-            away: false,
+            is_checkpointed: false,
         };
         self.allocations.insert(allocation, record);
         self.account_memory(index);
@@ -126,32 +126,32 @@ impl Kernel {
         })
     }
 
-    /// Gives back what was allocated in a context.
+    /// Frees memory allocated in a context.
     pub(super) fn free(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
         let holders = self.allocations.get(&id).ok_or(Refusal::NotFound)?;
         let own = holders.holders.keys().copied().find(|holder| match holder {
             Holder::Context(context) => self.own_context(client, *context).is_ok(),
             Holder::Client(_) | Holder::Export(_) => false,
         });
-        self.let_go(id, own.ok_or(Refusal::NotFound)?)
+        self.remove_holder(id, own.ok_or(Refusal::NotFound)?)
     }
 
-    /// Gives back one hold of a process.
+    /// Releases one hold of a process.
     pub(super) fn release(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
-        self.let_go(id, Holder::Client(client))
+        self.remove_holder(id, Holder::Client(client))
     }
 
-    fn let_go(&mut self, id: AllocationId, holder: Holder) -> Result<Reply, Refusal> {
+    fn remove_holder(&mut self, id: AllocationId, holder: Holder) -> Result<Reply, Refusal> {
         let allocation = self.allocations.get_mut(&id).ok_or(Refusal::NotFound)?;
-        if !allocation.let_go(holder) {
+        if !allocation.remove_holder(holder) {
             return Err(Refusal::NotFound);
         }
-        self.bury(id);
+        self.free_unheld(id);
         Ok(Reply::Done)
     }
 
-    /// Ends everything that a holder holds.
-    pub(super) fn let_go_all(&mut self, holder: Holder) {
+    /// Releases everything that a holder holds.
+    pub(super) fn release_all(&mut self, holder: Holder) {
         if let Holder::Context(gone) = holder {
             for allocation in self.allocations.values_mut() {
                 allocation.taken_in = allocation.taken_in.filter(|context| *context != gone);
@@ -162,11 +162,11 @@ impl Kernel {
             .iter_mut()
             .filter_map(|(id, allocation)| allocation.holders.remove(&holder).map(|_| *id))
             .collect();
-        held.into_iter().for_each(|id| self.bury(id));
+        held.into_iter().for_each(|id| self.free_unheld(id));
     }
 
-    /// Gives memory back to its card when nobody holds it.
-    fn bury(&mut self, id: AllocationId) {
+    /// Frees memory without holders.
+    fn free_unheld(&mut self, id: AllocationId) {
         let unheld = |allocation: &Allocation| allocation.holders.is_empty();
         if !self.allocations.get(&id).is_some_and(unheld) {
             return;
@@ -175,14 +175,14 @@ impl Kernel {
             card: index,
             offset,
             bytes,
-            away,
+            is_checkpointed,
             ..
         }) = self.allocations.remove(&id)
         else {
             return;
         };
-        if !away && let Ok(card) = self.card_mut(index) {
-            card.ledger.give_back(bytes);
+        if !is_checkpointed && let Ok(card) = self.card_mut(index) {
+            card.ledger.free(bytes);
         }
         self.effects.push(Effect::Forget {
             card: index,
@@ -191,13 +191,13 @@ impl Kernel {
         });
     }
 
-    /// Lets other processes open memory by its number.
+    /// Allows other processes to open memory by id.
     pub(super) fn share(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
         self.require_held(client, id)?.shared = true;
         Ok(Reply::Done)
     }
 
-    /// Lets a process hold memory that another one shares.
+    /// Adds a hold on shared memory.
     pub(super) fn open(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
         let allocation = self.allocations.get_mut(&id);
         let allocation = allocation.filter(|allocation| allocation.shared);
@@ -206,7 +206,7 @@ impl Kernel {
         Ok(opened(id, allocation))
     }
 
-    /// A descriptor is made that holds memory of a process.
+    /// Creates an export that holds memory of a process.
     pub(super) fn export(&mut self, client: ClientId, id: AllocationId) -> Result<Reply, Refusal> {
         self.require_held(client, id)?;
         let export = ExportId(self.id());
@@ -214,12 +214,12 @@ impl Kernel {
         Ok(Reply::Exported { export })
     }
 
-    /// The last copy of a descriptor is closed.
+    /// Removes the hold of a descriptor whose last copy was closed.
     pub fn unexport(&mut self, export: ExportId) {
-        self.let_go_all(Holder::Export(export));
+        self.release_all(Holder::Export(export));
     }
 
-    /// A process holds what a descriptor holds that it was given.
+    /// Adds a hold on the memory of a descriptor.
     pub fn import(&mut self, client: ClientId, export: ExportId) -> Reply {
         let holds =
             |allocation: &&mut Allocation| allocation.holders.contains_key(&Holder::Export(export));
@@ -233,7 +233,7 @@ impl Kernel {
         }
     }
 
-    /// Memory that a process or one of its contexts holds.
+    /// Errors unless a process or one of its contexts holds the memory.
     fn require_held(
         &mut self,
         client: ClientId,
@@ -253,7 +253,7 @@ impl Kernel {
             .ok_or(Refusal::NotFound)
     }
 
-    /// Memory on a context's account: its overhead and what is allocated in it.
+    /// Memory charged to a context: its overhead and its allocations.
     pub(super) fn context_bytes(&self, id: ContextId, context: &Context) -> u64 {
         let overhead = self
             .card(context.card)
@@ -261,22 +261,22 @@ impl Kernel {
         overhead + self.bytes_of(context.card, Holder::Context(id))
     }
 
-    /// Memory of a card on somebody's account.
+    /// Memory of a GPU charged to a holder.
     fn bytes_of(&self, card: CardIndex, holder: Holder) -> u64 {
         self.allocations
             .values()
-            .filter(|one| one.card == card && !one.away && one.account() == Some(holder))
+            .filter(|one| one.card == card && !one.is_checkpointed && one.account() == Some(holder))
             .map(|allocation| allocation.bytes)
             .sum()
     }
 
-    /// Memory of a card on the account of processes rather than of their contexts.
+    /// Memory of a GPU charged to processes without a context.
     pub(super) fn bytes_by_client(&self, card: CardIndex) -> BTreeMap<ClientId, u64> {
         let mut bytes = BTreeMap::new();
         for allocation in self
             .allocations
             .values()
-            .filter(|one| one.card == card && !one.away)
+            .filter(|one| one.card == card && !one.is_checkpointed)
         {
             if let Some(Holder::Client(client)) = allocation.account() {
                 *bytes.entry(client).or_default() += allocation.bytes;

@@ -1,4 +1,4 @@
-//! Requests about the partitioning of cards, and what it means for their contexts.
+//! MIG requests and their effect on contexts.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ mod partitions;
 pub(super) use partitions::Partitions;
 
 impl Kernel {
-    /// Answers a request about a card's partitioning.
+    /// Handles a MIG request.
     pub(super) fn mig(
         &mut self,
         client: ClientId,
@@ -70,7 +70,7 @@ impl Kernel {
         Ok(Reply::Mig(reply))
     }
 
-    /// How a card is partitioned.
+    /// MIG state of a GPU.
     #[must_use]
     pub fn mig_state(&self, index: CardIndex) -> Option<MigState> {
         let used = self.bytes_by_context(index);
@@ -78,10 +78,10 @@ impl Kernel {
         Some(self.card(index).ok()?.partitions.state(used_bytes))
     }
 
-    /// Resets a card, as `nvidia-smi --gpu-reset` does: only when nobody computes on it.
+    /// Resets a GPU, like `nvidia-smi --gpu-reset`.
     ///
     /// # Errors
-    /// When there is no such card or somebody uses it.
+    /// If the GPU does not exist or is in use.
     pub fn reset(&mut self, index: CardIndex) -> Result<(), Refusal> {
         if self.is_in_use(index) {
             return Err(Refusal::InUse);
@@ -90,7 +90,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Refuses memory that the GPU instance of a context does not have.
+    /// Errors if the GPU instance of a context has too little memory.
     pub(super) fn check_instance_memory(
         &self,
         index: CardIndex,
@@ -102,12 +102,12 @@ impl Kernel {
             return Ok(());
         };
         let used = self.bytes_by_context(index);
-        partitions.check_room(instance.gpu, round_up(bytes), |context| {
+        partitions.require_free_memory(instance.gpu, round_up(bytes), |context| {
             used.get(&context).copied().unwrap_or(0)
         })
     }
 
-    /// Whether a program other than the one behind a connection has NVML open.
+    /// Returns whether another program has NVML open.
     fn is_open_elsewhere(&self, client: ClientId) -> bool {
         let asking = self.clients.get(&client).map(|client| client.pid);
         self.clients
@@ -115,14 +115,14 @@ impl Kernel {
             .any(|other| other.kind == Some(ClientKind::Nvml) && Some(other.pid) != asking)
     }
 
-    /// Whether anybody has a context or memory on a card.
+    /// Returns whether a GPU has contexts or allocations.
     fn is_in_use(&self, index: CardIndex) -> bool {
         self.contexts.values().any(|context| context.card == index)
             || !self.bytes_by_client(index).is_empty()
     }
 
-    /// Memory of each context of a card. What a process has on its own account is its first
-    /// context's: in MIG mode all its contexts are in one instance.
+    /// Memory by context. Memory charged to a process counts for its first context: in MIG mode all
+    /// contexts of a process are in one instance.
     pub(super) fn bytes_by_context(&self, index: CardIndex) -> BTreeMap<ContextId, u64> {
         let of_card = self.contexts.iter().filter(|(_, one)| one.card == index);
         let mut bytes: BTreeMap<ContextId, u64> = of_card
@@ -136,14 +136,14 @@ impl Kernel {
         bytes
     }
 
-    /// The context that stands for a process on a card.
+    /// The context that represents a process on a GPU.
     fn first_context(&self, client: ClientId, index: CardIndex) -> Option<ContextId> {
         let mut contexts = self.contexts.iter();
         let first = contexts.find(|(_, one)| one.client == client && one.card == index);
         first.map(|(id, _)| *id)
     }
 
-    /// Where a process computes on a card in MIG mode.
+    /// The instance of a process on a GPU in MIG mode.
     pub(super) fn instance_of_client(
         &self,
         client: ClientId,

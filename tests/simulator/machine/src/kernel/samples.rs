@@ -1,4 +1,4 @@
-//! What a card remembers of its past: closed sampling periods, by process.
+//! Closed sampling periods by process.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use crate::protocol::{CardIndex, CountersState, ProcessSample, Refusal, Reply, S
 use super::engine::{SAMPLE_PERIOD, Sample};
 use super::{Kernel, Nanos};
 
-/// How much of the time with a kernel running the memory is in use.
+/// Divisor: part of the busy time in which memory is in use.
 const MEMORY_SHARE: u32 = 2;
 
 impl Kernel {
-    /// Sampling periods that closed after `since`. In MIG mode a card keeps none.
+    /// Periods closed after `since`. None in MIG mode.
     pub(super) fn samples(&self, index: CardIndex, since: Nanos) -> Result<Reply, Refusal> {
         let card = self.card(index)?;
         if card.partitions.is_enabled() {
@@ -24,7 +24,7 @@ impl Kernel {
         ))
     }
 
-    /// What all of a card, or one GPU instance, has done so far.
+    /// Counters of the whole GPU or of one GPU instance.
     pub(super) fn counters(&self, index: CardIndex, gpu: Option<u32>) -> Result<Reply, Refusal> {
         let card = self.card(index)?;
         let multiprocessors = match gpu {
@@ -44,7 +44,7 @@ impl Kernel {
         let mut by_pid: BTreeMap<u32, Nanos> = BTreeMap::new();
         for (context, busy) in &sample.busy {
             let context = self.contexts.get(context);
-            // Who is gone is forgotten, though not what it made of the whole card.
+            // Ended processes are dropped; the GPU's totals keep their part.
             if let Some(client) = context.and_then(|context| self.clients.get(&context.client)) {
                 *by_pid.entry(client.pid).or_default() += busy;
             }

@@ -10,13 +10,13 @@ use super::Kernel;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineStatus {
-    /// The cards, in order.
+    /// The GPUs in order.
     pub cards: Vec<CardStatus>,
-    /// Open connections, monitors included.
+    /// Open connections, including NVML clients.
     pub connections: usize,
 }
 
-/// One card.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CardStatus {
@@ -24,43 +24,42 @@ pub struct CardStatus {
     pub index: u32,
     /// UUID.
     pub uuid: String,
-    /// All memory.
+    /// Total memory.
     pub total_bytes: u64,
-    /// The driver's reserve.
+    /// Reserved by the driver.
     pub reserved_bytes: u64,
-    /// Taken by contexts and allocations.
+    /// Allocated by contexts and allocations.
     pub used_bytes: u64,
-    /// Left for more.
+    /// Free.
     pub free_bytes: u64,
-    /// For how long any kernel was running.
+    /// Time with any kernel running.
     pub busy_nanos: u64,
     /// Percentage of the last sampling period.
     pub gpu_percent: u32,
     /// Processes with a context.
     pub processes: Vec<ProcessStatus>,
-    /// Partitioning.
+    /// MIG state.
     pub mig: MigState,
 }
 
-/// One process on a card.
+/// One process on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessStatus {
-    /// PID as the daemon sees it; of the process that connected, even when only a forked child
-    /// is left.
+    /// PID as the daemon sees it, of the connecting process, even if only a forked child lives.
     pub pid: u32,
     /// Memory of its contexts and allocations.
     pub used_bytes: u64,
-    /// Where it runs, on a card in MIG mode.
+    /// Instance, in MIG mode.
     pub instance: Option<InstanceId>,
     /// Kernels completed.
     pub kernels: u64,
-    /// For how long it held the card with a kernel running.
+    /// Time in which it held the GPU with a kernel running.
     pub busy_nanos: u64,
 }
 
 impl Kernel {
-    /// What the machine looks like now.
+    /// Returns the current state.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
         let cards = (0u32..).zip(&self.cards).zip(&self.description.cards);
@@ -95,7 +94,7 @@ impl Kernel {
         }
     }
 
-    /// Kernels and busy time of a process on a card.
+    /// Kernels and busy time of a process on a GPU.
     pub(super) fn usage(&self, card: CardIndex, pid: u32) -> (u64, u64) {
         let of_process = self.contexts.iter().filter(|(_, context)| {
             let client = self.clients.get(&context.client);

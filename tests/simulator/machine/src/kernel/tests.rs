@@ -35,7 +35,7 @@ fn used(kernel: &Kernel) -> u64 {
 }
 
 #[test]
-fn memory_is_exact_to_the_last_page() {
+fn denies_memory_beyond_the_last_page() {
     let mut kernel = kernel();
     let client = cuda_client(&mut kernel, 7);
     let context = context(&mut kernel, client);
@@ -66,7 +66,7 @@ fn memory_is_exact_to_the_last_page() {
 }
 
 #[test]
-fn a_request_of_absurd_size_is_refused() {
+fn rejects_an_overflowing_size() {
     let mut kernel = kernel();
     let client = cuda_client(&mut kernel, 7);
     let context = context(&mut kernel, client);
@@ -80,7 +80,7 @@ fn a_request_of_absurd_size_is_refused() {
 }
 
 #[test]
-fn nobody_touches_what_another_process_holds() {
+fn rejects_access_to_memory_of_other_processes() {
     let mut kernel = kernel();
     let owner = cuda_client(&mut kernel, 7);
     let other = cuda_client(&mut kernel, 8);
@@ -104,7 +104,7 @@ fn nobody_touches_what_another_process_holds() {
 }
 
 #[test]
-fn the_first_message_must_be_a_matching_hello() {
+fn requires_a_matching_hello() {
     let mut kernel = kernel();
     let client = ClientId(1);
     kernel.connect(client, 7);
@@ -129,7 +129,7 @@ fn the_first_message_must_be_a_matching_hello() {
 }
 
 #[test]
-fn processes_are_charged_on_the_card_they_use() {
+fn charges_processes_on_the_gpu_they_use() {
     let mut kernel = Kernel::new(MachineDescription::parse(H100X2).unwrap(), 0);
     let client = cuda_client(&mut kernel, 7);
     let reply = kernel.handle(client, &Request::CreateContext { card: CardIndex(1) });
@@ -146,7 +146,7 @@ fn processes_are_charged_on_the_card_they_use() {
 }
 
 #[test]
-fn memory_is_freed_when_its_last_holder_lets_go() {
+fn frees_memory_with_its_last_holder() {
     let mut kernel = kernel();
     let (maker, other) = (cuda_client(&mut kernel, 7), cuda_client(&mut kernel, 8));
     let create = Request::CreateMemory {
@@ -161,7 +161,7 @@ fn memory_is_freed_when_its_last_holder_lets_go() {
         let process = processes.iter().find(|process| process.pid == pid);
         process.map_or(0, |process| process.used_bytes)
     };
-    // Nobody opens what is not shared, or exports what they do not hold.
+    // Memory that is not shared cannot be opened; memory that is not held cannot be exported.
     for request in [Request::Open { allocation }, Request::Export { allocation }] {
         let reply = kernel.handle(other, &request);
         assert_eq!(reply, Reply::Refused(Refusal::NotFound));
@@ -186,7 +186,7 @@ fn memory_is_freed_when_its_last_holder_lets_go() {
 }
 
 #[test]
-fn memory_without_a_context_is_on_the_account_of_the_one_it_was_taken_in() {
+fn charges_context_free_memory_to_its_instance() {
     let mut kernel = kernel();
     let client = cuda_client(&mut kernel, 7);
     let context = context(&mut kernel, client);
@@ -199,7 +199,7 @@ fn memory_without_a_context_is_on_the_account_of_the_one_it_was_taken_in() {
         kernel.handle(client, &create),
         Reply::Allocated { .. }
     ));
-    // What limits a GPU instance.
+    // The limit of the GPU instance.
     assert_eq!(kernel.bytes_by_context(CARD)[&context], alone + PAGE_BYTES);
     kernel.handle(client, &Request::DestroyContext { context });
     let processes = &kernel.status().cards[0].processes;
@@ -245,9 +245,9 @@ fn pick<T: Copy>(list: &[T], at: usize) -> Option<T> {
 }
 
 proptest! {
-    /// The ledger equals the sum over processes whatever happens, and ends empty.
+    /// The ledger equals the sum over processes after every step, and ends empty.
     #[test]
-    fn the_ledger_is_the_sum_of_what_is_held(steps in prop::collection::vec(step(), 0..60)) {
+    fn keeps_ledger_equal_to_the_sum_of_holders(steps in prop::collection::vec(step(), 0..60)) {
         let mut kernel = kernel();
         let (mut clients, mut contexts, mut allocations) = (vec![], vec![], vec![]);
         let (mut held, mut exports) = (vec![], vec![]);
@@ -310,7 +310,7 @@ proptest! {
             }
             let card = &kernel.status().cards[0];
             let accounts: u64 = card.processes.iter().map(|process| process.used_bytes).sum();
-            // Descriptors are nobody's account.
+            // Memory held by descriptors is charged to no process.
             prop_assert!(card.used_bytes == accounts || card.used_bytes > accounts && !exports.is_empty());
             prop_assert_eq!(card.used_bytes + card.free_bytes + card.reserved_bytes, card.total_bytes);
         }

@@ -1,34 +1,34 @@
-//! What a card keeps of processes beyond their end.
+//! Accounting: statistics of processes, kept after their end.
 
 use serde::{Deserialize, Serialize};
 
-/// About the accounting of one card.
+/// Accounting request for one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccountingRequest {
-    /// Whether it is on, and for whom there are statistics.
+    /// Mode, and the processes with statistics.
     State,
-    /// Switches it; a new state forgets what was kept.
+    /// Switches accounting; a change clears the statistics.
     SetMode {
-        /// Whether processes that start from now on are kept.
+        /// Whether processes that start from now on are accounted.
         enabled: bool,
     },
-    /// Forgets processes that are gone.
+    /// Clears statistics of ended processes.
     Clear,
-    /// What is kept of a process.
+    /// Statistics of a process.
     Stats {
-        /// Which process.
+        /// PID.
         pid: u32,
     },
 }
 
-/// What the accounting of one card knows.
+/// Reply to an accounting request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccountingReply {
     /// To [`AccountingRequest::State`].
     State {
-        /// Whether it is on.
+        /// Whether accounting is enabled.
         enabled: bool,
-        /// Processes with statistics, the oldest first.
+        /// Processes with statistics, oldest first.
         pids: Vec<u32>,
     },
     /// To [`AccountingRequest::Stats`].
@@ -38,16 +38,16 @@ pub enum AccountingReply {
 /// Statistics of one process on one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountingStats {
-    /// Part of its life in which a kernel of it was running.
+    /// Fraction of its lifetime with a running kernel.
     pub gpu_percent: u32,
-    /// Part of its life in which memory was read or written.
+    /// Fraction of its lifetime with memory access.
     pub memory_percent: u32,
-    /// The most memory that it had at once.
+    /// Peak memory.
     pub max_bytes: u64,
-    /// When it started to use the card, in nanoseconds of the monotonic clock.
+    /// Start of GPU use, nanoseconds of the monotonic clock.
     pub started: u64,
-    /// How long it did, in nanoseconds; 0 while it does.
+    /// Duration in nanoseconds; 0 while running.
     pub nanos: u64,
-    /// Whether it still does.
+    /// Whether the process is running.
     pub running: bool,
 }

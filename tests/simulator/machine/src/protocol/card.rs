@@ -1,4 +1,4 @@
-//! What NVML can see of a card at one moment.
+//! NVML snapshot of one GPU.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -7,34 +7,34 @@ use serde::{Deserialize, Serialize};
 
 use super::InstanceId;
 
-/// Snapshot of one card.
+/// Snapshot of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CardState {
-    /// Memory taken by contexts and allocations, without the driver's reserve.
+    /// Memory of contexts and allocations, without the driver's reserve.
     pub used_bytes: u64,
-    /// Processes with a context on the card, by PID.
+    /// Processes with a context on the GPU, by PID.
     pub processes: Vec<ProcessState>,
-    /// Share of the last sampling period in which a kernel ran.
+    /// Utilization in the last sampling period.
     pub utilization: Utilization,
-    /// Now.
+    /// Current value.
     pub temperature_celsius: u32,
-    /// Now.
+    /// Current value.
     pub power_milliwatts: u32,
     /// Since the machine started.
     pub energy_millijoules: u64,
-    /// Clock of graphics engine and multiprocessors, now.
+    /// Current clock of graphics engine and multiprocessors.
     pub graphics_mhz: u32,
-    /// MIG mode is on.
+    /// Whether MIG mode is on.
     pub mig_enabled: bool,
-    /// Figures that the card does not report.
-    pub unsupported: BTreeSet<Figure>,
+    /// Values that the GPU does not report.
+    pub unsupported: BTreeSet<ReportedValue>,
 }
 
-/// A group of figures that a card may not report.
+/// A group of values that a GPU may not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[expect(missing_docs, reason = "the names say what is missing")]
-pub enum Figure {
+#[expect(missing_docs, reason = "the names are self-explanatory")]
+pub enum ReportedValue {
     Memory,
     Processes,
     Utilization,
@@ -42,7 +42,7 @@ pub enum Figure {
     Power,
 }
 
-impl FromStr for Figure {
+impl FromStr for ReportedValue {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
@@ -59,22 +59,22 @@ impl FromStr for Figure {
     }
 }
 
-/// One process on a card.
+/// One process on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessState {
     /// PID as the daemon sees it.
     pub pid: u32,
     /// Memory of its contexts and allocations.
     pub used_bytes: u64,
-    /// Where it runs, on a card in MIG mode. A process in two instances is listed twice.
+    /// Instance, in MIG mode. A process in two instances is listed twice.
     pub instance: Option<InstanceId>,
 }
 
 /// Percentages over the last sampling period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Utilization {
-    /// Time with a kernel running.
+    /// Time with a kernel running, percent.
     pub gpu_percent: u32,
-    /// Time with memory read or written.
+    /// Time with memory access, percent.
     pub memory_percent: u32,
 }

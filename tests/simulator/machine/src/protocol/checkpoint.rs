@@ -1,30 +1,30 @@
-//! Taking a process off its cards for a while.
+//! Process checkpoints.
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of a process.
+/// Checkpoint action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckpointAction {
-    /// Nothing: the question is how it is.
+    /// Query the state.
     Look,
-    /// Its calls wait from now on.
+    /// Lock: calls block.
     Lock,
-    /// Its memory goes to the host.
+    /// Move the memory to the host.
     Checkpoint,
-    /// Its memory comes back.
+    /// Restore the memory.
     Restore,
-    /// Its calls go on.
+    /// Unlock: calls resume.
     Unlock,
 }
 
-/// How a process is: `CUprocessState`.
+/// State of a process: `CUprocessState`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessPhase {
-    /// As ever.
+    /// Running.
     #[default]
     Running,
-    /// Its calls wait.
+    /// Calls block.
     Locked,
-    /// Its calls wait, and it has no memory on any card.
+    /// Calls block, and the process has no GPU memory.
     Checkpointed,
 }

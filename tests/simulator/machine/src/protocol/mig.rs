@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ContextId;
 
-/// Which instance of a card: the ids that NVML shows.
+/// Ids of an instance, as shown by NVML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceId {
@@ -14,92 +14,92 @@ pub struct InstanceId {
     pub compute: u32,
 }
 
-/// What is asked of a card's partitioning.
+/// MIG request for one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigRequest {
-    /// Everything that exists.
+    /// All instances.
     State,
-    /// Switches MIG mode; answered with [`MigReply::Switched`].
+    /// Switches MIG mode; reply [`MigReply::Switched`].
     SetMode {
-        /// On.
+        /// New mode.
         enabled: bool,
     },
-    /// Creates a GPU instance; answered with [`MigReply::Created`].
+    /// Creates a GPU instance; reply [`MigReply::Created`].
     CreateGpuInstance {
-        /// Its profile.
+        /// Profile id.
         profile: u32,
-        /// Its first memory slice; without one the driver chooses.
+        /// First memory slice; `None` lets the driver choose.
         start: Option<u32>,
     },
-    /// Destroys a GPU instance that has no compute instances.
+    /// Destroys a GPU instance without compute instances.
     DestroyGpuInstance {
-        /// Which.
+        /// GPU instance id.
         gpu: u32,
     },
-    /// How many more GPU instances of a profile fit; answered with [`MigReply::Capacity`].
+    /// Number of GPU instances of a profile that still fit; reply [`MigReply::Capacity`].
     RemainingGpuInstances {
-        /// The profile.
+        /// Profile id.
         profile: u32,
     },
-    /// Creates a compute instance; answered with [`MigReply::Created`].
+    /// Creates a compute instance; reply [`MigReply::Created`].
     CreateComputeInstance {
-        /// In which GPU instance.
+        /// GPU instance id.
         gpu: u32,
-        /// Its profile.
+        /// Profile id.
         profile: u32,
-        /// Its first compute slice; without one the driver chooses.
+        /// First compute slice; `None` lets the driver choose.
         start: Option<u32>,
     },
-    /// Destroys a compute instance that no process uses.
+    /// Destroys a compute instance without processes.
     DestroyComputeInstance {
-        /// Which.
+        /// Instance ids.
         instance: InstanceId,
     },
-    /// How many more compute instances of a profile fit; answered with [`MigReply::Capacity`].
+    /// Number of compute instances of a profile that still fit; reply [`MigReply::Capacity`].
     RemainingComputeInstances {
-        /// In which GPU instance.
+        /// GPU instance id.
         gpu: u32,
-        /// The profile.
+        /// Profile id.
         profile: u32,
     },
-    /// Runs a context, which the caller has just created, in a compute instance.
+    /// Moves a context that the caller just created into a compute instance.
     Enter {
-        /// Which context.
+        /// Context.
         context: ContextId,
-        /// Where.
+        /// Instance.
         instance: InstanceId,
     },
 }
 
-/// Answers to [`MigRequest`]s that have a result.
+/// Replies to [`MigRequest`]s that have a result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigReply {
     /// To [`MigRequest::State`].
     State(MigState),
     /// To [`MigRequest::SetMode`].
     Switched(MigActivation),
-    /// The id of what was created.
+    /// Id of the new instance.
     Created(u32),
-    /// How many more fit.
+    /// Number of instances that still fit.
     Capacity(u32),
 }
 
-/// Whether a new MIG mode is in force.
+/// Activation of a new MIG mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigActivation {
-    /// It is.
+    /// In force.
     Active,
-    /// It is pending, because somebody uses the card.
+    /// Pending, because the GPU is in use.
     InUse,
 }
 
-/// Partitioning of one card.
+/// MIG state of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigState {
-    /// MIG mode is on.
+    /// Whether MIG mode is on.
     pub enabled: bool,
-    /// MIG mode after the next reset.
+    /// Whether MIG mode is on after the next reset.
     pub pending: bool,
     /// GPU instances, by id.
     pub gpu_instances: Vec<GpuInstanceState>,
@@ -109,13 +109,13 @@ pub struct MigState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuInstanceState {
-    /// Id on its card.
+    /// Id on its GPU.
     pub id: u32,
-    /// Id of its profile.
+    /// Profile id.
     pub profile: u32,
     /// First memory slice.
     pub start: u32,
-    /// Memory taken by contexts and allocations in it.
+    /// Memory of its contexts and allocations.
     pub used_bytes: u64,
     /// Compute instances, by id.
     pub compute_instances: Vec<ComputeInstanceState>,
@@ -127,7 +127,7 @@ pub struct GpuInstanceState {
 pub struct ComputeInstanceState {
     /// Id in its GPU instance.
     pub id: u32,
-    /// Id of its profile.
+    /// Profile id.
     pub profile: u32,
     /// First compute slice.
     pub start: u32,
@@ -135,8 +135,8 @@ pub struct ComputeInstanceState {
     pub slices: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// `MIG-` and a UUID.
+    /// With the prefix `MIG-`.
     pub uuid: String,
-    /// NVML's index of the MIG device on its card; kept until the instance is destroyed.
+    /// NVML index of the MIG device on its GPU, stable until the instance is destroyed.
     pub index: u32,
 }

@@ -1,40 +1,40 @@
-//! How busy a card was in the sampling periods that its driver remembers.
+//! Utilization by sampling period.
 
 use serde::{Deserialize, Serialize};
 
 /// One closed sampling period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleState {
-    /// When it closed, in nanoseconds of the monotonic clock.
+    /// End of the period, nanoseconds of the monotonic clock.
     pub end: u64,
-    /// Percentage of the period in which any kernel ran.
+    /// Time with any kernel running, percent.
     pub gpu_percent: u32,
-    /// Percentage of the period in which memory was read or written.
+    /// Time with memory access, percent.
     pub memory_percent: u32,
-    /// Processes that had a kernel running, by PID.
+    /// Processes with a running kernel, by PID.
     pub processes: Vec<ProcessSample>,
 }
 
 /// One process in one sampling period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSample {
-    /// PID as the daemon sees it, or as the caller does where the machine translates.
+    /// PID as the daemon sees it, or translated for the caller.
     pub pid: u32,
-    /// Percentage of the period in which it had a kernel running.
+    /// Time with a kernel of the process running, percent.
     pub gpu_percent: u32,
-    /// Percentage of the period in which it read or wrote memory.
+    /// Time with memory access of the process, percent.
     pub memory_percent: u32,
 }
 
-/// What all of a card, or one GPU instance, has done since the start of the machine.
+/// Counters of a GPU or GPU instance since the machine started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountersState {
-    /// When this was, in nanoseconds of the monotonic clock.
+    /// Time of the counters, nanoseconds of the monotonic clock.
     pub at: u64,
-    /// For how long any kernel was running.
+    /// Time with any kernel running.
     pub busy_nanos: u64,
-    /// For how long multiprocessors were occupied, all of them together.
+    /// Occupied time, summed over all multiprocessors.
     pub multiprocessor_nanos: u128,
-    /// How many there are.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
 }

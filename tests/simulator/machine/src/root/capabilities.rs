@@ -1,6 +1,5 @@
-//! The files that open MIG instances: as the driver's capabilities, one device node for each GPU
-//! instance and one for each compute instance, whose minor numbers `/proc` tells. A process may
-//! use the instances of which it sees both nodes.
+//! MIG capabilities, as in the driver: one device node per GPU instance and per compute instance,
+//! with minor numbers in `/proc`. A process may use an instance if it sees both nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,11 +10,11 @@ use crate::protocol::{CardIndex, InstanceId, MigState};
 
 use super::{DriverRoot, make_node};
 
-/// Minor numbers that the driver keeps for a card: 15 GPU instances with 8 compute instances each.
+/// Minor numbers of a GPU: 15 GPU instances with 8 compute instances each.
 const MINORS_OF_CARD: u32 = 15 * MINORS_OF_INSTANCE;
-/// One of a GPU instance and 8 of its compute instances.
+/// Minor numbers of a GPU instance and 8 compute instances.
 const MINORS_OF_INSTANCE: u32 = 9;
-/// Before the first: capabilities that are not of instances.
+/// Lower minors are not for instances.
 const FIRST_MINOR: u32 = 3;
 
 fn gpu_minor(card: CardIndex, gpu: u32) -> u32 {
@@ -45,11 +44,11 @@ impl DriverRoot {
             .all(|minor| self.capability_node(minor).exists())
     }
 
-    /// Makes the capabilities of a card those of the instances that exist. What is right stays
-    /// untouched, for somebody may have it open.
+    /// Lays out the capabilities of existing instances. Correct files are not replaced, since they
+    /// may be open.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn lay_out_instances(&self, card: CardIndex, state: &MigState) -> io::Result<()> {
         let directory = self.capabilities(card);
         let mut wanted: BTreeMap<PathBuf, u32> = BTreeMap::new();
@@ -88,7 +87,7 @@ impl DriverRoot {
     }
 }
 
-/// Removes the directories of instances that are not wanted.
+/// Removes directories of destroyed instances.
 fn remove_stale(directory: &Path, wanted: &BTreeMap<PathBuf, u32>) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Ok(());
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_come_and_go_with_their_instances() {
+    fn creates_and_removes_capabilities_with_instances() {
         let directory = tempfile::tempdir().unwrap();
         let root = DriverRoot::new(directory.path());
         let card = CardIndex(1);
@@ -156,7 +155,7 @@ mod tests {
         assert!(!root.sees_instance(CardIndex(0), id(7, 1)));
         let access = "proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci1/access";
         let text = fs::read_to_string(root.path().join(access)).unwrap();
-        // 3 + 135 + 7 * 9 + 2: the driver's own table of minors.
+        // 3 + 135 + 7 * 9 + 2: from the driver's table of minors.
         assert!(text.starts_with("DeviceFileMinor: 203\n"), "{text}");
 
         root.lay_out_instances(card, &state(&[(7, &[0])])).unwrap();

@@ -1,8 +1,8 @@
-//! Memory that was exported as file descriptors.
+//! Memory exported as file descriptors.
 //!
-//! The descriptor is the writing end of a pipe of which the daemon keeps the other one: however
-//! many processes have copies of it, and even while it is on its way in a message, the pipe hangs
-//! up exactly when the last copy is closed. Nothing is written through it.
+//! The descriptor is the write end of a pipe; the daemon keeps the read end. The pipe hangs up
+//! exactly when the last copy of the descriptor is closed, in any process or message. Nothing is
+//! written through it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,11 +20,11 @@ use crate::wire::WireError;
 pub(super) struct Exports(BTreeMap<ExportId, OwnedFd>);
 
 impl Exports {
-    /// Makes the descriptor that stands for an export.
+    /// Creates the descriptor of an export.
     fn create(&mut self, export: ExportId, epoll: &OwnedFd) -> io::Result<OwnedFd> {
         let (kept, given) = io::pipe()?;
         let (kept, given) = (OwnedFd::from(kept), OwnedFd::from(given));
-        // Hanging up is always reported; what someone writes is no concern of ours.
+        // Hang-ups are always reported; written data is ignored.
         let nothing_else = epoll::EventFlags::empty();
         let data = epoll::EventData::new_u64(EXPORT | export.0);
         epoll::add(epoll, &kept, data, nothing_else)?;
@@ -32,7 +32,7 @@ impl Exports {
         Ok(given)
     }
 
-    /// What a descriptor stands for: both ends of a pipe are one file.
+    /// Finds the export of a descriptor: both ends of a pipe are one inode.
     fn find(&self, descriptor: &impl AsFd) -> Option<ExportId> {
         let wanted = fstat(descriptor).ok()?;
         let same = |kept: &OwnedFd| {
@@ -45,7 +45,7 @@ impl Exports {
             .map(|(export, _)| *export)
     }
 
-    /// What the descriptor of a message stands for.
+    /// The export of the first descriptor of a message.
     pub(super) fn first(&self, descriptors: &[OwnedFd]) -> Option<ExportId> {
         descriptors.first().and_then(|one| self.find(one))
     }
@@ -56,7 +56,7 @@ impl Exports {
 }
 
 impl Server {
-    /// Gives a client a descriptor that stands for memory.
+    /// Sends a client the descriptor of an export.
     pub(super) fn send_export(&mut self, token: u64, export: ExportId) -> Result<(), WireError> {
         let peer = self.peers.get(token).ok_or(WireError::Closed)?;
         match self.exports.create(export, &self.epoll) {
@@ -68,7 +68,7 @@ impl Server {
         }
     }
 
-    /// The last copy of a descriptor is closed.
+    /// Removes an export whose last descriptor was closed.
     pub(super) fn end_export(&mut self, export: ExportId) {
         self.exports.remove(export);
         self.kernel.unexport(export);

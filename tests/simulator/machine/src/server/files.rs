@@ -1,4 +1,4 @@
-//! Files and descriptors of the daemon: its lock, its sockets, the cards' memory.
+//! Files and descriptors of the daemon: lock, sockets, GPU memory.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::net::{
 use super::{ServeError, system};
 use crate::root::DriverRoot;
 
-/// Size of a card's memory file: sparse, and larger than any run of a machine can use up.
+/// Size of a GPU's memory file: sparse, larger than any run can use.
 const MEMORY_FILE_BYTES: u64 = 1 << 60;
 
 pub(super) fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> Result<(), ServeError> {
@@ -35,7 +35,7 @@ pub(super) fn memory_file() -> Result<OwnedFd, ServeError> {
     Ok(file)
 }
 
-/// Makes sure that this process alone serves the root; the kernel releases the lock when we die.
+/// Locks the root for this process; the kernel releases the lock at exit.
 pub(super) fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
     let path = root.lock_file();
     let file_error = |action, path: &Path, source| ServeError::File {
@@ -56,8 +56,8 @@ pub(super) fn lock(root: &DriverRoot) -> Result<OwnedFd, ServeError> {
     }
 }
 
-/// A listening socket at a path. The lock is held, so what lies there is of a daemon that died.
-/// It appears under its name only when it accepts connections.
+/// Creates a listening socket. With the lock held, an existing file is a leftover. The socket
+/// appears under its name once it accepts connections.
 pub(super) fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
     let error = |action: &'static str| {
         move |source: Errno| ServeError::File {
@@ -83,7 +83,7 @@ pub(super) fn listener(path: &Path) -> Result<OwnedFd, ServeError> {
     Ok(socket)
 }
 
-/// As the driver's device files, the socket is for every user.
+/// Accessible to every user, like the driver's device files.
 fn open_to_all(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))

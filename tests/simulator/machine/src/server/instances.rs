@@ -1,4 +1,4 @@
-//! Keeps the capabilities in the driver root those of the MIG instances that exist.
+//! Synchronizes MIG capabilities in the driver root with the existing instances.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use super::Server;
 
 impl Server {
     /// After a request of a library.
-    pub(super) fn follow_request(&self, request: &Request, reply: &Reply) {
+    pub(super) fn sync_after_request(&self, request: &Request, reply: &Reply) {
         let Request::Mig { card, request } = request else {
             return;
         };
@@ -29,8 +29,8 @@ impl Server {
         }
     }
 
-    /// After a command of a controller.
-    pub(super) fn follow_command(&self, command: &control::Command) {
+    /// After a control command.
+    pub(super) fn sync_after_command(&self, command: &control::Command) {
         if let control::Command::Reset { card } = command {
             self.show_instances(*card);
         }
@@ -41,7 +41,7 @@ impl Server {
             return;
         };
         if let Err(error) = self.root.lay_out_instances(card, &state) {
-            // The instance is there; only containers cannot be given it.
+            // The instance exists; only its capability files are missing.
             let _ = writeln!(
                 std::io::stderr(),
                 "simulator-machine: cannot write the capabilities of card {}: {error}",

@@ -1,4 +1,4 @@
-//! Who is connected: sockets and channels by token.
+//! Connections: sockets and channels by token.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ impl Peer {
         }
     }
 
-    /// Whose PIDs the peer means.
+    /// PID namespace of the peer.
     pub(super) fn namespace(&self) -> Namespace {
         self.namespace
     }
@@ -67,7 +67,7 @@ impl Peer {
         wire::receive(self.socket.as_fd(), buffer)
     }
 
-    /// A peer that does not read what it is sent counts as gone instead of blocking everyone.
+    /// A peer that does not read its messages is disconnected instead of blocking the daemon.
     pub(super) fn send(
         &self,
         message: &impl Serialize,
@@ -80,7 +80,7 @@ impl Peer {
     }
 }
 
-/// All connections, by token; the token of a library is its [`ClientId`].
+/// All connections by token; the token of a library is its [`ClientId`].
 #[derive(Debug, Default)]
 pub(super) struct Peers(BTreeMap<u64, Peer>);
 
@@ -115,13 +115,13 @@ impl Peers {
         self.with_channel(ClientId(token), Channel::answer_doorbell);
     }
 
-    /// Takes what is in the channels now; who wrote something else is `faulty`.
+    /// Takes the pending commands of all channels; peers with malformed data are added to `faulty`.
     pub(super) fn take_commands(
         &self,
         commands: &mut Vec<(ClientId, Command)>,
         faulty: &mut Vec<ClientId>,
     ) {
-        // So many of one client before others get their turn.
+        // Most commands of one client per round.
         const BATCH: usize = 4096;
         for (token, peer) in &self.0 {
             let client = ClientId(*token);

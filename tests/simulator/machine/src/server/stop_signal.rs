@@ -11,22 +11,22 @@ pub(super) fn descriptor() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `set` is writable memory for a signal set.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: `sigemptyset` initialised it.
+    // SAFETY: `sigemptyset` initialized it.
     let mut set = unsafe { set.assume_init() };
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: `set` is initialised and the signal number valid.
+        // SAFETY: `set` is initialized and the signal number valid.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
-    // SAFETY: `set` is initialised; the old mask is not asked for.
+    // SAFETY: `set` is initialized; the old mask is not requested.
     let masked = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
     if masked != 0 {
         return Err(io::Error::from_raw_os_error(masked));
     }
-    // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+    // SAFETY: `set` is initialized; -1 requests a new descriptor.
     let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor, and nobody else has it.
+    // SAFETY: a new descriptor without other owners.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

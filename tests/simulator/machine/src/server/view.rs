@@ -1,10 +1,10 @@
-//! Which processes a client is shown, and by which PIDs.
+//! Processes that a client sees, and their PIDs.
 //!
-//! What the driver does depends on its age. Since the 515 branch the kernel module looks every
-//! process up in the PID namespace of whoever asks, and leaves out those that it does not contain
-//! (`os_find_ns_pid`, `gpuGetProcWithObject` in open-gpu-kernel-modules): a container sees its own
-//! processes, a host sees all. Before, everyone saw all processes by their PIDs on the host. Some
-//! virtual machines and sandboxes show a container nothing.
+//! Depends on the driver version. Since the 515 branch the kernel module translates PIDs to the
+//! caller's PID namespace and omits processes outside of it (`os_find_ns_pid`,
+//! `gpuGetProcWithObject` in open-gpu-kernel-modules): a container sees its own processes, the host
+//! sees all. Older drivers show all processes by host PID. Some virtual machines and sandboxes show
+//! a container nothing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,16 +15,16 @@ use crate::protocol::{AccountingReply, AccountingRequest, Reply, Request};
 /// The PID namespace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Namespace {
-    /// The daemon's.
+    /// The daemon's namespace.
     Own,
-    /// One below the daemon's.
+    /// A namespace below the daemon's.
     Inner {
         /// Inode of the namespace.
         inode: u64,
-        /// How many namespaces it is below the root of what `/proc` shows.
+        /// Depth below the namespace of `/proc`.
         depth: usize,
     },
-    /// The process was gone before it could be looked at.
+    /// The process ended before it could be checked.
     Unknown,
 }
 
@@ -51,7 +51,7 @@ fn inode_of(process: &str) -> Option<u64> {
     Some(fs::metadata(link).ok()?.ino())
 }
 
-/// A process's PIDs, from the namespace of the mounted `/proc` down to its own.
+/// PIDs of a process, from the namespace of the mounted `/proc` down to its own.
 fn namespace_pids(pid: u32) -> Option<Vec<u32>> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -62,10 +62,10 @@ fn namespace_pids(pid: u32) -> Option<Vec<u32>> {
         .collect()
 }
 
-/// The PID of a process in a client's namespace, where that contains it.
+/// Returns the PID of a process in a client's namespace if it contains the process.
 ///
-/// A process further down, in a namespace that the client's contains, is not found: this takes
-/// more than `/proc` tells, and no container runtime nests that way by default.
+/// Processes in nested namespaces of the client's are not found: `/proc` does not show them, and no
+/// container runtime nests this way by default.
 fn translate(pid: u32, namespace: Namespace) -> Option<u32> {
     match namespace {
         Namespace::Own => Some(pid),
@@ -79,14 +79,14 @@ fn translate(pid: u32, namespace: Namespace) -> Option<u32> {
     }
 }
 
-/// Changes the processes in a reply to those that the client is shown.
+/// Restricts the processes in a reply to those that the client sees.
 pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespace) {
     let seen = |pid| match policy {
         ProcessIds::Host => Some(pid),
         ProcessIds::Translated => translate(pid, namespace),
         ProcessIds::HiddenInContainers => (namespace == Namespace::Own).then_some(pid),
     };
-    // Nothing to look up, which is by far the most frequent case.
+    // The most frequent case.
     if namespace == Namespace::Own {
         return;
     }
@@ -96,7 +96,7 @@ pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespa
             process.pid = pid.unwrap_or(0);
             pid.is_some()
         }),
-        // Who is gone is in no namespace any more.
+        // Ended processes are in no namespace.
         Reply::Accounting(AccountingReply::State { pids, .. }) => {
             *pids = pids.iter().filter_map(|pid| seen(*pid)).collect();
         }
@@ -113,7 +113,7 @@ pub(super) fn restrict(reply: &mut Reply, policy: ProcessIds, namespace: Namespa
     }
 }
 
-/// Changes the PID that a client asks about to the daemon's; `pids` are those that it could mean.
+/// Translates the PID in a request to the daemon's; `pids` are the candidates.
 pub(super) fn widen(
     request: &mut Request,
     policy: ProcessIds,
@@ -130,7 +130,7 @@ pub(super) fn widen(
     } = request
     {
         let meant = |candidate: &u32| translate(*candidate, namespace) == Some(*pid);
-        // No process has this one.
+        // A PID without a process.
         *pid = pids.into_iter().find(meant).unwrap_or(u32::MAX);
     }
 }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_in_its_own_namespace_and_a_gone_one_in_none() {
+    fn resolves_namespaces_of_live_and_dead_processes() {
         assert_eq!(Namespace::of(std::process::id()), Namespace::Own);
         assert_eq!(Namespace::of(u32::MAX), Namespace::Unknown);
         assert_eq!(translate(std::process::id(), Namespace::Unknown), None);

@@ -1,9 +1,8 @@
-//! A Python with the clients that users run: nvidia-ml-py, gpustat, nvitop, cuda-bindings.
+//! A Python environment with nvidia-ml-py, gpustat, nvitop and cuda-bindings.
 //!
-//! Installed from PyPI into a virtual environment beside the built programs, once per version of
-//! `python-clients.txt`. The environment gets its final name when it is complete, so an interrupted
-//! installation starts again. A moved environment is installed again too: its programs name the
-//! Python beside which they were installed.
+//! Installed from PyPI into a virtual environment next to the built programs, once per version of
+//! `python-clients.txt`. It gets its final name when complete, so an interrupted installation is
+//! repeated. A moved environment is reinstalled, since its programs contain its path.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -35,7 +34,7 @@ pub fn is_unavailable() -> bool {
 /// Returns the `bin` directory of the virtual environment.
 ///
 /// # Errors
-/// When there is no `python3` with `venv`, or PyPI cannot be reached.
+/// If `python3` with `venv` is missing, or PyPI cannot be reached.
 pub fn clients() -> anyhow::Result<PathBuf> {
     static CLIENTS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     CLIENTS

@@ -1,11 +1,11 @@
-//! The figures of the bundled cards once more, as captures of `nvidia-smi -q`, `nvidia-smi mig -lgip` and `-lgipp` and
-//! NVIDIA's tables have them: a machine file that is changed by mistake shows here.
+//! Published values of the bundled GPUs, from `nvidia-smi -q`, `nvidia-smi mig -lgip` and `-lgipp`
+//! and from NVIDIA's tables. Detects accidental changes of a machine file.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Model, MiB as `nvidia-smi` prints them, multiprocessors, compute capability, PCI device.
+/// Model, MiB as printed by `nvidia-smi`, multiprocessors, compute capability, PCI device.
 const CARDS: [(&str, u64, u32, &str, u32); 10] = [
     ("a30", 24_576, 56, "8.0", 0x20b7),
     ("a100-40gb", 40_960, 108, "8.0", 0x20b0),
@@ -19,7 +19,7 @@ const CARDS: [(&str, u64, u32, &str, u32); 10] = [
     ("gb10", 122_502, 48, "12.1", 0x2e12),
 ];
 
-/// By model: profile, its id, how many fit, multiprocessors, MiB, placements as `nvidia-smi` prints them.
+/// By model: profile, id, instances, multiprocessors, MiB, placements as printed by `nvidia-smi`.
 const PROFILES: &str = "
 a30 1g.6gb 14 4 14 5952 {0,1,2,3}:1
 a30 1g.6gb+me 21 1 14 5952 {0,1,2,3}:1
@@ -82,7 +82,7 @@ fn bundled_models() -> BTreeMap<String, CardModel> {
 }
 
 #[test]
-fn cards_have_their_published_figures() {
+fn matches_published_gpu_properties() {
     let models = bundled_models();
     assert_eq!(models.len(), CARDS.len());
     for (name, mib, multiprocessors, capability, device) in CARDS {
@@ -102,7 +102,7 @@ fn cards_have_their_published_figures() {
 }
 
 #[test]
-fn mig_profiles_are_the_published_ones() {
+fn matches_published_mig_profiles() {
     let described: Vec<String> = bundled_models()
         .iter()
         .flat_map(|(name, model)| {
@@ -134,9 +134,10 @@ fn mig_profiles_are_the_published_ones() {
     assert_eq!(described, published);
 }
 
-/// Slices of compute and of memory do not go together in every profile: one of three slices takes half of the memory.
+/// Compute and memory slices differ in some profiles: one of three compute slices takes half of the
+/// memory.
 #[test]
-fn a_profile_has_the_slices_of_its_name() {
+fn matches_profile_slices_with_profile_name() {
     for (name, model) in bundled_models() {
         for profile in model.mig.iter().flat_map(|mig| &mig.profiles) {
             let (slices, _) = profile.name.split_once("g.").unwrap();

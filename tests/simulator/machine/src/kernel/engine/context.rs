@@ -1,18 +1,18 @@
-//! One context: its streams, and the kernels of them that have started.
+//! One context: its streams and running kernels.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::protocol::ContextId;
 
-use super::turns::Part;
+use super::time_slicing::Part;
 use super::{Nanos, Outcome, Work};
 
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// Where it runs: on the whole card, or in an instance.
+    /// The whole GPU or an instance.
     pub(super) part: Part,
     pub(super) streams: BTreeMap<u32, Stream>,
-    /// Kernels that have started, by stream.
+    /// Running kernels by stream.
     pub(super) running: BTreeMap<u32, Running>,
     pub(super) kernels: u64,
     pub(super) busy: Nanos,
@@ -27,10 +27,10 @@ pub(super) struct Stream {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) ticket: u64,
-    /// Position among all submissions to this card.
+    /// Position among all submissions to this GPU.
     pub(super) order: u64,
     pub(super) work: Work,
-    /// Whether a host call for it was announced.
+    /// Whether the host call was announced.
     pub(super) announced: bool,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct Running {
 }
 
 impl Context {
-    /// How many multiprocessors its running kernels occupy.
+    /// Multiprocessors occupied by running kernels.
     pub(super) fn occupied(&self) -> u32 {
         let running = self.running.values();
         running.map(|running| running.multiprocessors).sum()
     }
 
-    /// The host function at the head of a stream has run.
+    /// Reports that the host function at the head of a stream has returned.
     pub(super) fn host_done(&mut self, stream: u32, ticket: u64) {
         let Some(stream) = self.streams.get_mut(&stream) else {
             return;
@@ -60,7 +60,7 @@ impl Context {
         }) = stream.queue.front_mut()
             && *head == ticket
         {
-            // Becomes a wait that is over.
+            // Becomes a satisfied wait.
             *work = Work::Wait {
                 stream: 0,
                 ticket: 0,
@@ -68,7 +68,7 @@ impl Context {
         }
     }
 
-    /// Takes kernels that are finished from the heads of streams. True when there were any.
+    /// Completes finished kernels at stream heads. Returns whether there were any.
     pub(super) fn complete_kernels(&mut self, id: ContextId, outcomes: &mut Vec<Outcome>) -> bool {
         let mut any = false;
         let (streams, kernels) = (&mut self.streams, &mut self.kernels);
@@ -86,12 +86,12 @@ impl Context {
         any
     }
 
-    /// Whether it waits for its turn, or has it.
+    /// Whether the context competes for its part.
     pub(super) fn wants(&self) -> bool {
         self.runs() || self.records()
     }
 
-    /// Whether a stream has come to an event.
+    /// Whether a stream has reached an event.
     pub(super) fn records(&self) -> bool {
         self.streams.values().any(|stream| {
             matches!(
@@ -108,7 +108,7 @@ impl Context {
         !self.running.is_empty()
     }
 
-    /// Starts kernels at the heads of streams, oldest first, while multiprocessors are left.
+    /// Starts kernels at stream heads, oldest first, while multiprocessors are free.
     pub(super) fn start_kernels(&mut self, available: u32) -> bool {
         let mut left = available.saturating_sub(self.occupied());
         let mut candidates: Vec<(u64, u32, Nanos, u32)> = Vec::new();
@@ -154,14 +154,14 @@ impl Context {
                     },
                 );
             } else {
-                // The card places blocks in order: a later kernel does not overtake.
+                // Blocks are placed in order: a later kernel does not overtake.
                 left = 0;
             }
         }
         timeless
     }
 
-    /// Waits that are over, events, and host calls to announce.
+    /// Completes satisfied waits and events, and announces host calls.
     pub(super) fn complete_timeless(
         &mut self,
         id: ContextId,

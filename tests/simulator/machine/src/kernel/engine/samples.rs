@@ -1,5 +1,5 @@
-//! How busy a card was, in sampling periods, as its driver keeps them: a period counts when it is
-//! over, so a reader is always a little late.
+//! Utilization by sampling period, as the driver keeps it. A period is visible once closed, so
+//! readers lag.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,40 +9,40 @@ use super::super::Nanos;
 
 /// Length of a sampling period.
 pub const SAMPLE_PERIOD: Nanos = 1_000_000_000 / 6;
-/// How many periods are kept.
-const KEPT: usize = 120;
+/// Number of kept periods.
+const KEPT_PERIODS: usize = 120;
 
 /// One closed sampling period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// When it closed.
+    /// End of the period.
     pub end: Nanos,
-    /// For how long each context had a kernel running.
+    /// Time with a running kernel, by context.
     pub busy: BTreeMap<ContextId, Nanos>,
-    /// For how long the card was busy; instances count for as much of it as they are.
+    /// BusyPart time of the GPU; instances count by their fraction.
     pub total: Nanos,
 }
 
-/// What a card, or one GPU instance, has done since the start.
+/// Counters of a GPU or GPU instance since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// For how long any kernel was running.
+    /// Time with any kernel running.
     pub busy: Nanos,
-    /// The same, where instances count for as much of the card as they are.
+    /// BusyPart time in which instances count by their fraction of the GPU.
     pub weighted: Nanos,
-    /// For how long all multiprocessors together were occupied.
+    /// Occupied time, summed over all multiprocessors.
     pub occupied: u128,
 }
 
-/// A part that is busy for a stretch of time.
+/// A part that is busy for a span of time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Busy {
+pub(super) struct BusyPart {
     pub(super) context: ContextId,
     /// Its GPU instance.
     pub(super) gpu: Option<u32>,
     /// Multiprocessors with a kernel.
     pub(super) occupied: u32,
-    /// Multiprocessors that count as busy.
+    /// Multiprocessors counted as busy.
     pub(super) share: u32,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Busy {
 pub(super) struct Samples {
     closed: VecDeque<Sample>,
     open: Sample,
-    /// Of all of the card, and of the GPU instances.
+    /// Of the whole GPU and of its GPU instances.
     counters: BTreeMap<Option<u32>, Counters>,
 }
 
@@ -71,13 +71,13 @@ impl Samples {
         &self.closed
     }
 
-    /// What all of the card, or one GPU instance, has done.
+    /// Counters of the whole GPU or of one GPU instance.
     pub(super) fn of(&self, gpu: Option<u32>) -> Counters {
         self.counters.get(&gpu).copied().unwrap_or_default()
     }
 
-    /// Adds a stretch of time in which these parts of the card were busy.
-    pub(super) fn account(&mut self, mut from: Nanos, to: Nanos, all: u32, busy: &[Busy]) {
+    /// Adds a span in which these parts were busy.
+    pub(super) fn account(&mut self, mut from: Nanos, to: Nanos, all: u32, busy: &[BusyPart]) {
         self.count(to.saturating_sub(from), all, busy);
         let share = busy.iter().map(|one| one.share).sum();
         while from < to {
@@ -89,19 +89,19 @@ impl Samples {
             from += part;
             if from == self.open.end {
                 self.close();
-                // Long ago, nothing is kept anyway.
+                // Too old to be kept.
                 let periods = (to - from) / SAMPLE_PERIOD;
-                let skipped = periods.saturating_sub(KEPT as Nanos) * SAMPLE_PERIOD;
+                let skipped = periods.saturating_sub(KEPT_PERIODS as Nanos) * SAMPLE_PERIOD;
                 from += skipped;
                 self.open.end += skipped;
             }
         }
     }
 
-    fn count(&mut self, length: Nanos, all: u32, busy: &[Busy]) {
+    fn count(&mut self, length: Nanos, all: u32, busy: &[BusyPart]) {
         let mut parts: BTreeMap<Option<u32>, (u32, u32)> = BTreeMap::new();
         for one in busy {
-            // Without instances, what is counted for the card is all there is.
+            // Without instances the GPU has all the counters.
             let places = [None, one.gpu];
             let places = places.iter().take(1 + usize::from(one.gpu.is_some()));
             for place in places {
@@ -125,13 +125,13 @@ impl Samples {
         };
         self.closed
             .push_back(std::mem::replace(&mut self.open, next));
-        if self.closed.len() > KEPT {
+        if self.closed.len() > KEPT_PERIODS {
             self.closed.pop_front();
         }
     }
 }
 
-/// A time in which `share` of `all` multiprocessors were busy, as time of all of them.
+/// Scales a span by `share` of `all` multiprocessors.
 fn weighted(length: Nanos, share: u32, all: u32) -> Nanos {
     match share >= all {
         true => length,

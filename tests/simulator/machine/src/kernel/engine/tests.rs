@@ -5,8 +5,8 @@ use super::*;
 const MS: Nanos = 1_000_000;
 const SLICE: Nanos = 2 * MS;
 const ALL: u32 = 100;
-/// More changes than any test here makes: work, slices and waits, each a few times.
-const MOST_STEPS: u32 = 20_000;
+/// More changes than any test makes.
+const MAX_STEPS: u32 = 20_000;
 const A: ContextId = ContextId(1);
 const B: ContextId = ContextId(2);
 
@@ -33,7 +33,7 @@ fn run(engine: &mut Engine) -> Vec<(ContextId, u32, u64, Nanos)> {
     let mut done = Vec::new();
     let mut outcomes = Vec::new();
     engine.advance(engine.now, &mut outcomes);
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         for outcome in outcomes.drain(..) {
             if let Outcome::Completed {
                 context,
@@ -49,23 +49,23 @@ fn run(engine: &mut Engine) -> Vec<(ContextId, u32, u64, Nanos)> {
         };
         engine.advance(next, &mut outcomes);
     }
-    panic!("the engine does not come to rest");
+    panic!("the engine does not become idle");
 }
 
-/// As [`Engine::advance`], change by change: fails where the engine goes on forever without time
-/// passing, which a single call would not return from.
+/// Like [`Engine::advance`], change by change: fails if the engine loops without time passing,
+/// where a single call would not return.
 fn advance_in_steps(engine: &mut Engine, to: Nanos, outcomes: &mut Vec<Outcome>) {
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         match engine.next_change().filter(|next| *next < to) {
             Some(next) => engine.advance(next, outcomes),
             None => return engine.advance(to, outcomes),
         }
     }
-    panic!("the engine does not come to {to} ns");
+    panic!("the engine does not reach {to} ns");
 }
 
 #[test]
-fn a_lone_context_runs_its_kernels_back_to_back() {
+fn runs_a_single_context_without_gaps() {
     let mut engine = engine();
     for ticket in 1..=3 {
         submit(&mut engine, A, 0, ticket, kernel(5 * MS));
@@ -78,7 +78,7 @@ fn a_lone_context_runs_its_kernels_back_to_back() {
 }
 
 #[test]
-fn two_contexts_take_turns_by_time_slice() {
+fn alternates_two_contexts_by_time_slice() {
     let mut engine = engine();
     submit(&mut engine, A, 0, 1, kernel(5 * MS));
     submit(&mut engine, B, 0, 1, kernel(3 * MS));
@@ -87,19 +87,19 @@ fn two_contexts_take_turns_by_time_slice() {
 }
 
 #[test]
-fn a_context_that_starts_late_waits_at_most_for_one_slice() {
+fn delays_a_late_context_by_at_most_one_slice() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     submit(&mut engine, A, 0, 1, kernel(100 * MS));
     engine.advance(51 * MS, &mut outcomes);
     submit(&mut engine, B, 0, 1, kernel(MS));
     let done = run(&mut engine);
-    // A is in one of its many slices, 50-52.
+    // A is in one of its slices, 50-52.
     assert_eq!(done, [(B, 0, 1, 53 * MS), (A, 0, 1, 101 * MS)]);
 }
 
 #[test]
-fn streams_overlap_when_their_kernels_fit_side_by_side() {
+fn overlaps_streams_whose_kernels_fit() {
     let mut engine = engine();
     let half = |nanos| Work::Kernel {
         nanos,
@@ -116,7 +116,7 @@ fn streams_overlap_when_their_kernels_fit_side_by_side() {
 }
 
 #[test]
-fn a_large_kernel_is_not_overtaken_by_later_small_ones() {
+fn keeps_small_kernels_behind_an_earlier_large_one() {
     let mut engine = engine();
     let part = |multiprocessors| Work::Kernel {
         nanos: MS,
@@ -132,7 +132,7 @@ fn a_large_kernel_is_not_overtaken_by_later_small_ones() {
 }
 
 #[test]
-fn a_wait_holds_a_stream_until_the_other_one_is_there() {
+fn blocks_a_stream_at_a_wait_until_the_other_arrives() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     submit(
@@ -168,7 +168,7 @@ fn a_wait_holds_a_stream_until_the_other_one_is_there() {
 }
 
 #[test]
-fn events_are_reached_in_the_turn_of_their_context() {
+fn reaches_events_in_the_slice_of_their_context() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     let record = |event| Work::Record {
@@ -197,7 +197,7 @@ fn events_are_reached_in_the_turn_of_their_context() {
 }
 
 #[test]
-fn a_host_function_holds_its_stream_until_it_has_run() {
+fn blocks_a_stream_until_its_host_function_returns() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     submit(&mut engine, A, 0, 1, Work::Host);
@@ -217,7 +217,7 @@ fn a_host_function_holds_its_stream_until_it_has_run() {
 }
 
 #[test]
-fn copies_use_their_own_engines() {
+fn runs_copies_on_separate_engines() {
     let mut engine = engine();
     let copy = |direction| Work::Copy {
         nanos: 2 * MS,
@@ -238,7 +238,7 @@ fn copies_use_their_own_engines() {
 }
 
 #[test]
-fn a_removed_context_leaves_the_card_to_the_others() {
+fn yields_the_gpu_when_a_context_is_removed() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     submit(&mut engine, A, 0, 1, kernel(100 * MS));
@@ -249,7 +249,7 @@ fn a_removed_context_leaves_the_card_to_the_others() {
 }
 
 #[test]
-fn samples_close_late_and_count_the_time_with_a_kernel() {
+fn counts_kernel_time_in_closed_sampling_periods() {
     let mut engine = engine();
     let mut outcomes = Vec::new();
     submit(&mut engine, A, 0, 1, kernel(SAMPLE_PERIOD / 2));
@@ -264,10 +264,10 @@ fn samples_close_late_and_count_the_time_with_a_kernel() {
 }
 
 proptest! {
-    /// Whatever is submitted is completed, in order within each stream; the card is never busy for
-    /// longer than the work there is, and never idle while there is work.
+    /// All submitted work completes, in order within each stream. The GPU is never busy longer than
+    /// the work takes and never idle while there is work.
     #[test]
-    fn work_is_conserved(
+    fn completes_all_work_without_idle_time(
         work in prop::collection::vec((0u64..2, 0u32..3, 0u64..6 * MS, 1u32..=ALL, 0u64..3 * MS), 0..60)
     ) {
         let mut engine = engine();
@@ -300,9 +300,9 @@ proptest! {
         prop_assert_eq!(engine.next_change(), None);
     }
 
-    /// Two contexts that always have work get the same time, to one slice.
+    /// Two busy contexts get equal time, up to one slice.
     #[test]
-    fn time_is_shared_fairly(lengths in (1u64..20 * MS, 1u64..20 * MS)) {
+    fn shares_time_equally(lengths in (1u64..20 * MS, 1u64..20 * MS)) {
         let mut engine = engine();
         let mut outcomes = Vec::new();
         for ticket in 1..=200 {
@@ -320,7 +320,7 @@ const LEFT: InstanceId = InstanceId { gpu: 1, compute: 0 };
 const RIGHT: InstanceId = InstanceId { gpu: 2, compute: 0 };
 
 #[test]
-fn instances_run_at_the_same_time() {
+fn runs_instances_concurrently() {
     let mut engine = engine();
     engine.enter(A, LEFT, ALL / 2);
     engine.enter(B, RIGHT, ALL / 4);
@@ -332,14 +332,14 @@ fn instances_run_at_the_same_time() {
     let counters = |gpu| engine.counters(gpu);
     assert_eq!(counters(Some(LEFT.gpu)).busy, 10 * MS);
     assert_eq!(counters(Some(RIGHT.gpu)).busy, 7 * MS);
-    // Half of the card for ten, a quarter of it for seven.
+    // Half of the GPU for ten, a quarter for seven.
     assert_eq!(counters(None).weighted, 5 * MS + 7 * MS / 4);
     let occupied = u128::from(10 * MS * u64::from(ALL / 2));
     assert_eq!(counters(Some(LEFT.gpu)).occupied, occupied);
 }
 
 #[test]
-fn compute_instances_of_one_gpu_instance_run_at_the_same_time_and_share_its_copy_engines() {
+fn shares_copy_engines_within_a_gpu_instance() {
     let mut engine = engine();
     let other = InstanceId { gpu: 1, compute: 1 };
     engine.enter(A, LEFT, ALL / 2);
@@ -365,7 +365,7 @@ fn compute_instances_of_one_gpu_instance_run_at_the_same_time_and_share_its_copy
 }
 
 #[test]
-fn contexts_of_one_instance_take_turns_in_it() {
+fn alternates_contexts_within_one_instance() {
     let mut engine = engine();
     let other = ContextId(3);
     engine.add_context(other);
@@ -375,7 +375,7 @@ fn contexts_of_one_instance_take_turns_in_it() {
     submit(&mut engine, A, 0, 1, kernel(5 * MS));
     submit(&mut engine, B, 0, 1, kernel(3 * MS));
     submit(&mut engine, other, 0, 1, kernel(6 * MS));
-    // Left: A 0-2, B 2-4, A 4-6, B 6-7, A 7-8.
+    // Remaining: A 0-2, B 2-4, A 4-6, B 6-7, A 7-8.
     assert_eq!(
         run(&mut engine),
         [(other, 0, 1, 6 * MS), (B, 0, 1, 7 * MS), (A, 0, 1, 8 * MS)]
@@ -383,10 +383,10 @@ fn contexts_of_one_instance_take_turns_in_it() {
 }
 
 #[test]
-fn a_kernel_fills_its_instance_and_no_more() {
+fn limits_a_kernel_to_its_instance() {
     let mut engine = engine();
     engine.enter(A, LEFT, ALL / 2);
-    // Two kernels that would fit on the card together do not in half of it.
+    // Two kernels that fit the GPU together do not fit half of it.
     let most = Work::Kernel {
         nanos: MS,
         multiprocessors: ALL * 2 / 5,
@@ -398,7 +398,7 @@ fn a_kernel_fills_its_instance_and_no_more() {
         run(&mut engine),
         [(A, 0, 1, MS), (A, 1, 1, 2 * MS), (A, 2, 1, 3 * MS)]
     );
-    // Who comes later to an instance that was empty finds it as large as it is made then.
+    // A later context gets the size of the instance as created then.
     engine.remove_context(A);
     engine.enter(B, LEFT, ALL);
     submit(&mut engine, B, 0, 1, most);

@@ -1,81 +1,81 @@
-//! What streams have to do, and what comes of it.
+//! Work of streams and its outcomes.
 
 use crate::protocol::ContextId;
 
 use super::Nanos;
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
-    /// From the host to the card.
+    /// From the host to the GPU.
     ToCard,
-    /// From the card to the host.
+    /// From the GPU to the host.
     ToHost,
 }
 
-/// One piece of work of a stream. Work of one stream is done in order.
+/// One unit of work. Work of one stream runs in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Occupies multiprocessors for a while.
+    /// Occupies multiprocessors.
     Kernel {
-        /// How long, when it has the card.
+        /// Duration while holding the GPU.
         nanos: Nanos,
-        /// How many it needs; at least 1, and at most what there are.
+        /// Number of multiprocessors, between 1 and all.
         multiprocessors: u32,
     },
-    /// Occupies a copy engine for a while.
+    /// Occupies a copy engine.
     Copy {
-        /// How long.
+        /// Duration.
         nanos: Nanos,
-        /// Which engine.
+        /// Copy engine.
         direction: Direction,
     },
     /// Waits until another stream of the context has completed a ticket.
     Wait {
         /// The other stream.
         stream: u32,
-        /// Its ticket.
+        /// Ticket.
         ticket: u64,
     },
-    /// Notes the time in an event.
+    /// Records the time in an event.
     Record {
-        /// Which event.
+        /// Event cell.
         event: u32,
-        /// How often it was recorded, this time included.
+        /// Recording number, this one included.
         recording: u64,
     },
     /// Waits until the program has run a host function.
     Host,
 }
 
-/// What happened while time passed.
+/// An outcome of advancing time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A stream completed everything up to a ticket.
     Completed {
-        /// Whose.
+        /// Context.
         context: ContextId,
-        /// Which stream.
+        /// Stream cell.
         stream: u32,
-        /// Up to where.
+        /// Last completed ticket.
         ticket: u64,
     },
     /// An event was reached.
     Recorded {
-        /// Whose.
+        /// Context.
         context: ContextId,
-        /// Which event.
+        /// Event cell.
         event: u32,
-        /// Which recording.
+        /// Recording number.
         recording: u64,
-        /// When.
+        /// Time on the GPU.
         at: Nanos,
     },
-    /// A host function is to be run, then [`super::Engine::host_done`] called.
+    /// A host function is due; [`super::Engine::host_done`] must follow.
     HostCall {
-        /// Whose.
+        /// Context.
         context: ContextId,
-        /// Which stream waits for it.
+        /// Stream cell.
         stream: u32,
         /// The work's ticket.
         ticket: u64,

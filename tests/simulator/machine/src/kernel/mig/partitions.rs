@@ -1,11 +1,11 @@
-//! MIG of one card: its mode, and which instances exist where.
+//! MIG of one GPU: mode and instances. Pure.
 //!
-//! Pure. GPU instances lie on the axis of memory slices at the placements of the machine file and
-//! do not overlap; compute instances lie on the compute slices of their GPU instance. Ids are the
-//! driver's: a GPU instance is numbered by size and place, as the node of a binary tree is.
+//! GPU instances occupy disjoint ranges of the memory slice axis, at the placements of the machine
+//! file; compute instances occupy compute slices of their GPU instance. Ids are those of the
+//! driver: a GPU instance is numbered by size and start, like the node of a binary tree.
 //!
-//! Invariant: a context that runs in an instance keeps it and its GPU instance from being
-//! destroyed, and MIG mode from being switched.
+//! Invariant: while a context runs in an instance, neither that instance nor its GPU instance can
+//! be destroyed, nor MIG mode be changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use crate::protocol::{
     ComputeInstanceState, ContextId, GpuInstanceState, InstanceId, MigActivation, MigState, Refusal,
 };
 
-/// Partitioning of one card.
+/// MIG state of one GPU.
 #[derive(Clone, Debug)]
 pub(in crate::kernel) struct Partitions {
-    /// The model's table; none where the model has no MIG.
+    /// The model's table; `None` without MIG.
     table: Option<Mig>,
     card_uuid: String,
     enabled: bool,
@@ -41,7 +41,7 @@ struct ComputeInstance {
 }
 
 impl GpuInstance {
-    /// Where a compute instance of so many slices fits.
+    /// Start slices at which a compute instance of a size fits.
     fn free_compute_starts(&self, slices: u32) -> Vec<u32> {
         let taken = self.compute_instances.values();
         let taken: Vec<_> = taken.map(|one| (one.start, one.profile.slices)).collect();
@@ -74,7 +74,7 @@ impl Partitions {
         self.enabled
     }
 
-    /// `used_bytes` tells what a context takes.
+    /// Returns the state; `used_bytes` maps contexts to their memory.
     pub(in crate::kernel) fn state(&self, used_bytes: impl Fn(ContextId) -> u64) -> MigState {
         let gpu_instances = self.gpu_instances.iter().map(|(&id, gpu)| {
             let inside = self.contexts.iter().filter(|(_, at)| at.gpu == id);
@@ -109,8 +109,8 @@ impl Partitions {
         states.collect()
     }
 
-    /// Switches MIG mode, or notes the wish where something is in the way: contexts everywhere,
-    /// and on cards that need a reset also other programs that have the card open.
+    /// Switches MIG mode, or makes the change pending: while contexts exist, and on GPUs that need
+    /// a reset also while other programs have NVML open.
     pub(in crate::kernel) fn set_mode(
         &mut self,
         enabled: bool,
@@ -137,7 +137,7 @@ impl Partitions {
         Ok(MigActivation::Active)
     }
 
-    /// What a reset of the card does: instances are gone, and the pending mode is in force.
+    /// Resets the GPU: instances are destroyed, the pending mode takes effect.
     pub(in crate::kernel) fn reset(&mut self) {
         self.gpu_instances.clear();
         self.contexts.clear();
@@ -156,7 +156,7 @@ impl Partitions {
         self.table.as_ref().map_or(0, |table| table.memory_slices)
     }
 
-    /// A compute profile that a GPU instance offers.
+    /// Returns a compute profile of a GPU instance.
     fn compute_profile(
         &self,
         gpu: &GpuInstance,
@@ -171,13 +171,13 @@ impl Partitions {
         self.gpu_instances.get(&id).ok_or(Refusal::NotFound)
     }
 
-    /// Where a GPU instance of a profile fits now: its memory slices are free, there are compute
-    /// slices and media engines left, and the card does not have the most of this profile.
+    /// Start slices at which a GPU instance fits: free memory slices, compute slices and media
+    /// engines, below the profile's maximum number.
     fn free_starts(&self, profile: &GpuInstanceProfile) -> Vec<u32> {
         let existing = || self.gpu_instances.values();
         let of_profile = existing().filter(|gpu| gpu.profile.id == profile.id);
         if of_profile.count() >= usize::try_from(profile.instances).unwrap_or(usize::MAX)
-            || self.missing_engines(profile)
+            || self.engines_exhausted(profile)
         {
             return Vec::new();
         }
@@ -197,30 +197,30 @@ impl Partitions {
             .collect()
     }
 
-    /// Whether compute slices or media engines are used up. The card has as many as its largest
-    /// profile.
-    fn missing_engines(&self, profile: &GpuInstanceProfile) -> bool {
+    /// Returns whether compute slices or media engines are exhausted. The GPU has as many as its
+    /// largest profile.
+    fn engines_exhausted(&self, profile: &GpuInstanceProfile) -> bool {
         let profiles = self.table.iter().flat_map(|table| &table.profiles);
         let largest = profiles.max_by_key(|profile| (profile.slices, profile.ofa_engines));
         let Some(card) = largest else { return true };
-        let figures: [fn(&GpuInstanceProfile) -> u32; 5] = [
+        let resources: [fn(&GpuInstanceProfile) -> u32; 5] = [
             |profile| profile.slices,
             |profile| profile.decoders,
             |profile| profile.encoders,
             |profile| profile.jpeg_engines,
             |profile| profile.ofa_engines,
         ];
-        figures.iter().any(|figure| {
+        resources.iter().any(|resource| {
             let taken: u32 = self
                 .gpu_instances
                 .values()
-                .map(|gpu| figure(&gpu.profile))
+                .map(|gpu| resource(&gpu.profile))
                 .sum();
-            taken + figure(profile) > figure(card)
+            taken + resource(profile) > resource(card)
         })
     }
 
-    /// How many more instances of a profile fit: as many as can be created one after another.
+    /// How many more instances of a profile can be created one after another.
     pub(in crate::kernel) fn remaining_gpu_instances(&self, id: u32) -> Result<u32, Refusal> {
         let profile = self.profile(id)?;
         let mut starts = self.free_starts(profile);
@@ -266,7 +266,7 @@ impl Partitions {
         let free = self.free_starts(&profile);
         let start = match wanted {
             Some(start) => free.contains(&start).then_some(start),
-            // The driver keeps large placements at low starts whole.
+            // The driver keeps large placements at low starts free.
             None if profile.slices == 1 || profile.slices == 3 => free.iter().max().copied(),
             None => free.iter().min().copied(),
         };
@@ -331,7 +331,7 @@ impl Partitions {
         Ok(id)
     }
 
-    /// The lowest index that no MIG device of the card has.
+    /// The lowest unused MIG device index.
     fn free_index(&self) -> u32 {
         let gpus = self.gpu_instances.values();
         let devices = gpus.flat_map(|gpu| gpu.compute_instances.values());
@@ -359,7 +359,7 @@ impl Partitions {
         compute.then_some(gpu).ok_or(Refusal::NotFound)
     }
 
-    /// Lets a context run in an instance, if its memory fits there.
+    /// Moves a context into an instance if its memory fits.
     pub(in crate::kernel) fn enter(
         &mut self,
         context: ContextId,
@@ -371,17 +371,17 @@ impl Partitions {
         if self.contexts.contains_key(&context) {
             return Err(Refusal::Invalid);
         }
-        self.check_room(instance.gpu, bytes, used_bytes)?;
+        self.require_free_memory(instance.gpu, bytes, used_bytes)?;
         self.contexts.insert(context, instance);
         Ok(())
     }
 
-    /// How many multiprocessors a GPU instance has.
+    /// Multiprocessors of a GPU instance.
     pub(in crate::kernel) fn multiprocessors_of(&self, gpu: u32) -> Result<u32, Refusal> {
         Ok(self.gpu(gpu)?.profile.multiprocessors)
     }
 
-    /// How many multiprocessors a compute instance has.
+    /// Multiprocessors of a compute instance.
     pub(in crate::kernel) fn multiprocessors(&self, instance: InstanceId) -> Result<u32, Refusal> {
         let gpu = self.check(instance)?;
         let compute = gpu.compute_instances.get(&instance.compute);
@@ -389,8 +389,8 @@ impl Partitions {
         Ok(compute.profile.multiprocessors)
     }
 
-    /// Refuses memory that a GPU instance does not have.
-    pub(in crate::kernel) fn check_room(
+    /// Errors if a GPU instance has too little free memory.
+    pub(in crate::kernel) fn require_free_memory(
         &self,
         gpu: u32,
         bytes: u64,
@@ -405,28 +405,27 @@ impl Partitions {
         }
     }
 
-    /// A context is gone.
+    /// Removes a context.
     pub(in crate::kernel) fn leave(&mut self, context: ContextId) {
         self.contexts.remove(&context);
     }
 
-    /// Where a context runs.
+    /// The instance of a context.
     pub(in crate::kernel) fn instance_of(&self, context: ContextId) -> Option<InstanceId> {
         self.contexts.get(&context).copied()
     }
 }
 
-/// The driver's number for a placement: whole card 0, halves from 1, quarters from 3, eighths
-/// from 7.
+/// The driver's id of a placement: whole GPU 0, halves from 1, quarters from 3, eighths from 7.
 fn gpu_instance_id(axis: u32, size: u32, start: u32) -> u32 {
     let size = size.max(1);
     (axis / size).saturating_sub(1) + start / size
 }
 
-/// The UUID of a MIG device: the same for the same instance of the same card.
+/// UUID of a MIG device, stable for an instance of a GPU.
 fn device_uuid(card: &str, instance: InstanceId) -> String {
     let text = format!("{card}/{}/{}", instance.gpu, instance.compute);
-    // FNV-1a from two offsets: spreads, and needs no dependency.
+    // FNV-1a from two offsets.
     let hash = |offset: u64| {
         text.bytes().fold(offset, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -18,8 +18,7 @@ fn nothing(_: ContextId) -> u64 {
     0
 }
 
-/// All layouts that can be reached by creating instances of these profiles, as sets of
-/// (profile, start).
+/// All layouts reachable by creating instances of these profiles, as sets of (profile, start).
 fn layouts(yaml: &str, profiles: &[u32]) -> BTreeSet<Vec<(u32, u32)>> {
     let mut known: BTreeSet<Vec<(u32, u32)>> = BTreeSet::new();
     let empty = partitions(yaml);
@@ -46,7 +45,7 @@ fn layouts(yaml: &str, profiles: &[u32]) -> BTreeSet<Vec<(u32, u32)>> {
 }
 
 #[test]
-fn an_a100_has_the_layouts_that_are_known_of_it() {
+fn reaches_all_published_layouts_of_an_a100() {
     // 1g, 2g, 3g, 4g, 7g: 298 layouts; with the 1g of double memory 723.
     let plain = [19, 14, 9, 5, 0];
     assert_eq!(layouts(A100_40X8, &plain).len(), 298);
@@ -55,7 +54,7 @@ fn an_a100_has_the_layouts_that_are_known_of_it() {
 }
 
 #[test]
-fn remaining_capacity_is_what_can_still_be_created() {
+fn reports_remaining_capacity() {
     for (name, yaml) in BUNDLED {
         let machine = MachineDescription::parse(yaml).unwrap();
         let Some(table) = machine.model(&machine.cards[0]).mig.clone() else {
@@ -90,10 +89,10 @@ fn remaining_capacity_is_what_can_still_be_created() {
     }
 }
 
-/// On no card that there is does one of these bound the capacity alone: the number of a profile, its overlapping
-/// places, the compute slices.
+/// On no real GPU does one of these limits bound capacity alone: number of a profile, overlapping
+/// placements, compute slices.
 #[test]
-fn remaining_capacity_is_bounded_by_count_places_and_slices() {
+fn bounds_capacity_by_count_placement_and_slices() {
     let capacities = |from: &str, to: &str, id: u32| {
         assert!(H100X2.contains(from));
         let mut card = partitions(&H100X2.replace(from, to));
@@ -108,7 +107,7 @@ fn remaining_capacity_is_bounded_by_count_places_and_slices() {
         "id: 19, slices: 1, instances: 3",
     );
     assert_eq!(capacities(count.0, count.1, 19), [3, 2, 1, 0]);
-    // The lowest place is taken first.
+    // The lowest placement first.
     let places = (
         "starts: [0, 2, 4], size: 2",
         "starts: [0, 1, 2, 3], size: 2",
@@ -122,7 +121,7 @@ fn remaining_capacity_is_bounded_by_count_places_and_slices() {
 }
 
 #[test]
-fn gpu_instance_ids_are_the_drivers() {
+fn numbers_gpu_instances_like_the_driver() {
     // `nvidia-smi mig -cgi 19,14,5` on an A100 creates the largest first and prints 1, 5 and 13.
     let mut card = partitions(A100_40X8);
     assert_eq!(card.create_gpu_instance(5, None), Ok(1));
@@ -144,7 +143,7 @@ fn gpu_instance_ids_are_the_drivers() {
 }
 
 #[test]
-fn compute_instances_share_a_gpu_instance_and_keep_it() {
+fn keeps_gpu_instance_while_compute_instances_exist() {
     let mut card = partitions(H100X2);
     let gpu = card.create_gpu_instance(9, Some(0)).unwrap();
     assert_eq!(card.remaining_compute_instances(gpu, 0), Ok(3));
@@ -181,7 +180,7 @@ fn compute_instances_share_a_gpu_instance_and_keep_it() {
 }
 
 #[test]
-fn a_context_holds_its_instance_and_no_more_memory_than_it_has() {
+fn keeps_instance_and_limits_memory_of_a_context() {
     let mut card = partitions(H100X2);
     let gpu = card.create_gpu_instance(19, None).unwrap();
     let compute = card.create_compute_instance(gpu, 0, None).unwrap();
@@ -198,7 +197,7 @@ fn a_context_holds_its_instance_and_no_more_memory_than_it_has() {
 }
 
 #[test]
-fn mig_mode_waits_for_users_and_on_ampere_for_a_reset() {
+fn defers_mig_mode_until_idle_or_reset() {
     let machine = |yaml| {
         let machine = MachineDescription::parse(yaml).unwrap();
         let mig = machine.model(&machine.cards[0]).mig.clone();

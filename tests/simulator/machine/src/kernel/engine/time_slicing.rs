@@ -1,26 +1,26 @@
-//! Who has the multiprocessors: contexts of one part of a card take turns.
+//! Time slicing between the contexts of one part of a GPU.
 
 use crate::protocol::{ContextId, InstanceId};
 
 use super::Nanos;
 
-/// A part of a card with multiprocessors of its own: a compute instance, or none for all of the
-/// card. Parts run at the same time.
+/// A part of a GPU with its own multiprocessors: a compute instance, or `None` for the whole GPU.
+/// Parts run concurrently.
 pub(super) type Part = Option<InstanceId>;
 
-/// End of the slice of a holder that has nothing to do.
+/// End of slice of an idle holder.
 const IDLE: Nanos = 0;
 
-/// The turns of one part.
+/// Time slicing state of one part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turns {
+pub(super) struct TimeSlicing {
     pub(super) multiprocessors: u32,
     slice: Nanos,
-    /// Who holds the part, and until when others have to wait.
+    /// Holder and end of its time slice.
     holder: Option<(ContextId, Nanos)>,
 }
 
-impl Turns {
+impl TimeSlicing {
     pub(super) fn new(multiprocessors: u32, slice: Nanos) -> Self {
         Self {
             multiprocessors: multiprocessors.max(1),
@@ -33,30 +33,29 @@ impl Turns {
         self.holder.map(|(holder, _)| holder)
     }
 
-    /// A context is gone.
+    /// Removes a context.
     pub(super) fn forget(&mut self, context: ContextId) {
         if self.holder() == Some(context) {
             self.holder = None;
         }
     }
 
-    /// Until when the holder cannot lose the part, if somebody else waits for it.
+    /// End of the holder's slice if another context waits.
     pub(super) fn slice_end(&self) -> Nanos {
         self.holder.map_or(IDLE, |(_, end)| end)
     }
 
-    /// Gives the part to whoever should have it at `now`; `wanting` are those that have something
-    /// to run, in order of creation.
-    pub(super) fn hand_over(&mut self, now: Nanos, wanting: &[ContextId]) {
+    /// Selects the holder at `now`; `contexts_with_work` has the contexts with work, in creation order.
+    pub(super) fn hand_over(&mut self, now: Nanos, contexts_with_work: &[ContextId]) {
         if let Some((holder, slice_end)) = self.holder
             && slice_end != IDLE
-            && wanting.contains(&holder)
+            && contexts_with_work.contains(&holder)
         {
             if now < slice_end {
                 return;
             }
-            // Had anybody waited at the end of the slice, time would have stopped there.
-            if now > slice_end || !wanting.iter().any(|other| *other != holder) {
+            // A context waiting at the end of the slice would have stopped time there.
+            if now > slice_end || !contexts_with_work.iter().any(|other| *other != holder) {
                 let slices = (now - slice_end) / self.slice + 1;
                 let next_end = slice_end.saturating_add(slices.saturating_mul(self.slice));
                 self.holder = Some((holder, next_end));
@@ -65,10 +64,13 @@ impl Turns {
         }
         let after = self.holder();
         let behind = |context: &&ContextId| after.is_none_or(|after| **context > after);
-        let next = wanting.iter().find(behind).or(wanting.first());
+        let next = contexts_with_work
+            .iter()
+            .find(behind)
+            .or(contexts_with_work.first());
         self.holder = match next {
             Some(context) => Some((*context, now.saturating_add(self.slice))),
-            // Nobody: whoever comes after the last holder is first again.
+            // No context: the successor of the last holder is next.
             None => after.map(|holder| (holder, IDLE)),
         };
     }

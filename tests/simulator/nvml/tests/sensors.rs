@@ -1,4 +1,4 @@
-//! Sensors, topology and errors, as nvidia-ml-py reads them.
+//! Sensors, topology and errors through nvidia-ml-py.
 
 use std::process::Command;
 
@@ -29,7 +29,7 @@ def refusal(function, *arguments):
         return error.value
 "#;
 
-/// Runs a program with the assertions that it makes.
+/// Runs a Python program with assertions.
 fn check(yaml: &str, script: &str) -> anyhow::Result<()> {
     let machine = Machine::start(yaml)?;
     let output = machine
@@ -47,7 +47,7 @@ fn check(yaml: &str, script: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn an_idle_card_shows_its_modes_and_sensors() -> anyhow::Result<()> {
+fn reports_modes_and_sensors_of_an_idle_gpu() -> anyhow::Result<()> {
     check(
         H100X2,
         r#"
@@ -82,8 +82,8 @@ assert nvmlSystemGetProcessName(os.getpid()).endswith("python")
 }
 
 #[test]
-fn cards_of_a_node_know_how_they_reach_each_other() -> anyhow::Result<()> {
-    // Four cards on each of two sockets, all of them on NVSwitches.
+fn reports_topology_between_gpus() -> anyhow::Result<()> {
+    // Four GPUs on each of two sockets, all with NVSwitch.
     let linked = r#"
 numa = [nvmlDeviceGetNumaNodeId(card) for card in cards]
 assert numa == [0] * (len(cards) // 2) + [1] * (len(cards) // 2), numa
@@ -112,7 +112,7 @@ assert refusal(nvmlDeviceGetNvLinkState, first, {count}) == NVML_ERROR_INVALID_A
     check(H200X8, &format!("{linked}{}", links(18, 4)))?;
     check(A100_80X8, &format!("{linked}{}", links(12, 3)))?;
     check(A30X2, &links(4, 3))?;
-    // Two cards without NVLink on two sockets.
+    // Two GPUs without NVLink on two sockets.
     check(
         RTX_PRO_6000X2,
         "
@@ -124,7 +124,7 @@ assert refusal(nvmlDeviceGetNvLinkState, first, 0) == NVML_ERROR_NOT_SUPPORTED
 }
 
 #[test]
-fn what_a_card_lacks_is_not_supported() -> anyhow::Result<()> {
+fn reports_missing_hardware_as_not_supported() -> anyhow::Result<()> {
     let lacking = |names: &str| {
         format!(
             "
@@ -137,14 +137,14 @@ for function in ({names},):
     check(T4, &format!("{}{none}", lacking("nvmlDeviceGetMigMode")))?;
     let consumer = lacking("nvmlDeviceGetSerial, nvmlDeviceGetEccMode, nvmlDeviceGetNumaNodeId");
     check(RTX_4090, &consumer)?;
-    // No memory of its own: neither version says how much there is.
+    // No GPU memory: neither version reports a size.
     let uma = lacking("nvmlDeviceGetMemoryInfo, nvmlDeviceGetEccMode, nvmlDeviceGetBAR1MemoryInfo");
     let v2 = "\nassert refusal(nvmlDeviceGetMemoryInfo, first, nvmlMemory_v2) == NVML_ERROR_NOT_SUPPORTED\n";
     check(GB10, &format!("{uma}{v2}"))
 }
 
 #[test]
-fn errors_are_those_of_the_real_library() -> anyhow::Result<()> {
+fn returns_the_error_codes_of_the_real_library() -> anyhow::Result<()> {
     check(
         H100X2,
         r#"
@@ -175,9 +175,9 @@ assert library.nvmlShutdown() == NVML_ERROR_UNINITIALIZED
     )
 }
 
-/// The faults that the README lists, from a shell.
+/// The faults listed in the README, from a shell.
 #[test]
-fn a_card_is_broken_and_healed_from_the_command_line() -> anyhow::Result<()> {
+fn sets_and_clears_faults_from_the_command_line() -> anyhow::Result<()> {
     let machine = Machine::start(H100X2)?;
     let ctl = |arguments: &str| -> anyhow::Result<std::process::Output> {
         let program = simulator_machine::testing::built()?.join("simulator-machine");
