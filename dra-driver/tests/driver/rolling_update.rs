@@ -73,7 +73,7 @@ async fn leaves_node_to_old_instance_until_ready() {
         let image = cluster.node.paths.artifacts_dir.join(artifact);
         fs::copy(image, config.paths.artifacts_dir.join(artifact)).unwrap();
     }
-    new.await_unmet(Condition::Registered, "until this one can: gpus: ")
+    new.await_unmet(Condition::Registered, "until this instance can: gpus: ")
         .await;
     assert_eq!(sockets(), 1);
 
