@@ -6,9 +6,9 @@
 //! | `counted` | allocates or frees memory of the share; hooked |
 //! | `metered` | uses GPU time, or affects when GPU time can be measured; hooked |
 //! | `virtualized` | reports the size of memory; hooked |
-//! | `passed` | not hooked; uses neither GPU memory nor GPU time, except as its note says |
-//! | `uncounted` | allocates memory that is not counted, as its note says |
-//! | `unmetered` | uses GPU time that is not metered, as its note says |
+//! | `passed` | not hooked; uses neither GPU memory nor GPU time, or the note gives the reason |
+//! | `uncounted` | allocates memory that is not counted; the note gives the reason |
+//! | `unmetered` | uses GPU time that is not metered; the note gives the reason |
 
 #![expect(clippy::unwrap_used, reason = "a test that fails should panic")]
 

@@ -30,7 +30,7 @@ static long long hami_step(int used) {
 static void *hami_watch(void *nvml) {
     int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
     int (*get)(unsigned, void **) = (int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
-    int (*utilisation)(void *, struct HamiSample *, unsigned *, unsigned long long) =
+    int (*utilization)(void *, struct HamiSample *, unsigned *, unsigned long long) =
         (int (*)(void *, struct HamiSample *, unsigned *, unsigned long long))dlsym(nvml, "nvmlDeviceGetProcessUtilization");
     void *device = NULL;
     if (init() || get(0, &device)) return NULL;
@@ -42,7 +42,7 @@ static void *hami_watch(void *nvml) {
         struct HamiSample samples[256];
         unsigned count = 256, mine = 0;
         int used = 0;
-        if (utilisation(device, samples, &count, since)) count = 0;
+        if (utilization(device, samples, &count, since)) count = 0;
         for (unsigned i = 0; i < count; i++)
             if (samples[i].pid == (unsigned)getpid()) used += samples[i].sm, mine++;
         if (mine) used /= mine;

@@ -82,8 +82,8 @@ fn check(kind: Kind, bytes: &[u8]) {
 
 fn check_page(bytes: &[u8]) {
     let Ok(page) = decode(bytes) else {
-        let refused = update(bytes, &Limits::memory(1));
-        assert!(refused.is_err(), "an unreadable page is not updated");
+        let result = update(bytes, &Limits::memory(1));
+        assert!(result.is_err(), "an unreadable page is not updated");
         return;
     };
     assert!(bytes.len() >= PAGE_SIZE && bytes.starts_with(b"DRAVALIM"));

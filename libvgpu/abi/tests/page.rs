@@ -276,12 +276,12 @@ proptest! {
     }
 
     #[test]
-    fn never_panics_on_arbitrary_bytes(noise: Vec<u8>, at in 0..PAGE_SIZE) {
+    fn never_panics_on_arbitrary_bytes(bytes: Vec<u8>, at in 0..PAGE_SIZE) {
         let mut page = encode(&spec());
-        for (target, byte) in page[at..].iter_mut().zip(&noise) {
+        for (target, byte) in page[at..].iter_mut().zip(&bytes) {
             *target ^= byte;
         }
         let _ = decode(&page);
-        let _ = decode(&noise);
+        let _ = decode(&bytes);
     }
 }

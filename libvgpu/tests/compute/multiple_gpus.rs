@@ -16,9 +16,9 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
     let containers =
         ["one", "other"].map(|name| test_bed.share_of_each_card(name, &token).unwrap());
     let give_tokens = || {
-        for (who, shares) in containers.iter().enumerate() {
+        for (index, shares) in containers.iter().enumerate() {
             for (card, share) in shares.iter().enumerate() {
-                let length_us = if who == card { 900_000 } else { 0 };
+                let length_us = if index == card { 900_000 } else { 0 };
                 share.give_token(now_us() + length_us).unwrap();
             }
         }
@@ -63,8 +63,8 @@ fn avoids_deadlock_of_processes_across_two_gpus() {
             std::thread::sleep(Duration::from_millis(10));
         }
     });
-    for (who, shares) in containers.iter().enumerate() {
-        let timeouts = shares[1 - who].usage().unwrap().0.admission_timeouts;
+    for (index, shares) in containers.iter().enumerate() {
+        let timeouts = shares[1 - index].usage().unwrap().0.admission_timeouts;
         assert!(
             timeouts > 0,
             "the process also held the token of the other GPU"

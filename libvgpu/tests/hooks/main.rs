@@ -1,4 +1,4 @@
-//! Tests of every hook by name: each counts, meters or denies what its class says.
+//! Tests of every hook by name: each counts or meters as its class requires.
 //!
 //! The program is `hooks.c`. The tests in `tests/limits` show that limits hold; these tests show that no function
 //! bypasses them.

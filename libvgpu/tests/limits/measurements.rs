@@ -32,7 +32,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Median, mean and 99.9th percentile of the time of denials in nanoseconds, without the overhead of the measurement.
 fn denials(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
-    let answer = process.ok(&format!("refusals {bytes} 50000"));
+    let answer = process.ok(&format!("denials {bytes} 50000"));
     let [median, mean, tail, empty] = answer[..] else {
         panic!("{answer:?}")
     };

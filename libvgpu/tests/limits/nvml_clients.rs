@@ -66,12 +66,12 @@ fn shows_one_share_of_one_gpu() {
     unlimited.alloc(20 * GIB);
     let (pid, foreign) = (process.pid().to_string(), unlimited.pid().to_string());
 
-    let cards = gpustat(&container);
-    assert_eq!(cards[0]["memory.total"], 8192);
-    assert_eq!(cards[0]["memory.used"], 3072);
-    assert_eq!(cards[0]["utilization.gpu"], 0);
-    assert_eq!(cards[0]["uuid"], CARDS[0]);
-    let processes = &cards[0]["processes"];
+    let gpus = gpustat(&container);
+    assert_eq!(gpus[0]["memory.total"], 8192);
+    assert_eq!(gpus[0]["memory.used"], 3072);
+    assert_eq!(gpus[0]["utilization.gpu"], 0);
+    assert_eq!(gpus[0]["uuid"], CARDS[0]);
+    let processes = &gpus[0]["processes"];
     assert_eq!(processes.as_array().unwrap().len(), 1, "{processes}");
     assert_eq!(processes[0]["pid"], json!(process.pid()));
     assert_eq!(processes[0]["gpu_memory_usage"], 3072);
@@ -118,10 +118,10 @@ fn shows_two_shares_of_two_gpus() {
     let mut unlimited = container.unlimited_process();
     unlimited.alloc(20 * GIB);
 
-    let cards = gpustat(&container);
-    let figures: Vec<(&Value, &Value)> = cards
+    let gpus = gpustat(&container);
+    let figures: Vec<(&Value, &Value)> = gpus
         .iter()
-        .map(|card| (&card["memory.total"], &card["memory.used"]))
+        .map(|gpu| (&gpu["memory.total"], &gpu["memory.used"]))
         .collect();
     assert_eq!(
         figures,
@@ -135,8 +135,8 @@ fn shows_two_shares_of_two_gpus() {
     };
     let mut second = vec![i64::from(both.pid()), i64::from(one.pid())];
     second.sort_unstable();
-    assert_eq!(pids(&cards[0]), [i64::from(both.pid())]);
-    assert_eq!(pids(&cards[1]), second);
+    assert_eq!(pids(&gpus[0]), [i64::from(both.pid())]);
+    assert_eq!(pids(&gpus[1]), second);
 
     let shown = nvitop(&container);
     assert_eq!(
@@ -199,14 +199,11 @@ fn shows_own_utilization_and_hides_other_shares() {
         }
         assert!(Instant::now() < deadline, "{shown}");
     }
-    let cards = gpustat(&container);
-    assert!(
-        cards[0]["utilization.gpu"].as_u64().unwrap() > 0,
-        "{cards:?}"
-    );
-    assert_eq!(cards[1]["utilization.gpu"], 0);
-    assert_eq!(cards[0]["processes"][0]["pid"], json!(own.0.id()));
-    assert_eq!(cards[1]["processes"], json!([]));
+    let gpus = gpustat(&container);
+    assert!(gpus[0]["utilization.gpu"].as_u64().unwrap() > 0, "{gpus:?}");
+    assert_eq!(gpus[1]["utilization.gpu"], 0);
+    assert_eq!(gpus[0]["processes"][0]["pid"], json!(own.0.id()));
+    assert_eq!(gpus[1]["processes"], json!([]));
     let shown = nvitop(&container);
     let pid = own.0.id().to_string();
     assert_eq!(lines_with(&shown, &[&pid]).len(), 1, "{shown}");
@@ -219,9 +216,9 @@ fn shows_everything_on_the_host() {
     let mut process = container.process();
     process.alloc(3 * GIB);
     let used = (container.ledger_bytes() >> 20).to_string();
-    let cards = gpustat(&container);
-    assert_eq!(cards[0]["memory.total"], 81559);
-    assert_eq!(cards[0]["processes"][0]["pid"], json!(process.pid()));
+    let gpus = gpustat(&container);
+    assert_eq!(gpus[0]["memory.total"], 81559);
+    assert_eq!(gpus[0]["processes"][0]["pid"], json!(process.pid()));
     let shown = nvitop(&container);
     assert_eq!(
         lines_with(&shown, &[&format!("{used}MiB / 79.65GiB")]).len(),

@@ -263,7 +263,7 @@ fn charges_default_pool_on_its_own_gpu() {
 /// share.
 #[test]
 fn runs_program_within_full_pool() {
-    for synchronises in [false, true] {
+    for synchronizes in [false, true] {
         let container = Container::with_memory(64 * MIB);
         let mut process = container.process();
         // Each chunk keeps an allocation.
@@ -280,7 +280,7 @@ fn runs_program_within_full_pool() {
         for round in 0..200 {
             let (allocation, size) = held.remove((round * 5) % held.len());
             process.ok(&format!("freeasync {allocation}"));
-            if synchronises {
+            if synchronizes {
                 process.ok("sync");
                 assert_eq!(process.memory_info().0, 0);
             }

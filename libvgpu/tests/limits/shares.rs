@@ -146,7 +146,7 @@ fn denies_and_reports_damaged_page() {
 
 #[test]
 fn denies_or_allows_unusable_region_as_page_specifies() {
-    for (policy, is_refused) in [(BrokenRegion::Closed, true), (BrokenRegion::Open, false)] {
+    for (policy, is_denied) in [(BrokenRegion::Closed, true), (BrokenRegion::Open, false)] {
         let container = Container::new();
         let limits = Limits {
             broken_region: policy,
@@ -160,7 +160,7 @@ fn denies_or_allows_unusable_region_as_page_specifies() {
         });
         process.init(0);
         let answer = process.query(&format!("alloc {}", 4 * MIB));
-        assert_eq!(answer[0] != 0, is_refused, "{policy:?}");
+        assert_eq!(answer[0] != 0, is_denied, "{policy:?}");
         process.end();
         let errors = fs::read_to_string(errors).unwrap();
         assert_eq!(errors.matches("not a usage region").count(), 1, "{errors}");

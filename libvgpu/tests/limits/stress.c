@@ -1,7 +1,7 @@
 // A process of the stress test: allocates and frees in every way, at random, until it is told to stop or is killed.
 // Each line on standard input is a command, answered with one line:
 //
-//   go <operations>   runs the operations, answers `done <granted> <refused> <wrong> <operations>`
+//   go <operations>   runs the operations, answers `done <granted> <denied> <wrong> <operations>`
 //   drain             frees everything, answers `done …` likewise
 //   free              answers `free <bytes>`, the bytes that stay charged because they were exported
 //
@@ -26,7 +26,7 @@ typedef unsigned long long Pointer;
 
 static void *cuda;
 static Pointer most, limit;
-static _Atomic Pointer granted, refused, wrong, exported_bytes, operations_done;
+static _Atomic Pointer granted, denied, wrong, exported_bytes, operations_done;
 static void *primary;
 
 // The enabled operations: all, only those on pools, or all others.
@@ -41,7 +41,7 @@ static enum { ALL, POOLS, OTHERS } kinds;
 
 enum Kind { NOTHING, PLAIN, STREAM_ORDERED, ARRAY, MIPMAPPED, POOL, MAPPED };
 
-struct Thing {
+struct Object {
     enum Kind kind;
     Pointer handle, parts[4];
     Pointer bytes;
@@ -49,13 +49,13 @@ struct Thing {
 
 // Objects of each thread. A single thread has as many as several threads together.
 #define THREADS 2
-#define THINGS 96
+#define OBJECTS 96
 
 static struct Worker {
     pthread_t thread;
     uint64_t state;
     Pointer operations;
-    struct Thing things[THINGS];
+    struct Object objects[OBJECTS];
 } workers[THREADS];
 static int threads = 1;
 static __thread struct Worker *worker;
@@ -77,7 +77,7 @@ static Pointer some_bytes(void) {
 
 static Result note(const char *what, Result result) {
     if (result == 0) granted++;
-    else if (result == 2) refused++;
+    else if (result == 2) denied++;
     else {
         wrong++;
         fprintf(stderr, "%s returned %d\n", what, result);
@@ -97,72 +97,72 @@ struct Properties { int type, handles, location_type, location; void *win32; uns
 
 static int has(const char *name) { return dlsym(cuda, name) != NULL; }
 
-static void make_plain(struct Thing *thing) {
+static void make_plain(struct Object *object) {
     Pointer bytes = some_bytes();
     Result result;
     switch (below(4)) {
     case 0: {
         size_t pitch;
-        result = note("cuMemAllocPitch", CALL(cuMemAllocPitch_v2, (Pointer *, size_t *, size_t, size_t, unsigned), &thing->handle, &pitch, 1 + bytes % 100000, 1 + bytes / 100000, 4));
+        result = note("cuMemAllocPitch", CALL(cuMemAllocPitch_v2, (Pointer *, size_t *, size_t, size_t, unsigned), &object->handle, &pitch, 1 + bytes % 100000, 1 + bytes / 100000, 4));
         break;
     }
-    case 1: result = note("cuMemAllocManaged", CALL(cuMemAllocManaged, (Pointer *, size_t, unsigned), &thing->handle, bytes, 1)); break;
-    default: result = note("cuMemAlloc", CALL(cuMemAlloc_v2, (Pointer *, size_t), &thing->handle, bytes));
+    case 1: result = note("cuMemAllocManaged", CALL(cuMemAllocManaged, (Pointer *, size_t, unsigned), &object->handle, bytes, 1)); break;
+    default: result = note("cuMemAlloc", CALL(cuMemAlloc_v2, (Pointer *, size_t), &object->handle, bytes));
     }
-    if (!result) thing->kind = PLAIN;
+    if (!result) object->kind = PLAIN;
 }
 
-static void make_array(struct Thing *thing) {
+static void make_array(struct Object *object) {
     struct ArrayDescriptor descriptor = {1 + below(2048), 1 + below(2048), below(4), 0x20, 1, 0};
     if (has("cuArray3DCreate_v2") && below(2)) {
-        if (!note("cuArray3DCreate", CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &thing->handle, &descriptor))) thing->kind = ARRAY;
+        if (!note("cuArray3DCreate", CALL(cuArray3DCreate_v2, (Pointer *, struct ArrayDescriptor *), &object->handle, &descriptor))) object->kind = ARRAY;
     } else if (has("cuMipmappedArrayCreate")) {
         descriptor.depth = 0;
-        if (!note("cuMipmappedArrayCreate", CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &thing->handle, &descriptor, 1 + below(8)))) thing->kind = MIPMAPPED;
+        if (!note("cuMipmappedArrayCreate", CALL(cuMipmappedArrayCreate, (Pointer *, struct ArrayDescriptor *, unsigned), &object->handle, &descriptor, 1 + below(8)))) object->kind = MIPMAPPED;
     }
 }
 
 // A new pool with a few allocations.
-static void make_pool(struct Thing *thing) {
+static void make_pool(struct Object *object) {
     char properties[88] = {0};
     struct Properties device = {1, 0, 1, 0, NULL, {0}};
     memcpy(properties, &device, 16);
-    if (note("cuMemPoolCreate", CALL(cuMemPoolCreate, (Pointer *, void *), &thing->handle, properties))) return;
-    thing->kind = POOL;
+    if (note("cuMemPoolCreate", CALL(cuMemPoolCreate, (Pointer *, void *), &object->handle, properties))) return;
+    object->kind = POOL;
     for (int i = 0; i < 4; i++) {
-        thing->parts[i] = 0;
-        if (note("cuMemAllocFromPoolAsync", CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, void *), &thing->parts[i], some_bytes() / 2 + 1, thing->handle, NULL))) thing->parts[i] = 0;
+        object->parts[i] = 0;
+        if (note("cuMemAllocFromPoolAsync", CALL(cuMemAllocFromPoolAsync, (Pointer *, size_t, Pointer, void *), &object->parts[i], some_bytes() / 2 + 1, object->handle, NULL))) object->parts[i] = 0;
     }
 }
 
 // Physical memory with up to two mappings. Often the handle is released before the mappings, sometimes it was exported.
-static void make_mapped(struct Thing *thing) {
+static void make_mapped(struct Object *object) {
     struct Properties properties = {1, 1, 1, 0, NULL, {0}};
     // Exported memory stays charged until the process ends, so it is rare and small.
     int is_exported = below(64) == 0;
-    thing->bytes = is_exported ? GRANULE : (1 + below(most / GRANULE)) * GRANULE;
-    if (note("cuMemCreate", CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &thing->handle, thing->bytes, &properties, 0))) return;
-    thing->kind = MAPPED;
-    memset(thing->parts, 0, sizeof thing->parts);
+    object->bytes = is_exported ? GRANULE : (1 + below(most / GRANULE)) * GRANULE;
+    if (note("cuMemCreate", CALL(cuMemCreate, (Pointer *, size_t, struct Properties *, uint64_t), &object->handle, object->bytes, &properties, 0))) return;
+    object->kind = MAPPED;
+    memset(object->parts, 0, sizeof object->parts);
     for (uint64_t i = 0, count = below(3); i < count; i++) {
-        Pointer *at = &thing->parts[i];
-        must("cuMemAddressReserve", CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), at, thing->bytes, 0, 0, 0));
-        must("cuMemMap", CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), *at, thing->bytes, 0, thing->handle, 0));
+        Pointer *at = &object->parts[i];
+        must("cuMemAddressReserve", CALL(cuMemAddressReserve, (Pointer *, size_t, size_t, Pointer, uint64_t), at, object->bytes, 0, 0, 0));
+        must("cuMemMap", CALL(cuMemMap, (Pointer, size_t, size_t, Pointer, uint64_t), *at, object->bytes, 0, object->handle, 0));
     }
     if (is_exported) {
         int exported = -1;
-        must("cuMemExportToShareableHandle", CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, thing->handle, 1, 0));
+        must("cuMemExportToShareableHandle", CALL(cuMemExportToShareableHandle, (void *, Pointer, int, uint64_t), &exported, object->handle, 1, 0));
         if (exported >= 0) close(exported);
-        exported_bytes += thing->bytes;
+        exported_bytes += object->bytes;
     }
-    if (thing->parts[0] && below(2)) {
-        must("cuMemRelease", CALL(cuMemRelease, (Pointer), thing->handle));
-        thing->handle = 0;
+    if (object->parts[0] && below(2)) {
+        must("cuMemRelease", CALL(cuMemRelease, (Pointer), object->handle));
+        object->handle = 0;
     }
 }
 
 // A graph that allocates while it runs. The device caches the memory for other graphs.
-static void run_a_graph(void) {
+static void run_graph(void) {
     void *graph = NULL, *exec = NULL, *node = NULL, *before = NULL;
     must("cuGraphCreate", CALL(cuGraphCreate, (void **, unsigned), &graph, 0));
     for (uint64_t i = 0, count = 1 + below(3); i < count; i++) {
@@ -185,7 +185,7 @@ static void run_a_graph(void) {
 }
 
 // A context that is destroyed with allocations in it.
-static void live_in_a_context(void) {
+static void use_context(void) {
     void *context = NULL;
     if (note("cuCtxCreate", CALL(cuCtxCreate_v2, (void **, unsigned, int), &context, 0, 0))) return;
     for (int i = 0; i < 4; i++) {
@@ -197,7 +197,7 @@ static void live_in_a_context(void) {
 }
 
 // A child that inherits the device files and idles for a while.
-static void leave_a_child(void) {
+static void fork_idle_child(void) {
     pid_t child = fork();
     if (child) return;
     prctl(PR_SET_PDEATHSIG, 0);
@@ -205,60 +205,60 @@ static void leave_a_child(void) {
     _exit(0);
 }
 
-static void look(void) {
+static void query_memory(void) {
     size_t available = 0, total = 0;
     must("cuMemGetInfo", CALL(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
     if (total != limit || available > total) {
         wrong++;
-        fprintf(stderr, "cuMemGetInfo says %zu of %zu\n", available, total);
+        fprintf(stderr, "cuMemGetInfo reports %zu of %zu\n", available, total);
     }
 }
 
-static void unmake(struct Thing *thing) {
-    switch (thing->kind) {
+static void unmake(struct Object *object) {
+    switch (object->kind) {
     case NOTHING: break;
-    case PLAIN: must("cuMemFree", CALL(cuMemFree_v2, (Pointer), thing->handle)); break;
-    case STREAM_ORDERED: must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), thing->handle, NULL)); break;
-    case ARRAY: must("cuArrayDestroy", CALL(cuArrayDestroy, (Pointer), thing->handle)); break;
-    case MIPMAPPED: must("cuMipmappedArrayDestroy", CALL(cuMipmappedArrayDestroy, (Pointer), thing->handle)); break;
+    case PLAIN: must("cuMemFree", CALL(cuMemFree_v2, (Pointer), object->handle)); break;
+    case STREAM_ORDERED: must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), object->handle, NULL)); break;
+    case ARRAY: must("cuArrayDestroy", CALL(cuArrayDestroy, (Pointer), object->handle)); break;
+    case MIPMAPPED: must("cuMipmappedArrayDestroy", CALL(cuMipmappedArrayDestroy, (Pointer), object->handle)); break;
     case POOL:
         for (int i = 0; i < 4; i++)
-            if (thing->parts[i]) must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), thing->parts[i], NULL));
-        must("cuMemPoolDestroy", CALL(cuMemPoolDestroy, (Pointer), thing->handle));
+            if (object->parts[i]) must("cuMemFreeAsync", CALL(cuMemFreeAsync, (Pointer, void *), object->parts[i], NULL));
+        must("cuMemPoolDestroy", CALL(cuMemPoolDestroy, (Pointer), object->handle));
         break;
     case MAPPED:
         for (int i = 0; i < 4; i++) {
-            if (!thing->parts[i]) continue;
-            must("cuMemUnmap", CALL(cuMemUnmap, (Pointer, size_t), thing->parts[i], thing->bytes));
-            must("cuMemAddressFree", CALL(cuMemAddressFree, (Pointer, size_t), thing->parts[i], thing->bytes));
+            if (!object->parts[i]) continue;
+            must("cuMemUnmap", CALL(cuMemUnmap, (Pointer, size_t), object->parts[i], object->bytes));
+            must("cuMemAddressFree", CALL(cuMemAddressFree, (Pointer, size_t), object->parts[i], object->bytes));
         }
-        if (thing->handle) must("cuMemRelease", CALL(cuMemRelease, (Pointer), thing->handle));
+        if (object->handle) must("cuMemRelease", CALL(cuMemRelease, (Pointer), object->handle));
         break;
     }
-    thing->kind = NOTHING;
+    object->kind = NOTHING;
 }
 
 static void operate(void) {
-    struct Thing *thing = &worker->things[below(THINGS / threads)];
-    if (thing->kind != NOTHING) return unmake(thing);
+    struct Object *object = &worker->objects[below(OBJECTS / threads)];
+    if (object->kind != NOTHING) return unmake(object);
     uint64_t number = below(64);
     int has_pools = number >= 6 && number < 10, is_ordered = number >= 26 && number < 36;
     // Every kind includes contexts, children, synchronization and queries.
     if (kinds == POOLS && number >= 6 && !has_pools && !is_ordered) number = 26;
     if (kinds == OTHERS && (has_pools || is_ordered)) number = 63;
     switch (number) {
-    case 0: live_in_a_context(); break;
-    case 1: leave_a_child(); break;
+    case 0: use_context(); break;
+    case 1: fork_idle_child(); break;
     case 2: case 3: must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void))); break;
-    case 4: case 5: look(); break;
-    case 56 ... 57: if (has("cuGraphAddMemAllocNode")) run_a_graph(); break;
-    case 6 ... 9: if (has("cuMemPoolCreate")) make_pool(thing); break;
-    case 10 ... 19: if (has("cuMemCreate")) make_mapped(thing); break;
-    case 20 ... 25: make_array(thing); break;
+    case 4: case 5: query_memory(); break;
+    case 56 ... 57: if (has("cuGraphAddMemAllocNode")) run_graph(); break;
+    case 6 ... 9: if (has("cuMemPoolCreate")) make_pool(object); break;
+    case 10 ... 19: if (has("cuMemCreate")) make_mapped(object); break;
+    case 20 ... 25: make_array(object); break;
     case 26 ... 35:
-        if (!note("cuMemAllocAsync", CALL(cuMemAllocAsync, (Pointer *, size_t, void *), &thing->handle, some_bytes(), NULL))) thing->kind = STREAM_ORDERED;
+        if (!note("cuMemAllocAsync", CALL(cuMemAllocAsync, (Pointer *, size_t, void *), &object->handle, some_bytes(), NULL))) object->kind = STREAM_ORDERED;
         break;
-    default: make_plain(thing);
+    default: make_plain(object);
     }
 }
 
@@ -299,7 +299,7 @@ int main(int count, char **arguments) {
             for (int i = 1; primary && i < threads; i++) pthread_join(workers[i].thread, NULL);
         } else if (!strncmp(line, "drain", 5)) {
             for (int i = 0; i < threads; i++)
-                for (int j = 0; j < THINGS; j++) unmake(&workers[i].things[j]);
+                for (int j = 0; j < OBJECTS; j++) unmake(&workers[i].objects[j]);
             if (primary) must("cuCtxSynchronize", CALL(cuCtxSynchronize, (void)));
             if (primary) must("cuDeviceGraphMemTrim", CALL(cuDeviceGraphMemTrim, (int), 0));
         } else if (!strncmp(line, "free", 4)) {
@@ -308,8 +308,8 @@ int main(int count, char **arguments) {
             printf("free %llu\n", exported_bytes);
             continue;
         }
-        printf("done %llu %llu %llu %llu\n", granted, refused, wrong, operations_done);
-        granted = refused = wrong = operations_done = 0;
+        printf("done %llu %llu %llu %llu\n", granted, denied, wrong, operations_done);
+        granted = denied = wrong = operations_done = 0;
     }
     return 0;
 }

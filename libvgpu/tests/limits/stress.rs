@@ -48,7 +48,7 @@ struct Statistics {
     /// Operations of processes that survived their round.
     operations: u64,
     granted: u64,
-    refused: u64,
+    denied: u64,
     deaths: u64,
     samples: u64,
     /// Largest amount by which living processes exceeded the limit while all were running.
@@ -172,7 +172,7 @@ impl Stress {
             .collect();
         self.statistics.operations += numbers[3];
         self.statistics.granted += numbers[0];
-        self.statistics.refused += numbers[1];
+        self.statistics.denied += numbers[1];
         assert_eq!(numbers[2], 0, "seed {}: see the errors above", self.seed);
     }
 
@@ -180,7 +180,7 @@ impl Stress {
     /// they are equal, except for exported memory. (Before that, managed memory is only in the account.)
     fn check(&mut self) {
         let mut exported = self.reclaim();
-        // A process killed meanwhile leaves memory that the other processes must reclaim again.
+        // A process that is killed while it reclaims leaves memory that the other processes must reclaim.
         while exported.len() < self.processes.len() {
             let is_alive = |process: &TestProcess| {
                 let pid = u32::try_from(process.pid()).unwrap();
@@ -337,7 +337,7 @@ fn run(kinds: &'static str) {
         "operations": statistics.operations,
         "rounds": statistics.rounds,
         "granted": statistics.granted,
-        "refused": statistics.refused,
+        "refused": statistics.denied,
         "deaths": statistics.deaths,
         "limitBytes": LIMIT,
         "highestBytes": statistics.highest_bytes,
@@ -348,7 +348,7 @@ fn run(kinds: &'static str) {
     crate::measurements::report(&report);
     // A run without denials and kills proves little.
     assert!(
-        statistics.refused > statistics.rounds,
+        statistics.denied > statistics.rounds,
         "seed {seed}: {report}"
     );
     assert!(statistics.deaths > 0, "seed {seed}: {report}");

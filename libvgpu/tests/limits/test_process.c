@@ -299,7 +299,7 @@ static void run(char *line) {
             sum += (Pointer)(uintptr_t)count;
         }
         printf("0 %llu\n", sum);
-    } else if (!strcmp(word, "refusals")) {
+    } else if (!strcmp(word, "denials")) {
         // Makes `b` requests for `a` bytes, which must be denied; prints the median, mean and 99.9th percentile of
         // their time in nanoseconds, and the time of an empty measurement.
         Result (*allocate)(Pointer *, size_t) = (Result(*)(Pointer *, size_t))function("cuMemAlloc_v2");

@@ -45,13 +45,13 @@ static struct Task {
     Pointer rounds, bytes, pool;
     struct Handle handle;
     pthread_barrier_t start;
-    _Atomic Pointer granted, refused;
+    _Atomic Pointer granted, denied;
     _Atomic Result wrong;
 } task;
 
 static void note(Result result) {
     if (result == 0) task.granted++;
-    else if (result == OUT_OF_MEMORY) task.refused++;
+    else if (result == OUT_OF_MEMORY) task.denied++;
     else task.wrong = result;
 }
 
@@ -133,7 +133,7 @@ static void *use_primary(void *unused) {
 static void run_task(void *(*body)(void *), Pointer count) {
     pthread_t threads[MOST_THREADS];
     if (count > MOST_THREADS) exit(1);
-    task.granted = task.refused = 0;
+    task.granted = task.denied = 0;
     task.wrong = 0;
     pthread_barrier_init(&task.start, NULL, (unsigned)count);
     for (Pointer i = 0; i < count; i++) pthread_create(&threads[i], NULL, body, NULL);
@@ -156,7 +156,7 @@ static void run(const char *line) {
         task.rounds = b;
         task.bytes = c;
         run_task(*word == 'g' ? grow : *word == 's' ? small : use_primary, a);
-        printf("%d %llu\n", task.wrong, task.refused);
+        printf("%d %llu\n", task.wrong, task.denied);
     } else if (!strcmp(word, "importpool")) {
         char path[64];
         snprintf(path, sizeof path, "/proc/%llu/fd/%llu", a, b);

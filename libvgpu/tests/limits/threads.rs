@@ -31,8 +31,8 @@ fn grants_whole_limit_to_threads_growing_a_pool() {
     let container = Container::with_memory(THREADS * 32 * MIB);
     let mut process = threaded_process(&container);
     for bytes in [20 * MIB, 32 * MIB] {
-        let refused = process.ok(&format!("grow {THREADS} 100 {bytes}"))[0];
-        assert_eq!(refused, 0, "{bytes}");
+        let denied = process.ok(&format!("grow {THREADS} 100 {bytes}"))[0];
+        assert_eq!(denied, 0, "{bytes}");
         assert_eq!(process.memory_info().1, THREADS * 32 * MIB);
     }
 }
@@ -42,8 +42,8 @@ fn grants_whole_limit_to_threads_growing_a_pool() {
 fn grants_shared_block_to_all_threads() {
     let container = Container::with_memory(2 * MIB);
     let mut process = threaded_process(&container);
-    let refused = process.ok(&format!("small {THREADS} 100 {}", 64 * KIB))[0];
-    assert_eq!(refused, 0);
+    let denied = process.ok(&format!("small {THREADS} 100 {}", 64 * KIB))[0];
+    assert_eq!(denied, 0);
     assert_eq!(process.memory_info(), (2 * MIB, 2 * MIB));
     assert_eq!(container.ledger_bytes(), CONTEXT_BYTES);
 }
@@ -99,8 +99,8 @@ fn charges_primary_context_once_for_several_threads() {
     container.add_share("share", CARDS[0], &limits);
     let mut process = TestProcess::spawn(container.command(interposer::threads()));
     process.ok("initonly");
-    let refused = process.ok(&format!("primary {THREADS} 25 {ROOM}"))[0];
-    assert_eq!(refused, 0);
+    let denied = process.ok(&format!("primary {THREADS} 25 {ROOM}"))[0];
+    assert_eq!(denied, 0);
     assert_eq!(container.ledger_bytes(), 0);
     let mut last = container.process();
     assert_eq!(last.memory_info().0, THREADS * ROOM);

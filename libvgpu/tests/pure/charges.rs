@@ -258,13 +258,13 @@ fn counts_shared_chunk_once() {
     assert_eq!((chunk.address, chunk.bytes), (3 * CHUNK, CHUNK));
     let large = chunk_around(512, CHUNK - KIB);
     assert_eq!((large.address, large.bytes), (512, CHUNK), "whole pages");
-    let paid = Cell::new(0);
+    let charged = Cell::new(0);
     let add = |pointer, chunk| {
         assert!(shared.add(lasting(pointer, chunk), |bytes| {
-            paid.set(paid.get() + bytes);
+            charged.set(charged.get() + bytes);
             true
         }));
-        paid.get()
+        charged.get()
     };
     let returned = Cell::new(0);
     let remove = |pointer| {
@@ -291,9 +291,9 @@ fn counts_shared_chunk_once() {
     assert_eq!(add(4, large), 4 * CHUNK);
     for pointer in [5, 6, 5] {
         shared.add_once(lasting(pointer, chunk_around(7 * CHUNK, KIB)), |bytes| {
-            paid.set(paid.get() + bytes);
+            charged.set(charged.get() + bytes);
         });
-        assert_eq!(paid.get(), 5 * CHUNK);
+        assert_eq!(charged.get(), 5 * CHUNK);
     }
     assert_eq!(remove(5), 2 * CHUNK);
     assert_eq!(remove(6), 3 * CHUNK);
@@ -313,13 +313,13 @@ fn charges_one_of_several_threads_sharing_memory() {
             let (shared, open, most) = (&shared, &open, &most);
             scope.spawn(move || {
                 for round in 0..rounds {
-                    let pays = (round + thread) % 2 == 0;
+                    let is_charged = (round + thread) % 2 == 0;
                     let is_open = shared.add(lasting(1, chunk), |_| {
                         thread::yield_now();
-                        if pays {
+                        if is_charged {
                             most.fetch_max(open.fetch_add(1, Relaxed) + 1, Relaxed);
                         }
-                        pays
+                        is_charged
                     });
                     if is_open {
                         assert_eq!(open.load(Relaxed), 1, "the memory is open without a charge");

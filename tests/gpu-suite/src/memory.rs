@@ -110,8 +110,8 @@ impl Allocator {
             });
             // SAFETY: writes the pool; the properties live through the call.
             let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const properties) };
-            let refused = error_name(code);
-            ensure!(refused.is_none(), "cuMemPoolCreate: {refused:?}");
+            let error = error_name(code);
+            ensure!(error.is_none(), "cuMemPoolCreate: {error:?}");
         }
         Ok(Self { path, pool })
     }
