@@ -171,11 +171,11 @@ impl Entry {
     /// Replaces the charge by the result of `to`, or removes it, if the key matches. Returns the previous charge.
     fn change(
         &self,
-        is_it: impl FnOnce(u64) -> bool,
+        matches: impl FnOnce(u64) -> bool,
         to: impl FnOnce(&Charge) -> Option<Charge>,
     ) -> Option<Charge> {
         let _writer = EntryWriter::begin(self);
-        if !is_it(self.key.load(Ordering::Relaxed)) {
+        if !matches(self.key.load(Ordering::Relaxed)) {
             return None;
         }
         let before = self.load();

@@ -42,7 +42,7 @@ impl DestroyedPools {
         self.allocated.get(pointer).is_some()
     }
 
-    /// Adds a pool on `card` that stays charged `bytes` until all allocations that `take_in` passes to it are
+    /// Adds a pool on `card` that stays charged `bytes` until all allocations that `add_each` passes to it are
     /// freed.
     pub(crate) fn add(&self, card: u8, bytes: u64, parse: impl FnOnce(&mut dyn FnMut(u64))) {
         let number = self.next_number();

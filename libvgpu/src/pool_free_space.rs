@@ -221,10 +221,10 @@ impl PoolFreeSpace {
             card,
             context: pool,
         };
-        self.remember(start, charge);
+        self.record(start, charge);
     }
 
-    fn remember(&self, start: u64, charge: Charge) {
+    fn record(&self, start: u64, charge: Charge) {
         if !self.allocated.insert(start, charge) {
             self.is_incomplete.store(true, Ordering::Relaxed);
         }
@@ -266,7 +266,7 @@ impl PoolFreeSpace {
     pub(crate) fn restore(&self, start: u64, charge: Charge) {
         let _guard = Guard::acquire(&self.guard);
         self.cut(start, start.saturating_add(charge.bytes));
-        self.remember(start, charge);
+        self.record(start, charge);
     }
 
     /// Returns whether the pool can serve an allocation in that stream without growth. `has_passed` returns whether

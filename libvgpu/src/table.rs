@@ -1,6 +1,6 @@
 //! Table of the hooks: one line each with name, signature, version and body.
 //!
-//! [`hooks!`] expands each line to the exported `extern "C"` symbol, the pointer to the original function, and the
+//! `hooks!` expands each line to the exported `extern "C"` symbol, the pointer to the original function, and the
 //! entry that `dlsym`, `cuGetProcAddress` and the tests look up. The body of a hook gets the original function as
 //! its first argument.
 
@@ -169,17 +169,17 @@ hooks! {
     Memory Nvml nvmlDeviceGetComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
         = c"" 0 => nvml::processes::compute;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
-        = c"" 0 => nvml::processes::none_v1;
+        = c"" 0 => nvml::processes::empty_v1;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::none;
+        = c"" 0 => nvml::processes::empty;
     Memory Nvml nvmlDeviceGetGraphicsRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::none;
+        = c"" 0 => nvml::processes::empty;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_v1_t)
-        = c"" 0 => nvml::processes::none_v1;
+        = c"" 0 => nvml::processes::empty_v1;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v2(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::none;
+        = c"" 0 => nvml::processes::empty;
     Memory Nvml nvmlDeviceGetMPSComputeRunningProcesses_v3(device: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t)
-        = c"" 0 => nvml::processes::none;
+        = c"" 0 => nvml::processes::empty;
     Memory Nvml nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: *mut nvmlProcessDetailList_t) = c"" 0 => nvml::processes::detailed;
     Memory Nvml nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint) = c"" 0 => nvml::accounting::pids;
     Memory Nvml nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t) = c"" 0 => nvml::accounting::stats;

@@ -107,7 +107,7 @@ unsafe fn instantiated(result: CUresult, exec: *const CUgraphExec, graph: CUgrap
     if result == CUDA_SUCCESS {
         // SAFETY: libcuda has written it.
         let exec = unsafe { exec.read() };
-        graph_memory::remember(exec, graph);
+        graph_memory::record(exec, graph);
         meter::expect(kind_of(exec), estimate_ns(graph));
     }
     result

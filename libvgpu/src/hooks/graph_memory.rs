@@ -145,7 +145,7 @@ fn need_of(graph: CUgraph) -> Option<Need> {
 }
 
 /// Records the need of `exec`, which was just instantiated from `graph`.
-pub(crate) fn remember(exec: CUgraphExec, graph: CUgraph) {
+pub(crate) fn record(exec: CUgraphExec, graph: CUgraph) {
     forget(exec);
     let Some(need) = need_of(graph) else { return };
     if let Target::Limited(card) = target_of_device(need.device) {

@@ -53,14 +53,14 @@ pub(crate) unsafe fn open(
     if shared_memory::open(card, address, blocks_around(start, bytes), context) {
         return result;
     }
-    close_again(address);
+    undo_open(address);
     // SAFETY: libcuda has written the pointer.
     unsafe { pointer.write(0) };
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// Closes an import that was denied.
-fn close_again(address: CUdeviceptr) {
+fn undo_open(address: CUdeviceptr) {
     let Some(close) = cuIpcCloseMemHandle::ORIGINAL.address() else {
         return;
     };

@@ -38,23 +38,23 @@ pub(crate) unsafe fn pids(
     }
     // SAFETY: NVML has written it.
     let length = usize::try_from(unsafe { count.read() }).unwrap_or(0);
-    let mut kept: c_uint = 0;
+    let mut retained: c_uint = 0;
     for index in 0..length {
         // SAFETY: NVML has written that many.
         let place = unsafe { pids.add(index) };
         // SAFETY: as above.
         let pid = unsafe { place.read() };
         if is_live(card, pid) {
-            let to = usize::try_from(kept).unwrap_or(index);
+            let to = usize::try_from(retained).unwrap_or(index);
             // SAFETY: not after the entry that was read.
             let to = unsafe { pids.add(to) };
             // SAFETY: as above.
             unsafe { to.write(pid) };
-            kept = kept.saturating_add(1);
+            retained = retained.saturating_add(1);
         }
     }
     // SAFETY: NVML has written it.
-    unsafe { count.write(kept) };
+    unsafe { count.write(retained) };
     NVML_SUCCESS
 }
 

@@ -249,7 +249,7 @@ pub(crate) unsafe fn detailed(
     NVML_SUCCESS
 }
 
-pub(crate) unsafe fn none_v1(
+pub(crate) unsafe fn empty_v1(
     original: nvmlDeviceGetComputeRunningProcesses::Function,
     device: nvmlDevice_t,
     count: *mut c_uint,
@@ -259,7 +259,7 @@ pub(crate) unsafe fn none_v1(
     unsafe { list(original, device, count, infos, None) }
 }
 
-pub(crate) unsafe fn none(
+pub(crate) unsafe fn empty(
     original: nvmlDeviceGetComputeRunningProcesses_v2::Function,
     device: nvmlDevice_t,
     count: *mut c_uint,

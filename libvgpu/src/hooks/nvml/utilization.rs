@@ -226,7 +226,7 @@ unsafe fn retain_own<T: Copy>(
 ) -> c_uint {
     let cores = cores_percent(card);
     let length = usize::try_from(length).unwrap_or(0);
-    let mut kept = 0usize;
+    let mut retained = 0usize;
     for index in 0..length {
         // SAFETY: within the array.
         let place = unsafe { array.add(index) };
@@ -235,20 +235,20 @@ unsafe fn retain_own<T: Copy>(
         if !live_processes(card).any(|process| process.pid == pid(&sample)) {
             continue;
         }
-        // SAFETY: `kept` is at most `index`.
-        let place = unsafe { array.add(kept) };
+        // SAFETY: `retained` is at most `index`.
+        let place = unsafe { array.add(retained) };
         // SAFETY: within the array.
         unsafe { place.write(scaled(sample, cores)) };
-        kept = kept.saturating_add(1);
+        retained = retained.saturating_add(1);
     }
-    for index in kept..length {
+    for index in retained..length {
         // SAFETY: within the array.
         let place = unsafe { array.add(index) };
         // Samples of other shares are erased.
         // SAFETY: as above; all zeroes is a valid sample.
         unsafe { ptr::write_bytes(place, 0, 1) };
     }
-    c_uint::try_from(kept).unwrap_or(0)
+    c_uint::try_from(retained).unwrap_or(0)
 }
 
 /// Returns whether process samples can be attributed to the share.
@@ -286,7 +286,7 @@ pub(crate) unsafe fn by_process(
     // SAFETY: not null, or NVML had failed.
     let length = unsafe { count.read() };
     // SAFETY: NVML has written that many.
-    let kept = unsafe {
+    let retained = unsafe {
         retain_own(
             card,
             samples,
@@ -300,8 +300,8 @@ pub(crate) unsafe fn by_process(
         )
     };
     // SAFETY: as above.
-    unsafe { count.write(kept) };
-    if kept == 0 {
+    unsafe { count.write(retained) };
+    if retained == 0 {
         return NVML_ERROR_NOT_FOUND;
     }
     NVML_SUCCESS
