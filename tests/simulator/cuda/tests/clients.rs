@@ -64,7 +64,7 @@ fn cudarc_child() -> anyhow::Result<()> {
     // SAFETY: as above.
     unsafe { launch.launch(LaunchConfig::for_num_elems(1 << 20)) }?;
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
-    let graph = graph.context("no graph was captured")?;
+    let graph = graph.context("the capture returned no graph")?;
     graph.launch()?;
     graph.launch()?;
     stream.synchronize()?;

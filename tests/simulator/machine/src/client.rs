@@ -49,8 +49,8 @@ pub enum ClientError {
     /// The connection broke.
     #[error("connection to the simulated machine failed")]
     Wire(#[from] WireError),
-    /// The daemon refused the request.
-    #[error("refused: {0}")]
+    /// The daemon rejected the request.
+    #[error("rejected: {0}")]
     Refused(#[from] Refusal),
     /// The daemon sent a reply of another type.
     #[error("unexpected reply")]
@@ -105,7 +105,7 @@ impl Connection {
     /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// If the daemon is gone or refuses.
+    /// If the daemon is gone or rejects.
     pub fn request(&mut self, request: &Request) -> Result<Reply, ClientError> {
         self.request_with_fds(request).map(|(reply, _)| reply)
     }
@@ -113,7 +113,7 @@ impl Connection {
     /// Like [`Self::request`], for replies with descriptors.
     ///
     /// # Errors
-    /// If the daemon is gone or refuses.
+    /// If the daemon is gone or rejects.
     pub fn request_with_fds(
         &mut self,
         request: &Request,
@@ -124,7 +124,7 @@ impl Connection {
     /// Like [`Self::request`], for requests with a descriptor.
     ///
     /// # Errors
-    /// If the daemon is gone or refuses.
+    /// If the daemon is gone or rejects.
     pub fn request_about(
         &mut self,
         request: &Request,

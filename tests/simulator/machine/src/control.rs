@@ -38,7 +38,7 @@ pub enum Answer {
     Status(MachineStatus),
     /// The command was carried out.
     Done,
-    /// The command was refused.
+    /// The command was rejected.
     Refused(Refusal),
 }
 

@@ -1,7 +1,7 @@
 //! Messages between libraries and the daemon.
 //!
 //! Both sides are built from this file. [`PROTOCOL`] changes with every message change, so that the
-//! daemon refuses a library of another build at its first message.
+//! daemon rejects a library of another build at its first message.
 
 use serde::{Deserialize, Serialize};
 
@@ -227,7 +227,7 @@ pub enum Reply {
     Event(CardEvent),
     /// The request succeeded without a result.
     Done,
-    /// The request was refused; nothing changed.
+    /// The request was rejected; nothing changed.
     Refused(Refusal),
 }
 
@@ -243,7 +243,7 @@ pub enum CardEvent {
     },
 }
 
-/// Why the daemon refused a request.
+/// Why the daemon rejected a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
     /// The library has another protocol version.

@@ -94,7 +94,7 @@ impl Machine {
     /// Sends a control command.
     ///
     /// # Errors
-    /// If the daemon does not answer or refuses.
+    /// If the daemon does not answer or rejects.
     pub fn control(&self, command: &control::Command) -> anyhow::Result<Answer> {
         Ok(control::send(&self.root, command)?)
     }
@@ -106,7 +106,7 @@ impl Machine {
     pub fn card(&self, index: usize) -> anyhow::Result<CardStatus> {
         let status = self.status()?;
         let card = status.cards.into_iter().nth(index);
-        card.with_context(|| format!("the machine has no card {index}"))
+        card.with_context(|| format!("the machine has no GPU {index}"))
     }
 
     /// Waits until a GPU satisfies a condition, and returns it.

@@ -151,7 +151,7 @@ fn nvlink(handle: nvmlDevice_t, link: c_uint) -> NvmlResult<c_uint> {
     Ok(nvlink.version)
 }
 
-/// Cluster UUID, clique and state of a card's fabric.
+/// Cluster UUID, clique and state of a GPU's fabric.
 fn fabric(device: Device) -> NvmlResult<([u8; 16], c_uint, u8)> {
     const NOT_SUPPORTED: u8 = 0;
     const COMPLETED: u8 = 3;

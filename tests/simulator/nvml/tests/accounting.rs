@@ -61,7 +61,7 @@ fn wait_for<T>(mut look: impl FnMut() -> anyhow::Result<Option<T>>) -> anyhow::R
             return Ok(found);
         }
         if Instant::now() > deadline {
-            bail!("it does not happen");
+            bail!("condition not met within 60 s");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -144,7 +144,7 @@ fn keeps_accounting_of_ended_processes() -> anyhow::Result<()> {
         .processes
         .into_iter()
         .find(|process| process.pid == pid);
-    let used = used.context("the process is on the card")?.used_bytes;
+    let used = used.context("missing process on the GPU")?.used_bytes;
     assert!(running.maxMemoryUsage >= used, "{running:?} {used}");
     drop(busy);
     let gone = wait_for(|| {

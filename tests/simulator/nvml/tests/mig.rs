@@ -174,7 +174,7 @@ impl Mig {
         let card = CardIndex(0);
         let Reply::ContextCreated { context } = cuda.request(&Request::CreateContext { card })?
         else {
-            anyhow::bail!("no context")
+            anyhow::bail!("unexpected reply to CreateContext")
         };
         let request = MigRequest::Enter { context, instance };
         cuda.request(&Request::Mig { card, request })?;
@@ -331,7 +331,7 @@ fn keeps_instances_in_use_and_lists_their_processes() -> anyhow::Result<()> {
         })
         .collect();
     let [(busy, device), (idle, other)] = devices[..] else {
-        anyhow::bail!("two devices")
+        anyhow::bail!("expected two MIG devices")
     };
     // The first 1g instance is placed last, at slice 6.
     let (mut cuda, context) = mig.compute(InstanceId {
@@ -444,7 +444,7 @@ fn defers_mig_mode_of_an_open_a30_until_reset() -> anyhow::Result<()> {
         .stdout(Stdio::piped())
         .spawn()?;
     let mut said = String::new();
-    let stdout = watching.stdout.take().context("no pipe")?;
+    let stdout = watching.stdout.take().context("missing stdout pipe")?;
     BufReader::new(stdout).read_line(&mut said)?;
     assert_eq!(said.trim(), "open");
     assert_eq!(mig.set_mode(card, 1), (SUCCESS, IN_USE));

@@ -154,8 +154,8 @@ assert raw("nvmlDeviceGetUUID", first, small, 8) == NVML_ERROR_INSUFFICIENT_SIZE
 assert raw("nvmlDeviceGetName", first, None, 64) == NVML_ERROR_INVALID_ARGUMENT
 assert raw("nvmlDeviceGetMemoryInfo", first, None) == NVML_ERROR_INVALID_ARGUMENT
 assert raw("nvmlDeviceGetCount_v2", None) == NVML_ERROR_INVALID_ARGUMENT
-nobody = ctypes.c_uint()
-assert raw("nvmlDeviceGetIndex", None, ctypes.byref(nobody)) == NVML_ERROR_INVALID_ARGUMENT
+invalid = ctypes.c_uint()
+assert raw("nvmlDeviceGetIndex", None, ctypes.byref(invalid)) == NVML_ERROR_INVALID_ARGUMENT
 handle = c_nvmlDevice_t()
 assert raw("nvmlDeviceGetHandleByIndex_v2", 2, ctypes.byref(handle)) == NVML_ERROR_INVALID_ARGUMENT
 assert raw("nvmlDeviceGetHandleByUUID", b"GPU-0", ctypes.byref(handle)) == NVML_ERROR_NOT_FOUND
@@ -169,7 +169,7 @@ nvmlShutdown()
 assert nvmlDeviceGetCount() == 2, "initialised twice, shut down once"
 nvmlShutdown()
 library = ctypes.CDLL(os.environ["LIBRARY"])
-assert library.nvmlDeviceGetCount_v2(ctypes.byref(nobody)) == NVML_ERROR_UNINITIALIZED
+assert library.nvmlDeviceGetCount_v2(ctypes.byref(invalid)) == NVML_ERROR_UNINITIALIZED
 assert library.nvmlShutdown() == NVML_ERROR_UNINITIALIZED
 "#,
     )

@@ -15,12 +15,14 @@ fn bindings() -> anyhow::Result<PathBuf> {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("missing packages")?;
     let package = packages
         .iter()
         .find(|package| package["name"] == "nvml-wrapper-sys");
     let manifest = package.and_then(|package| package["manifest_path"].as_str());
-    let manifest = PathBuf::from(manifest.context("no nvml-wrapper-sys")?);
+    let manifest = PathBuf::from(manifest.context("missing nvml-wrapper-sys")?);
     Ok(manifest.with_file_name("src").join("bindings.rs"))
 }
 

@@ -43,7 +43,7 @@ impl Kernel {
         card.map_or(Duration::ZERO, |card| card.faults.delay)
     }
 
-    /// Refuses requests about a GPU that cannot answer.
+    /// Rejects requests about a GPU that cannot answer.
     pub(super) fn check_faults(&self, request: &Request) -> Result<(), Refusal> {
         let Some(faults) = self
             .card_of_request(request)

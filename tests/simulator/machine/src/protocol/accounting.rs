@@ -35,7 +35,7 @@ pub enum AccountingReply {
     Stats(AccountingStats),
 }
 
-/// Statistics of one process on one card.
+/// Statistics of one process on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountingStats {
     /// Fraction of its lifetime with a running kernel.

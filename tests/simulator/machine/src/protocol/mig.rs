@@ -1,4 +1,4 @@
-//! Requests about MIG mode, GPU instances and compute instances of one card.
+//! Requests about MIG mode, GPU instances and compute instances of one GPU.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::ContextId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceId {
-    /// GPU instance, unique on its card.
+    /// GPU instance, unique on its GPU.
     pub gpu: u32,
     /// Compute instance, unique in its GPU instance.
     pub compute: u32,

@@ -30,8 +30,8 @@ pub(super) fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> Result<(), S
 
 pub(super) fn memory_file() -> Result<OwnedFd, ServeError> {
     let file = memfd_create("simulated-gpu-memory", MemfdFlags::CLOEXEC)
-        .map_err(system("create a card's memory"))?;
-    ftruncate(&file, MEMORY_FILE_BYTES).map_err(system("size a card's memory"))?;
+        .map_err(system("create the memory file of a GPU"))?;
+    ftruncate(&file, MEMORY_FILE_BYTES).map_err(system("resize the memory file of a GPU"))?;
     Ok(file)
 }
 

@@ -44,7 +44,7 @@ impl Server {
             // The instance exists; only its capability files are missing.
             let _ = writeln!(
                 std::io::stderr(),
-                "simulator-machine: cannot write the capabilities of card {}: {error}",
+                "simulator-machine: gpu {}: cannot write MIG capabilities: {error}",
                 card.0
             );
         }

@@ -1,5 +1,5 @@
-// Command go-client lists the cards through go-nvml. With the argument "mig" it first puts an
-// instance of the card's smallest profile on each, and removes it in the end.
+// Command go-client lists the GPUs through go-nvml. With the argument "mig" it first creates an
+// instance of the smallest profile on each GPU, and destroys the instances at the end.
 package main
 
 import (
