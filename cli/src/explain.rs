@@ -1,4 +1,5 @@
-//! `kubectl drava explain pod`: state of a pod's allocation, with the blockers of each node and GPU.
+//! `kubectl drava explain pod`: state of a pod's allocation, with the blockers of each node and GPU, or with the reason
+//! for the node and the GPUs of an allocated pod.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,9 @@ pub(crate) struct Report {
     /// Blockers by node and device, if no node is feasible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     blockers: Vec<Blocker>,
+    /// Why the node and the GPUs were selected, if all claims are allocated.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    placements: Vec<ClaimReason>,
 }
 
 /// State of a pod's allocation.
@@ -64,6 +68,15 @@ struct Blocker {
     detail: String,
 }
 
+/// Why the node and the GPUs of a claim were selected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct ClaimReason {
+    /// Namespace and name of the claim.
+    claim: String,
+    /// Reason that the controller recorded with the allocation; scores are those at that time.
+    reason: Option<String>,
+}
+
 /// Explains a pod.
 ///
 /// # Errors
@@ -87,6 +100,7 @@ pub(crate) fn pod(
         summary: String::new(),
         reasons: BTreeMap::new(),
         blockers: Vec::new(),
+        placements: Vec::new(),
     };
     (report.state, report.summary) = match stage(snapshot, pod)? {
         Stage::WithoutClaim(name) => (
@@ -96,7 +110,10 @@ pub(crate) fn pod(
             ),
         ),
         Stage::Rejected(explanation) => (State::Rejected, explanation.summary()),
-        Stage::Allocated(devices) => allocated(&devices, node(pod)),
+        Stage::Allocated { devices, reasons } => {
+            report.placements = reasons;
+            allocated(&devices, node(pod))
+        }
         Stage::Gated(gates) => (
             State::Gated,
             format!(
@@ -133,7 +150,10 @@ enum Stage<'a> {
     /// The request is invalid.
     Rejected(Explanation),
     /// The pod requests nothing beyond these allocated devices.
-    Allocated(Vec<String>),
+    Allocated {
+        devices: Vec<String>,
+        reasons: Vec<ClaimReason>,
+    },
     /// The pod has these scheduling gates.
     Gated(Vec<&'a str>),
     /// The pod requests devices.
@@ -155,17 +175,35 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
         Err(error) => return Ok(Stage::Rejected(Explanation::from(error))),
     };
     if request.claims.is_empty() {
-        let devices = named
-            .iter()
-            .flat_map(|(_, claim)| AllocatedDevice::of_claim(claim))
-            .map(|allocated| format!("{} of pool {}", allocated.device, allocated.pool));
-        return Ok(Stage::Allocated(devices.collect()));
+        let mut devices = Vec::new();
+        let mut reasons = Vec::new();
+        for (_, claim) in named {
+            let allocated = AllocatedDevice::of_claim(claim);
+            reasons.extend(allocated.first().map(|device| ClaimReason {
+                claim: device.claim.to_string(),
+                reason: placement_reason(claim),
+            }));
+            devices.extend(
+                allocated
+                    .iter()
+                    .map(|device| format!("{} of pool {}", device.device, device.pool)),
+            );
+        }
+        return Ok(Stage::Allocated { devices, reasons });
     }
     let gates = gates(pod);
     if !gates.is_empty() {
         return Ok(Stage::Gated(gates));
     }
     Ok(Stage::Requesting(Box::new(request)))
+}
+
+/// Returns the reason that the controller recorded when it allocated the claim.
+fn placement_reason(claim: &ResourceClaim) -> Option<String> {
+    let annotations = claim.metadata.annotations.as_ref()?;
+    let reason = annotations.get(names::PLACEMENT_REASON_ANNOTATION)?;
+    // Users can write annotations; control characters must not reach a terminal.
+    Some(reason.replace(char::is_control, " "))
 }
 
 /// Returns the state of a pod that requests nothing beyond these allocated devices.
@@ -312,6 +350,17 @@ impl Report {
                 .collect();
             text.push('\n');
             text.push_str(&table(&["NODE", "DEVICE", "REASON", "DETAIL"], rows));
+        }
+        for placement in &self.placements {
+            text.push_str(&match &placement.reason {
+                Some(reason) => {
+                    format!("claim {}, at allocation: {reason}\n", placement.claim)
+                }
+                None => format!(
+                    "claim {}: no reason recorded; the controller has not allocated the claim\n",
+                    placement.claim
+                ),
+            });
         }
         text
     }

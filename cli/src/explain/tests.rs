@@ -119,6 +119,9 @@ fn claim(
         claim["status"] = json!({"allocation": {"devices": {"results": [result]}}});
         if let Some(pod) = pod {
             claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": "u"}]);
+            claim["metadata"]["annotations"] = json!({
+                "gpu.drava.dev/placement-reason": "node n1: only feasible node; gpu-0:\u{1b} binpack: 40% of memory allocated, gpu-1 0%",
+            });
         }
     }
     object(claim)
@@ -200,6 +203,30 @@ n1     gpu-1-vgpu   ExclusiveConflict    n1/gpu-1 is allocated exclusively
     let json = serde_json::to_value(explained("big")).unwrap();
     assert_eq!(json["state"], "Infeasible");
     assert_eq!(json["reasons"], json!({"InsufficientMemory": 1}));
+}
+
+#[test]
+fn explains_placement_with_recorded_reason() {
+    assert_eq!(
+        explained("a-pod").text(),
+        "\
+pod default/a-pod: bound to node n1 with gpu-0-vgpu of pool n1/gpus
+claim default/a, at allocation: node n1: only feasible node; gpu-0:  binpack: 40% of memory allocated, gpu-1 0%
+"
+    );
+    let json = serde_json::to_value(explained("a-pod")).unwrap();
+    assert_eq!(json["placements"][0]["claim"], "default/a");
+}
+
+#[test]
+fn reports_missing_placement_reason() {
+    let text = explained("b").text();
+    assert!(
+        text.ends_with(
+            "claim default/b: no reason recorded; the controller has not allocated the claim\n"
+        ),
+        "{text}"
+    );
 }
 
 #[test]

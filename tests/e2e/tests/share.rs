@@ -52,6 +52,7 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
         "8Gi",
         "libvgpu limits memory to 8192 MiB; 30% of GPU time guaranteed",
         "Reserved For",
+        "gpu.drava.dev/placement-reason",
     ] {
         ensure!(described.contains(word), "no {word:?} in\n{described}");
     }
