@@ -1,12 +1,12 @@
-//! `cargo xtask bench`: figures, as JSON and as Markdown.
+//! `cargo xtask bench`: measurements on the simulated GPU, as JSON and as Markdown.
 //!
-//! Each bench is a module that returns rows; this one reads the command line and writes them down. What is compared
-//! is measured in turn in one run. Everything here runs on the simulated card, and the figures say so.
+//! Each bench is a module that returns rows; this module reads the command line and writes the rows. Variants that are
+//! compared are measured in turn in one run.
 
 mod agent;
-mod figures;
 mod hami_baseline;
 mod hook;
+mod measurements;
 mod memory;
 mod report;
 mod share;
@@ -24,46 +24,46 @@ pub(crate) struct Args {
     /// Which bench.
     #[arg(value_enum)]
     name: Name,
-    /// Write the figures to this file, one JSON object.
+    /// Write the measurements to this file, one JSON object.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the figures to this file as Markdown, instead of to `docs/results/NAME.md`.
+    /// Write the measurements to this Markdown file [default: docs/results/NAME.md].
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Seconds of each measurement that takes a while.
+    /// Seconds of each long measurement.
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     seconds: f64,
     /// Rounds of each comparison.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     rounds: usize,
-    /// Measure only what has this in its name, which is that of its part and what its first column says.
+    /// Measure only rows with this text in their part or first column.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Leave out what is measured only for comparison.
+    /// Skip the measurements of HAMi-core's algorithm.
     #[arg(long)]
-    without_yardstick: bool,
+    without_baseline: bool,
 }
 
 impl Args {
-    /// Whether that is to be measured.
-    fn includes(&self, what: &str) -> bool {
+    /// Whether `--only` selects that row.
+    fn includes(&self, row: &str) -> bool {
         self.only
             .as_ref()
-            .is_none_or(|only| what.contains(only.as_str()))
+            .is_none_or(|only| row.contains(only.as_str()))
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Name {
-    /// What the node agent costs.
+    /// Cost of the node agent.
     Agent,
-    /// What a hooked launch costs.
+    /// Cost of a hooked launch.
     Hook,
-    /// Whether memory limits hold, and what that costs.
+    /// Exactness of memory limits, and their cost.
     Memory,
-    /// How exactly shares of GPU time are kept.
+    /// Exactness of shares of GPU time.
     Share,
-    /// What the start of a process costs.
+    /// Cost of the start of a process.
     Startup,
 }
 
@@ -79,7 +79,7 @@ impl Name {
     }
 }
 
-/// Runs the chore.
+/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let name = args.name.text();
     let mut report = Report::new(name)?;

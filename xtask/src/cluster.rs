@@ -1,4 +1,4 @@
-//! `cargo xtask cluster`: the real Kubernetes of the tests, driven by hand.
+//! `cargo xtask cluster`: manual control of the Kubernetes of the tests.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -14,7 +14,7 @@ use drava_cluster::{
 /// Command line of `cargo xtask cluster`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Name of the cluster; its state lies in `target/cluster/<name>`.
+    /// Name of the cluster, whose state is in `target/cluster/<name>`.
     #[arg(long, global = true, default_value = DEFAULT_NAME)]
     name: String,
     #[command(subcommand)]
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Start the cluster, or what is missing of it.
+    /// Start the cluster, or its missing components.
     Up {
         /// Minor release of Kubernetes: 1.36 or 1.37.
         #[arg(long, default_value_t)]
@@ -32,19 +32,19 @@ enum Action {
         #[arg(long, value_parser = machine)]
         machine: Option<Machine>,
     },
-    /// End the cluster and remove every trace of it.
+    /// Stop the cluster and remove all its files.
     Down,
-    /// Tell how the cluster is doing.
+    /// Print the state of the components.
     Status {
         /// Form of the output.
         #[arg(long, short, value_enum, default_value_t)]
         output: Output,
     },
-    /// Print what a component wrote.
+    /// Print the logs of components.
     Logs {
         /// One of simulator-machine, etcd, containerd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet [default: all].
         component: Option<Component>,
-        /// Go on as it writes more.
+        /// Follow the logs.
         #[arg(long, short)]
         follow: bool,
     },
@@ -68,13 +68,13 @@ enum Action {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Bring images onto the node.
+    /// Load images onto the node.
     Load {
-        /// OCI archives, as `cargo xtask image` writes them.
+        /// OCI archives, such as those of `cargo xtask image`.
         #[arg(required = true)]
         archives: Vec<PathBuf>,
     },
-    /// End a component and start it again.
+    /// Restart a component.
     Restart {
         /// Which one.
         component: Component,
@@ -100,7 +100,7 @@ fn machine(text: &str) -> Result<Machine> {
     Ok(Machine::File(file))
 }
 
-/// Runs the chore.
+/// Runs the task.
 pub(crate) fn run(args: Args) -> Result<()> {
     let mut options = Options::named(&args.name);
     let running = || attach(&options.state);
@@ -116,13 +116,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Ok(())
         }
         Action::Down => {
-            let there = down(&options.state)?;
+            let was_there = down(&options.state)?;
             println!(
                 "{}",
-                if there {
-                    "The cluster and all it kept are gone."
+                if was_there {
+                    "cluster removed"
                 } else {
-                    "There is no cluster."
+                    "no cluster"
                 }
             );
             Ok(())
@@ -136,7 +136,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Action::Kubectl { args } => become_program(running()?.kubectl().args(args)),
         Action::Helm { args } => become_program(running()?.helm().args(args)),
         Action::Exec { command } => {
-            let (program, args) = command.split_first().context("name a program")?;
+            let (program, args) = command.split_first().context("no program")?;
             become_program(running()?.command(program)?.args(args))
         }
         Action::Load { archives } => {
@@ -179,7 +179,7 @@ fn status(cluster: &Cluster, output: Output) -> Result<()> {
     }
     if !status.ready {
         bail!(
-            "not every component is ready; `cargo xtask cluster logs <component>` shows what it wrote"
+            "not every component is ready; `cargo xtask cluster logs <component>` prints its log"
         );
     }
     Ok(())
@@ -187,16 +187,16 @@ fn status(cluster: &Cluster, output: Output) -> Result<()> {
 
 fn phase(phase: &Phase) -> String {
     match phase {
-        Phase::Waiting { needs } => format!("waits for {needs}"),
-        Phase::Starting { pid } => format!("starts (process {pid})"),
+        Phase::Waiting { needs } => format!("waiting for {needs}"),
+        Phase::Starting { pid } => format!("starting (process {pid})"),
         Phase::Ready { pid } => format!("ready (process {pid})"),
         Phase::Failed { reason } => format!("down: {reason}"),
-        Phase::Stopping { pid } => format!("ends (process {pid})"),
+        Phase::Stopping { pid } => format!("stopping (process {pid})"),
         Phase::Stopped => "stopped".into(),
     }
 }
 
-/// Shows log files by way of tail(1), which can follow several.
+/// Prints log files with tail(1), which can follow several.
 fn logs(cluster: &Cluster, component: Option<Component>, follow: bool) -> Result<()> {
     let files: Vec<PathBuf> = match component {
         Some(component) => vec![cluster.log(component)],
@@ -213,12 +213,12 @@ fn logs(cluster: &Cluster, component: Option<Component>, follow: bool) -> Result
     become_program(&mut tail)
 }
 
-/// Replaces this program, so that signals, terminal and exit status are the other's own.
+/// Replaces this process, so that signals, terminal and exit status are those of the program.
 fn become_program(command: &mut Command) -> Result<()> {
-    // A program that takes the terminal over must not find half a line of ours on it.
+    // The program may redraw the terminal.
     if std::io::stdout().is_terminal() {
         std::io::stdout().flush()?;
     }
     let error = command.exec();
-    Err(error).with_context(|| format!("run {}", command.get_program().display()))
+    Err(error).with_context(|| format!("cannot run {}", command.get_program().display()))
 }

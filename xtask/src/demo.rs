@@ -1,13 +1,14 @@
 //! `cargo xtask demo`: two pods share one simulated GPU on a real Kubernetes.
 //!
-//! Builds what is missing, starts the cluster, installs drava with its own chart, runs `deploy/examples/quickstart` and shows what a
-//! user of a real cluster would look at. The cluster stays up.
+//! Builds drava and Kubernetes, starts the cluster, installs drava with its chart, runs `deploy/examples/quickstart` and
+//! prints what users of a cluster see. The cluster stays up.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::prerequisite::{self, Prerequisite};
+use drava_cluster::process::{self, Limit};
 use drava_cluster::{Cluster, Kubernetes, Options, Progress, workspace_root};
 use serde_json::Value;
 
@@ -16,13 +17,13 @@ use crate::deploy;
 /// Command line of `cargo xtask demo`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Take the demo's cluster down and remove every trace of it.
+    /// Stop the cluster of the demo and remove all its files.
     #[arg(long)]
     down: bool,
     /// Kubernetes minor version: 1.37 or 1.36.
     #[arg(long, default_value_t)]
     kubernetes: Kubernetes,
-    /// Description of the simulated machine; two H100 when left out.
+    /// Description of the simulated machine [default: two H100].
     #[arg(long, value_name = "FILE")]
     machine: Option<std::path::PathBuf>,
 }
@@ -30,19 +31,12 @@ pub(crate) struct Args {
 const CLUSTER: &str = "demo";
 const PODS: [&str; 2] = ["inference", "training"];
 
-/// Runs the chore.
+/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.down {
         let state = Options::named(CLUSTER).state;
         let found = drava_cluster::down(&state)?;
-        println!(
-            "{}",
-            if found {
-                "the demo is gone"
-            } else {
-                "there is no demo to take down"
-            }
-        );
+        println!("{}", if found { "demo removed" } else { "no demo" });
         return Ok(());
     }
     let started = Instant::now();
@@ -58,37 +52,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         wait_running(&cluster, pod)?;
     }
     step.done();
-    let step = Progress::step("Wait until pod distributed says why it waits");
+    let step = Progress::step("Wait for the reason why pod distributed is pending");
     let reason = wait_reason(&cluster, "distributed")?;
     step.done();
-    eprintln!("  all of it took {} s", started.elapsed().as_secs());
+    eprintln!("  the demo took {} s", started.elapsed().as_secs());
 
-    show(&cluster, "Who runs where", &["get", "pods", "-o", "wide"])?;
+    show(&cluster, "Pods", &["get", "pods", "-o", "wide"])?;
     for pod in PODS {
         show(
             &cluster,
-            &format!("What pod {pod} sees of its card"),
+            &format!("GPU of pod {pod}"),
             &["exec", pod, "--", "nvidia-smi"],
         )?;
     }
-    heading("Pod inference has 8 GiB: what is free can be had, one MiB more is refused");
+    heading("Limit of pod inference, 8 GiB: the free memory is allocated, one MiB more is denied");
     limits(&cluster, "inference")?;
     let claim = claim_of(&cluster, "inference")?;
     show(
         &cluster,
-        "Its claim",
+        "Claim of pod inference",
         &["describe", "resourceclaim", &claim],
     )?;
     heading("Why pod distributed is pending");
     println!("{reason}");
     println!(
-        "\nThe cluster is up. Go on with:
+        "\nThe cluster is up. Next:
 
     export KUBECONFIG={}
     {} get pods,resourceclaims
-    {} delete pod inference training      # frees the card: distributed starts
+    {} delete pod inference training      # frees the GPU: distributed starts
 
-`cargo xtask demo --down` removes every trace.",
+`cargo xtask demo --down` stops the cluster and removes all its files.",
         cluster.kubeconfig().display(),
         cluster.kubectl().get_program().to_string_lossy(),
         cluster.kubectl().get_program().to_string_lossy(),
@@ -100,17 +94,18 @@ fn heading(text: &str) {
     println!("\n── {text} ──");
 }
 
-/// Runs kubectl before the user's eyes.
+/// Runs kubectl and prints command and output.
 fn show(cluster: &Cluster, title: &str, args: &[&str]) -> Result<()> {
     heading(title);
     println!("$ kubectl {}", args.join(" "));
-    let status = cluster.kubectl().args(args).stdin(Stdio::null()).status()?;
+    let mut kubectl = cluster.kubectl();
+    let status = process::status(kubectl.args(args).stdin(Stdio::null()), Limit::REQUEST)?;
     ensure!(status.success(), "kubectl {} failed", args.join(" "));
     Ok(())
 }
 
 fn quiet(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output()?;
+    let output = process::output(command.stdin(Stdio::null()), Limit::REQUEST)?;
     ensure!(
         output.status.success(),
         "{command:?}: {}",
@@ -122,12 +117,12 @@ fn quiet(command: &mut Command) -> Result<Vec<u8>> {
 fn limits(cluster: &Cluster, pod: &str) -> Result<()> {
     let probe = |args: &[&str]| {
         println!("$ kubectl exec {pod} -- cuda-probe {}", args.join(" "));
-        cluster
-            .kubectl()
+        let mut kubectl = cluster.kubectl();
+        kubectl
             .args(["exec", pod, "--", "cuda-probe"])
             .args(args)
-            .stdin(Stdio::null())
-            .status()
+            .stdin(Stdio::null());
+        process::status(&mut kubectl, Limit::REQUEST)
     };
     let filled =
         quiet(
@@ -142,11 +137,11 @@ fn limits(cluster: &Cluster, pod: &str) -> Result<()> {
         >> 20;
     ensure!(
         probe(&["alloc", "--mib", &mib.to_string()])?.success(),
-        "{mib} MiB that were free are refused"
+        "an allocation of {mib} MiB of free memory is denied"
     );
     ensure!(
         !probe(&["alloc", "--mib", &(mib + 1).to_string()])?.success(),
-        "the limit does not hold"
+        "an allocation beyond the limit succeeds"
     );
     Ok(())
 }
@@ -165,10 +160,10 @@ fn claim_of(cluster: &Cluster, name: &str) -> Result<String> {
 
 fn wait_running(cluster: &Cluster, name: &str) -> Result<()> {
     wait(|| Ok((pod(cluster, name)?["status"]["phase"] == "Running").then_some(())))?
-        .with_context(|| format!("pod {name} does not run; look at `cargo xtask cluster --name {CLUSTER} kubectl describe pod {name}`"))
+        .with_context(|| format!("pod {name} does not run; see `cargo xtask cluster --name {CLUSTER} kubectl describe pod {name}`"))
 }
 
-/// The controller's words on why the pod waits.
+/// Waits for the controller's event with the reason why the pod is pending.
 fn wait_reason(cluster: &Cluster, name: &str) -> Result<String> {
     let reason = wait(|| {
         let text = quiet(
@@ -187,15 +182,15 @@ fn wait_reason(cluster: &Cluster, name: &str) -> Result<String> {
             .rfind(|message| message.contains("ExclusiveConflict"))
             .map(str::to_owned))
     })?;
-    reason.with_context(|| format!("nothing explains why pod {name} waits"))
+    reason.with_context(|| format!("no event explains why pod {name} is pending"))
 }
 
-/// Asks again until there is an answer, for two minutes.
-fn wait<T>(mut ask: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+/// Polls for two minutes.
+fn wait<T>(mut poll: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
-        match ask()? {
-            Some(answer) => return Ok(Some(answer)),
+        match poll()? {
+            Some(value) => return Ok(Some(value)),
             None if Instant::now() > deadline => return Ok(None),
             None => std::thread::sleep(Duration::from_millis(200)),
         }

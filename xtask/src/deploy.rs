@@ -1,4 +1,4 @@
-//! Puts drava on a cluster as a user would: images, then the Helm chart. Shared by the demo and the end-to-end tests.
+//! Installs drava on a cluster as users do: images, then the Helm chart. For the demo and the end-to-end tests.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image;
 
-/// Where the node of the cluster has the simulated machine's driver root.
+/// Driver root of the simulated machine on the node.
 const SIMULATED_DRIVER_ROOT: &str = "/opt/drava-sim";
 
-/// What [`install`] needs, built by cargo.
+/// Images and programs, built by cargo.
 pub(crate) struct Artifacts {
     images: Vec<PathBuf>,
     /// Directory of the workspace's programs.
@@ -26,7 +26,7 @@ pub(crate) struct Artifacts {
 pub(crate) fn build() -> Result<Artifacts> {
     let programs = drava_cluster::build_workspace(Profile::Dev)?;
     let node = programs.file("drava-node")?;
-    let directory = node.parent().context("cargo put drava-node nowhere")?;
+    let directory = node.parent().context("drava-node has no directory")?;
     Ok(Artifacts {
         images: image::write(
             &programs,
@@ -89,7 +89,7 @@ fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
         "--set",
         &format!("driver.driverRoot={SIMULATED_DRIVER_ROOT}"),
     ]);
-    // The tag is always `dev`: only this tells Kubernetes that there are new images to start.
+    // The tag is always `dev`; this annotation makes Kubernetes start new images.
     for component in ["driver", "controller"] {
         helm.args([
             "--set-string",
@@ -107,7 +107,7 @@ fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Digest over the images' bytes.
+/// Digest of the images.
 fn digest(images: &[PathBuf]) -> Result<String> {
     let mut digest = Sha256::new();
     for image in images {
@@ -123,7 +123,7 @@ fn digest(images: &[PathBuf]) -> Result<String> {
         .collect())
 }
 
-/// Names of the devices, once the driver has published them.
+/// Waits until the node driver has published devices, and returns their names.
 fn wait_published(cluster: &Cluster, step: &Progress) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
@@ -138,7 +138,7 @@ fn wait_published(cluster: &Cluster, step: &Progress) -> Result<String> {
         }
         ensure!(
             Instant::now() < deadline,
-            "no ResourceSlice has a device; `kubectl -n drava-system logs daemonset/drava-dra-driver` says why"
+            "no ResourceSlice has a device; see `kubectl -n drava-system logs daemonset/drava-dra-driver`"
         );
         step.note("no ResourceSlice yet");
         std::thread::sleep(Duration::from_millis(200));

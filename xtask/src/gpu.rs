@@ -1,7 +1,7 @@
-//! `cargo xtask gpu`: what libvgpu keeps of its promises on a real GPU.
+//! `cargo xtask gpu`: the guarantees of libvgpu, checked on a real GPU.
 //!
-//! Runs `gpu-suite` with and without libvgpu and compares. Everything runs in processes of its own under a share of the first card;
-//! no setting of the card is changed. With `--simulated` the same runs on the simulated card, which is how the suite itself is tested.
+//! Runs `gpu-suite` with and without libvgpu and compares. Everything runs in separate processes under a share of the first
+//! GPU; no setting of the GPU is changed. With `--simulated` the same runs on the simulated GPU, which tests the suite itself.
 
 mod compute;
 mod entry_points;
@@ -21,7 +21,7 @@ use setup::Setup;
 /// Command line of `cargo xtask gpu`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Use the simulated card instead of a real one.
+    /// Use the simulated GPU instead of a real one.
     #[arg(long)]
     simulated: bool,
     /// Seconds of each measurement of a share of GPU time.
@@ -40,13 +40,13 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Where each entry point leads.
+    /// The address of each entry point.
     EntryPoints,
     /// Every allocation path up to its limit.
     Memory,
-    /// Shares of GPU time, and what a launch costs.
+    /// Shares of GPU time, and the cost of a launch.
     Compute,
-    /// Programs that people run: matrix products, PyTorch, static cudart, nvidia-smi.
+    /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi.
     Programs,
 }
 
@@ -60,8 +60,8 @@ impl Part {
 
     const fn title(self) -> &'static str {
         match self {
-            Self::EntryPoints => "Where each entry point leads",
-            Self::Memory => "Memory, on every path",
+            Self::EntryPoints => "Entry points",
+            Self::Memory => "Memory, by allocation path",
             Self::Compute => "GPU time",
             Self::Programs => "Programs",
         }
@@ -77,16 +77,31 @@ impl Part {
     }
 }
 
-/// Runs the chore.
+const NO_DRIVER: &str =
+    "no GPU that CUDA can use: no NVIDIA driver is loaded; nothing was measured.
+`cargo xtask gpu --simulated` runs the same on the simulated GPU.";
+
+/// Whether this machine has an NVIDIA driver. Without one, the release build of the suite is not worth its minutes.
+fn has_driver() -> bool {
+    ["/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg"]
+        .iter()
+        .any(|path| std::path::Path::new(path).exists())
+}
+
+/// Runs the task.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| target_dir().join("gpu"));
+    if !args.simulated && !has_driver() {
+        println!("{NO_DRIVER}");
+        return Ok(());
+    }
     let setup = Setup::new(args.simulated, &out)?;
     let card = match setup.card() {
         Ok(card) => card,
         Err(why) if !args.simulated => {
             println!(
-                "There is no GPU here that CUDA can use, so nothing was measured ({why:#}).\n\
-                 `cargo xtask gpu --simulated` runs the same on the simulated card."
+                "no GPU that CUDA can use: {why:#}; nothing was measured.\n\
+                 `cargo xtask gpu --simulated` runs the same on the simulated GPU."
             );
             return Ok(());
         }
@@ -104,6 +119,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report.add(part.title(), rows);
     }
     report.write(&out)?;
-    println!("{}\nThe report is in {}", report.markdown(), out.display());
+    println!("{}\nreport: {}", report.markdown(), out.display());
     report.verdict()
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask image`: drava's images as OCI archives, without a container engine.
+//! `cargo xtask image`: the images of drava as OCI archives, without a container engine.
 //!
-//! Programs are linked to the C library of this machine, which is copied into the images with whatever else they load.
-//! The same sources on the same machine give the same archives.
+//! Programs use the C library of this machine, which is copied into the images with every other library that they load.
+//! The same sources on the same machine produce the same archives.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 }
 
-/// Runs the chore.
+/// Runs the task.
 pub(crate) fn run(args: Args) -> Result<()> {
     let out = args.out.unwrap_or_else(|| target_dir().join("images"));
     for archive in write(&build_workspace(args.profile)?, args.profile, &out)? {
@@ -32,10 +32,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// User and group of programs that need no privilege.
+/// User and group of programs without privileges.
 const UNPRIVILEGED: &str = "65532:65532";
 
-/// What the demo's pods call, from this machine.
+/// Programs of this machine that the pods of the demo call.
 const DEMO_PROGRAMS: [&str; 14] = [
     "cat", "cp", "date", "echo", "env", "grep", "head", "id", "ls", "mkdir", "rm", "sh", "sleep",
     "touch",
@@ -65,7 +65,7 @@ fn driver(programs: &Built, hook: &Path, preload: &Path) -> Result<(&'static str
     let name = "drava-dra-driver";
     let mut layer = base();
     layer.program("/usr/bin/drava-dra-driver", programs.file(name)?)?;
-    // NVIDIA's libraries, which the driver opens on the node, expect these beside the C library.
+    // NVIDIA's libraries, which the node driver opens on the node, load these.
     layer.companions(&["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"])?;
     layer.copy("/opt/drava/libvgpu.so", preload, 0o755)?;
     layer.copy("/opt/drava/drava-cdi-hook", hook, 0o755)?;
@@ -79,7 +79,7 @@ fn controller(programs: &Built) -> Result<(&'static str, Image)> {
     Ok((name, image(name, UNPRIVILEGED, layer)))
 }
 
-/// A small userland with the programs of the quickstart. Its `nvidia-smi` is `gpu-view`.
+/// The programs of the quickstart. Its `nvidia-smi` is the project's viewer, `gpu-view`.
 fn demo(programs: &Built) -> Result<(&'static str, Image)> {
     let mut layer = base();
     for program in DEMO_PROGRAMS {
@@ -89,7 +89,7 @@ fn demo(programs: &Built) -> Result<(&'static str, Image)> {
     }
     layer.program("/usr/bin/cuda-probe", programs.file("cuda-probe")?)?;
     layer.program("/usr/bin/nvidia-smi", programs.file("gpu-view")?)?;
-    // What CUDA programs of real images load.
+    // CUDA programs load these.
     layer.companions(&[
         "libdl.so.2",
         "libm.so.6",

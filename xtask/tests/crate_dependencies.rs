@@ -1,12 +1,12 @@
-//! Who may depend on whom: the arrows of the design, read from `cargo metadata`.
+//! Allowed dependencies between crates, checked against `cargo metadata`.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// For each product crate, the product crates that it may depend on.
-const ARROWS: [(&str, &[&str]); 10] = [
+/// Product crates, each with the product crates that it may depend on.
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("drava-api", &[]),
     ("drava-cdi", &[]),
     ("drava-cdi-hook", &["drava-cdi"]),
@@ -22,13 +22,13 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("kubectl-drava", &["drava-api", "drava-allocator"]),
 ];
 
-/// Pairs that stay apart even in tests: they meet only in the API server and in `drava-api`.
-const STRANGERS: [(&str, &str); 2] = [
+/// Pairs that must not depend on each other even in tests: they communicate through the API server and share `drava-api`.
+const SEPARATE: [(&str, &str); 2] = [
     ("drava-controller", "drava-dra-driver"),
     ("drava-dra-driver", "drava-controller"),
 ];
 
-/// Crates that are to be nowhere in the tree: unmaintained YAML, and every TLS stack but rustls on ring.
+/// Banned crates: unmaintained YAML, and TLS stacks other than rustls on ring.
 const BANNED: [&str; 6] = [
     "serde_yaml",
     "serde_yml",
@@ -38,7 +38,7 @@ const BANNED: [&str; 6] = [
     "aws-lc-sys",
 ];
 
-/// Everything in `metadata` that the design forbids.
+/// Forbidden dependencies in `metadata`.
 fn violations(metadata: &Value) -> Vec<String> {
     let packages = array(metadata, "packages");
     let members: Vec<&Value> = packages
@@ -53,33 +53,33 @@ fn violations(metadata: &Value) -> Vec<String> {
         let folder = Path::new(manifest)
             .strip_prefix(root)
             .unwrap_or(Path::new(manifest));
-        let proof = folder.starts_with("tests") || folder.starts_with("xtask");
-        let arrows = ARROWS
+        let is_test = folder.starts_with("tests") || folder.starts_with("xtask");
+        let allowed = ALLOWED
             .iter()
             .find(|(from, _)| *from == name)
             .map(|(_, to)| *to);
-        match (proof, arrows) {
+        match (is_test, allowed) {
             (false, Some(allowed)) => {
                 found.extend(
                     dependencies(member)
                         .filter(|(to, _)| is_member(to))
-                        .filter_map(|(to, development)| {
-                            // A product crate may lean on tests/*, but only where it is tested itself.
-                            let fine = if development {
+                        .filter_map(|(to, is_dev)| {
+                            // Tests of a product crate may depend on tests/*.
+                            let is_allowed = if is_dev {
                                 to != "xtask"
                             } else {
                                 allowed.contains(&to)
                             };
-                            let fine = fine && !STRANGERS.contains(&(name, to));
-                            (!fine).then(|| format!("{name} must not depend on {to}"))
+                            let is_allowed = is_allowed && !SEPARATE.contains(&(name, to));
+                            (!is_allowed).then(|| format!("{name} must not depend on {to}"))
                         }),
                 );
             }
             (false, None) => found.push(format!(
-                "{name} is a product crate without arrows: add it to this test and to the design"
+                "{name} is a product crate without allowed dependencies; add it to this test and to the architecture"
             )),
             (true, Some(_)) => found.push(format!(
-                "{name} is a product crate and must not lie in {}",
+                "{name} is a product crate and must not be in {}",
                 folder.display()
             )),
             (true, None) => {}
@@ -91,13 +91,13 @@ fn violations(metadata: &Value) -> Vec<String> {
             .map(|package| text(package, "name"))
             .filter(|name| BANNED.contains(name))
             .map(|name| {
-                format!("{name} is banned; `cargo tree --invert {name}` says who brings it")
+                format!("{name} is banned; `cargo tree --invert {name}` shows the dependents")
             }),
     );
     found
 }
 
-/// Names of a package's dependencies, and whether each is only for its tests.
+/// Names of a package's dependencies, and whether each is a dev-dependency.
 fn dependencies(package: &Value) -> impl Iterator<Item = (&str, bool)> {
     array(package, "dependencies")
         .iter()
@@ -117,7 +117,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 }
 
 #[test]
-fn the_workspace_keeps_to_the_arrows() {
+fn workspace_has_only_allowed_dependencies() {
     let output = Command::new(env!("CARGO"))
         .args([
             "metadata",
@@ -136,11 +136,11 @@ fn the_workspace_keeps_to_the_arrows() {
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let found = violations(&metadata);
     assert!(found.is_empty(), "{}", found.join("\n"));
-    for (name, _) in ARROWS {
-        let known = array(&metadata, "packages")
+    for (name, _) in ALLOWED {
+        let is_member = array(&metadata, "packages")
             .iter()
             .any(|package| package["name"] == name);
-        assert!(known, "{name} is in this test but not in the workspace");
+        assert!(is_member, "{name} is not in the workspace");
     }
 }
 
@@ -153,7 +153,7 @@ fn violations_of(packages: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_forbidden_arrow_is_found() {
+fn reports_forbidden_dependency() {
     let api = package(
         "drava-api",
         "api",
@@ -171,7 +171,7 @@ fn a_forbidden_arrow_is_found() {
 }
 
 #[test]
-fn tests_may_be_leaned_on_by_tests_only() {
+fn allows_test_crates_as_dev_dependencies_only() {
     let simulator = package("simulator-machine", "tests/simulator/machine", &json!([]));
     let depends = |kind: Value| {
         package(
@@ -193,7 +193,7 @@ fn tests_may_be_leaned_on_by_tests_only() {
 }
 
 #[test]
-fn controller_and_driver_are_strangers_even_in_tests() {
+fn separates_controller_and_driver_in_tests() {
     let controller = package(
         "drava-controller",
         "controller",
@@ -207,7 +207,7 @@ fn controller_and_driver_are_strangers_even_in_tests() {
 }
 
 #[test]
-fn banned_crates_and_unknown_members_are_found() {
+fn reports_banned_crates_and_unknown_members() {
     let banned = json!({"name": "openssl-sys", "source": "registry+https://github.com/rust-lang/crates.io-index", "dependencies": []});
     let unknown = package("drava-extra", "extra", &json!([]));
     let found = violations_of(&json!([banned, unknown]));
@@ -220,7 +220,8 @@ fn banned_crates_and_unknown_members_are_found() {
     assert!(
         found
             .iter()
-            .any(|line| line.starts_with("drava-extra is a product crate without arrows")),
+            .any(|line| line
+                .starts_with("drava-extra is a product crate without allowed dependencies")),
         "{found:?}"
     );
 }

@@ -1,14 +1,13 @@
-//! `cargo xtask gpu` on the simulated card: the suite that waits for a real one works, and what it checks holds. Where
-//! there is no card, it says so.
+//! `cargo xtask gpu` on the simulated GPU, and without a GPU.
 
 use std::process::Command;
 
 use serde_json::Value;
 
 #[test]
-fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
+fn guarantees_hold_on_simulated_gpu() {
     let out = tempfile::tempdir().unwrap();
-    // Shares of time take minutes and belong to `cargo xtask bench share`.
+    // Shares of GPU time take minutes; `cargo xtask bench share` measures them.
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args([
             "gpu",
@@ -20,9 +19,9 @@ fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
         .arg(out.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{complained}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stdout}\n{stderr}");
 
     let report: Value =
         serde_json::from_slice(&std::fs::read(out.path().join("gpu.json")).unwrap()).unwrap();
@@ -39,26 +38,26 @@ fn the_gpu_suite_runs_on_the_simulated_card_and_finds_nothing_broken() {
     assert!(checked >= 11, "only {checked} checks: {report:#}");
     assert!(
         rows.iter()
-            .any(|row| row["what"] == "of these replaced under a limit" && row["value"] != "0"),
+            .any(|row| row["what"] == "entry points replaced under a limit" && row["value"] != "0"),
         "{report:#}"
     );
     assert!(out.path().join("gpu.md").exists() && out.path().join("entry-points.json").exists());
 }
 
 #[test]
-fn without_a_gpu_the_suite_says_so_and_writes_no_report() {
+fn reports_missing_gpu_and_writes_no_report() {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args(["gpu", "--out"])
         .arg(out.path())
-        // Where there is a driver, it shows no card.
+        // A driver shows no GPU then.
         .env("CUDA_VISIBLE_DEVICES", "-1")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{complained}");
-    assert!(said.starts_with("There is no GPU here"), "{said}");
-    assert!(said.contains("--simulated"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stdout}\n{stderr}");
+    assert!(stdout.starts_with("no GPU that CUDA can use"), "{stdout}");
+    assert!(stdout.contains("--simulated"), "{stdout}");
     assert!(!out.path().join("gpu.json").exists() && !out.path().join("gpu.md").exists());
 }

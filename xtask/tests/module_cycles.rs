@@ -48,10 +48,7 @@ fn cycles(sources: &Sources) -> BTreeSet<Cycle> {
                 .count();
             if let (Some(from), Some(to)) = (module.get(shared), target.get(shared)) {
                 let siblings = edges.entry(module[..shared].to_vec()).or_default();
-                siblings
-                    .entry(from.clone())
-                    .or_default()
-                    .insert(to.clone());
+                siblings.entry(from.clone()).or_default().insert(to.clone());
             }
         }
     }
@@ -147,9 +144,9 @@ fn without_tests(source: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         let line = lines.next()?;
         let is_test = line.trim() == "#[cfg(test)]"
-            && lines.peek().is_some_and(|next| {
-                next.starts_with("mod ") && next.ends_with('{')
-            });
+            && lines
+                .peek()
+                .is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'));
         (!is_test).then_some(line)
     })
 }
@@ -173,7 +170,10 @@ fn expand(prefix: Vec<String>, tree: &str, paths: &mut Vec<Vec<String>>) {
         paths.push(prefix.into_iter().chain(segments).collect());
         return;
     };
-    let segments = head.split("::").map(str::trim).filter(|segment| !segment.is_empty());
+    let segments = head
+        .split("::")
+        .map(str::trim)
+        .filter(|segment| !segment.is_empty());
     let prefix: Vec<String> = prefix
         .into_iter()
         .chain(segments.map(str::to_owned))
@@ -237,7 +237,12 @@ fn crates() -> Vec<(String, PathBuf)> {
     };
     packages
         .iter()
-        .map(|package| (package["name"].as_str().unwrap().to_owned(), folder(package)))
+        .map(|package| {
+            (
+                package["name"].as_str().unwrap().to_owned(),
+                folder(package),
+            )
+        })
         .collect()
 }
 
@@ -346,8 +351,5 @@ fn ignores_tests_and_comments() {
 fn reads_grouped_declarations_over_lines() {
     let source = "use crate::{\n    a::{self, B as C},\n    d,\n};\npub use e::*;";
     let paths: Vec<String> = uses(source).iter().map(|path| path.join("::")).collect();
-    assert_eq!(
-        paths,
-        ["crate::a::self", "crate::a::B", "crate::d", "e::*"]
-    );
+    assert_eq!(paths, ["crate::a::self", "crate::a::B", "crate::d", "e::*"]);
 }

@@ -15,7 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
+    pidfd_send_signal, waitid,
+};
 
 /// Pause between checks whether a program has ended.
 const POLL: Duration = Duration::from_millis(20);
@@ -207,6 +210,27 @@ pub fn input(input: &[u8]) -> Result<Stdio> {
     file.write_all(input)?;
     file.rewind()?;
     Ok(Stdio::from(file))
+}
+
+/// Kills a program that talks with its caller when the program exceeds its limit; the caller then reads the end of its
+/// output. Ends when dropped.
+pub struct Watchdog(#[expect(dead_code, reason = "its end stops the thread")] Sender<()>);
+
+impl Watchdog {
+    /// Watches `child`, which must not be collected before the watchdog is dropped.
+    ///
+    /// # Errors
+    /// When the child cannot be opened.
+    pub fn start(child: &Child, limit: Duration) -> Result<Self> {
+        let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let (sender, receiver) = mpsc::channel::<()>();
+        thread::spawn(move || {
+            if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+            }
+        });
+        Ok(Self(sender))
+    }
 }
 
 /// Kills every process group that runs now.
@@ -489,6 +513,14 @@ mod tests {
                 .starts_with("sleep 1000: killed after 0 s"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn watchdog_kills_program_that_hangs() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let watchdog = Watchdog::start(&child, Duration::from_millis(50)).unwrap();
+        assert!(!child.wait().unwrap().success());
+        drop(watchdog);
     }
 
     #[test]

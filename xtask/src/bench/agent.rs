@@ -1,22 +1,21 @@
-//! What the node agent costs its node.
+//! Cost of the node agent on its node.
 
 use anyhow::Result;
 
 use super::Args;
-use super::figures::{Suite, measure, named, value};
+use super::measurements::{Suite, measure, named, value};
 use super::report::Report;
 
 /// Runs the bench.
 pub(crate) fn run(_args: &Args, report: &mut Report) -> Result<()> {
-    let figures = measure(Suite::Agent, "measurements::", &[])?;
+    let measurements = measure(Suite::Agent, "measurements::", &[])?;
     report.part(
         "Cost",
-        "CPU time of an agent process over 30 seconds, in percent of one core, and its system calls that read, per \
-         second: with claims that have no processes, and with claims that each have one that keeps its card busy with \
-         kernels of 20 ms. Half a minute's CPU time is the sum over its threads, those that talk to the simulated NVML \
-         included.",
+        "CPU time of an agent process over 30 s, in percent of one core, and its reading system calls per second: with \
+         claims without processes, and with claims with one process each, which keeps its GPU busy with kernels of 20 ms. \
+         CPU time is the sum over the threads of the process, including the threads of the simulated NVML.",
     );
-    for figure in named(&figures, "agent") {
+    for row in named(&measurements, "agent") {
         report.row(
             [
                 "cards",
@@ -25,7 +24,7 @@ pub(crate) fn run(_args: &Args, report: &mut Report) -> Result<()> {
                 "percentOfACore",
                 "readsPerSecond",
             ]
-            .map(|name| (name, value(figure, name)))
+            .map(|name| (name, value(row, name)))
             .into(),
         );
     }

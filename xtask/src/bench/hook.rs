@@ -1,11 +1,11 @@
-//! What a hooked launch costs: kernels that take no time, launched one by one by four processes at once.
+//! Cost of a hooked launch: empty kernels, launched one by one by four processes concurrently.
 //!
-//! Variants in turn: without libvgpu; with it, where GPU time is not metered; with it, metered and never blocked.
-//! Sampling is a part of it, and shows in the mean and in the slowest launches. What its events cost the driver, one
-//! variant shows in which the program itself puts as many in its streams.
+//! Variants in turn: without libvgpu; with libvgpu and unmetered GPU time; with libvgpu, metered and never blocked.
+//! Sampling is included, and shows in the mean and in the slowest launches. In one variant without libvgpu, the program
+//! itself records as many events, which shows their cost in the driver.
 //!
-//! What the hook adds is a hundredth of a launch, and processors change their speed by more than that from one second to
-//! the next. So every second launch of each process passes by libvgpu, and is what the others are compared with.
+//! The hook adds a hundredth of a launch, and processors change their speed by more than that within a second. Every
+//! second launch of each process therefore bypasses libvgpu and is the reference of the other launches.
 
 use anyhow::{Context, Result};
 use drava_vgpu_abi::cost::SAMPLING_INTERVAL;
@@ -19,17 +19,17 @@ use gpu_tenants::{Share, Tenant, TestBed, share};
 const PROCESSES: usize = 4;
 const LAUNCHES: usize = 12_500;
 
-/// One way to launch.
+/// One variant of a launch.
 struct Variant<'a> {
     name: &'static str,
     share: Option<&'a Share>,
     /// Devices that the process sees.
     devices: &'static str,
-    /// The program measures one in so many launches, 0: none.
-    seldom: u32,
+    /// The program records events around one in so many launches; 0: around none.
+    events_interval: u32,
 }
 
-/// What some launches took, nanoseconds.
+/// Durations of launches, ns.
 #[derive(Clone, Copy)]
 struct Times {
     p50: f64,
@@ -37,7 +37,7 @@ struct Times {
     p999: f64,
 }
 
-/// What the launches of a process took, and those between them that passed by libvgpu.
+/// Durations of the hooked launches of a process, and of the launches between them that bypass libvgpu.
 struct Pair {
     hooked: Times,
     driver: Times,
@@ -47,29 +47,29 @@ struct Pair {
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     let test_bed = TestBed::new(&drava_cluster::build_preload()?)?;
     let unmetered = test_bed.share("unmetered", &share(ComputePolicy::None, 50)?)?;
-    // The whole card for now: empty kernels cost what events cannot tell from nothing, so at any lower rate some of
-    // these launches would wait.
-    let all = Limits {
+    // The whole GPU: events measure an empty kernel as zero or one microsecond, so at a lower rate some launches
+    // would wait.
+    let whole = Limits {
         rate_us_per_s: Some(1_000_000),
         ..share(ComputePolicy::Balance, 50)?
     };
-    let metered = test_bed.share("metered", &all)?;
+    let metered = test_bed.share("metered", &whole)?;
     let variant = |name, share, devices| Variant {
         name,
         share,
         devices,
-        seldom: 0,
+        events_interval: 0,
     };
     let variants = [
         variant("without libvgpu", None, "0"),
         Variant {
-            seldom: SAMPLING_INTERVAL,
+            events_interval: SAMPLING_INTERVAL,
             ..variant("without libvgpu, as many events", None, "0")
         },
         variant("not metered", Some(&unmetered), "0"),
         variant("metered, not blocked", Some(&metered), "0"),
         variant(
-            "two cards visible, metered, not blocked",
+            "two GPUs visible, metered, not blocked",
             Some(&metered),
             "0,1",
         ),
@@ -78,8 +78,8 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
         "A launch",
         format!(
             "Nanoseconds of a launch of an empty kernel, {PROCESSES} processes with {LAUNCHES} launches each, {} rounds in turn. As \
-             many launches in turn with them pass by libvgpu: \"more\" is by how much a process's other launches take longer than \
-             these. Medians over rounds and processes; spread is the middle half.",
+             many launches, in turn with these, bypass libvgpu; \"more\" is the difference to them. Medians over rounds and \
+             processes; spread is the distance between the quartiles.",
             args.rounds
         ),
     );
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
         }
     }
     for (variant, pairs) in variants.iter().zip(&pairs) {
-        let of = |what: fn(&Pair) -> f64| median_and_spread(pairs.iter().map(what).collect());
+        let of = |value: fn(&Pair) -> f64| median_and_spread(pairs.iter().map(value).collect());
         let (p50_more, spread) = of(|pair| pair.hooked.p50 - pair.driver.p50);
         let (mean_more, mean_spread) = of(|pair| pair.hooked.mean - pair.driver.mean);
         report.row(vec![
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Launches with all processes at once.
+/// Launches with all processes concurrently.
 fn measure(test_bed: &TestBed, variant: &Variant<'_>) -> Result<Vec<Pair>> {
     let tenant = || {
         test_bed.tenant_with(variant.share, "dlsym", |command| {
@@ -119,7 +119,7 @@ fn measure(test_bed: &TestBed, variant: &Variant<'_>) -> Result<Vec<Pair>> {
         .map(|_| tenant())
         .collect::<Result<Vec<Tenant>>>()?;
     for tenant in &mut tenants {
-        tenant.send(&format!("time {LAUNCHES} {}", variant.seldom))?;
+        tenant.send(&format!("time {LAUNCHES} {}", variant.events_interval))?;
     }
     tenants.iter_mut().map(launch_times).collect()
 }

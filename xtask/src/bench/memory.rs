@@ -1,10 +1,10 @@
-//! The memory side: whether limits hold under a million random operations and deaths, what a refusal costs, and how
-//! much of a limit can be reached.
+//! Memory limits: whether they hold under random operations and crashes, the cost of a denial, and the reachable part of
+//! a limit.
 
 use anyhow::Result;
 
 use super::Args;
-use super::figures::{Suite, measure, named, value};
+use super::measurements::{Suite, measure, named, value};
 use super::report::Report;
 
 const OPERATIONS: u64 = 1_000_000;
@@ -13,17 +13,17 @@ const OPERATIONS: u64 = 1_000_000;
 pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
     if args.includes("stress") {
         let operations = ("DRAVA_STRESS_OPERATIONS", OPERATIONS.to_string());
-        let figures = measure(Suite::Limits, "stress::", &[operations])?;
+        let measurements = measure(Suite::Limits, "stress::", &[operations])?;
         report.part(
             "Stress",
-            "Eight processes of one share allocate in every way there is, fork, make contexts and graphs, and die by \
-             SIGKILL after random steps of the accounting. After each round, with nobody at work, no byte of the \
-             card's ledger is missing in the account and the account is within the limit; after each fourth, with \
-             everything freed, they are equal; at the end all memory is back. The overshoot is the most that living \
-             processes held beyond the limit in samples while all were at work. The second row is a run of requests \
-             to pools alone, by two threads of each process.",
+            "Eight processes of one share allocate on every path, fork, create contexts and graphs, and are killed after \
+             random steps of the accounting. After each round, with all processes stopped, the share's account includes \
+             every byte of the GPU's ledger and is within the limit; after each fourth round, with all memory freed, \
+             both are equal; at the end all memory is reclaimed. The overshoot is the maximum that living processes held \
+             beyond the limit in samples during the work. The second row has requests to pools only, by two threads of \
+             each process.",
         );
-        for figure in named(&figures, "stress") {
+        for row in named(&measurements, "stress") {
             report.row(
                 [
                     "kinds",
@@ -38,60 +38,59 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
                     "worstOvershootBytes",
                     "seconds",
                 ]
-                .map(|name| (name, value(figure, name)))
+                .map(|name| (name, value(row, name)))
                 .into(),
             );
         }
     }
-    if !args.includes("figures") {
+    if !args.includes("measurements") {
         return Ok(());
     }
-    let figures = measure(Suite::Limits, "measurements::", &[])?;
+    let measurements = measure(Suite::Limits, "measurements::", &[])?;
     report.part(
-        "Refusals",
-        "Nanoseconds that a refused cuMemAlloc of so many bytes takes, the driver's cuCtxGetDevice included, with so \
-         many processes in the share. The slowest ones look for dead processes.",
+        "Denials",
+        "Nanoseconds of a denied cuMemAlloc by size, including the driver's cuCtxGetDevice, and by number of processes in \
+         the share. The slowest denials check for dead processes.",
     );
-    for figure in named(&figures, "refusal") {
+    for row in named(&measurements, "refusal") {
         report.row(
             ["bytes", "processes", "p50Ns", "meanNs", "p999Ns"]
-                .map(|name| (name, value(figure, name)))
+                .map(|name| (name, value(row, name)))
                 .into(),
         );
     }
     report.part(
         "Reachable",
-        "What part of a limit of 8 GiB less one context a process gets when it allocates in such steps, then in the \
-         smallest blocks, until it is refused; by the card's ledger.",
+        "Fraction of a limit of 8 GiB, less one context, that a process gets when it allocates in steps of this size, then \
+         in the smallest blocks, until a request is denied; by the GPU's ledger.",
     );
-    for figure in named(&figures, "reachable") {
+    for row in named(&measurements, "reachable") {
         report.row(
             ["stepBytes", "fraction"]
-                .map(|name| (name, value(figure, name)))
+                .map(|name| (name, value(row, name)))
                 .into(),
         );
     }
     report.part(
         "Driver-internal memory",
-        "How far a full share of 8 GiB is beyond its limit when each context takes that much more than it was \
-         charged ahead.",
+        "Overshoot of a full share of 8 GiB when each context takes that much more than the estimate charged for it.",
     );
-    for figure in named(&figures, "driverOvershoot") {
+    for row in named(&measurements, "driverOvershoot") {
         report.row(
             ["contexts", "estimateErrorBytes", "overshootBytes"]
-                .map(|name| (name, value(figure, name)))
+                .map(|name| (name, value(row, name)))
                 .into(),
         );
     }
     report.part(
         "Driver-internal memory, corrected",
-        "The same with the node agent, in a share of 4 GiB. It sees in NVML what the contexts take beyond the estimate \
-         before the share is full, so that is no overshoot; then the driver takes more in the full share, by modules \
-         that are loaded. From there, how long it takes until the share's requests are refused, and how far it is beyond \
-         its limit meanwhile; it is refused everything until so much is freed.",
+        "The same with the node agent, in a share of 4 GiB. The agent reads in NVML what the contexts take beyond the \
+         estimate before the share is full, so there is no overshoot. Then modules are loaded in the full share, and the \
+         driver takes more memory. The values are the time from there until the share's requests are denied, and the \
+         overshoot in that time. Every request is denied until that much memory is freed.",
     );
-    let corrected = measure(Suite::Agent, "reserve::what_the_driver", &[])?;
-    for figure in named(&corrected, "driverGrowth") {
+    let corrected = measure(Suite::Agent, "reserve::denies_memory_until", &[])?;
+    for row in named(&corrected, "driverGrowth") {
         report.row(
             [
                 "contexts",
@@ -100,7 +99,7 @@ pub(crate) fn run(args: &Args, report: &mut Report) -> Result<()> {
                 "overshootBytes",
                 "secondsUntilDenied",
             ]
-            .map(|name| (name, value(figure, name)))
+            .map(|name| (name, value(row, name)))
             .into(),
         );
     }

@@ -1,18 +1,19 @@
-//! What a bench found: tables of rows, as JSON and as Markdown.
+//! Results of a bench: tables of rows, as JSON and as Markdown.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use drava_cluster::process::{self, Limit};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// One measured point: columns and their values, in order.
 pub(crate) type Row = Vec<(&'static str, Value)>;
 
-/// Everything that a bench measured.
+/// All results of a bench.
 #[derive(Serialize)]
 pub(crate) struct Report {
     bench: &'static str,
@@ -31,7 +32,7 @@ struct Part {
 }
 
 impl Report {
-    /// An empty report of that bench on this machine.
+    /// Returns an empty report of that bench on this machine.
     pub(crate) fn new(bench: &'static str) -> Result<Self> {
         Ok(Self {
             bench,
@@ -42,7 +43,7 @@ impl Report {
         })
     }
 
-    /// Begins a table; `note` says what its reader must know.
+    /// Starts a table; `note` explains its columns.
     pub(crate) fn part(&mut self, title: impl Into<String>, note: impl Into<String>) {
         let title = title.into();
         eprintln!("{title}");
@@ -53,7 +54,7 @@ impl Report {
         });
     }
 
-    /// Adds a row to the table that was begun last.
+    /// Adds a row to the last table.
     pub(crate) fn row(&mut self, row: Row) {
         let Some(part) = self.parts.last_mut() else {
             return;
@@ -72,10 +73,10 @@ impl Report {
         part.rows.push(row);
     }
 
-    /// The tables.
+    /// Returns the tables as Markdown.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
-            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on the simulated card, on {}.\n",
+            "# Bench: {}\n\n`cargo xtask bench {}` at commit {}, on the simulated GPU, on {}.\n",
             self.bench, self.bench, self.commit, self.machine
         );
         for part in &self.parts {
@@ -95,7 +96,7 @@ impl Report {
         text
     }
 
-    /// Writes the tables.
+    /// Writes the tables as Markdown.
     pub(crate) fn write_markdown(&self, path: &Path) -> Result<()> {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
@@ -103,14 +104,14 @@ impl Report {
         fs::write(path, self.markdown()).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Writes the rows as one object.
+    /// Writes the rows as one JSON object.
     pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         fs::write(path, text).with_context(|| format!("write {}", path.display()))
     }
 }
 
-/// A figure with as many places as are worth reading.
+/// A value with two decimal places at most.
 fn cell(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -122,34 +123,34 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// The middle of some figures, and how far from each other the middle half of them is.
-pub(crate) fn median_and_spread(mut figures: Vec<f64>) -> (f64, f64) {
-    figures.sort_by(f64::total_cmp);
+/// Median, and distance between the quartiles.
+pub(crate) fn median_and_spread(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
     let at = |quarter: usize| {
-        let index = (figures.len().saturating_sub(1)) * quarter / 4;
-        figures.get(index).copied().unwrap_or_default()
+        let index = (values.len().saturating_sub(1)) * quarter / 4;
+        values.get(index).copied().unwrap_or_default()
     };
     (at(2), at(3) - at(1))
 }
 
 fn commit() -> Result<String> {
-    let output = Command::new("git")
-        .args(["rev-parse", "--short", "HEAD"])
+    let mut git = Command::new("git");
+    git.args(["rev-parse", "--short", "HEAD"])
         .current_dir(drava_cluster::workspace_root())
-        .output()
-        .context("run git")?;
+        .stdin(Stdio::null());
+    let output = process::output(&mut git, Limit::REQUEST)?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What the figures were measured on: processor, number of threads, and how busy it was with other work.
+/// Processor, number of threads, and load by other programs.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let described = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = described
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or("a processor without a name", |(_, name)| name);
+        .map_or("unnamed processor", |(_, name)| name);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
-    format!("{model}, {cores} threads, load average {load} at the beginning")
+    format!("{model}, {cores} threads, load average {load} at the start")
 }

@@ -1,6 +1,6 @@
-//! How exactly shares of GPU time are kept: what the card says that each tenant got, against what it was given.
+//! Exactness of shares of GPU time: the time that each tenant received, by the GPU's own count, against its share.
 //!
-//! Tenants keep their queues filled. What each gets is counted by the card in its own time.
+//! Tenants keep their queues filled.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use anyhow::{Context, Result};
 use drava_vgpu_abi::{ComputePolicy, Limits};
 use serde_json::json;
 
-use super::figures::{Suite, measure, named, value};
+use super::measurements::{Suite, measure, named, value};
 use super::report::{Report, Row};
 use super::{Args, hami_baseline};
 use gpu_tenants::{Share, Tenant, TestBed, share};
 
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Kernel lengths in nanoseconds, each a mix of its own, in turn unless it says `random`.
+/// Mixes of kernel lengths in nanoseconds, in turn or, with `random`, in random order.
 const MIXES: [&str; 20] = [
     "ns=20000 depth=256",
     "ns=50000 depth=128",
@@ -78,7 +78,7 @@ impl Bench<'_> {
         TestBed::new(&self.library)
     }
 
-    /// Tenants with these shares and loads, by libvgpu, and their shares.
+    /// Starts tenants with these percentages and loads under libvgpu, and returns them with their shares.
     fn tenants(test_bed: &TestBed, tenants: &[(u32, &str)]) -> Result<(Vec<Tenant>, Vec<Share>)> {
         let mut shares = Vec::new();
         let mut started = Vec::new();
@@ -93,11 +93,11 @@ impl Bench<'_> {
         Ok((started, shares))
     }
 
-    /// What such tenants get, in percent of the card, with no more than libvgpu.
+    /// Percent of the GPU that tenants receive with libvgpu alone.
     fn ours(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
         let test_bed = self.test_bed()?;
         let (started, _shares) = Self::tenants(&test_bed, tenants)?;
-        // So long that what was launched before anything was known is repaid.
+        // Launches before the first measured kernel are repaid in this time.
         test_bed.percents(
             &started.iter().collect::<Vec<_>>(),
             3 * SETTLE,
@@ -105,7 +105,7 @@ impl Bench<'_> {
         )
     }
 
-    /// The same while each share is told every 100 ms how much of what it measures is its own.
+    /// The same with a correction of each share every 100 ms: which part of the measured time is its own.
     fn corrected(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
         let test_bed = self.test_bed()?;
         let (started, shares) = Self::tenants(&test_bed, tenants)?;
@@ -114,8 +114,8 @@ impl Bench<'_> {
         test_bed.percents_corrected(&started, &shares, 3 * SETTLE, self.measure)
     }
 
-    /// The same by HAMi-core's algorithm.
-    fn theirs(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
+    /// The same with HAMi-core's algorithm.
+    fn hami(&self, tenants: &[(u32, &str)]) -> Result<Vec<f64>> {
         let test_bed = self.test_bed()?;
         let mut started = Vec::new();
         for (percent, load) in tenants {
@@ -126,7 +126,7 @@ impl Bench<'_> {
         test_bed.percents(&started.iter().collect::<Vec<_>>(), SETTLE, self.measure)
     }
 
-    /// What they get together if nobody limits them.
+    /// Percent of the GPU that tenants receive together without limits.
     fn uncapped(&self, tenants: &[(u32, &str)]) -> Result<f64> {
         let test_bed = self.test_bed()?;
         let mut started = Vec::new();
@@ -148,7 +148,7 @@ impl Bench<'_> {
         report.part(
             "Alone",
             format!(
-                "One tenant with kernels of 2 ms, for {} s. Percent of the card.",
+                "One tenant with kernels of 2 ms, for {} s. Percent of GPU time.",
                 self.measure.as_secs_f64()
             ),
         );
@@ -167,7 +167,7 @@ impl Bench<'_> {
         }
         report.part(
             "Kernel lengths",
-            "One tenant with 30 % and kernels of one length or of several, in nanoseconds.",
+            "One tenant with 30% and kernels of one length or of several lengths, in nanoseconds.",
         );
         for mix in mixes {
             let tenants = [(30, *mix)];
@@ -184,9 +184,8 @@ impl Bench<'_> {
         }
         report.part(
             "Two tenants",
-            "Both want all of the card. \"got\": while each share is told every 100 ms how much of what its events measure is its own, from what the \
-             card says of each process, which is the node agent's work. \"unaided\": without that. The last column is the sum of both, in percent of \
-             what they get together without limits.",
+            "Both tenants demand the whole GPU. \"got\": every 100 ms each share is corrected by the GPU time of its processes, as by the node \
+             agent. \"unaided\": without correction. The last column is the sum of both, in percent of what both receive without limits.",
         );
         for (first, second) in [(30, 70), (10, 90), (50, 50)] {
             for (one, other) in &pairs {
@@ -210,7 +209,7 @@ impl Bench<'_> {
         }
         report.part(
             "One to eight tenants",
-            "Equal shares of 96 % together, kernels of 1 ms, told what is their own as above.",
+            "Equal shares, 96% in total, kernels of 1 ms, corrected as above.",
         );
         for count in counts {
             let tenants = vec![(96 / count, "ns=1000000 depth=8"); *count as usize];
@@ -220,13 +219,13 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Those that are to be measured.
+    /// The selected items.
     fn included<'b, T>(&self, part: &str, all: &'b [T], name: impl Fn(&T) -> String) -> Vec<&'b T> {
-        let is_included = |what: &&T| self.args.includes(&format!("{part} {}", name(what)));
+        let is_included = |item: &&T| self.args.includes(&format!("{part} {}", name(item)));
         all.iter().filter(is_included).collect()
     }
 
-    /// What tenants got, beside what they get by HAMi-core's algorithm.
+    /// What tenants received, with and without HAMi-core's algorithm.
     fn compared(&self, tenants: &[(u32, &str)], load: &str, ours: &[f64]) -> Result<Row> {
         let given: Vec<f64> = tenants
             .iter()
@@ -244,20 +243,20 @@ impl Bench<'_> {
             ("got", json!(ours)),
             ("error_points", json!(error(ours))),
         ];
-        if !self.args.without_yardstick {
-            let theirs = self.theirs(tenants)?;
-            row.push(("hami_got", json!(theirs)));
-            row.push(("hami_error_points", json!(error(&theirs))));
+        if !self.args.without_baseline {
+            let hami = self.hami(tenants)?;
+            row.push(("hami_got", json!(hami)));
+            row.push(("hami_error_points", json!(error(&hami))));
         }
         Ok(row)
     }
 
-    /// A share that is changed, and an idle one that wakes.
+    /// Changes of a share.
     fn settle(&self, report: &mut Report) -> Result<()> {
         report.part(
             "Settling",
-            "Milliseconds until the first 100 ms are over whose mean is within 3 points of the new share, if four fifths of those in the half second \
-             after it are, too.",
+            "Milliseconds until the end of the first 100 ms whose mean is within 3 points of the new share, provided that four fifths of the windows \
+             in the next 500 ms are, too.",
         );
         let test_bed = self.test_bed()?;
         let (tenants, shares) = Self::tenants(&test_bed, &[(20, "ns=1000000 depth=8")])?;
@@ -270,7 +269,7 @@ impl Bench<'_> {
             share.change(&fixed(percent)?)?;
             let settled = settled_after(&test_bed, tenant, f64::from(percent))?;
             report.row(vec![
-                ("what", json!(format!("share changed to {percent} %"))),
+                ("what", json!(format!("share changed to {percent}%"))),
                 ("settled_ms", json!(settled)),
             ]);
         }
@@ -278,42 +277,41 @@ impl Bench<'_> {
     }
 }
 
-/// What the node agent itself makes of it: measured by its tests, with the agent in a process of its own.
+/// Shares under the node agent, measured by its tests with the agent in a process of its own.
 fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
     let seconds = [("DRAVA_SECONDS", args.seconds.to_string())];
-    let figures = measure(Suite::Agent, "shares::", &seconds)?;
+    let measurements = measure(Suite::Agent, "shares::", &seconds)?;
     let parts: [(&str, &str, &str, &[&'static str]); 4] = [
         (
             "two",
             "With the node agent",
-            "Both want all of the card, and the agent itself tells them what they may have. The error is that of the one that is farther from its share.",
+            "Both tenants demand the whole GPU, and the agent sets their rates. The error is the larger of the two.",
             &["policy", "load", "share", "got", "error_points", "sum"],
         ),
         (
             "bursts",
             "Bursts with the node agent",
-            "One works for 50 ms of the card's time, with kernels of 1 ms, and pauses for 200 ms, beside one that always wants all of the card. Due to it is \
-             what it would have if its part were a card of its own; the error is what it lacks of that.",
+            "One tenant works for 50 ms of GPU time, with kernels of 1 ms, and pauses for 200 ms; the other always demands the whole GPU. \"due\" is what \
+             the first tenant would receive if its share were a GPU of its own; the error is the deficit.",
             &["policy", "share", "due", "got", "error_points", "sum"],
         ),
         (
             "giving back",
-            "Giving back",
-            "A share of 70 % is idle and its time lent to another one; it wakes. Milliseconds until the other one is told to use less, and for how long \
-             it had nothing of its share in the first half second, altogether: because the other one had more than its own part (\"lent\"), and because \
-             the card had nothing to do (\"idle\"). \"waited\" is for how long its launches waited because of what it owed; a card that is idle for \
-             longer waits for a host that does not let its tenants go on.",
+            "Reclaiming lent time",
+            "A share of 70% is idle, its time is lent to another share, and it resumes. Milliseconds until the borrower is throttled (\"told\"), and the \
+             owner's deficit in its first 500 ms (\"lacks\"): time that the borrower used beyond its share (\"lent\"), and time in which the GPU was \
+             idle (\"idle\"). \"waited\" is how long the owner's launches waited because of debt; a longer idle time is caused by the host, which does \
+             not schedule the tenants.",
             &["told_ms", "lacks_ms", "lent_ms", "idle_ms", "waited_ms"],
         ),
         (
             "latency",
             "Priority",
-            "A tenant with 50 % and priority 100 makes requests, one kernel each or several that it waits for one by one, with four times as long a pause after \
-             each; 50 alone, 50 while a tenant without a guarantee keeps another card busy with short kernels (\"elsewhere\": what such a tenant takes of \
-             the host is in that, and nothing else), 50 beside one that does so with the same card, and so on. Milliseconds of a request, \
-             and percent of the card that the other one got, and of what it gets while nobody else has a process there. \"Behind one kernel\": what the \
-             requests that were alone would take if each came at a random moment and waited for the kernel that runs then, as busy as the other one keeps \
-             the card: nothing that cannot interrupt kernels does better.",
+            "A tenant with 50% and priority 100 makes requests of one kernel, or of several kernels that it awaits one by one, each followed by a pause of four \
+             times its length. In turn: 50 requests alone, 50 while a best-effort tenant keeps another GPU busy with short kernels (\"elsewhere\": the \
+             host's part of the interference), 50 while such a tenant keeps the same GPU busy (\"beside\"). Milliseconds of a request, and percent of GPU \
+             time that the best-effort tenant received, and that it receives alone. \"Behind one kernel\": the duration of the requests alone if each \
+             arrived at a random moment and waited for the running kernel, at the same utilization; no scheduler that cannot interrupt kernels is faster.",
             &[
                 "policy",
                 "kernels",
@@ -338,9 +336,9 @@ fn with_agent(args: &Args, report: &mut Report) -> Result<()> {
             ],
         ),
     ];
-    for (figure, title, note, columns) in parts {
+    for (measurement, title, note, columns) in parts {
         report.part(title, note);
-        for row in named(&figures, figure) {
+        for row in named(&measurements, measurement) {
             report.row(
                 columns
                     .iter()
@@ -356,7 +354,7 @@ fn fixed(percent: u32) -> Result<Limits> {
     share(ComputePolicy::Fixed, percent)
 }
 
-/// After how many milliseconds the tenant gets that percentage.
+/// Milliseconds until the tenant receives that percentage.
 fn settled_after(test_bed: &TestBed, tenant: &Tenant, percent: f64) -> Result<Option<f64>> {
     const STEP: Duration = Duration::from_millis(20);
     const WINDOW: usize = 5;

@@ -1,23 +1,23 @@
-//! What a limited process's start costs: loading the library, finding the limits, taking a slot in the usage region.
+//! Cost of the start of a limited process: loading the library, finding the limits, taking a slot in the usage region.
 
 use anyhow::Result;
 
 use super::Args;
-use super::figures::{Suite, measure, named, value};
+use super::measurements::{Suite, measure, named, value};
 use super::report::Report;
 
 /// Runs the bench.
 pub(crate) fn run(_args: &Args, report: &mut Report) -> Result<()> {
-    let figures = measure(Suite::Limits, "figures::a_process_starts", &[])?;
+    let measurements = measure(Suite::Limits, "measurements::starts_process", &[])?;
     report.part(
         "Start",
-        "Milliseconds in the life of a process that loads libcuda, initialises it and ends, with and without libvgpu \
-         in turn; medians, and the median of the differences of pairs.",
+        "Lifetime in milliseconds of a process that loads libcuda, initializes it and ends, with and without libvgpu in \
+         turn; medians, and the median of the differences of pairs.",
     );
-    for figure in named(&figures, "start") {
+    for row in named(&measurements, "start") {
         report.row(
             ["runs", "limitedMs", "unlimitedMs", "differenceMs"]
-                .map(|name| (name, value(figure, name)))
+                .map(|name| (name, value(row, name)))
                 .into(),
         );
     }

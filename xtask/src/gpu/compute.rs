@@ -1,4 +1,4 @@
-//! Shares of GPU time, alone and between two, and what a launch costs.
+//! Shares of GPU time, of one process and of two, and the cost of a launch.
 
 use std::process::Command;
 
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use super::report::Row;
 use super::setup::{Setup, Share, json, limits, together};
 
-/// Percentage points that a share may be off.
+/// Tolerated error of a share, in percentage points.
 const GOAL_POINTS: f64 = 2.0;
 
-/// What tenants that may use the whole card between them use of what they could without limits.
+/// Fraction of the unlimited GPU time that two tenants with the whole GPU between them must use.
 const GOAL_SUM: f64 = 0.97;
 
-/// What `gpu-suite work` says.
+/// Output of `gpu-suite work`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Done {
@@ -23,7 +23,7 @@ struct Done {
     rounds_per_us: f64,
 }
 
-/// What `gpu-suite latency` says.
+/// Output of `gpu-suite latency`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cost {
@@ -41,7 +41,7 @@ pub(crate) fn rows(
     let tenants = Tenants::new(setup, seconds)?;
     let mut rows = Vec::new();
     for cores in (1..=9).map(|tenth| tenth * 10) {
-        progress.note(format!("{cores} % alone"));
+        progress.note(format!("{cores}% alone"));
         rows.push(tenants.alone(cores, 1000, "queue")?);
     }
     for (kernel_us, way) in [
@@ -53,20 +53,20 @@ pub(crate) fn rows(
         (100, "graph"),
         (1000, "graph"),
     ] {
-        progress.note(format!("50 % alone, kernels of {kernel_us} µs, {way}"));
+        progress.note(format!("50% alone, kernels of {kernel_us} µs, {way}"));
         rows.push(tenants.alone(50, kernel_us, way)?);
     }
     for (left, right) in [(30, 70), (10, 90), (50, 50)] {
         progress.note(format!("{left}:{right}"));
         rows.extend(tenants.pair(left, right)?);
     }
-    progress.note("what a launch costs");
+    progress.note("cost of a launch");
     rows.extend(launch_cost(setup, launches)?);
     Ok(rows)
 }
 
 fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    format!("{:.1}%", share * 100.0)
 }
 
 struct Tenants<'a> {
@@ -85,7 +85,7 @@ impl<'a> Tenants<'a> {
             rounds_per_us: 0.0,
         };
         let done: Done = json(tenants.work(None, 1000, "queue", false))
-            .context("keep the card busy without limits")?;
+            .context("cannot keep the GPU busy without limits")?;
         tenants.rounds_per_us = done.rounds_per_us;
         Ok(tenants)
     }
@@ -110,7 +110,7 @@ impl<'a> Tenants<'a> {
         command
     }
 
-    /// A program whose launches cannot fill the share keeps what it has.
+    /// One tenant. A program whose launches cannot fill its share must not be slower under the limit.
     fn alone(&self, cores: u32, kernel_us: u64, way: &str) -> Result<Row> {
         let share = self.setup.share(&limits(self.memory_bytes, cores)?)?;
         let free: Done = json(self.work(None, kernel_us, way, false))?;
@@ -118,7 +118,7 @@ impl<'a> Tenants<'a> {
         let due = (free.share * 100.0).min(f64::from(cores));
         let off = capped.share.mul_add(100.0, -due);
         Ok(Row::checked(
-            format!("{cores} % alone, kernels of {kernel_us} µs, {way}"),
+            format!("{cores}% alone, kernels of {kernel_us} µs, {way}"),
             off.abs() <= GOAL_POINTS,
             format!(
                 "{} ({off:+.1} points; {} without a limit)",
@@ -128,14 +128,14 @@ impl<'a> Tenants<'a> {
         ))
     }
 
-    /// Two at once: how they divide the card, and how much of it they use between them.
+    /// Two tenants: how they divide the GPU time, and how much of it they use together.
     fn pair(&self, left: u32, right: u32) -> Result<Vec<Row>> {
         let both = |shares: [Option<&Share>; 2]| -> Result<[f64; 2]> {
             let commands = shares.map(|share| self.work(share, 1000, "queue", true));
             let done: Vec<Done> = together(commands.into())?;
             match done.as_slice() {
                 [left, right] => Ok([left.share, right.share]),
-                _ => anyhow::bail!("two processes gave {} results", done.len()),
+                _ => anyhow::bail!("two processes printed {} results", done.len()),
             }
         };
         let free: f64 = both([None, None])?.iter().sum();
@@ -148,7 +148,7 @@ impl<'a> Tenants<'a> {
         let off = (first / sum).mul_add(100.0, -f64::from(left));
         Ok(vec![
             Row::checked(
-                format!("{left}:{right}, how they divide what they use"),
+                format!("{left}:{right}, division"),
                 off.abs() <= GOAL_POINTS,
                 format!(
                     "{} : {} ({off:+.1} points)",
@@ -157,7 +157,7 @@ impl<'a> Tenants<'a> {
                 ),
             ),
             Row::checked(
-                format!("{left}:{right}, what they use"),
+                format!("{left}:{right}, sum"),
                 sum >= GOAL_SUM * free,
                 format!("{} of the {} without limits", percent(sum), percent(free)),
             ),
@@ -165,7 +165,7 @@ impl<'a> Tenants<'a> {
     }
 }
 
-/// Unhooked, hooked without a limit of GPU time, and hooked with one that never blocks, in turn.
+/// Cost of a launch: unhooked, hooked without a limit of GPU time, and hooked with a limit that never blocks, in turn.
 fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
     const ROUNDS: usize = 5;
     let memory = setup.card()?.total_bytes / 4;
@@ -193,8 +193,8 @@ fn launch_cost(setup: &Setup, launches: usize) -> Result<Vec<Row>> {
         .iter()
         .zip(costs)
         .map(|((name, _), costs)| {
-            let of = |figure: fn(&Cost) -> f64| {
-                let mut all: Vec<f64> = costs.iter().map(figure).collect();
+            let of = |value: fn(&Cost) -> f64| {
+                let mut all: Vec<f64> = costs.iter().map(value).collect();
                 all.sort_unstable_by(f64::total_cmp);
                 all.get(all.len() / 2).copied().unwrap_or_default()
             };

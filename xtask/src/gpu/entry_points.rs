@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::report::Row;
 use super::setup::{Setup, json, limits};
 
-/// What `gpu-suite entry-points` says about one name.
+/// Output of `gpu-suite entry-points` about one name.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct Entry {
     name: String,
@@ -41,11 +41,15 @@ pub(crate) fn rows(setup: &Setup) -> Result<Vec<Row>> {
     let wrong = wrong(&bare, &hooked);
     let ours = hooked.iter().filter(|entry| is_ours(entry)).count();
     Ok(vec![
-        Row::measured("entry points that the driver has", bare.len().to_string()),
-        Row::measured("of these replaced under a limit", ours.to_string()),
-        Row::checked("nothing is hidden", vanished.is_empty(), list(&vanished)),
+        Row::measured("entry points of the driver", bare.len().to_string()),
+        Row::measured("entry points replaced under a limit", ours.to_string()),
         Row::checked(
-            "every lookup leads where the table of entry points says",
+            "no entry point is missing",
+            vanished.is_empty(),
+            list(&vanished),
+        ),
+        Row::checked(
+            "every lookup agrees with the table of entry points",
             wrong.is_empty(),
             list(&wrong),
         ),
@@ -59,10 +63,10 @@ fn is_ours(entry: &Entry) -> bool {
         .any(|place| place.starts_with(OURS))
 }
 
-/// Names whose lookups lead elsewhere than the table says.
+/// Names whose lookups disagree with the table.
 ///
-/// The table is about symbols. What `cuGetProcAddress` gives for a name is judged by the symbol that it is in the bare driver:
-/// `cuMemFree` of CUDA 3.2 and later is `cuMemFree_v2`.
+/// The table lists symbols. A result of `cuGetProcAddress` is compared by its symbol in the bare driver: `cuMemFree` of
+/// CUDA 3.2 and later is `cuMemFree_v2`.
 fn wrong(bare: &[Entry], hooked: &[Entry]) -> Vec<String> {
     let is_hooked = |entry: &Entry| {
         matches!(
@@ -102,7 +106,7 @@ fn wrong(bare: &[Entry], hooked: &[Entry]) -> Vec<String> {
         .collect()
 }
 
-/// Where `cuGetProcAddress` leads, by version and flags.
+/// Results of `cuGetProcAddress`, by version and flags.
 fn by_version(entry: &Entry) -> BTreeMap<&str, &str> {
     entry
         .procedures
@@ -153,7 +157,7 @@ mod tests {
             entry("cuMemFree_v2", "counted", "libcuda+0x2", "libcuda+0x2"),
             entry("cuEventCreate", "passed", "libcuda+0x3", "libcuda+0x3"),
             entry("cuEventQuery", "passed", "libcuda+0x4", "libcuda+0x4"),
-            // A symbol of old whose name now means the second.
+            // An old symbol; a lookup of its name returns the second version.
             entry("cuMemFree", "passed", "libcuda+0x5", "libcuda+0x2"),
         ];
         let hooked = [

@@ -1,4 +1,4 @@
-//! Every allocation path, alone, until it is refused.
+//! Every allocation path, one at a time, until a request is denied.
 
 use anyhow::{Context, Result};
 use drava_cluster::Progress;
@@ -13,7 +13,7 @@ const PATHS: [&str; 8] = [
     "plain", "pitch", "managed", "async", "pool", "vmm", "array", "mipmap",
 ];
 
-/// What `gpu-suite memory` says.
+/// Output of `gpu-suite memory`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Taken {
@@ -25,46 +25,46 @@ struct Taken {
 
 pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
     let card = setup.card()?;
-    // Odd on purpose: not a multiple of any granularity.
+    // No multiple of any granularity.
     let limit = (card.free_bytes / 4).min(8 << 30) / MIB * MIB + 4096;
     let limits = limits(limit, 0)?;
     let mut rows = vec![context(setup, card.free_bytes)?];
     for path in PATHS {
         progress.note(path);
         let share = setup.share(&limits)?;
-        let what = format!("{path}: limit of {} MiB", limit / MIB);
+        let title = format!("{path}: limit of {} MiB", limit / MIB);
         let taken: Taken = match json(setup.suite(Some(&share), &["memory", "--path", path])) {
             Ok(taken) => taken,
             Err(error) => {
-                rows.push(Row::checked(what, false, format!("{error:#}")));
+                rows.push(Row::checked(title, false, format!("{error:#}")));
                 continue;
             }
         };
         let reachable = taken.free_bytes_before;
-        // Pieces end at 2 MiB, and a path may round each to its granularity.
+        // The smallest request is 2 MiB, and a path may round each to its granularity.
         let is_exact = taken.taken_bytes <= reachable && taken.taken_bytes + 64 * MIB > reachable;
-        let is_refused = taken.refusal.as_deref() == Some("CUDA_ERROR_OUT_OF_MEMORY");
+        let is_denied = taken.refusal.as_deref() == Some("CUDA_ERROR_OUT_OF_MEMORY");
         rows.push(Row::checked(
-            what,
-            taken.total_bytes == limit && is_exact && is_refused,
+            title,
+            taken.total_bytes == limit && is_exact && is_denied,
             format!(
                 "{} of {} MiB after the context, then {}",
                 taken.taken_bytes / MIB,
                 reachable / MIB,
-                taken.refusal.as_deref().unwrap_or("no refusal")
+                taken.refusal.as_deref().unwrap_or("no error")
             ),
         ));
     }
     Ok(rows)
 }
 
-/// What a context takes of the card, by the driver's own figures.
+/// Memory of one context, by the driver's own values.
 fn context(setup: &Setup, free_bytes: u64) -> Result<Row> {
     let taken: Taken = json(setup.suite(None, &["memory", "--path", "nothing"]))
-        .context("make a context without limits")?;
+        .context("cannot create a context without limits")?;
     let bytes = taken.total_bytes.saturating_sub(taken.free_bytes_before);
     Ok(Row::measured(
-        "card's memory that is not free beside one context",
+        "GPU memory that is not free with one context",
         format!(
             "{} MiB ({} MiB free at start)",
             bytes / MIB,

@@ -1,4 +1,4 @@
-//! Programs as people run them, under a share.
+//! Programs of users, under a share.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,13 @@ use std::process::Command;
 
 use anyhow::Result;
 use drava_cluster::Progress;
+use drava_cluster::process::{self, Limit};
 use serde::Deserialize;
 
 use super::report::Row;
 use super::setup::{Setup, Share, json, limits};
 
-/// What `gpu-suite gemm` says.
+/// Output of `gpu-suite gemm`.
 #[derive(Debug, Deserialize)]
 struct Compared {
     wrong: usize,
@@ -32,39 +33,39 @@ pub(crate) fn rows(setup: &Setup, progress: &Progress) -> Result<Vec<Row>> {
 }
 
 fn gemm(setup: &Setup, share: &Share) -> Row {
-    let what = "matrix products under a cap are right";
+    let title = "matrix products under a limit are correct";
     if setup.is_simulated() {
-        return Row::not_run(what, "the simulated card computes nothing");
+        return Row::not_run(title, "the simulated GPU computes nothing");
     }
     match json::<Compared>(setup.suite(Some(share), &["gemm"])) {
         Ok(compared) => Row::checked(
-            what,
+            title,
             compared.wrong == 0,
             format!("{} wrong elements", compared.wrong),
         ),
-        Err(error) => Row::checked(what, false, format!("{error:#}")),
+        Err(error) => Row::checked(title, false, format!("{error:#}")),
     }
 }
 
 fn smi(setup: &Setup, share: &Share, limit: u64) -> Row {
-    let what = "nvidia-smi shows the share";
+    let title = "nvidia-smi shows the share";
     let mut command = setup.smi(Some(share));
     command.args([
         "--query-gpu=memory.total",
         "--format=csv,noheader,nounits",
         "--id=0",
     ]);
-    match command.output() {
-        Err(error) => Row::not_run(what, format!("nvidia-smi cannot be run: {error}")),
+    match process::output(&mut command, Limit::REQUEST) {
+        Err(error) => Row::not_run(title, format!("cannot run nvidia-smi: {error:#}")),
         Ok(output) => {
             let shown = String::from_utf8_lossy(&output.stdout).trim().to_owned();
             let is_share = shown == (limit >> 20).to_string();
-            Row::checked(what, is_share, format!("{shown} MiB in total"))
+            Row::checked(title, is_share, format!("{shown} MiB in total"))
         }
     }
 }
 
-/// A program with the CUDA runtime linked in allocates up to the limit and no further.
+/// A program with a static CUDA runtime allocates up to the limit and no further.
 fn static_cudart(setup: &Setup, share: &Share, limit: u64) -> Row {
     const SOURCE: &str = r#"
 #include <cuda_runtime.h>
@@ -84,23 +85,23 @@ int main(void) {
     return 0;
 }
 "#;
-    let what = "a program with static cudart is limited";
+    let title = "a program with static cudart is limited";
     let source = setup.out.join("cudart.cu");
     let program = setup.out.join("cudart");
-    let built = fs::write(&source, SOURCE).and_then(|()| {
-        Command::new("nvcc")
-            .args(["--cudart", "static", "-o"])
-            .args([&program, &source])
-            .output()
-    });
+    let mut nvcc = Command::new("nvcc");
+    nvcc.args(["--cudart", "static", "-o"])
+        .args([&program, &source]);
+    let built = fs::write(&source, SOURCE)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| process::output(&mut nvcc, Limit::REQUEST));
     match built {
-        Err(error) => return Row::not_run(what, format!("nvcc cannot be run: {error}")),
+        Err(error) => return Row::not_run(title, format!("cannot run nvcc: {error:#}")),
         Ok(output) if !output.status.success() => {
-            return Row::not_run(what, "nvcc cannot compile a program here");
+            return Row::not_run(title, "nvcc cannot compile a program here");
         }
         Ok(_) => {}
     }
-    allocator(what, setup.program(Some(share), &program), limit)
+    allocator(title, setup.program(Some(share), &program), limit)
 }
 
 /// PyTorch sees the share, fills it and gets its own out-of-memory error.
@@ -122,22 +123,21 @@ b = torch.randint(0, 8, (512, 512), device="cuda").double()
 assert torch.equal((a @ b).cpu(), a.cpu() @ b.cpu()), "a matrix product is wrong"
 print(json.dumps({"total": total, "free": free, "taken": taken}))
 "#;
-    let what = "PyTorch is limited, and computes right";
+    let title = "PyTorch is limited and computes correctly";
     let python = Path::new("python3");
-    let has_torch = setup
-        .program(None, python)
-        .args(["-c", "import torch; assert torch.cuda.is_available()"])
-        .output()
-        .is_ok_and(|output| output.status.success());
+    let mut probe = setup.program(None, python);
+    probe.args(["-c", "import torch; assert torch.cuda.is_available()"]);
+    let has_torch =
+        process::output(&mut probe, Limit::REQUEST).is_ok_and(|output| output.status.success());
     if !has_torch {
-        return Row::not_run(what, "python3 has no torch that can use the card");
+        return Row::not_run(title, "python3 has no torch that can use the GPU");
     }
     let mut command = setup.program(Some(share), python);
     command.args(["-c", SCRIPT]);
-    allocator(what, command, limit)
+    allocator(title, command, limit)
 }
 
-/// What a program that fills its card says.
+/// Output of a program that allocates all memory that it gets.
 #[derive(Debug, Deserialize)]
 struct Filled {
     total: u64,
@@ -145,13 +145,13 @@ struct Filled {
     taken: u64,
 }
 
-fn allocator(what: &str, command: Command, limit: u64) -> Row {
+fn allocator(title: &str, command: Command, limit: u64) -> Row {
     match json::<Filled>(command) {
         Ok(Filled { total, free, taken }) => Row::checked(
-            what,
+            title,
             total <= limit && taken <= free && taken >= free / 10 * 9,
             format!("took {} of {} MiB", taken >> 20, free >> 20),
         ),
-        Err(error) => Row::checked(what, false, format!("{error:#}")),
+        Err(error) => Row::checked(title, false, format!("{error:#}")),
     }
 }

@@ -1,33 +1,34 @@
-//! The report: rows of what was measured, as JSON and as Markdown.
+//! The report: rows of measurements, as JSON and as Markdown.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use drava_cluster::process::{self, Limit};
 use serde::Serialize;
 
 use super::setup::Card;
 
-/// One measured point.
+/// One row.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
-    /// What.
+    /// Subject of the row.
     pub(crate) what: String,
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }
 
-/// What came of it.
+/// Result of a row.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub(crate) enum Outcome {
-    /// A promise that either holds or does not.
+    /// A guarantee that holds or not.
     Checked { held: bool, detail: String },
-    /// A figure without a goal of its own.
+    /// A value without a goal.
     Measured { value: String },
-    /// What this machine lacks for it.
+    /// What this machine lacks.
     NotRun { reason: String },
 }
 
@@ -57,7 +58,7 @@ impl Row {
     }
 }
 
-/// Everything that was measured.
+/// All rows.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     bench: &'static str,
@@ -79,10 +80,10 @@ impl Report {
     pub(crate) fn new(card: Card, simulated: bool) -> Result<Self> {
         Ok(Self {
             bench: "gpu",
-            commit: said("git", &["describe", "--always", "--dirty"])?,
+            commit: output_of("git", &["describe", "--always", "--dirty"])?,
             machine: card,
             simulated,
-            date: said("date", &["-u", "+%Y-%m-%d"])?,
+            date: output_of("date", &["-u", "+%Y-%m-%d"])?,
             command: format!(
                 "cargo xtask {}",
                 std::env::args().skip(1).collect::<Vec<_>>().join(" ")
@@ -137,7 +138,8 @@ impl Report {
         write("gpu.md", self.markdown())
     }
 
-    /// An error that names what does not hold.
+    /// # Errors
+    /// When a guarantee does not hold; names all of them.
     pub(crate) fn verdict(&self) -> Result<()> {
         let broken: Vec<&str> = self
             .results
@@ -153,11 +155,12 @@ impl Report {
     }
 }
 
-fn said(program: &str, args: &[&str]) -> Result<String> {
-    let output = Command::new(program)
+fn output_of(program: &str, args: &[&str]) -> Result<String> {
+    let mut command = Command::new(program);
+    command
         .args(args)
         .current_dir(drava_cluster::workspace_root())
-        .output()
-        .with_context(|| format!("run {program}"))?;
+        .stdin(Stdio::null());
+    let output = process::output(&mut command, Limit::REQUEST)?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

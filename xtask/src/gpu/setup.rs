@@ -1,20 +1,25 @@
-//! The card, the programs, and processes with and without a share of it.
+//! The GPU, the programs, and processes with and without a share.
 
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use drava_cluster::{Profile, build_preload, build_programs, build_workspace};
+use drava_cluster::process::{self, Limit, Watchdog};
+use drava_cluster::{Built, Profile, build_preload, build_programs, build_workspace};
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use simulator_machine::description::H100X2;
-use simulator_machine::testing::Machine;
+use simulator_machine::testing::{BUILT_VARIABLE, Machine};
 use tempfile::TempDir;
 
-/// What `gpu-suite card` says.
+/// Limit of one run of a program.
+const LIMIT: Limit = Limit::total(Duration::from_secs(30 * 60));
+
+/// Output of `gpu-suite card`.
 #[derive(Debug, Clone, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Card {
@@ -42,34 +47,39 @@ impl std::fmt::Display for Card {
     }
 }
 
-/// The programs, and the machine if it is simulated.
+/// The built programs, and the simulated machine, if any.
 pub(crate) struct Setup {
     suite: PathBuf,
     viewer: PathBuf,
     preload: PathBuf,
     machine: Option<Machine>,
-    /// Where the report goes.
+    /// Directory of the report.
     pub(crate) out: PathBuf,
 }
 
-/// One container's share of the first card, as the node driver would lay it out.
+/// One container's share of the first GPU, with the files that the node driver writes.
 pub(crate) struct Share {
     directory: TempDir,
 }
 
 impl Setup {
     pub(crate) fn new(simulated: bool, out: &Path) -> Result<Self> {
-        // Figures of the simulated card are nobody's; for it all is built as the tests have it.
-        let built = if simulated {
-            build_workspace(Profile::Dev)?
-        } else {
-            build_programs(&["gpu-suite", "gpu-view"], Profile::Release)?
+        const PROGRAMS: [&str; 2] = ["gpu-suite", "gpu-view"];
+        let find = |built: Built| -> Result<[PathBuf; 2]> {
+            let [suite, viewer] = PROGRAMS.map(|name| built.file(name).map(Path::to_owned));
+            Ok([suite?, viewer?])
+        };
+        // Times of the simulated GPU mean nothing, so the programs of the tests do.
+        let [suite, viewer] = match std::env::var_os(BUILT_VARIABLE) {
+            Some(directory) if simulated => PROGRAMS.map(|name| Path::new(&directory).join(name)),
+            _ if simulated => find(build_workspace(Profile::Dev)?)?,
+            _ => find(build_programs(&PROGRAMS, Profile::Release)?)?,
         };
         let preload = build_preload()?;
         fs::create_dir_all(out).with_context(|| format!("create {}", out.display()))?;
         Ok(Self {
-            suite: built.file("gpu-suite")?.to_owned(),
-            viewer: built.file("gpu-view")?.to_owned(),
+            suite,
+            viewer,
             preload,
             machine: simulated.then(|| Machine::start(H100X2)).transpose()?,
             out: out.to_owned(),
@@ -80,12 +90,15 @@ impl Setup {
         self.machine.is_some()
     }
 
-    /// The first card, or why there is none.
+    /// Returns the first GPU.
+    ///
+    /// # Errors
+    /// When there is no GPU that CUDA can use.
     pub(crate) fn card(&self) -> Result<Card> {
         json(self.suite(None, &["card"]))
     }
 
-    /// A share of the first card.
+    /// Creates a share of the first GPU.
     pub(crate) fn share(&self, limits: &Limits) -> Result<Share> {
         let directory = tempfile::tempdir()?;
         let share = directory.path().join("share");
@@ -94,7 +107,7 @@ impl Setup {
         }
         let uuid: DeviceUuid = uuid(&self.card()?.uuid)?
             .parse()
-            .map_err(|error| anyhow::anyhow!("read the card's UUID: {error}"))?;
+            .map_err(|error| anyhow::anyhow!("cannot read the UUID of the GPU: {error}"))?;
         let spec = LimitsSpec {
             claim_uid: IdText::new("gpu-suite").context("a claim UID")?,
             share_id: IdText::new("share").context("a share ID")?,
@@ -106,14 +119,14 @@ impl Setup {
         Ok(Share { directory })
     }
 
-    /// `gpu-suite` with these arguments, under a share or on the bare card.
+    /// `gpu-suite` with these arguments, with or without a share.
     pub(crate) fn suite(&self, share: Option<&Share>, args: &[&str]) -> Command {
         let mut command = self.program(share, &self.suite);
         command.args(args);
         command
     }
 
-    /// The viewer that stands for `nvidia-smi` on the simulated machine; `nvidia-smi` itself elsewhere.
+    /// `nvidia-smi`; on the simulated machine the project's viewer.
     pub(crate) fn smi(&self, share: Option<&Share>) -> Command {
         match &self.machine {
             Some(_) => self.program(share, &self.viewer),
@@ -121,13 +134,13 @@ impl Setup {
         }
     }
 
-    /// Any program under a share or on the bare card.
+    /// A program, with or without a share.
     pub(crate) fn program(&self, share: Option<&Share>, program: &Path) -> Command {
         let mut command = match &self.machine {
             Some(machine) => machine.command(program),
             None => Command::new(program),
         };
-        // Of several cards the first is used, in the order in which NVML counts as well.
+        // The first GPU of CUDA is then the first of NVML.
         command
             .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
             .stdin(Stdio::null());
@@ -149,11 +162,9 @@ pub(crate) fn limits(memory_bytes: u64, cores: u32) -> Result<Limits> {
     })
 }
 
-/// Runs a program and reads the JSON that it prints.
+/// Runs a program and reads its JSON output.
 pub(crate) fn json<T: DeserializeOwned>(mut command: Command) -> Result<T> {
-    let output = command
-        .output()
-        .with_context(|| format!("run {}", command.get_program().display()))?;
+    let output = process::output(&mut command, LIMIT)?;
     ensure!(
         output.status.success(),
         "{}",
@@ -163,7 +174,7 @@ pub(crate) fn json<T: DeserializeOwned>(mut command: Command) -> Result<T> {
         .with_context(|| format!("read {:?}", String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Lets processes that said that they are ready begin together, and reads what each prints in the end.
+/// Starts programs, lets them begin together once each is ready, and reads the JSON output of each.
 pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Vec<T>> {
     let mut children: Vec<Child> = commands
         .into_iter()
@@ -175,16 +186,17 @@ pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Ve
                 .with_context(|| format!("run {}", command.get_program().display()))
         })
         .collect::<Result<_>>()?;
+    let watchdogs = children
+        .iter()
+        .map(|child| Watchdog::start(child, Duration::from_secs(30 * 60)))
+        .collect::<Result<Vec<_>>>()?;
     let mut outputs = Vec::new();
     for child in &mut children {
         let mut lines =
             std::io::BufReader::new(child.stdout.take().context("a program without stdout")?);
         let mut line = String::new();
         std::io::BufRead::read_line(&mut lines, &mut line)?;
-        ensure!(
-            line.trim() == "ready",
-            "instead of being ready it said {line:?}"
-        );
+        ensure!(line.trim() == "ready", "expected \"ready\", read {line:?}");
         outputs.push(lines);
     }
     for child in &mut children {
@@ -202,14 +214,15 @@ pub(crate) fn together<T: DeserializeOwned>(commands: Vec<Command>) -> Result<Ve
             serde_json::from_str(&line).with_context(|| format!("read {line:?}"))
         })
         .collect();
+    drop(watchdogs);
     for mut child in children {
         let status = child.wait()?;
-        ensure!(status.success(), "a program ended with {status}");
+        ensure!(status.success(), "a program failed: {status}");
     }
     results
 }
 
-/// A UUID as NVML writes it.
+/// A UUID in the form of NVML.
 fn uuid(digits: &str) -> Result<String> {
     let part = |from: usize, to: usize| {
         digits

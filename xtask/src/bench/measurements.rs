@@ -1,0 +1,104 @@
+//! Measurements by the tests of libvgpu and of the node agent.
+//!
+//! The tests check bounds on any machine. Benches run the same tests longer, on a simulated driver that is built for
+//! speed, and report the values.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use drava_cluster::process::{self, Limit};
+use serde_json::Value;
+
+/// Packages of the simulated machine.
+const MACHINE: [&str; 5] = [
+    "simulator-machine",
+    "simulator-cuda",
+    "simulator-nvml",
+    "cuda-probe",
+    "gpu-view",
+];
+
+/// Limit of a run of tests that measure.
+const LIMIT: Limit = Limit::total(Duration::from_secs(6 * 60 * 60));
+
+/// Tests that measure.
+#[derive(Clone, Copy)]
+pub(crate) enum Suite {
+    /// Memory tests of libvgpu, with the library built as shipped.
+    Limits,
+    /// Tests of the node agent, built as shipped.
+    Agent,
+}
+
+impl Suite {
+    const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Limits => &["-p", "libvgpu", "--test", "limits"],
+            Self::Agent => &["--release", "-p", "drava-dra-driver", "--test", "agent"],
+        }
+    }
+}
+
+/// Runs the tests with `filter` in their names, one at a time, and returns their measurements.
+pub(crate) fn measure(
+    suite: Suite,
+    filter: &str,
+    variables: &[(&str, String)],
+) -> Result<Vec<Value>> {
+    let workspace = drava_cluster::workspace_root();
+    let target = drava_cluster::target_dir();
+    let cargo = || {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(workspace).stdin(Stdio::null());
+        cargo
+    };
+    let mut build = cargo();
+    build
+        .args(["build", "--locked", "--quiet", "--release"])
+        .args(MACHINE.iter().flat_map(|package| ["-p", package]));
+    ensure!(
+        process::status(&mut build, Limit::BUILD)?.success(),
+        "cannot build the simulated machine"
+    );
+    let file = target.join("measurements.jsonl");
+    if file.exists() {
+        fs::remove_file(&file)?;
+    }
+    let mut test = cargo();
+    test.args(["test", "--locked", "--quiet"])
+        .args(suite.arguments())
+        .args([filter, "--", "--test-threads=1", "--nocapture"])
+        .arg("--include-ignored")
+        .env("DRAVA_SIMULATOR_BUILT", target.join("release"))
+        .env("DRAVA_FIGURES", &file)
+        .envs(variables.iter().map(|(name, value)| (name, value)));
+    let output = process::output(&mut test, LIMIT)?;
+    ensure!(
+        output.status.success(),
+        "a test failed:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = fs::read_to_string(&file)
+        .with_context(|| format!("no test with {filter} in its name reports a measurement"))?;
+    text.lines()
+        .map(|line| serde_json::from_str(line).with_context(|| format!("read measurement {line}")))
+        .collect()
+}
+
+/// The measurements with that name.
+pub(crate) fn named<'a>(
+    measurements: &'a [Value],
+    name: &'a str,
+) -> impl Iterator<Item = &'a Value> {
+    measurements
+        .iter()
+        .filter(move |measurement| measurement.get("figure").and_then(Value::as_str) == Some(name))
+}
+
+/// One value of a measurement.
+pub(crate) fn value(measurement: &Value, name: &str) -> Value {
+    measurement.get(name).cloned().unwrap_or_default()
+}
