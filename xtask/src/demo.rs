@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             &["exec", pod, "--", "nvidia-smi"],
         )?;
     }
-    heading("Limit of pod inference, 8 GiB: the free memory is allocated, one MiB more is denied");
+    heading("Pod inference has 8 GiB: free memory can be allocated, 1 MiB more is denied");
     limits(&cluster, "inference")?;
     let claim = claim_of(&cluster, "inference")?;
     show(

@@ -1,15 +1,48 @@
 //! The own-time correction that the node agent makes every 100 ms: the time of other shares' kernels is removed from
 //! the time that a share measures.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use drava_vgpu_abi::contention;
 
 use crate::share::Share;
+use crate::tenant::Tenant;
 use crate::test_bed::TestBed;
 
+impl TestBed {
+    /// As [`Self::percents`], while the own-time fraction of each share is corrected every 100 ms, as the node agent
+    /// does.
+    pub fn percents_corrected(
+        &self,
+        tenants: &[&Tenant],
+        shares: &[&Share],
+        settle: Duration,
+        measure: Duration,
+    ) -> anyhow::Result<Vec<f64>> {
+        let pids: Vec<u32> = tenants.iter().map(|tenant| tenant.pid()).collect();
+        let mut correction = Correction::new(self, &pids, shares)?;
+        let mut run = |length: Duration| -> anyhow::Result<()> {
+            let end = Instant::now() + length;
+            while Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(100));
+                correction.step(self, &pids, shares)?;
+            }
+            Ok(())
+        };
+        run(settle)?;
+        let (before, begun) = self.used(&pids)?;
+        run(measure)?;
+        let (after, ended) = self.used(&pids)?;
+        let length = (ended - begun).as_secs_f64();
+        let percent = |(after, before): (Duration, Duration)| {
+            100.0 * after.saturating_sub(before).as_secs_f64() / length
+        };
+        Ok(after.into_iter().zip(before).map(percent).collect())
+    }
+}
+
 /// The own-time fraction of each share.
-pub(crate) struct Correction {
+struct Correction {
     counted: Vec<Duration>,
     used: Vec<Duration>,
     /// For each share: its fraction, and moving sums of measured and used seconds.
@@ -17,7 +50,7 @@ pub(crate) struct Correction {
 }
 
 impl Correction {
-    pub(crate) fn new(test_bed: &TestBed, pids: &[u32], shares: &[&Share]) -> anyhow::Result<Self> {
+    fn new(test_bed: &TestBed, pids: &[u32], shares: &[&Share]) -> anyhow::Result<Self> {
         let counted = shares.iter().map(|share| share.counted());
         Ok(Self {
             counted: counted.collect::<anyhow::Result<_>>()?,
@@ -31,12 +64,7 @@ impl Correction {
         clippy::cast_sign_loss,
         reason = "microseconds of a few seconds"
     )]
-    pub(crate) fn step(
-        &mut self,
-        test_bed: &TestBed,
-        pids: &[u32],
-        shares: &[&Share],
-    ) -> anyhow::Result<()> {
+    fn step(&mut self, test_bed: &TestBed, pids: &[u32], shares: &[&Share]) -> anyhow::Result<()> {
         const MEMORY: f64 = 0.8;
         const GAIN: f64 = 0.3;
         let now_used = test_bed.used(pids)?.0;

@@ -10,7 +10,6 @@ use drava_vgpu_abi::{IdText, Limits, LimitsSpec, encode};
 use simulator_machine::description::H100X2;
 use simulator_machine::testing::Machine;
 
-use crate::correction::Correction;
 use crate::share::Share;
 use crate::tenant::{Tenant, compile};
 
@@ -144,36 +143,6 @@ impl TestBed {
     /// Busy time of the first GPU.
     pub fn busy(&self) -> anyhow::Result<Duration> {
         Ok(Duration::from_nanos(self.machine.card(0)?.busy_nanos))
-    }
-
-    /// As [`Self::percents`], while the own-time fraction of each share is corrected every 100 ms, as the node agent
-    /// does.
-    pub fn percents_corrected(
-        &self,
-        tenants: &[&Tenant],
-        shares: &[&Share],
-        settle: Duration,
-        measure: Duration,
-    ) -> anyhow::Result<Vec<f64>> {
-        let pids: Vec<u32> = tenants.iter().map(|tenant| tenant.pid()).collect();
-        let mut correction = Correction::new(self, &pids, shares)?;
-        let mut run = |length: Duration| -> anyhow::Result<()> {
-            let end = Instant::now() + length;
-            while Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(100));
-                correction.step(self, &pids, shares)?;
-            }
-            Ok(())
-        };
-        run(settle)?;
-        let (before, begun) = self.used(&pids)?;
-        run(measure)?;
-        let (after, ended) = self.used(&pids)?;
-        let length = (ended - begun).as_secs_f64();
-        let percent = |(after, before): (Duration, Duration)| {
-            100.0 * after.saturating_sub(before).as_secs_f64() / length
-        };
-        Ok(after.into_iter().zip(before).map(percent).collect())
     }
 
     /// Percent of the GPU that each process gets during `measure`, after waiting for `settle`.
