@@ -131,8 +131,8 @@ event_reasons! {
         "A GPU is not published, or only as a whole.",
         "Follow the message, for example set compute mode Default.";
     GpuUnschedulable: Warning, Controller, "Pod, ResourceClaim",
-        "No node can serve the claims of a pod. The message begins with the number of nodes per reason code.",
-        "Run `kubectl drava explain pod`; change the claim or release GPUs.";
+        "No node can serve the claims of a pod. The message begins with the number of nodes per reason code (see below).",
+        "Run `kubectl drava explain pod <pod>`; change the claim or release GPUs.";
     LongKernel: Warning, NodeDriver, "ResourceClaim",
         "One kernel ran so long that the shares of its GPU are not kept over short periods.",
         "Split the kernel or allocate a whole GPU.";

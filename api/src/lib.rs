@@ -9,6 +9,7 @@ pub mod error;
 pub mod event;
 pub mod names;
 pub mod quantity;
+pub mod reason;
 pub mod request;
 
 pub use quantity::Quantity;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use drava_api::Quantity;
 use drava_api::config::PlacementPolicy;
+use drava_api::reason::Reason;
 
 use crate::cluster::Cluster;
 use crate::explanation::{Explanation, NodeVerdict};
@@ -13,7 +14,6 @@ use crate::node::add;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
 use crate::pod_request::PodRequest;
 use crate::pool::PoolProblem;
-use crate::reason::Reason;
 use crate::score::{GpuRanking, NodeRanking, NodeRunnerUp, NodeScore, allocated_ppm, score};
 use crate::search::candidates::SelectionError;
 use crate::search::input::{PoolView, SearchInput};

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use drava_api::Quantity;
+use drava_api::reason::Reason;
 
 use crate::claim::{ClaimError, ClaimProblem};
-use crate::reason::Reason;
 
 /// Why a pod cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,93 +1,9 @@
-//! Reasons why a request cannot be served: stable codes for programs, one line for users.
+//! Rejections of a request by devices and nodes: their reason codes, and one line for users.
 
-use std::fmt;
-
+use drava_api::reason::Reason;
 use drava_api::{Quantity, names};
 
 use crate::taint::Taint;
-
-/// Stable code of a reason. The code is part of the interface: events and `kubectl drava explain` contain it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// No GPU of the node has enough free memory.
-    InsufficientMemory,
-    /// No GPU of the node has enough free cores.
-    InsufficientCores,
-    /// Every GPU of the node has its maximum number of shares.
-    SlotsExhausted,
-    /// Another capacity is insufficient.
-    InsufficientCapacity,
-    /// The node has fewer devices than requested.
-    InsufficientDevices,
-    /// GPUs are in use by other claims in a way that excludes the request.
-    ExclusiveConflict,
-    /// No device of the node is of the requested class.
-    TypeMismatch,
-    /// No device of the node satisfies the selectors of the request.
-    SelectorMismatch,
-    /// A selector could not be evaluated.
-    SelectorError,
-    /// Devices are tainted.
-    Tainted,
-    /// Devices are unhealthy.
-    Unhealthy,
-    /// Free devices do not satisfy the constraints of the claim or of a container.
-    TopologyUnsatisfied,
-    /// The pool of the node is incomplete or malformed.
-    PoolIncomplete,
-    /// The pod cannot run on the node, regardless of devices.
-    NodeUnfit,
-    /// A claim requests devices of several drivers.
-    MixedDrivers,
-    /// A device class does not exist.
-    UnknownClass,
-    /// A requested amount is invalid.
-    InvalidRequest,
-    /// The opaque config is invalid.
-    InvalidConfig,
-    /// The claim uses a feature that is not supported.
-    Unsupported,
-    /// No node publishes devices.
-    NoDevices,
-    /// The search reached its step limit.
-    SearchLimit,
-}
-
-impl Reason {
-    /// Returns the code.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::InsufficientMemory => "InsufficientMemory",
-            Self::InsufficientCores => "InsufficientCores",
-            Self::SlotsExhausted => "SlotsExhausted",
-            Self::InsufficientCapacity => "InsufficientCapacity",
-            Self::InsufficientDevices => "InsufficientDevices",
-            Self::ExclusiveConflict => "ExclusiveConflict",
-            Self::TypeMismatch => "TypeMismatch",
-            Self::SelectorMismatch => "SelectorMismatch",
-            Self::SelectorError => "SelectorError",
-            Self::Tainted => "Tainted",
-            Self::Unhealthy => "Unhealthy",
-            Self::TopologyUnsatisfied => "TopologyUnsatisfied",
-            Self::PoolIncomplete => "PoolIncomplete",
-            Self::NodeUnfit => "NodeUnfit",
-            Self::MixedDrivers => "MixedDrivers",
-            Self::UnknownClass => "UnknownClass",
-            Self::InvalidRequest => "InvalidRequest",
-            Self::InvalidConfig => "InvalidConfig",
-            Self::Unsupported => "Unsupported",
-            Self::NoDevices => "NoDevices",
-            Self::SearchLimit => "SearchLimit",
-        }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// How a GPU is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! The closest rejection of a node: the device that came closest to serving the request, in words.
 
 use drava_api::Quantity;
+use drava_api::reason::Reason;
 
 use crate::device::Device;
 use crate::explanation::{DeviceVerdict, NodeVerdict};
-use crate::reason::{Reason, Rejection};
+use crate::reason::Rejection;
 use crate::search::Rejections;
 use crate::search::input::PoolView;
 

@@ -1,0 +1,66 @@
+//! Reason codes of pods that cannot be scheduled.
+//!
+//! `cargo xtask codegen` writes `docs/reference/events.md` from this table.
+
+use std::fmt;
+
+macro_rules! reasons {
+    ($($name:ident: $meaning:literal;)*) => {
+        /// Stable code of a reason. The codes are part of the interface: events and `kubectl drava explain` contain them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Reason {
+            /// All codes.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Returns the code.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Returns the meaning of the code.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => $meaning,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    InsufficientMemory: "No GPU of the node has enough free memory.";
+    InsufficientCores: "No GPU of the node has enough free cores.";
+    SlotsExhausted: "Every GPU of the node has its maximum number of shares.";
+    InsufficientCapacity: "Another capacity is insufficient.";
+    InsufficientDevices: "The node has fewer devices than requested.";
+    ExclusiveConflict: "GPUs are in use by other claims in a way that excludes the request.";
+    TypeMismatch: "No device of the node is of the requested class.";
+    SelectorMismatch: "No device of the node satisfies the selectors of the request.";
+    SelectorError: "A selector could not be evaluated.";
+    Tainted: "Devices are tainted.";
+    Unhealthy: "Devices are unhealthy.";
+    TopologyUnsatisfied: "Free devices do not satisfy the constraints of the claim or of a container.";
+    PoolIncomplete: "The pool of the node is incomplete or malformed.";
+    NodeUnfit: "The pod cannot run on the node, regardless of devices.";
+    MixedDrivers: "A claim requests devices of several drivers.";
+    UnknownClass: "A device class does not exist.";
+    InvalidRequest: "A requested amount is invalid.";
+    InvalidConfig: "The opaque config is invalid.";
+    Unsupported: "The claim uses a feature that is not supported.";
+    NoDevices: "No node publishes devices.";
+    SearchLimit: "The search reached its step limit.";
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
