@@ -1,9 +1,9 @@
-//! The files that containers use: `libvgpu.so`, which they load, and `drava-cdi-hook`, which the runtime runs for them,
-//! both of this image; and stubs in the place of the driver's libraries (delivery mode `shim`), which are written here.
+//! Installation of the files that containers use: `libvgpu.so` and `drava-cdi-hook` of this image, and generated stubs of
+//! NVIDIA's libraries for the delivery `shim`.
 //!
-//! They are installed on the node under a path that contains a hash of their content, once and never changed: a
-//! library that is overwritten in place breaks the programs that have it mapped. Old ones stay as long as a prepared
-//! claim refers to them, so an upgrade of the driver changes nothing for running pods.
+//! The path of an installed file contains a hash of its content, and the file never changes: overwriting a library in
+//! place breaks the processes that map it. Old versions stay while a prepared claim refers to them, so an upgrade of the
+//! driver does not affect running pods.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,21 +17,21 @@ use sha2::{Digest as _, Sha256};
 
 use crate::files;
 
-/// An artifact that is installed.
+/// Kind of an installed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Artifact {
     /// The interposer that containers load.
     Library,
     /// The CDI hook that the container runtime runs on the node.
     Hook,
-    /// What containers have in the place of libcuda.
+    /// Stub that replaces libcuda in containers.
     CudaStub,
-    /// What containers have in the place of libnvidia-ml.
+    /// Stub that replaces libnvidia-ml in containers.
     NvmlStub,
 }
 
 impl Artifact {
-    /// File name, in the image and on the node.
+    /// Returns the file name, which is the same in the image and on the node.
     #[must_use]
     pub const fn file_name(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl Artifact {
         }
     }
 
-    /// Directory below the state directory.
+    /// Returns the name of the subdirectory of the state directory.
     const fn directory(self) -> &'static str {
         match self {
             Self::Library | Self::CudaStub | Self::NvmlStub => "lib",
@@ -50,7 +50,7 @@ impl Artifact {
         }
     }
 
-    /// Path of the version with this hash.
+    /// Returns the path of the version with this hash.
     #[must_use]
     pub fn path(self, state_dir: &Path, hash: &str) -> PathBuf {
         state_dir
@@ -69,7 +69,7 @@ pub struct Stubs {
     pub nvml: String,
 }
 
-/// Content hashes of the artifacts of this version, which are installed.
+/// Content hashes of the installed artifacts of this version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installed {
     /// Hash of `libvgpu.so`.
@@ -84,31 +84,30 @@ pub struct Installed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// The image does not have it.
-    #[error("read {}; --artifacts-dir must be a directory with libvgpu.so and drava-cdi-hook", path.display())]
+    /// The file of the image cannot be read.
+    #[error("cannot read {}; --artifacts-dir must contain libvgpu.so and drava-cdi-hook", path.display())]
     Read {
         /// The file in the image.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The node does not take it.
-    #[error("install {}; --state-dir must be writable and not mounted noexec", path.display())]
+    /// The file cannot be written to the node.
+    #[error("cannot install {}; --state-dir must be writable and not mounted noexec", path.display())]
     Write {
         /// The file on the node.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// Installs the artifacts, those of the image from `artifacts_dir`, below `state_dir`. Costs some reads when they are
-/// there already.
+/// Installs the files of `artifacts_dir` and the stubs below `state_dir`. Installed files are only read and compared.
 ///
 /// # Errors
-/// When one is missing in the image or cannot be written.
+/// When a file of the image cannot be read or a file cannot be written.
 pub fn install(artifacts_dir: &Path, state_dir: &Path) -> Result<Installed, InstallError> {
     let of_image = |artifact: Artifact| {
         let path = artifacts_dir.join(artifact.file_name());
@@ -128,8 +127,8 @@ pub fn install(artifacts_dir: &Path, state_dir: &Path) -> Result<Installed, Inst
     })
 }
 
-/// The file in the place of a library of the driver's: programs find what `libvgpu.so` has there, and the rest in the
-/// driver's own.
+/// Returns the stub of a library. The stub needs `libvgpu.so` first and the original library second, so symbols of
+/// `libvgpu.so` take precedence.
 fn stub(of: paths::Stub) -> Vec<u8> {
     let link_names: Vec<&str> = of.link_names().collect();
     let (soname, behind) = (
@@ -162,7 +161,7 @@ fn install_one(artifact: Artifact, bytes: &[u8], state_dir: &Path) -> Result<Str
     Ok(hash)
 }
 
-/// First 16 bytes of SHA-256, in hex.
+/// Returns the first 16 bytes of SHA-256 in hex.
 fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -171,10 +170,10 @@ fn hash(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Removes installed versions whose hash is not in `in_use`. Returns what it removed.
+/// Removes installed versions whose hash is not in `in_use`. Returns the removed directories.
 ///
 /// # Errors
-/// The first directory that could not be read or removed.
+/// When a directory cannot be read or removed.
 pub fn remove_unused(state_dir: &Path, in_use: &BTreeSet<String>) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for artifact in [Artifact::Library, Artifact::Hook] {
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_version_leaves_the_old_one_until_it_is_unused() {
+    fn keeps_old_version_until_unused() {
         let node = tempfile::tempdir().unwrap();
         let old = install(image("old").path(), node.path()).unwrap();
         let new = install(image("new").path(), node.path()).unwrap();
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn stubs_are_libraries_that_lead_to_libvgpu_and_then_to_the_drivers_own() {
+    fn stub_needs_libvgpu_before_the_original_library() {
         let node = tempfile::tempdir().unwrap();
         let installed = install(image("a").path(), node.path()).unwrap();
         for (artifact, hash) in [
@@ -253,14 +252,14 @@ mod tests {
             let stub = elf::inspect(&file).unwrap().unwrap();
             assert_eq!(stub.machine, Machine::HOST);
             assert_eq!(stub.soname.as_deref(), Some(artifact.file_name()));
-            let behind = format!("/usr/local/lib/drava/driver/{}", artifact.file_name());
-            assert_eq!(stub.needed, [paths::LIBRARY, &behind]);
+            let original = format!("/usr/local/lib/drava/driver/{}", artifact.file_name());
+            assert_eq!(stub.needed, [paths::LIBRARY, &original]);
             assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o755);
         }
     }
 
     #[test]
-    fn what_is_installed_is_not_written_again_but_a_damaged_one_is_replaced() {
+    fn rewrites_only_damaged_files() {
         let (node, image) = (tempfile::tempdir().unwrap(), image("a"));
         let installed = install(image.path(), node.path()).unwrap();
         let path = Artifact::Library.path(node.path(), &installed.library);
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_the_library_is_named() {
+    fn reports_missing_library_of_image() {
         let image = tempfile::tempdir().unwrap();
         let error = install(image.path(), image.path()).unwrap_err();
         assert!(

@@ -1,47 +1,47 @@
-//! What a card has to give: usable memory, the driver's own use, and the totals that its shares must not exceed.
+//! Capacity of a GPU: usable memory, driver reserve, and the totals of its shares.
 //!
-//! The publisher, the prepare guard and the limits page take these from here, so that what is offered, what is
-//! checked and what is enforced are the same figures.
+//! The publisher, the overcommit check and the limits page use these functions, so published, checked and enforced
+//! amounts agree.
 
 use std::fmt;
 
 use drava_nvml::{AddressingMode, Card, ComputeMode, Memory, Mig};
 
-/// 1 MiB, the step of every memory amount.
+/// 1 MiB in bytes, the granularity of memory amounts.
 pub const MIB: u64 = 1 << 20;
 
-/// Shares that one card takes at most ("slots") until a node profile says otherwise.
+/// Maximum number of shares of one GPU ("slots").
 pub const DEFAULT_SPLIT_COUNT: u64 = 10;
 
-/// Percent of a card's compute.
+/// All GPU time, percent.
 pub const ALL_CORES: u64 = 100;
 
-/// Totals over all shares of one card.
+/// Totals of all shares of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareTotals {
-    /// Device memory.
+    /// GPU memory, bytes.
     pub memory_bytes: u64,
-    /// Percent of the card's compute.
+    /// Percent of GPU time.
     pub cores: u64,
     /// Number of shares.
     pub slots: u64,
 }
 
-/// What a card is published as.
+/// Devices that a GPU is published as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishMode {
-    /// The whole card, and shares of it.
+    /// The whole GPU and shares of the GPU.
     WholeAndShares(ShareTotals),
-    /// The whole card only, and why it is not shared.
+    /// The whole GPU only, for this reason.
     WholeOnly(UnavailableReason),
-    /// Nothing, and why.
+    /// No device, for this reason.
     Unpublished(UnavailableReason),
 }
 
-/// Why a card is not offered, or not fully. Its text says what a person can do about it.
+/// Reason why a GPU, or its shares, are not published. The text has the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailableReason {
-    /// MIG mode is on.
+    /// MIG mode is enabled.
     Mig,
     /// Compute mode Prohibited.
     Prohibited,
@@ -49,14 +49,14 @@ pub enum UnavailableReason {
     ExclusiveProcess,
     /// Confidential computing.
     ConfidentialComputing,
-    /// NVML has no figure for the card's memory.
+    /// NVML reports no memory size.
     NoMemoryFigure,
-    /// The driver's own use leaves nothing.
+    /// The driver reserve uses all memory.
     NoMemory,
 }
 
 impl UnavailableReason {
-    /// In one word, as the value of a taint.
+    /// Returns the reason as the value of a taint.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -74,24 +74,24 @@ impl fmt::Display for UnavailableReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mig => {
-                "MIG mode is on; partitions are not served yet, turn MIG mode off to use the card"
+                "MIG mode is enabled, and partitions are not supported; disable MIG mode to use the GPU"
             }
             Self::Prohibited => {
-                "compute mode is Prohibited; `nvidia-smi -c DEFAULT` makes the card usable"
+                "compute mode is Prohibited; run `nvidia-smi -c DEFAULT` to use the GPU"
             }
             Self::ExclusiveProcess => {
-                "compute mode is Exclusive_Process; `nvidia-smi -c DEFAULT` allows shares"
+                "compute mode is Exclusive_Process; run `nvidia-smi -c DEFAULT` to allow shares"
             }
             Self::ConfidentialComputing => {
-                "the node runs in confidential computing mode, in which memory is not shared"
+                "confidential computing is on, which excludes shares"
             }
-            Self::NoMemoryFigure => "the card gives no figure for its memory",
-            Self::NoMemory => "the card has no memory to share",
+            Self::NoMemoryFigure => "NVML reports no memory size for the GPU",
+            Self::NoMemory => "the GPU has no memory to share",
         })
     }
 }
 
-/// Decides what `card` is published as.
+/// Returns the publish mode of a GPU.
 #[must_use]
 pub fn publish_mode(card: &Card, confidential_computing: bool) -> PublishMode {
     if matches!(card.mig, Mig::Capable { enabled: true, .. }) {
@@ -121,7 +121,8 @@ pub fn publish_mode(card: &Card, confidential_computing: bool) -> PublishMode {
     })
 }
 
-/// Memory that programs can allocate: total − reserved, rounded down to 1 MiB. `None` where the card gives no figure.
+/// Returns the memory that programs can allocate, bytes: total minus reserved, rounded down to 1 MiB. `None` when NVML
+/// reports no memory size.
 #[must_use]
 pub fn usable_memory_bytes(card: &Card) -> Option<u64> {
     match card.memory {
@@ -134,24 +135,24 @@ pub fn usable_memory_bytes(card: &Card) -> Option<u64> {
     }
 }
 
-/// Memory that the driver takes for one context: the estimate that each process of a share is charged ahead, and the
-/// margin that is kept from sharing for processes of no share (monitors).
+/// Returns the estimated memory of one CUDA context, bytes. Each process of a share is charged this amount in advance,
+/// and the same amount is excluded from shares for processes outside shares (monitors).
 ///
-/// A context holds local memory and stacks for every resident thread, so it grows with the number of multiprocessors;
-/// 4 MiB for each is near what CUDA 12 and 13 take (T4 about 150, A100 about 430, H100 about 520 MiB).
+/// A context has local memory and stacks for every resident thread, so its size grows with the number of
+/// multiprocessors. 4 MiB each approximates CUDA 12 and 13 (T4 150 MiB, A100 430 MiB, H100 520 MiB).
 #[must_use]
 pub fn driver_reserve_bytes(card: &Card) -> u64 {
-    const UNKNOWN_CARD: u64 = 512 * MIB;
+    const DEFAULT: u64 = 512 * MIB;
     card.multiprocessors
-        .map_or(UNKNOWN_CARD, |count| u64::from(count) * 4 * MIB)
+        .map_or(DEFAULT, |count| u64::from(count) * 4 * MIB)
 }
 
-/// Why no hard memory limit can be promised on this card; `None` where it can.
+/// Returns the reason why memory limits cannot be guaranteed on this GPU; `None` when they can.
 #[must_use]
 pub fn unenforceable(card: &Card) -> Option<&'static str> {
     match card.addressing_mode {
         Some(AddressingMode::Ats) => Some(
-            "the card shares page tables with the CPU (ATS); host allocations can live in its memory",
+            "the GPU shares page tables with the CPU (ATS); host allocations can reside in GPU memory",
         ),
         Some(AddressingMode::None | AddressingMode::Hmm) | None => None,
     }

@@ -1,37 +1,37 @@
-//! Identity of a ResourceClaim on this node.
+//! Identities of ResourceClaims and of their shares.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// UID of a ResourceClaim. It names files, so it holds only what the API server puts into UIDs.
+/// UID of a ResourceClaim: 1 to 63 letters, digits and dashes, because the UID names files and fits a limits page.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ClaimUid(String);
 
-/// A text that is no claim UID.
+/// The text is not a claim UID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no claim UID: 1 to 63 letters, digits and dashes")]
+#[error("invalid claim UID {0:?}: expected 1 to 63 letters, digits and dashes")]
 pub struct InvalidClaimUid(String);
 
 impl ClaimUid {
-    /// Checks `text`.
+    /// Parses a UID.
     ///
     /// # Errors
-    /// When it holds anything but letters, digits and dashes, or is too long for a limits page.
+    /// When the text has other characters or another length.
     pub fn parse(text: &str) -> Result<Self, InvalidClaimUid> {
-        let sound = (1..=63).contains(&text.len())
+        let is_valid = (1..=63).contains(&text.len())
             && text
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if sound {
+        if is_valid {
             Ok(Self(text.to_owned()))
         } else {
             Err(InvalidClaimUid(text.to_owned()))
         }
     }
 
-    /// The UID as text.
+    /// Returns the UID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -58,23 +58,23 @@ impl From<ClaimUid> for String {
     }
 }
 
-/// ID of a share of a device: the allocation result's `shareID`, a lowercase UUID. It names directories.
+/// ID of a share: the `shareID` of the allocation result, a lowercase UUID. The ID names directories.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ShareId(String);
 
-/// A text that is no share ID.
+/// The text is not a share ID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no share ID: a lowercase UUID")]
+#[error("invalid share ID {0:?}: expected a lowercase UUID")]
 pub struct InvalidShareId(String);
 
 impl ShareId {
-    /// Checks `text`.
+    /// Parses an ID.
     ///
     /// # Errors
-    /// When it is not a lowercase UUID.
+    /// When the text is not a lowercase UUID.
     pub fn parse(text: &str) -> Result<Self, InvalidShareId> {
-        let sound = text.len() == 36
+        let is_valid = text.len() == 36
             && text
                 .bytes()
                 .enumerate()
@@ -82,14 +82,14 @@ impl ShareId {
                     8 | 13 | 18 | 23 => byte == b'-',
                     _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
                 });
-        if sound {
+        if is_valid {
             Ok(Self(text.to_owned()))
         } else {
             Err(InvalidShareId(text.to_owned()))
         }
     }
 
-    /// The ID as text.
+    /// Returns the ID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -116,14 +116,14 @@ impl From<ShareId> for String {
     }
 }
 
-/// A claim as kubelet names it. Prints as `namespace/name (uid …)`.
+/// Reference to a claim, as kubelet sends it. Displays as `namespace/name (uid …)`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClaimRef {
     /// Namespace of the claim.
     pub namespace: String,
     /// Name of the claim.
     pub name: String,
-    /// UID of the claim; a claim of the same name with another UID is another claim.
+    /// UID of the claim; another UID means another claim of the same name.
     pub uid: ClaimUid,
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uids_that_could_leave_their_directory_are_refused() {
+    fn rejects_uids_that_are_unsafe_file_names() {
         assert!(ClaimUid::parse("8d5a1c3e-0000-4000-8000-000000000001").is_ok());
         for bad in ["", "..", "a/b", "a.json", "a b", "ä", &"x".repeat(64)] {
             assert!(ClaimUid::parse(bad).is_err(), "{bad:?}");

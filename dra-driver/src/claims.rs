@@ -109,7 +109,7 @@ pub enum PrepareError {
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// The claim's lock was not acquired.
-    #[error("claim {claim}: cannot lock the claim")]
+    #[error("claim {claim}")]
     Lock {
         /// The claim.
         claim: ClaimRef,
@@ -144,7 +144,7 @@ impl PrepareError {
 #[non_exhaustive]
 pub enum UnprepareError {
     /// The claim's lock was not acquired.
-    #[error("claim {claim}: cannot lock the claim")]
+    #[error("claim {claim}")]
     Lock {
         /// The claim.
         claim: ClaimRef,

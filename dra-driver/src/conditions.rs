@@ -1,4 +1,4 @@
-//! What must be true for the driver to be ready, and why it is not. `/readyz` and the log show it.
+//! Readiness conditions of the driver, shown by `/readyz`, in the log and in events.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// Something that readiness needs.
+/// Condition of readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
-    /// The state, run and CDI directories can be used.
+    /// The state, run and CDI directories are writable.
     Directories,
     /// libvgpu.so and the CDI hook are installed on the node.
     Artifacts,
-    /// The cards and the user-space GPU driver are known.
+    /// The GPUs and the NVIDIA driver's user-space files were discovered.
     Gpus,
-    /// kubelet has registered the driver.
+    /// Kubelet registered the driver.
     Registered,
     /// The ResourceSlices are published.
     Published,
@@ -43,10 +43,10 @@ impl fmt::Display for Condition {
     }
 }
 
-/// State of all conditions: nothing when met, otherwise why not.
+/// States of all conditions; the error is the reason why a condition is not met.
 type States = BTreeMap<Condition, Result<(), String>>;
 
-/// The conditions of this process; clones share them.
+/// Conditions of this process; clones share the states.
 #[derive(Debug, Clone)]
 pub struct Conditions(watch::Sender<States>);
 
@@ -60,7 +60,7 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// Sets one, and logs it where it changes.
+    /// Sets a condition and logs a change.
     pub fn set(&self, condition: Condition, state: Result<(), String>) {
         self.0.send_if_modified(|states| {
             if states.get(&condition) == Some(&state) {
@@ -75,12 +75,12 @@ impl Conditions {
         });
     }
 
-    /// Sees that one has changed; which, [`Conditions::unmet`] says.
+    /// Returns a receiver that is notified of changes.
     pub(crate) fn watch(&self) -> watch::Receiver<States> {
         self.0.subscribe()
     }
 
-    /// Nothing when ready, otherwise what is missing and why.
+    /// Returns the unmet conditions with their reasons; empty when the driver is ready.
     #[must_use]
     pub fn unmet(&self) -> Vec<(Condition, String)> {
         let states = self.0.borrow();
@@ -90,30 +90,30 @@ impl Conditions {
             .collect()
     }
 
-    /// What is missing and why, each time that it has stayed the same for `settled`.
-    pub async fn each_lasting(
+    /// Calls `report` with the unmet conditions whenever they stay unchanged for `settled`.
+    pub async fn each_settled(
         &self,
         settled: Duration,
-        mut tell: impl FnMut(&[(Condition, String)]),
+        mut report: impl FnMut(&[(Condition, String)]),
     ) {
         let mut states = self.0.subscribe();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         loop {
             let unmet = self.unmet();
             tokio::select! {
-                // It fails only with its sender, which `self` holds.
+                // Fails only when the sender is dropped; `self` holds it.
                 _ = states.changed() => {}
-                () = tokio::time::sleep(settled), if unmet != told => {
-                    tell(&unmet);
-                    told = unmet;
+                () = tokio::time::sleep(settled), if unmet != reported => {
+                    report(&unmet);
+                    reported = unmet;
                 }
             }
         }
     }
 
-    /// Returns when all are met.
+    /// Returns when all conditions are met.
     pub async fn ready(&self) {
-        // It fails only with its sender, which `self` holds.
+        // Fails only when the sender is dropped; `self` holds it.
         let _ = self
             .0
             .subscribe()

@@ -1,4 +1,4 @@
-//! The directories that the driver works in, made and proved to be writable before anything else.
+//! Creates the driver's directories and checks at start that they are writable.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -13,10 +13,10 @@ use crate::layout::Layout;
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Makes the directories, trying again until it works.
-pub async fn make(layout: &Layout, conditions: &Conditions) {
+/// Creates the directories; retries until they are writable.
+pub async fn create(layout: &Layout, conditions: &Conditions) {
     loop {
-        match try_make(layout) {
+        match try_create(layout) {
             Ok(()) => return conditions.set(Condition::Directories, Ok(())),
             Err(reason) => conditions.set(Condition::Directories, Err(reason)),
         }
@@ -24,8 +24,8 @@ pub async fn make(layout: &Layout, conditions: &Conditions) {
     }
 }
 
-fn try_make(layout: &Layout) -> Result<(), String> {
-    // The CDI directory is the runtime's too; claims and locks are nobody else's.
+fn try_create(layout: &Layout) -> Result<(), String> {
+    // Claims and locks belong to the driver; the CDI directory is shared with the container runtime.
     let wanted: [(PathBuf, u32); 4] = [
         (layout.claims(), 0o755),
         (layout.locks(), 0o700),
@@ -33,14 +33,14 @@ fn try_make(layout: &Layout) -> Result<(), String> {
         (layout.cdi_dir().to_owned(), 0o755),
     ];
     for (path, mode) in wanted {
-        let made = DirBuilder::new()
+        let created = DirBuilder::new()
             .recursive(true)
             .mode(mode)
             .create(&path)
             .and_then(|()| probe(&path));
-        made.map_err(|error| {
+        created.map_err(|error| {
             format!(
-                "cannot write to {}: {error}; the driver runs as root with its directories mounted from the node",
+                "cannot write to {}: {error}; run the driver as root and mount the directory from the node",
                 path.display()
             )
         })?;
@@ -48,9 +48,9 @@ fn try_make(layout: &Layout) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether files can be made in `dir`: a read-only file system shows only when it is tried.
+/// Creates and removes a file in `dir`: a read-only file system fails only on a write.
 fn probe(dir: &Path) -> io::Result<()> {
-    let path = files::temporary_beside(&dir.join("probe"));
+    let path = files::temporary_path(&dir.join("probe"));
     fs::write(&path, b"")?;
     fs::remove_file(&path)
 }

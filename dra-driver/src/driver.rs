@@ -114,7 +114,7 @@ pub async fn run(
     let mut tasks = Tasks::new();
     serve_endpoints(&mut tasks, config.listen, &conditions, &stop).await?;
     let layout = Layout::new(&config.paths);
-    if !until(&stop, directories::make(&layout, &conditions)).await {
+    if !until(&stop, directories::create(&layout, &conditions)).await {
         return Ok(());
     }
     let observe = Arc::clone(&source.observe);
@@ -317,7 +317,7 @@ async fn report_conditions(
     reporter: Reporter,
     stop: CancellationToken,
 ) -> Result<&'static str, RunError> {
-    let reports = conditions.each_lasting(UNMET_FOR, |unmet| {
+    let reports = conditions.each_settled(UNMET_FOR, |unmet| {
         for (condition, reason) in unmet {
             reporter.event(
                 Subject::Node,

@@ -1,4 +1,4 @@
-//! Durable file operations: after they return, a power cut changes nothing.
+//! Durable file operations: their result survives a power failure.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -6,28 +6,28 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Begins the names of files that are not complete. A crashed writer leaves them for [`sweep`].
+/// Prefix of temporary files. [`sweep`] removes those of a crashed writer.
 const TEMPORARY: &str = ".tmp-";
 
-/// Puts `bytes` at `path`: the file is either the old one or the whole new one, also after a crash.
+/// Replaces the file at `path` atomically: after a crash the file has the old or the complete new content.
 ///
 /// # Errors
-/// The first operation that failed. No temporary file is left behind.
+/// When an operation fails. The temporary file is removed.
 pub fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let temporary = temporary_beside(path);
+    let temporary = temporary_path(path);
     let written = write_synced(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // The first error is the one to report.
+        // The first error is returned.
         let _ = fs::remove_file(&temporary);
     }
     written?;
     sync_dir(parent(path))
 }
 
-/// Removes a file, which need not exist.
+/// Removes a file durably. Succeeds when the file does not exist.
 ///
 /// # Errors
-/// When it is there and cannot be removed.
+/// When the file exists and cannot be removed.
 pub fn remove_durably(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Ok(()) => sync_dir(parent(path)),
@@ -39,15 +39,15 @@ pub fn remove_durably(path: &Path) -> io::Result<()> {
 /// Makes the entries of a directory durable.
 ///
 /// # Errors
-/// When it cannot be opened or synced.
+/// When the directory cannot be opened or synced.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Writes a new file and syncs its content.
+/// Creates a file and syncs its content.
 ///
 /// # Errors
-/// When it exists or cannot be written.
+/// When the file exists or cannot be written.
 pub fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -55,28 +55,28 @@ pub fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .mode(mode)
         .open(path)?;
     file.write_all(bytes)?;
-    // The mode given at creation passes through the umask.
+    // The umask restricts the mode at creation.
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))?;
     file.sync_all()
 }
 
-/// A name beside `path` that no other writer of this or another process uses, now or after a crash.
+/// Returns a unique temporary path in the directory of `path`.
 #[must_use]
-pub fn temporary_beside(path: &Path) -> PathBuf {
+pub fn temporary_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     parent(path).join(format!("{TEMPORARY}{}-{name}", uuid::Uuid::new_v4()))
 }
 
-/// Removes what writers that died left in `dir`: temporary files older than `age`. Returns how many.
+/// Removes temporary files of at least `age` from `dir`. Returns their number.
 ///
 /// # Errors
-/// When the directory cannot be read or a file not be removed.
+/// When the directory cannot be read or a file cannot be removed.
 pub fn sweep(dir: &Path, age: Duration) -> io::Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let is_temporary = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
-        // A file from the future (a clock that was set back) is left for later.
+        // A modification time in the future means that the clock was set back; a later sweep removes the file.
         if is_temporary
             && entry
                 .metadata()?
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_replaces_and_leaves_nothing_else() {
+    fn replaces_file_without_temporary_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         write_durably(&path, b"old", 0o600).unwrap();
@@ -118,18 +118,18 @@ mod tests {
     }
 
     #[test]
-    fn only_old_temporaries_are_swept() {
+    fn sweeps_only_old_temporary_files() {
         let dir = tempfile::tempdir().unwrap();
         let record = dir.path().join("a.json");
         write_durably(&record, b"a", 0o600).unwrap();
-        fs::write(temporary_beside(&record), b"half").unwrap();
+        fs::write(temporary_path(&record), b"half").unwrap();
         assert_eq!(sweep(dir.path(), Duration::from_secs(3600)).unwrap(), 0);
         assert_eq!(sweep(dir.path(), Duration::ZERO).unwrap(), 1);
         assert!(record.exists());
     }
 
     #[test]
-    fn removing_what_is_not_there_succeeds() {
+    fn removing_missing_file_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         remove_durably(&dir.path().join("a")).unwrap();
     }

@@ -1,4 +1,4 @@
-//! `/healthz` and `/readyz`.
+//! HTTP endpoints `/healthz` and `/readyz`.
 
 use axum::Router;
 use axum::extract::State;
@@ -7,7 +7,7 @@ use axum::routing::get;
 
 use crate::conditions::Conditions;
 
-/// The endpoints: `/healthz` answers while the process does; `/readyz` says what is missing and why.
+/// Returns the router. `/healthz` always answers 200; `/readyz` answers 503 with the unmet conditions.
 pub fn router(conditions: Conditions) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))

@@ -1,9 +1,8 @@
-//! What the node has: the cards as NVML lists them, where they hang on the PCI bus, and the user-space driver.
+//! Discovery of the node's GPUs: NVML's inventory, PCIe topology, and the NVIDIA driver's user-space files.
 //!
-//! NVML calls block, some for seconds, so they are made on one thread of their own, named `nvml`, that also owns the
-//! library. The rest of the driver sees a [`watch`] channel: either an inventory, or the reason why there is none.
-//! The thread looks again every [`RESCAN`] and on request; a library that appears late, or goes away with a driver
-//! upgrade, is only a change of state.
+//! NVML calls block, some for seconds, so a thread named `nvml` owns the library and makes the calls. The rest of the
+//! driver sees a [`watch`] channel with an inventory, or the reason why there is none. The thread scans every [`RESCAN`]
+//! and on request; a library that appears late, or disappears during an upgrade of the NVIDIA driver, changes the state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,23 +15,23 @@ use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{Card, GpuLibrary, GpuUuid, Inventory, Library, Memory};
 use tokio::sync::{oneshot, watch};
 
-/// Time between two looks at the cards, unless a test wants them more often.
+/// Default time between two scans.
 pub const RESCAN: Duration = Duration::from_secs(30);
 
-/// Time between two attempts to find a library that is not there.
+/// Time between two scans while the library is missing.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The node's cards.
+/// GPUs of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeInventory {
-    /// What NVML says.
+    /// NVML's inventory.
     pub gpus: Inventory,
-    /// PCIe root complex of each card (`pci0000:00`), where sysfs shows one.
+    /// PCIe root complex of each GPU (`pci0000:00`), where sysfs has one.
     pub pcie_roots: BTreeMap<GpuUuid, String>,
 }
 
 impl NodeInventory {
-    /// The card with this UUID.
+    /// Returns the GPU with this UUID.
     #[must_use]
     pub fn card(&self, uuid: &str) -> Option<&Card> {
         self.gpus
@@ -41,19 +40,19 @@ impl NodeInventory {
             .find(|card| card.uuid.as_str() == uuid)
     }
 
-    /// The card whose device file is `/dev/nvidia<minor>`.
+    /// Returns the GPU with the device file `/dev/nvidia<minor>`.
     #[must_use]
     pub fn card_by_minor(&self, minor: u32) -> Option<&Card> {
         self.gpus.cards.iter().find(|card| card.minor == minor)
     }
 }
 
-/// All that claims need of the node's GPUs.
+/// GPUs and NVIDIA driver of the node.
 #[derive(Debug)]
 pub struct Node {
-    /// The cards.
+    /// The GPUs.
     pub inventory: NodeInventory,
-    /// The user-space driver that containers get.
+    /// User-space files of the NVIDIA driver, which are mounted into containers.
     pub driver: Driver,
 }
 
@@ -69,38 +68,38 @@ impl PartialEq for Node {
     }
 }
 
-/// Whether the node's GPUs are known.
+/// State of GPU discovery.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
-    /// Nobody has looked yet.
+    /// The first scan is not complete.
     Pending,
-    /// They are not, and why; what a person must do is in the text.
+    /// Discovery failed. The text has the cause and the remedy.
     Unknown(String),
-    /// They are.
+    /// Discovery succeeded.
     Known(Arc<Node>),
 }
 
 /// Opens the GPU library on the calling thread.
 pub type OpenLibrary = Arc<dyn Fn() -> Result<Box<dyn GpuLibrary>, String> + Send + Sync>;
 
-/// What the thread looks at.
+/// Sources of GPU discovery.
 pub struct Source {
-    /// Opens the GPU library; called again after a failure.
+    /// Opens the GPU library for discovery; called again after a failure.
     pub open: Box<dyn FnMut() -> Result<Box<dyn GpuLibrary>, String> + Send>,
-    /// Opens it for the node agent, in whichever thread asks.
+    /// Opens the GPU library for the node agent.
     pub observe: OpenLibrary,
-    /// Root of the user-space driver, as the node sees it.
+    /// Root of the NVIDIA driver's user-space files on the node.
     pub driver_root: PathBuf,
-    /// The same, as this process sees it.
+    /// Path of the driver root inside this container.
     pub driver_root_mount: PathBuf,
-    /// `/sys`.
+    /// Mount point of sysfs.
     pub sysfs: PathBuf,
-    /// Time between two looks at the cards.
+    /// Time between two scans.
     pub rescan: Duration,
 }
 
 impl Source {
-    /// NVML of the driver root.
+    /// Returns the sources of a real node: NVML of the driver root.
     #[must_use]
     pub fn nvml(driver_root: PathBuf, driver_root_mount: PathBuf) -> Self {
         let mount = driver_root_mount.clone();
@@ -121,21 +120,21 @@ impl Source {
     }
 }
 
-/// Handle on the thread that talks to NVML. The thread ends when the handle is dropped.
+/// Handle of the NVML thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub struct InventoryThread {
     state: watch::Receiver<State>,
     commands: mpsc::Sender<Rescan>,
 }
 
-/// A request to look now; answered when done.
+/// Request of a scan; answered when the scan is complete.
 type Rescan = oneshot::Sender<()>;
 
 impl InventoryThread {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system has no thread to give.
+    /// When the operating system cannot create the thread.
     pub fn start(source: Source) -> std::io::Result<Self> {
         let (commands, requests) = mpsc::channel();
         let (publish, state) = watch::channel(State::Pending);
@@ -145,16 +144,16 @@ impl InventoryThread {
         Ok(Self { state, commands })
     }
 
-    /// The present state, and its changes.
+    /// Returns a receiver of the state.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
 
-    /// Looks at the cards now, and returns when that is done.
+    /// Scans now; returns when the scan is complete.
     pub async fn rescan(&self) {
         let (done, wait) = oneshot::channel();
-        // A thread that is gone leaves the last state; the driver's own health reports that.
+        // Without the thread the last state remains.
         if self.commands.send(done).is_ok() {
             let _ = wait.await;
         }
@@ -165,7 +164,7 @@ fn run(mut source: Source, requests: &mpsc::Receiver<Rescan>, publish: &watch::S
     let mut library = None;
     let mut answer: Option<Rescan> = None;
     loop {
-        let state = look(&mut library, &mut source)
+        let state = scan(&mut library, &mut source)
             .map_or_else(State::Unknown, |node| State::Known(Arc::new(node)));
         let wait = match &state {
             State::Known(_) => source.rescan,
@@ -179,7 +178,7 @@ fn run(mut source: Source, requests: &mpsc::Receiver<Rescan>, publish: &watch::S
             changed
         });
         if let Some(answer) = answer.take() {
-            // Whoever asked may have gone.
+            // The receiver may be dropped.
             let _ = answer.send(());
         }
         match requests.recv_timeout(wait) {
@@ -190,23 +189,23 @@ fn run(mut source: Source, requests: &mpsc::Receiver<Rescan>, publish: &watch::S
     }
 }
 
-fn look(library: &mut Option<Box<dyn GpuLibrary>>, source: &mut Source) -> Result<Node, String> {
+fn scan(library: &mut Option<Box<dyn GpuLibrary>>, source: &mut Source) -> Result<Node, String> {
     let present = library.take().map_or_else(&mut source.open, Ok)?;
-    // Where this fails the library is closed, and opened anew at the next look: after a driver upgrade the old one
-    // answers nothing.
+    // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
+    // library fails every call.
     let gpus = present.inventory().map_err(|error| describe(&error))?;
     *library = Some(present);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let driver = Driver::discover(root).map_err(|error| describe(&error))?;
     Ok(Node {
-        inventory: settle(gpus, &source.sysfs),
+        inventory: normalize(gpus, &source.sysfs),
         driver,
     })
 }
 
-/// Adds what sysfs knows and takes out what changes all the time, so that equal states are equal.
-fn settle(mut gpus: Inventory, sysfs: &Path) -> NodeInventory {
+/// Adds the PCIe roots and clears the used memory, so that only relevant changes compare unequal.
+fn normalize(mut gpus: Inventory, sysfs: &Path) -> NodeInventory {
     for card in &mut gpus.cards {
         if let Memory::Dedicated { used_bytes, .. } = &mut card.memory {
             *used_bytes = 0;
@@ -220,7 +219,7 @@ fn settle(mut gpus: Inventory, sysfs: &Path) -> NodeInventory {
     NodeInventory { gpus, pcie_roots }
 }
 
-/// The root complex above a PCI address: the first `pci<domain>:<bus>` of its device path.
+/// Returns the root complex of a PCI address: the first `pci<domain>:<bus>` of the device path.
 fn pcie_root(sysfs: &Path, pci_bus_id: &str) -> Option<String> {
     let device = std::fs::canonicalize(sysfs.join("bus/pci/devices").join(pci_bus_id)).ok()?;
     device
@@ -238,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_complex_is_read_from_the_device_path() {
+    fn reads_root_complex_from_device_path() {
         let sysfs = tempfile::tempdir().unwrap();
         let device = sysfs
             .path()

@@ -1,4 +1,4 @@
-//! Where the driver keeps things on the node. The one place that spells these paths.
+//! Paths of the driver's files on the node.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use drava_vgpu_abi::paths;
 use crate::claim::{ClaimUid, ShareId};
 use crate::options::Paths;
 
-/// File that the CDI hook leaves in the usage directory of a share: the container runtime has applied the CDI spec.
-pub const MARK: &str = "injected";
+/// File that the CDI hook creates in the usage directory of a share when the container runtime applies the CDI spec.
+pub const MARKER: &str = "injected";
 
-/// Begins the file names of the CDI specs that the driver writes; the claim UID and `.json` follow.
+/// Prefix of the file names of the driver's CDI specs; the claim UID and `.json` follow.
 pub const SPEC_PREFIX: &str = "gpu.drava.dev-claim-";
 
-/// Paths on the node.
+/// Paths below the directories of [`Paths`].
 #[derive(Debug, Clone)]
 pub struct Layout {
     state_dir: PathBuf,
@@ -22,7 +22,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Below the directories of the command line.
+    /// Returns the layout of these directories.
     #[must_use]
     pub fn new(paths: &Paths) -> Self {
         Self {
@@ -32,61 +32,61 @@ impl Layout {
         }
     }
 
-    /// What must survive a reboot.
+    /// Directory of state that survives a reboot.
     #[must_use]
     pub fn state_dir(&self) -> &Path {
         &self.state_dir
     }
 
-    /// CDI specs of all vendors.
+    /// Directory of the CDI specs of all vendors.
     #[must_use]
     pub fn cdi_dir(&self) -> &Path {
         &self.cdi_dir
     }
 
-    /// Records, and the claims' limits directories.
+    /// Directory of the claim records and limits directories.
     #[must_use]
     pub fn claims(&self) -> PathBuf {
         self.state_dir.join("claims")
     }
 
-    /// Lock files.
+    /// Directory of the lock files.
     #[must_use]
     pub fn locks(&self) -> PathBuf {
         self.state_dir.join("locks")
     }
 
-    /// Limits of all shares of a claim.
+    /// Directory of the limits of a claim.
     #[must_use]
     pub fn claim(&self, uid: &ClaimUid) -> PathBuf {
         self.claims().join(uid.as_str())
     }
 
-    /// Directory that the containers of a share see read-only.
+    /// Limits directory of a share, mounted read-only into its containers.
     #[must_use]
     pub fn limits(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
         self.claim(uid).join(share.as_str()).join(paths::LIMITS_DIR)
     }
 
-    /// Usage regions of all claims.
+    /// Directory of the usage regions of all claims.
     #[must_use]
     pub fn usages(&self) -> PathBuf {
         self.run_dir.join(paths::USAGE_DIR)
     }
 
-    /// Usage regions of all shares of a claim.
+    /// Directory of the usage regions of a claim.
     #[must_use]
     pub fn claim_usage(&self, uid: &ClaimUid) -> PathBuf {
         self.usages().join(uid.as_str())
     }
 
-    /// File that shows that a container runtime has given the share to a container.
+    /// Marker of a share, see [`MARKER`].
     #[must_use]
     pub fn marker(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
-        self.usage(uid, share).join(MARK)
+        self.usage(uid, share).join(MARKER)
     }
 
-    /// Mount point of a share's tmpfs, which its containers see writable.
+    /// Usage directory of a share: a tmpfs, mounted read-write into its containers.
     #[must_use]
     pub fn usage(&self, uid: &ClaimUid, share: &ShareId) -> PathBuf {
         self.claim_usage(uid).join(share.as_str())

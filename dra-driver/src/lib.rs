@@ -1,19 +1,21 @@
-//! The node driver of drava: kubelet's DRA plugin for the GPUs of one node.
+//! Node driver of drava: kubelet's DRA plugin for the GPUs of one node, and the node agent.
 //!
-//! | Question | Module |
+//! | Module | Responsibility |
 //! |---|---|
-//! | What does the node have? | [`inventory`] |
-//! | What is published of it? | [`publish`] |
-//! | How does kubelet reach the driver? | [`plugin`] |
-//! | How is a claim made usable, and undone? | [`prepare`], [`claims`] |
-//! | What if something was left over or lost? | [`reconcile`] |
-//! | Do containers get what was prepared? | [`injection`] |
-//! | Who uses how much of a card, and who escapes its limits? | [`agent`] |
-//! | Where does everything lie on the node? | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`] |
-//! | Who is told what? | [`report`], [`conditions`], [`health`] |
+//! | [`options`] | command line and environment |
+//! | [`inventory`], [`capacity`] | discovery of GPUs, and the amounts that they offer |
+//! | [`publish`] | ResourceSlices |
+//! | [`plugin`], [`proto`] | kubelet's gRPC services |
+//! | [`claims`], [`prepare`] | prepare and unprepare |
+//! | [`reconcile`] | removal of orphaned and repair of incomplete claim state |
+//! | [`injection`] | detection of container runtimes that ignore CDI |
+//! | [`agent`] | GPU time, memory limits and violations of running shares |
+//! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
+//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`] | files on the node |
+//! | [`claim`] | identities of claims and shares |
 //!
-//! Decisions ([`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`], [`reconcile::decide`]) are
-//! pure functions; around them is as little as possible that reads, writes and waits. [`driver::run`] puts it together.
+//! Decisions are pure functions: [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
+//! [`reconcile::decide`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Locks of claims and cards, across the threads of this process and across two instances of the driver.
+//! Locks of claims and GPUs, between threads of this process and between instances of the driver.
 //!
-//! A lock is an exclusive `flock` on a file, so the kernel releases it when its holder dies. There is one per claim and
-//! one per card; nothing locks the node. A claim's lock file is removed when the claim is unprepared; whoever was
-//! waiting for it notices that the file is no longer the one at the path, and begins again with the new one.
+//! A lock is an exclusive `flock` on a file: the kernel releases the lock when its holder dies. Each claim and each GPU
+//! has a lock; no lock covers the node. Unprepare removes the lock file of the claim; a waiter detects that its file was
+//! replaced and retries with the new file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,42 +15,46 @@ use rustix::io::Errno;
 
 use crate::claim::ClaimUid;
 
-/// Time between two looks at a lock that another holds. Locks are held for milliseconds.
+/// Time between two attempts to acquire a lock. Locks are held for milliseconds.
 const POLL: Duration = Duration::from_millis(5);
 
-/// A lock could not be taken.
+/// A lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another thread or instance holds it.
-    #[error("{what} is still being worked on after {} s (lock {})", waited.as_secs(), path.display())]
+    /// Another thread or instance holds the lock.
+    #[error(
+        "cannot lock {object} within {} s: another call or instance holds {}",
+        waited.as_secs(),
+        path.display()
+    )]
     Busy {
-        /// What the lock protects.
-        what: String,
-        /// How long this one waited.
+        /// The claim or GPU.
+        object: String,
+        /// Time waited.
         waited: Duration,
         /// The lock file.
         path: PathBuf,
     },
-    /// The file cannot be opened or locked.
-    #[error("lock {}", path.display())]
+    /// The lock file cannot be opened or locked.
+    #[error("cannot lock {}", path.display())]
     Io {
         /// The lock file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// The lock files of this node.
+/// Lock files of this node.
 #[derive(Debug, Clone)]
 pub struct Locks {
     dir: PathBuf,
-    patience: Duration,
+    max_wait: Duration,
 }
 
-/// A held lock; released when dropped.
+/// An acquired lock; released when dropped.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -60,39 +64,39 @@ pub struct Lock {
 impl Lock {
     /// Releases the lock and removes its file.
     pub fn remove(self) {
-        // Removed while held, so that a waiter sees that its file has gone. One that stays is used again.
+        // Removed while locked, so that waiters detect the removal. If the removal fails, the file is reused.
         let _ = fs::remove_file(&self.path);
         drop(self.file);
     }
 }
 
 impl Locks {
-    /// Lock files in `dir`, which exists. A lock is waited for at most `patience`.
+    /// Returns the locks in `dir`, which must exist. `max_wait` limits the wait for one lock.
     #[must_use]
-    pub fn new(dir: PathBuf, patience: Duration) -> Self {
-        Self { dir, patience }
+    pub fn new(dir: PathBuf, max_wait: Duration) -> Self {
+        Self { dir, max_wait }
     }
 
     /// Locks a claim. Blocks.
     ///
     /// # Errors
-    /// When it is held for too long or its file cannot be used.
+    /// When the lock is not released in time or its file cannot be used.
     pub fn claim(&self, uid: &ClaimUid) -> Result<Lock, LockError> {
         self.acquire(&format!("claim-{uid}"), || format!("claim {uid}"))
     }
 
-    /// Locks a claim if nobody holds it.
+    /// Locks a claim; `None` when the lock is held.
     ///
     /// # Errors
-    /// When its file cannot be used.
+    /// When the lock file cannot be used.
     pub fn try_claim(&self, uid: &ClaimUid) -> Result<Option<Lock>, LockError> {
         try_acquire(&self.dir.join(format!("claim-{uid}")))
     }
 
-    /// Locks cards, given by UUID. Blocks. The order of taking is the same for all, so that nobody waits in a circle.
+    /// Locks GPUs by UUID. Blocks. Sorted order prevents deadlocks.
     ///
     /// # Errors
-    /// When one is held for too long or its file cannot be used.
+    /// When a lock is not released in time or its file cannot be used.
     pub fn cards<'a>(
         &self,
         uuids: impl IntoIterator<Item = &'a str>,
@@ -102,19 +106,19 @@ impl Locks {
         uuids.dedup();
         uuids
             .into_iter()
-            .map(|uuid| self.acquire(&format!("card-{uuid}"), || format!("card {uuid}")))
+            .map(|uuid| self.acquire(&format!("card-{uuid}"), || format!("GPU {uuid}")))
             .collect()
     }
 
-    /// The lock of the one instance that publishes and tidies up, if nobody holds it.
+    /// Acquires the lock of the active instance; `None` when the lock is held.
     ///
     /// # Errors
-    /// When its file cannot be used.
+    /// When the lock file cannot be used.
     pub fn try_active(&self) -> Result<Option<Lock>, LockError> {
         try_acquire(&self.dir.join("active"))
     }
 
-    fn acquire(&self, name: &str, what: impl FnOnce() -> String) -> Result<Lock, LockError> {
+    fn acquire(&self, name: &str, object: impl FnOnce() -> String) -> Result<Lock, LockError> {
         let path = self.dir.join(name);
         let start = Instant::now();
         loop {
@@ -122,9 +126,9 @@ impl Locks {
                 return Ok(lock);
             }
             let waited = start.elapsed();
-            if waited >= self.patience {
+            if waited >= self.max_wait {
                 return Err(LockError::Busy {
-                    what: what(),
+                    object: object(),
                     waited,
                     path,
                 });
@@ -134,7 +138,7 @@ impl Locks {
     }
 }
 
-/// Takes the lock at `path` unless it is held; also `None` where its file was just removed by its last holder.
+/// Acquires the lock at `path`; `None` when the lock is held or its file was removed by the last holder.
 fn try_acquire(path: &Path) -> Result<Option<Lock>, LockError> {
     let error = |source: io::Error| LockError::Io {
         path: path.to_owned(),
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_claim_is_busy_and_others_are_not() {
+    fn reports_busy_lock_of_one_claim_only() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (ClaimUid::parse("a").unwrap(), ClaimUid::parse("b").unwrap());
         let held = locks(&dir).claim(&a).unwrap();
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_lock_file_excludes_as_before() {
+    fn excludes_after_removal_of_lock_file() {
         let dir = tempfile::tempdir().unwrap();
         let uid = ClaimUid::parse("a").unwrap();
         locks(&dir).claim(&uid).unwrap().remove();
@@ -195,16 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn only_one_thread_at_a_time_holds_a_lock_that_is_removed_each_time() {
+    fn excludes_threads_that_remove_the_lock_file() {
         let dir = tempfile::tempdir().unwrap();
         let uid = ClaimUid::parse("a").unwrap();
-        let patient = Locks::new(dir.path().to_owned(), Duration::from_secs(30));
+        let locks = Locks::new(dir.path().to_owned(), Duration::from_secs(30));
         let inside = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        let lock = patient.claim(&uid).unwrap();
+                        let lock = locks.claim(&uid).unwrap();
                         assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
                         inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
                         lock.remove();

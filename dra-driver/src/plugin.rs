@@ -1,7 +1,8 @@
-//! The sockets that kubelet talks to.
+//! Kubelet's plugin sockets.
 //!
-//! The DRA socket serves prepare, unprepare and health; the registration socket tells kubelet about it, so it appears
-//! second, and [when it is this instance's turn](takeover). A socket that disappears is made again; own sockets are removed on a clean stop.
+//! The DRA socket serves prepare, unprepare and health. The registration socket points kubelet to the DRA socket, so it
+//! is created second, and only when [`takeover`] allows it. A deleted socket is recreated; the sockets of this instance
+//! are removed on a clean stop.
 
 pub mod health;
 pub mod registration;
@@ -28,33 +29,34 @@ use service::{Claims, DraService};
 use socket::{PathTooLong, Sockets};
 use takeover::InstanceRole;
 
-/// Services of the DRA socket, the preferred version of each first: kubelet takes the first that it knows.
+/// Services of the DRA socket. Kubelet uses the first version of a service that it supports; 1.36 supports only
+/// `v1alpha1` of the health service.
 pub const SERVICES: [&str; 3] = [
     "v1.DRAPlugin",
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
 ];
 
-/// What the sockets serve.
+/// Configuration of the plugin.
 pub struct Plugin<C> {
-    /// kubelet's root directory.
+    /// Root directory of kubelet.
     pub kubelet_dir: PathBuf,
-    /// UID of this pod, where two instances may serve side by side.
+    /// UID of this pod; `None` when only one instance runs on the node.
     pub pod_uid: Option<String>,
-    /// Who prepares.
+    /// Prepares and unprepares claims.
     pub claims: Arc<C>,
     /// Health of the published devices.
     pub health: watch::Receiver<health::Devices>,
-    /// Where it is told whether kubelet has registered the driver.
+    /// Conditions; the plugin sets `registered`.
     pub conditions: Conditions,
-    /// Whether another instance serves the node.
+    /// Role of this instance.
     pub role: watch::Receiver<InstanceRole>,
 }
 
 /// Serves until `stop`.
 ///
 /// # Errors
-/// When kubelet's directory is too deep for socket paths; everything else is retried.
+/// When a socket path is too long. Other errors are retried.
 pub async fn serve<C: Claims>(
     plugin: Plugin<C>,
     stop: CancellationToken,
@@ -83,11 +85,11 @@ pub async fn serve<C: Claims>(
     let on_dra_bound = || {
         dra_bound.send_replace(true);
     };
-    let on_trouble = |reason: String| conditions.set(Condition::Registered, Err(reason));
-    let first = socket::serve(&sockets.dra, dra_server, &on_dra_bound, &on_trouble, &stop)
+    let on_error = |reason: String| conditions.set(Condition::Registered, Err(reason));
+    let first = socket::serve(&sockets.dra, dra_server, &on_dra_bound, &on_error, &stop)
         .instrument(tracing::info_span!("socket", path = %sockets.dra.display()));
     let second = async {
-        // It fails only with its sender, which lives in this function.
+        // Fails only when the sender is dropped, which lives in this function.
         let _ = dra_is_bound.wait_for(|bound| *bound).await;
         tokio::select! {
             () = stop.cancelled() => return,
@@ -103,7 +105,7 @@ pub async fn serve<C: Claims>(
             &sockets.registration,
             registration_server,
             &waiting,
-            &on_trouble,
+            &on_error,
             &stop,
         )
         .await;
@@ -114,7 +116,7 @@ pub async fn serve<C: Claims>(
     };
     let stopping = async {
         stop.cancelled().await;
-        // At once, so that kubelet looks for another instance; calls in progress are finished.
+        // Immediately, so that kubelet uses another instance; calls in progress complete.
         socket::remove(&sockets);
     };
     let drained = async {

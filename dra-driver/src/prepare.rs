@@ -1,20 +1,20 @@
-//! Makes a claim's devices usable for containers, and undoes it.
+//! Prepare and unprepare: the state of a claim on the node.
 //!
 //! | Step | Module |
 //! |---|---|
-//! | what the allocation means here | [`plan`] (pure) |
-//! | does it fit with what is prepared | [`overcommit`] (pure) |
-//! | what the containers get | [`spec`] |
-//! | what changes on the node | [`effects`] |
-//! | what must survive a crash | [`record`] |
-//! | what a damaged record said | [`recover`] |
-//! | the order of it all | [`apply`] |
+//! | devices of the allocation | [`plan`] (pure) |
+//! | conflicts with prepared claims | [`overcommit`] (pure) |
+//! | CDI spec | [`spec`] |
+//! | changes on the node | [`effects`] |
+//! | claim record | [`record`] |
+//! | versions of artifacts, also after loss of a record | [`recover`] |
+//! | order of the steps | [`apply`] |
 //!
 //! Invariants:
-//! - The record is written before the first effect and removed after the last one, so whatever exists for a claim has
-//!   a record, and the guard sees it.
-//! - Prepare may be called in any state and gives the same answer each time. What exists is kept, what is missing is
-//!   made; a limits page of a live claim is never rewritten.
+//! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
+//!   and overcommit checks see the claim.
+//! - Prepare is idempotent from any state: existing state is kept, missing state is created. The limits page of a live
+//!   claim is never rewritten.
 //! - Unprepare needs neither the API server nor the GPU library.
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
@@ -32,86 +32,86 @@ pub mod record;
 pub mod recover;
 pub mod spec;
 
-/// A card that a claim uses.
+/// GPU of a prepared device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CardRef {
-    /// UUID of the card.
+    /// UUID of the GPU.
     pub uuid: String,
-    /// Number of its device file.
+    /// Number of the device file `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// PCI address in sysfs spelling.
+    /// PCI address as in sysfs.
     pub pci_bus_id: String,
 }
 
-/// One allocation result on this node: a device, and how containers get it.
+/// One allocation result on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prepared {
-    /// Main request of the claim.
+    /// Name of the main request.
     pub request: String,
     /// Pool of the device.
     pub pool: String,
     /// Name of the device.
     pub device: String,
-    /// Card of the device.
+    /// GPU of the device.
     pub card: CardRef,
-    /// What the claim may do with it.
+    /// Access of the claim to the device.
     pub access: Access,
 }
 
-/// What a claim may do with a device.
+/// Access of a claim to a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Access {
-    /// All of it, alone.
+    /// Exclusive use of the whole GPU.
     Whole,
-    /// A share, enforced by libvgpu.
+    /// A share whose limits libvgpu enforces.
     Share(Share),
-    /// Look at it whoever uses it, and hold nothing (`adminAccess`).
+    /// Access without allocation, for monitoring (`adminAccess`).
     Admin,
 }
 
-/// A share of a card.
+/// A share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// Its ID.
+    /// ID of the share.
     pub id: ShareId,
-    /// Device memory.
+    /// GPU memory, bytes.
     pub memory_bytes: u64,
-    /// Percent of the card's compute that is guaranteed; 0 is best effort.
+    /// Guaranteed percent of GPU time; 0 is best effort.
     pub cores: u64,
-    /// Tenants that it counts as.
+    /// Slots of the GPU that the share uses.
     pub slots: u64,
-    /// How compute is enforced.
+    /// Enforcement of GPU time.
     pub compute_policy: ComputePolicy,
-    /// Priority among the tenants of the card.
+    /// Priority among the shares of the GPU.
     pub priority: Priority,
-    /// What happens at the memory limit.
+    /// Behavior at the memory limit.
     pub memory_policy: MemoryPolicy,
-    /// What happens to processes that exceed or escape the limits. A record of an older build has none.
+    /// Action on processes that exceed or bypass the limits. Records of older builds lack the field.
     #[serde(default)]
     pub enforcement: Enforcement,
-    /// Whether graphics and video parts of the driver are mounted.
+    /// Whether graphics and video libraries of the NVIDIA driver are mounted.
     pub unmetered: bool,
 }
 
-/// How the containers of a claim get libvgpu for their shares.
+/// Delivery of libvgpu to the containers of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Delivery {
-    /// By `/etc/ld.so.preload`. A record of an older build says nothing else.
+    /// `/etc/ld.so.preload`; the default of records of older builds.
     #[default]
     Preload,
-    /// By these stubs in the place of the driver's libraries.
+    /// These stubs, which replace libraries of the NVIDIA driver.
     Shim(Stubs),
 }
 
 impl Delivery {
-    /// What the node's option means with the artifacts of this build.
+    /// Returns the delivery that the option selects, with the installed stubs.
     #[must_use]
-    pub fn of(option: options::Delivery, installed: &Installed) -> Self {
+    pub fn from_option(option: options::Delivery, installed: &Installed) -> Self {
         match option {
             options::Delivery::Preload => Self::Preload,
             options::Delivery::Shim => Self::Shim(installed.stubs.clone()),
@@ -120,7 +120,7 @@ impl Delivery {
 }
 
 impl Prepared {
-    /// The share, if it is one.
+    /// Returns the share; `None` for other access.
     #[must_use]
     pub fn share(&self) -> Option<&Share> {
         match &self.access {
@@ -129,7 +129,7 @@ impl Prepared {
         }
     }
 
-    /// Name of the CDI device that gives it to a container: unique on the node, and the same each time.
+    /// Returns the name of the CDI device. The name is unique on the node and stable.
     #[must_use]
     pub fn cdi_name(&self, uid: &ClaimUid) -> String {
         match self.share() {
@@ -138,10 +138,11 @@ impl Prepared {
         }
     }
 
-    /// Whether both are the same piece of the same card. Policies may differ: they can change while a claim lives.
+    /// Returns whether both are the same device with the same amounts. Policies may differ: they can change during the
+    /// life of a claim.
     #[must_use]
-    pub fn is_same_piece(&self, other: &Self) -> bool {
-        let piece = |device: &Self| {
+    pub fn is_same_allocation(&self, other: &Self) -> bool {
+        let allocation = |device: &Self| {
             let share = device.share().map(|share| {
                 (
                     share.id.clone(),
@@ -160,6 +161,6 @@ impl Prepared {
                 share,
             )
         };
-        piece(self) == piece(other)
+        allocation(self) == allocation(other)
     }
 }

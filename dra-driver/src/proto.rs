@@ -3,12 +3,12 @@
 //! `v1alpha1` of the health service has the same wire format as `v1` and uses its messages. Kubernetes 1.36 has only
 //! `v1alpha1`; 1.37 adds `v1`.
 
-/// How kubelet's plugin watcher and the driver meet (`pluginregistration`).
+/// Registration with kubelet's plugin watcher (`pluginregistration`).
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub mod registration;
 
-/// Preparing and unpreparing claims (`k8s.io.kubelet.pkg.apis.dra.v1`).
+/// Prepare and unprepare (`k8s.io.kubelet.pkg.apis.dra.v1`).
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub mod dra_v1;
@@ -18,7 +18,7 @@ pub mod dra_v1;
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub mod health_v1;
 
-/// As [`health_v1`], for kubelets that do not know it.
+/// [`health_v1`] under its older name.
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 pub mod health_v1alpha1;

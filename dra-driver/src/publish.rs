@@ -1,8 +1,8 @@
-//! What this node publishes: its cards as ResourceSlices of one pool.
+//! ResourceSlices of this node: its GPUs as one pool.
 //!
-//! [`desired`] is a pure function of the inventory; [`changes`](diff::changes) compares it with what is there;
-//! [`writer`] is the thin shell that watches, writes and reports. Each card is published as coupled devices
-//! that consume the same counters, so the schedulers never hand out the whole card and shares of it at once.
+//! [`desired`] derives the pool from the inventory and [`changes`](diff::changes) the writes from the difference; both
+//! are pure. [`writer`] watches and writes. The devices of one GPU consume the same counters, so schedulers cannot
+//! allocate the whole GPU and its shares at once.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +22,13 @@ pub mod writer;
 
 use retained::{PublishedCard, Retained};
 
-/// Counter sets that one slice takes (`ResourceSliceMaxCounterSets`).
+/// Maximum number of counter sets of one slice (`ResourceSliceMaxCounterSets`).
 const MAX_COUNTER_SETS: usize = 8;
 
-/// Devices that one slice takes when they have taints or counters (`ResourceSliceMaxDevicesWithAdvancedFeatures`).
+/// Maximum number of devices with taints or counters of one slice (`ResourceSliceMaxDevicesWithAdvancedFeatures`).
 const MAX_DEVICES: usize = 64;
 
-/// Fields of ResourceSlices that the API server keeps. A field whose feature gate is off is dropped silently.
+/// ResourceSlice fields that the API server stores. The API server silently drops fields whose feature gate is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {
     /// Counter sets (DRAPartitionableDevices).
@@ -40,20 +40,20 @@ pub struct Features {
 }
 
 impl Features {
-    /// Nothing is dropped.
+    /// All fields are stored.
     pub const ALL: Self = Self {
         counters: true,
         sharing: true,
         taints: true,
     };
 
-    /// Whether whole cards and shares can be offered together without being handed out together.
+    /// Returns whether whole GPUs and shares can be published together and still exclude each other.
     #[must_use]
     pub const fn can_share(self) -> bool {
         self.counters && self.sharing
     }
 
-    /// What both keep.
+    /// Returns the fields that both store.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -64,28 +64,28 @@ impl Features {
     }
 }
 
-/// Content of one slice: counter sets or devices, never both (Kubernetes 1.35 and later).
+/// Content of one slice: counter sets or devices, not both (Kubernetes 1.35 and later).
 #[derive(Debug, Clone, PartialEq)]
 pub enum SliceContent {
-    /// Counter sets, visible in the whole pool.
+    /// Counter sets of the pool.
     Counters(Vec<CounterSet>),
     /// Devices.
     Devices(Vec<Device>),
 }
 
-/// All that this node wants to be published.
+/// Desired content of the pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pool {
     /// Name of the pool.
     pub name: String,
-    /// Its slices by object name. Never empty: an empty pool is one slice without devices.
+    /// Slices by object name. An empty pool has one slice without devices.
     pub slices: BTreeMap<String, SliceContent>,
-    /// Cards that are not offered, or not fully, with the reason: by UUID.
+    /// Reasons why GPUs or their shares are not published, by UUID.
     pub unavailable: BTreeMap<String, UnavailableReason>,
 }
 
 impl Pool {
-    /// The devices of all slices.
+    /// Returns the devices of all slices.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.slices.values().flat_map(|content| match content {
             SliceContent::Devices(devices) => devices.as_slice(),
@@ -94,7 +94,7 @@ impl Pool {
     }
 }
 
-/// Decides what `node` publishes for `inventory`. Devices that are `retained` stay as they were published, with a taint.
+/// Returns the pool of `node`. Devices in `retained` stay published, with a taint.
 #[must_use]
 pub fn desired(
     node: &str,
@@ -109,12 +109,12 @@ pub fn desired(
             .then(|| device::taints(scheduling, unhealthy))
             .flatten()
     };
-    // By minor number, which no two of them share.
+    // By minor number, which is unique among the GPUs of a node.
     let mut cards: BTreeMap<u32, PublishedCard> = BTreeMap::new();
     let mut unavailable = BTreeMap::new();
-    for left in retained.values() {
-        let unhealthy = taints(Some(left.reason.as_str()));
-        let card = still_published(&left.card, unhealthy.as_ref(), features);
+    for retained in retained.values() {
+        let unhealthy = taints(Some(retained.reason.as_str()));
+        let card = retained_devices(&retained.card, unhealthy.as_ref(), features);
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
@@ -138,7 +138,7 @@ pub fn desired(
             devices: [whole].into_iter().chain(shares).collect(),
             counters: features.counters.then(|| device::counter_set(card)),
         };
-        offer_beside(&mut cards, card);
+        merge_retained(&mut cards, card);
     }
     let counter_sets: Vec<_> = cards
         .values()
@@ -152,20 +152,20 @@ pub fn desired(
     }
 }
 
-/// Puts what a card offers in front of those of its devices that are retained. They compete for the same counters.
-fn offer_beside(cards: &mut BTreeMap<u32, PublishedCard>, mut offered: PublishedCard) {
-    let counters = offered.devices.first();
+/// Adds a GPU, with its retained devices after the others. All consume the same counters.
+fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: PublishedCard) {
+    let counters = current.devices.first();
     let counters = counters.and_then(|device| device.consumes_counters.clone());
-    let retained = cards.remove(&offered.minor);
+    let retained = cards.remove(&current.minor);
     for mut device in retained.into_iter().flat_map(|card| card.devices) {
         device.consumes_counters.clone_from(&counters);
-        offered.devices.push(device);
+        current.devices.push(device);
     }
-    cards.insert(offered.minor, offered);
+    cards.insert(current.minor, current);
 }
 
-/// What is retained of a card, without what the API server does not keep.
-fn still_published(
+/// Returns the retained devices of a GPU without fields that the API server drops.
+fn retained_devices(
     card: &PublishedCard,
     taints: Option<&Vec<DeviceTaint>>,
     features: Features,
@@ -187,7 +187,7 @@ fn still_published(
     card
 }
 
-/// Cuts counter sets and devices into slices, the devices of one card together.
+/// Splits counter sets and devices into slices. The devices of one GPU stay in one slice.
 fn slices(
     node: &str,
     counter_sets: &[CounterSet],
@@ -218,7 +218,7 @@ fn slices(
     counters.chain(devices).collect()
 }
 
-/// Object name of a slice. Allocators that take the first fit go by it, so it sorts like the cards.
+/// Returns the object name of a slice. First-fit allocators use the order of names, so names sort like the GPUs.
 fn slice_name(node: &str, part: &str, index: usize) -> String {
     /// Longest object name (RFC 1123 subdomain).
     const MAX: usize = 253;

@@ -1,6 +1,7 @@
-//! What the driver tells people through the API server: events, and `status.devices` of claims.
+//! Events, and `status.devices` of claims.
 //!
-//! Reporting never holds up or fails what it reports about: it is queued, retried for a while, and then logged.
+//! Reports are queued and written by a task, so they neither delay nor fail the reported operation. Failed writes are
+//! retried a limited number of times and then logged.
 
 use std::time::Duration;
 
@@ -20,18 +21,18 @@ use crate::prepare::record::ClaimRecord;
 
 mod device_status;
 
-pub use device_status::{Breach, Injection};
+pub use device_status::{Injection, Violation};
 
-/// Field manager of what the driver writes into claims, and the name under which it reports.
+/// Field manager of `status.devices`, and reporting controller of events.
 const COMPONENT: &str = Component::NodeDriver.as_str();
 
-/// Reports that wait; beyond that the oldest reporter waits for the API server anyway.
+/// Length of the report queue.
 const QUEUE: usize = 256;
 
-/// Attempts for one report, the time between them doubling from one second.
+/// Maximum number of attempts for one report. The delay doubles from 1 s.
 const ATTEMPTS: u32 = 7;
 
-/// What an event is about.
+/// Object of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// The node.
@@ -72,12 +73,12 @@ enum Report {
     },
 }
 
-/// Hands reports to the task that writes them; clones share it.
+/// Sender of reports; clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Reporter(mpsc::Sender<Report>);
 
 impl Reporter {
-    /// A reporter, and the task that writes what it is given until all its clones are gone.
+    /// Returns a reporter and its task, which ends when all clones are dropped.
     pub fn start(
         client: Client,
         node: String,
@@ -115,7 +116,7 @@ impl Reporter {
         });
     }
 
-    /// Says in the claim what it was given, unless it says so already.
+    /// Writes `status.devices` of the claim, unless the claim has the same content already.
     pub fn devices(
         &self,
         found: &ResourceClaim,
@@ -145,7 +146,7 @@ impl Reporter {
 
     fn send(&self, report: Report) {
         if self.0.try_send(report).is_err() {
-            tracing::warn!("the API server does not take reports, one is dropped");
+            tracing::warn!("report queue full; dropping a report");
         }
     }
 }
@@ -164,10 +165,10 @@ impl Writer {
                 Ok(()) => return,
                 Err(error) => error,
             };
-            // What the API server understood and refused stays refused; a claim that is gone needs no status.
-            let refused = matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429);
-            if refused || attempt == ATTEMPTS {
-                tracing::warn!(error = %error, what = %report.what(), "cannot report");
+            // A retry cannot help after a client error, such as a deleted claim.
+            let is_final = matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429);
+            if is_final || attempt == ATTEMPTS {
+                tracing::warn!(error = %error, report = report.name(), "cannot report");
                 return;
             }
             tokio::time::sleep(wait).await;
@@ -185,10 +186,10 @@ impl Writer {
                 let event = Event {
                     type_: event_type(*reason),
                     reason: reason.as_str().to_owned(),
-                    // The API takes 1 KiB.
+                    // The API server accepts 1 KiB.
                     note: Some(note.chars().take(1000).collect()),
-                    // The recorder counts events of one reason and action as one and keeps the first note, so the
-                    // action tells notes apart. People are not shown it.
+                    // The recorder merges events of one reason and action and keeps the first note, so the action
+                    // contains a hash of the note.
                     action: format!(
                         "{}-{:08x}",
                         reason.as_str(),
@@ -203,7 +204,7 @@ impl Writer {
             Report::Status { claim, devices } => {
                 let claims: Api<ResourceClaim> =
                     Api::namespaced(self.client.clone(), &claim.namespace);
-                // The UID makes the server refuse it for another claim of the same name.
+                // The UID makes the API server reject the patch for another claim of the same name.
                 let patch = json!({
                     "apiVersion": "resource.k8s.io/v1",
                     "kind": "ResourceClaim",
@@ -225,7 +226,7 @@ impl Writer {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Node".to_owned()),
                 name: Some(self.node.clone()),
-                // Where kubelet puts it too: `kubectl describe node` looks for events by it.
+                // As kubelet does: `kubectl describe node` selects events by this UID.
                 uid: Some(self.node.clone()),
                 ..ObjectReference::default()
             },
@@ -250,7 +251,7 @@ impl Writer {
 }
 
 impl Report {
-    fn what(&self) -> String {
+    fn name(&self) -> String {
         match self {
             Self::Event { reason, .. } => format!("event {}", reason.as_str()),
             Self::Status { claim, .. } => format!("status.devices of claim {claim}"),

@@ -18,7 +18,7 @@ use crate::claims::{ClaimService, blocking};
 use crate::inventory::State;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded};
-use crate::report::{Breach, Injection, Subject};
+use crate::report::{Injection, Subject, Violation};
 
 const MIB: u64 = 1 << 20;
 
@@ -27,7 +27,7 @@ const REPEAT: Duration = Duration::from_secs(60);
 
 /// The breaches that are not over.
 #[derive(Debug, Default)]
-struct Standing(BTreeMap<(ClaimUid, ShareId), BTreeMap<Kind, Breach>>);
+struct Standing(BTreeMap<(ClaimUid, ShareId), BTreeMap<Kind, Violation>>);
 
 /// Tells what comes, until `stop` or the agent's end.
 pub async fn run<E: Effects>(
@@ -138,7 +138,7 @@ async fn write<E: Effects>(
     standing: &Standing,
     record: &ClaimRecord,
 ) -> Result<(), String> {
-    let breaches: BTreeMap<ShareId, Breach> = standing
+    let breaches: BTreeMap<ShareId, Violation> = standing
         .0
         .iter()
         .filter(|((uid, _), _)| *uid == record.claim.uid)
@@ -155,9 +155,12 @@ async fn write<E: Effects>(
     };
     let state = claims.gpus.borrow().clone();
     if let State::Known(node) = state {
-        claims
-            .reporter
-            .devices(&found, record, &node.inventory, &Injection::Seen(breaches));
+        claims.reporter.devices(
+            &found,
+            record,
+            &node.inventory,
+            &Injection::Observed(breaches),
+        );
     }
     Ok(())
 }
@@ -176,13 +179,13 @@ async fn load<E: Effects>(
     })
 }
 
-fn breach(suspicion: &Suspicion) -> Breach {
+fn breach(suspicion: &Suspicion) -> Violation {
     match suspicion {
         Suspicion::OverLimit {
             used_bytes,
             limit_bytes,
             pids,
-        } => Breach {
+        } => Violation {
             reason: ConditionReason::MemoryOverLimit,
             message: format!(
                 "processes {} use {} MiB of GPU memory, limit {} MiB",
@@ -194,13 +197,13 @@ fn breach(suspicion: &Suspicion) -> Breach {
                 limit_bytes / MIB
             ),
         },
-        Suspicion::NotCounted { pid, name } => Breach {
+        Suspicion::NotCounted { pid, name } => Violation {
             reason: ConditionReason::ProcessNotCounted,
             message: format!(
                 "process {pid} ({name}) uses the GPU without libvgpu; no limit is enforced"
             ),
         },
-        Suspicion::Region(problem) => Breach {
+        Suspicion::Region(problem) => Violation {
             reason: ConditionReason::UsageRegionDamaged,
             message: format!("the usage region {problem}; libvgpu denies GPU memory"),
         },

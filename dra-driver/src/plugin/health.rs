@@ -1,4 +1,4 @@
-//! The health stream: the whole list of devices, at once, after each change, and every [`REPEAT`].
+//! Health stream: the complete list of devices, at the start, after each change, and every [`REPEAT`].
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -16,35 +16,35 @@ use crate::proto::health_v1::{
 };
 use crate::proto::health_v1alpha1::dra_resource_health_server::DraResourceHealth as DraResourceHealthV1alpha1;
 
-/// Kubelet calls the health of a device unknown when it has not heard of it for 30 s.
+/// Time between two messages. Kubelet sets the health of a device to unknown after 30 s without a message.
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// Health of one published device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// It can be used.
+    /// The device can be used.
     Healthy,
-    /// It cannot, and why.
+    /// The device cannot be used, for this reason.
     Unhealthy(String),
-    /// Nobody knows at present, and why.
+    /// The health is unknown, for this reason.
     Unknown(String),
 }
 
-/// Health of all published devices: pool and device name with the health.
+/// Health of all published devices as (pool, device, health).
 pub type Devices = Vec<(String, String, Health)>;
 
-/// Streams the health of devices.
+/// The health services of both versions.
 #[derive(Debug, Clone)]
 pub struct HealthService {
     devices: watch::Receiver<Devices>,
     stop: CancellationToken,
 }
 
-/// What the service answers with.
+/// Response stream.
 type Messages = Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>>;
 
 impl HealthService {
-    /// Streams `devices` until `stop`.
+    /// Returns a service that streams `devices` until `stop`.
     #[must_use]
     pub fn new(devices: watch::Receiver<Devices>, stop: CancellationToken) -> Self {
         Self { devices, stop }

@@ -1,4 +1,4 @@
-//! The registration socket: kubelet asks what there is and says whether it took it.
+//! Registration service: kubelet reads the plugin info and reports the outcome of the registration.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::proto::registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
 
-/// Answers kubelet's plugin watcher.
+/// Registration service for kubelet's plugin watcher.
 #[derive(Debug, Clone)]
 pub struct RegistrationService {
     endpoint: PathBuf,
@@ -20,7 +20,7 @@ pub struct RegistrationService {
 }
 
 impl RegistrationService {
-    /// Registers the DRA socket at `endpoint`.
+    /// Returns a service that registers the DRA socket at `endpoint`.
     #[must_use]
     pub fn new(endpoint: PathBuf, conditions: Conditions) -> Self {
         Self {
@@ -53,14 +53,14 @@ impl Registration for RegistrationService {
             error,
         } = request.into_inner();
         if plugin_registered {
-            tracing::info!("kubelet has registered the driver");
+            tracing::info!("kubelet registered the driver");
             self.conditions.set(Condition::Registered, Ok(()));
         } else {
-            // Kubelet goes on trying by itself; what keeps it from taking us is for a person to change.
-            tracing::error!(%error, "kubelet refuses the driver");
+            // Kubelet retries.
+            tracing::error!(%error, "kubelet rejected the driver");
             self.conditions.set(
                 Condition::Registered,
-                Err(format!("kubelet refuses the driver: {error}")),
+                Err(format!("kubelet rejected the driver: {error}")),
             );
         }
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -1,4 +1,4 @@
-//! Unix sockets: their paths, and serving on one for as long as the driver runs.
+//! Unix sockets of the plugin: paths, binding, recreation.
 
 use std::fs;
 use std::io;
@@ -12,45 +12,44 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 
-/// Longest path of a Unix socket (`sun_path` less its NUL).
+/// Maximum length of a socket path (`sun_path` without NUL).
 const MAX_PATH: usize = 107;
 
-/// Time between two attempts to bind, and between two looks whether the socket is still there.
+/// Time between two attempts to bind, and between two checks of the socket file.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time that calls in progress get to finish when the driver stops.
+/// Time limit of calls in progress when the driver stops.
 pub const DRAIN: Duration = Duration::from_secs(5);
 
 /// Paths of the driver's sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sockets {
-    /// Where kubelet's plugin watcher finds the driver.
+    /// Registration socket, which kubelet's plugin watcher finds.
     pub registration: PathBuf,
-    /// Where kubelet then calls it.
+    /// DRA socket.
     pub dra: PathBuf,
 }
 
-/// kubelet's directory leaves no room for a socket's name.
+/// The path of a socket is too long.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "socket path {} has more than {MAX_PATH} bytes; move kubelet's root directory (--kubelet-dir) to a shorter path",
+    "socket path {} exceeds {MAX_PATH} bytes; move kubelet's root directory (--kubelet-dir) to a shorter path",
     .0.display()
 )]
 pub struct PathTooLong(PathBuf);
 
 impl Sockets {
-    /// Below kubelet's root directory. With a pod UID the names are this pod's own; a UID that makes a path too long
-    /// is replaced by a hash of it.
+    /// Returns the socket paths below kubelet's root directory. Names contain the pod UID, or its hash when the path would
+    /// be too long.
     ///
     /// # Errors
-    /// When even that is too long.
+    /// When the path with the hash is too long.
     pub fn new(kubelet_dir: &Path, pod_uid: Option<&str>) -> Result<Self, PathTooLong> {
         let registry = kubelet_dir.join("plugins_registry");
         let data = kubelet_dir.join("plugins").join(names::DRIVER);
-        // kubelet dials this socket with its path, percent-encoded, as the HTTP/2 `:authority` (1.37.1,
-        // pluginmanager/operationexecutor; without WithAuthority). The http crate refuses a host with a percent
-        // sign but not user information with one, and grpc-go leaves `@` as it is: so the path becomes the user
-        // information of a host called `localhost`.
+        // Kubelet sends the percent-encoded path as the HTTP/2 `:authority` (1.37.1, pluginmanager/operationexecutor,
+        // without WithAuthority). The http crate rejects a percent sign in a host but accepts it in user information,
+        // and grpc-go does not encode `@`: the path becomes the user information of the host `localhost`.
         let registration =
             |id: &str| registry.join(format!("{}{id}-reg.sock@localhost", names::DRIVER));
         let dra = |id: &str| data.join(format!("dra{id}.sock"));
@@ -75,13 +74,13 @@ fn fitting(path: impl Fn(&str) -> PathBuf, pod_uid: Option<&str>) -> Result<Path
         .ok_or_else(|| PathTooLong(path("")))
 }
 
-/// Serves `router` on `path` until `stop`: binds, calls `bound`, and binds again if the socket disappears. What keeps
-/// it from binding goes to `trouble`, and it tries again.
+/// Serves `router` on `path` until `stop`. Calls `on_bound` after each bind, binds again when the socket file is deleted,
+/// and retries after errors, which are passed to `on_error`.
 pub(super) async fn serve(
     path: &Path,
     router: impl Fn() -> Router,
-    bound: &impl Fn(),
-    trouble: &impl Fn(String),
+    on_bound: &impl Fn(),
+    on_error: &impl Fn(String),
     stop: &CancellationToken,
 ) {
     let mut reported = None;
@@ -90,28 +89,28 @@ pub(super) async fn serve(
             Ok((listener, inode)) => {
                 reported = None;
                 tracing::info!("serving");
-                bound();
+                on_bound();
                 let server = router().serve_with_incoming_shutdown(
                     UnixListenerStream::new(listener),
                     stop.cancelled(),
                 );
                 let served = tokio::select! {
                     served = server => served,
-                    // Connections that are open go on being served by tasks of their own.
-                    () = disappeared(path, inode, stop) => {
-                        tracing::warn!("the socket has disappeared, making it again");
+                    // Open connections are served by their own tasks.
+                    () = deleted(path, inode, stop) => {
+                        tracing::warn!("socket file deleted; recreating it");
                         continue;
                     }
                 };
                 if let Err(error) = served {
-                    trouble(format!("serve {}: {error}", path.display()));
+                    on_error(format!("cannot serve {}: {error}", path.display()));
                 }
             }
             Err(error) => {
                 let reason = error.to_string();
                 if reported.as_ref() != Some(&reason) {
-                    tracing::warn!(%reason, "cannot serve yet, trying again");
-                    trouble(reason.clone());
+                    tracing::warn!(%reason, "cannot bind the socket; retrying");
+                    on_error(reason.clone());
                     reported = Some(reason);
                 }
                 tokio::select! {
@@ -127,16 +126,16 @@ pub(super) async fn serve(
 #[derive(Debug, thiserror::Error)]
 enum BindError {
     #[error(
-        "kubelet's directory {} does not exist: is kubelet running, and is --kubelet-dir its --root-dir and mounted \
-         into this pod?",
+        "kubelet directory {} does not exist; start kubelet, set --kubelet-dir to kubelet's --root-dir and mount it \
+         into this pod",
         .0.display()
     )]
     NoKubelet(PathBuf),
     #[error("another instance of the driver serves {}; waiting until it stops", .0.display())]
     Taken(PathBuf),
-    #[error("{} is in the way and is not a socket; remove it", .0.display())]
+    #[error("{} exists and is not a socket; remove it", .0.display())]
     NotASocket(PathBuf),
-    #[error("bind {}: {source}", path.display())]
+    #[error("cannot bind {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
 
@@ -147,7 +146,7 @@ async fn bind(path: &Path) -> Result<(UnixListener, u64), BindError> {
     };
     let dir = path.parent().unwrap_or(path);
     if !dir.is_dir() {
-        // The registry is kubelet's; the driver's own directory below `plugins` is made here.
+        // Kubelet creates the registry; the driver creates its own directory below `plugins`.
         let above = dir.parent().unwrap_or(dir);
         if dir.file_name().is_none_or(|name| name != names::DRIVER) || !above.is_dir() {
             return Err(BindError::NoKubelet(dir.to_owned()));
@@ -162,7 +161,7 @@ async fn bind(path: &Path) -> Result<(UnixListener, u64), BindError> {
             if UnixStream::connect(path).await.is_ok() {
                 return Err(BindError::Taken(path.to_owned()));
             }
-            // Its owner died without removing it.
+            // A crashed instance left the file.
             fs::remove_file(path).map_err(error)?;
         }
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
@@ -173,8 +172,8 @@ async fn bind(path: &Path) -> Result<(UnixListener, u64), BindError> {
     Ok((listener, inode))
 }
 
-/// Returns when `path` is not the socket with this inode any more; never once the driver stops, which removes it.
-async fn disappeared(path: &Path, inode: u64, stop: &CancellationToken) {
+/// Returns when `path` no longer has this inode. Never returns after `stop`, because the driver removes the file then.
+async fn deleted(path: &Path, inode: u64, stop: &CancellationToken) {
     while stop.is_cancelled()
         || fs::symlink_metadata(path).is_ok_and(|present| present.ino() == inode)
     {
@@ -182,7 +181,7 @@ async fn disappeared(path: &Path, inode: u64, stop: &CancellationToken) {
     }
 }
 
-/// Removes the sockets of this process.
+/// Removes the socket files of this process.
 pub(super) fn remove(sockets: &Sockets) {
     for path in [&sockets.registration, &sockets.dra] {
         match fs::remove_file(path) {
@@ -200,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kubelets_and_fit() {
+    fn names_sockets_as_kubelet_expects() {
         let kubelet = Path::new("/var/lib/kubelet");
         let uid = "8d5a1c3e-0000-4000-8000-000000000001";
         let sockets = Sockets::new(kubelet, None).unwrap();
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_directory_gets_hashed_names_and_then_an_error() {
+    fn hashes_pod_uid_when_the_path_is_too_long() {
         let uid = "8d5a1c3e-0000-4000-8000-000000000001";
         let deep = PathBuf::from(format!("/{}", "k".repeat(45)));
         let sockets = Sockets::new(&deep, Some(uid)).unwrap();

@@ -1,6 +1,6 @@
-//! The order in which a claim is prepared and unprepared.
+//! Order of the steps of prepare and unprepare.
 //!
-//! Everything here blocks (files, mounts) and runs on a thread where that is allowed, under the lock of the claim.
+//! All functions block on files and mounts. The caller holds the lock of the claim.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::effects::{EffectError, Effects, Ensured};
 use super::overcommit::{self, Conflict};
-use super::plan::{self, Problem};
+use super::plan::{self, PlanError};
 use super::record::{ClaimRecord, Loaded, RecordError, RecordStore, Stage};
-use super::recover::Used;
+use super::recover::ArtifactVersions;
 use super::spec::{self, SpecError};
 use super::{Delivery, Prepared, Share};
 use crate::artifacts::{Artifact, Installed, Stubs};
@@ -23,63 +23,63 @@ use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{LockError, Locks};
 use crate::options;
 
-/// A claim could not be prepared or unprepared. The text, with its causes, becomes the pod's event.
+/// A claim was not prepared or unprepared.
 #[derive(Debug, thiserror::Error)]
 #[error("claim {claim}")]
 pub struct ApplyError {
     /// The claim.
     pub claim: ClaimRef,
-    /// What went wrong.
+    /// Cause.
     #[source]
     pub failure: Box<Failure>,
 }
 
-/// What went wrong with a claim.
+/// Cause of an [`ApplyError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The claim itself is wrong.
+    /// The claim or its allocation is invalid.
     #[error(transparent)]
-    Problem(#[from] Problem),
-    /// It would over-commit a card.
+    Plan(#[from] PlanError),
+    /// The claim would overcommit a GPU.
     #[error(transparent)]
     Conflict(#[from] Box<Conflict>),
-    /// What another claim holds is not known at present.
+    /// The devices of another claim are unknown.
     #[error(
-        "the record of claim {0} is damaged and is being rebuilt from the API server; until then nobody knows what is \
-         free, kubelet will try again"
+        "the record of claim {0} is damaged and is being rebuilt from the API server; free capacity is unknown until \
+         then, kubelet retries"
     )]
     DamagedRecord(ClaimUid),
-    /// The containers' view could not be put together.
+    /// The CDI spec could not be built.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// Something on the node failed.
+    /// The node could not be changed.
     #[error(transparent)]
     Effect(#[from] EffectError),
-    /// Records could not be read.
+    /// Claim records could not be read.
     #[error(transparent)]
-    Store(#[from] RecordError),
-    /// A lock could not be taken.
+    Record(#[from] RecordError),
+    /// A lock was not acquired.
     #[error(transparent)]
     Lock(#[from] LockError),
 }
 
-/// What this instance of the driver offers to claims at the moment.
+/// Inputs of prepare from the node.
 #[derive(Debug)]
 pub struct Environment<'a> {
     /// Pool of this node.
     pub pool: &'a str,
-    /// Its cards.
+    /// GPUs of this node.
     pub inventory: &'a NodeInventory,
-    /// The user-space GPU driver.
+    /// User-space files of the NVIDIA driver.
     pub driver: &'a Driver,
     /// The installed artifacts.
     pub installed: &'a Installed,
-    /// How containers of claims that are prepared from now on get libvgpu.
+    /// Delivery of libvgpu for claims that are prepared from now on.
     pub delivery: options::Delivery,
 }
 
-/// What was out of order and is repaired, for people.
+/// Descriptions of repaired state.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Repairs(pub Vec<String>);
 
@@ -93,7 +93,7 @@ pub struct Applier<E> {
 }
 
 impl<E: Effects> Applier<E> {
-    /// On the node whose directories are `layout`.
+    /// Returns an applier for the node with this layout.
     #[must_use]
     pub fn new(layout: Layout, locks: Locks, effects: E) -> Self {
         let store = RecordStore::new(layout.claims());
@@ -105,22 +105,22 @@ impl<E: Effects> Applier<E> {
         }
     }
 
-    /// The records.
+    /// Returns the claim records.
     #[must_use]
     pub fn store(&self) -> &RecordStore {
         &self.store
     }
 
-    /// The locks.
+    /// Returns the locks.
     #[must_use]
     pub fn locks(&self) -> &Locks {
         &self.locks
     }
 
-    /// Prepares `wanted`, of which the API server says `found`. The caller holds the claim's lock.
+    /// Prepares `wanted`; `found` is the claim as the API server has it. The caller holds the claim's lock.
     ///
     /// # Errors
-    /// Nothing of a first preparation is left behind, as far as it can be removed; what was prepared before stays.
+    /// When the claim was not prepared. A failed first preparation is undone; earlier state stays.
     pub fn prepare(
         &self,
         wanted: &ClaimRef,
@@ -145,35 +145,35 @@ impl<E: Effects> Applier<E> {
     ) -> Result<ClaimRecord, Failure> {
         let devices = plan::plan(wanted, found, environment.pool, environment.inventory)?;
         let record = match self.load(&wanted.uid, repairs)? {
-            Some(present) if same_pieces(&present.devices, &devices) => present,
+            Some(present) if same_allocation(&present.devices, &devices) => present,
             Some(_) => {
-                // Its allocation was taken back and given anew without an unprepare in between.
+                // The claim was deallocated and allocated again without an unprepare call.
                 repairs
                     .0
-                    .push("removed what was prepared for an earlier allocation".to_owned());
+                    .push("removed the state of an earlier allocation".to_owned());
                 self.undo(&wanted.uid)?;
-                self.intend(wanted, devices, environment)?
+                self.record_intent(wanted, devices, environment)?
             }
             None if self.store.is_quarantined(&wanted.uid) => {
                 self.rebuild(wanted, devices, environment, repairs)?
             }
-            None => self.intend(wanted, devices, environment)?,
+            None => self.record_intent(wanted, devices, environment)?,
         };
-        // A claim whose record was damaged may have containers that run: what they use is not taken back.
-        let first = record.stage == Stage::Intent && !self.store.is_quarantined(&wanted.uid);
+        // Containers may run with a claim whose record was damaged, so its state is not undone.
+        let is_first = record.stage == Stage::Intent && !self.store.is_quarantined(&wanted.uid);
         self.try_complete(record, environment, repairs)
             .inspect_err(|_| {
-                if first {
-                    // What cannot be undone now is undone by the next prepare, unprepare or reconciliation.
+                if is_first {
+                    // On an error the next prepare, unprepare or reconciliation undoes the rest.
                     let _ = self.undo(&wanted.uid);
                 }
             })
     }
 
-    /// Unprepares a claim; succeeds when there is nothing. The caller holds the claim's lock.
+    /// Unprepares a claim; succeeds for a claim without state. The caller holds the claim's lock.
     ///
     /// # Errors
-    /// When something is there and cannot be removed; the record is then still there too.
+    /// When state cannot be removed; the record then stays.
     pub fn unprepare(&self, claim: &ClaimRef) -> Result<(), ApplyError> {
         self.undo(&claim.uid).map_err(|error| ApplyError {
             claim: claim.clone(),
@@ -181,10 +181,10 @@ impl<E: Effects> Applier<E> {
         })
     }
 
-    /// Removes all that exists for a claim, the record last.
+    /// Removes the state of a claim, the record last.
     ///
     /// # Errors
-    /// At the first thing that cannot be removed.
+    /// When state cannot be removed; later steps are skipped.
     pub fn undo(&self, uid: &ClaimUid) -> Result<(), EffectError> {
         self.effects.remove_spec(uid)?;
         self.effects.remove_usage(uid)?;
@@ -192,42 +192,47 @@ impl<E: Effects> Applier<E> {
         self.effects.remove_record(uid)
     }
 
-    /// The claim's record. A damaged one is moved aside: the claim is then planned anew, and what exists is kept.
+    /// Loads the claim's record. A damaged record is quarantined; the claim is then planned again and keeps its state.
     fn load(&self, uid: &ClaimUid, repairs: &mut Repairs) -> Result<Option<ClaimRecord>, Failure> {
         match self.store.load(uid)? {
             Loaded::Absent => Ok(None),
             Loaded::Present(record) => Ok(Some(*record)),
             Loaded::Corrupt(reason) => {
-                let aside = self.store.quarantine(uid)?;
-                tracing::warn!(reason, path = %aside.display(), "moved the damaged claim record aside");
-                repairs.0.push(format!(
-                    "rebuilt the claim's record, the old one was damaged ({reason})"
-                ));
+                let quarantined = self.store.quarantine(uid)?;
+                tracing::warn!(reason, path = %quarantined.display(), "quarantined the damaged claim record");
+                repairs
+                    .0
+                    .push(format!("rebuilt the damaged claim record ({reason})"));
                 Ok(None)
             }
         }
     }
 
-    /// Checks that the devices fit beside what is prepared and records that they are taken.
-    fn intend(
+    /// Checks the devices for conflicts and writes the record.
+    fn record_intent(
         &self,
         claim: &ClaimRef,
         devices: Vec<Prepared>,
         environment: &Environment<'_>,
     ) -> Result<ClaimRecord, Failure> {
-        let used = Used::now(environment.delivery, environment.installed);
-        self.take(claim, devices, used, |devices| {
-            let others = self.others(&claim.uid)?;
+        let versions = ArtifactVersions::current(environment.delivery, environment.installed);
+        self.save_intent(claim, devices, versions, |devices| {
+            let others = self.other_claims(&claim.uid)?;
             if let Some(uid) = others.damaged.into_iter().next() {
                 return Err(Failure::DamagedRecord(uid));
             }
-            overcommit::check(claim, devices, held(&others.sound), environment.inventory)?;
+            overcommit::check(
+                claim,
+                devices,
+                holdings(&others.records),
+                environment.inventory,
+            )?;
             Ok(())
         })
     }
 
-    /// As [`intend`](Self::intend) for a claim whose record was damaged. Its containers may run with what its CDI spec
-    /// names.
+    /// As [`record_intent`](Self::record_intent), for a claim whose record was damaged. Its containers may run with the
+    /// artifacts that its CDI spec names.
     fn rebuild(
         &self,
         claim: &ClaimRef,
@@ -238,38 +243,42 @@ impl<E: Effects> Applier<E> {
         let (delivery, installed) = (environment.delivery, environment.installed);
         let state_dir = self.layout.state_dir();
         let spec = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX).read(claim.uid.as_str());
-        let used = spec.ok().flatten().and_then(|spec| {
-            Used::of_spec(&spec, &claim.uid, &devices, state_dir, delivery, installed)
+        let versions = spec.ok().flatten().and_then(|spec| {
+            ArtifactVersions::from_spec(&spec, &claim.uid, &devices, state_dir, delivery, installed)
         });
-        // It was let in when it was prepared. What it holds is held, whatever has become of the cards since.
-        if let Some(used) = used {
-            return self.take(claim, devices, used, |_| Ok(()));
+        // The conflict check passed when the claim was prepared. The claim keeps its devices whatever changed since.
+        if let Some(versions) = versions {
+            return self.save_intent(claim, devices, versions, |_| Ok(()));
         }
         repairs.0.push(
-            "its CDI spec does not say with which libvgpu and way of delivery it was prepared, so these are as for a new \
-             claim"
+            "its CDI spec does not identify libvgpu and delivery; using those of a new claim"
                 .to_owned(),
         );
-        let used = Used::now(delivery, installed);
-        self.take(claim, devices, used, |devices| {
-            // Those that are damaged too are held against this one when their turn comes.
-            let others = self.others(&claim.uid)?;
-            overcommit::check(claim, devices, held(&others.sound), environment.inventory)?;
+        let versions = ArtifactVersions::current(delivery, installed);
+        self.save_intent(claim, devices, versions, |devices| {
+            // Other damaged records are skipped: their claims are checked against this claim when they are rebuilt.
+            let others = self.other_claims(&claim.uid)?;
+            overcommit::check(
+                claim,
+                devices,
+                holdings(&others.records),
+                environment.inventory,
+            )?;
             Ok(())
         })
     }
 
-    /// Records that a claim holds the devices, if `check` lets them pass.
+    /// Writes the record with stage [`Stage::Intent`] if `check` succeeds.
     ///
-    /// The locks of the cards make the two one step: of two claims at once, the second sees the first.
-    fn take(
+    /// The locks of the GPUs make both one step: of two concurrent claims, the second sees the record of the first.
+    fn save_intent(
         &self,
         claim: &ClaimRef,
         devices: Vec<Prepared>,
-        used: Used,
+        versions: ArtifactVersions,
         check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
     ) -> Result<ClaimRecord, Failure> {
-        let _cards = self
+        let _gpus = self
             .locks
             .cards(devices.iter().map(|device| device.card.uuid.as_str()))?;
         check(&devices)?;
@@ -277,26 +286,26 @@ impl<E: Effects> Applier<E> {
             claim: claim.clone(),
             stage: Stage::Intent,
             devices,
-            library: used.library,
-            hook: used.hook,
-            delivery: used.delivery,
+            library: versions.library,
+            hook: versions.hook,
+            delivery: versions.delivery,
         };
         self.effects.save_record(&record)?;
         Ok(record)
     }
 
-    /// All other claims of which something is recorded.
-    fn others(&self, claim: &ClaimUid) -> Result<Others, RecordError> {
+    /// Loads the records of all other claims.
+    fn other_claims(&self, claim: &ClaimUid) -> Result<OtherClaims, RecordError> {
         let listing = self.store.list()?;
-        let mut others = Others::default();
+        let mut others = OtherClaims::default();
         let is_other = |uid: &&ClaimUid| *uid != claim;
         others
             .damaged
             .extend(listing.quarantined.iter().filter(is_other).cloned());
         for uid in listing.recorded.iter().filter(is_other) {
             match self.store.load(uid)? {
-                Loaded::Present(record) => others.sound.push(*record),
-                // Unprepared since it was listed.
+                Loaded::Present(record) => others.records.push(*record),
+                // The claim was unprepared after the listing.
                 Loaded::Absent => {}
                 Loaded::Corrupt(_) => others.damaged.push(uid.clone()),
             }
@@ -304,10 +313,10 @@ impl<E: Effects> Applier<E> {
         Ok(others)
     }
 
-    /// Makes everything that the record says exist.
+    /// Creates all missing state of a record.
     ///
     /// # Errors
-    /// What could not be made.
+    /// When state cannot be created.
     pub fn complete(
         &self,
         record: ClaimRecord,
@@ -329,16 +338,18 @@ impl<E: Effects> Applier<E> {
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
-        let known = record.stage == Stage::Prepared;
+        let was_prepared = record.stage == Stage::Prepared;
         self.refresh_artifacts(&mut record, environment);
-        // First, because it finds what is missing on the node before anything is changed.
+        // First, because this step fails on missing device files before the node is changed.
         let spec = spec::build(&record, &self.layout, environment.driver)?;
-        let mut note = |what: &str, outcome: Ensured| match outcome {
-            Ensured::Made if known => repairs.0.push(format!("made the missing {what} again")),
+        let mut note = |object: &str, outcome: Ensured| match outcome {
+            Ensured::Created if was_prepared => {
+                repairs.0.push(format!("recreated the missing {object}"))
+            }
             Ensured::Replaced => repairs
                 .0
-                .push(format!("replaced the damaged or outdated {what}")),
-            Ensured::Made | Ensured::Present => {}
+                .push(format!("replaced the damaged or outdated {object}")),
+            Ensured::Created | Ensured::Present => {}
         };
         for device in &record.devices {
             let Some(share) = device.share() else {
@@ -360,8 +371,8 @@ impl<E: Effects> Applier<E> {
         Ok(record)
     }
 
-    /// A claim keeps what its containers started with, the way of delivery included, unless a file is not there any
-    /// more.
+    /// Replaces versions of artifacts that are missing on the node. Other versions and the delivery stay: running
+    /// containers use them.
     fn refresh_artifacts(&self, record: &mut ClaimRecord, environment: &Environment<'_>) {
         let state_dir = self.layout.state_dir();
         if !Artifact::Library.path(state_dir, &record.library).exists() {
@@ -381,10 +392,10 @@ impl<E: Effects> Applier<E> {
         }
     }
 
-    /// Content hashes of artifacts that records refer to.
+    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged.
     ///
     /// # Errors
-    /// When the records cannot be read, or one of them does not verify: then nobody knows.
+    /// When the records cannot be read.
     pub fn artifacts_in_use(&self) -> Result<Option<BTreeSet<String>>, RecordError> {
         let mut hashes = BTreeSet::new();
         let listing = self.store.list()?;
@@ -407,25 +418,29 @@ impl<E: Effects> Applier<E> {
     }
 }
 
-/// What is recorded of the claims that a claim meets.
+/// Records of the other claims.
 #[derive(Default)]
-struct Others {
-    sound: Vec<ClaimRecord>,
-    /// Claims of which it is not known what they hold.
+struct OtherClaims {
+    records: Vec<ClaimRecord>,
+    /// Claims whose records are damaged.
     damaged: Vec<ClaimUid>,
 }
 
-fn held(records: &[ClaimRecord]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {
+fn holdings(records: &[ClaimRecord]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {
     records
         .iter()
         .map(|record| (&record.claim, record.devices.as_slice()))
 }
 
-fn same_pieces(present: &[Prepared], wanted: &[Prepared]) -> bool {
-    present.len() == wanted.len() && present.iter().zip(wanted).all(|(a, b)| a.is_same_piece(b))
+fn same_allocation(present: &[Prepared], wanted: &[Prepared]) -> bool {
+    present.len() == wanted.len()
+        && present
+            .iter()
+            .zip(wanted)
+            .all(|(a, b)| a.is_same_allocation(b))
 }
 
-/// What libvgpu enforces for a share.
+/// Returns the limits page of a share.
 fn limits(
     claim: &ClaimUid,
     device: &Prepared,
@@ -468,15 +483,15 @@ fn limits(
 fn id_text(text: &str) -> abi::IdText {
     #[expect(
         clippy::expect_used,
-        reason = "claim UIDs and share IDs are checked to be short printable ASCII"
+        reason = "claim UIDs and share IDs are short printable ASCII"
     )]
-    abi::IdText::new(text).expect("a checked id is an identity")
+    abi::IdText::new(text).expect("parsed IDs fit the page")
 }
 
 fn device_uuid(text: &str) -> abi::DeviceUuid {
     #[expect(
         clippy::expect_used,
-        reason = "the plan of a share checks the UUID of its card"
+        reason = "the plan of a share parses the UUID of the GPU"
     )]
-    text.parse().expect("a checked card UUID is a device UUID")
+    text.parse().expect("the plan parsed the UUID")
 }

@@ -1,8 +1,7 @@
-//! What preparing a claim changes on the node, one effect per call.
+//! Changes of prepare and unprepare on the node, one effect per call.
 //!
-//! Each call is idempotent and leaves its own part whole or absent, so that a crash between any two of them leaves a
-//! state that the next prepare or reconciliation completes or takes back. The trait is the seam at which tests cut the
-//! power; [`NodeEffects`] is the real node.
+//! Each call is idempotent and atomic. After a crash between two calls the next prepare or reconciliation completes or
+//! removes the state. Tests inject crashes through the trait [`Effects`]; [`NodeEffects`] is the real node.
 
 use std::fs;
 use std::io;
@@ -22,52 +21,52 @@ use crate::layout::{Layout, SPEC_PREFIX};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EffectError {
-    /// A claim record.
+    /// The claim record could not be written or removed.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A CDI spec. No permission and a full disk show here.
-    #[error("CDI directory {}", dir.display())]
+    /// The CDI spec could not be read, written or removed.
+    #[error("cannot use the CDI directory {}", dir.display())]
     Spec {
         /// The directory.
         dir: PathBuf,
-        /// Why.
+        /// Error of the operation.
         #[source]
         source: drava_cdi::StoreError,
     },
-    /// A file or directory.
-    #[error("{operation} {}", path.display())]
+    /// A file operation failed.
+    #[error("cannot {operation} {}", path.display())]
     File {
-        /// What was attempted.
+        /// Operation and object.
         operation: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The share's tmpfs.
+    /// The tmpfs of a share could not be mounted.
     #[error(
-        "mount a tmpfs on {} for the share's usage region; the driver needs CAP_SYS_ADMIN (securityContext.privileged) \
-         and its run directory mounted with mountPropagation: Bidirectional",
+        "cannot mount a tmpfs on {} for the usage region; the driver needs CAP_SYS_ADMIN (securityContext.privileged) \
+         and mountPropagation: Bidirectional on its run directory",
         path.display()
     )]
     Mount {
         /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// What was found where something should be.
+/// Outcome of an effect that ensures state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ensured {
-    /// It was there and is left alone.
+    /// The state existed and is unchanged.
     Present,
-    /// It was missing and was made.
-    Made,
-    /// It was there but damaged, and was replaced.
+    /// The state was missing and was created.
+    Created,
+    /// The state was damaged or outdated and was replaced.
     Replaced,
 }
 
@@ -76,14 +75,13 @@ pub trait Effects: Send + Sync + 'static {
     /// Writes a claim's record.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the record cannot be written.
     fn save_record(&self, record: &ClaimRecord) -> Result<(), EffectError>;
 
-    /// Makes sure that a share has a limits page. A page that reads as one of this share is never touched: programs
-    /// that run with it have it mapped.
+    /// Ensures that a share has a limits page. A valid page of this share is never written: processes map it.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the page cannot be read or written.
     fn ensure_page(
         &self,
         uid: &ClaimUid,
@@ -91,72 +89,72 @@ pub trait Effects: Send + Sync + 'static {
         spec: &LimitsSpec,
     ) -> Result<Ensured, EffectError>;
 
-    /// Makes sure that a share has a usage region on a tmpfs of its own. One that is there is never touched.
+    /// Ensures that a share has a usage region on its own tmpfs. An existing region keeps its content.
     ///
     /// # Errors
-    /// When it cannot be mounted or made.
+    /// When the tmpfs cannot be mounted or the region cannot be created.
     fn ensure_usage(&self, uid: &ClaimUid, share: &ShareId) -> Result<Ensured, EffectError>;
 
-    /// Makes sure that the claim's CDI spec is exactly `spec`.
+    /// Ensures that the claim's CDI spec equals `spec`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the spec cannot be read or written.
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError>;
 
     /// Removes the claim's CDI spec.
     ///
     /// # Errors
-    /// When it is there and cannot be removed.
+    /// When the file exists and cannot be removed.
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 
     /// Unmounts and removes all usage regions of the claim.
     ///
     /// # Errors
-    /// When one is there and cannot be removed.
+    /// When a file exists and cannot be removed.
     fn remove_usage(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 
     /// Removes all limits pages of the claim.
     ///
     /// # Errors
-    /// When one is there and cannot be removed.
+    /// When a file exists and cannot be removed.
     fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 
     /// Removes the claim's record.
     ///
     /// # Errors
-    /// When it is there and cannot be removed.
+    /// When the file exists and cannot be removed.
     fn remove_record(&self, uid: &ClaimUid) -> Result<(), EffectError>;
 }
 
-/// The mount calls, which need a privilege that tests lack.
+/// Mount operations. Tests replace them, because they need CAP_SYS_ADMIN.
 pub trait Tmpfs: Send + Sync + 'static {
     /// Mounts a tmpfs of at most `size_bytes` and `inodes` on `dir`.
     ///
     /// # Errors
-    /// Of the system call.
+    /// Error of the system call.
     fn mount(&self, dir: &Path, size_bytes: u64, inodes: u64) -> io::Result<()>;
 
-    /// Unmounts what is mounted on `dir`, also while containers hold it.
+    /// Unmounts the file system on `dir`, even while containers use it.
     ///
     /// # Errors
-    /// Of the system call.
+    /// Error of the system call.
     fn unmount(&self, dir: &Path) -> io::Result<()>;
 
-    /// Whether something is mounted on `dir`, which exists.
+    /// Returns whether `dir`, which must exist, is a mount point.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// When the directory cannot be read.
     fn is_mounted(&self, dir: &Path) -> io::Result<bool>;
 }
 
-/// The kernel's mounts.
+/// Mount operations of the kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KernelTmpfs;
 
 impl Tmpfs for KernelTmpfs {
     fn mount(&self, dir: &Path, size_bytes: u64, inodes: u64) -> io::Result<()> {
-        // Writable for all like /tmp: in a pod with a user namespace the CDI hook, which leaves its mark here, is an
-        // ordinary user. What a tenant puts here is bounded and costs only its own share.
+        // Writable for all, like /tmp: in a pod with a user namespace the CDI hook creates its marker as an ordinary
+        // user. Size and inodes are limited, so a tenant can fill only its own share.
         let options = format!("size={size_bytes},nr_inodes={inodes},mode=1777");
         let options = std::ffi::CString::new(options).map_err(io::Error::other)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -175,10 +173,10 @@ impl Tmpfs for KernelTmpfs {
     }
 }
 
-/// Inodes of a share's tmpfs: its root, the region, the hook's mark, and the temporary file that becomes the mark.
+/// Inodes of a share's tmpfs: the root, the region, the hook's marker, and the marker's temporary file.
 const USAGE_INODES: u64 = 4;
 
-/// The node that the driver runs on.
+/// Effects on the real node.
 pub struct NodeEffects {
     layout: Layout,
     store: RecordStore,
@@ -187,7 +185,7 @@ pub struct NodeEffects {
 }
 
 impl NodeEffects {
-    /// The node whose directories are `layout`.
+    /// Returns the effects for this layout.
     #[must_use]
     pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>) -> Self {
         let store = RecordStore::new(layout.claims());
@@ -239,7 +237,7 @@ impl Effects for NodeEffects {
                 return Ok(Ensured::Present);
             }
             Some(_) => Ensured::Replaced,
-            None => Ensured::Made,
+            None => Ensured::Created,
         };
         let write = || {
             fs::create_dir_all(&dir)?;
@@ -265,9 +263,9 @@ impl Effects for NodeEffects {
         let mounted = self
             .tmpfs
             .is_mounted(&dir)
-            .map_err(|source| file("look at the usage directory", &dir, source))?;
+            .map_err(|source| file("check the mount of the usage directory", &dir, source))?;
         if !mounted {
-            // The region, and one page for its directory.
+            // The region, and one memory page for the directory.
             let size = (REGION_SIZE as u64).next_multiple_of(4096) + 4096;
             self.tmpfs
                 .mount(&dir, size, USAGE_INODES)
@@ -283,7 +281,7 @@ impl Effects for NodeEffects {
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
         let outcome = match self.specs.read(uid.as_str()) {
             Ok(Some(present)) if present == *spec => return Ok(Ensured::Present),
-            Ok(None) => Ensured::Made,
+            Ok(None) => Ensured::Created,
             Ok(Some(_)) | Err(drava_cdi::StoreError::Read { .. }) => Ensured::Replaced,
             Err(error) => return Err(self.spec_error(error)),
         };
@@ -310,20 +308,22 @@ impl Effects for NodeEffects {
         let shares = match fs::read_dir(&dir) {
             Ok(shares) => shares,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(source) => return Err(file("list", &dir, source)),
+            Err(source) => return Err(file("list the usage directories in", &dir, source)),
         };
         for share in shares {
-            let share = share.map_err(|source| file("list", &dir, source))?.path();
+            let share = share
+                .map_err(|source| file("list the usage directories in", &dir, source))?
+                .path();
             let unmount = || {
-                // A crash between two starts can leave a mount on a mount.
+                // After a crash a mount can lie on another mount.
                 while self.tmpfs.is_mounted(&share)? {
                     self.tmpfs.unmount(&share)?;
                 }
                 fs::remove_dir_all(&share)
             };
-            unmount().map_err(|source| file("unmount and remove", &share, source))?;
+            unmount().map_err(|source| file("remove the usage directory", &share, source))?;
         }
-        fs::remove_dir(&dir).map_err(|source| file("remove", &dir, source))
+        fs::remove_dir(&dir).map_err(|source| file("remove the usage directories in", &dir, source))
     }
 
     fn remove_pages(&self, uid: &ClaimUid) -> Result<(), EffectError> {
@@ -332,7 +332,7 @@ impl Effects for NodeEffects {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(source) => Err(EffectError::File {
-                operation: "remove",
+                operation: "remove the limits pages in",
                 path: dir,
                 source,
             }),
@@ -344,11 +344,11 @@ impl Effects for NodeEffects {
     }
 }
 
-/// A region of zeros is a region nobody has used yet. No container sees it before it has its size: the CDI spec that
-/// mounts its directory comes later.
+/// Ensures the region file. A region of zeros is unused. No container sees the file before it has its size, because the
+/// CDI spec that mounts its directory is written later.
 ///
-/// A tenant that is root in its container can truncate, remove or replace the file. One that is there is kept and only
-/// given its size again: a second region would be a second account of the same share.
+/// A tenant that is root in its container can truncate, remove or replace the file. An existing file is kept and resized:
+/// a second region would account the share twice.
 fn ensure_region(path: &Path) -> io::Result<Ensured> {
     match fs::symlink_metadata(path) {
         Ok(present) if present.is_file() => {
@@ -365,25 +365,24 @@ fn ensure_region(path: &Path) -> io::Result<Ensured> {
             } else {
                 fs::remove_file(path)?
             }
-            make_region(path)?;
+            create_region(path)?;
             Ok(Ensured::Replaced)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make_region(path)?;
-            Ok(Ensured::Made)
+            create_region(path)?;
+            Ok(Ensured::Created)
         }
         Err(error) => Err(error),
     }
 }
 
-fn make_region(path: &Path) -> io::Result<()> {
+fn create_region(path: &Path) -> io::Result<()> {
     let file = open_region(path, true)?;
     file.set_len(REGION_SIZE as u64)?;
     file.set_permissions(fs::Permissions::from_mode(paths::REGION_FILE_MODE))
 }
 
-/// Opens the region for writing. What lies at the path is a tenant's to choose: links are not followed and a FIFO
-/// does not block.
+/// Opens the region for writing. A tenant controls the path, so links are not followed and a FIFO does not block.
 fn open_region(path: &Path, new: bool) -> io::Result<fs::File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = fs::OpenOptions::new()
@@ -394,6 +393,6 @@ fn open_region(path: &Path, new: bool) -> io::Result<fs::File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::other("it is not a regular file"))
+        Err(io::Error::other("not a regular file"))
     }
 }

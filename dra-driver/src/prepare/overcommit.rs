@@ -1,7 +1,7 @@
-//! The last line of defence against over-committed cards. Pure.
+//! Overcommit check of a claim against the prepared claims of this node. Pure.
 //!
-//! The API server does not check claims against each other: two allocators, or a claim deleted by force while its pod
-//! still runs, can double-book a card. What is prepared on this node is what counts here.
+//! The API server does not check claims against each other: two allocators, or a claim that was force-deleted while its
+//! pod still runs, can overcommit a GPU. The check uses the records of this node only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,89 +11,89 @@ use crate::capacity::{self, PublishMode, ShareTotals, UnavailableReason};
 use crate::claim::ClaimRef;
 use crate::inventory::NodeInventory;
 
-/// Why a claim would over-commit a card.
+/// Conflict of a claim with the prepared claims or with the state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// The whole card is asked for while others use it, or the reverse.
+    /// One claim needs the whole GPU while another claim uses the GPU.
     #[error(
-        "device {device} (card {card}) would be used as {wanted} while claim {holder} holds it as {held}; \
-         the allocation conflicts with what is prepared on this node, delete one of the pods"
+        "cannot use device {device} (GPU {card}) as {wanted}: claim {holder} uses the GPU as {held}; delete one of \
+         the pods"
     )]
     Exclusive {
-        /// Device that the claim was allocated.
+        /// Allocated device.
         device: String,
-        /// UUID of the card.
+        /// UUID of the GPU.
         card: String,
-        /// How this claim would use it.
+        /// Use by this claim.
         wanted: Use,
-        /// The claim that is in the way.
+        /// The other claim.
         holder: ClaimRef,
-        /// How that claim uses it.
+        /// Use by the other claim.
         held: Use,
     },
-    /// The shares of the card would exceed it.
+    /// The sum of the shares would exceed the GPU.
     #[error(
-        "device {device} (card {card}): {asked} of {what} is allocated to this claim, but {used} of {total} is \
-         prepared for other claims: {holders}; delete one of the pods"
+        "cannot use {requested} of {resource} of device {device} (GPU {card}): {used} of {total} is prepared for other \
+         claims: {holders}; delete one of the pods"
     )]
     Exceeds {
-        /// Device that the claim was allocated.
+        /// Allocated device.
         device: String,
-        /// UUID of the card.
+        /// UUID of the GPU.
         card: String,
-        /// Which amount.
-        what: &'static str,
-        /// The amount of this claim.
-        asked: Amount,
-        /// The amount of others.
+        /// Memory, cores or slots.
+        resource: &'static str,
+        /// Amount of this claim.
+        requested: Amount,
+        /// Amount of the other claims.
         used: Amount,
-        /// The amount there is.
+        /// Total amount of the GPU.
         total: Amount,
-        /// The claims that hold shares.
+        /// Claims with shares of the GPU.
         holders: Holders,
     },
-    /// The card cannot be used at all as it is now.
-    #[error("device {device} (card {card}) cannot be used: {reason}")]
+    /// The GPU cannot be used in its current mode.
+    #[error("cannot use device {device} (GPU {card}): {reason}")]
     NotUsable {
-        /// Device that the claim was allocated.
+        /// Allocated device.
         device: String,
-        /// UUID of the card.
+        /// UUID of the GPU.
         card: String,
-        /// Why.
+        /// Reason.
         reason: UnavailableReason,
     },
-    /// The card cannot be shared as it is now.
-    #[error("device {device} (card {card}) is not shared: {reason}")]
+    /// The GPU cannot be shared in its current mode.
+    #[error("cannot share device {device} (GPU {card}): {reason}")]
     NotShared {
-        /// Device that the claim was allocated.
+        /// Allocated device.
         device: String,
-        /// UUID of the card.
+        /// UUID of the GPU.
         card: String,
-        /// Why.
+        /// Reason.
         reason: Unshared,
     },
 }
 
-/// Why shares of a card cannot be given.
+/// Reason why a GPU cannot be shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unshared {
-    /// It is not on the node any more.
-    Gone,
-    /// Its mode does not allow it.
+    /// The GPU is not on the node.
+    Missing,
+    /// The mode of the GPU excludes shares.
     Unavailable(UnavailableReason),
 }
 
 impl fmt::Display for Unshared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone => f.write_str("the card is gone from this node"),
+            Self::Missing => f.write_str("the GPU is not on this node"),
             Self::Unavailable(reason) => reason.fmt(f),
         }
     }
 }
 
 impl Conflict {
-    /// The claims that are in the way.
+    /// Returns the conflicting claims.
     #[must_use]
     pub fn holders(&self) -> &[ClaimRef] {
         match self {
@@ -104,28 +104,28 @@ impl Conflict {
     }
 }
 
-/// How a claim uses a card.
+/// Use of a GPU by a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Alone.
+    /// Exclusive.
     Whole,
-    /// By shares.
+    /// Shared.
     Shares,
 }
 
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Whole => "a whole card",
+            Self::Whole => "a whole GPU",
             Self::Shares => "shares",
         })
     }
 }
 
-/// An amount that prints in the unit people use for it.
+/// An amount with its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// Bytes, printed in MiB.
+    /// Bytes, displayed in MiB.
     Bytes(u64),
     /// Percent.
     Percent(u64),
@@ -137,13 +137,13 @@ impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(bytes) => write!(f, "{} MiB", bytes.div_ceil(capacity::MIB)),
-            Self::Percent(percent) => write!(f, "{percent} %"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
             Self::Count(count) => write!(f, "{count}"),
         }
     }
 }
 
-/// Claims, printed as a list.
+/// Claims, displayed as a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holders(Vec<ClaimRef>);
 
@@ -160,7 +160,7 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Sums of the shares of one card.
+/// Sums of the shares of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     memory_bytes: u64,
@@ -178,11 +178,10 @@ impl Sums {
     }
 }
 
-/// Refuses `devices` of `claim` if, together with what `others` hold, a card would be used beyond what it has.
-/// `others` may contain `claim` itself, which is skipped.
+/// Checks that `devices` of `claim` and the devices of `others` fit the GPUs. An entry of `claim` in `others` is skipped.
 ///
 /// # Errors
-/// The first conflict, by card and in the order memory, cores, slots.
+/// The first conflict, by GPU and in the order memory, cores, slots.
 pub fn check<'a>(
     claim: &ClaimRef,
     devices: &[Prepared],
@@ -221,7 +220,7 @@ pub fn check<'a>(
     Ok(())
 }
 
-/// How a device is used; `None` for admin access, which holds nothing.
+/// Returns the use of a GPU; `None` for admin access, which needs no capacity.
 fn usage(access: &Access) -> Option<Use> {
     match access {
         Access::Whole => Some(Use::Whole),
@@ -230,8 +229,8 @@ fn usage(access: &Access) -> Option<Use> {
     }
 }
 
-/// What the card is offered as now; `None` where it is gone.
-fn offer(card: &str, inventory: &NodeInventory) -> Option<PublishMode> {
+/// Returns the publish mode of a GPU; `None` when the GPU is not on the node.
+fn publish_mode(card: &str, inventory: &NodeInventory) -> Option<PublishMode> {
     let card = inventory.card(card)?;
     Some(capacity::publish_mode(
         card,
@@ -244,7 +243,7 @@ fn check_usable(
     wanted: &[&Prepared],
     inventory: &NodeInventory,
 ) -> Result<(), Box<Conflict>> {
-    match (wanted.first(), offer(card, inventory)) {
+    match (wanted.first(), publish_mode(card, inventory)) {
         (Some(first), Some(PublishMode::Unpublished(reason))) => {
             Err(Box::new(Conflict::NotUsable {
                 device: first.device.clone(),
@@ -303,7 +302,7 @@ fn check_sums(
         return Ok(());
     };
     let (device, card) = (first.device.clone(), card.to_owned());
-    let totals = match offer(&card, inventory) {
+    let totals = match publish_mode(&card, inventory) {
         Some(PublishMode::WholeAndShares(totals)) => totals,
         Some(PublishMode::WholeOnly(reason) | PublishMode::Unpublished(reason)) => {
             return Err(Box::new(Conflict::NotShared {
@@ -316,7 +315,7 @@ fn check_sums(
             return Err(Box::new(Conflict::NotShared {
                 device,
                 card,
-                reason: Unshared::Gone,
+                reason: Unshared::Missing,
             }));
         }
     };
@@ -325,22 +324,24 @@ fn check_sums(
         cores,
         slots,
     } = totals;
-    let (mut asked, mut used) = (Sums::default(), Sums::default());
-    wanted.iter().for_each(|device| asked.add(&device.access));
+    let (mut requested, mut used) = (Sums::default(), Sums::default());
+    wanted
+        .iter()
+        .for_each(|device| requested.add(&device.access));
     held.iter().for_each(|(_, device)| used.add(&device.access));
     let amounts = [
         (
             "memory",
             Amount::Bytes as fn(u64) -> Amount,
-            asked.memory_bytes,
+            requested.memory_bytes,
             used.memory_bytes,
             memory_bytes,
         ),
-        ("cores", Amount::Percent, asked.cores, used.cores, cores),
-        ("slots", Amount::Count, asked.slots, used.slots, slots),
+        ("cores", Amount::Percent, requested.cores, used.cores, cores),
+        ("slots", Amount::Count, requested.slots, used.slots, slots),
     ];
-    for (what, amount, asked, used, total) in amounts {
-        if asked.saturating_add(used) > total {
+    for (resource, amount, requested, used, total) in amounts {
+        if requested.saturating_add(used) > total {
             let mut holders: Vec<ClaimRef> =
                 held.iter().map(|(holder, _)| (*holder).clone()).collect();
             holders.sort();
@@ -348,8 +349,8 @@ fn check_sums(
             return Err(Box::new(Conflict::Exceeds {
                 device,
                 card,
-                what,
-                asked: amount(asked),
+                resource,
+                requested: amount(requested),
                 used: amount(used),
                 total: amount(total),
                 holders: Holders(holders),

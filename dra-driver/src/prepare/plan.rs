@@ -1,7 +1,7 @@
-//! What a claim's allocation means on this node. Pure: a ResourceClaim and the inventory in, devices out.
+//! Devices of a claim's allocation on this node. Pure.
 //!
-//! Everything that can be wrong with an allocation is found here, before anything is touched. The config of a claim is
-//! hostile input, and so is the allocation itself: the controller wrote it, but the driver is who answers for the card.
+//! The plan validates the allocation before the node is changed. Both the config of the claim and the allocation are
+//! untrusted input.
 
 use std::collections::BTreeMap;
 
@@ -17,134 +17,130 @@ use crate::capacity::{ALL_CORES, MIB};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::inventory::NodeInventory;
 
-/// What is wrong with a claim. The text becomes the pod's event.
+/// The claim or its allocation is invalid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
-    /// The claim of this name is another one now.
-    #[error(
-        "it was replaced by a claim of the same name (uid {found}); the pod must be deleted and created again"
-    )]
+pub enum PlanError {
+    /// Another claim has this name now.
+    #[error("replaced by a claim of the same name (uid {found}); delete and recreate the pod")]
     Replaced {
-        /// UID of the present claim.
+        /// UID of the other claim.
         found: String,
     },
-    /// There is no such claim.
-    #[error("it does not exist in the API server any more")]
-    Gone,
-    /// Nothing is allocated.
-    #[error("it is not allocated (status.allocation is empty)")]
+    /// The claim does not exist.
+    #[error("not found in the API server")]
+    NotFound,
+    /// The claim has no allocation.
+    #[error("not allocated (status.allocation is empty)")]
     NotAllocated,
-    /// No pod may use it.
-    #[error("it is not reserved for any pod (status.reservedFor is empty)")]
+    /// The claim is not reserved.
+    #[error("not reserved for a pod (status.reservedFor is empty)")]
     NotReserved,
-    /// Nothing of it is for this node.
-    #[error("no device of pool {pool} is allocated to it; it is allocated on another node")]
+    /// The allocation has no device of this node.
+    #[error("allocated on another node: the allocation has no device of pool {pool}")]
     OtherNode {
         /// Pool of this node.
         pool: String,
     },
     /// The device is not on this node.
     #[error(
-        "request {request}: device {device} is not on this node any more (present: {present}); \
-         check the card with nvidia-smi, or delete the pod to have the claim allocated again"
+        "request {request}: device {device} is not on this node (present: {present}); check the GPU with nvidia-smi, \
+         or delete the pod to release the allocation"
     )]
     NoDevice {
         /// Request of the claim.
         request: String,
-        /// Device allocated.
+        /// Allocated device.
         device: String,
-        /// Devices there are.
+        /// Devices of this node.
         present: String,
     },
-    /// An allocation of a share without what makes it one.
-    #[error(
-        "request {request}: device {device} is shared but the allocation has no {missing}; {hint}"
-    )]
+    /// The allocation of a share lacks a field.
+    #[error("request {request}: the allocation of shared device {device} has no {missing}; {hint}")]
     Incomplete {
         /// Request of the claim.
         request: String,
-        /// Device allocated.
+        /// Allocated device.
         device: String,
-        /// What is missing.
+        /// The missing field.
         missing: &'static str,
-        /// Why that may be.
+        /// Remedy.
         hint: &'static str,
     },
-    /// An amount that cannot be.
+    /// An amount is out of range.
     #[error(
-        "request {request}: consumedCapacity.{capacity} of device {device} is {found}, {expected}"
+        "request {request}: consumedCapacity.{capacity} of device {device} is {found}, expected {expected}"
     )]
     Amount {
         /// Request of the claim.
         request: String,
-        /// Device allocated.
+        /// Allocated device.
         device: String,
-        /// Which capacity.
+        /// Name of the capacity.
         capacity: &'static str,
-        /// The value as it is written.
+        /// Value in the allocation.
         found: String,
-        /// What it can be.
+        /// Valid values.
         expected: &'static str,
     },
-    /// The opaque config does not decode, or sets what it may not set.
+    /// The opaque config is invalid or sets a field that a claim may not set.
     #[error("request {request}: {error}")]
     Config {
         /// Request of the claim.
         request: String,
-        /// What is wrong.
+        /// Error of the config.
         error: ConfigError,
     },
-    /// Config for shares on a device that is none.
+    /// The config of a whole GPU has a field that applies to shares only.
     #[error(
-        "request {request}: config field {field} is for shares (type vgpu), but device {device} is a whole card"
+        "request {request}: config field {field} applies to shares (type vgpu), but device {device} is a whole GPU"
     )]
-    ConfigOnWholeCard {
+    ConfigOnWholeGpu {
         /// Request of the claim.
         request: String,
-        /// Device allocated.
+        /// Allocated device.
         device: String,
         /// The field.
         field: &'static str,
     },
-    /// An id that is none.
-    #[error("request {request}: {what} {found:?} is not valid")]
+    /// An ID is invalid.
+    #[error("request {request}: invalid {what} {found:?}")]
     Invalid {
         /// Request of the claim.
         request: String,
-        /// Which id.
+        /// Kind of ID.
         what: &'static str,
-        /// The text found.
+        /// Text in the allocation or inventory.
         found: String,
     },
 }
 
-/// Decides what `wanted` gets on the node whose pool is `pool`. `found` is what the API server has under its name.
+/// Returns the devices of `wanted` on the node with this pool. `found` is the claim as the API server has it.
 ///
 /// # Errors
-/// What is wrong with the claim.
+/// When the claim or its allocation is invalid.
 pub fn plan(
     wanted: &ClaimRef,
     found: Option<&ResourceClaim>,
     pool: &str,
     inventory: &NodeInventory,
-) -> Result<Vec<Prepared>, Problem> {
-    let claim = found.ok_or(Problem::Gone)?;
+) -> Result<Vec<Prepared>, PlanError> {
+    let claim = found.ok_or(PlanError::NotFound)?;
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     if uid != wanted.uid.as_str() {
-        return Err(Problem::Replaced {
+        return Err(PlanError::Replaced {
             found: uid.to_owned(),
         });
     }
     let status = claim.status.as_ref();
     let allocation = status
         .and_then(|status| status.allocation.as_ref())
-        .ok_or(Problem::NotAllocated)?;
+        .ok_or(PlanError::NotAllocated)?;
     if status
         .and_then(|status| status.reserved_for.as_ref())
         .is_none_or(Vec::is_empty)
     {
-        return Err(Problem::NotReserved);
+        return Err(PlanError::NotReserved);
     }
     let allocated = allocation.devices.as_ref();
     let results = allocated
@@ -158,14 +154,14 @@ pub fn plan(
         .filter(|result| result.driver == names::DRIVER && result.pool == pool)
         .collect();
     if ours.is_empty() {
-        return Err(Problem::OtherNode {
+        return Err(PlanError::OtherNode {
             pool: pool.to_owned(),
         });
     }
     ours.into_iter()
         .map(|result| {
             let settings =
-                config::resolve(configs, &result.request).map_err(|error| Problem::Config {
+                config::resolve(configs, &result.request).map_err(|error| PlanError::Config {
                     request: result.request.clone(),
                     error,
                 })?;
@@ -178,24 +174,24 @@ fn device(
     result: &DeviceRequestAllocationResult,
     settings: &Settings,
     inventory: &NodeInventory,
-) -> Result<Prepared, Problem> {
+) -> Result<Prepared, PlanError> {
     let (card, shared) = resolve(result, inventory)?;
     let access = match (result.admin_access == Some(true), shared) {
         (true, _) => Access::Admin,
         (false, true) => {
-            // The limits page names the card by the 16 bytes of its UUID.
+            // The limits page stores the UUID as 16 bytes.
             card.uuid
                 .as_str()
                 .parse::<DeviceUuid>()
-                .map_err(|_| Problem::Invalid {
+                .map_err(|_| PlanError::Invalid {
                     request: result.request.clone(),
-                    what: "card UUID",
+                    what: "GPU UUID",
                     found: card.uuid.to_string(),
                 })?;
             Access::Share(share(result, settings)?)
         }
         (false, false) => {
-            whole_card_takes(result, settings)?;
+            check_whole_gpu_config(result, settings)?;
             Access::Whole
         }
     };
@@ -212,16 +208,16 @@ fn device(
     })
 }
 
-/// Kubelet knows main requests only: an alternative `gpu/small` belongs to `gpu`.
+/// Returns the main request of a request: kubelet does not know alternatives such as `gpu/small`.
 fn main_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(main, _)| main)
 }
 
-/// The card of a result, and whether the device is its shares.
+/// Returns the GPU of a result, and whether the device is the shared device of the GPU.
 fn resolve<'a>(
     result: &DeviceRequestAllocationResult,
     inventory: &'a NodeInventory,
-) -> Result<(&'a Card, bool), Problem> {
+) -> Result<(&'a Card, bool), PlanError> {
     let mut devices: BTreeMap<String, (&Card, bool)> = BTreeMap::new();
     for card in &inventory.gpus.cards {
         devices.insert(names::gpu_device(card.minor), (card, false));
@@ -230,7 +226,7 @@ fn resolve<'a>(
     devices
         .get(&result.device)
         .copied()
-        .ok_or_else(|| Problem::NoDevice {
+        .ok_or_else(|| PlanError::NoDevice {
             request: result.request.clone(),
             device: result.device.clone(),
             present: if devices.is_empty() {
@@ -245,10 +241,10 @@ fn resolve<'a>(
         })
 }
 
-fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<Share, Problem> {
-    const OLD_SERVER: &str =
-        "the API server needs the feature gate DRAConsumableCapacity (on since Kubernetes 1.36)";
-    let incomplete = |missing, hint| Problem::Incomplete {
+fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<Share, PlanError> {
+    const FEATURE_GATE: &str = "enable the feature gate DRAConsumableCapacity of the API server (default since \
+                                Kubernetes 1.36)";
+    let incomplete = |missing, hint| PlanError::Incomplete {
         request: result.request.clone(),
         device: result.device.clone(),
         missing,
@@ -257,8 +253,8 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
     let id = result
         .share_id
         .as_deref()
-        .ok_or_else(|| incomplete("shareID", OLD_SERVER))?;
-    let id = ShareId::parse(id).map_err(|_| Problem::Invalid {
+        .ok_or_else(|| incomplete("shareID", FEATURE_GATE))?;
+    let id = ShareId::parse(id).map_err(|_| PlanError::Invalid {
         request: result.request.clone(),
         what: "shareID",
         found: id.to_owned(),
@@ -267,16 +263,16 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         .consumed_capacity
         .as_ref()
         .filter(|consumed| !consumed.is_empty())
-        .ok_or_else(|| incomplete("consumedCapacity", OLD_SERVER))?;
-    let writer = "whoever allocated the claim must set every capacity of the device";
+        .ok_or_else(|| incomplete("consumedCapacity", FEATURE_GATE))?;
+    let allocator = "the allocator must set every capacity of the device";
     let amount = |capacity: &'static str, missing: &'static str| {
         consumed
             .get(capacity)
-            .ok_or_else(|| incomplete(missing, writer))
+            .ok_or_else(|| incomplete(missing, allocator))
     };
     let memory = amount(names::capacity::MEMORY, "consumedCapacity.memory")?;
     let cores = amount(names::capacity::CORES, "consumedCapacity.cores")?;
-    let wrong = |capacity, found: &RawQuantity, expected| Problem::Amount {
+    let wrong = |capacity, found: &RawQuantity, expected| PlanError::Amount {
         request: result.request.clone(),
         device: result.device.clone(),
         capacity,
@@ -289,28 +285,18 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
             wrong(
                 names::capacity::MEMORY,
                 memory,
-                "it must be a positive multiple of 1Mi",
+                "a positive multiple of 1Mi",
             )
         })?;
     let cores = whole(cores)
         .filter(|&percent| percent <= ALL_CORES)
-        .ok_or_else(|| {
-            wrong(
-                names::capacity::CORES,
-                cores,
-                "it must be a whole number from 0 to 100",
-            )
-        })?;
-    // An allocator that knows no slots takes one.
+        .ok_or_else(|| wrong(names::capacity::CORES, cores, "an integer from 0 to 100"))?;
+    // Allocators other than drava's may not set slots.
     let slots = match consumed.get(names::capacity::SLOTS) {
         None => 1,
-        Some(slots) => whole(slots).filter(|&slots| slots >= 1).ok_or_else(|| {
-            wrong(
-                names::capacity::SLOTS,
-                slots,
-                "it must be a whole number from 1",
-            )
-        })?,
+        Some(slots) => whole(slots)
+            .filter(|&slots| slots >= 1)
+            .ok_or_else(|| wrong(names::capacity::SLOTS, slots, "an integer of at least 1"))?,
     };
     Ok(Share {
         id,
@@ -332,30 +318,30 @@ fn whole(quantity: &RawQuantity) -> Option<u64> {
         .and_then(|value| u64::try_from(value).ok())
 }
 
-/// A tenant who limits a whole card would believe in a limit that nobody enforces.
-fn whole_card_takes(
+/// Rejects limits on a whole GPU: they would have no effect.
+fn check_whole_gpu_config(
     result: &DeviceRequestAllocationResult,
     settings: &Settings,
-) -> Result<(), Problem> {
+) -> Result<(), PlanError> {
     let defaults = Settings::default();
-    let refuse = |field| Problem::ConfigOnWholeCard {
+    let reject = |field| PlanError::ConfigOnWholeGpu {
         request: result.request.clone(),
         device: result.device.clone(),
         field,
     };
     if settings.memory_percent.is_some() {
-        return Err(refuse("memory.percent"));
+        return Err(reject("memory.percent"));
     }
     if settings.compute_policy != defaults.compute_policy {
-        return Err(refuse("computePolicy"));
+        return Err(reject("computePolicy"));
     }
     if settings.memory_policy != defaults.memory_policy {
-        return Err(refuse("memory.policy"));
+        return Err(reject("memory.policy"));
     }
     Ok(())
 }
 
-/// The claim that `claim` is, if it is complete enough to be one.
+/// Returns the reference of a claim; `None` when its metadata is incomplete.
 #[must_use]
 pub fn claim_ref(claim: &ResourceClaim) -> Option<ClaimRef> {
     Some(ClaimRef {

@@ -1,10 +1,11 @@
-//! One durable file per claim: what was prepared for it, enough to answer again, repair, guard and undo without the
-//! API server and without the GPU library.
+//! Claim records: one durable file per prepared claim.
 //!
-//! The file is two lines: a header `{"version":1,"crc32":"…"}` and the record as JSON. The checksum is over the raw
-//! bytes of the second line, so a build that knows more or fewer fields still verifies what another one wrote.
-//! A file is replaced by rename after fsync: it is always whole, old or new. One that does not verify (a bad disk, a
-//! hand edit) is moved aside and its claim is rebuilt from the API server; it never stops the driver.
+//! A record suffices to answer kubelet again, to repair, to check conflicts and to unprepare, without the API server and
+//! without the GPU library.
+//!
+//! The file has two lines: a header `{"version":1,"crc32":"…"}` and the record as JSON. The checksum covers the raw bytes
+//! of the second line, so builds with more or fewer fields can verify it. Files are replaced atomically. A damaged record
+//! (disk error, manual edit) is quarantined and rebuilt from the API server; it does not stop the driver.
 
 use std::fs;
 use std::io;
@@ -16,55 +17,55 @@ use super::{Delivery, Prepared};
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::files;
 
-/// Version of the record's layout. Fields may be added within a version; they must have a default.
+/// Version of the record format. Fields may be added within a version if they have a default.
 const VERSION: u32 = 1;
 
-/// Ends the name of a record that did not verify, until its claim is rebuilt or gone.
+/// File extension of a quarantined record.
 const CORRUPT: &str = "corrupt";
 
-/// How far a claim's preparation has come.
+/// Stage of a claim's preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stage {
-    /// Effects may exist; kubelet has not been told that the claim is ready.
+    /// State may exist; kubelet got no successful answer.
     Intent,
-    /// Everything exists; kubelet may have been told.
+    /// All state exists; kubelet may have got a successful answer.
     Prepared,
 }
 
-/// What is recorded about a claim.
+/// Record of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimRecord {
     /// The claim.
     pub claim: ClaimRef,
-    /// How far it has come.
+    /// Stage of the preparation.
     pub stage: Stage,
-    /// What it holds.
+    /// Devices of the claim.
     pub devices: Vec<Prepared>,
-    /// Content hash of the libvgpu.so that its containers load.
+    /// Content hash of the libvgpu.so of its containers.
     pub library: String,
-    /// Content hash of the CDI hook that its containers run.
+    /// Content hash of the CDI hook of its containers.
     pub hook: String,
-    /// How the library gets into its containers.
+    /// Delivery of libvgpu.so.
     #[serde(default)]
     pub delivery: Delivery,
 }
 
-/// What a record file turned out to be.
+/// Content of a record file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Loaded {
-    /// There is none.
+    /// The file does not exist.
     Absent,
-    /// It verified.
+    /// The record is valid.
     Present(Box<ClaimRecord>),
-    /// It did not verify, and why.
+    /// The record is damaged, for this reason.
     Corrupt(String),
 }
 
 /// A record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("{operation} {}", path.display())]
+#[error("cannot {operation} {}", path.display())]
 pub struct RecordError {
     operation: &'static str,
     path: PathBuf,
@@ -78,14 +79,14 @@ struct Header {
     crc32: String,
 }
 
-/// The records of this node.
+/// Record files of this node.
 #[derive(Debug, Clone)]
 pub struct RecordStore {
     dir: PathBuf,
 }
 
 impl RecordStore {
-    /// Records in `dir`, which exists.
+    /// Returns the records in `dir`, which must exist.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
         Self { dir }
@@ -94,13 +95,13 @@ impl RecordStore {
     /// Reads the record of a claim.
     ///
     /// # Errors
-    /// When the file cannot be read; one that does not verify is [`Loaded::Corrupt`].
+    /// When the file cannot be read. A damaged record is [`Loaded::Corrupt`].
     pub fn load(&self, uid: &ClaimUid) -> Result<Loaded, RecordError> {
         let path = self.path(uid);
         match fs::read(&path) {
             Ok(bytes) => Ok(match decode(&bytes) {
                 Ok(record) if record.claim.uid == *uid => Loaded::Present(Box::new(record)),
-                Ok(record) => Loaded::Corrupt(format!("it is of claim {}", record.claim)),
+                Ok(record) => Loaded::Corrupt(format!("record of claim {}", record.claim)),
                 Err(reason) => Loaded::Corrupt(reason),
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded::Absent),
@@ -112,10 +113,10 @@ impl RecordStore {
         }
     }
 
-    /// Writes a record; it is on the disk when this returns.
+    /// Writes a record durably.
     ///
     /// # Errors
-    /// When it cannot be written; the old record, if any, is then still there.
+    /// When the record cannot be written; an existing record then stays.
     pub fn save(&self, record: &ClaimRecord) -> Result<(), RecordError> {
         let path = self.path(&record.claim.uid);
         files::write_durably(&path, &encode(record), 0o600).map_err(|source| RecordError {
@@ -125,10 +126,10 @@ impl RecordStore {
         })
     }
 
-    /// Removes the record of a claim, quarantined ones included. There need not be one.
+    /// Removes the record of a claim, quarantined or not. Succeeds when no record exists.
     ///
     /// # Errors
-    /// When a file is there and cannot be removed.
+    /// When a file exists and cannot be removed.
     pub fn remove(&self, uid: &ClaimUid) -> Result<(), RecordError> {
         for path in [self.path(uid), self.quarantine_path(uid)] {
             files::remove_durably(&path).map_err(|source| RecordError {
@@ -140,32 +141,32 @@ impl RecordStore {
         Ok(())
     }
 
-    /// Moves a record that does not verify aside.
+    /// Quarantines a damaged record. Returns the new path.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// When the file cannot be renamed.
     pub fn quarantine(&self, uid: &ClaimUid) -> Result<PathBuf, RecordError> {
-        let (path, aside) = (self.path(uid), self.quarantine_path(uid));
-        fs::rename(&path, &aside)
+        let (path, quarantined) = (self.path(uid), self.quarantine_path(uid));
+        fs::rename(&path, &quarantined)
             .and_then(|()| files::sync_dir(&self.dir))
             .map_err(|source| RecordError {
-                operation: "move aside the claim record",
+                operation: "quarantine the claim record",
                 path,
                 source,
             })?;
-        Ok(aside)
+        Ok(quarantined)
     }
 
-    /// Whether the claim's record did not verify and was not rebuilt yet.
+    /// Returns whether the claim's record is quarantined.
     #[must_use]
     pub fn is_quarantined(&self, uid: &ClaimUid) -> bool {
         self.quarantine_path(uid).exists()
     }
 
-    /// Forgets that a claim's record was quarantined: its claim is recorded anew.
+    /// Removes the quarantined record after a rebuild.
     ///
     /// # Errors
-    /// When the file is there and cannot be removed.
+    /// When the file exists and cannot be removed.
     pub fn clear_quarantine(&self, uid: &ClaimUid) -> Result<(), RecordError> {
         let path = self.quarantine_path(uid);
         files::remove_durably(&path).map_err(|source| RecordError {
@@ -175,7 +176,7 @@ impl RecordStore {
         })
     }
 
-    /// Claims that have a record, and claims whose record is quarantined.
+    /// Lists the claims with records.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -214,17 +215,17 @@ impl RecordStore {
     }
 }
 
-/// Claims with record files.
+/// Claims with records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// Claims that have a record.
+    /// Claims with a record that is not quarantined.
     pub recorded: Vec<ClaimUid>,
-    /// Claims whose record did not verify and was not rebuilt yet.
+    /// Claims with a quarantined record.
     pub quarantined: Vec<ClaimUid>,
 }
 
 fn encode(record: &ClaimRecord) -> Vec<u8> {
-    // Serialising plain structs of strings and numbers into memory has no way to fail.
+    // Serializing structs of strings and numbers into memory cannot fail.
     let body = serde_json::to_vec(record).unwrap_or_default();
     let header = Header {
         version: VERSION,
@@ -240,23 +241,20 @@ fn encode(record: &ClaimRecord) -> Vec<u8> {
 fn decode(bytes: &[u8]) -> Result<ClaimRecord, String> {
     let mut lines = bytes.splitn(2, |&byte| byte == b'\n');
     let header: Header = serde_json::from_slice(lines.next().unwrap_or_default())
-        .map_err(|error| format!("its header does not decode: {error}"))?;
+        .map_err(|error| format!("invalid header: {error}"))?;
     if header.version != VERSION {
         return Err(format!(
-            "its layout has version {}, this driver knows {VERSION}",
+            "unsupported version {}, expected {VERSION}",
             header.version
         ));
     }
     let body = lines
         .next()
         .and_then(|rest| rest.strip_suffix(b"\n"))
-        .ok_or("it is cut short")?;
+        .ok_or("truncated")?;
     let found = format!("{:08x}", crc32fast::hash(body));
     if found != header.crc32 {
-        return Err(format!(
-            "its checksum is {found}, the header says {}",
-            header.crc32
-        ));
+        return Err(format!("checksum {found}, expected {}", header.crc32));
     }
-    serde_json::from_slice(body).map_err(|error| format!("it does not decode: {error}"))
+    serde_json::from_slice(body).map_err(|error| format!("invalid body: {error}"))
 }

@@ -1,8 +1,7 @@
-//! Which artifacts the containers of a claim use: those of now, or, where the claim's record was damaged, those that its
-//! CDI spec names.
+//! Versions of the artifacts that the containers of a claim use. Pure.
 //!
-//! Containers that run keep the libvgpu and the way of delivery that they started with, and so must those that join
-//! them. A damaged record is rebuilt from the API server, which knows nothing of that. Pure.
+//! All containers of a claim use the libvgpu and the delivery of the first. The API server, from which a damaged record
+//! is rebuilt, does not have the versions; they are recovered from the CDI spec.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -14,33 +13,32 @@ use crate::artifacts::{Artifact, Installed, Stubs};
 use crate::claim::ClaimUid;
 use crate::options;
 
-/// Artifacts that the containers of a claim use.
+/// Versions of the artifacts of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Used {
+pub struct ArtifactVersions {
     /// Content hash of `libvgpu.so`.
     pub library: String,
     /// Content hash of the CDI hook.
     pub hook: String,
-    /// How the library gets into the containers.
+    /// Delivery of the library.
     pub delivery: Delivery,
 }
 
-impl Used {
-    /// What a claim gets that is prepared now.
+impl ArtifactVersions {
+    /// Returns the versions for a new claim.
     #[must_use]
-    pub fn now(delivery: options::Delivery, installed: &Installed) -> Self {
+    pub fn current(delivery: options::Delivery, installed: &Installed) -> Self {
         Self {
             library: installed.library.clone(),
             hook: installed.hook.clone(),
-            delivery: Delivery::of(delivery, installed),
+            delivery: Delivery::from_option(delivery, installed),
         }
     }
 
-    /// What `spec`, which is there for the claim, was made with; `None` where it is of other devices than these, so that
-    /// no container of theirs was made with it. What it does not name, because no device of the claim needs it, is as
-    /// now.
+    /// Returns the versions in the claim's CDI spec; `None` when the spec has other devices, so that no container of these
+    /// devices was created with it. Artifacts that the spec does not name get the current version.
     #[must_use]
-    pub fn of_spec(
+    pub fn from_spec(
         spec: &Spec,
         uid: &ClaimUid,
         devices: &[Prepared],
@@ -57,20 +55,20 @@ impl Used {
             let mut files = edits(spec).flat_map(files);
             files.find_map(|file| hash_of(artifact, file, state_dir))
         };
-        let now = Self::now(delivery, installed);
+        let current = Self::current(delivery, installed);
         let library = hash(Artifact::Library);
         let delivery = match (&library, hash(Artifact::CudaStub)) {
-            (None, _) => now.delivery,
+            (None, _) => current.delivery,
             (Some(_), None) => Delivery::Preload,
             (Some(_), Some(cuda)) => Delivery::Shim(Stubs {
                 cuda,
-                // A driver without NVML has no place for its stub.
+                // A driver root without NVML has no stub of it.
                 nvml: hash(Artifact::NvmlStub).unwrap_or_else(|| installed.stubs.nvml.clone()),
             }),
         };
         Some(Self {
-            library: library.unwrap_or(now.library),
-            hook: hash(Artifact::Hook).unwrap_or(now.hook),
+            library: library.unwrap_or(current.library),
+            hook: hash(Artifact::Hook).unwrap_or(current.hook),
             delivery,
         })
     }
@@ -81,14 +79,14 @@ fn edits(spec: &Spec) -> impl Iterator<Item = &ContainerEdits> {
     std::iter::once(spec.container_edits()).chain(of_devices)
 }
 
-/// Files on the node that containers, or hooks for them, use.
+/// Returns the host paths of mounts and hooks.
 fn files(edits: &ContainerEdits) -> impl Iterator<Item = &Path> {
     let mounts = edits.mounts.iter().map(|mount| &mount.host_path);
     let hooks = edits.hooks.iter().map(|hook| &hook.path);
     mounts.chain(hooks).map(Path::new)
 }
 
-/// The version of `artifact` that lies at `path`.
+/// Returns the hash of `artifact` if `path` is a version of it.
 fn hash_of(artifact: Artifact, path: &Path, state_dir: &Path) -> Option<String> {
     let hash = path.parent()?.file_name().and_then(OsStr::to_str)?;
     (artifact.path(state_dir, hash) == path).then(|| hash.to_owned())

@@ -1,7 +1,7 @@
-//! The CDI spec of a claim: what each of its containers gets. Pure but for looking at device files.
+//! CDI spec of a claim. Pure except for reading device files.
 //!
-//! One CDI device per allocation result; kubelet gives a container only those of the requests it names. What all have
-//! in common (libraries, control nodes, hooks) stands once for the spec where every device wants the same of it.
+//! The spec has one CDI device per allocation result; kubelet passes a container the devices of its requests. Edits that
+//! all devices share (libraries, control nodes, hooks) are edits of the spec.
 
 use drava_api::names;
 use drava_cdi::{
@@ -14,9 +14,9 @@ use super::record::ClaimRecord;
 use super::{Access, Delivery, Prepared, Share};
 use crate::artifacts::Artifact;
 use crate::claim::ClaimUid;
-use crate::layout::{Layout, MARK};
+use crate::layout::{Layout, MARKER};
 
-/// The containers' view could not be put together.
+/// The CDI spec could not be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -25,26 +25,26 @@ pub enum SpecError {
     Node {
         /// The device.
         device: String,
-        /// Which file.
+        /// Error with the path of the file.
         source: NodeError,
     },
-    /// There is nothing that the stub could stand before.
+    /// The driver root has no library that the stub replaces.
     #[error(
-        "the driver root {root} has no library with the SONAME libcuda.so.1, in whose place its stub could be (delivery shim)"
+        "the driver root {root} has no library with the SONAME libcuda.so.1, which delivery shim requires"
     )]
     NoStub {
         /// The driver root on the node.
         root: String,
     },
-    /// A container runtime would refuse the spec.
-    #[error("its CDI spec would be invalid: {0}")]
+    /// The spec is invalid.
+    #[error("invalid CDI spec: {0}")]
     Invalid(Invalid),
 }
 
-/// Builds the spec of what `record` says.
+/// Builds the CDI spec of a record.
 ///
 /// # Errors
-/// When a card has no device file, or a path cannot be put into a spec.
+/// When a GPU has no device file, or a path is invalid in a spec.
 pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<Spec, SpecError> {
     let state_dir = layout.state_dir();
     let hook = HookProgram::new(
@@ -62,12 +62,12 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
         .iter()
         .map(|device| library.view(&device.access))
         .collect();
-    let all_alike = views
+    let is_uniform = views
         .windows(2)
         .all(|pair| matches!(pair, [a, b] if a == b));
     let edits = |view: &View<'_>| driver.edits(view.parts, view.substitutes, &hook);
     let common = match views.first() {
-        Some(first) if all_alike => edits(first),
+        Some(first) if is_uniform => edits(first),
         Some(_) | None => ContainerEdits::default(),
     };
     let devices = record.devices.iter().zip(views).map(|(device, view)| {
@@ -77,7 +77,7 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
                 device: device.device.clone(),
                 source,
             })?;
-        let mut own = if all_alike {
+        let mut own = if is_uniform {
             ContainerEdits::default()
         } else {
             edits(&view)
@@ -85,8 +85,8 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
         own.append(card);
         if let Some(share) = device.share() {
             let uid = &record.claim.uid;
-            let delivered = library.delivered(&view, driver, &hook);
-            own.append(share_edits(uid, share, layout, &library, delivered, &hook));
+            let delivery = library.delivery_hook(&view, driver, &hook);
+            own.append(share_edits(uid, share, layout, &library, delivery, &hook));
         }
         Ok(Device {
             name: device.cdi_name(&record.claim.uid),
@@ -98,14 +98,14 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
     Spec::new(names::CDI_KIND, devices, common).map_err(SpecError::Invalid)
 }
 
-/// `libvgpu.so`, and what leads programs to it.
+/// `libvgpu.so` and its stubs.
 struct Library {
     host_path: String,
-    /// Stubs; none where it is preloaded.
+    /// Stubs; empty for delivery `preload`.
     substitutes: Vec<Substitute>,
 }
 
-/// What of the driver a device's containers see.
+/// Parts of the NVIDIA driver that the containers of a device get.
 #[derive(PartialEq, Eq)]
 struct View<'a> {
     parts: &'static [Part],
@@ -114,7 +114,7 @@ struct View<'a> {
 
 impl Library {
     fn view(&self, access: &Access) -> View<'_> {
-        // A card that is limited by nothing has the driver's own libraries.
+        // Containers without limits get the original libraries.
         let substitutes = match access {
             Access::Share(_) => self.substitutes.as_slice(),
             Access::Whole | Access::Admin => &[],
@@ -125,8 +125,8 @@ impl Library {
         }
     }
 
-    /// The hook that makes sure that programs meet it.
-    fn delivered(&self, view: &View<'_>, driver: &Driver, hook: &HookProgram) -> Hook {
+    /// Returns the hook that makes programs load the library.
+    fn delivery_hook(&self, view: &View<'_>, driver: &Driver, hook: &HookProgram) -> Hook {
         let stubs: Vec<String> = view
             .substitutes
             .iter()
@@ -141,7 +141,7 @@ impl Library {
     }
 }
 
-/// The stubs of a claim. A node without NVML needs none of it.
+/// Returns the stubs of a claim. A driver root without NVML gets no stub of it.
 fn substitutes(
     delivery: &Delivery,
     layout: &Layout,
@@ -181,23 +181,23 @@ fn parts(access: &Access) -> &'static [Part] {
     }
 }
 
-/// What makes a device a share: the library, what it may use, and where it counts.
+/// Returns the edits of a share: the library, the limits directory and the usage directory.
 fn share_edits(
     uid: &ClaimUid,
     share: &Share,
     layout: &Layout,
     library: &Library,
-    delivered: Hook,
+    delivery: Hook,
     hook: &HookProgram,
 ) -> ContainerEdits {
     let inside = format!("{}/{}", paths::RUN_DIR, share.id);
     let limits = layout.limits(uid, &share.id);
     let usage = layout.usage(uid, &share.id);
     ContainerEdits {
-        // The mark last: it says that everything before it was done.
+        // The marker hook runs last: the marker means that all other edits were applied.
         hooks: vec![
-            delivered,
-            hook.mark(&format!("{inside}/{}/{MARK}", paths::USAGE_DIR)),
+            delivery,
+            hook.mark(&format!("{inside}/{}/{MARKER}", paths::USAGE_DIR)),
         ],
         mounts: vec![
             Mount::read_only(&library.host_path, paths::LIBRARY),
@@ -214,7 +214,7 @@ fn share_edits(
     }
 }
 
-/// For whoever reads the file.
+/// Returns annotations that identify the device to a reader of the file.
 fn annotations(device: &Prepared) -> std::collections::BTreeMap<String, String> {
     [
         ("card", device.card.uuid.clone()),

@@ -1,6 +1,6 @@
-//! A card as DRA devices: names, attributes, capacities, counters.
+//! DRA devices of a GPU: attributes, capacities, counters, taints.
 //!
-//! All types of device carry the same attribute keys: a CEL selector that names a missing one fails the whole pod.
+//! All device types have the same attribute keys: a CEL selector on a missing attribute fails the pod.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::capacity::{self, ALL_CORES, MIB, ShareTotals};
 use crate::inventory::NodeInventory;
 use crate::options::Scheduling;
 
-/// Longest string that an attribute may hold (`DeviceAttributeMaxValueLength`).
+/// Maximum length of a string attribute (`DeviceAttributeMaxValueLength`).
 const MAX_ATTRIBUTE_BYTES: usize = 64;
 
-/// The whole card.
+/// Returns the device of the whole GPU.
 pub(super) fn gpu(
     card: &Card,
     node: &NodeInventory,
@@ -46,7 +46,7 @@ pub(super) fn gpu(
     }
 }
 
-/// Shares of the card.
+/// Returns the device of the shares.
 pub(super) fn vgpu(
     card: &Card,
     node: &NodeInventory,
@@ -63,7 +63,7 @@ pub(super) fn vgpu(
         request_policy: policy(
             Quantity::bytes(memory_bytes),
             Quantity::bytes(MIB),
-            // Where min + step would lie beyond the value the API server refuses a step.
+            // The API server rejects a step when min + step exceeds the value.
             (memory_bytes >= 2 * MIB).then_some(Quantity::bytes(MIB)),
             Some(Quantity::bytes(memory_bytes)),
         ),
@@ -101,10 +101,10 @@ pub(super) fn vgpu(
     }
 }
 
-/// What the types of device of one card compete for.
+/// Returns the counters that all devices of a GPU consume.
 ///
-/// Memory slices come from NVML's placements, engines from its largest profile. A card without MIG has one counter
-/// `card`, which only says that whole card and shares exclude each other.
+/// Memory slices are NVML's MIG placements; engines are those of the largest profile. A GPU without MIG has one counter
+/// `card`, so that whole GPU and shares exclude each other.
 pub(super) fn counter_set(card: &Card) -> CounterSet {
     CounterSet {
         name: names::gpu_device(card.minor),
@@ -131,7 +131,7 @@ fn counters(card: &Card) -> BTreeMap<String, Counter> {
     let slices = profiles
         .iter()
         .flat_map(|profile| &profile.placements)
-        .map(|place| place.start + place.size)
+        .map(|placement| placement.start + placement.size)
         .max();
     let Some(slices) = slices else {
         return BTreeMap::from([("card".to_owned(), count(1))]);
@@ -155,7 +155,7 @@ fn counters(card: &Card) -> BTreeMap<String, Counter> {
     counters
 }
 
-/// Instances with media extensions that the card takes at once.
+/// Returns the maximum number of instances with media extensions.
 fn media_extensions(profile: &MigProfile) -> u32 {
     match profile.variant {
         MigVariant::MediaExtensions | MigVariant::AllMediaExtensions => profile.instance_count,
@@ -210,8 +210,8 @@ fn attributes(
         (name::PCI_BUS_ID, string(&card.pci_bus_id)),
         (name::NUMA_NODE, int(card.numa_node.map_or(-1, i64::from))),
     ]);
-    // The standard attribute is left out where it is unknown, on all types of the card alike: a made-up value would
-    // make cards of different roots look aligned.
+    // Without a known root all devices of the GPU lack the standard attribute: a placeholder would make GPUs of
+    // different roots look aligned.
     if let Some(root) = node.pcie_roots.get(&card.uuid) {
         attributes.insert(name::PCIE_ROOT, string(root));
     }
@@ -221,7 +221,7 @@ fn attributes(
         .collect()
 }
 
-/// Taints of a card's devices: ours while the controller allocates, and the reason why it must not be used.
+/// Returns the taints of a device: the managed taint in managed mode, and the reason why the device must not be used.
 pub(super) fn taints(scheduling: Scheduling, unhealthy: Option<&str>) -> Option<Vec<DeviceTaint>> {
     let taint = |key: &str, value: &str| DeviceTaint {
         key: key.to_owned(),
@@ -247,10 +247,7 @@ fn fixed(value: Quantity) -> DeviceCapacity {
     }
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "the field that it fills is optional"
-)]
+#[expect(clippy::unnecessary_wraps, reason = "the field is optional")]
 fn policy(
     default: Quantity,
     min: Quantity,
@@ -268,7 +265,7 @@ fn policy(
     })
 }
 
-/// A string attribute, cut at a character boundary where it is longer than the API takes.
+/// Returns a string attribute, truncated at a character boundary to the maximum length.
 fn string(value: &str) -> DeviceAttribute {
     let end = value
         .char_indices()
@@ -284,7 +281,7 @@ fn string(value: &str) -> DeviceAttribute {
 
 fn semver(value: &str) -> DeviceAttribute {
     DeviceAttribute {
-        version: Some(version::normalise(value)),
+        version: Some(version::normalize(value)),
         ..DeviceAttribute::default()
     }
 }

@@ -1,7 +1,8 @@
-//! What must be written so that the published slices become the desired ones. Pure.
+//! Writes that turn the existing slices into the desired slices. Pure.
 //!
-//! Generation rules are those of the Go helper: one changed slice keeps the pool's generation, anything more bumps it
-//! and rewrites every slice, so that readers never combine slices of two states of the pool.
+//! Generations follow the Go helper (`dynamic-resource-allocation/resourceslice`): one changed slice keeps the pool's
+//! generation; more changes increment the generation and rewrite every slice, so that readers never combine slices of
+//! two states.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use serde_json::Value;
 
 use super::{Features, Pool, SliceContent};
 
-/// The Node that owns the slices.
+/// Node object that owns the slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Name of the node.
     pub node: String,
-    /// UID of its Node object.
+    /// UID of the Node object.
     pub uid: String,
 }
 
@@ -36,23 +37,23 @@ impl Owner {
     }
 }
 
-/// One write. They are done in the order delete, update, create.
+/// One write. The order is delete, update, create.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// Delete the slice that has this UID.
+    /// Deletes a slice.
     Delete {
         /// Object name.
         name: String,
-        /// UID it must still have.
+        /// UID of the slice, a precondition.
         uid: String,
     },
-    /// Replace the slice; carries the resource version that it was computed from.
+    /// Replaces a slice; has the resource version of the existing slice.
     Update(Box<ResourceSlice>),
-    /// Create the slice.
+    /// Creates a slice.
     Create(Box<ResourceSlice>),
 }
 
-/// What must be written so that `existing` (all slices of this driver and node) becomes `pool`.
+/// Returns the writes that turn `existing` (all slices of this driver and node) into `pool`.
 #[must_use]
 pub fn changes(existing: &[ResourceSlice], pool: &Pool, owner: &Owner) -> Vec<Change> {
     let slice_count = i64::try_from(pool.slices.len()).unwrap_or(i64::MAX);
@@ -171,7 +172,7 @@ fn build(
     }
 }
 
-/// An unchanged taint keeps the time at which the API server first saw it: evictions are counted from there.
+/// Copies `timeAdded` of unchanged taints: toleration seconds count from that time.
 fn keep_taint_times(device: &Device, before: &[Device]) -> Device {
     let mut device = device.clone();
     let Some(before) = before.iter().find(|before| before.name == device.name) else {
@@ -191,14 +192,15 @@ fn keep_taint_times(device: &Device, before: &[Device]) -> Device {
     device
 }
 
-/// Whether the API server has what we want, up to spelling: quantities are compared by value, `timeAdded` is its own.
+/// Returns whether both slices are equivalent: quantities are compared by value, and `timeAdded`, which the API server
+/// sets, is ignored.
 #[must_use]
 pub fn same(present: &ResourceSlice, wanted: &ResourceSlice) -> bool {
     present.metadata.owner_references == wanted.metadata.owner_references
         && comparable(&present.spec) == comparable(&wanted.spec)
 }
 
-/// Fields of `sent` that are missing in `stored`.
+/// Returns the features that the API server stored: a feature is unset when `sent` uses its fields and `stored` does not.
 #[must_use]
 pub fn dropped(sent: &ResourceSlice, stored: &ResourceSlice) -> Features {
     let has_counters = |spec: &ResourceSliceSpec| {
@@ -234,17 +236,17 @@ fn any_device(spec: &ResourceSliceSpec, test: impl Fn(&Device) -> bool) -> bool 
     spec.devices.iter().flatten().any(test)
 }
 
-/// The spec as JSON without `timeAdded`, empty lists and nulls, and with quantities in one spelling.
+/// Returns the spec as JSON without `timeAdded`, empty lists and nulls, and with canonical quantities.
 fn comparable(spec: &ResourceSliceSpec) -> Value {
     let mut value = serde_json::to_value(spec).unwrap_or(Value::Null);
-    normalise(None, &mut value);
+    normalize(None, &mut value);
     value
 }
 
-/// JSON keys whose value is a quantity wherever they occur in a slice. (An attribute's string is under `string`.)
+/// JSON keys whose value is a quantity anywhere in a slice. (String attributes use the key `string`.)
 const QUANTITIES: [&str; 5] = ["value", "default", "min", "max", "step"];
 
-fn normalise(key: Option<&str>, value: &mut Value) {
+fn normalize(key: Option<&str>, value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.remove("timeAdded");
@@ -255,10 +257,10 @@ fn normalise(key: Option<&str>, value: &mut Value) {
                 Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
             });
             for (key, field) in fields.iter_mut() {
-                normalise(Some(key), field);
+                normalize(Some(key), field);
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| normalise(key, item)),
+        Value::Array(items) => items.iter_mut().for_each(|item| normalize(key, item)),
         Value::String(text) => {
             let quantity = key
                 .filter(|key| QUANTITIES.contains(key))

@@ -1,10 +1,10 @@
-//! Devices that the node does not offer any more and that are still published: of a card that is gone, or of one whose
-//! mode has been changed (MIG, compute mode, confidential computing).
+//! Retained devices: published devices that the node does not offer any longer, because the GPU is missing or its mode
+//! changed (MIG, compute mode, confidential computing).
 //!
-//! Schedulers compute what is free from what is published, so a device that a claim holds must not vanish. Such devices
-//! stay published as they were, with a taint that says why; when the taint has stood for a while and no claim holds one
-//! of them, they are withdrawn. What the API server has is the memory of it, because that outlives the driver; this
-//! module decides, [`writer`](super::writer) asks and writes.
+//! Schedulers derive free capacity from published devices, so an allocated device must stay published. Retained devices
+//! have a taint with the reason. They are withdrawn when the grace period has passed and no claim holds them. Published
+//! slices in the API server are the only state, because they outlive the driver. This module decides;
+//! [`writer`](super::writer) reads and writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,44 +18,43 @@ use tokio::time::Instant;
 use super::{Pool, SliceContent};
 use crate::capacity::{self, PublishMode, UnavailableReason};
 
-/// How long the taint of what is not offered any more stands before that is withdrawn: whoever allocated a moment before
-/// has written it down by then.
+/// Default time between tainting and withdrawal. An allocation that was computed before the taint is written by then.
 pub const GRACE: Duration = Duration::from_secs(300);
 
-/// Bounds of the time between two looks at claims that keep a card published.
+/// Minimum and maximum time between two checks of the claims that hold retained devices.
 const RECHECK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A card as it is published.
+/// Published state of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PublishedCard {
-    /// Number of its device file, by which its devices are named.
+    /// Number of the device file; device names contain it.
     pub minor: u32,
-    /// Its devices.
+    /// Published devices.
     pub devices: Vec<Device>,
-    /// The set of counters that they consume.
+    /// Counter set that the devices consume.
     pub counters: Option<CounterSet>,
 }
 
-/// What is published of a card and not offered any more.
+/// Retained devices of one GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Retained {
-    /// Those of its devices.
+    /// The retained devices.
     pub card: PublishedCard,
-    /// Why they are not offered.
+    /// Reason for the taint.
     pub reason: Reason,
 }
 
-/// Why what is published is not offered any more.
+/// Reason why published devices are not offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The card is gone from the node.
+    /// The GPU is not on the node.
     Lost,
-    /// The card is there and must not be used in this way.
+    /// The mode of the GPU excludes the device.
     Unavailable(UnavailableReason),
 }
 
 impl Reason {
-    /// In one word, as the value of a taint.
+    /// Returns the reason as the value of a taint.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,25 +67,25 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Lost => f.write_str("the card is gone from the node"),
+            Self::Lost => f.write_str("the GPU is not on the node"),
             Self::Unavailable(reason) => reason.fmt(f),
         }
     }
 }
 
-/// The cards that are published, and for how long those devices have been tainted that are not offered any more.
+/// Published GPUs and the taint times of retained devices.
 #[derive(Debug, Default)]
 pub struct PublishedCards {
     cards: BTreeMap<GpuUuid, PublishedCard>,
-    /// By name of the device.
+    /// Time of the first taint by device name.
     tainted_since: BTreeMap<String, Instant>,
 }
 
 impl PublishedCards {
-    /// What an earlier instance of the driver has published in the pool. Where two generations of the pool are mixed,
-    /// because that instance was interrupted, the newer one counts.
+    /// Returns the state that an earlier instance of the driver published. If an interrupted update left two generations,
+    /// the newer generation wins.
     #[must_use]
-    pub fn of_slices(slices: &[ResourceSlice], pool: &str) -> Self {
+    pub fn from_slices(slices: &[ResourceSlice], pool: &str) -> Self {
         let mut of_pool: Vec<_> = slices
             .iter()
             .filter(|slice| slice.spec.pool.name == pool)
@@ -106,8 +105,8 @@ impl PublishedCards {
         }
     }
 
-    /// The devices that `inventory` does not offer, by card. Those of a card whose device file has become another card's
-    /// are not among them: it is not coming back, and its devices' names are taken.
+    /// Returns the published devices that `inventory` does not offer, by GPU. Devices of a missing GPU are excluded when
+    /// another GPU has its minor number, because that GPU uses the same device names.
     #[must_use]
     pub fn retained(&self, inventory: &Inventory) -> BTreeMap<GpuUuid, Retained> {
         let minors: BTreeSet<u32> = inventory.cards.iter().map(|card| card.minor).collect();
@@ -115,10 +114,10 @@ impl PublishedCards {
             let present = inventory.cards.iter().find(|present| present.uuid == *uuid);
             let retained = match present {
                 Some(present) if present.minor == card.minor => {
-                    let offer = capacity::publish_mode(present, inventory.confidential_computing);
-                    not_offered(card, &offer)?
+                    let mode = capacity::publish_mode(present, inventory.confidential_computing);
+                    not_offered(card, &mode)?
                 }
-                // Its devices have other names now.
+                // The GPU has another minor number and other device names.
                 Some(_) => return None,
                 None if minors.contains(&card.minor) => return None,
                 None => Retained {
@@ -131,24 +130,31 @@ impl PublishedCards {
         self.cards.iter().filter_map(of_card).collect()
     }
 
-    /// Whether the taints of all that is retained of a card have stood for `grace`.
+    /// Returns whether the grace period of all retained devices of a GPU has passed.
     #[must_use]
-    pub fn may_go(&self, retained: &Retained, now: Instant, grace: Duration) -> bool {
+    pub fn is_grace_over(&self, retained: &Retained, now: Instant, grace: Duration) -> bool {
         retained.card.devices.iter().all(|device| {
             let since = self.tainted_since.get(&device.name);
             since.is_some_and(|since| now.duration_since(*since) >= grace)
         })
     }
 
-    /// The pool has been written, with these devices tainted.
-    pub fn published(&mut self, pool: &Pool, retained: &BTreeMap<GpuUuid, Retained>, now: Instant) {
+    /// Stores that `pool` was written with `retained` tainted.
+    pub fn set_published(
+        &mut self,
+        pool: &Pool,
+        retained: &BTreeMap<GpuUuid, Retained>,
+        now: Instant,
+    ) {
         let counters = pool.slices.values().flat_map(|content| match content {
             SliceContent::Counters(sets) => sets.as_slice(),
             SliceContent::Devices(_) => &[],
         });
         let counters = counters.map(|set| (set.name.as_str(), set)).collect();
         self.cards = cards(pool.devices(), &counters);
-        let devices = retained.values().flat_map(|left| &left.card.devices);
+        let devices = retained
+            .values()
+            .flat_map(|retained| &retained.card.devices);
         let before = std::mem::take(&mut self.tainted_since);
         self.tainted_since = devices
             .map(|device| {
@@ -158,9 +164,9 @@ impl PublishedCards {
             .collect();
     }
 
-    /// When what is retained is to be looked at again; `None` without any.
+    /// Returns the time of the next check of retained devices; `None` without retained devices.
     #[must_use]
-    pub fn next_look(&self, now: Instant, grace: Duration) -> Option<Instant> {
+    pub fn next_check(&self, now: Instant, grace: Duration) -> Option<Instant> {
         let (shortest, longest) = RECHECK;
         let first = self
             .tainted_since
@@ -171,9 +177,9 @@ impl PublishedCards {
     }
 }
 
-/// What of a published card its offer does not contain.
-fn not_offered(published: &PublishedCard, offer: &PublishMode) -> Option<Retained> {
-    let (reason, offered) = match offer {
+/// Returns the published devices that the publish mode excludes.
+fn not_offered(published: &PublishedCard, mode: &PublishMode) -> Option<Retained> {
+    let (reason, offered) = match mode {
         PublishMode::WholeAndShares(_) => return None,
         PublishMode::WholeOnly(reason) => (*reason, Some(names::gpu_device(published.minor))),
         PublishMode::Unpublished(reason) => (*reason, None),
@@ -187,7 +193,7 @@ fn not_offered(published: &PublishedCard, offer: &PublishMode) -> Option<Retaine
     })
 }
 
-/// Puts devices together by card.
+/// Groups devices by GPU.
 fn cards<'a>(
     devices: impl Iterator<Item = &'a Device>,
     counters: &BTreeMap<&str, &CounterSet>,
@@ -199,7 +205,7 @@ fn cards<'a>(
         let minor = attribute(names::attribute::MINOR)
             .and_then(|value| value.int)
             .and_then(|minor| u32::try_from(minor).ok());
-        // Whatever lacks them was not published by this driver.
+        // This driver publishes both attributes on every device.
         let (Some(uuid), Some(minor)) = (uuid, minor) else {
             continue;
         };
@@ -218,7 +224,7 @@ fn cards<'a>(
     cards
 }
 
-/// Names of the devices of the pool that are allocated.
+/// Returns the names of the allocated devices of the pool.
 #[must_use]
 pub fn allocated(claims: &[ResourceClaim], pool: &str) -> BTreeSet<String> {
     let results = claims

@@ -1,9 +1,9 @@
-//! Version attributes are strict semver 2.0.0, which GPU driver versions are not.
+//! Conversion of NVIDIA version strings to semver 2.0.0, which version attributes require.
 
-/// `text` as strict semver: three numbers without leading zeros. `580.65.06` becomes `580.65.6`, `13.0` becomes
-/// `13.0.0`; what follows the third number is left out, and a text that begins with no number becomes `0.0.0`.
+/// Returns `text` as three numbers without leading zeros: `580.65.06` becomes `580.65.6` and `13.0` becomes `13.0.0`.
+/// Text after the third number is dropped; text without a leading number becomes `0.0.0`.
 #[must_use]
-pub(super) fn normalise(text: &str) -> String {
+pub(super) fn normalize(text: &str) -> String {
     let mut parts = text
         .split('.')
         .map_while(|part| {
@@ -21,10 +21,10 @@ pub(super) fn normalise(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::normalise;
+    use super::normalize;
 
     #[test]
-    fn driver_versions_become_semver() {
+    fn converts_driver_versions_to_semver() {
         for (text, version) in [
             ("580.65.06", "580.65.6"),
             ("13.0", "13.0.0"),
@@ -36,7 +36,7 @@ mod tests {
             ("unknown", "0.0.0"),
             ("99999999999999999999.1", "0.0.0"),
         ] {
-            assert_eq!(normalise(text), version, "{text:?}");
+            assert_eq!(normalize(text), version, "{text:?}");
         }
     }
 }

@@ -1,5 +1,7 @@
-//! Keeps the published slices as they should be: looks, writes what differs, and looks again when somebody else has
-//! changed something (kubelet deletes all slices of its node when it starts, and when the driver was away).
+//! Writes the ResourceSlices of the node.
+//!
+//! The writer watches the slices and restores them after changes by other clients: kubelet deletes all slices of its
+//! node when kubelet starts and when the driver was unavailable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,43 +30,43 @@ use crate::options::Scheduling;
 use crate::plugin::health::{Devices, Health};
 use crate::report::{Reporter, Subject};
 
-/// Time in which changes by others are collected before they are looked at.
-const COLLECT: Duration = Duration::from_secs(1);
+/// Delay after a watch event, to coalesce further events.
+const COALESCE: Duration = Duration::from_secs(1);
 
-/// Longest time between two attempts, or between two repairs while somebody keeps changing our slices.
-const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Maximum delay after errors and after repeated changes by other clients.
+const MAX_DELAY: Duration = Duration::from_secs(30);
 
-/// Time without a write after which a change by others is an incident of its own.
-const CALM: Duration = Duration::from_secs(60);
+/// Time without a write after which the delay is reset.
+const RESET_AFTER: Duration = Duration::from_secs(60);
 
-/// Publishes the cards of one node.
+/// Publishes the GPUs of one node.
 pub struct Publisher {
-    /// The API server.
+    /// Client of the API server.
     pub client: Client,
     /// Name of the node.
     pub node: String,
-    /// Who allocates.
+    /// Allocator of the devices.
     pub scheduling: Scheduling,
-    /// The node's GPUs.
+    /// State of the node's GPUs.
     pub gpus: watch::Receiver<State>,
-    /// Where the health of what is published goes.
+    /// Health of the published devices.
     pub health: watch::Sender<Devices>,
-    /// Where it is told whether everything is published.
+    /// Conditions; the writer sets `published`.
     pub conditions: Conditions,
-    /// Where it reports.
+    /// Queue of events.
     pub reporter: Reporter,
-    /// How long the taint of what is not offered any more stands before that is withdrawn, see [`retained::GRACE`].
+    /// Time between tainting and withdrawal of retained devices, see [`retained::GRACE`].
     pub retained_grace: Duration,
 }
 
-/// The slices could not be brought up to date.
+/// The slices could not be synchronized.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
     #[error(
-        "there is no Node object {0}; is --node-name (NODE_NAME) the name that kubelet registered?"
+        "cannot find Node object {0}; set --node-name (NODE_NAME) to the name that kubelet registered"
     )]
     NoNode(String),
-    #[error("{operation} {object}")]
+    #[error("cannot {operation} {object}")]
     Api {
         operation: &'static str,
         object: String,
@@ -73,16 +75,16 @@ enum SyncError {
     },
 }
 
-/// What the publisher remembers between two looks.
+/// State of the publisher between two synchronizations.
 #[derive(Default)]
 struct Memory {
-    /// What is published; `None` until the API server has been asked for what an earlier instance left.
+    /// Published devices; `None` until the slices of an earlier instance were read.
     published: Option<PublishedCards>,
-    /// Fields that the API server was found to drop.
+    /// Features of the API server; `None` until a write showed a dropped field.
     features: Option<Features>,
-    /// Cards whose limitation was reported.
+    /// GPUs with a reported reason, by UUID.
     reported: BTreeMap<String, UnavailableReason>,
-    /// The state of each slice, by name, that is our own work: its watch events say nothing new.
+    /// Version of each slice that this publisher wrote, by name. Watch events of these versions are ignored.
     own: BTreeMap<String, String>,
 }
 
@@ -97,9 +99,9 @@ impl Publisher {
         let mut gpus = self.gpus.clone();
         gpus.mark_changed();
         let mut memory = Memory::default();
-        let mut wait = COLLECT;
+        let mut delay = COALESCE;
         let mut wrote: Option<Instant> = None;
-        // When to look; `None` when there is nothing to look at.
+        // Time of the next synchronization; `None` when none is scheduled.
         let mut due: Option<Instant> = None;
         loop {
             tokio::select! {
@@ -109,14 +111,14 @@ impl Publisher {
                     Err(_) => return,
                 },
                 Some(event) = events.next() => match event {
-                    Ok(event) if is_news(&event, &memory.own) => {
-                        if wrote.is_none_or(|wrote| wrote.elapsed() > CALM) {
-                            wait = COLLECT;
+                    Ok(event) if is_foreign_change(&event, &memory.own) => {
+                        if wrote.is_none_or(|wrote| wrote.elapsed() > RESET_AFTER) {
+                            delay = COALESCE;
                         }
-                        due = earlier(due, Some(Instant::now() + wait));
+                        due = earlier(due, Some(Instant::now() + delay));
                     }
                     Ok(_) => {}
-                    Err(error) => tracing::warn!(%error, "watching ResourceSlices is interrupted"),
+                    Err(error) => tracing::warn!(%error, "watch of ResourceSlices interrupted"),
                 },
                 () = at(due) => {
                     let state = gpus.borrow_and_update().clone();
@@ -125,18 +127,18 @@ impl Publisher {
                         synced = self.sync(&slices, &state, &mut memory) => synced,
                     };
                     let published = memory.published.as_ref();
-                    due = published.and_then(|published| published.next_look(Instant::now(), self.retained_grace));
+                    due = published.and_then(|published| published.next_check(Instant::now(), self.retained_grace));
                     match synced {
                         Ok(0) => {}
                         Ok(_) => {
-                            // Grows while somebody keeps undoing what we write.
-                            wait = (wait * 2).min(MAX_WAIT);
+                            // Grows while another client keeps changing the slices.
+                            delay = (delay * 2).min(MAX_DELAY);
                             wrote = Some(Instant::now());
                         }
                         Err(error) => {
                             self.conditions.set(Condition::Published, Err(describe(&error)));
-                            wait = (wait * 2).min(MAX_WAIT);
-                            due = Some(Instant::now() + wait);
+                            delay = (delay * 2).min(MAX_DELAY);
+                            due = Some(Instant::now() + delay);
                         }
                     }
                 }
@@ -148,7 +150,7 @@ impl Publisher {
         format!("spec.driver={},spec.nodeName={}", names::DRIVER, self.node)
     }
 
-    /// Brings the slices up to date once. Returns the number of writes.
+    /// Synchronizes the slices once. Returns the number of writes.
     async fn sync(
         &self,
         slices: &Api<ResourceSlice>,
@@ -159,7 +161,7 @@ impl Publisher {
             State::Known(node) => node,
             State::Pending => return Ok(0),
             State::Unknown(reason) => {
-                // What is published stays: claims hold it. Without cards nothing can be said about them.
+                // Published devices stay, because claims hold them; their health is unknown.
                 self.health.send_modify(|devices| {
                     for (_, _, health) in devices {
                         *health = Health::Unknown(reason.clone());
@@ -190,19 +192,19 @@ impl Publisher {
             }
             if kept == features {
                 if let Some(published) = &mut memory.published {
-                    published.published(&pool, &retained, Instant::now());
+                    published.set_published(&pool, &retained, Instant::now());
                 }
                 self.health.send_replace(health(&pool, &retained));
                 self.conditions.set(Condition::Published, Ok(()));
                 return Ok(writes);
             }
-            // Published again without what the server does not know, so that nothing half is offered.
+            // Publish again without the dropped fields: devices without their counters would be allocated twice.
             self.report_dropped(kept);
             memory.features = Some(kept);
         }
     }
 
-    /// The devices that are not offered any more and stay published.
+    /// Returns the retained devices, without those that can be withdrawn.
     async fn retained(
         &self,
         slices: &Api<ResourceSlice>,
@@ -214,21 +216,22 @@ impl Publisher {
             Some(published) => published,
             unknown @ None => {
                 let existing = self.existing(slices).await?;
-                unknown.insert(PublishedCards::of_slices(&existing, &pool))
+                unknown.insert(PublishedCards::from_slices(&existing, &pool))
             }
         };
         let mut retained = published.retained(&inventory.gpus);
         let now = Instant::now();
-        let may_go = |left: &Retained| published.may_go(left, now, self.retained_grace);
-        if retained.values().any(may_go) {
+        let is_grace_over =
+            |retained: &Retained| published.is_grace_over(retained, now, self.retained_grace);
+        if retained.values().any(is_grace_over) {
             let allocated = retained::allocated(&self.claims().await?, &pool);
-            retained.retain(|uuid, left| {
-                let mut devices = left.card.devices.iter();
+            retained.retain(|uuid, retained| {
+                let mut devices = retained.card.devices.iter();
                 let is_held = devices.any(|device| allocated.contains(&device.name));
-                let stays = is_held || !may_go(left);
+                let stays = is_held || !is_grace_over(retained);
                 if !stays {
-                    let reason = left.reason;
-                    tracing::info!(gpu.uuid = %uuid, %reason, "withdrawing devices that no claim holds");
+                    let reason = retained.reason;
+                    tracing::info!(gpu.uuid = %uuid, %reason, "withdrawing unallocated devices");
                 }
                 stays
             });
@@ -247,7 +250,7 @@ impl Publisher {
             })
     }
 
-    /// The slices of this driver and node.
+    /// Returns the slices of this driver and node.
     async fn existing(&self, slices: &Api<ResourceSlice>) -> Result<Vec<ResourceSlice>, SyncError> {
         let wanted = ListParams::default().fields(&self.selector());
         let list = slices.list(&wanted).await;
@@ -286,23 +289,23 @@ impl Publisher {
             (
                 counters,
                 "DRAPartitionableDevices",
-                "whole cards only are published",
+                "only whole GPUs are published",
             ),
             (
                 sharing,
                 "DRAConsumableCapacity",
-                "whole cards only are published",
+                "only whole GPUs are published",
             ),
             (
                 taints,
                 "DRADeviceTaints",
-                "kube-scheduler allocates the devices by itself",
+                "kube-scheduler allocates the devices itself",
             ),
         ];
         for (_, gate, effect) in gates.iter().filter(|(kept, ..)| !kept) {
             let note = format!(
-                "the API server drops fields of our ResourceSlices: feature gate {gate} is off (on since Kubernetes \
-                 1.36); {effect}"
+                "the API server drops ResourceSlice fields: feature gate {gate} is off (default on since Kubernetes 1.36); \
+                 {effect}"
             );
             self.reporter
                 .event(Subject::Node, EventReason::FieldsDropped, note);
@@ -315,7 +318,7 @@ impl Publisher {
                 self.reporter.event(
                     Subject::Node,
                     EventReason::GpuUnavailable,
-                    format!("card {card}: {reason}"),
+                    format!("GPU {card}: {reason}"),
                 );
             }
         }
@@ -325,7 +328,7 @@ impl Publisher {
     }
 }
 
-/// Does one write. Returns the features that the API server kept.
+/// Performs one write. Returns the features that the API server stored.
 async fn apply(
     slices: &Api<ResourceSlice>,
     change: &Change,
@@ -348,7 +351,7 @@ async fn apply(
             };
             return match slices.delete(name, &params).await {
                 Ok(_) => Ok(Features::ALL),
-                // Somebody was faster; a new slice of the same name is dealt with at the next look.
+                // Already deleted or replaced; the watch event triggers the next synchronization.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                     Ok(Features::ALL)
                 }
@@ -383,8 +386,11 @@ async fn apply(
     Ok(diff::dropped(sent, &stored))
 }
 
-/// Whether a watch event can mean that there is something to do.
-fn is_news(event: &watcher::Event<ResourceSlice>, own: &BTreeMap<String, String>) -> bool {
+/// Returns whether a watch event shows a change by another client.
+fn is_foreign_change(
+    event: &watcher::Event<ResourceSlice>,
+    own: &BTreeMap<String, String>,
+) -> bool {
     match event {
         watcher::Event::Apply(slice) | watcher::Event::InitApply(slice) => {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
@@ -395,7 +401,7 @@ fn is_news(event: &watcher::Event<ResourceSlice>, own: &BTreeMap<String, String>
     }
 }
 
-/// One state of one slice.
+/// Returns UID and resource version of a slice.
 fn version(slice: &ResourceSlice) -> String {
     let metadata = &slice.metadata;
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -406,7 +412,7 @@ fn version(slice: &ResourceSlice) -> String {
     )
 }
 
-/// The earlier of two times.
+/// Returns the earlier of two times.
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
@@ -418,12 +424,18 @@ async fn at(due: Option<Instant>) {
     }
 }
 
-/// Health of everything that is published.
+/// Returns the health of all published devices.
 fn health(pool: &Pool, retained: &BTreeMap<GpuUuid, Retained>) -> Devices {
     let of = |name: &str| {
-        let is_of = |left: &&Retained| left.card.devices.iter().any(|device| device.name == name);
+        let is_of = |retained: &&Retained| {
+            retained
+                .card
+                .devices
+                .iter()
+                .any(|device| device.name == name)
+        };
         match retained.values().find(is_of) {
-            Some(left) => Health::Unhealthy(left.reason.to_string()),
+            Some(retained) => Health::Unhealthy(retained.reason.to_string()),
             None => Health::Healthy,
         }
     };

@@ -1,4 +1,4 @@
-//! What a claim's `status.devices` says. Pure.
+//! Content of a claim's `status.devices`. Pure.
 
 use std::collections::BTreeMap;
 
@@ -14,33 +14,33 @@ use crate::inventory::NodeInventory;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Access, Prepared, Share};
 
-/// Whether containers get what a claim's CDI spec says, and keep to it.
+/// Injection of a claim's CDI devices, and violations of its limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Injection {
-    /// Nothing speaks against it.
+    /// No problem was detected.
     Expected,
-    /// The container runtime has ignored it.
+    /// The container runtime ignored the CDI devices.
     Ignored,
-    /// They run, and these shares are not kept to; all others are.
-    Seen(BTreeMap<ShareId, Breach>),
+    /// Containers run; these shares violate their limits.
+    Observed(BTreeMap<ShareId, Violation>),
 }
 
-/// Why a share is not enforced at present.
+/// Violation of the limits of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Breach {
+pub struct Violation {
     /// Reason of the condition `Enforced`.
     pub reason: ConditionReason,
     /// Message of the condition.
     pub message: String,
 }
 
-/// A condition of a device, without its time.
+/// Condition of a device without the time of its transition.
 struct Condition {
     reason: ConditionReason,
     message: String,
 }
 
-/// Entries of `status.devices`. A condition whose status did not change keeps the time of its transition in `written`.
+/// Returns the entries of `status.devices`. A condition with the same status as in `written` keeps its transition time.
 pub(super) fn statuses(
     record: &ClaimRecord,
     inventory: &NodeInventory,
@@ -112,9 +112,9 @@ fn share_enforced(
             let message = "the container runtime ignored the CDI devices of the claim";
             return (ConditionReason::CdiIgnored, message.to_owned());
         }
-        Injection::Seen(breaches) => {
-            if let Some(breach) = breaches.get(&share.id) {
-                return (breach.reason, breach.message.clone());
+        Injection::Observed(violations) => {
+            if let Some(violation) = violations.get(&share.id) {
+                return (violation.reason, violation.message.clone());
             }
         }
     }

@@ -149,7 +149,7 @@ fn recreates_and_reports_missing_files() {
         assert!(
             repairs
                 .iter()
-                .any(|repair| repair == &format!("made the missing {what} again")),
+                .any(|repair| repair == &format!("recreated the missing {what}")),
             "{what}: {repairs:?}"
         );
     }
@@ -364,10 +364,7 @@ fn replaces_preparation_of_reallocated_claim() {
     let (record, repairs) =
         prepare(&node, &applier, 1, &claim(1, &[Share(1, "4Gi", "0")])).unwrap();
     assert_eq!(record.devices[0].card.minor, 1);
-    assert_eq!(
-        repairs,
-        ["removed what was prepared for an earlier allocation"]
-    );
+    assert_eq!(repairs, ["removed the state of an earlier allocation"]);
     let page = page::decode(&fs::read(page_of(&node, 1)).unwrap()).unwrap();
     assert_eq!(page.spec.limits.memory_limit_bytes, Some(4 << 30));
 }

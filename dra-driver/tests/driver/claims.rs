@@ -102,10 +102,10 @@ async fn reports_errors_per_claim_with_field_and_action() {
         (2, "request gpu: config field color: unknown field `color`"),
         (
             3,
-            "consumedCapacity.cores of device gpu-0-vgpu is 101, it must be a whole number from 0 to 100",
+            "consumedCapacity.cores of device gpu-0-vgpu is 101, expected an integer from 0 to 100",
         ),
-        (4, "device gpu-5-vgpu is not on this node any more"),
-        (5, "it does not exist in the API server any more"),
+        (4, "device gpu-5-vgpu is not on this node"),
+        (5, "not found in the API server"),
     ] {
         let error = outcomes[&kubelet_claim(number).uid].as_ref().unwrap_err();
         assert!(
@@ -121,7 +121,7 @@ async fn reports_errors_per_claim_with_field_and_action() {
             .await
             .unwrap_err()
             .to_string()
-            .contains("is no claim UID")
+            .contains("invalid claim UID")
     );
     assert!(plugin.unprepare_one(&hostile).await.is_err());
 
@@ -156,8 +156,7 @@ async fn rejects_overcommit_by_concurrent_claims() {
     assert_eq!(rejected.len(), 1);
     let error = rejected[0].to_string();
     assert!(
-        error
-            .contains("51200 MiB of memory is allocated to this claim, but 51200 MiB of 80480 MiB"),
+        error.contains("51200 MiB of 80480 MiB is prepared for other claims"),
         "{error}"
     );
 }
@@ -195,7 +194,7 @@ async fn waits_for_gpu_of_terminating_claim() {
         plugin.prepare_one(&claims[0]).await.unwrap();
         // Claim 1 is still allocated: prepare fails without waiting.
         let error = prepare_error(&plugin, 2).await;
-        assert!(error.contains("holds it as a whole card"), "{error}");
+        assert!(error.contains("uses the GPU as a whole GPU"), "{error}");
 
         terminate(&cluster);
         let reads = || cluster.api.reads("claim-2");

@@ -177,7 +177,7 @@ fn rebuilds_record_from_cdi_spec() {
             assert_eq!(rebuilt, record);
             assert_eq!(repairs.len(), 1, "{repairs:?}");
             assert!(
-                repairs[0].contains("rebuilt the claim's record"),
+                repairs[0].contains("rebuilt the damaged claim record"),
                 "{repairs:?}"
             );
             assert_eq!(fs::read_to_string(spec_path(&node, 1)).unwrap(), before);
@@ -238,7 +238,7 @@ fn rebuilds_record_as_new_claim_without_usable_cdi_spec() {
         assert!(
             repairs
                 .iter()
-                .any(|repair| repair.contains("as for a new claim")),
+                .any(|repair| repair.contains("using those of a new claim")),
             "{repairs:?}"
         );
     }

@@ -37,7 +37,7 @@ async fn reports_kubelet_rejection_until_registered() {
     running
         .await_unmet(
             Condition::Registered,
-            "kubelet refuses the driver: the endpoint is already registered",
+            "kubelet rejected the driver: the endpoint is already registered",
         )
         .await;
     cluster.kubelet.register("gpu.drava.dev").await.unwrap();

@@ -60,7 +60,10 @@ fn check_mounts() {
     let effects = NodeEffects::new(node.layout(), Box::new(KernelTmpfs));
     let (uid, share) = (claim_ref(1).uid, ShareId::parse(&share_id(1, 0)).unwrap());
     let usage = node.layout().usage(&uid, &share);
-    assert_eq!(effects.ensure_usage(&uid, &share).unwrap(), Ensured::Made);
+    assert_eq!(
+        effects.ensure_usage(&uid, &share).unwrap(),
+        Ensured::Created
+    );
     assert_eq!(
         effects.ensure_usage(&uid, &share).unwrap(),
         Ensured::Present

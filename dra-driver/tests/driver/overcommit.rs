@@ -54,15 +54,15 @@ fn rejects_share_beyond_memory_or_cores_with_amounts() {
     .to_string();
     assert_eq!(
         error,
-        "device gpu-0-vgpu (card GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01): 39936 MiB of memory is allocated to this \
-         claim, but 40960 MiB of 80480 MiB is prepared for other claims: default/claim-1 (uid \
-         00000000-0000-4000-8000-000000000001); delete one of the pods"
+        "cannot use 39936 MiB of memory of device gpu-0-vgpu (GPU GPU-5f1c8a20-0b7e-4d39-9a64-1e0d6c9b7a01): 40960 MiB of \
+         80480 MiB is prepared for other claims: default/claim-1 (uid 00000000-0000-4000-8000-000000000001); delete one \
+         of the pods"
     );
     let error = guard(&prepared(2, &[Share(0, "1Gi", "51")]), &[half])
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("51 % of cores is allocated to this claim, but 50 % of 100 %"),
+        error.contains("51% of cores") && error.contains("50% of 100% is prepared"),
         "{error}"
     );
 }
@@ -105,7 +105,7 @@ fn rejects_whole_gpu_alongside_shares_in_either_order() {
     );
     let error = guard(&share, &[whole]).unwrap_err().to_string();
     assert!(
-        error.contains("would be used as shares while claim default/claim-1"),
+        error.contains("as shares: claim default/claim-1"),
         "{error}"
     );
     assert!(matches!(
@@ -126,13 +126,15 @@ fn rejects_gpu_excluded_by_compute_mode() {
     for prohibited in [&[Whole(0)], &[Share(0, "1Gi", "0")]] {
         let error = check(prohibited).unwrap_err();
         assert!(
-            error.contains("cannot be used: compute mode is Prohibited"),
+            error.contains("cannot use device gpu-0")
+                && error.contains(": compute mode is Prohibited"),
             "{error}"
         );
     }
     let error = check(&[Share(1, "1Gi", "0")]).unwrap_err();
     assert!(
-        error.contains("is not shared: compute mode is Exclusive_Process"),
+        error.contains("cannot share device gpu-1-vgpu")
+            && error.contains(": compute mode is Exclusive_Process"),
         "{error}"
     );
     assert_eq!(check(&[Whole(1)]), Ok(()));
@@ -143,7 +145,7 @@ fn counts_each_share_of_claim_exactly_once() {
     let both = prepared(1, &[Share(0, "40Gi", "0"), Share(0, "40Gi", "0")]);
     assert!(matches!(
         guard(&both, &[]),
-        Err(conflict) if matches!(*conflict, Conflict::Exceeds { what: "memory", .. })
+        Err(conflict) if matches!(*conflict, Conflict::Exceeds { resource: "memory", .. })
     ));
     let one = prepared(1, &[Share(0, "70Gi", "0")]);
     assert_eq!(guard(&one, std::slice::from_ref(&one)), Ok(()));

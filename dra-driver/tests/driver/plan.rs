@@ -1,7 +1,7 @@
 //! The plan of a claim from its allocation and config: a pure function.
 
 use drava_api::config::{ComputePolicy, Priority};
-use drava_dra_driver::prepare::plan::{self, Problem};
+use drava_dra_driver::prepare::plan::{self, PlanError};
 use drava_dra_driver::prepare::{Access, Prepared};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -12,7 +12,7 @@ use crate::fixture::{
     GPU_UUIDS, POOL, claim, claim_ref, claim_with, config, h100x2, results_of, share_id,
 };
 
-fn plan(claim: &ResourceClaim) -> Result<Vec<Prepared>, Problem> {
+fn plan(claim: &ResourceClaim) -> Result<Vec<Prepared>, PlanError> {
     plan::plan(&claim_ref(1), Some(claim), POOL, &h100x2())
 }
 
@@ -88,21 +88,18 @@ fn rejects_incomplete_claim_with_missing_field() {
     let deleted = plan::plan(&claim_ref(1), None, POOL, &h100x2())
         .unwrap_err()
         .to_string();
-    assert_eq!(deleted, "it does not exist in the API server any more");
+    assert_eq!(deleted, "not found in the API server");
     let replaced = with(|claim| claim.metadata.uid = Some("other".to_owned()));
     assert!(
         replaced.contains("replaced by a claim of the same name (uid other)"),
         "{replaced}"
     );
     let unallocated = with(|claim| claim.status.as_mut().unwrap().allocation = None);
-    assert_eq!(
-        unallocated,
-        "it is not allocated (status.allocation is empty)"
-    );
+    assert_eq!(unallocated, "not allocated (status.allocation is empty)");
     let unreserved = with(|claim| claim.status.as_mut().unwrap().reserved_for = None);
     assert_eq!(
         unreserved,
-        "it is not reserved for any pod (status.reservedFor is empty)"
+        "not reserved for a pod (status.reservedFor is empty)"
     );
     let elsewhere = plan::plan(&claim_ref(1), Some(&valid()), "node-b/gpus", &h100x2())
         .unwrap_err()
@@ -121,7 +118,12 @@ fn reports_missing_device_with_present_devices() {
     let error = plan::plan(&claim_ref(1), Some(&claim), POOL, &inventory)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("request gpu: device gpu-1-vgpu is not on this node any more (present: gpu-0, gpu-0-vgpu)"), "{error}");
+    assert!(
+        error.contains(
+            "request gpu: device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu)"
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -130,34 +132,30 @@ fn rejects_invalid_amounts_with_field() {
         (
             "cores",
             "101",
-            "consumedCapacity.cores of device gpu-0-vgpu is 101, it must be a whole number from 0 to 100",
+            "consumedCapacity.cores of device gpu-0-vgpu is 101, expected an integer from 0 to 100",
         ),
-        (
-            "cores",
-            "-1",
-            "is -1, it must be a whole number from 0 to 100",
-        ),
-        ("cores", "500m", "is 500m, it must be"),
+        ("cores", "-1", "is -1, expected an integer from 0 to 100"),
+        ("cores", "500m", "is 500m, expected"),
         (
             "memory",
             "0",
-            "consumedCapacity.memory of device gpu-0-vgpu is 0, it must be a positive multiple of 1Mi",
+            "consumedCapacity.memory of device gpu-0-vgpu is 0, expected a positive multiple of 1Mi",
         ),
         (
             "memory",
             "-1Gi",
-            "is -1Gi, it must be a positive multiple of 1Mi",
+            "is -1Gi, expected a positive multiple of 1Mi",
         ),
         (
             "memory",
             "1000",
-            "is 1000, it must be a positive multiple of 1Mi",
+            "is 1000, expected a positive multiple of 1Mi",
         ),
-        ("memory", "lots", "is lots, it must be"),
+        ("memory", "lots", "is lots, expected"),
         (
             "slots",
             "0",
-            "consumedCapacity.slots of device gpu-0-vgpu is 0, it must be a whole number from 1",
+            "consumedCapacity.slots of device gpu-0-vgpu is 0, expected an integer of at least 1",
         ),
     ] {
         let mut claim = claim(1, &[Share(0, "8Gi", "30")]);
@@ -184,7 +182,7 @@ fn names_feature_gate_for_share_without_id_or_capacity() {
     }
     let mut claim = claim(1, &[Share(0, "8Gi", "30")]);
     results_of(&mut claim)[0].share_id = Some("../../../etc".to_owned());
-    assert!(rejection(&claim).contains("shareID \"../../../etc\" is not valid"));
+    assert!(rejection(&claim).contains("invalid shareID \"../../../etc\""));
 }
 
 #[test]
@@ -246,7 +244,7 @@ fn rejects_share_config_on_whole_gpu() {
     ] {
         let error = rejection(&claim_with(1, &[Whole(0)], &config(source, &fields)));
         let expected = format!(
-            "config field {field} is for shares (type vgpu), but device gpu-0 is a whole card"
+            "config field {field} applies to shares (type vgpu), but device gpu-0 is a whole GPU"
         );
         assert!(error.contains(&expected), "{error}");
     }

@@ -84,7 +84,7 @@ async fn reports_missing_node_object_and_unusable_directory() {
         cluster.source(),
     );
     let reason = running
-        .await_unmet(Condition::Published, "no Node object node-b")
+        .await_unmet(Condition::Published, "cannot find Node object node-b")
         .await;
     assert!(reason.contains("--node-name"), "{reason}");
     running.stop().await;
@@ -114,7 +114,7 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
     let unready = get("/readyz").await;
     assert!(unready.starts_with("HTTP/1.0 503"), "{unready}");
     assert!(
-        unready.contains("artifacts: read") && unready.contains("--artifacts-dir"),
+        unready.contains("artifacts: cannot read") && unready.contains("--artifacts-dir"),
         "{unready}"
     );
     let reported = |text: &'static str| {
@@ -125,7 +125,7 @@ async fn reports_unmet_conditions_in_readyz_and_events() {
             .map(drop)
     };
     eventually("an event about the artifacts", || {
-        reported("artifacts: read")
+        reported("artifacts: cannot read")
     })
     .await;
     eventually("an event about kubelet", || {

@@ -114,7 +114,7 @@ fn detects_damaged_record() {
         }
     };
     damaged(b"", "header");
-    damaged(&valid[..valid.len() / 2], "cut short");
+    damaged(&valid[..valid.len() / 2], "truncated");
     let text = String::from_utf8(valid.clone()).unwrap();
     damaged(
         text.replace("\"version\":1", "\"version\":2").as_bytes(),

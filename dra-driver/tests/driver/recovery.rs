@@ -145,7 +145,7 @@ async fn rebuilds_damaged_record_from_api_server() {
             .into_iter()
             .find(|(reason, _)| reason == "ClaimStateRepaired")
     });
-    assert!(event.await.1.contains("cut short"));
+    assert!(event.await.1.contains("truncated"));
     cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
     let error = prepare_error(&plugin, 2).await;
     assert!(

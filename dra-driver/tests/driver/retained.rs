@@ -24,7 +24,7 @@ fn without_first_gpu() -> NodeInventory {
 
 /// Returns the pool for `inventory` after `slices` were published.
 fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
-    let published = PublishedCards::of_slices(slices, POOL);
+    let published = PublishedCards::from_slices(slices, POOL);
     let retained = published.retained(&inventory.gpus);
     publish::desired(NODE, inventory, &retained, Scheduling::Managed, features)
 }
@@ -129,7 +129,7 @@ fn reads_published_gpus_from_newest_generation() {
     }
     slices.extend(older);
     let no_gpus = inventory(Vec::new());
-    let published = PublishedCards::of_slices(&slices, POOL).retained(&no_gpus.gpus);
+    let published = PublishedCards::from_slices(&slices, POOL).retained(&no_gpus.gpus);
     let counting: Vec<_> = published
         .values()
         .flat_map(|retained| &retained.card.devices)
@@ -143,12 +143,12 @@ fn reads_published_gpus_from_newest_generation() {
 fn withdraws_lost_gpu_after_taint_grace_period() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = without_first_gpu();
-    let mut published = PublishedCards::of_slices(&slices, POOL);
+    let mut published = PublishedCards::from_slices(&slices, POOL);
     let retained = published.retained(&inventory.gpus);
     let card = retained.values().next().unwrap();
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     assert!(
-        !published.may_go(card, now + grace, grace),
+        !published.is_grace_over(card, now + grace, grace),
         "not tainted yet"
     );
     let pool = |retained| {
@@ -160,23 +160,23 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
             Features::ALL,
         )
     };
-    published.published(&pool(&retained), &retained, now);
-    assert!(!published.may_go(card, now + grace / 2, grace));
-    assert_eq!(published.next_look(now, grace), Some(now + grace));
+    published.set_published(&pool(&retained), &retained, now);
+    assert!(!published.is_grace_over(card, now + grace / 2, grace));
+    assert_eq!(published.next_check(now, grace), Some(now + grace));
     // A second publication does not restart the grace period.
-    published.published(&pool(&retained), &retained, now + grace / 2);
-    assert!(published.may_go(card, now + grace, grace));
-    let later = published.next_look(now + grace, grace).unwrap();
+    published.set_published(&pool(&retained), &retained, now + grace / 2);
+    assert!(published.is_grace_over(card, now + grace, grace));
+    let later = published.next_check(now + grace, grace).unwrap();
     assert!(
         later > now + grace && later <= now + grace * 2,
         "retry without a delay"
     );
 
     // The grace period restarts after the GPU was present.
-    published.published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
+    published.set_published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
     assert!(published.retained(&h100x2().gpus).is_empty());
-    assert_eq!(published.next_look(now, grace), None);
-    assert!(!published.may_go(card, now + grace * 2, grace));
+    assert_eq!(published.next_check(now, grace), None);
+    assert!(!published.is_grace_over(card, now + grace * 2, grace));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn taints_only_devices_excluded_by_new_mode() {
     check_limits(&pool);
 
     // Each device has its own grace period over two modes.
-    let mut published = PublishedCards::of_slices(&slices, POOL);
+    let mut published = PublishedCards::from_slices(&slices, POOL);
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     let mut publish_at = |inventory: &NodeInventory, now| {
         let retained = published.retained(&inventory.gpus);
@@ -232,9 +232,9 @@ fn taints_only_devices_excluded_by_new_mode() {
             Scheduling::Managed,
             Features::ALL,
         );
-        published.published(&pool, &retained, now);
+        published.set_published(&pool, &retained, now);
         let card = retained.values().next().unwrap();
-        published.may_go(card, now, grace)
+        published.is_grace_over(card, now, grace)
     };
     assert!(!publish_at(&exclusive, now));
     assert!(publish_at(&exclusive, now + grace));

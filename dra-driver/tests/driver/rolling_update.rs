@@ -42,7 +42,8 @@ async fn leaves_node_to_old_instance_until_ready() {
     config.paths.artifacts_dir = cluster.node.root.path().join("no-image");
     config.listen = free_address();
     let new = cluster.start_with(config.clone(), source_of(&root));
-    let reason_text = "another instance serves this node until this instance can: artifacts: read";
+    let reason_text =
+        "another instance serves this node until this instance can: artifacts: cannot read";
     let reason = new.await_unmet(Condition::Registered, reason_text).await;
     let reason = match reason.contains("gpus: not yet") {
         true => new.await_unmet(Condition::Registered, "driver-root").await,

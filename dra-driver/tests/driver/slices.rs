@@ -145,9 +145,7 @@ async fn taints_lost_gpu_until_it_returns() {
     cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
     let error = prepare_error(&plugin, 1).await;
     assert!(
-        error.contains(
-            "device gpu-1-vgpu is not on this node any more (present: gpu-0, gpu-0-vgpu)"
-        ),
+        error.contains("device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu)"),
         "{error}"
     );
 
@@ -254,7 +252,7 @@ async fn retains_gpu_in_mig_mode_while_allocated() {
     assert_eq!(cluster.api.devices().len(), devices.len());
     cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
     let error = prepare_error(&plugin, 2).await;
-    assert!(error.contains("MIG mode is on"), "{error}");
+    assert!(error.contains("MIG mode is enabled"), "{error}");
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     cluster.api.delete_claim(&claim(1, &[]));
