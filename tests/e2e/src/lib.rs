@@ -402,11 +402,28 @@ impl Namespace<'_> {
         ])?;
         Ok(())
     }
+
+    /// Deletes pods and claims, which frees the GPUs, and does not wait for the end of the empty namespace: it takes
+    /// seconds that no other test needs.
+    fn release(&self) -> Result<()> {
+        self.kubectl(&[
+            "delete",
+            "pods",
+            "--all",
+            "--grace-period=1",
+            "--timeout=90s",
+        ])?;
+        self.kubectl(&["delete", "resourceclaims", "--all", "--timeout=90s"])?;
+        let delete = ["delete", "namespace", &self.name, "--ignore-not-found"];
+        self.world
+            .kubectl(delete.into_iter().chain(["--wait=false"]))?;
+        Ok(())
+    }
 }
 
 impl Drop for Namespace<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.delete() {
+        if let Err(error) = self.release() {
             eprintln!("cannot delete namespace {}: {error:#}", self.name);
         }
     }
