@@ -59,6 +59,9 @@ fn lines_with<'a>(table: &'a str, words: &[&str]) -> Vec<&'a str> {
 
 #[test]
 fn shows_one_share_of_one_gpu() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(8 * GIB);
     let mut process = container.process();
     process.alloc(3 * GIB);
@@ -105,6 +108,9 @@ fn shows_one_share_of_one_gpu() {
 
 #[test]
 fn shows_two_shares_of_two_gpus() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(4 * GIB));
     container.add_share("second", CARDS[1], &Limits::memory(6 * GIB));
@@ -167,6 +173,9 @@ fn shows_two_shares_of_two_gpus() {
 /// A share of 50%, alone on its GPU: using more than half of the GPU is reported as 100%.
 #[test]
 fn shows_own_utilization_and_hides_other_shares() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::new();
     let limits = Limits {
         cores: Cores::new(50).unwrap(),
@@ -212,6 +221,9 @@ fn shows_own_utilization_and_hides_other_shares() {
 /// On the host libvgpu is not loaded. Loaded by mistake, it finds no share and changes nothing.
 #[test]
 fn shows_everything_on_the_host() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::new();
     let mut process = container.process();
     process.alloc(3 * GIB);

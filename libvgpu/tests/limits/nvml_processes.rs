@@ -57,6 +57,9 @@ fn shown(processes: &[(i32, u64)]) -> String {
 
 #[test]
 fn lists_only_processes_of_share_in_every_version() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(8 * GIB);
     let mut first = container.process();
     first.alloc(3 * GIB);
@@ -84,6 +87,9 @@ print('done')";
 
 #[test]
 fn omits_dead_process_from_next_list() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(8 * GIB);
     // The viewer runs before and after, so no other process reclaims the dead one.
     let text = "
@@ -104,6 +110,9 @@ print(lists('Compute'), n.nvmlDeviceGetMemoryInfo(card).used)";
 
 #[test]
 fn shows_gpu_without_share_unchanged() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(GIB);
     let mut unlimited = container.unlimited_process();
     unlimited.init(1);
@@ -116,6 +125,9 @@ fn shows_gpu_without_share_unchanged() {
 
 #[test]
 fn lists_process_of_several_shares_once() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::new();
     container.add_share("first", CARDS[0], &Limits::memory(GIB));
     container.add_share("second", CARDS[0], &Limits::memory(2 * GIB));
@@ -128,6 +140,9 @@ fn lists_process_of_several_shares_once() {
 
 #[test]
 fn lists_nothing_with_unusable_region() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(GIB);
     std::fs::write(container.region("share"), vec![0xee; 300_000]).unwrap();
     let mut unlimited = container.unlimited_process();
@@ -165,6 +180,9 @@ child.kill()
 
 #[test]
 fn reports_pids_of_the_container_namespace() {
+    if python::is_unavailable() {
+        return;
+    }
     for (policy, expected) in [
         ("translated", "True True"),
         // The owner of the samples is unknown.
@@ -205,6 +223,9 @@ fn reports_pids_of_the_container_namespace() {
 
 #[test]
 fn returns_same_handle_by_every_lookup() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::with_memory(8 * GIB);
     let text = "
 for index in range(n.nvmlDeviceGetCount()):
@@ -222,6 +243,9 @@ for index in range(n.nvmlDeviceGetCount()):
 
 #[test]
 fn changes_nothing_without_limits() {
+    if python::is_unavailable() {
+        return;
+    }
     let container = Container::new();
     let mut process = container.process();
     process.alloc(GIB);

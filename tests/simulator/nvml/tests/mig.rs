@@ -433,6 +433,9 @@ fn defers_mig_mode_of_a_gpu_in_use() -> anyhow::Result<()> {
 
 #[test]
 fn defers_mig_mode_of_an_open_a30_until_reset() -> anyhow::Result<()> {
+    if python::is_unavailable() {
+        return Ok(());
+    }
     let mig = Mig::start(A30X2)?;
     let card = mig.card()?;
     let script = "import pynvml; pynvml.nvmlInit(); print('open', flush=True); input()";

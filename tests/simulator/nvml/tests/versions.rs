@@ -59,6 +59,9 @@ print(len(CALLS))
 
 #[test]
 fn fills_known_struct_versions_and_rejects_others() -> anyhow::Result<()> {
+    if python::is_unavailable() {
+        return Ok(());
+    }
     let machine = Machine::start(H100X2)?;
     let output = machine
         .command(python::clients()?.join("python"))
