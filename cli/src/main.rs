@@ -19,8 +19,8 @@ mod top;
 
 /// Inspect GPU allocations of drava.
 ///
-/// `top` lists the GPUs with their allocations. `explain pod` shows for each node and GPU why a pod is pending, or why its
-/// GPU was chosen.
+/// `top` lists the GPUs with their allocations. `explain pod` shows for each node and GPU why a pod is pending, or why the
+/// node and the GPUs of an allocated pod were selected.
 ///
 /// The command reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods of all namespaces with your permissions.
 /// It changes nothing.
@@ -87,10 +87,10 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Explain {
-    /// Show for each node and GPU why a pod is pending, or where a running pod is allocated.
+    /// Show for each node and GPU why a pod is pending, or why the node and the GPUs of an allocated pod were selected.
     ///
-    /// The command runs the controller's allocator on the current state of the cluster. With -o json the reasons are stable
-    /// codes.
+    /// For a pending pod, the command runs the controller's allocator on the current state of the cluster. With -o json the
+    /// reasons are stable codes. For an allocated pod, it shows the reason that the controller recorded with the allocation.
     #[command(after_help = "Example:\n  kubectl drava explain pod trainer-0 -n research")]
     Pod {
         /// Name of the pod.

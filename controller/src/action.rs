@@ -80,5 +80,5 @@ pub struct ReleaseOutcome {
     /// The release.
     pub release: Release,
     /// The claim in its newest known version; `None` if it is unknown or deleted.
-    pub claim: Option<ResourceClaim>,
+    pub claim: Option<Box<ResourceClaim>>,
 }

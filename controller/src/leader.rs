@@ -1,4 +1,4 @@
-//! The loop of the leading replica: passes inputs to the [`State`] and executes the steps that the state returns.
+//! The loop of the leading replica: passes inputs to a pure state and executes the steps that the state returns.
 
 use std::sync::Arc;
 

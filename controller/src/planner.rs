@@ -297,7 +297,7 @@ impl Planner {
                     &outcome.release.reason,
                 ));
             }
-            self.claim_applied(claim, now);
+            self.claim_applied(*claim, now);
         }
     }
 

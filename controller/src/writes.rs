@@ -50,10 +50,10 @@ const CONFLICT_LIMIT: u32 = 5;
 #[derive(Debug, thiserror::Error)]
 enum WriteError {
     /// Deleted, or replaced by another claim of the same name.
-    #[error("claim {0}: deleted")]
+    #[error("claim {0}: the claim was deleted")]
     Deleted(String),
     /// Allocated by another controller.
-    #[error("claim {0}: allocated by another controller")]
+    #[error("claim {0}: another controller has allocated the claim")]
     AllocatedElsewhere(String, Box<ResourceClaim>),
     /// Reserved while it was being released.
     #[error("claim {0}: cannot release the allocation: the claim is reserved")]
@@ -68,7 +68,7 @@ enum WriteError {
     #[error("claim {0}: giving up after repeated update conflicts")]
     Conflicts(String),
     /// This replica stops or has lost the lease.
-    #[error("claim {0}: not written, because this replica stops")]
+    #[error("claim {0}: cannot write the allocation: this replica stops")]
     Stopped(String),
 }
 
@@ -175,7 +175,10 @@ impl Writer {
                 error.into_claim()
             }
         };
-        ReleaseOutcome { release, claim }
+        ReleaseOutcome {
+            release,
+            claim: claim.map(Box::new),
+        }
     }
 
     async fn write_one(

@@ -87,7 +87,7 @@ impl Cluster {
             }),
         };
         let gpu_rankings = search::rank_gpus(&input, &best.pools, &self.selectors, &best.selected)
-            .map_err(selection_failed)?;
+            .map_err(|error| selection_failed(&error))?;
         Ok(best.into_placement(pod_request, ranking, gpu_rankings))
     }
 
@@ -134,7 +134,8 @@ impl Cluster {
                 Err(found) => problem = Some(format!("pool {name}: {found}")),
             }
         }
-        let outcome = search::search(input, &pools, &self.selectors).map_err(selection_failed)?;
+        let outcome = search::search(input, &pools, &self.selectors)
+            .map_err(|error| selection_failed(&error))?;
         Ok(match (outcome, problem) {
             (Outcome::Found(selected), _) => {
                 let allocated_ppm = node_allocated_ppm(&pools);
@@ -186,7 +187,7 @@ impl Cluster {
     }
 }
 
-fn selection_failed(error: SelectionError) -> Explanation {
+fn selection_failed(error: &SelectionError) -> Explanation {
     Explanation::rejected(Reason::SelectorError, error.to_string())
 }
 

@@ -182,7 +182,7 @@ impl Usage {
         if request.admin_access {
             return Ok(DeviceAccess::Admin(device.shared.then_some(amounts)));
         }
-        // Counters before capacities: on an exclusively allocated GPU memory is not what is missing.
+        // Counters before capacities: an exclusively allocated GPU does not lack memory.
         if !device_use.is_allocated() {
             self.check_counters(pool, device)?;
         }

@@ -286,7 +286,10 @@ mod tests {
                 reason: ReleaseReason::NoPendingPod,
             };
             state.apply(
-                Input::ReleaseFinished(ReleaseOutcome { release, claim }),
+                Input::ReleaseFinished(ReleaseOutcome {
+                    release,
+                    claim: claim.map(Box::new),
+                }),
                 Instant::now(),
             );
             events(state.next_steps(&time()))

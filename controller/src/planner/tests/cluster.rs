@@ -209,7 +209,7 @@ impl TestCluster {
     pub(super) fn release_finished(&mut self, release: &Release, claim: Option<ResourceClaim>) {
         let outcome = ReleaseOutcome {
             release: release.clone(),
-            claim,
+            claim: claim.map(Box::new),
         };
         self.planner.release_finished(outcome, self.now);
     }

@@ -83,7 +83,7 @@ async fn never_overwrites_other_writers() {
     let failure = outcome.failure.unwrap();
     assert_eq!(
         failure.message,
-        "claim default/a: allocated by another controller"
+        "claim default/a: another controller has allocated the claim"
     );
     assert!(!failure.is_reportable);
     assert_eq!(device_of(&server, "a").as_deref(), Some("theirs"));
@@ -93,7 +93,10 @@ async fn never_overwrites_other_writers() {
     );
 
     let (outcome, server) = allocate_with(&[Fault::None, Fault::ReplacedBefore]).await;
-    assert_eq!(outcome.failure.unwrap().message, "claim default/a: deleted");
+    assert_eq!(
+        outcome.failure.unwrap().message,
+        "claim default/a: the claim was deleted"
+    );
     assert_eq!(device_of(&server, "a"), None);
 
     let (outcome, _) = allocate_with(&[Fault::ChangedBefore; 40]).await;
@@ -210,6 +213,6 @@ async fn stops_reading_back_on_shutdown() {
     let outcome = writer.allocate(job(&claims)).await;
     assert_eq!(
         outcome.failure.unwrap().message,
-        "claim default/a: not written, because this replica stops"
+        "claim default/a: cannot write the allocation: this replica stops"
     );
 }

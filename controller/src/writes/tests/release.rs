@@ -53,7 +53,7 @@ async fn release_with(
         reason: ReleaseReason::NoPendingPod,
     };
     let outcome = writer.release(release).await;
-    (outcome.claim, server)
+    (outcome.claim.map(|claim| *claim), server)
 }
 
 #[tokio::test]

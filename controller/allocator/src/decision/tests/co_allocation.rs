@@ -70,17 +70,17 @@ fn shares_gpu_between_containers() {
 #[test]
 fn avoids_gpus_that_container_already_has() {
     let mut cluster = cluster(&[("n1", &[80, 80])]);
-    let mut held = share("held", "10Gi", "0");
-    held.status = Some(serde_json::from_value(json!({"allocation": {
+    let mut allocated = share("allocated", "10Gi", "0");
+    allocated.status = Some(serde_json::from_value(json!({"allocation": {
         "devices": {"results": [{
             "request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
             "shareID": "s", "consumedCapacity": {"memory": "10Gi", "cores": "0", "slots": "1"},
         }]},
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]},
     }})).unwrap());
-    cluster.upsert_claim(&held);
+    cluster.upsert_claim(&allocated);
     assert_eq!(
-        allocate(&mut cluster, &[held, share("b", "10Gi", "0")], BINPACK).unwrap(),
+        allocate(&mut cluster, &[allocated, share("b", "10Gi", "0")], BINPACK).unwrap(),
         ["n1/gpu-1-vgpu"]
     );
 }
@@ -88,17 +88,17 @@ fn avoids_gpus_that_container_already_has() {
 #[test]
 fn places_pod_on_node_of_allocated_claim() {
     let cluster = cluster(&[("n1", &[80]), ("n2", &[80])]);
-    let mut held = share("held", "10Gi", "0");
-    held.status = Some(serde_json::from_value(json!({"allocation": {
+    let mut allocated = share("allocated", "10Gi", "0");
+    allocated.status = Some(serde_json::from_value(json!({"allocation": {
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]},
     }})).unwrap());
-    let request = pod_request(&cluster, &[held.clone(), share("b", "10Gi", "0")]);
+    let request = pod_request(&cluster, &[allocated.clone(), share("b", "10Gi", "0")]);
     assert_eq!(cluster.decide(&request, BINPACK).unwrap().node, "n2");
     let mut elsewhere = request;
     elsewhere.demand.node_name = Some("n1".to_owned());
     assert_eq!(
         cluster.decide(&elsewhere, BINPACK).unwrap_err().summary(),
-        "0/2 nodes: 2 NodeUnfit (claim default/held is allocated on another node; the pod specifies another node)"
+        "0/2 nodes: 2 NodeUnfit (claim default/allocated is allocated on another node; the pod specifies another node)"
     );
 }
 
