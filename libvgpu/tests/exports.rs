@@ -79,7 +79,7 @@ fn dynamic_entries(dynamic: &str, tag: &str) -> Vec<String> {
 }
 
 #[test]
-fn stubs_contain_only_names_and_dependencies() {
+fn writes_stubs_of_only_names_and_dependencies() {
     let directory = tempfile::tempdir().unwrap();
     for (stub, soname) in [
         (paths::CUDA_STUB, "libcuda.so.1"),

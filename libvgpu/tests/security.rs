@@ -31,7 +31,7 @@ fn is_name(text: &str) -> bool {
 }
 
 #[test]
-fn security_page_names_existing_tests() {
+fn names_existing_tests_on_security_page() {
     let page = std::fs::read_to_string(workspace().join("docs/security.md")).unwrap();
     let named = named_tests(&page);
     assert!(named.len() > 50, "{named:?}");
@@ -56,7 +56,7 @@ fn rows<'a>(page: &'a str, section: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn security_tables_name_a_test_per_claim() {
+fn names_a_test_for_each_security_claim() {
     let page = std::fs::read_to_string(workspace().join("docs/security.md")).unwrap();
     for (section, least) in [
         ("Prevented", 20),

@@ -116,7 +116,7 @@ fn grants_one_of_two_conflicting_reservations() {
 }
 
 #[test]
-fn rebuild_keeps_concurrent_reservation() {
+fn keeps_concurrent_reservation_in_rebuild() {
     explore(|| {
         let share = Share::holding(&[3, 1]);
         run_concurrently(
@@ -131,7 +131,7 @@ fn rebuild_keeps_concurrent_reservation() {
 }
 
 #[test]
-fn rebuild_keeps_concurrent_release() {
+fn keeps_concurrent_release_in_rebuild() {
     explore(|| {
         let share = Share::holding(&[3, 6]);
         run_concurrently(
@@ -146,7 +146,7 @@ fn rebuild_keeps_concurrent_release() {
 }
 
 #[test]
-fn rebuild_keeps_concurrent_reservation_and_release() {
+fn keeps_concurrent_reservation_and_release_in_rebuild() {
     explore(|| {
         let share = Share::holding(&[0, 4, 0]);
         let (first, second) = (Arc::clone(&share), Arc::clone(&share));

@@ -130,7 +130,7 @@ fn stores_driver_excess_in_reserved_bytes() {
 }
 
 #[test]
-fn updates_keep_identity_and_increment_generation() {
+fn keeps_identity_and_increments_generation_on_update() {
     let mut page = encode(&spec());
     for round in 2..10u64 {
         let limits = Limits::memory(round * GIB);

@@ -114,7 +114,7 @@ fn lock_all_slots(region: &File) {
 }
 
 #[test]
-fn locking_all_slots_affects_only_the_same_share() {
+fn limits_effect_of_locked_slots_to_same_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     fs::write(container.region("share"), vec![0; REGION_SIZE]).unwrap();

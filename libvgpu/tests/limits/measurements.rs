@@ -40,7 +40,7 @@ fn denials(process: &mut TestProcess, bytes: u64) -> [f64; 3] {
 }
 
 #[test]
-fn denial_cost_is_independent_of_process_count() {
+fn denies_at_cost_independent_of_process_count() {
     let container = Container::with_memory(GIB);
     let mut process = container.process();
     process.alloc(GIB);

@@ -403,7 +403,7 @@ fn does_not_disturb_capture_when_pool_has_free_space() {
 
 /// The graph allocates at launch.
 #[test]
-fn captured_allocation_takes_nothing_from_pool() {
+fn takes_nothing_from_pool_for_captured_allocation() {
     let mut full = Full::new();
     let process = &mut full.process;
     let captured = process.ok("capture")[0];

@@ -216,7 +216,7 @@ fn resizes_region_of_wrong_size() {
 }
 
 #[test]
-fn truncated_region_affects_only_its_share() {
+fn limits_damage_of_truncated_region_to_its_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut victim = container.process();

@@ -220,7 +220,7 @@ fn creates_missing_region_accessible_to_all_users() {
 }
 
 #[test]
-fn random_region_affects_only_its_share() {
+fn limits_damage_of_random_region_to_its_share() {
     let container = Container::with_memory(GIB);
     container.add_share("other", CARDS[1], &Limits::memory(GIB));
     let mut process = container.process();

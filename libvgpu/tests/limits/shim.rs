@@ -185,7 +185,7 @@ fn limits_every_way_without_preload_and_environment() {
 }
 
 #[test]
-fn stub_resolves_hooks_and_unhooked_functions() {
+fn resolves_hooks_and_unhooked_functions_by_stub() {
     let Some(shim) = ShimContainer::with_memory(GIB) else {
         return;
     };
