@@ -1,6 +1,7 @@
 //! A made-up driver root: the files that discovery looks at, with the contents it looks at.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,7 @@ impl FakeRoot {
     fn node(&self, path: &str, kind: FileType) {
         let mode = Mode::from_raw_mode(0o666);
         mknodat(CWD, self.at(path), kind, mode, makedev(1, 3))
-            .expect("making device files needs root, as the project's tests do");
+            .expect("create a device file, which needs root");
     }
 
     pub(crate) fn socket(&self, path: &str) {
@@ -130,6 +131,23 @@ impl FakeRoot {
     pub(crate) fn driver(&self) -> Driver {
         Driver::discover(self.open("/run/nvidia/driver")).unwrap()
     }
+}
+
+/// Returns true without the right to create device files, and reports the present test as skipped.
+pub(crate) fn cannot_create_devices() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("device");
+    let kind = FileType::CharacterDevice;
+    let mode = Mode::from_raw_mode(0o666);
+    if mknodat(CWD, &file, kind, mode, makedev(1, 3)).is_ok() {
+        return false;
+    }
+    let test = std::thread::current();
+    let test = test.name().unwrap_or("a test");
+    let line = format!("skipped: {test}: device files need root\n");
+    // `eprintln!` would be hidden for a test that passes.
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    true
 }
 
 /// As [`elf`], for this machine.

@@ -18,6 +18,7 @@ use crate::config::{NODE_NAME, SERVICE_RANGE, STATE_DIR};
 #[serde(rename_all = "kebab-case")]
 pub enum Component {
     /// The simulated GPU machine.
+    #[serde(rename = "simulator-machine")]
     Simulator,
     /// etcd.
     Etcd,

@@ -17,15 +17,9 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Waits for the clusters of other tests. Returns none, and reports the test as skipped, where the machine lacks a
-    /// prerequisite.
+    /// Waits for the clusters of other tests. Returns none for a test that [`is_skipped`].
     pub(crate) fn new(name: &str) -> Option<Self> {
-        if let Err(error) = prerequisite::check(&Prerequisite::CLUSTER) {
-            let test = std::thread::current();
-            let reason = format!("{error:#}").replace('\n', " ");
-            let line = format!("skipped: {}: {reason}\n", test.name().unwrap_or(name));
-            // `eprintln!` would be hidden for a test that passes.
-            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        if is_skipped() {
             return None;
         }
         let lock = lock_host().unwrap();
@@ -56,6 +50,19 @@ impl Drop for Trial {
             ended.unwrap();
         }
     }
+}
+
+/// Returns true, and reports the present test as skipped, where the machine lacks a prerequisite of a cluster.
+pub(crate) fn is_skipped() -> bool {
+    let Err(error) = prerequisite::check(&Prerequisite::CLUSTER) else {
+        return false;
+    };
+    let test = std::thread::current();
+    let reason = format!("{error:#}").replace('\n', " ");
+    let line = format!("skipped: {}: {reason}\n", test.name().unwrap_or("a test"));
+    // `eprintln!` would be hidden for a test that passes.
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    true
 }
 
 /// Runs a shell command line in the node.
