@@ -115,7 +115,7 @@ pub enum PrepareError {
         claim: ClaimRef,
         /// Error of the lock.
         #[source]
-        source: LockError,
+        source: Box<LockError>,
     },
     /// The allocation is invalid, conflicts with a prepared claim, or the node could not be changed.
     #[error(transparent)]
@@ -150,7 +150,7 @@ pub enum UnprepareError {
         claim: ClaimRef,
         /// Error of the lock.
         #[source]
-        source: LockError,
+        source: Box<LockError>,
     },
     /// The node could not be changed.
     #[error(transparent)]
@@ -310,7 +310,7 @@ impl<E: Effects> Claims for ClaimService<E> {
             let lock = self.lock(claim).await?;
             let lock = lock.map_err(|source| PrepareError::Lock {
                 claim: claim.clone(),
-                source,
+                source: Box::new(source),
             })?;
             let found = self.fetch(claim).await?;
             let error = match self.prepare_locked(claim, found, lock).await {
@@ -328,7 +328,7 @@ impl<E: Effects> Claims for ClaimService<E> {
         let lock = self.lock(claim).await?;
         let lock = lock.map_err(|source| UnprepareError::Lock {
             claim: claim.clone(),
-            source,
+            source: Box::new(source),
         })?;
         let (applier, wanted) = (Arc::clone(&self.applier), claim.clone());
         let outcome = blocking(move || {

@@ -1,21 +1,21 @@
-//! Plain data about a node's cards.
+//! Data types of the GPUs of a node.
 
 use std::fmt;
 
 use crate::{Mig, Status};
 
-/// UUID of a card as NVML spells it: `GPU-` and a lowercase UUID.
+/// UUID of a GPU in NVML's spelling: `GPU-` and a lowercase UUID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(String);
 
 impl GpuUuid {
-    /// Wraps a UUID in NVML's spelling. It is an opaque identity: a wrong one is found nowhere.
+    /// Returns the UUID with this text, which is not validated.
     #[must_use]
     pub fn new(uuid: impl Into<String>) -> Self {
         Self(uuid.into())
     }
 
-    /// The UUID as text.
+    /// Returns the UUID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -28,33 +28,33 @@ impl fmt::Display for GpuUuid {
     }
 }
 
-/// All that NVML says about a node.
+/// NVML's inventory of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     /// Version of the kernel driver, such as `580.65.06`.
     pub driver_version: String,
-    /// Newest CUDA version that the driver serves; `None` where NVML does not say.
+    /// Newest CUDA version that the NVIDIA driver supports; `None` if unknown.
     pub cuda_driver_version: Option<CudaVersion>,
     /// Version of the NVML library, such as `13.580.65.06`.
     pub nvml_version: String,
-    /// Whether the node runs in confidential-computing mode, in which memory cannot be shared.
+    /// Whether confidential computing is on.
     pub confidential_computing: bool,
-    /// The usable cards, by NVML index.
+    /// Readable GPUs, by NVML index.
     pub cards: Vec<Card>,
-    /// Cards that NVML counts but that could not be read.
+    /// GPUs that NVML counts but that could not be read.
     pub faults: Vec<CardFault>,
 }
 
-/// A card that exists but could not be read.
+/// A GPU that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CardFault {
     /// NVML index.
     pub index: u32,
-    /// The card, where at least its UUID was readable.
+    /// UUID, if it was readable.
     pub card: Option<GpuUuid>,
-    /// What was asked last.
-    pub what: &'static str,
-    /// Why it failed.
+    /// The query that failed.
+    pub query: &'static str,
+    /// Cause.
     pub status: Status,
 }
 
@@ -73,38 +73,38 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// One physical card.
+/// One physical GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// NVML index: order on this node now, not an identity.
+    /// NVML index; can change at a reboot.
     pub index: u32,
     /// Number of the device file `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// Identity of the card.
+    /// UUID.
     pub uuid: GpuUuid,
     /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Brand, such as `Nvidia` or `GeForce`; `Unknown` where NVML does not say.
+    /// Brand, such as `Nvidia` or `GeForce`; `Unknown` if unknown.
     pub brand: String,
-    /// Architecture, such as `Hopper`; `Unknown` for one newer than this build.
+    /// Architecture, such as `Hopper`; `Unknown` if newer than this build.
     pub architecture: String,
     /// CUDA compute capability.
     pub compute_capability: ComputeCapability,
-    /// PCI address in sysfs spelling (`0000:1b:00.0`: four-digit domain, lowercase).
+    /// PCI address as in sysfs (`0000:1b:00.0`: four-digit domain, lowercase).
     pub pci_bus_id: String,
-    /// NUMA node whose memory is nearest; `None` where NVML does not say.
+    /// Nearest NUMA node; `None` if unknown.
     pub numa_node: Option<u32>,
-    /// Device memory.
+    /// GPU memory.
     pub memory: Memory,
-    /// Streaming multiprocessors, derived from NVML's core count; `None` where that is unknown.
+    /// Number of streaming multiprocessors, derived from NVML's core count; `None` if unknown.
     pub multiprocessors: Option<u32>,
-    /// How the card addresses memory; `None` where NVML does not say.
+    /// Addressing mode; `None` if unknown.
     pub addressing_mode: Option<AddressingMode>,
-    /// Which processes may have contexts.
+    /// Compute mode.
     pub compute_mode: ComputeMode,
     /// Multi-Instance GPU.
     pub mig: Mig,
-    /// The NVLink fabric the card has joined; `None` without one.
+    /// NVLink fabric of the GPU; `None` without one.
     pub fabric: Option<Fabric>,
 }
 
@@ -123,23 +123,23 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-/// Device memory of a card.
+/// Memory of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// Memory of its own.
+    /// Dedicated memory.
     Dedicated {
-        /// All of it.
+        /// Total.
         total_bytes: u64,
-        /// Kept by the driver; not allocatable. 0 from an NVML without `nvmlDeviceGetMemoryInfo_v2`.
+        /// Reserved by the NVIDIA driver, not allocatable. 0 if NVML lacks `nvmlDeviceGetMemoryInfo_v2`.
         reserved_bytes: u64,
-        /// Allocated now, `reserved_bytes` not included.
+        /// In use, without `reserved_bytes`.
         used_bytes: u64,
     },
-    /// The card shares the host's memory and gives no figure (GB10).
+    /// The GPU shares the host's memory and reports no size (GB10).
     NotSupported,
 }
 
-/// How a card addresses memory (`nvmlDeviceAddressingModeType_t`).
+/// Addressing mode of a GPU (`nvmlDeviceAddressingModeType_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressingMode {
     /// Neither HMM nor ATS.
@@ -150,25 +150,25 @@ pub enum AddressingMode {
     Ats,
 }
 
-/// Which processes may have contexts (`nvmlComputeMode_t`).
+/// Compute mode: which processes may create contexts (`nvmlComputeMode_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Any number of processes.
     Default,
     /// One process at a time.
     ExclusiveProcess,
-    /// None.
+    /// No process.
     Prohibited,
-    /// NVML does not say, or a mode newer than this build.
+    /// Unknown, or newer than this build.
     Unknown,
 }
 
 /// Membership in an NVLink fabric (`nvmlGpuFabricInfo_t`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Fabric {
-    /// UUID of the fabric's cluster, lowercase with dashes. All zeros where the fabric is that of one node, as on an HGX
-    /// board: cards of different nodes with this one are not joined.
+    /// UUID of the fabric's cluster, lowercase with dashes. All zeros for the fabric of one node, such as an HGX board:
+    /// the value does not connect GPUs of different nodes.
     pub cluster_uuid: String,
-    /// Clique: cards of one cluster and clique reach each other over NVLink.
+    /// Clique: GPUs of one cluster and clique are connected by NVLink.
     pub clique: u32,
 }

@@ -1,61 +1,61 @@
-//! One error type per operation, each with what was attempted on which library or card.
+//! Errors, one type per operation.
 
 use std::path::PathBuf;
 
 use crate::{GpuUuid, Status};
 
-/// NVML could not be loaded or initialised.
+/// NVML could not be loaded or initialized.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot initialise NVML from {path}")]
+#[error("cannot initialize NVML from {path}")]
 pub struct OpenError {
-    /// The library that was tried.
+    /// Path of the library.
     pub path: PathBuf,
-    /// Why it failed.
+    /// Cause.
     #[source]
     pub status: Status,
 }
 
-/// NVML could not say which cards exist.
+/// The inventory could not be read.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot read {what} from NVML")]
+#[error("cannot read {query} from NVML")]
 pub struct InventoryError {
-    /// The fact that could not be read.
-    pub what: &'static str,
-    /// Why it failed.
+    /// The query that failed.
+    pub query: &'static str,
+    /// Cause.
     #[source]
     pub status: Status,
 }
 
-/// An operation on one card failed.
+/// An operation on one GPU failed.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot {operation} of card {card}")]
+#[error("cannot {operation} of GPU {card}")]
 pub struct CardError {
-    /// What was attempted, such as "read the processes".
+    /// The operation, such as "read the processes".
     pub operation: String,
-    /// The card.
+    /// The GPU.
     pub card: GpuUuid,
-    /// Why it failed.
+    /// Cause.
     #[source]
     pub status: Status,
 }
 
-/// Watching for events could not start, or broke.
+/// Events could not be registered or received.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WatchError {
-    /// NVML gave no event set.
+    /// NVML could not create an event set.
     #[error("cannot create an NVML event set")]
     Create(#[source] Status),
-    /// One card refused.
-    #[error("cannot watch card {card} for events")]
+    /// A GPU could not be registered.
+    #[error("cannot watch GPU {card} for events")]
     Register {
-        /// The card.
+        /// The GPU.
         card: GpuUuid,
-        /// Why it failed.
+        /// Cause.
         #[source]
         status: Status,
     },
-    /// Waiting failed; the source is of no more use.
+    /// Waiting failed; the source cannot be used again.
     #[error("cannot wait for NVML events")]
     Wait(#[source] Status),
 }

@@ -1,19 +1,19 @@
-//! Health events of cards.
+//! Health events of GPUs.
 
 use std::time::Duration;
 
 use crate::{GpuUuid, WatchError};
 
-/// Something that happened to a card.
+/// Health event of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The card.
+    /// The GPU.
     pub card: GpuUuid,
-    /// GPU instance it is about; `None` for the whole card.
+    /// GPU instance; `None` for the whole GPU.
     pub gpu_instance: Option<u32>,
-    /// Compute instance it is about; `None` for the whole card or GPU instance.
+    /// Compute instance; `None` for the whole GPU or GPU instance.
     pub compute_instance: Option<u32>,
-    /// What happened.
+    /// Kind of the event.
     pub kind: EventKind,
 }
 
@@ -26,21 +26,21 @@ pub enum EventKind {
     DoubleBitEcc,
     /// MIG instances were created or destroyed.
     MigConfigChange,
-    /// The card is unavailable.
+    /// The GPU is unavailable.
     Unavailable,
-    /// The driver asks for a recovery action (reset, reboot, drain).
+    /// The NVIDIA driver requests a recovery action (reset, reboot, drain).
     RecoveryAction(u64),
-    /// The card is gone from the bus. It is told once, and the card is watched no more.
+    /// The GPU has fallen off the bus. Reported once; the GPU is no longer watched.
     Lost,
     /// Another kind, by its bit in `nvml.h`.
     Other(u64),
 }
 
-/// A stream of events. It blocks, so it lives on a thread of its own.
+/// Blocking source of events.
 pub trait EventSource: Send {
-    /// Waits up to `timeout`. `Ok(None)` means that nothing happened, so the caller can look at its stop flag.
+    /// Waits up to `timeout` for the next event; `None` after the timeout.
     ///
     /// # Errors
-    /// [`WatchError::Wait`]; the source is of no more use then and watching must start anew.
+    /// [`WatchError::Wait`]; the caller must open a new source.
     fn next(&mut self, timeout: Duration) -> Result<Option<Event>, WatchError>;
 }

@@ -1,8 +1,8 @@
-//! Finds NVML under a driver root.
+//! Finds NVML below a driver root.
 //!
-//! A driver root is a directory tree with the user-space driver in it: `/` where the driver is installed on the
-//! node, `/run/nvidia/driver` under the GPU operator, other places on managed nodes. Symbolic links in it are
-//! resolved inside it, as they would be for a process that has it as its root.
+//! A driver root is a directory tree with the NVIDIA driver's user-space files: `/` for a driver installed on the node,
+//! `/run/nvidia/driver` with the GPU operator, other paths on managed nodes. Symbolic links are resolved inside the
+//! root, as after a chroot.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,8 +15,8 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2, readlinkat};
 /// SONAME of NVML.
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// Directories of a driver root that hold the driver's libraries, in order of preference: Debian, Red Hat and SUSE,
-/// others, the container-optimised OS of GKE (whose root is `/home/kubernetes/bin/nvidia`), Talos, NixOS, WSL.
+/// Library directories of a driver root, in order of preference: Debian, Red Hat and SUSE, others, the
+/// Container-Optimized OS of GKE (whose root is `/home/kubernetes/bin/nvidia`), Talos, NixOS, WSL.
 #[cfg(target_arch = "x86_64")]
 const DIRECTORIES: [&str; 9] = [
     "usr/lib/x86_64-linux-gnu",
@@ -29,7 +29,7 @@ const DIRECTORIES: [&str; 9] = [
     "run/opengl-driver/lib",
     "usr/lib/wsl/lib",
 ];
-/// As above for Arm.
+/// Library directories of a driver root on Arm.
 #[cfg(not(target_arch = "x86_64"))]
 const DIRECTORIES: [&str; 8] = [
     "usr/lib/aarch64-linux-gnu",
@@ -47,27 +47,27 @@ const DIRECTORIES: [&str; 8] = [
 #[non_exhaustive]
 pub enum FindError {
     /// The driver root cannot be opened.
-    #[error("cannot open the driver root {root}: is it mounted into this container?")]
+    #[error("cannot open the driver root {root}; mount it into this container")]
     Root {
-        /// The root.
+        /// The driver root.
         root: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// No directory has it.
+    /// No directory has the library.
     #[error(
-        "no {NVML} under the driver root {root} (searched {searched}): install the NVIDIA driver on this node, or point --driver-root at it"
+        "no {NVML} below the driver root {root} (searched {searched}); install the NVIDIA driver on this node, or set --driver-root to its root"
     )]
     NotFound {
-        /// The root.
+        /// The driver root.
         root: PathBuf,
-        /// The directories searched, with what was wrong where a file was there but unusable.
+        /// The searched directories.
         searched: Searched,
     },
 }
 
-/// Directories that were searched in vain.
+/// Searched directories, displayed as a list. Errors other than "not found" are displayed with the directory.
 #[derive(Debug)]
 pub struct Searched(Vec<(&'static str, rustix::io::Errno)>);
 
@@ -84,11 +84,11 @@ impl fmt::Display for Searched {
     }
 }
 
-/// Path of NVML under `driver_root_mount`, with every symbolic link resolved inside the root, so that the path can be
-/// given to the dynamic loader of this process.
+/// Returns the path of NVML below `driver_root_mount`, with symbolic links resolved inside the root, so that the dynamic
+/// loader of this process can open it.
 ///
 /// # Errors
-/// [`FindError`], with the list of searched directories.
+/// When the root cannot be opened or has no NVML.
 pub fn find(driver_root_mount: &Path) -> Result<PathBuf, FindError> {
     let root = openat2(
         CWD,
@@ -114,7 +114,7 @@ pub fn find(driver_root_mount: &Path) -> Result<PathBuf, FindError> {
     })
 }
 
-/// Real path, as this process sees it, of `path` inside `root`.
+/// Resolves `path` inside `root`. Returns the path for this process.
 fn resolve(root: &OwnedFd, path: &str) -> rustix::io::Result<PathBuf> {
     let file = openat2(
         root.as_fd(),
@@ -137,7 +137,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn absolute_links_stay_inside_the_root() {
+    fn resolves_absolute_links_inside_the_root() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("usr/lib64")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_lists_what_was_searched_and_what_to_do() {
+    fn error_lists_searched_directories_and_remedy() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("usr/lib64")).unwrap();
         symlink(
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_root_is_told_apart() {
+    fn reports_missing_root() {
         let message = find(Path::new("/nonexistent/driver-root"))
             .unwrap_err()
             .to_string();

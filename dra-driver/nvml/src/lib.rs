@@ -1,15 +1,14 @@
-//! What the driver knows about the GPUs of its node, read through NVML.
+//! Safe access to NVML for the node driver.
 //!
-//! This is the only crate that calls NVML, and with `libvgpu` the only product crate with `unsafe`. It hands out
-//! owned plain data ([`Inventory`], [`Card`], [`Process`], [`Event`]) and never a borrowed handle, so callers need
-//! not know that NVML exists: they see [`GpuLibrary`], which a test can implement over a vector of cards.
+//! Only this crate calls NVML; apart from `libvgpu`, only this product crate has `unsafe` code. The API returns owned
+//! data ([`Inventory`], [`Card`], [`Process`], [`Event`]), never handles. Callers use the trait [`GpuLibrary`], which
+//! tests implement over plain data.
 //!
-//! NVML of very different ages is met in the field. A symbol that a library lacks, or a query that a card does not
-//! support, makes that one fact unknown (`None`, [`Memory::NotSupported`]); it never fails the whole inventory.
-//! A card that has fallen off the bus is listed in [`Inventory::faults`] and hides no other card.
+//! The crate supports NVML since driver 450. A missing symbol or an unsupported query makes one value unknown (`None`,
+//! [`Memory::NotSupported`]) and does not fail the inventory. A GPU that has fallen off the bus is listed in
+//! [`Inventory::faults`]; the other GPUs are still listed.
 //!
-//! It does not decide anything: what is published, refused or repaired is the driver's matter. It does not read
-//! sysfs either; what NVML does not say is not here.
+//! The crate makes no decisions and does not read sysfs.
 
 mod card;
 mod error;
@@ -32,62 +31,62 @@ pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant
 pub use process::{Process, ProcessKind, ProcessMemory, ProcessUtilization, Utilization};
 pub use status::Status;
 
-/// The GPUs of one node, as the driver uses them.
+/// GPUs of one node.
 ///
-/// [`Library`] implements it over NVML; tests implement it over plain data. Calls block (some for seconds on a busy
-/// card), so an async caller keeps them on a thread of their own.
+/// [`Library`] implements the trait over NVML; tests implement it over plain data. Calls block, some for seconds on a
+/// busy GPU, so async callers need a separate thread.
 pub trait GpuLibrary: Send + Sync {
-    /// Everything that is known about the node's cards.
+    /// Reads the inventory.
     ///
     /// # Errors
-    /// Only when NVML cannot even say which cards exist; a single bad card is a [`CardFault`] instead.
+    /// When NVML cannot list the GPUs. A fault of one GPU is a [`CardFault`] instead.
     fn inventory(&self) -> Result<Inventory, InventoryError>;
 
-    /// Device memory of one card now.
+    /// Reads the memory of a GPU.
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError>;
 
-    /// Processes that hold a context on the card, with their memory. PIDs are those of this process's PID namespace.
+    /// Lists the processes with a context on the GPU, with their memory. PIDs are of the caller's PID namespace.
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn processes(&self, card: &GpuUuid) -> Result<Vec<Process>, CardError>;
 
-    /// How busy the card was in NVML's last sample period; `None` where the card does not say (MIG mode).
+    /// Reads the utilization in NVML's last sample period; `None` when the GPU reports none (MIG mode).
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError>;
 
-    /// Per-process samples newer than `since_us` (µs of the CPU clock, 0 for all that NVML still has).
+    /// Reads the samples by process newer than `since_us`, µs of the CPU clock; 0 returns all samples.
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn process_utilization(
         &self,
         card: &GpuUuid,
         since_us: u64,
     ) -> Result<Vec<ProcessUtilization>, CardError>;
 
-    /// Starts to watch `cards` for health events. A card that cannot be watched is an error that names it.
+    /// Registers `cards` for health events.
     ///
     /// # Errors
-    /// [`WatchError`] with the card, or when NVML has no event set to give.
+    /// [`WatchError`] when a GPU cannot be registered or no event set can be created.
     fn watch(&self, cards: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError>;
 
-    /// GPU instances that exist on the card, with their compute instances, whoever made them.
+    /// Lists the GPU instances of the GPU with their compute instances.
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError>;
 
-    /// Creates a GPU instance of `profile` at exactly `placement`, and one compute instance that fills it.
-    /// Nothing is left behind when it fails.
+    /// Creates a GPU instance of `profile` at `placement`, with one compute instance that uses all of it. A failed
+    /// creation is rolled back.
     ///
     /// # Errors
-    /// [`CardError`]; [`Status::InsufficientResources`] where the slices or engines are taken.
+    /// [`CardError`]; [`Status::InsufficientResources`] when slices or engines are in use.
     fn create_mig(
         &self,
         card: &GpuUuid,
@@ -95,15 +94,15 @@ pub trait GpuLibrary: Send + Sync {
         placement: Placement,
     ) -> Result<GpuInstance, CardError>;
 
-    /// Destroys the GPU instance `id` and its compute instances. Succeeds when it is gone already.
+    /// Destroys the GPU instance `id` and its compute instances. Succeeds when the instance does not exist.
     ///
     /// # Errors
-    /// [`CardError`]; [`Status::InUse`] while a process holds it.
+    /// [`CardError`]; [`Status::InUse`] while a process uses the instance.
     fn destroy_mig(&self, card: &GpuUuid, id: u32) -> Result<(), CardError>;
 
-    /// How many more GPU instances of `profile` the card can take now.
+    /// Returns the number of GPU instances of `profile` that can still be created.
     ///
     /// # Errors
-    /// [`CardError`] with the card's UUID.
+    /// [`CardError`] with the GPU's UUID.
     fn mig_remaining(&self, card: &GpuUuid, profile: &MigProfile) -> Result<u32, CardError>;
 }

@@ -1,7 +1,7 @@
-//! NVML, loaded and initialised: the thin shell between C and the plain data of this crate.
+//! [`GpuLibrary`] over NVML.
 //!
-//! `nvml-wrapper` is used where it is sound; what it lacks or gets wrong (MIG instances and placements, instance ids
-//! of events, process lists, struct versions) is called through the symbols of `nvml-wrapper-sys`.
+//! `nvml-wrapper` is used where it is correct. MIG instances and placements, instance IDs of events, process lists and
+//! struct versions use the symbols of `nvml-wrapper-sys`, because the wrapper lacks them or handles them incorrectly.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, c_char};
@@ -24,33 +24,33 @@ mod instances;
 mod processes;
 mod profiles;
 
-/// NVML of one driver root. Cheap to share; NVML is shut down when the last user of it is dropped.
+/// An initialized NVML library; clones share it. NVML is shut down when the last clone and event source are dropped.
 #[derive(Clone)]
 pub struct Library {
     shared: Arc<Shared>,
 }
 
-/// What the library and its event sources have in common.
+/// State that the library shares with its event sources.
 struct Shared {
     nvml: Nvml,
-    /// Handles by UUID: NVML's own look-up can take seconds per card. Rebuilt by each inventory.
+    /// Handles by UUID: NVML's lookup can take seconds per GPU. Each inventory replaces them.
     handles: Mutex<HashMap<GpuUuid, Handle>>,
 }
 
-/// NVML's name for a card, valid as long as the library is initialised.
+/// NVML handle of a GPU, valid while the library is initialized.
 #[derive(Clone, Copy)]
 struct Handle(sys::nvmlDevice_t);
 
-// SAFETY: NVML is thread-safe (nvml.h, "thread safety"), and a handle is an index into its tables, not data of ours.
+// SAFETY: NVML is thread-safe (nvml.h, "thread safety"), and a handle is an index into its tables.
 unsafe impl Send for Handle {}
 
-/// Calls one NVML function of `$lib` and turns its return code into a `Result<(), Status>`.
+/// Calls an NVML function of `$lib`; returns a `Result<(), Status>`.
 macro_rules! call {
     ($lib:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $lib.$function.as_ref() {
             Ok(function) => {
-                // SAFETY: the symbol has the signature of nvml.h; every pointer given here is to a live value of the
-                // type it names, and counts given with an array are at most its length.
+                // SAFETY: the symbol has the signature of nvml.h; every pointer argument points to a live value of its
+                // type, and counts passed with an array are at most its length.
                 let code = unsafe { function($($argument),*) };
                 $crate::Status::from_code(code).map_or(Ok(()), Err)
             }
@@ -60,16 +60,16 @@ macro_rules! call {
 }
 use call;
 
-/// Version word of a struct of NVML's versioned interfaces (`NVML_STRUCT_VERSION` in nvml.h).
+/// Returns the version word of a versioned struct (`NVML_STRUCT_VERSION` in nvml.h).
 const fn struct_version<T>(version: u32) -> u32 {
     let size = size_of::<T>();
-    assert!(size < 1 << 24, "the size of a versioned struct has 24 bits");
+    assert!(size < 1 << 24, "the struct size exceeds 24 bits");
     #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
     let size = size as u32;
     size | (version << 24)
 }
 
-/// A fact that may be missing: absence is `None`, anything else that goes wrong an error.
+/// Converts an error that means a missing feature to `None`.
 fn optional<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -79,11 +79,10 @@ fn optional<T>(result: Result<T, Status>) -> Result<Option<T>, Status> {
 }
 
 impl Library {
-    /// Loads and initialises the library at `path` (see [`crate::find`]).
+    /// Loads and initializes the library at `path` (see [`crate::find()`]).
     ///
     /// # Errors
-    /// [`OpenError`] with the path, when it cannot be loaded or does not initialise (no kernel driver, version
-    /// mismatch, no permission).
+    /// When the library cannot be loaded or initialized (no kernel module, version mismatch, no permission).
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let nvml = Nvml::builder()
             .lib_path(OsStr::new(path))
@@ -107,11 +106,11 @@ impl Shared {
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<GpuUuid, Handle>> {
-        // A map of handles is whole after any panic: it is replaced or added to in one step.
+        // The map is valid after a panic: every change is one operation.
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of a card, from the cache or from NVML.
+    /// Returns the handle of a GPU, cached if possible.
     fn handle(&self, card: &GpuUuid) -> Result<Handle, Status> {
         if let Some(handle) = self.handles().get(card) {
             return Ok(*handle);
@@ -123,11 +122,11 @@ impl Shared {
     }
 
     fn device(&self, handle: Handle) -> Device<'_> {
-        // SAFETY: the handle came from this initialised library, which outlives the borrow.
+        // SAFETY: the handle is of this initialized library, which outlives the borrow.
         unsafe { Device::new(handle.0, &self.nvml) }
     }
 
-    /// Runs `read` on a card and names operation and card in its error.
+    /// Runs `read` on a GPU; the error has operation and GPU.
     fn on_card<T>(
         &self,
         card: &GpuUuid,
@@ -145,11 +144,11 @@ impl Shared {
 }
 
 fn handle_of(device: &Device<'_>) -> Handle {
-    // SAFETY: the handle is kept only beside the library it belongs to (in `Shared` or while one is borrowed).
+    // SAFETY: the handle is stored only together with its library (in `Shared`, or while `Shared` is borrowed).
     Handle(unsafe { device.handle() })
 }
 
-/// Text of a fixed-size C string; what is not UTF-8 is replaced.
+/// Converts a fixed-size C string; invalid UTF-8 is replaced.
 fn text(characters: &[c_char]) -> String {
     // Signed on x86, unsigned on Arm.
     let bytes: Vec<u8> = characters
@@ -247,9 +246,9 @@ impl EventSource for events::EventSet {
 mod tests {
     use super::*;
 
-    /// Words that nvml.h of driver 580 gives for these structs.
+    /// Version words of nvml.h of driver 580.
     #[test]
-    fn struct_versions_are_those_of_the_header() {
+    fn struct_versions_match_the_header() {
         assert_eq!(struct_version::<sys::nvmlMemory_v2_t>(2), 0x0200_0028);
         assert_eq!(
             struct_version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2),
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_absence_is_optional() {
+    fn converts_only_missing_features_to_none() {
         assert_eq!(optional::<()>(Err(Status::NotSupported)), Ok(None));
         assert_eq!(
             optional::<()>(Err(Status::MissingSymbol("nvmlX"))),
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn text_ends_at_the_first_zero() {
+    fn text_ends_at_first_nul() {
         let bytes: Vec<c_char> = b"1g.10gb\0junk"
             .iter()
             .map(|byte| c_char::from_ne_bytes([*byte]))
@@ -283,13 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn opening_what_is_no_library_names_the_path() {
+    fn open_error_names_the_path() {
         let error = Library::open(Path::new("/nonexistent/libnvidia-ml.so.1"))
             .err()
             .unwrap();
         assert_eq!(
             error.to_string(),
-            "cannot initialise NVML from /nonexistent/libnvidia-ml.so.1"
+            "cannot initialize NVML from /nonexistent/libnvidia-ml.so.1"
         );
         assert!(matches!(error.status, Status::Load(_)), "{error:?}");
     }

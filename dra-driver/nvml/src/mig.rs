@@ -1,40 +1,39 @@
-//! Plain data about Multi-Instance GPU. All geometry comes from the driver; none is built in.
+//! Data types of Multi-Instance GPU. The geometry comes from the NVIDIA driver.
 
 use std::fmt;
 
-/// MIG on one card.
+/// MIG support and state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mig {
-    /// The card has no MIG.
+    /// The GPU does not support MIG.
     NotCapable,
-    /// The card can be partitioned.
+    /// The GPU supports MIG.
     Capable {
-        /// MIG mode is on.
+        /// Whether MIG mode is enabled.
         enabled: bool,
-        /// MIG mode after the next reset of the card.
+        /// Whether MIG mode is enabled after the next reset.
         pending: bool,
-        /// Profiles that the card offers, by profile id. Drivers that refuse to list them with MIG mode off leave
-        /// it empty.
+        /// Profiles by ID. Empty if the driver does not list profiles while MIG mode is disabled.
         profiles: Vec<MigProfile>,
     },
 }
 
-/// A GPU instance profile of one card.
+/// A GPU instance profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigProfile {
-    /// Id that creation takes (`nvidia-smi mig -lgip` prints it).
+    /// Profile ID, as printed by `nvidia-smi mig -lgip`.
     pub id: u32,
     /// Name, such as `1g.10gb` or `1g.10gb+me`.
     pub name: String,
-    /// What sets it apart from the plain profile of the same size.
+    /// Variant of the profile of this size.
     pub variant: MigVariant,
     /// Compute slices, the number before the `g`.
     pub slices: u32,
-    /// Instances of this profile on an empty card.
+    /// Maximum number of instances.
     pub instance_count: u32,
-    /// Device memory of an instance.
+    /// Memory of an instance, bytes.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Copy engines.
     pub copy_engines: u32,
@@ -46,18 +45,18 @@ pub struct MigProfile {
     pub jpeg_engines: u32,
     /// Optical flow engines.
     pub ofa_engines: u32,
-    /// Where an instance can lie on an empty card, by start.
+    /// Possible placements, by start.
     pub placements: Vec<Placement>,
 }
 
-/// What sets a profile apart from the plain one of the same size (`NVML_GPU_INSTANCE_PROFILE_*`).
+/// Variant of a profile (`NVML_GPU_INSTANCE_PROFILE_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MigVariant {
-    /// Nothing, or only its amount of memory.
+    /// The plain profile, or one with another memory size.
     Plain,
     /// `+me`: media extensions.
     MediaExtensions,
-    /// `+me.all`: all media engines of the card.
+    /// `+me.all`: all media engines of the GPU.
     AllMediaExtensions,
     /// `-me`: no media engine.
     NoMediaExtensions,
@@ -65,7 +64,7 @@ pub enum MigVariant {
     Graphics,
 }
 
-/// A run of memory slices.
+/// A range of memory slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Placement {
     /// First memory slice.
@@ -80,42 +79,42 @@ impl fmt::Display for Placement {
     }
 }
 
-/// A GPU instance that exists.
+/// An existing GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInstance {
-    /// Id on its card.
+    /// ID, unique on the GPU.
     pub id: u32,
-    /// Profile it was made from ([`MigProfile::id`]).
+    /// Profile ([`MigProfile::id`]).
     pub profile_id: u32,
-    /// Where it lies.
+    /// Placement.
     pub placement: Placement,
-    /// Its compute instances, by id.
+    /// Compute instances by ID.
     pub compute_instances: Vec<ComputeInstance>,
 }
 
-/// A compute instance that exists.
+/// An existing compute instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ComputeInstance {
-    /// Id within its GPU instance.
+    /// ID, unique in the GPU instance.
     pub id: u32,
-    /// Compute instance profile it was made from.
+    /// Compute instance profile.
     pub profile_id: u32,
-    /// UUID of the MIG device, which is what CUDA programs name.
+    /// UUID of the MIG device, as in `CUDA_VISIBLE_DEVICES`.
     pub uuid: MigUuid,
 }
 
-/// UUID of a MIG device as NVML spells it: `MIG-` and a lowercase UUID.
+/// UUID of a MIG device in NVML's spelling: `MIG-` and a lowercase UUID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MigUuid(String);
 
 impl MigUuid {
-    /// Wraps a UUID in NVML's spelling.
+    /// Returns the UUID with this text, which is not validated.
     #[must_use]
     pub fn new(uuid: impl Into<String>) -> Self {
         Self(uuid.into())
     }
 
-    /// The UUID as text.
+    /// Returns the UUID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

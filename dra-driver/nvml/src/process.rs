@@ -1,63 +1,63 @@
-//! Plain data about the processes on a card and how busy it is.
+//! Data types of processes and utilization.
 
-/// A process that holds a context on a card.
+/// A process with a context on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// PID in the PID namespace of the caller (NVML translates; 0 where it cannot).
+    /// PID in the PID namespace of the caller (translated by NVML; 0 if not possible).
     pub pid: u32,
-    /// Device memory that NVML attributes to it.
+    /// GPU memory of the process.
     pub memory: ProcessMemory,
-    /// GPU instance it runs on; `None` without MIG.
+    /// GPU instance; `None` without MIG.
     pub gpu_instance: Option<u32>,
-    /// Compute instance it runs on; `None` without MIG.
+    /// Compute instance; `None` without MIG.
     pub compute_instance: Option<u32>,
-    /// What it does there.
+    /// Kind of the contexts.
     pub kind: ProcessKind,
 }
 
-/// Device memory of a process.
+/// GPU memory of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessMemory {
-    /// The figure.
+    /// Memory in use.
     Used {
         /// Bytes.
         bytes: u64,
     },
-    /// NVML gives none (WDDM, some virtual machines, MIG without permission).
+    /// NVML reports no value (WDDM, some virtual machines, MIG without permission).
     NotAvailable,
 }
 
-/// What a process does on a card.
+/// Kind of the contexts of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessKind {
-    /// Compute, graphics as well where it has both kinds of context.
+    /// Compute, or compute and graphics.
     Compute,
-    /// Graphics only: outside CUDA, hence outside libvgpu's limits.
+    /// Graphics only; libvgpu does not limit graphics.
     Graphics,
 }
 
-/// How busy a card was in NVML's last sample period (1/6 s to 1 s).
+/// Utilization of a GPU in NVML's last sample period (1/6 s to 1 s).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Utilization {
-    /// Percent of time in which some kernel ran. Not the share of multiprocessors in use.
+    /// Percent of time with at least one running kernel; not the percentage of multiprocessors in use.
     pub gpu_percent: u32,
-    /// Percent of time in which device memory was read or written.
+    /// Percent of time with memory reads or writes.
     pub memory_percent: u32,
 }
 
-/// One sample of one process.
+/// Utilization sample of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessUtilization {
     /// PID in the PID namespace of the caller.
     pub pid: u32,
-    /// When, in µs of the CPU clock; pass the largest one seen to the next call.
+    /// Time of the sample, µs of the CPU clock. Pass the maximum to the next call.
     pub timestamp_us: u64,
-    /// Percent of time in which a kernel of this process ran.
+    /// Percent of time with a running kernel of the process.
     pub sm_percent: u32,
-    /// Percent of time in which it used device memory.
+    /// Percent of time with memory reads or writes of the process.
     pub memory_percent: u32,
-    /// Percent of the encoders.
+    /// Percent of encoder time.
     pub encoder_percent: u32,
-    /// Percent of the decoders.
+    /// Percent of decoder time.
     pub decoder_percent: u32,
 }

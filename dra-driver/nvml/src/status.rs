@@ -1,65 +1,63 @@
-//! Why an NVML call failed, without NVML's types.
+//! Return codes of NVML.
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings as sys;
 
-/// Outcome of a failed NVML call. Sources: `nvmlReturn_t` in `nvml.h`.
+/// Error of an NVML call (`nvmlReturn_t` in `nvml.h`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Status {
-    /// The card or the driver has no such feature.
-    #[error("not supported by this card or driver")]
+    /// The GPU or the driver does not support the call.
+    #[error("not supported by the GPU or the NVIDIA driver")]
     NotSupported,
-    /// The library is older than the call.
-    #[error("this NVML has no {0}; a newer NVIDIA driver has it")]
+    /// The library lacks the symbol.
+    #[error("NVML has no {0}; upgrade the NVIDIA driver")]
     MissingSymbol(&'static str),
     /// The caller lacks the privilege, or the device file is not accessible.
-    #[error("no permission: the device files must be accessible, and changes need root")]
+    #[error("no permission; run as root with access to the device files")]
     NoPermission,
-    /// The card, instance or profile does not exist (any more).
+    /// The GPU, instance or profile does not exist.
     #[error("not found")]
     NotFound,
-    /// A process uses it.
+    /// A process uses the object.
     #[error("in use by a process")]
     InUse,
     /// No free slices, engines or placement.
-    #[error("insufficient resources: the slices or engines are taken")]
+    #[error("insufficient resources: slices or engines are in use")]
     InsufficientResources,
-    /// The card has fallen off the bus.
-    #[error(
-        "the GPU is lost (fallen off the bus); the node needs a reboot or a power cycle of the card"
-    )]
+    /// The GPU has fallen off the bus.
+    #[error("the GPU has fallen off the bus; reboot the node or power-cycle the GPU")]
     GpuLost,
-    /// The card must be reset before it is usable.
-    #[error("the GPU needs a reset")]
+    /// The GPU must be reset.
+    #[error("the GPU must be reset")]
     ResetRequired,
     /// The kernel module is not loaded.
-    #[error("the NVIDIA kernel driver is not loaded")]
+    #[error("the NVIDIA kernel module is not loaded")]
     DriverNotLoaded,
-    /// Kernel module and library are of different driver versions.
+    /// Kernel module and library have different versions.
     #[error(
-        "driver and library version mismatch: the driver was upgraded and the node not rebooted"
+        "version mismatch of kernel module and library; reboot the node after an upgrade of the NVIDIA driver"
     )]
     VersionMismatch,
-    /// The dynamic loader refused the library.
+    /// The dynamic loader failed.
     #[error("{0}")]
     Load(String),
-    /// NVML refused an argument: on a struct of a newer version this means an older library.
+    /// NVML rejected an argument. An older library rejects a newer struct version this way.
     #[error("invalid argument")]
     InvalidArgument,
-    /// The caller's buffer was too small, again and again: the list grows faster than it is read.
+    /// The list outgrew the buffer in every attempt.
     #[error("the list grew faster than it could be read")]
     InsufficientSize,
-    /// Nothing happened in the time given.
+    /// No event before the timeout.
     #[error("timed out")]
     Timeout,
-    /// Anything else, in NVML's words.
+    /// Another error, with NVML's text.
     #[error("{0}")]
     Other(String),
 }
 
 impl Status {
-    /// The fact asked for does not exist here: a feature less, not a failure.
+    /// Returns whether the error means a missing feature.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         match self {
@@ -79,7 +77,7 @@ impl Status {
         }
     }
 
-    /// Converts a return code; `None` is success.
+    /// Converts a return code; `None` for success.
     pub(crate) fn from_code(code: sys::nvmlReturn_t) -> Option<Self> {
         if code == sys::nvmlReturn_enum_NVML_SUCCESS {
             return None;
@@ -87,7 +85,7 @@ impl Status {
         Some(match code {
             sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED => Self::NotSupported,
             sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND => {
-                Self::MissingSymbol("such function")
+                Self::MissingSymbol("function of this name")
             }
             sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION => Self::NoPermission,
             sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND => Self::NotFound,
@@ -111,7 +109,7 @@ impl From<NvmlError> for Status {
         match error {
             NvmlError::NotSupported | NvmlError::UnexpectedVariant(_) => Self::NotSupported,
             NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound => {
-                Self::MissingSymbol("such function")
+                Self::MissingSymbol("function of this name")
             }
             NvmlError::NoPermission => Self::NoPermission,
             NvmlError::NotFound => Self::NotFound,

@@ -1,5 +1,5 @@
-//! Partitions created and destroyed through the library, on simulated cards in MIG mode.
-#![expect(clippy::unwrap_used, reason = "tests, and what they are made of")]
+//! MIG instances on simulated GPUs.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::OwnedFd;
 
@@ -12,15 +12,15 @@ use simulator_machine::protocol::{CardIndex, ClientKind, InstanceId, MigRequest,
 use simulator_machine::root::DriverRoot;
 use simulator_machine::testing::Machine;
 
-/// A machine whose first card is in MIG mode.
-struct Partitioned {
+/// A machine whose first GPU is in MIG mode.
+struct MigMachine {
     machine: Machine,
     library: Library,
     card: GpuUuid,
     profiles: Vec<MigProfile>,
 }
 
-impl Partitioned {
+impl MigMachine {
     fn start(yaml: &str) -> Self {
         let machine = Machine::start(yaml).unwrap();
         request(&machine, MigRequest::SetMode { enabled: true }).unwrap();
@@ -61,7 +61,7 @@ impl Partitioned {
     }
 }
 
-/// A request about card 0, from a connection that closes again.
+/// Sends a request for GPU 0 on a new connection.
 fn request(
     machine: &Machine,
     request: MigRequest,
@@ -73,8 +73,8 @@ fn request(
 }
 
 #[test]
-fn what_is_created_is_listed_until_it_is_destroyed() {
-    let node = Partitioned::start(H100X2);
+fn lists_instances_until_they_are_destroyed() {
+    let node = MigMachine::start(H100X2);
     let large = node.create("3g.40gb", 4).unwrap();
     let small = node.create("1g.10gb", 0).unwrap();
     assert_eq!(
@@ -92,16 +92,16 @@ fn what_is_created_is_listed_until_it_is_destroyed() {
     node.library.destroy_mig(&node.card, large.id).unwrap();
     assert_eq!(node.library.mig_instances(&node.card).unwrap(), [small]);
     assert_eq!(node.remaining("3g.40gb"), 1);
-    // Destroying twice succeeds, as after a restart in between.
+    // A repeated destroy succeeds.
     node.library.destroy_mig(&node.card, large.id).unwrap();
-    // The same place gives the same device again.
+    // The same placement yields the same device.
     assert_eq!(node.create("3g.40gb", 4), Ok(large));
 }
 
 #[test]
-fn every_placement_of_every_profile_can_be_made() {
+fn creates_every_placement_of_every_profile() {
     for yaml in [A30X2, H100X2, RTX_PRO_6000X2] {
-        let node = Partitioned::start(yaml);
+        let node = MigMachine::start(yaml);
         for profile in &node.profiles {
             assert_eq!(
                 node.remaining(&profile.name),
@@ -110,9 +110,12 @@ fn every_placement_of_every_profile_can_be_made() {
                 profile.name
             );
             for placement in &profile.placements {
-                let made = node.create(&profile.name, placement.start).unwrap();
-                assert_eq!((made.profile_id, made.placement), (profile.id, *placement));
-                node.library.destroy_mig(&node.card, made.id).unwrap();
+                let created = node.create(&profile.name, placement.start).unwrap();
+                assert_eq!(
+                    (created.profile_id, created.placement),
+                    (profile.id, *placement)
+                );
+                node.library.destroy_mig(&node.card, created.id).unwrap();
             }
         }
         assert_eq!(node.library.mig_instances(&node.card).unwrap(), []);
@@ -120,8 +123,8 @@ fn every_placement_of_every_profile_can_be_made() {
 }
 
 #[test]
-fn a_taken_place_is_refused_and_nothing_is_left_behind() {
-    let node = Partitioned::start(H100X2);
+fn rejects_placement_in_use_without_residue() {
+    let node = MigMachine::start(H100X2);
     let first = node.create("4g.40gb", 0).unwrap();
     assert_eq!(
         node.create("3g.40gb", 0),
@@ -131,8 +134,8 @@ fn a_taken_place_is_refused_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_driver_that_refuses_instances_says_why() {
-    let node = Partitioned::start(H100X2);
+fn reports_rejection_by_the_driver() {
+    let node = MigMachine::start(H100X2);
     let faults = Faults {
         refuses_instances: true,
         ..Faults::default()
@@ -149,9 +152,9 @@ fn a_driver_that_refuses_instances_says_why() {
 }
 
 #[test]
-fn an_instance_with_a_process_stays_until_the_process_is_gone() {
-    let node = Partitioned::start(H100X2);
-    let made = node.create("1g.10gb", 2).unwrap();
+fn destroys_instance_only_after_its_process_exits() {
+    let node = MigMachine::start(H100X2);
+    let created = node.create("1g.10gb", 2).unwrap();
     let root = DriverRoot::new(node.machine.root());
     let (mut cuda, welcome) = Connection::open(&root, ClientKind::Cuda).unwrap();
     let _memory: Vec<OwnedFd> = welcome.fds;
@@ -161,8 +164,8 @@ fn an_instance_with_a_process_stays_until_the_process_is_gone() {
         panic!("no context")
     };
     let instance = InstanceId {
-        gpu: made.id,
-        compute: made.compute_instances[0].id,
+        gpu: created.id,
+        compute: created.compute_instances[0].id,
     };
     let enter = MigRequest::Enter { context, instance };
     cuda.request(&Request::Mig {
@@ -176,15 +179,18 @@ fn an_instance_with_a_process_stays_until_the_process_is_gone() {
     };
     assert_eq!(
         (process.gpu_instance, process.compute_instance),
-        (Some(made.id), Some(instance.compute))
+        (Some(created.id), Some(instance.compute))
     );
-    // In MIG mode a card does not say how busy it is.
+    // A GPU in MIG mode reports no utilization.
     assert_eq!(node.library.utilization(&node.card).unwrap(), None);
-    let refused = node.library.destroy_mig(&node.card, made.id).unwrap_err();
-    assert_eq!(refused.status, Status::InUse);
+    let error = node
+        .library
+        .destroy_mig(&node.card, created.id)
+        .unwrap_err();
+    assert_eq!(error.status, Status::InUse);
     drop(cuda);
     node.machine
         .wait_for_card(0, |card| card.processes.is_empty())
         .unwrap();
-    node.library.destroy_mig(&node.card, made.id).unwrap();
+    node.library.destroy_mig(&node.card, created.id).unwrap();
 }

@@ -1,5 +1,5 @@
-//! The library against simulated machines, through the same `dlopen` and symbols as with a real driver.
-#![expect(clippy::unwrap_used, reason = "tests, and what they are made of")]
+//! The library against simulated machines, through `dlopen` as with a real driver.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn inventory(machine: &Machine) -> Inventory {
 }
 
 #[test]
-fn the_inventory_of_two_h100() {
+fn reads_inventory_of_two_h100() {
     let inventory = inventory(&Machine::start(H100X2).unwrap());
     assert_eq!(inventory.driver_version, "580.65.06");
     assert_eq!(inventory.nvml_version, "13.580.65.06");
@@ -94,7 +94,7 @@ fn the_inventory_of_two_h100() {
 }
 
 #[test]
-fn mig_geometry_comes_from_the_driver() {
+fn reads_mig_geometry() {
     let machine = Machine::start(H100X2).unwrap();
     let card = inventory(&machine).cards.remove(0);
     let Mig::Capable {
@@ -149,7 +149,7 @@ fn mig_geometry_comes_from_the_driver() {
 }
 
 #[test]
-fn a_card_without_mig_or_fabric() {
+fn reads_gpu_without_mig_or_fabric() {
     let card = inventory(&Machine::start(T4).unwrap()).cards.remove(0);
     assert_eq!(card.mig, Mig::NotCapable);
     assert_eq!(card.fabric, None);
@@ -158,21 +158,21 @@ fn a_card_without_mig_or_fabric() {
 }
 
 #[test]
-fn operations_on_an_unknown_card_name_it() {
+fn error_names_unknown_gpu() {
     let machine = Machine::start(T4).unwrap();
     let library = open(&machine);
     let unknown = GpuUuid::new("GPU-00000000-0000-0000-0000-000000000000");
     let error = library.memory(&unknown).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("cannot read the memory of card {unknown}")
+        format!("cannot read the memory of GPU {unknown}")
     );
     assert_eq!(error.status, Status::NotFound);
     assert!(library.watch(&[unknown]).is_err());
 }
 
 #[test]
-fn figures_of_an_idle_card() {
+fn reads_values_of_idle_gpu() {
     let machine = Machine::start(T4).unwrap();
     let library = open(&machine);
     let card = &library.inventory().unwrap().cards[0];
@@ -191,12 +191,12 @@ fn figures_of_an_idle_card() {
 }
 
 #[test]
-fn a_process_with_a_context_is_listed_with_its_memory_until_it_is_gone() {
+fn lists_process_with_memory_until_exit() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
     let cards = library.inventory().unwrap().cards;
     let root = DriverRoot::new(machine.root());
-    // This process, as a CUDA program.
+    // This process acts as a CUDA program.
     let (mut cuda, _welcome) = Connection::open(&root, ClientKind::Cuda).unwrap();
     cuda.request(&Request::CreateContext { card: CardIndex(1) })
         .unwrap();
@@ -231,7 +231,7 @@ fn a_process_with_a_context_is_listed_with_its_memory_until_it_is_gone() {
 }
 
 #[test]
-fn an_xid_reaches_the_watcher_of_its_card() {
+fn reports_xid_of_watched_gpu() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
     let cards: Vec<GpuUuid> = library
@@ -259,7 +259,7 @@ fn an_xid_reaches_the_watcher_of_its_card() {
 }
 
 #[test]
-fn the_library_can_be_released_and_opened_again() {
+fn reopens_library_after_restart() {
     let mut machine = Machine::start(T4).unwrap();
     let before = inventory(&machine);
     machine.restart().unwrap();

@@ -1,10 +1,6 @@
-//! The library against a stub in C for what the simulated machine does not do: drivers that lack symbols, cards that
-//! give no figures or are lost, MIG instances.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "tests, and what they are made of"
-)]
+//! The library against an NVML stub in C, for cases that the simulated machine does not have: drivers that lack symbols,
+//! GPUs without memory size, lost GPUs, failing MIG calls.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::path::Path;
 use std::process::Command;
@@ -19,17 +15,17 @@ use tempfile::TempDir;
 const ZERO: Duration = Duration::ZERO;
 const MIB: u64 = 1 << 20;
 
-/// The stub with these peculiarities. The directory must outlive the library.
-fn stub(peculiarities: &[&str]) -> (Library, TempDir) {
+/// Compiles the stub with these defines and opens it. The directory must outlive the library.
+fn stub(defines: &[&str]) -> (Library, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libnvidia-ml.so.1");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/nvml.c");
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source);
-    cc.args(peculiarities.iter().map(|name| format!("-D{name}")));
+    cc.args(defines.iter().map(|name| format!("-D{name}")));
     let status = cc
         .status()
-        .expect("there is a C compiler, as Rust needs one");
+        .expect("a C compiler is installed, as Rust requires");
     assert!(status.success());
     (Library::open(&path).unwrap(), dir)
 }
@@ -41,7 +37,7 @@ fn card(number: u32) -> GpuUuid {
 fn profiles(library: &Library) -> Vec<MigProfile> {
     match library.inventory().unwrap().cards.swap_remove(0).mig {
         Mig::Capable { profiles, .. } => profiles,
-        Mig::NotCapable => panic!("card 0 of the stub has MIG"),
+        Mig::NotCapable => panic!("GPU 0 of the stub supports MIG"),
     }
 }
 
@@ -53,7 +49,7 @@ fn profile(library: &Library, name: &str) -> MigProfile {
 }
 
 #[test]
-fn symbols_that_an_old_driver_lacks_cost_their_facts_alone() {
+fn missing_symbols_make_only_their_values_unknown() {
     let (library, _dir) = stub(&["OLD"]);
     let inventory = library.inventory().unwrap();
     assert_eq!(inventory.faults, []);
@@ -88,7 +84,7 @@ fn symbols_that_an_old_driver_lacks_cost_their_facts_alone() {
         error.status,
         Status::MissingSymbol("nvmlDeviceGetComputeRunningProcesses_v3")
     );
-    // Profiles without names get those that nvidia-smi would print.
+    // Profiles without names get the names of nvidia-smi.
     let names: Vec<String> = profiles(&library)
         .into_iter()
         .map(|profile| profile.name)
@@ -97,7 +93,7 @@ fn symbols_that_an_old_driver_lacks_cost_their_facts_alone() {
 }
 
 #[test]
-fn a_card_without_memory_figures_is_listed() {
+fn lists_gpu_without_memory_size() {
     let (library, _dir) = stub(&["NO_MEMORY"]);
     let inventory = library.inventory().unwrap();
     assert_eq!(inventory.faults, []);
@@ -106,7 +102,7 @@ fn a_card_without_memory_figures_is_listed() {
 }
 
 #[test]
-fn reserved_memory_is_told_apart() {
+fn reports_reserved_memory_separately() {
     let (library, _dir) = stub(&[]);
     let memory = Memory::Dedicated {
         total_bytes: 81_559 * MIB,
@@ -117,7 +113,7 @@ fn reserved_memory_is_told_apart() {
 }
 
 #[test]
-fn a_lost_card_is_told_once_and_the_others_are_watched_on() {
+fn reports_lost_gpu_once_and_watches_the_others() {
     let (library, _dir) = stub(&["LOST"]);
     assert_eq!(library.inventory().unwrap().cards.len(), 2);
     let mut events = library.watch(&[card(0), card(1)]).unwrap();
@@ -129,7 +125,7 @@ fn a_lost_card_is_told_once_and_the_others_are_watched_on() {
     assert_eq!((xid.gpu_instance, xid.compute_instance), (Some(3), Some(0)));
 
     let inventory = library.inventory().unwrap();
-    assert_eq!(inventory.cards.len(), 1, "the other card is still there");
+    assert_eq!(inventory.cards.len(), 1, "the other GPU is listed");
     let [fault] = &inventory.faults[..] else {
         panic!("{inventory:?}")
     };
@@ -141,7 +137,7 @@ fn a_lost_card_is_told_once_and_the_others_are_watched_on() {
 }
 
 #[test]
-fn partitions_are_created_listed_and_destroyed() {
+fn creates_lists_and_destroys_mig_instances() {
     let (library, _dir) = stub(&[]);
     let card = card(0);
     let (small, large) = (profile(&library, "1g.10gb"), profile(&library, "3g.40gb"));
@@ -167,7 +163,7 @@ fn partitions_are_created_listed_and_destroyed() {
     };
     assert_eq!(
         compute.profile_id, 2,
-        "the compute instance takes all slices"
+        "the compute instance uses all slices"
     );
     assert_eq!(compute.uuid.as_str(), "MIG-1-2");
     let second = library
@@ -185,7 +181,7 @@ fn partitions_are_created_listed_and_destroyed() {
     assert_eq!(error.status, Status::InsufficientResources);
     assert_eq!(
         error.to_string(),
-        "cannot create MIG instance 3g.40gb at 4:4 of card GPU-0"
+        "cannot create MIG instance 3g.40gb at 4:4 of GPU GPU-0"
     );
 
     library.destroy_mig(&card, first.id).unwrap();
@@ -195,7 +191,7 @@ fn partitions_are_created_listed_and_destroyed() {
 }
 
 #[test]
-fn half_a_partition_does_not_stay() {
+fn rolls_back_incomplete_mig_instance() {
     let (library, _dir) = stub(&["NO_COMPUTE"]);
     let large = profile(&library, "3g.40gb");
     assert!(
@@ -208,7 +204,7 @@ fn half_a_partition_does_not_stay() {
 }
 
 #[test]
-fn a_partition_in_use_stays() {
+fn keeps_mig_instance_in_use() {
     let (library, _dir) = stub(&["BUSY"]);
     let large = profile(&library, "3g.40gb");
     let instance = library
@@ -218,13 +214,13 @@ fn a_partition_in_use_stays() {
     assert_eq!(error.status, Status::InUse);
     assert_eq!(
         error.to_string(),
-        "cannot destroy MIG instance 1 of card GPU-0"
+        "cannot destroy MIG instance 1 of GPU GPU-0"
     );
     assert_eq!(library.mig_instances(&card(0)).unwrap(), [instance]);
 }
 
 #[test]
-fn a_card_without_mig_has_no_partitions() {
+fn gpu_without_mig_has_no_instances() {
     let (library, _dir) = stub(&[]);
     assert_eq!(library.inventory().unwrap().cards[1].mig, Mig::NotCapable);
     assert_eq!(library.mig_instances(&card(1)).unwrap(), []);

@@ -26,20 +26,20 @@ pub struct NodePrepareResourcesResponse {
 pub struct NodePrepareResourceResponse {
     #[prost(message, repeated, tag = "1")]
     pub devices: ::prost::alloc::vec::Vec<Device>,
-    /// Why this claim could not be prepared; empty when it was.
+    /// Error of this claim; empty on success.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Device {
-    /// Main requests of the claim that this device serves; containers name them. Empty means all.
+    /// Main requests of the claim that this device serves. Empty means all.
     #[prost(string, repeated, tag = "1")]
     pub request_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "2")]
     pub pool_name: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub device_name: ::prost::alloc::string::String,
-    /// Fully qualified CDI devices that a container which uses one of the requests gets.
+    /// Fully qualified CDI devices for containers that use one of the requests.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Share of a device that several claims may use (KEP-5075).
@@ -62,7 +62,7 @@ pub struct NodeUnprepareResourcesResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeUnprepareResourceResponse {
-    /// Why this claim could not be unprepared; empty when it was.
+    /// Error of this claim; empty on success.
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
 }
@@ -146,7 +146,7 @@ pub mod dra_plugin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Makes the devices of claims usable for containers. Repeated by kubelet until it succeeds.
+        /// Makes the devices of claims usable for containers. Repeated by kubelet until the call succeeds.
         pub async fn node_prepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodePrepareResourcesRequest>,
@@ -176,7 +176,7 @@ pub mod dra_plugin_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Undoes it when the last pod of a claim has left. Repeated by kubelet until it succeeds.
+        /// Undoes prepare after the last pod of a claim has ended. Repeated by kubelet until the call succeeds.
         pub async fn node_unprepare_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeUnprepareResourcesRequest>,
@@ -221,7 +221,7 @@ pub mod dra_plugin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DraPluginServer.
     #[async_trait]
     pub trait DraPlugin: std::marker::Send + std::marker::Sync + 'static {
-        /// Makes the devices of claims usable for containers. Repeated by kubelet until it succeeds.
+        /// Makes the devices of claims usable for containers. Repeated by kubelet until the call succeeds.
         async fn node_prepare_resources(
             &self,
             request: tonic::Request<super::NodePrepareResourcesRequest>,
@@ -229,7 +229,7 @@ pub mod dra_plugin_server {
             tonic::Response<super::NodePrepareResourcesResponse>,
             tonic::Status,
         >;
-        /// Undoes it when the last pod of a claim has left. Repeated by kubelet until it succeeds.
+        /// Undoes prepare after the last pod of a claim has ended. Repeated by kubelet until the call succeeds.
         async fn node_unprepare_resources(
             &self,
             request: tonic::Request<super::NodeUnprepareResourcesRequest>,

@@ -14,13 +14,13 @@ pub struct DeviceHealth {
     pub device: ::core::option::Option<DeviceIdentifier>,
     #[prost(enumeration = "HealthStatus", tag = "2")]
     pub health: i32,
-    /// Unix time in seconds at which the driver last determined the health.
+    /// Time of the last health check, Unix seconds.
     #[prost(int64, tag = "3")]
     pub last_updated_time: i64,
-    /// Seconds after which kubelet calls the health unknown unless repeated; 0 is kubelet's default.
+    /// Seconds until kubelet sets the health to unknown; 0 is kubelet's default.
     #[prost(int64, tag = "4")]
     pub health_check_timeout_seconds: i64,
-    /// Detail for people, at most 1024 characters.
+    /// Details, at most 1024 characters.
     #[prost(string, tag = "5")]
     pub message: ::prost::alloc::string::String,
 }
@@ -138,7 +138,7 @@ pub mod dra_resource_health_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Each message is the complete list; a device not repeated in time becomes unknown to kubelet.
+        /// Each message has all devices. Kubelet sets a device to unknown if it is not repeated in time.
         pub async fn node_watch_resources(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeWatchResourcesRequest>,
@@ -187,7 +187,7 @@ pub mod dra_resource_health_server {
             >
             + std::marker::Send
             + 'static;
-        /// Each message is the complete list; a device not repeated in time becomes unknown to kubelet.
+        /// Each message has all devices. Kubelet sets a device to unknown if it is not repeated in time.
         async fn node_watch_resources(
             &self,
             request: tonic::Request<super::NodeWatchResourcesRequest>,

@@ -79,7 +79,7 @@ pub mod dra_resource_health_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Each message is the complete list; a device not repeated in time becomes unknown to kubelet.
+        /// Each message has all devices. Kubelet sets a device to unknown if it is not repeated in time.
         pub async fn node_watch_resources(
             &mut self,
             request: impl tonic::IntoRequest<
@@ -136,7 +136,7 @@ pub mod dra_resource_health_server {
             >
             + std::marker::Send
             + 'static;
-        /// Each message is the complete list; a device not repeated in time becomes unknown to kubelet.
+        /// Each message has all devices. Kubelet sets a device to unknown if it is not repeated in time.
         async fn node_watch_resources(
             &self,
             request: tonic::Request<crate::proto::health_v1::NodeWatchResourcesRequest>,

@@ -12,7 +12,7 @@ pub struct PluginInfo {
     /// Absolute path of the socket that serves the DRA and health services.
     #[prost(string, tag = "3")]
     pub endpoint: ::prost::alloc::string::String,
-    /// Services of that socket, such as `v1.DRAPlugin`; kubelet takes the first that it knows.
+    /// Services of that socket, such as `v1.DRAPlugin`; kubelet uses the first that it supports.
     #[prost(string, repeated, tag = "4")]
     pub supported_versions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -20,7 +20,7 @@ pub struct PluginInfo {
 pub struct RegistrationStatus {
     #[prost(bool, tag = "1")]
     pub plugin_registered: bool,
-    /// Why not, when not registered.
+    /// Error if the registration failed.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }
@@ -106,7 +106,7 @@ pub mod registration_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Asked once per connection: who are you and what do you serve?
+        /// Returns name, type and services of the plugin. Called once per connection.
         pub async fn get_info(
             &mut self,
             request: impl tonic::IntoRequest<super::InfoRequest>,
@@ -128,7 +128,7 @@ pub mod registration_client {
                 .insert(GrpcMethod::new("pluginregistration.Registration", "GetInfo"));
             self.inner.unary(req, path, codec).await
         }
-        /// Told afterwards: you are registered, or you are not and why.
+        /// Reports the outcome of the registration.
         pub async fn notify_registration_status(
             &mut self,
             request: impl tonic::IntoRequest<super::RegistrationStatus>,
@@ -173,12 +173,12 @@ pub mod registration_server {
     /// Generated trait containing gRPC methods that should be implemented for use with RegistrationServer.
     #[async_trait]
     pub trait Registration: std::marker::Send + std::marker::Sync + 'static {
-        /// Asked once per connection: who are you and what do you serve?
+        /// Returns name, type and services of the plugin. Called once per connection.
         async fn get_info(
             &self,
             request: tonic::Request<super::InfoRequest>,
         ) -> std::result::Result<tonic::Response<super::PluginInfo>, tonic::Status>;
-        /// Told afterwards: you are registered, or you are not and why.
+        /// Reports the outcome of the registration.
         async fn notify_registration_status(
             &self,
             request: tonic::Request<super::RegistrationStatus>,

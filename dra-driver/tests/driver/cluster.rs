@@ -52,9 +52,9 @@ fn unsupported<T>(card: &GpuUuid) -> Result<T, CardError> {
 impl GpuLibrary for FakeGpus {
     fn inventory(&self) -> Result<Inventory, InventoryError> {
         let status = Status::NotSupported;
-        let what = "the number of cards";
+        let query = "the number of GPUs";
         let inventory = self.0.lock().unwrap().clone();
-        inventory.ok_or(InventoryError { what, status })
+        inventory.ok_or(InventoryError { query, status })
     }
 
     fn memory(&self, card: &GpuUuid) -> Result<Memory, CardError> {

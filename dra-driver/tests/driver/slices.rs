@@ -173,7 +173,7 @@ async fn keeps_slices_and_reports_unknown_health_without_nvml() {
     assert_eq!(message.devices.len(), 4);
     for device in &message.devices {
         assert_eq!(device.health(), HealthStatus::Unknown);
-        assert!(device.message.contains("number of cards"), "{device:?}");
+        assert!(device.message.contains("number of GPUs"), "{device:?}");
     }
     assert_eq!(cluster.api.slices(), published);
 }

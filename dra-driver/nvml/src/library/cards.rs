@@ -1,4 +1,4 @@
-//! Reads the inventory.
+//! Reading of the inventory.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ use crate::{
 
 impl Shared {
     pub(super) fn inventory(&self) -> Result<Inventory, InventoryError> {
-        let failed = |what| move |status: Status| InventoryError { what, status };
+        let failed = |query| move |status: Status| InventoryError { query, status };
         let count = self
             .nvml
             .device_count()
-            .map_err(|e| failed("the number of cards")(e.into()))?;
+            .map_err(|e| failed("the number of GPUs")(e.into()))?;
         let driver_version = self
             .nvml
             .sys_driver_version()
@@ -40,19 +40,19 @@ impl Shared {
         let mut faults = Vec::new();
         let mut handles = HashMap::new();
         for index in 0..count {
-            let mut seen = Progress {
+            let mut progress = Progress {
                 uuid: None,
-                what: "the handle",
+                query: "the handle",
             };
-            match self.card(index, &mut seen) {
+            match self.card(index, &mut progress) {
                 Ok((card, handle)) => {
                     handles.insert(card.uuid.clone(), handle);
                     cards.push(card);
                 }
                 Err(status) => faults.push(CardFault {
                     index,
-                    card: seen.uuid,
-                    what: seen.what,
+                    card: progress.uuid,
+                    query: progress.query,
                     status,
                 }),
             }
@@ -68,51 +68,53 @@ impl Shared {
         })
     }
 
-    fn card(&self, index: u32, seen: &mut Progress) -> Result<(Card, Handle), Status> {
+    fn card(&self, index: u32, progress: &mut Progress) -> Result<(Card, Handle), Status> {
         let device = self.nvml.device_by_index(index)?;
         let handle = handle_of(&device);
-        let uuid = GpuUuid::new(seen.reading("the UUID", || device.uuid())?);
-        seen.uuid = Some(uuid.clone());
-        let capability = seen.reading("the compute capability", || {
+        let uuid = GpuUuid::new(progress.required("the UUID", || device.uuid())?);
+        progress.uuid = Some(uuid.clone());
+        let capability = progress.required("the compute capability", || {
             device.cuda_compute_capability()
         })?;
         let compute_capability = ComputeCapability {
             major: capability.major.unsigned_abs(),
             minor: capability.minor.unsigned_abs(),
         };
-        let memory = seen.reading("the memory", || self.memory(handle))?;
+        let memory = progress.required("the memory", || self.memory(handle))?;
         let card = Card {
             index,
-            minor: seen.reading("the minor number", || device.minor_number())?,
+            minor: progress.required("the minor number", || device.minor_number())?,
             uuid,
-            name: seen.reading("the name", || device.name())?,
-            brand: seen
-                .known("the brand", || device.brand())?
+            name: progress.required("the name", || device.name())?,
+            brand: progress
+                .optional("the brand", || device.brand())?
                 .map_or("Unknown".into(), |brand| format!("{brand:?}")),
-            architecture: seen
-                .known("the architecture", || device.architecture())?
+            architecture: progress
+                .optional("the architecture", || device.architecture())?
                 .as_ref()
                 .map_or("Unknown", architecture)
                 .to_owned(),
             compute_capability,
-            pci_bus_id: seen
-                .reading("the PCI address", || device.pci_info())
+            pci_bus_id: progress
+                .required("the PCI address", || device.pci_info())
                 .map(|pci| pci_address(&pci.bus_id))?,
-            numa_node: seen
-                .known("the NUMA node", || numa_node(&device))?
+            numa_node: progress
+                .optional("the NUMA node", || numa_node(&device))?
                 .flatten(),
             memory,
-            multiprocessors: seen
-                .known("the number of cores", || device.num_cores())?
+            multiprocessors: progress
+                .optional("the number of cores", || device.num_cores())?
                 .and_then(|cores| multiprocessors(cores, compute_capability)),
-            addressing_mode: seen
-                .known("the addressing mode", || self.addressing_mode(handle))?
+            addressing_mode: progress
+                .optional("the addressing mode", || self.addressing_mode(handle))?
                 .flatten(),
-            compute_mode: seen
-                .known("the compute mode", || device.compute_mode())?
+            compute_mode: progress
+                .optional("the compute mode", || device.compute_mode())?
                 .map_or(ComputeMode::Unknown, compute_mode),
-            mig: seen.reading("the MIG mode", || self.mig(&device, handle, memory))?,
-            fabric: seen.known("the fabric", || self.fabric(handle))?.flatten(),
+            mig: progress.required("the MIG mode", || self.mig(&device, handle, memory))?,
+            fabric: progress
+                .optional("the fabric", || self.fabric(handle))?
+                .flatten(),
         };
         Ok((card, handle))
     }
@@ -211,7 +213,7 @@ impl Shared {
             devToolsMode: 0,
             multiGpuMode: 0,
         };
-        // A driver without the query, or a node without the feature, has it off.
+        // Off for drivers without the query and nodes without the feature.
         call!(
             self.lib(),
             nvmlSystemGetConfComputeSettings(&raw mut settings)
@@ -221,30 +223,30 @@ impl Shared {
     }
 }
 
-/// How far the reading of a card came, for the fault's text.
+/// Progress of reading a GPU, for [`CardFault`].
 struct Progress {
     uuid: Option<GpuUuid>,
-    what: &'static str,
+    query: &'static str,
 }
 
 impl Progress {
-    /// A fact without which a card cannot be used.
-    fn reading<T, E: Into<Status>>(
+    /// Reads a value that every GPU has.
+    fn required<T, E: Into<Status>>(
         &mut self,
-        what: &'static str,
+        query: &'static str,
         read: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, Status> {
-        self.what = what;
+        self.query = query;
         read().map_err(Into::into)
     }
 
-    /// A fact that a card or driver may not have.
-    fn known<T, E: Into<Status>>(
+    /// Reads a value that the GPU or driver may lack.
+    fn optional<T, E: Into<Status>>(
         &mut self,
-        what: &'static str,
+        query: &'static str,
         read: impl FnOnce() -> Result<T, E>,
     ) -> Result<Option<T>, Status> {
-        optional(self.reading(what, read))
+        optional(self.required(query, read))
     }
 }
 
@@ -256,9 +258,9 @@ fn dedicated(total_bytes: u64, reserved_bytes: u64, used_bytes: u64) -> Memory {
     }
 }
 
-/// The lowest NUMA node whose memory is nearest to the card.
+/// Returns the lowest of the nearest NUMA nodes.
 fn numa_node(device: &Device<'_>) -> Result<Option<u32>, Status> {
-    /// Words of the node set: 1024 nodes, as many as Linux can be built for.
+    /// Words of the node set: 1024 nodes, the maximum of Linux.
     const WORDS: usize = 1024 / u64::BITS as usize;
     let set = device.memory_affinity(WORDS, sys::NVML_AFFINITY_SCOPE_NODE)?;
     Ok(lowest_bit(&set))
@@ -272,8 +274,8 @@ fn lowest_bit(words: &[u64]) -> Option<u32> {
         .map(|(base, word)| base + word.trailing_zeros())
 }
 
-/// CUDA cores per multiprocessor by compute capability (CUDA C++ Programming Guide, table of arithmetic throughput).
-/// NVML counts cores only; an architecture newer than this table leaves the number unknown.
+/// Returns the number of multiprocessors for NVML's number of cores. Cores per multiprocessor are by compute capability
+/// (CUDA C++ Programming Guide, table of arithmetic throughput); `None` for a newer architecture.
 fn multiprocessors(cores: u32, capability: ComputeCapability) -> Option<u32> {
     let per_multiprocessor = match (capability.major, capability.minor) {
         (3, _) => 192,
@@ -309,8 +311,8 @@ fn compute_mode(mode: NvmlComputeMode) -> ComputeMode {
     }
 }
 
-/// NVML writes `00000000:1B:00.0`; sysfs and Kubernetes write `0000:1b:00.0`. A domain above 16 bits (Hyper-V, VMD)
-/// keeps its digits.
+/// Converts NVML's `00000000:1B:00.0` to the `0000:1b:00.0` of sysfs and Kubernetes. A domain above 16 bits (Hyper-V,
+/// VMD) keeps eight digits.
 fn pci_address(bus_id: &str) -> String {
     let lower = bus_id.to_ascii_lowercase();
     match lower.split_once(':') {
@@ -322,7 +324,7 @@ fn pci_address(bus_id: &str) -> String {
     }
 }
 
-/// A UUID's sixteen bytes as text.
+/// Formats the bytes of a UUID.
 fn dashed(bytes: [u8; 16]) -> String {
     let hex = format!("{:032x}", u128::from_be_bytes(bytes));
     let (a, rest) = hex.split_at(8);
@@ -337,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pci_addresses_are_spelled_as_in_sysfs() {
+    fn formats_pci_addresses_as_sysfs() {
         for (nvml, sysfs) in [
             ("00000000:1B:00.0", "0000:1b:00.0"),
             ("0000FFFF:00:1E.0", "ffff:00:1e.0"),
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn multiprocessors_follow_from_cores() {
+    fn derives_multiprocessors_from_cores() {
         let capability = |major, minor| ComputeCapability { major, minor };
         assert_eq!(
             multiprocessors(16896, capability(9, 0)),
@@ -367,20 +369,20 @@ mod tests {
         assert_eq!(
             multiprocessors(100, capability(9, 0)),
             None,
-            "not a whole number"
+            "not an integer"
         );
         assert_eq!(multiprocessors(0, capability(9, 0)), None);
     }
 
     #[test]
-    fn the_nearest_numa_node_is_the_lowest_set_bit() {
+    fn finds_lowest_set_bit_of_node_set() {
         assert_eq!(lowest_bit(&[0, 0]), None);
         assert_eq!(lowest_bit(&[0b110, 0]), Some(1));
         assert_eq!(lowest_bit(&[0, 1 << 5]), Some(69));
     }
 
     #[test]
-    fn uuid_bytes_become_text() {
+    fn formats_uuid_bytes() {
         let bytes = [0xde, 0xad, 0xbe, 0xef, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
         assert_eq!(dashed(bytes), "deadbeef-0001-0203-0405-060708090a0b");
     }

@@ -1,7 +1,7 @@
-//! Waits for events.
+//! Event sets.
 //!
-//! When a card falls off the bus, NVML fails every wait on a set that holds it, so one lost card would blind the
-//! node. The lost cards are then found, reported once and left out, and the rest is watched on.
+//! After a GPU fell off the bus, NVML fails every wait on a set with that GPU. Lost GPUs are therefore detected, reported
+//! once and excluded, and the other GPUs are watched with a new set.
 
 use std::collections::VecDeque;
 use std::ptr::null_mut;
@@ -14,7 +14,7 @@ use super::processes::instance;
 use super::{Handle, Shared, call};
 use crate::{Event, EventKind, GpuUuid, Status, WatchError};
 
-/// Kinds that are asked for, as far as a card has them.
+/// Events to register, if the GPU supports them.
 const WANTED: [u32; 6] = [
     sys::nvmlEventTypeXidCriticalError,
     sys::nvmlEventTypeDoubleBitEccError,
@@ -24,18 +24,18 @@ const WANTED: [u32; 6] = [
     sys::nvmlEventTypeGpuRecoveryAction,
 ];
 
-/// An event set of NVML with the cards in it.
+/// An NVML event set and its GPUs.
 pub(super) struct EventSet {
     shared: Arc<Shared>,
     set: RawSet,
     cards: Vec<(GpuUuid, Handle)>,
-    /// Events found while looking for lost cards.
+    /// Events of lost GPUs that were not returned yet.
     pending: VecDeque<Event>,
 }
 
 struct RawSet(sys::nvmlEventSet_t);
 
-// SAFETY: NVML lets any thread use a set, one at a time, which `&mut self` on `EventSet` gives.
+// SAFETY: any thread may use a set, one at a time; `&mut self` of `EventSet` ensures that.
 unsafe impl Send for RawSet {}
 
 impl EventSet {
@@ -103,7 +103,7 @@ impl EventSet {
         ) {
             Ok(()) => self.event(&data).map(Some),
             Err(Status::Timeout) => Ok(None),
-            Err(Status::GpuLost) => self.leave_out_lost().map(Some),
+            Err(Status::GpuLost) => self.exclude_lost().map(Some),
             Err(status) => Err(WatchError::Wait(status)),
         }
     }
@@ -131,8 +131,8 @@ impl EventSet {
         })
     }
 
-    /// Replaces the set by one without the lost cards, whose events become pending; returns the first.
-    fn leave_out_lost(&mut self) -> Result<Event, WatchError> {
+    /// Replaces the set by one without the lost GPUs. Returns the first event of a lost GPU; the others become pending.
+    fn exclude_lost(&mut self) -> Result<Event, WatchError> {
         let (lost, alive): (Vec<_>, Vec<_>) = std::mem::take(&mut self.cards)
             .into_iter()
             .partition(|(_, handle)| matches!(self.shared.memory(*handle), Err(Status::GpuLost)));
@@ -157,7 +157,7 @@ impl EventSet {
 impl Drop for EventSet {
     fn drop(&mut self) {
         if let Err(status) = call!(self.shared.lib(), nvmlEventSetFree(self.set.0)) {
-            tracing::debug!(%status, "NVML event set not freed");
+            tracing::debug!(%status, "cannot free the NVML event set");
         }
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_follow_the_header() {
+    fn converts_event_types_of_the_header() {
         assert_eq!(kind(8, 79), EventKind::Xid(79));
         assert_eq!(kind(2, 0), EventKind::DoubleBitEcc);
         assert_eq!(kind(0x100, 0), EventKind::MigConfigChange);

@@ -1,4 +1,4 @@
-//! Lists, creates and destroys MIG instances.
+//! MIG instances: list, create, destroy.
 
 use std::collections::HashMap;
 use std::ptr::null_mut;
@@ -9,10 +9,10 @@ use super::profiles::placement;
 use super::{Handle, Shared, call, optional};
 use crate::{ComputeInstance, GpuInstance, Memory, MigProfile, MigUuid, Placement, Status};
 
-/// Compute instance profile numbers that are asked for; nvml.h has 8.
+/// Compute instance profile numbers to query; nvml.h has 8.
 const COMPUTE_NUMBERS: std::ops::Range<u32> = 0..16;
 
-/// UUIDs of the card's MIG devices by (GPU instance, compute instance).
+/// UUIDs of MIG devices by (GPU instance, compute instance).
 type Uuids = HashMap<(u32, u32), MigUuid>;
 
 impl Shared {
@@ -48,16 +48,16 @@ impl Shared {
                 &raw mut instance
             )
         )?;
-        self.fill(handle, instance).inspect_err(|_| {
-            // Best effort: the first error is the one that matters, and what stays is found by the next listing.
+        self.create_compute_instance(handle, instance).inspect_err(|_| {
+            // Best effort: the first error is returned, and the next listing shows the remaining instance.
             if let Err(status) = self.destroy(instance) {
-                tracing::warn!(profile = profile.name, %placement, %status, "half-made MIG instance not destroyed");
+                tracing::warn!(profile = profile.name, %placement, %status, "cannot destroy the incomplete MIG instance");
             }
         })
     }
 
-    /// Creates the one compute instance that takes all of a GPU instance.
-    fn fill(
+    /// Creates a compute instance that uses all of the GPU instance.
+    fn create_compute_instance(
         &self,
         handle: Handle,
         instance: sys::nvmlGpuInstance_t,
@@ -83,13 +83,13 @@ impl Shared {
             nvmlDeviceGetGpuInstanceById(handle.0, id, &raw mut instance)
         ) {
             Ok(()) => self.destroy(instance),
-            // MIG mode was switched off: the instances went with it.
+            // Disabling MIG mode destroyed the instances.
             Err(Status::NotFound | Status::NotSupported) => Ok(()),
             Err(status) => Err(status),
         }
     }
 
-    /// Destroys a GPU instance with what is in it.
+    /// Destroys a GPU instance and its compute instances.
     fn destroy(&self, instance: sys::nvmlGpuInstance_t) -> Result<(), Status> {
         for profile in self.compute_profiles(instance)? {
             for compute in self.compute_instances_of(instance, &profile)? {
@@ -113,7 +113,7 @@ impl Shared {
         handle: Handle,
         profile: &MigProfile,
     ) -> Result<Vec<sys::nvmlGpuInstance_t>, Status> {
-        // NVML wants room for as many instances as the profile allows; the count only comes back.
+        // The buffer must hold the maximum number of instances; the count is output only.
         let mut instances: Vec<sys::nvmlGpuInstance_t> =
             vec![null_mut(); profile.instance_count as usize];
         let mut count = profile.instance_count;
@@ -240,7 +240,7 @@ impl Shared {
         let count = optional(device.mig_device_count().map_err(Status::from))?.unwrap_or(0);
         let mut uuids = Uuids::new();
         for index in 0..count {
-            // Indices have gaps where instances were destroyed; with MIG mode off there are none at all.
+            // Destroyed instances leave gaps in the indices; without MIG mode every index fails.
             let mut mig: sys::nvmlDevice_t = null_mut();
             match call!(
                 self.lib(),

@@ -1,4 +1,4 @@
-//! Reads processes and utilization.
+//! Reading of processes and utilization.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{Handle, Shared, call, optional};
 use crate::{Process, ProcessKind, ProcessMemory, ProcessUtilization, Status, Utilization};
 
-/// Attempts to read a list that grows between the asking for its length and the reading.
+/// Maximum number of attempts to read a growing list.
 const ATTEMPTS: usize = 8;
 
 impl Shared {
@@ -51,11 +51,11 @@ impl Shared {
             )
         });
         let samples = match samples {
-            // "No sample since then" is NOT_FOUND in NVML.
+            // NVML returns NOT_FOUND when there is no newer sample.
             Err(Status::NotFound) => Vec::new(),
             other => optional(other)?.unwrap_or_default(),
         };
-        // NVML fills the buffer it announced; slots it had no sample for have PID 0.
+        // NVML fills the whole buffer; entries without a sample have PID 0.
         let samples = samples
             .into_iter()
             .filter(|sample| sample.pid != 0 && sample.timeStamp > since_us);
@@ -63,8 +63,8 @@ impl Shared {
     }
 }
 
-/// Reads a list through NVML's two-step protocol: count 0 asks for the length, then the list is read. The list may
-/// have grown meanwhile.
+/// Reads a list with NVML's two-step protocol: a call with count 0 returns the length, the next call the list. The list
+/// can grow between the calls.
 pub(super) fn list<T: Copy>(
     mut read: impl FnMut(*mut std::ffi::c_uint, *mut T) -> Result<(), Status>,
 ) -> Result<Vec<T>, Status> {
@@ -80,7 +80,7 @@ pub(super) fn list<T: Copy>(
         match read(&raw mut count, values.as_mut_ptr()) {
             Ok(()) => {
                 let filled = (count as usize).min(capacity);
-                // SAFETY: NVML has written `filled` values; the capacity holds as many.
+                // SAFETY: NVML wrote `filled` values, which is at most the capacity.
                 unsafe { values.set_len(filled) };
                 return Ok(values);
             }
@@ -91,8 +91,8 @@ pub(super) fn list<T: Copy>(
     Err(Status::InsufficientSize)
 }
 
-/// One entry per process: a PID with both kinds of context is a compute process. The graphics list repeats the
-/// memory of the compute list.
+/// Merges the lists to one entry per process. A process with both kinds of context counts as compute; the graphics list
+/// repeats its memory.
 fn merge(compute: &[sys::nvmlProcessInfo_t], graphics: &[sys::nvmlProcessInfo_t]) -> Vec<Process> {
     let mut seen = HashMap::new();
     let mut processes = Vec::with_capacity(compute.len());
@@ -130,7 +130,7 @@ fn process_utilization(sample: sys::nvmlProcessUtilizationSample_t) -> ProcessUt
     }
 }
 
-/// All ones is `NVML_VALUE_NOT_AVAILABLE`.
+/// Converts the memory; all ones is `NVML_VALUE_NOT_AVAILABLE`.
 fn memory(used: u64) -> ProcessMemory {
     if used == u64::MAX {
         ProcessMemory::NotAvailable
@@ -139,7 +139,7 @@ fn memory(used: u64) -> ProcessMemory {
     }
 }
 
-/// All ones stands for "no instance".
+/// Converts an instance ID; all ones means no instance.
 pub(super) fn instance(id: u32) -> Option<u32> {
     (id != u32::MAX).then_some(id)
 }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_both_contexts_is_listed_once_as_compute() {
+    fn lists_process_with_both_contexts_once_as_compute() {
         let merged = merge(
             &[info(7, 100, u32::MAX)],
             &[info(7, 100, u32::MAX), info(8, u64::MAX, u32::MAX)],
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_on_two_instances_and_untranslated_pids_stay_apart() {
+    fn keeps_instances_and_untranslated_pids_separate() {
         assert_eq!(merge(&[info(7, 1, 1), info(7, 2, 2)], &[]).len(), 2);
         assert_eq!(
             merge(&[info(0, 1, u32::MAX), info(0, 2, u32::MAX)], &[]).len(),
@@ -181,10 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_grows_is_read_again() {
+    fn retries_growing_list() {
         let mut length = 20_u32;
         let values = list(|count, values: *mut u32| {
-            // SAFETY: `count` points to the caller's live variable.
+            // SAFETY: `count` points to a live variable of the caller.
             let count = unsafe { &mut *count };
             if values.is_null() {
                 *count = 4;
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_takes_one_call() {
+    fn reads_empty_list_in_one_call() {
         let mut calls = 0;
         let values: Vec<u32> = list(|_, _| {
             calls += 1;

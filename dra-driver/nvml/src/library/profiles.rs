@@ -1,4 +1,4 @@
-//! Reads GPU instance profiles and their placements.
+//! Reading of GPU instance profiles and placements.
 
 use nvml_wrapper_sys::bindings as sys;
 
@@ -6,14 +6,14 @@ use super::processes::list;
 use super::{Handle, Shared, call, optional, struct_version, text};
 use crate::{Memory, MigProfile, MigVariant, Placement, Status};
 
-/// Profile numbers that are asked for: nvml.h has 17 (`NVML_GPU_INSTANCE_PROFILE_COUNT`); drivers newer than this
-/// build may have more, and refuse a number they lack.
+/// Profile numbers to query: nvml.h has 17 (`NVML_GPU_INSTANCE_PROFILE_COUNT`), newer drivers may have more. NVML rejects
+/// unknown numbers.
 const NUMBERS: std::ops::Range<u32> = 0..32;
 
 const MIB: u64 = 1 << 20;
 
 impl Shared {
-    /// The card's profiles, by id.
+    /// Returns the profiles by ID.
     pub(super) fn profiles(
         &self,
         handle: Handle,
@@ -31,7 +31,7 @@ impl Shared {
         Ok(profiles)
     }
 
-    /// One profile; `None` where the card has none with that number.
+    /// Returns the profile with this number; `None` if the GPU has none.
     fn profile(
         &self,
         handle: Handle,
@@ -63,7 +63,7 @@ impl Shared {
             self.lib(),
             nvmlDeviceGetGpuInstanceProfileInfo(handle.0, number, &raw mut v1)
         );
-        Ok(optional(read)?.map(|()| nameless(&v1)))
+        Ok(optional(read)?.map(|()| without_name(&v1)))
     }
 
     fn placements(&self, handle: Handle, profile_id: u32) -> Result<Vec<Placement>, Status> {
@@ -106,8 +106,8 @@ fn empty() -> sys::nvmlGpuInstanceProfileInfo_v2_t {
     }
 }
 
-/// What a driver before 510 says, which gives no name.
-fn nameless(v1: &sys::nvmlGpuInstanceProfileInfo_t) -> sys::nvmlGpuInstanceProfileInfo_v2_t {
+/// Converts the profile of a driver before 510, which has no name.
+fn without_name(v1: &sys::nvmlGpuInstanceProfileInfo_t) -> sys::nvmlGpuInstanceProfileInfo_v2_t {
     sys::nvmlGpuInstanceProfileInfo_v2_t {
         id: v1.id,
         isP2pSupported: v1.isP2pSupported,
@@ -130,12 +130,12 @@ fn profile(
     placements: Vec<Placement>,
     card: Memory,
 ) -> MigProfile {
-    let given = text(&info.name);
-    let given = given.strip_prefix("MIG ").unwrap_or(&given);
-    let name = if given.is_empty() {
+    let reported = text(&info.name);
+    let reported = reported.strip_prefix("MIG ").unwrap_or(&reported);
+    let name = if reported.is_empty() {
         constructed_name(number, info, card)
     } else {
-        given.to_owned()
+        reported.to_owned()
     };
     MigProfile {
         id: info.id,
@@ -154,7 +154,7 @@ fn profile(
     }
 }
 
-/// The name as `nvidia-smi` builds it: slices, memory in GB rounded up to eighths of the card, suffix of the number.
+/// Builds the name as `nvidia-smi` does: slices, memory in GB rounded up to eighths of the GPU, suffix of the number.
 fn constructed_name(
     number: u32,
     info: &sys::nvmlGpuInstanceProfileInfo_v2_t,
@@ -163,7 +163,7 @@ fn constructed_name(
     let gigabytes = match card {
         Memory::Dedicated { total_bytes, .. } if total_bytes > 0 => {
             let eighths = (info.memorySizeMB * MIB * 8).div_ceil(total_bytes);
-            // Half up, as the driver's names do: an eighth of 40 GB is 5, of 95 GB 12.
+            // Rounded half up like the driver's names: an eighth of 40 GB is 5, of 95 GB 12.
             (eighths * total_bytes.div_ceil(1 << 30) * 2 + 8) / 16
         }
         Memory::Dedicated { .. } | Memory::NotSupported => info.memorySizeMB.div_ceil(1024),
@@ -208,9 +208,9 @@ mod tests {
         }
     }
 
-    /// Names that `nvidia-smi mig -lgip` prints, from public captures.
+    /// Names of `nvidia-smi mig -lgip`, from public captures.
     #[test]
-    fn names_are_constructed_as_the_driver_does() {
+    fn constructs_names_as_the_driver() {
         for (number, slices, memory_mib, card_mib, name) in [
             (0, 1, 4864, 40960, "1g.5gb"),
             (7, 1, 4864, 40960, "1g.5gb+me"),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn names_given_by_the_driver_win() {
+    fn prefers_names_of_the_driver() {
         let mut info = empty();
         for (slot, byte) in info.name.iter_mut().zip(b"MIG 2g.20gb+me") {
             *slot = std::ffi::c_char::from_ne_bytes([*byte]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_follow_the_suffix() {
+    fn derives_variant_from_suffix() {
         assert_eq!(variant("1g.10gb"), MigVariant::Plain);
         assert_eq!(variant("1g.24gb-me"), MigVariant::NoMediaExtensions);
         assert_eq!(variant("1g.24gb+me.all"), MigVariant::AllMediaExtensions);

@@ -1,9 +1,8 @@
 /*
- * A stub of NVML for what the simulated machine does not do: drivers that are old, cards that give no figures or are
- * lost, MIG instances. Two cards; what they lack is chosen at compile time:
- *   OLD         no symbol younger than driver 450
- *   NO_MEMORY   a card that shares the host's memory and gives no figure (GB10)
- *   LOST        card 1 falls off the bus with the second wait for events
+ * NVML stub with two GPUs, for cases that the simulated machine does not have. Defines:
+ *   OLD         no symbol newer than driver 450
+ *   NO_MEMORY   the GPU shares the host's memory and reports no size (GB10)
+ *   LOST        GPU 1 falls off the bus at the second wait for events
  *   NO_COMPUTE  compute instances cannot be created
  *   BUSY        compute instances cannot be destroyed
  */
@@ -125,7 +124,7 @@ int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory)
 }
 #endif
 
-/* Events: the first wait times out; with the second, card 1 may be lost; later ones tell an XID of card 0. */
+/* Events: the first wait times out; at the second GPU 1 may be lost; later waits return an XID of GPU 0. */
 
 struct event { struct device *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
 static int registered[2], waits, sets;
@@ -164,7 +163,7 @@ int nvmlEventSetWait_v2(int *set, struct event *event, unsigned milliseconds)
     return SUCCESS;
 }
 
-/* MIG: on card 0 alone, where the mode is on. */
+/* MIG: GPU 0 only, with MIG mode enabled. */
 
 int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)
 {
@@ -218,7 +217,7 @@ int nvmlDeviceGetGpuInstancePossiblePlacements_v2(struct device *device, unsigne
     }
     if (*count < profile->count)
         return INSUFFICIENT_SIZE;
-    /* The other way round: the order is the driver's business. */
+    /* In reverse order, because NVML specifies none. */
     for (unsigned i = 0; i < profile->count; i++)
         placements[i] = (struct placement){profile->starts[profile->count - 1 - i], profile->size};
     *count = profile->count;
@@ -309,7 +308,7 @@ int nvmlGpuInstanceGetInfo(struct instance *instance, struct instance_info *info
 
 struct compute_profile_info { unsigned id, slices, instances, multiprocessors, copies, decoders, encoders, jpegs, ofas; };
 
-/* Compute instance profiles: one slice (number 0), and all slices of a larger instance (number 2). */
+/* Compute instance profiles: one slice (number 0), all slices of a larger instance (number 2). */
 int nvmlGpuInstanceGetComputeInstanceProfileInfo(struct instance *instance, unsigned number, unsigned engine, struct compute_profile_info *info)
 {
     const struct profile *profile = by_number(number);
@@ -322,7 +321,7 @@ int nvmlGpuInstanceGetComputeInstanceProfileInfo(struct instance *instance, unsi
     return SUCCESS;
 }
 
-/* A compute instance is its GPU instance here: one of at most one. */
+/* A GPU instance has at most one compute instance and is represented by the same struct. */
 int nvmlGpuInstanceCreateComputeInstance(struct instance *instance, unsigned profile, struct instance **compute)
 {
 #ifdef NO_COMPUTE
