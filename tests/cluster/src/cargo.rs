@@ -1,4 +1,4 @@
-//! Builds the workspace's own programs by calling cargo, and says where it put them.
+//! Builds the workspace's programs with cargo and returns their paths.
 
 use std::env;
 use std::fmt;
@@ -19,12 +19,12 @@ pub enum Profile {
     /// Quick to build.
     #[default]
     Dev,
-    /// As shipped.
+    /// As released.
     Release,
 }
 
 impl Profile {
-    /// Name by which cargo knows it.
+    /// cargo's name of the profile.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl FromStr for Profile {
         match text {
             "dev" => Ok(Self::Dev),
             "release" => Ok(Self::Release),
-            other => bail!("there is no profile {other:?}: choose dev or release"),
+            other => bail!("unknown profile {other:?}: choose dev or release"),
         }
     }
 }
@@ -68,12 +68,12 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// Files that cargo made.
+/// Files built by cargo.
 #[derive(Clone, Debug)]
 pub struct Built(Vec<PathBuf>);
 
 impl Built {
-    /// The program or library with the file name `name`.
+    /// Returns the program or library with the file name `name`.
     pub fn file(&self, name: &str) -> Result<&Path> {
         let found = self
             .0
@@ -85,10 +85,10 @@ impl Built {
     }
 }
 
-/// Builds the workspace's programs and libraries: all in one go, because cargo would compile shared dependencies anew
-/// for other selections of packages.
+/// Builds the workspace's programs and libraries in one cargo call: another selection of packages has other features, for
+/// which cargo would compile shared dependencies again.
 pub fn build_workspace(profile: Profile) -> Result<Built> {
-    // The program that calls this is better not replaced; the interposer has a profile of its own.
+    // The calling program must not be replaced while it runs; the interposer has a profile of its own.
     let args = [
         "--workspace",
         "--exclude=xtask",
@@ -101,14 +101,14 @@ pub fn build_workspace(profile: Profile) -> Result<Built> {
     let mut command = cargo();
     command.args(args);
     if profile == Profile::Dev {
-        // There are none. But with examples named cargo counts the features that dev-dependencies add, as it does for
-        // tests; without, it would compile tokio, and all that is built on it, a second time.
+        // The workspace has no examples. With `--examples` cargo counts the features of dev-dependencies, as it does for
+        // tests; without them, cargo would compile tokio and its dependents a second time.
         command.arg("--examples");
     }
     build("Build the workspace", &mut command)
 }
 
-/// Builds the programs of `packages` alone.
+/// Builds only the programs of `packages`.
 pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
     let packages: Vec<String> = packages
         .iter()
@@ -122,8 +122,8 @@ pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
     )
 }
 
-/// Builds what the node itself is made of: its init and the simulated GPU machine. Not the product, so that a cluster
-/// can be started whatever state that is in.
+/// Builds the node's own programs: its init and the simulated GPU machine. The product is not among them, so a cluster
+/// starts even where the product does not compile.
 pub(crate) fn build_node() -> Result<Built> {
     let packages = [
         "drava-cluster",
@@ -138,10 +138,10 @@ pub(crate) fn build_node() -> Result<Built> {
     )
 }
 
-/// Builds the program `package` without shared libraries, to run in any container, and returns its path.
+/// Builds the program `package` without shared libraries, so that it runs in any container, and returns its path.
 pub fn build_static(package: &str, profile: Profile) -> Result<PathBuf> {
     let mut command = cargo();
-    // With a target named, cargo keeps the flags from build scripts and macros, which must stay dynamic.
+    // With `--target`, the flags do not apply to build scripts and macros, which must stay dynamic.
     command.args([
         "--package",
         package,
@@ -161,7 +161,7 @@ pub fn build_static(package: &str, profile: Profile) -> Result<PathBuf> {
     let libraries = libraries::needed(&program)?;
     if !libraries.is_empty() {
         bail!(
-            "{} is meant to be static, but loads {libraries:?}",
+            "{} must be static, but loads {libraries:?}",
             program.display()
         );
     }
@@ -190,7 +190,7 @@ fn cargo() -> Command {
     command
 }
 
-/// Runs cargo and returns every file that it made or found fresh.
+/// Runs cargo and returns every file that it built or found fresh.
 fn build(title: &str, command: &mut Command) -> Result<Built> {
     let step = Progress::step(title);
     let mut files = vec![];
@@ -214,7 +214,7 @@ fn build(title: &str, command: &mut Command) -> Result<Built> {
     Ok(Built(files))
 }
 
-/// The files of a `compiler-artifact` message.
+/// Returns the files of a `compiler-artifact` message.
 fn produced(message: &Value) -> Vec<PathBuf> {
     let files = message
         .get("filenames")
@@ -224,7 +224,7 @@ fn produced(message: &Value) -> Vec<PathBuf> {
     files.filter_map(Value::as_str).map(PathBuf::from).collect()
 }
 
-/// The platform for which rustc builds by default.
+/// Returns rustc's default target.
 fn host_triple() -> Result<String> {
     let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     let output = process::output(rustc.arg("-vV"), Limit::REQUEST)?;
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_cargo_made() {
+    fn reads_artifact_messages_of_cargo() {
         let message = serde_json::json!({"reason": "compiler-artifact", "filenames": ["/t/debug/drava-node"]});
         let built = Built(produced(&message));
         assert_eq!(

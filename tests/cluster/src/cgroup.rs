@@ -1,9 +1,9 @@
-//! The cluster's cgroup: made by `up`, entered by the node, removed by `down`.
+//! The cluster's cgroup: created by `up`, entered by the node, removed by `down`.
 //!
-//! On the host it is `drava-<hash>` at the root of the unified hierarchy (v2) or of each controller's (v1), with two
-//! groups in it: `launch` holds what starts the node, and `node` the node itself. The node has a cgroup namespace that
-//! begins at `node`, and mounts its own view of the hierarchies, so kubelet and runc work below it without knowing.
-//! The host's mounts are never changed.
+//! On the host the cgroup is `drava-<hash>` at the root of the unified hierarchy (v2) or of each controller's hierarchy
+//! (v1), with two groups: `launch` holds the processes that start the node, and `node` the node itself. The node's
+//! cgroup namespace is rooted at `node`, and the node mounts its own view of the hierarchies, so kubelet and runc need no
+//! setting for it. The host's mounts are never changed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,12 +15,12 @@ use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How the host mounts its cgroups.
+/// cgroup version and hierarchies of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// cgroup v2 only.
     Unified(PathBuf),
-    /// cgroup v1, perhaps with an empty v2 hierarchy beside it.
+    /// cgroup v1, optionally with an empty v2 hierarchy.
     Split(Vec<Hierarchy>),
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
     mount_point: PathBuf,
-    /// What selects it when it is mounted: controllers, or `none,name=…`.
+    /// Mount options that select the hierarchy: controllers, or `none,name=…`.
     options: String,
 }
 
@@ -83,7 +83,7 @@ impl Layout {
         }
     }
 
-    /// Makes the cgroup `name` with its two groups, and hands all controllers down to them.
+    /// Creates the cgroup `name` with its two groups and enables all controllers in them.
     pub(crate) fn create(&self, name: &str) -> Result<()> {
         for root in self.roots() {
             let ours = root.join(name);
@@ -111,7 +111,7 @@ impl Layout {
     pub(crate) fn enter(&self, name: &str, group: &str) -> Result<()> {
         for root in self.roots() {
             let procs = root.join(name).join(group).join("cgroup.procs");
-            // 0 stands for the writer.
+            // 0 means the writing process.
             fs::write(&procs, "0")
                 .with_context(|| format!("enter the cgroup {}", procs.display()))?;
         }
@@ -124,7 +124,7 @@ impl Layout {
         match self {
             Self::Unified(_) => {
                 mount("cgroup2", target, "cgroup2", flags, None).context("mount cgroup2")?;
-                // A group with processes may not hand controllers down, so the node's own go to a leaf.
+                // A group with processes cannot enable controllers for its children, so the node's init moves to a leaf.
                 let leaf = target.join("init");
                 fs::create_dir_all(&leaf).context("create the node's init cgroup")?;
                 fs::write(leaf.join("cgroup.procs"), "0")
@@ -151,12 +151,12 @@ impl Layout {
         }
     }
 
-    /// Whether the cgroup `name` exists.
+    /// Returns whether the cgroup `name` exists.
     pub(crate) fn exists(&self, name: &str) -> bool {
         self.roots().iter().any(|root| root.join(name).exists())
     }
 
-    /// Kills every process in the cgroup `name` and removes it. Succeeds if it is not there.
+    /// Kills every process in the cgroup `name` and removes the cgroup. Succeeds if the cgroup does not exist.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         for root in self.roots() {
             let ours = root.join(name);
@@ -168,7 +168,7 @@ impl Layout {
                 }
                 if Instant::now() > deadline {
                     bail!(
-                        "processes in the cgroup {} do not end although they were killed",
+                        "cannot remove the cgroup {}: its processes survive SIGKILL",
                         ours.display()
                     );
                 }
@@ -179,7 +179,7 @@ impl Layout {
     }
 }
 
-/// From the super block's options, those that select the hierarchy at mount time.
+/// Returns the super block's options that select the hierarchy at mount time.
 fn mount_options(super_options: &str) -> String {
     let ignored = [
         "rw",
@@ -199,7 +199,7 @@ fn mount_options(super_options: &str) -> String {
     }
 }
 
-/// Where controllers share a hierarchy (`cpu,cpuacct`), each is also found under its own name.
+/// Links each controller of a shared hierarchy (`cpu,cpuacct`) under its own name.
 fn link_controllers(target: &Path, hierarchies: &[Hierarchy]) -> Result<()> {
     for hierarchy in hierarchies
         .iter()
@@ -220,7 +220,7 @@ fn link_controllers(target: &Path, hierarchies: &[Hierarchy]) -> Result<()> {
     Ok(())
 }
 
-/// A new v1 cpuset has no processor and no memory node, and takes no process until it has.
+/// Copies the parent's processors and memory nodes: a new v1 cpuset has neither and accepts no process without them.
 fn inherit_cpuset(dir: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let (ours, parents) = (dir.join(file), dir.parent().unwrap_or(dir).join(file));
@@ -233,7 +233,7 @@ fn inherit_cpuset(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Hands every controller of `dir` down to its children (v2).
+/// Enables every controller of `dir` for its children (v2).
 fn delegate(dir: &Path) -> Result<()> {
     let available = dir.join("cgroup.controllers");
     let text =
@@ -273,7 +273,7 @@ fn kill_members(dir: &Path) {
         .lines()
     {
         if let Some(pid) = line.parse().ok().and_then(Pid::from_raw) {
-            // It may have ended by itself; whoever remains is met in the next round.
+            // The process may have ended already; the next round kills the remaining ones.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recognises_the_unified_hierarchy() {
+    fn recognizes_unified_hierarchy() {
         let mountinfo = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n22 27 0:21 / /proc rw - proc proc rw\n";
         assert_eq!(
             Layout::parse(mountinfo),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn recognises_split_hierarchies_beside_an_empty_unified_one() {
+    fn recognizes_v1_hierarchies_with_empty_v2() {
         let mountinfo = "\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_cgroups_is_refused() {
+    fn rejects_host_without_cgroups() {
         assert_eq!(
             Layout::parse("22 27 0:21 / /proc rw,relatime - proc proc rw\n"),
             None
@@ -327,12 +327,12 @@ mod tests {
     }
 
     #[test]
-    fn hands_down_only_what_is_missing() {
+    fn enables_only_missing_controllers() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids\n").unwrap();
         fs::write(dir.path().join("cgroup.subtree_control"), "cpu memory\n").unwrap();
         delegate(dir.path()).unwrap();
-        // On a real hierarchy the kernel adds; a plain file keeps the last write.
+        // The kernel adds a controller per write; a plain file keeps the last write.
         assert_eq!(
             fs::read_to_string(dir.path().join("cgroup.subtree_control")).unwrap(),
             "+pids"

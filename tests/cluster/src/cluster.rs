@@ -1,4 +1,4 @@
-//! Starting, using and ending a cluster.
+//! Starts, controls and removes a cluster.
 
 mod start;
 
@@ -25,27 +25,27 @@ use crate::version::Kubernetes;
 
 pub use start::up;
 
-/// Name of the cluster when none is given.
+/// Default name of a cluster.
 pub const DEFAULT_NAME: &str = "default";
 
-/// Variable with [`Options::programs`], which the tests of the simulated machine read too.
+/// Environment variable with [`Options::programs`]; the tests of the simulated machine read it too.
 const PROGRAMS_VARIABLE: &str = "DRAVA_SIMULATOR_BUILT";
 
-/// What to start.
+/// Options of a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The cluster's state directory; [`Options::named`] places it in cargo's output directory.
+    /// State directory; [`Options::named`] places it in cargo's output directory.
     pub state: PathBuf,
-    /// Release.
+    /// Kubernetes release.
     pub kubernetes: Kubernetes,
-    /// Whether the node has GPUs.
+    /// GPUs of the node.
     pub machine: Machine,
-    /// Directory with built `drava-node` and simulated machine; cargo builds them where there is none.
+    /// Directory with the built `drava-node` and simulated machine. Without it, cargo builds both.
     pub programs: Option<PathBuf>,
 }
 
 impl Options {
-    /// The cluster called `name`: newest Kubernetes, default machine.
+    /// Returns the options of the cluster `name`: newest Kubernetes, default machine.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self {
@@ -60,14 +60,14 @@ impl Options {
 /// The GPUs of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// None: the simulated machine is not started.
+    /// No GPU: the simulated machine is not started.
     None,
-    /// Those that the file describes (see `tests/simulator/machine/machines`).
+    /// The GPUs in the machine file (see `tests/simulator/machine/machines`).
     File(PathBuf),
 }
 
 impl Default for Machine {
-    /// Two H100.
+    /// Returns the default machine: two H100.
     fn default() -> Self {
         Self::File(
             crate::cargo::workspace_root().join("tests/simulator/machine/machines/h100x2.yaml"),
@@ -75,29 +75,29 @@ impl Default for Machine {
     }
 }
 
-/// A running cluster. Dropping it leaves the cluster running; [`down`] ends it.
+/// A running cluster. Dropping the value leaves the cluster running; [`down`] ends it.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     state: StateDir,
     plan: Plan,
 }
 
-/// How a cluster is doing.
+/// State of a cluster.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// Directory of everything that the cluster keeps.
+    /// State directory.
     pub state: PathBuf,
     /// Exact release of Kubernetes.
     pub kubernetes: String,
-    /// File for kubectl.
+    /// Path of the kubeconfig.
     pub kubeconfig: PathBuf,
-    /// Whether every component answers.
+    /// Whether every component is ready.
     pub ready: bool,
     /// Each component.
     pub components: Vec<ComponentStatus>,
 }
 
-/// The running cluster in the state directory `state`.
+/// Returns the running cluster in the state directory `state`.
 pub fn attach(state: &Path) -> Result<Cluster> {
     let state = StateDir::new(state)?;
     let running = Control::connect(&state.control_socket()).is_some();
@@ -110,7 +110,7 @@ pub fn attach(state: &Path) -> Result<Cluster> {
     }
 }
 
-/// Ends the cluster in the state directory `state` and removes every trace of it. True if there was one.
+/// Ends the cluster in the state directory `state` and removes all its traces. Returns whether a cluster existed.
 pub fn down(state: &Path) -> Result<bool> {
     let state = StateDir::new(state)?;
     let has_cgroup = Layout::detect()?.exists(&state.cgroup());
@@ -124,35 +124,35 @@ pub fn down(state: &Path) -> Result<bool> {
     Ok(known)
 }
 
-/// Keeps other commands out of the state directory.
+/// Locks the state directory against other commands.
 fn lock(state: &StateDir) -> Result<File> {
-    // A directory that was removed by hand, as by `cargo clean`, may leave a node running and some files behind. The
-    // cgroup tells that they are ours.
+    // A directory removed by hand, as by `cargo clean`, can leave a running node and some files. An existing cgroup
+    // shows that they belong to the cluster.
     if Layout::detect()?.exists(&state.cgroup()) {
         state.mark()?;
     }
     state.lock()
 }
 
-/// Ends what runs in the state directory, whatever a killed command left of it.
+/// Ends all processes of the state directory, including those that a killed command left.
 fn end(state: &StateDir) -> Result<()> {
     if let Some(control) = Control::connect(&state.control_socket()) {
-        let init = pidfd_open(control.init, PidfdFlags::empty()).context("find the node's init")?;
+        let init = pidfd_open(control.init, PidfdFlags::empty()).context("open the node's init")?;
         pidfd_send_signal(&init, Signal::KILL).context("end the node's init")?;
         state.await_node_lock(Duration::from_secs(10));
     }
-    // Also what had not become a node yet. When nobody is left in the cgroup, the namespaces are gone too.
+    // Also ends processes that had not joined the node yet. The namespaces end with the last process of the cgroup.
     Layout::detect()?.remove(&state.cgroup())
 }
 
 impl Cluster {
-    /// The kubeconfig of the cluster's administrator.
+    /// Path of the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.kubeconfig()
     }
 
-    /// The directory of everything that the cluster keeps.
+    /// State directory.
     #[must_use]
     pub fn state(&self) -> &Path {
         self.state.path()
@@ -164,13 +164,13 @@ impl Cluster {
         &self.plan.kubernetes
     }
 
-    /// kubectl as the cluster's administrator.
+    /// kubectl with the administrator's credentials.
     #[must_use]
     pub fn kubectl(&self) -> Command {
         self.administrator(&self.plan.kubernetes_dir.join("kubectl"))
     }
 
-    /// Helm as the cluster's administrator.
+    /// Helm with the administrator's credentials.
     #[must_use]
     pub fn helm(&self) -> Command {
         self.administrator(&self.plan.helm_dir.join("helm"))
@@ -182,7 +182,7 @@ impl Cluster {
         command
     }
 
-    /// A program run inside the node: its processes, files, network and host name.
+    /// A program in the node's namespaces: its processes, files, network and host name.
     pub fn command(&self, program: &str) -> Result<Command> {
         let init = self.control()?.init;
         let mut command = Command::new("nsenter");
@@ -196,14 +196,14 @@ impl Cluster {
         Ok(command)
     }
 
-    /// Where the host finds the node's absolute path `path`, as long as the node runs.
+    /// Returns the host's path of the node's absolute path `path`; valid while the node runs.
     pub fn node_path(&self, path: &Path) -> Result<PathBuf> {
         let init = self.control()?.init;
         let root = PathBuf::from(format!("/proc/{}/root", init.as_raw_pid()));
         Ok(root.join(path.strip_prefix("/").unwrap_or(path)))
     }
 
-    /// Brings the image in the OCI archive `archive` onto the node.
+    /// Imports the images of the OCI archive `archive` into the node.
     pub fn load_image(&self, archive: &Path) -> Result<()> {
         let input = File::open(archive).with_context(|| format!("open {}", archive.display()))?;
         let mut command = self.command("ctr")?;
@@ -211,7 +211,7 @@ impl Cluster {
         let output = process::output(command.stdin(input), Limit::REQUEST)?;
         if !output.status.success() {
             bail!(
-                "containerd refused {}: {}",
+                "containerd cannot import {}: {}",
                 archive.display(),
                 String::from_utf8_lossy(&output.stderr).trim()
             );
@@ -219,12 +219,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// How the components are doing.
+    /// Returns the state of each component.
     pub fn components(&self) -> Result<Vec<ComponentStatus>> {
         self.control()?.ask(Request::Status)
     }
 
-    /// How the cluster is doing.
+    /// Returns the state of the cluster.
     pub fn status(&self) -> Result<Status> {
         let components = self.components()?;
         Ok(Status {
@@ -238,32 +238,34 @@ impl Cluster {
         })
     }
 
-    /// Kills a component's process with SIGKILL, as a crash would; the node's init starts it again.
+    /// Kills a component's process with SIGKILL, as a crash does; the node's init restarts the component.
     pub fn kill(&self, component: Component) -> Result<()> {
         self.control()?
             .ask(Request::Signal(component, Signal::KILL.as_raw()))
             .map(drop)
     }
 
-    /// Ends a component politely and keeps it from being started again. Returns when it has ended.
+    /// Stops a component with SIGTERM and prevents a restart. Returns when the process has ended.
     pub fn stop(&self, component: Component) -> Result<()> {
         self.control()?.ask(Request::Stop(component))?;
-        self.wait_for(component, "to end", |phase| matches!(phase, Phase::Stopped))
+        self.wait_for(component, "stopped", |phase| {
+            matches!(phase, Phase::Stopped)
+        })
     }
 
-    /// Starts a stopped component. Returns when it answers.
+    /// Starts a stopped component. Returns when the component is ready.
     pub fn start(&self, component: Component) -> Result<()> {
         self.control()?.ask(Request::Start(component))?;
         self.wait_ready(component)
     }
 
-    /// Ends a component politely and starts it again. Returns when it answers.
+    /// Stops a component with SIGTERM and starts it. Returns when the component is ready.
     pub fn restart(&self, component: Component) -> Result<()> {
         self.stop(component)?;
         self.start(component)
     }
 
-    /// Lets containerd inject devices by CDI, as every release since 2.0 does by default, or not. Restarts it.
+    /// Enables or disables CDI in containerd and restarts containerd. CDI is enabled by default since containerd 2.0.
     pub fn set_cdi(&self, enabled: bool) -> Result<()> {
         let file = self.state.config().join("containerd.toml");
         let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -272,9 +274,9 @@ impl Cluster {
         self.restart(Component::Containerd)
     }
 
-    /// Returns when a component answers.
+    /// Waits until a component is ready.
     pub fn wait_ready(&self, component: Component) -> Result<()> {
-        self.wait_for(component, "to answer", |phase| {
+        self.wait_for(component, "become ready", |phase| {
             matches!(phase, Phase::Ready { .. })
         })
     }
@@ -291,13 +293,14 @@ impl Cluster {
             let status = components
                 .iter()
                 .find(|status| status.component == component);
-            let status = status.with_context(|| format!("this cluster runs no {component}"))?;
+            let status =
+                status.with_context(|| format!("the cluster has no component {component}"))?;
             if reached(&status.phase) {
                 return Ok(());
             }
             if Instant::now() > deadline {
                 bail!(
-                    "waited two minutes for {component} {what}; it is {:?}; its log is {}",
+                    "{component} has not {what} within 120 s: state {:?}; see {}",
                     status.phase,
                     self.log(component).display()
                 );
@@ -306,22 +309,18 @@ impl Cluster {
         }
     }
 
-    /// File to which a component writes.
+    /// Path of a component's log.
     #[must_use]
     pub fn log(&self, component: Component) -> PathBuf {
         self.state.log(component)
     }
 
     fn control(&self) -> Result<Control> {
-        Control::connect(&self.state.control_socket()).with_context(|| {
-            format!(
-                "the cluster in {} no longer runs",
-                self.state.path().display()
-            )
-        })
+        Control::connect(&self.state.control_socket())
+            .with_context(|| format!("the cluster in {} has ended", self.state.path().display()))
     }
 
-    /// Runs kubectl and returns what it prints.
+    /// Runs kubectl and returns its standard output.
     pub fn kubectl_output<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Result<String> {
         let mut command = self.kubectl();
         let output = process::output(command.args(args).stdin(Stdio::null()), Limit::REQUEST)?;
@@ -335,7 +334,7 @@ impl Cluster {
     }
 }
 
-/// The last lines of a log, for an error message.
+/// Returns the last lines of a log, for an error message.
 fn tail(log: &Path) -> String {
     let text = fs::read(log)
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

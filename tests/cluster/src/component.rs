@@ -1,4 +1,4 @@
-//! The processes of the node: names, command lines, order of start.
+//! The node's components: names, command lines, order of start.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::config::{
 };
 use crate::config::{NODE_NAME, SERVICE_RANGE, STATE_DIR};
 
-/// A process that the node's init starts and keeps running.
+/// A process that the node's init starts and restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Component {
@@ -35,7 +35,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// Every component, in the order in which a reader looks for the first that is not ready.
+    /// All components, in the order in which readiness is checked.
     pub const ALL: [Self; 7] = [
         Self::Simulator,
         Self::Etcd,
@@ -46,7 +46,7 @@ impl Component {
         Self::Kubelet,
     ];
 
-    /// Name of the program, which is also the stem of its log file.
+    /// Name of the program, and stem of its log file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Component {
         }
     }
 
-    /// What has to answer before this component is started. The others retry by themselves.
+    /// Components that must be ready before this component starts. The other dependencies retry by themselves.
     fn after(self) -> Vec<Self> {
         match self {
             Self::Simulator | Self::Etcd | Self::Containerd => vec![],
@@ -70,7 +70,7 @@ impl Component {
         }
     }
 
-    /// What answers when this component does its work.
+    /// Readiness probe of the component.
     fn probe(self) -> Probe {
         match self {
             Self::Simulator => Probe::Command(vec![
@@ -80,7 +80,7 @@ impl Component {
                 "status".into(),
             ]),
             Self::Etcd => loopback(2379),
-            // It listens long before it has made the roles that the others need.
+            // The API server listens long before it has created the roles that the other components need.
             Self::KubeApiserver => Probe::Command(vec![
                 format!("{TOOLS_DIR}/kubernetes/kubectl"),
                 format!("--kubeconfig={CONFIG_DIR}/admin.kubeconfig"),
@@ -133,7 +133,7 @@ impl Component {
         }
     }
 
-    /// The process as the node's init runs it.
+    /// Returns the process as the node's init runs it.
     #[must_use]
     pub(crate) fn process(self) -> Process {
         Process {
@@ -163,13 +163,13 @@ impl FromStr for Component {
             return Ok(component);
         }
         bail!(
-            "no component is called {text:?}; there are {}",
+            "unknown component {text:?}: choose one of {}",
             Self::ALL.map(Self::name).join(", ")
         )
     }
 }
 
-/// How a component is run. Paths are those inside the node.
+/// Command line of a component. Paths are those inside the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) component: Component,
@@ -179,7 +179,7 @@ pub(crate) struct Process {
     pub(crate) probe: Probe,
 }
 
-/// How to see that a component works.
+/// Readiness probe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Probe {
@@ -218,7 +218,7 @@ fn etcd() -> Vec<String> {
         format!("--peer-key-file={PKI_DIR}/etcd.key"),
         "--peer-client-cert-auth".into(),
         format!("--peer-trusted-ca-file={PKI_DIR}/ca.crt"),
-        // The cluster does not outlive the machine's page cache: waiting for the disk would only slow the tests.
+        // etcd's data does not outlive a crash of the machine, so waiting for the disk would only slow the tests.
         "--unsafe-no-fsync".into(),
     ]
 }
@@ -230,7 +230,7 @@ fn kube_apiserver() -> Vec<String> {
         format!("--etcd-certfile={PKI_DIR}/etcd-client.crt"),
         format!("--etcd-keyfile={PKI_DIR}/etcd-client.key"),
         "--bind-address=0.0.0.0".into(),
-        // The port of the service `kubernetes`: with its address on this node, pods need no kube-proxy to get here.
+        // Port of the service `kubernetes`: the node carries the service's address, so pods need no kube-proxy.
         "--secure-port=443".into(),
         format!("--advertise-address={NODE_IP}"),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
@@ -248,7 +248,7 @@ fn kube_apiserver() -> Vec<String> {
         "--service-account-issuer=https://kubernetes.default.svc".into(),
         format!("--service-account-key-file={PKI_DIR}/service-account.pub"),
         format!("--service-account-signing-key-file={PKI_DIR}/service-account.key"),
-        // Webhooks are called at their endpoints, for want of a kube-proxy that would serve their cluster addresses.
+        // Without kube-proxy, webhooks are reached at their endpoints instead of their service addresses.
         "--enable-aggregator-routing=true".into(),
     ]
 }
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn parses_component_names() {
         for component in Component::ALL {
             assert_eq!(component.name().parse::<Component>().unwrap(), component);
             assert_eq!(
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_something_that_waits_for_it() {
+    fn start_order_has_no_cycle() {
         fn depth(component: Component) -> usize {
             component
                 .after()
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_in_without_a_certificate_or_a_service_account() {
+    fn api_server_requires_certificate_or_service_account() {
         let api_server = kube_apiserver();
         assert!(api_server.contains(&"--anonymous-auth=false".to_owned()));
         assert!(api_server.contains(&"--authorization-mode=Node,RBAC".to_owned()));

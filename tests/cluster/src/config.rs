@@ -1,23 +1,23 @@
-//! The node's fixed names, addresses and paths, and the configuration files written with them.
+//! Fixed names, addresses and paths of the node, and the configuration files that contain them.
 //!
-//! All addresses live in the node's own network namespace, so they cannot collide with the host's.
+//! All addresses lie in the node's network namespace, so they cannot collide with the host's.
 
 use serde_json::{Value, json};
 
-/// Name of the one node.
+/// Name of the node.
 pub const NODE_NAME: &str = "node-0";
-/// Label that selects nodes for the driver; `drava_api::names` is its home.
+/// Label that selects nodes for the node driver; defined in `drava_api::names`.
 pub(crate) const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 
 /// Address of the node.
 pub(crate) const NODE_IP: &str = "10.95.0.1";
-/// Address of the service `kubernetes`, which the node itself carries.
+/// Address of the service `kubernetes`, which the node carries.
 pub(crate) const SERVICE_IP: &str = "10.96.0.1";
-/// Address that pods are told to ask for names; nothing answers there, so lookups fail at once.
+/// DNS server of pods. Nothing listens on it, so lookups fail at once.
 const DNS_IP: &str = "10.96.0.10";
-/// Addresses of services.
+/// Address range of services.
 pub(crate) const SERVICE_RANGE: &str = "10.96.0.0/16";
-/// Addresses of pods.
+/// Address range of pods.
 const POD_RANGE: &str = "10.244.0.0/16";
 
 /// The cluster's state directory, as seen inside the node.
@@ -26,9 +26,9 @@ pub(crate) const STATE_DIR: &str = "/cluster";
 pub(crate) const CONFIG_DIR: &str = "/cluster/config";
 /// Keys and certificates inside the node.
 pub(crate) const PKI_DIR: &str = "/cluster/pki";
-/// The Go programs inside the node, one directory per Go module.
+/// Go programs inside the node, one directory per Go module.
 pub(crate) const TOOLS_DIR: &str = "/opt/cluster";
-/// Where the node's programs look for others.
+/// `PATH` of the node's programs.
 pub(crate) const PATH: &str = "/opt/cluster/kubernetes:/opt/cluster/containerd:/opt/cluster/runc:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Cargo's output inside the node.
 pub(crate) const BUILD_DIR: &str = "/opt/drava-build";
@@ -41,12 +41,12 @@ pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// Image of pod sandboxes.
 pub(crate) const PAUSE_IMAGE: &str = "localhost/pause:dev";
 
-/// How containers' root file systems are put together.
+/// containerd's snapshotter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Snapshotter {
-    /// Layers are stacked.
+    /// Layers are overlaid.
     Overlayfs,
-    /// Layers are copied: slower, but works where the state directory itself lies on an overlay.
+    /// Layers are copied: slower, but works where the state directory lies on an overlay.
     Native,
 }
 
@@ -75,22 +75,22 @@ pub(crate) fn kubelet() -> Value {
         "tlsPrivateKeyFile": format!("{PKI_DIR}/kubelet-serving.key"),
         "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
         "cgroupDriver": "cgroupfs",
-        // The node's cgroup namespace begins at the cluster's own cgroup.
+        // The node's cgroup namespace is rooted at the cluster's cgroup.
         "cgroupRoot": "/",
         "cgroupsPerQOS": true,
         "enforceNodeAllocatable": [],
         "failCgroupV1": false,
         "failSwapOn": false,
-        // Lowering it needs CAP_SYS_RESOURCE, which root in a container may lack.
+        // Lowering the score needs CAP_SYS_RESOURCE, which root in a container may lack.
         "oomScoreAdj": 0,
         "clusterDNS": [DNS_IP],
         "clusterDomain": "cluster.local",
         "resolvConf": "/etc/resolv.conf",
-        // The usual place lies below /usr, which is the host's and read-only.
+        // The default path lies below /usr, which is the host's and read-only.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        // Containers are killed here on purpose and again and again: they come back at once (KEP-4603).
+        // Tests kill containers repeatedly: kubelet restarts them without a growing delay (KEP-4603).
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
-        // A developer's disk may be nearly full; the cluster neither evicts nor collects for that.
+        // A developer's disk may be nearly full; kubelet must not evict pods or remove images for that.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {
@@ -113,7 +113,7 @@ pub(crate) fn kube_scheduler() -> Value {
     })
 }
 
-/// The pod network: one bridge in the node.
+/// CNI configuration of the pod network: one bridge in the node.
 pub(crate) fn cni() -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -166,7 +166,7 @@ SystemdCgroup = false
     )
 }
 
-/// The same configuration with injection by CDI switched on or off.
+/// Returns containerd's configuration with CDI enabled or disabled.
 pub(crate) fn containerd_with_cdi(text: &str, enabled: bool) -> String {
     text.replace(&cdi_setting(!enabled), &cdi_setting(enabled))
 }
@@ -187,12 +187,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_label_is_the_one_that_the_chart_selects() {
+    fn label_matches_chart_selector() {
         assert_eq!(ENABLED_LABEL, drava_api::names::ENABLED_LABEL);
     }
 
     #[test]
-    fn containerd_injects_devices_and_uses_the_chosen_snapshotter() {
+    fn containerd_config_enables_cdi_and_sets_snapshotter() {
         let text = containerd(Snapshotter::Native, "/opt/cluster/runc/runc");
         assert!(text.contains("enable_cdi = true") && text.contains("\"/var/run/cdi\""));
         assert!(
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn injection_is_switched_off_and_on_again() {
+    fn disables_and_enables_cdi() {
         let on = containerd(Snapshotter::Overlayfs, "/runc");
         let off = containerd_with_cdi(&on, false);
         assert!(off.contains("enable_cdi = false") && !off.contains("enable_cdi = true"));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn kubelet_asks_the_api_server_who_may_call_it() {
+    fn kubelet_authorizes_through_api_server() {
         let kubelet = kubelet();
         assert_eq!(kubelet["authorization"]["mode"], "Webhook");
         assert_eq!(kubelet["authentication"]["anonymous"]["enabled"], false);

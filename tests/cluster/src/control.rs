@@ -1,4 +1,4 @@
-//! How commands on the host talk to the node's init: one JSON line each way over a Unix socket in the state directory.
+//! Protocol between commands on the host and the node's init: one JSON line each way over a Unix socket in the state directory.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,65 +13,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::component::Component;
 
-/// What the init is asked to do. Every answer tells how the components are doing afterwards.
+/// A request to the init. Every response reports the state of the components after the request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// Nothing.
+    /// Report only.
     Status,
-    /// Start a stopped component, or one that waits to be restarted, now.
+    /// Start a stopped component, or one in back-off, at once.
     Start(Component),
-    /// End a component, first politely, and leave it stopped.
+    /// End a component with SIGTERM, later SIGKILL, and leave it stopped.
     Stop(Component),
-    /// Send a signal (by its number) to a component's process.
+    /// Send the signal with this number to a component's process.
     Signal(Component, i32),
 }
 
-/// The init's answer.
+/// Response of the init.
 pub(crate) type Response = std::result::Result<Vec<ComponentStatus>, String>;
 
-/// How a component is doing.
+/// State of a component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComponentStatus {
-    /// Which one.
+    /// Component.
     pub component: Component,
-    /// What it is doing.
+    /// Phase.
     #[serde(flatten)]
     pub phase: Phase,
-    /// How often it was started again after it had ended by itself.
+    /// Number of restarts after the process had ended by itself.
     pub restarts: u32,
 }
 
-/// Where a component is in its life.
+/// Phase of a component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub enum Phase {
-    /// Not started yet, for want of another.
+    /// Not started: a dependency is not ready.
     Waiting {
-        /// The component that has to answer first.
+        /// Dependency that is not ready.
         needs: Component,
     },
-    /// Its process runs, but does not answer yet.
+    /// The process runs, but is not ready.
     Starting {
         /// Process id inside the node.
         pid: i32,
     },
-    /// It answers.
+    /// The process runs and is ready.
     Ready {
         /// Process id inside the node.
         pid: i32,
     },
-    /// It ended by itself and will be started again.
+    /// The process ended by itself and will be restarted.
     Failed {
-        /// How it ended.
+        /// How the process ended.
         reason: String,
     },
-    /// It was told to end and has not yet.
+    /// The process received SIGTERM and has not ended.
     Stopping {
         /// Process id inside the node.
         pid: i32,
     },
-    /// It was told to end, and did.
+    /// The process was stopped on request.
     Stopped,
 }
 
@@ -83,9 +83,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Connects to the init behind `socket`; none if no node runs there.
+    /// Connects to the init behind `socket`; returns `None` if no node runs there.
     pub(crate) fn connect(socket: &Path) -> Option<Self> {
-        // By way of the directory, for a state directory's path may be longer than a socket address.
+        // Connects through the directory, because a state directory's path may exceed the length of a socket address.
         let dir = File::open(socket.parent()?).ok()?;
         let address = format!(
             "/proc/self/fd/{}/{}",
@@ -106,13 +106,13 @@ impl Control {
         line.push(b'\n');
         self.stream
             .write_all(&line)
-            .context("ask the node's init")?;
+            .context("send a request to the node's init")?;
         let mut answer = String::new();
         BufReader::new(self.stream)
             .read_line(&mut answer)
-            .context("read the answer of the node's init")?;
+            .context("read the response of the node's init")?;
         match serde_json::from_str::<Response>(&answer)
-            .context("the node's init ended before it answered")?
+            .context("the node's init ended without a response")?
         {
             Ok(components) => Ok(components),
             Err(message) => bail!(message),
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_plain_to_read_for_scripts() {
+    fn status_json_is_stable() {
         let status = ComponentStatus {
             component: Component::Kubelet,
             phase: Phase::Ready { pid: 41 },

@@ -1,7 +1,7 @@
-//! Builds the Go programs of the cluster from the modules pinned in `go/`, once for each set of pins.
+//! Builds the cluster's Go programs from the modules pinned in `go/`, once per set of pins.
 //!
-//! A module's programs lie in `<cache>/go/<module>-<hash>`, where the hash covers the pins and everything else that
-//! decides what comes out. The cache is `$XDG_CACHE_HOME/drava` or `~/.cache/drava`, and may be removed at any time.
+//! A module's programs lie in `<cache>/go/<module>-<hash>`; the hash covers the pins and all other inputs of the
+//! build. The cache is `$XDG_CACHE_HOME/drava` or `~/.cache/drava`, and can be removed at any time.
 
 mod module;
 
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::version::Kubernetes;
 use module::Module;
 
-/// Where the programs lie, one directory per module.
+/// Directories of the programs, one per module.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     /// kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl.
@@ -41,7 +41,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Directories and the names they have in the node.
+    /// Directories and their names in the node.
     pub(crate) fn directories(&self) -> [(&'static str, &Path); 5] {
         [
             ("kubernetes", &self.kubernetes),
@@ -53,7 +53,7 @@ impl Tools {
     }
 }
 
-/// Builds what is not built yet.
+/// Builds missing programs.
 pub(crate) fn build(kubernetes: Kubernetes) -> Result<Tools> {
     let cache = cache_dir()?;
     let seccomp = has_libseccomp();
@@ -70,20 +70,20 @@ pub(crate) fn build(kubernetes: Kubernetes) -> Result<Tools> {
     })
 }
 
-/// Builds everything that a cluster of this release runs, where the cache lacks it.
+/// Builds the programs of a cluster of this release that the cache lacks.
 ///
 /// # Errors
-/// When a module cannot be fetched or compiled.
+/// Fails when a module cannot be fetched or compiled.
 pub fn build_tools(kubernetes: Kubernetes) -> Result<()> {
     build(kubernetes).map(drop)
 }
 
-/// Helm, built if need be, for what can be done without a cluster.
+/// Builds Helm if the cache lacks it, for uses without a cluster.
 pub fn helm() -> Result<PathBuf> {
     Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
 }
 
-/// Builds one module into the cache and returns the directory with its programs.
+/// Builds one module into the cache and returns the directory of its programs.
 fn build_module(module: &Module, cache: &Path) -> Result<PathBuf> {
     let name = format!("{}-{}", module.folder, module.key()?);
     let built = cache.join("go").join(&name);
@@ -96,14 +96,14 @@ fn build_module(module: &Module, cache: &Path) -> Result<PathBuf> {
     let lock = File::create(cache.join("go").join(format!("{name}.lock")))
         .context("open the build's lock")?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        step.note("another command builds it");
+        step.note("waiting for another command that builds the module");
         flock(&lock, FlockOperation::LockExclusive).context("wait for the build's lock")?;
     }
     if built.is_dir() {
-        step.done_with("built meanwhile by another command");
+        step.done_with("built by another command");
         return Ok(built);
     }
-    // What a killed build left is overwritten; the rename makes the result appear whole or not at all.
+    // Files of a killed build are overwritten; the rename publishes the result atomically.
     let scratch = cache.join("go").join(format!("{name}.unfinished"));
     let _ = fs::remove_dir_all(&scratch);
     fs::create_dir(&scratch).with_context(|| format!("create {}", scratch.display()))?;
@@ -143,14 +143,14 @@ fn compile(module: &Module, into: &Path, step: &Progress) -> Result<()> {
         Ok(())
     })?;
     if !status.success() {
-        // Names of compiled packages are of no interest here.
+        // With -v, go prints the names of compiled packages; they do not belong into the error message.
         let messages: Vec<_> = lines
             .iter()
             .filter(|line| line.contains(' '))
             .map(String::as_str)
             .collect();
         bail!(
-            "go could not build {}:\n{}",
+            "cannot build {}:\n{}",
             module.programs().join(", "),
             messages.join("\n")
         );
@@ -158,7 +158,7 @@ fn compile(module: &Module, into: &Path, step: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// `go build -o` writes several programs only into what it can see is a directory.
+/// Appends a slash: `go build -o` writes several programs only into a path that is a directory.
 fn with_slash(dir: &Path) -> OsString {
     let mut text = dir.as_os_str().to_owned();
     text.push("/");
@@ -175,10 +175,10 @@ fn has_libseccomp() -> bool {
     process::status(&mut command, Limit::REQUEST).is_ok_and(|status| status.success())
 }
 
-/// Where what was built is kept between runs: `$XDG_CACHE_HOME/drava`, or `~/.cache/drava`.
+/// Cache of built programs: `$XDG_CACHE_HOME/drava`, or `~/.cache/drava`.
 pub fn cache_dir() -> Result<PathBuf> {
     cache_below(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))
-        .context("neither XDG_CACHE_HOME nor HOME says where built programs may be kept; set one")
+        .context("no cache directory for built programs: set XDG_CACHE_HOME or HOME")
 }
 
 fn cache_below(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_follows_the_xdg_base_directory_rules() {
+    fn cache_dir_follows_xdg_base_directory_rules() {
         let os = |text: &str| Some(OsString::from(text));
         assert_eq!(cache_below(os("/x"), os("/root")), Some("/x/drava".into()));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One cluster of the tests at a time: clusters share processors, memory and what the tests observe of the host.
+//! Runs one test cluster at a time: clusters share processors, memory and the host state that the tests observe.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Kubeconfig files, with keys and certificates embedded so that each can be copied anywhere.
+//! Kubeconfig files with embedded keys and certificates, so that each file can be copied anywhere.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::pki::{Authority, Identity};
 
-/// A kubeconfig that proves `identity` to the API server at `server`.
+/// Returns a kubeconfig with the credentials of `identity` for the API server at `server`.
 pub(crate) fn kubeconfig(server: &str, authority: &Authority, identity: &Identity) -> Value {
     let name = "drava";
     json!({

@@ -1,12 +1,12 @@
 //! A real Kubernetes on one machine, for tests and for the demo.
 //!
 //! [`up`] builds etcd, Kubernetes, containerd, runc, the CNI plugins and Helm from Go modules whose versions are
-//! pinned in `go/`, and starts them as one node. The node has namespaces of its own (process ids, mounts, network, host
-//! name, IPC, cgroups) and a root file system of its own, so it sees nothing of the user's and the user sees nothing of
-//! it but a directory, a cgroup and one loopback port, behind which the API server answers. Killing the node's init ends
-//! everything in it; [`down`] then removes the directory and the cgroup.
+//! pinned in `go/`, and starts them as one node. The node has its own namespaces (process ids, mounts, network, host
+//! name, IPC, cgroups) and its own root file system. Outside the node, the cluster consists of a directory, a cgroup and
+//! one loopback port of the API server. Killing the node's init ends all processes in the node; [`down`] then removes
+//! the directory and the cgroup.
 //!
-//! What it does not do: several nodes, images from registries, kube-proxy and DNS. Pods reach the API server by the usual
+//! Not supported: several nodes, images from registries, kube-proxy and DNS. Pods reach the API server by the usual
 //! service address; the API server reaches webhooks by their endpoints.
 
 mod cargo;

@@ -1,11 +1,11 @@
-//! The inside of the node: from a process on the host to the init of namespaces of its own.
+//! Process chain from the host to the init in the node's namespaces.
 //!
-//! The program `drava-node` replaces itself three times: `launch` takes the node's lock and enters the cluster's cgroup;
-//! util-linux's `unshare` makes the namespaces and forks; `enter`, now process 1, moves to the node's cgroup, and
-//! `unshare` begins the cgroup namespace there; `init` puts the node's file system and network together and keeps its
-//! components running. When it is killed, the kernel kills every process of the node and drops every mount.
+//! The program `drava-node` replaces itself three times. `launch` takes the node's lock and enters the cluster's cgroup;
+//! util-linux's `unshare` creates the namespaces and forks. `enter`, now process 1, moves to the node's cgroup, and
+//! `unshare` creates the cgroup namespace there. `init` sets up the node's file system and network and supervises the
+//! components. When the init is killed, the kernel kills every process of the node and drops every mount.
 //!
-//! (`unshare(1)` instead of `unshare(2)`: the system call cannot be made from safe Rust.)
+//! `unshare(1)` replaces `unshare(2)`, because the system call cannot be made from safe Rust.
 
 mod filesystem;
 mod forward;
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Each step either becomes the next or fails.
+/// Never returned on success: each step replaces the process with the next step.
 enum Never {}
 
 fn run(args: Vec<OsString>) -> Result<Never> {
@@ -62,13 +62,13 @@ fn run(args: Vec<OsString>) -> Result<Never> {
         Some("enter") => enter(&state),
         Some("init") => init(&state),
         _ => bail!(
-            "unknown step {}; this program is started by `cargo xtask cluster up`",
+            "unknown step {}: `cargo xtask cluster up` starts this program",
             step.display()
         ),
     }
 }
 
-/// Command line of `launch`, to be spawned with the API server's host listener as standard input.
+/// Returns the command line of `launch`; standard input must be the API server's listener on the host.
 pub(crate) fn launch_command(program: &Path, state: &StateDir) -> Command {
     let mut command = Command::new(program);
     command
@@ -85,18 +85,18 @@ fn launch(state: &StateDir) -> Result<Never> {
     let held = File::create(&lock).with_context(|| format!("open {}", lock.display()))?;
     flock(&held, FlockOperation::NonBlockingLockExclusive)
         .with_context(|| format!("lock {}: another node runs there", lock.display()))?;
-    // The lock is to live as long as the node's init, which is made by two replacements from here.
+    // The lock must live as long as the node's init, which replaces this process in two steps.
     fcntl_setfd(&held, FdFlags::empty()).context("keep the lock")?;
     let plan = read_plan(state)?;
     let port = host_listener()?
         .local_addr()
-        .context("look at the API server's listener")?
+        .context("identify the API server's listener")?
         .port();
     if port != plan.api_port {
-        bail!("a later start has replaced this one");
+        bail!("a later start has replaced this start");
     }
     Layout::detect()?.enter(&plan.cgroup, "launch")?;
-    // A terminal's signals are meant for the command, not for the node.
+    // Signals of the terminal concern the command, not the node.
     rustix::process::setsid().context("leave the terminal's session")?;
     become_program(
         Command::new("unshare")
@@ -145,15 +145,15 @@ fn init(state: &StateDir) -> Result<Never> {
 fn read_plan(state: &StateDir) -> Result<Plan> {
     state
         .read_plan()?
-        .with_context(|| format!("{} holds no plan", state.path().display()))
+        .with_context(|| format!("{} has no plan.json", state.path().display()))
 }
 
-/// The listening socket that `up` made in the host's network namespace and gave as standard input.
+/// Returns the listening socket of the host's network namespace, passed by `up` as standard input.
 fn host_listener() -> Result<TcpListener> {
     let fd: OwnedFd = std::io::stdin()
         .as_fd()
         .try_clone_to_owned()
-        .context("take the API server's listener")?;
+        .context("open the API server's listener")?;
     Ok(TcpListener::from(fd))
 }
 

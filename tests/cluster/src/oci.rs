@@ -1,6 +1,6 @@
 //! Container images without a container engine: one layer of files, written as an OCI archive.
 //!
-//! The same files give the same archive, byte for byte: entries are sorted, times are zero, owners are root.
+//! The same files give the same archive, byte for byte: entries are sorted, times are zero, the owner is root.
 
 mod layer;
 pub(crate) mod libraries;
@@ -27,13 +27,13 @@ pub use layer::Layer;
 pub struct Image {
     /// Full name, such as `localhost/drava-controller:dev`.
     pub name: String,
-    /// Program and first arguments.
+    /// Program and fixed arguments.
     pub entrypoint: Vec<String>,
-    /// Default of the arguments after those, or the whole command where there is no entrypoint.
+    /// Default arguments, or the whole command where there is no entrypoint.
     pub command: Vec<String>,
     /// User and group, such as `65532:65532`; root when empty.
     pub user: String,
-    /// Files.
+    /// File system.
     pub layer: Layer,
 }
 
@@ -60,7 +60,7 @@ impl Blob {
 }
 
 impl Image {
-    /// Writes the archive to `file`, whole or not at all.
+    /// Writes the archive to `file` atomically.
     pub fn write(&self, file: &Path) -> Result<()> {
         let unfinished = file.with_extension("unfinished");
         let written = self.archive().and_then(|bytes| {
@@ -81,7 +81,7 @@ impl Image {
             .layers(vec![layer.descriptor.clone()])
             .build()?;
         let mut manifest = Blob::new(MediaType::ImageManifest, json(&manifest)?)?;
-        // containerd reads the whole name from its own annotation; others read the tag from the standard one.
+        // containerd reads the full name from its own annotation; other programs read the tag from the standard annotation.
         manifest.descriptor.set_annotations(Some(
             [
                 ("io.containerd.image.name".to_owned(), self.name.clone()),
@@ -133,7 +133,7 @@ impl Image {
     }
 }
 
-/// JSON with sorted keys: maps of the model have a random order.
+/// JSON with sorted keys: the model's maps have a random order.
 fn json(value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(sorted(serde_json::to_value(value)?)
         .to_string()
@@ -197,13 +197,13 @@ mod tests {
         assert_eq!(
             path,
             format!("blobs/sha256/{}", sha256(bytes)),
-            "a blob lies under its own digest"
+            "a blob's file name is its digest"
         );
         serde_json::from_slice(bytes).unwrap()
     }
 
     #[test]
-    fn every_blob_is_found_from_the_index() {
+    fn every_blob_is_reachable_from_index() {
         let entries = entries(&image().archive().unwrap());
         assert_eq!(entries["oci-layout"], br#"{"imageLayoutVersion":"1.0.0"}"#);
         let index: Value = serde_json::from_slice(&entries["index.json"]).unwrap();
@@ -222,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn the_same_files_give_the_same_archive() {
+    fn same_files_give_same_archive() {
         assert_eq!(image().archive().unwrap(), image().archive().unwrap());
     }
 
     #[test]
-    fn an_archive_appears_whole() {
+    fn writes_archive_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("tool.tar");
         image().write(&file).unwrap();

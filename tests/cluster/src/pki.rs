@@ -1,4 +1,4 @@
-//! The cluster's certificate authority and everything signed by it.
+//! The cluster's certificate authority and certificates.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,25 +13,25 @@ use rcgen::{
 
 use crate::config::{NODE_IP, NODE_NAME, SERVICE_IP};
 
-/// What a certificate is for.
+/// Extended key usage of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Usage {
     Client,
     Server,
-    /// Both, as etcd's peer connections need.
+    /// Both: etcd's peer connections need both.
     Both,
 }
 
-/// A certificate to be issued.
+/// A certificate to issue.
 #[derive(Clone, Debug)]
 struct Request {
-    /// Stem of its files.
+    /// Stem of the file names.
     name: &'static str,
-    /// User name, for clients.
+    /// Common name: the user of a client.
     common_name: String,
-    /// Group, for clients.
+    /// Organization: the group of a client.
     organization: Option<&'static str>,
-    /// DNS names and addresses, for servers.
+    /// DNS names and addresses of a server.
     subject_alt_names: Vec<String>,
     usage: Usage,
 }
@@ -66,7 +66,7 @@ impl Request {
     }
 }
 
-/// Every certificate of the cluster.
+/// All certificates of the cluster.
 fn requests() -> Vec<Request> {
     let loopback = ["localhost", "127.0.0.1"];
     let mut etcd = Request::server("etcd", &loopback);
@@ -137,7 +137,7 @@ impl Authority {
         })
     }
 
-    /// The certificate by which the cluster's certificates are checked.
+    /// Certificate of the authority.
     pub(crate) fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
@@ -167,14 +167,14 @@ impl Authority {
     }
 }
 
-/// A key and the certificate that says whose it is.
+/// A private key and its certificate.
 pub(crate) struct Identity {
     pub(crate) name: &'static str,
     pub(crate) certificate_pem: String,
     pub(crate) key_pem: String,
 }
 
-/// Everything that the cluster's components prove themselves with.
+/// Certificate authority and identities of the cluster's components.
 pub(crate) struct Pki {
     pub(crate) authority: Authority,
     identities: Vec<Identity>,
@@ -199,15 +199,15 @@ impl Pki {
         })
     }
 
-    /// The identity called `name`.
+    /// Returns the identity `name`.
     pub(crate) fn identity(&self, name: &str) -> Result<&Identity> {
         self.identities
             .iter()
             .find(|identity| identity.name == name)
-            .with_context(|| format!("no certificate is called {name}"))
+            .with_context(|| format!("unknown certificate {name}"))
     }
 
-    /// Writes `<name>.crt` and `<name>.key` of all into `dir`, keys readable by their owner only.
+    /// Writes `<name>.crt` and `<name>.key` of all identities into `dir`; keys are readable by their owner only.
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         write_private(&dir.join("ca.crt"), &self.authority.certificate_pem)?;
@@ -234,7 +234,7 @@ impl Pki {
     }
 }
 
-/// Writes a file that only its owner may read.
+/// Writes a file that only its owner can read.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
     fs::OpenOptions::new()
         .write(true)
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_known_by_every_address_that_reaches_it() {
+    fn server_certificate_covers_every_api_server_address() {
         let names = request("kube-apiserver").subject_alt_names;
         for name in [
             "127.0.0.1",
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_authorizer_recognises_kubelet() {
+    fn kubelet_certificate_satisfies_node_authorizer() {
         let kubelet = request("kubelet");
         assert_eq!(kubelet.common_name, "system:node:node-0");
         assert_eq!(kubelet.organization, Some("system:nodes"));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_administrator_and_the_api_server_are_masters() {
+    fn only_administrator_and_api_server_are_in_system_masters() {
         let masters: Vec<_> = requests()
             .into_iter()
             .filter(|r| r.organization == Some("system:masters"))
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_private_and_every_certificate_has_one() {
+    fn writes_private_key_for_every_certificate() {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         Pki::generate().unwrap().write(dir.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What a running node is: written by `up` on the host, read by the node's init and by every later command.
+//! Description of a running node: written by `up` on the host, read by the node's init and by later commands.
 
 use std::path::PathBuf;
 
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::component::Process;
 
-/// The node, in full. Lives as `plan.json` in the state directory.
+/// Complete description of the node, stored as `plan.json` in the state directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// Exact release of Kubernetes.
     pub(crate) kubernetes: String,
-    /// Where the simulated machine was read from; none without one.
+    /// Path of the machine file; `None` without simulated GPUs.
     pub(crate) machine: Option<PathBuf>,
-    /// Loopback port of the host behind which the API server answers. Also tells one start from another.
+    /// Loopback port of the API server on the host. Distinguishes starts.
     pub(crate) api_port: u16,
-    /// Name of the cluster's cgroup, below the root of each hierarchy.
+    /// Name of the cluster's cgroup below the root of each hierarchy.
     pub(crate) cgroup: String,
     /// Directory of kubectl on the host.
     pub(crate) kubernetes_dir: PathBuf,
     /// Directory of Helm on the host.
     pub(crate) helm_dir: PathBuf,
-    /// Directories of the host that the node sees, read-only.
+    /// Directories of the host that the node mounts read-only.
     pub(crate) binds: Vec<Bind>,
-    /// What the node's init runs.
+    /// Processes of the node's init.
     pub(crate) processes: Vec<Process>,
 }
 
-/// A directory of the host at a path of the node.
+/// A directory of the host and its path in the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Bind {
     pub(crate) source: PathBuf,

@@ -1,6 +1,6 @@
-//! What `cargo xtask demo` and `cargo xtask test` need of a machine: the only list of it, which the README repeats.
+//! Prerequisites of `cargo xtask demo` and `cargo xtask test`; the README's table is generated from this list.
 //!
-//! Nothing here installs a package of the system.
+//! No function installs a system package.
 
 use std::fmt;
 use std::fs;
@@ -91,7 +91,7 @@ impl Prerequisite {
         }
     }
 
-    /// How to get the prerequisite.
+    /// How to install or enable the prerequisite.
     const fn remedy(self) -> &'static str {
         match self {
             Rust => "https://rustup.rs, then `rustup component add rustfmt clippy`",
@@ -109,13 +109,13 @@ impl Prerequisite {
         }
     }
 
-    /// Whether the tests pass without the prerequisite.
+    /// Returns whether the tests pass without the prerequisite.
     #[must_use]
     pub const fn is_optional(self) -> bool {
         matches!(self, Python)
     }
 
-    /// Whether this machine has the prerequisite.
+    /// Returns whether this machine has the prerequisite.
     #[must_use]
     pub fn is_met(self) -> bool {
         match self {
@@ -143,7 +143,7 @@ impl Prerequisite {
                 };
                 is_known() || (runs("modprobe", &["overlay"]) && is_known())
             }
-            // venv alone is there without ensurepip on Debian.
+            // On Debian, the module venv exists without ensurepip.
             Python => {
                 self.is_recent_enough(&output_of("python3", &["--version"]))
                     && runs("python3", &["-c", "import venv, ensurepip"])
@@ -167,7 +167,7 @@ impl fmt::Display for Prerequisite {
     }
 }
 
-/// The table of the README.
+/// Returns the README's table.
 #[must_use]
 pub fn table() -> String {
     let mut text = "| Prerequisite | Version | For |\n|---|---|---|\n".to_owned();
@@ -186,10 +186,10 @@ pub fn table() -> String {
     text
 }
 
-/// Fails with every missing prerequisite of `needed` and how to get it.
+/// Checks the prerequisites `needed`.
 ///
 /// # Errors
-/// When one that is not optional is missing.
+/// Names every missing prerequisite that is not optional, and how to install it.
 pub fn check(needed: &[Prerequisite]) -> Result<()> {
     report(needed, Prerequisite::is_met)
 }
@@ -197,7 +197,7 @@ pub fn check(needed: &[Prerequisite]) -> Result<()> {
 fn report(needed: &[Prerequisite], is_met: impl Fn(Prerequisite) -> bool) -> Result<()> {
     let mut missing = vec![];
     for prerequisite in needed.iter().copied().filter(|one| !one.is_optional()) {
-        // Without root or unshare the check of namespaces says nothing.
+        // Without root or unshare the check of namespaces proves nothing.
         let is_explained =
             prerequisite == Namespaces && (missing.contains(&Root) || missing.contains(&UtilLinux));
         if !is_explained && !is_met(prerequisite) {
@@ -214,7 +214,7 @@ fn report(needed: &[Prerequisite], is_met: impl Fn(Prerequisite) -> bool) -> Res
     bail!("missing prerequisites:\n{}", lines.join("\n"))
 }
 
-/// The first version in a text: 1.26 in `go version go1.26.3 linux/amd64`.
+/// Returns the first version in a text: 1.26 in `go version go1.26.3 linux/amd64`.
 fn version(text: &str) -> Option<Version> {
     let number = |text: &str| -> Option<u32> {
         let digits = text.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -261,7 +261,7 @@ mod tests {
             "dnf install gcc",
             "apt install util-linux",
         ] {
-            assert!(message.contains(part), "{part:?} is not in {message}");
+            assert!(message.contains(part), "{part:?} is missing in {message}");
         }
         assert!(!message.contains("overlay"), "{message}");
     }

@@ -1,7 +1,7 @@
 //! Runs programs with a time limit.
 //!
-//! Each program runs in a process group of its own. A program that exceeds its limit is killed with that whole group, and
-//! the error says which limit. [`kill_all`] ends every running group, for a command that is interrupted.
+//! Each program runs in its own process group. A program that exceeds its limit is killed with its whole group, and
+//! the error names the limit. [`kill_all`] ends every running group, for a command that is interrupted.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -20,12 +20,12 @@ use rustix::process::{
     pidfd_send_signal, waitid,
 };
 
-/// Pause between checks whether a program has ended.
+/// Interval of checks whether a program has ended.
 const POLL: Duration = Duration::from_millis(20);
-/// Wait for the end of the output after the program itself has ended.
+/// Time limit for the end of the output after the program has ended.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// How long a program may run.
+/// Time limit of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     total: Duration,
@@ -38,7 +38,7 @@ impl Limit {
     /// Limit of a build.
     pub const BUILD: Self = Self::total(Duration::from_secs(60 * 60));
 
-    /// At most `total` from start to end.
+    /// Limits the run time to `total`.
     #[must_use]
     pub const fn total(total: Duration) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Limit {
         }
     }
 
-    /// Also at most `silence` without output.
+    /// Also limits the time without output to `silence`.
     #[must_use]
     pub const fn silence(self, silence: Duration) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Limit {
         }
     }
 
-    /// The limit that a program exceeds that started `running` ago and printed `silent` ago.
+    /// Returns the limit exceeded by a program that started `running` ago and last printed `silent` ago.
     fn exceeded(self, running: Duration, silent: Duration) -> Option<Overrun> {
         if running >= self.total {
             return Some(Overrun::Total(self.total));
@@ -67,7 +67,7 @@ impl Limit {
     }
 }
 
-/// The limit that a program exceeded.
+/// Exceeded limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overrun {
     /// The program ran for this long.
@@ -88,13 +88,13 @@ impl fmt::Display for Overrun {
 /// How a program ended.
 #[derive(Clone, Debug)]
 pub enum End {
-    /// By itself.
+    /// The program ended by itself.
     Exited(ExitStatus),
-    /// Killed at a limit.
+    /// The program was killed at a limit.
     Killed {
         /// The limit.
         overrun: Overrun,
-        /// The processes of its group at that moment, one line each.
+        /// Processes of the group at that moment, one line each.
         processes: Vec<String>,
     },
 }
@@ -108,7 +108,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// Runs a program with both outputs in one pipe and passes what it prints to `sink`, piece by piece.
+/// Runs a program with both outputs in one pipe and passes the output to `sink` in chunks.
 ///
 /// # Errors
 /// When the program cannot be started or `sink` fails.
@@ -129,7 +129,7 @@ pub fn run_merged(
     program.supervise(pipes, limit, |_, bytes| sink(bytes))
 }
 
-/// Runs a program and passes each line of one output to `line`; the other output goes where `command` says.
+/// Runs a program and passes each line of one output to `line`; `command` sets the destination of the other output.
 ///
 /// # Errors
 /// When the program cannot be started or exceeds the limit, or `line` fails.
@@ -190,7 +190,7 @@ pub fn output(command: &mut Command, limit: Limit) -> Result<Output> {
     })
 }
 
-/// Runs a program whose outputs go where `command` says.
+/// Runs a program whose outputs go to the destinations set in `command`.
 ///
 /// # Errors
 /// When the program cannot be started or exceeds the limit.
@@ -200,10 +200,10 @@ pub fn status(command: &mut Command, limit: Limit) -> Result<ExitStatus> {
     exited(command, end)
 }
 
-/// A file in memory with `input`, for a program's standard input.
+/// Returns a file in memory with `input`, for a program's standard input.
 ///
 /// # Errors
-/// When there is no memory for it.
+/// When memory is exhausted.
 pub fn input(input: &[u8]) -> Result<Stdio> {
     let memory = rustix::fs::memfd_create("input", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut file = fs::File::from(memory);
@@ -212,8 +212,8 @@ pub fn input(input: &[u8]) -> Result<Stdio> {
     Ok(Stdio::from(file))
 }
 
-/// Kills a program that talks with its caller when the program exceeds its limit; the caller then reads the end of its
-/// output. Ends when dropped.
+/// Kills a program that exchanges data with its caller when the program exceeds its limit; the caller then reads the end
+/// of the output. Stops when dropped.
 pub struct Watchdog(#[expect(dead_code, reason = "its end stops the thread")] Sender<()>);
 
 impl Watchdog {
@@ -233,14 +233,14 @@ impl Watchdog {
     }
 }
 
-/// Kills every process group that runs now.
+/// Kills every running process group.
 pub fn kill_all() {
     for group in groups().iter() {
         let _ = kill_process_group(*group, Signal::KILL);
     }
 }
 
-/// Process groups that run.
+/// Running process groups.
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 fn groups() -> MutexGuard<'static, Vec<Pid>> {
@@ -258,7 +258,7 @@ struct Program {
 
 impl Program {
     fn start(command: &mut Command) -> Result<Self> {
-        // Locked over the start, so that `kill_all` misses no group.
+        // The lock covers the start, so that `kill_all` misses no group.
         let mut groups = groups();
         let child = command
             .process_group(0)
@@ -291,7 +291,7 @@ impl Program {
         Ok(status.is_some())
     }
 
-    /// Kills whatever is left of the group and collects the exit status.
+    /// Kills the remaining processes of the group and collects the exit status.
     fn collect(&mut self) -> Result<ExitStatus> {
         if !self.collected {
             let _ = kill_process_group(self.group, Signal::KILL);
@@ -335,7 +335,7 @@ impl Program {
                 ended = Some(Instant::now());
             }
             match ended {
-                // A process that the program left may hold its output open.
+                // A child that the program left running can hold the output open.
                 Some(at) if !has_output || at.elapsed() > DRAIN => {
                     return Ok(End::Exited(self.collect()?));
                 }
@@ -389,7 +389,7 @@ fn exited(command: &Command, end: End) -> Result<ExitStatus> {
     }
 }
 
-/// The processes of a group: id, state, the kernel function in which it waits, and command line.
+/// Returns the processes of a group: id, state, kernel function in which the process waits, command line.
 fn members(group: Pid) -> Vec<String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
@@ -410,7 +410,7 @@ fn members(group: Pid) -> Vec<String> {
         .collect()
 }
 
-/// State and process group in `/proc/PID/stat`; the name before them may contain anything.
+/// Returns state and process group from `/proc/PID/stat`; the name before them can contain any character.
 fn state_and_group(stat: &str) -> Option<(&str, i32)> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');

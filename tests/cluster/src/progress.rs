@@ -1,23 +1,23 @@
-//! Tells the person at the terminal what a long command is doing: a spinner with the elapsed time and what it waits
-//! for, or plain lines where the output is no terminal.
+//! Progress of a long command: a spinner with the elapsed time and the current wait, or plain lines where the output is
+//! no terminal.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// One step of a long command. Ends with [`Progress::done`]; when dropped before, the step failed.
+/// One step of a long command. Ends with [`Progress::done`]; a value dropped before means that the step failed.
 pub struct Progress {
     title: String,
     bar: ProgressBar,
     begun: Instant,
     finished: bool,
-    /// When the last line was printed, where there is no terminal.
+    /// Time of the last line, where there is no terminal.
     said: Cell<Instant>,
 }
 
 impl Progress {
-    /// Begins a step.
+    /// Starts a step.
     #[must_use]
     pub fn step(title: impl Into<String>) -> Self {
         let title = title.into();
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// Says what the step is waiting for now: at once on a terminal, elsewhere a line every half minute.
+    /// Reports the current wait of the step: at once on a terminal, otherwise one line every 30 s.
     pub fn note(&self, note: impl Into<String>) {
         let note = note.into();
         if self.bar.is_hidden() && self.said.get().elapsed() > Duration::from_secs(30) {
@@ -56,12 +56,12 @@ impl Progress {
         self.bar.set_message(note);
     }
 
-    /// Ends the step well.
+    /// Ends the step with success.
     pub fn done(mut self) {
         self.finish("✓", "");
     }
 
-    /// Ends the step well, with what came of it.
+    /// Ends the step with success and its outcome.
     pub fn done_with(mut self, outcome: &str) {
         self.finish("✓", &format!(": {outcome}"));
     }
@@ -76,7 +76,7 @@ impl Progress {
         );
     }
 
-    /// How long the step has lasted.
+    /// Returns the elapsed time of the step.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.begun.elapsed()
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_as_people_do() {
+    fn formats_elapsed_time() {
         assert_eq!(elapsed(Duration::from_millis(1240)), "1.2 s");
         assert_eq!(elapsed(Duration::from_secs(80)), "1 min 20 s");
     }

@@ -1,4 +1,4 @@
-//! The directory that holds everything of one cluster.
+//! The state directory of a cluster.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,9 +14,9 @@ use sha2::{Digest as _, Sha256};
 use crate::component::Component;
 use crate::plan::Plan;
 
-/// File by which a directory is recognised as ours before anything in it is removed.
+/// Marker file of a state directory: without it, no file is removed.
 const MARKER: &str = "drava-cluster";
-/// File whose lock a command holds while it changes the cluster.
+/// File that a command locks while it changes the cluster.
 const LOCK: &str = "lock";
 
 /// Paths in the state directory of one cluster.
@@ -45,7 +45,7 @@ impl StateDir {
         self.path.join("control.sock")
     }
 
-    /// Held by the node's init as long as the node lives.
+    /// Lock held by the node's init.
     pub(crate) fn node_lock(&self) -> PathBuf {
         self.path.join("node.lock")
     }
@@ -62,12 +62,12 @@ impl StateDir {
         self.path.join("machine.yaml")
     }
 
-    /// The node's own disk: what it sees as `/etc` and `/var`.
+    /// The node's own disk: its `/etc` and `/var`.
     pub(crate) fn disk(&self) -> PathBuf {
         self.path.join("disk")
     }
 
-    /// Where the node's root file system is put together; always empty on the host.
+    /// Mount point of the node's root file system; always empty on the host.
     pub(crate) fn root(&self) -> PathBuf {
         self.path.join("root")
     }
@@ -89,7 +89,7 @@ impl StateDir {
         self.path.join("plan.json")
     }
 
-    /// Name of the cluster's cgroup: the same for the same directory, another for every other.
+    /// Name of the cluster's cgroup, unique per directory.
     pub(crate) fn cgroup(&self) -> String {
         format!(
             "drava-{}",
@@ -115,7 +115,7 @@ impl StateDir {
             .with_context(|| format!("write {}", file.display()))
     }
 
-    /// Makes the directories and marks the state directory as ours. The lock must be held.
+    /// Creates the directories and the marker. The lock must be held.
     pub(crate) fn create(&self) -> Result<()> {
         self.mark()?;
         for dir in [self.logs(), self.config(), self.root(), self.disk()] {
@@ -124,7 +124,7 @@ impl StateDir {
         Ok(())
     }
 
-    /// Makes the state directory and marks it as ours.
+    /// Creates the state directory and the marker.
     pub(crate) fn mark(&self) -> Result<()> {
         let text = "State of a drava test cluster. `cargo xtask cluster down` removes it.\n";
         fs::create_dir_all(&self.path)
@@ -136,13 +136,13 @@ impl StateDir {
         self.path.join(MARKER).exists()
     }
 
-    /// True if the directory holds something and it is not ours.
-    fn is_anothers(&self) -> bool {
+    /// Returns whether the directory has contents but no marker.
+    fn is_foreign(&self) -> bool {
         let mut entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         !self.is_ours() && entries.any(|entry| entry.file_name() != LOCK)
     }
 
-    /// Removes what an earlier start left.
+    /// Removes the files of an earlier start.
     pub(crate) fn clear(&self) -> Result<()> {
         if !self.is_ours() {
             return Ok(());
@@ -168,7 +168,7 @@ impl StateDir {
     /// Removes the directory itself. The lock must be held.
     pub(crate) fn remove(&self) -> Result<()> {
         self.clear()?;
-        // The marker goes last: a removal that was cut short is continued by the next.
+        // The marker is removed last: the next removal continues an interrupted one.
         for name in [LOCK, MARKER] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -179,7 +179,7 @@ impl StateDir {
             }
         }
         match fs::remove_dir(&self.path) {
-            // Somebody started the next cluster meanwhile, or the directory is gone: both are fine.
+            // Another command has started the next cluster, or the directory is gone; neither is an error.
             Err(error)
                 if !matches!(
                     error.kind(),
@@ -192,7 +192,7 @@ impl StateDir {
         }
     }
 
-    /// Waits, but not for ever, until the last process of a killed node has let go of its lock: the one that reaps its init.
+    /// Waits until the last process of a killed node, the one that reaps its init, releases its lock; at most `patience`.
     pub(crate) fn await_node_lock(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let Ok(file) = File::open(self.node_lock()) else {
@@ -205,10 +205,10 @@ impl StateDir {
         }
     }
 
-    /// Waits until no other command changes this cluster, and keeps others out until dropped. Refuses a directory that
-    /// holds something else.
+    /// Waits until no other command changes this cluster, and excludes other commands until dropped. Rejects a directory
+    /// with other contents.
     pub(crate) fn lock(&self) -> Result<File> {
-        if self.is_anothers() {
+        if self.is_foreign() {
             bail!(
                 "{} is not empty and not a cluster's state directory; choose another --name",
                 self.path.display()
@@ -226,7 +226,7 @@ impl StateDir {
                 .with_context(|| format!("open {}", path.display()))?;
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 eprintln!(
-                    "waiting for another command that works on {}",
+                    "waiting for another command that uses {}",
                     self.path.display()
                 );
                 flock(&file, FlockOperation::LockExclusive)
@@ -242,7 +242,7 @@ impl StateDir {
     }
 }
 
-/// The first 12 hexadecimal digits of a SHA-256.
+/// Returns the first 12 hexadecimal digits of a SHA-256.
 pub(crate) fn short_hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_somebody_else_is_neither_used_nor_emptied() {
+    fn rejects_and_preserves_foreign_directory() {
         let dir = tempfile::tempdir().unwrap();
         let precious = dir.path().join("thesis.tex");
         fs::write(&precious, "x").unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn clearing_keeps_the_marker_and_removing_leaves_nothing() {
+    fn clear_keeps_marker_and_remove_deletes_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("default");
         let state = StateDir::new(&path).unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_in_different_directories_have_different_cgroups() {
+    fn cgroup_name_is_unique_per_directory() {
         let one = StateDir::new(Path::new("/a/default")).unwrap().cgroup();
         let two = StateDir::new(Path::new("/b/default")).unwrap().cgroup();
         assert_ne!(one, two);

@@ -1,11 +1,11 @@
-//! The releases of Kubernetes that the cluster can run.
+//! Supported releases of Kubernetes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-/// A supported minor release, built at the newest patch release that the Go module proxy serves.
+/// A supported minor release, built at the newest patch release on the Go module proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Kubernetes {
     /// Kubernetes 1.36, the oldest release that drava supports fully.
@@ -60,7 +60,7 @@ impl FromStr for Kubernetes {
         let served =
             Self::ALL.map(|release| format!("{} ({})", release.minor(), release.version()));
         bail!(
-            "Kubernetes {text:?} is not among the supported releases: {}",
+            "unsupported Kubernetes release {text:?}: choose one of {}",
             served.join(", ")
         )
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_minor_and_exact_versions() {
+    fn parses_minor_and_exact_versions() {
         for text in ["1.37", "v1.37", "1.37.1", "v1.37.1"] {
             assert_eq!(
                 text.parse::<Kubernetes>().unwrap(),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_supported_releases_when_asked_for_another() {
+    fn error_lists_supported_releases() {
         let message = "1.35".parse::<Kubernetes>().unwrap_err().to_string();
         assert!(
             message.contains("1.36 (v1.36.3)") && message.contains("1.37 (v1.37.1)"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn go_modules_pin_the_release_that_is_promised() {
+    fn go_modules_pin_supported_releases() {
         for release in Kubernetes::ALL {
             let go_mod = format!(
                 "{}/go/kubernetes-{}/go.mod",

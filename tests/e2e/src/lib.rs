@@ -1,7 +1,7 @@
-//! What the end-to-end tests say to the cluster, in the words of a user: `kubectl apply`, `exec`, `describe`, events.
+//! Client side of the end-to-end tests: `kubectl apply`, `exec`, `describe` and events, as a user runs them.
 //!
-//! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after another, each in a
-//! namespace of its own. Nothing here knows how drava works inside.
+//! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after another,
+//! each in its own namespace. The tests use no internals of drava.
 
 pub mod manifest;
 
@@ -17,75 +17,78 @@ use serde_json::Value;
 
 use crate::manifest::pod_with_share;
 
-/// Longest wait for anything that is expected to happen; only a failing test ever waits so long.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+/// Longest wait for an expected condition. Only a failing test waits that long.
+pub const MAX_WAIT: Duration = Duration::from_secs(240);
 
 /// The cluster with drava installed.
-pub struct World {
-    cluster: Cluster,
+pub struct TestCluster {
+    kubernetes: Cluster,
 }
 
-impl World {
-    /// The cluster that `cargo xtask test` started.
+impl TestCluster {
+    /// Attaches to the cluster that `cargo xtask test` started.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the cluster does not run.
     pub fn attach() -> Result<Self> {
         let state = std::env::var_os("DRAVA_E2E_STATE").context(
             "these tests need a cluster: run them with `cargo xtask test --only e2e [NAME]`",
         )?;
-        let cluster = drava_cluster::attach(&PathBuf::from(state))
+        let kubernetes = drava_cluster::attach(&PathBuf::from(state))
             .context("find the cluster of the e2e tests")?;
-        Ok(Self { cluster })
+        Ok(Self { kubernetes })
     }
 
-    /// The cluster itself, to restart parts of it.
+    /// The cluster, for tests that restart its components.
     #[must_use]
-    pub const fn cluster(&self) -> &Cluster {
-        &self.cluster
+    pub const fn kubernetes(&self) -> &Cluster {
+        &self.kubernetes
     }
 
     /// Creates an empty namespace that is deleted with the value.
     ///
     /// # Errors
-    /// When the API server refuses.
+    /// When the API server rejects the namespace.
     pub fn namespace(&self, name: &str) -> Result<Namespace<'_>> {
         let name = format!("e2e-{name}");
-        let namespace = Namespace { world: self, name };
+        let namespace = Namespace {
+            cluster: self,
+            name,
+        };
         namespace.delete()?;
         self.kubectl(["create", "namespace", &namespace.name])?;
         Ok(namespace)
     }
 
-    /// Runs kubectl and returns what it prints.
+    /// Runs kubectl and returns its standard output.
     ///
     /// # Errors
-    /// When it fails, with what it says.
+    /// When kubectl fails, with its output.
     pub fn kubectl<I, S>(&self, args: I) -> Result<String>
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
-        let mut command = self.cluster.kubectl();
+        let mut command = self.kubernetes.kubectl();
         command.args(args).stdin(Stdio::null());
         stdout(command)
     }
 
-    /// Runs Helm and returns what it prints.
+    /// Runs Helm and returns its standard output.
     ///
     /// # Errors
-    /// When it fails, with what it says.
+    /// When Helm fails, with its output.
     pub fn helm<I, S>(&self, args: I) -> Result<String>
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
-        let mut command = self.cluster.helm();
+        let mut command = self.kubernetes.helm();
         command.args(args).stdin(Stdio::null());
         stdout(command)
     }
 
-    /// Objects of a kind, by kubectl's arguments after `get`.
+    /// Returns objects; `args` are kubectl's arguments after `get`.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -97,9 +100,9 @@ impl World {
     /// Runs a program inside the node's namespaces.
     ///
     /// # Errors
-    /// When it cannot be run or fails.
+    /// When the program cannot be run or fails.
     pub fn on_node(&self, program: &str, args: &[&str]) -> Result<String> {
-        let mut command = self.cluster.command(program)?;
+        let mut command = self.kubernetes.command(program)?;
         command.args(args).stdin(Stdio::null());
         stdout(command)
     }
@@ -107,7 +110,7 @@ impl World {
     /// Waits until drava's DaemonSet and Deployment are ready.
     ///
     /// # Errors
-    /// When they do not become so.
+    /// When a workload is not ready within 90 s.
     pub fn drava_ready(&self) -> Result<()> {
         for workload in ["daemonset/drava-dra-driver", "deployment/drava-controller"] {
             self.kubectl([
@@ -122,14 +125,14 @@ impl World {
         Ok(())
     }
 
-    /// Kills every process of a program on the node with SIGKILL, and returns how many there were.
+    /// Kills every process of a program on the node with SIGKILL, and returns their number.
     ///
     /// # Errors
     /// When the node's processes cannot be read.
     pub fn kill_processes(&self, program: &str) -> Result<usize> {
         let script = format!(
             "n=0; for d in /proc/[0-9]*; do read -r c < $d/comm || continue; [ \"$c\" = '{}' ] && kill -9 ${{d#/proc/}} && n=$((n+1)); done 2>/dev/null; echo $n",
-            // The kernel cuts a process's name to 15 bytes.
+            // The kernel truncates a process's name to 15 bytes.
             program.get(..15).unwrap_or(program)
         );
         Ok(self.on_node("sh", &["-c", &script])?.trim().parse()?)
@@ -137,13 +140,13 @@ impl World {
 }
 
 /// One test's namespace.
-pub struct Namespace<'w> {
-    world: &'w World,
+pub struct Namespace<'c> {
+    cluster: &'c TestCluster,
     name: String,
 }
 
 impl Namespace<'_> {
-    /// Its name.
+    /// Name of the namespace.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -152,17 +155,17 @@ impl Namespace<'_> {
     /// Runs kubectl in the namespace.
     ///
     /// # Errors
-    /// When it fails, with what it says.
+    /// When kubectl fails, with its output.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
-        self.world.kubectl(["-n", &self.name].iter().chain(args))
+        self.cluster.kubectl(["-n", &self.name].iter().chain(args))
     }
 
     /// Creates objects from YAML.
     ///
     /// # Errors
-    /// When the API server refuses one, with its words.
+    /// When the API server rejects an object, with its message.
     pub fn apply(&self, yaml: &str) -> Result<()> {
-        let mut command = self.world.cluster.kubectl();
+        let mut command = self.cluster.kubernetes.kubectl();
         command
             .args(["-n", &self.name, "apply", "-f", "-"])
             .stdin(process::input(yaml.as_bytes())?);
@@ -178,7 +181,7 @@ impl Namespace<'_> {
     /// Creates the objects of one of `deploy/examples`.
     ///
     /// # Errors
-    /// When the file is missing or refused.
+    /// When the file is missing or rejected.
     pub fn example(&self, name: &str) -> Result<()> {
         let path = format!(
             "{}/../../deploy/examples/{name}/{name}.yaml",
@@ -188,7 +191,7 @@ impl Namespace<'_> {
         self.apply(&yaml)
     }
 
-    /// One object, or `None`.
+    /// Returns an object, or `None` if it does not exist.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -201,7 +204,7 @@ impl Namespace<'_> {
         }
     }
 
-    /// All objects of a kind.
+    /// Returns all objects of a kind.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -211,10 +214,10 @@ impl Namespace<'_> {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Waits until the pod runs.
+    /// Waits until the pod is running.
     ///
     /// # Errors
-    /// When it does not, with its events.
+    /// When the pod does not run in time, with its events.
     pub fn running(&self, pod: &str) -> Result<()> {
         wait(&format!("pod {pod} runs"), || {
             let Some(found) = self.find("pod", pod)? else {
@@ -231,7 +234,7 @@ impl Namespace<'_> {
     /// Waits for an event on the object whose message contains `text`, and returns the message.
     ///
     /// # Errors
-    /// When there is none, with the events that there are.
+    /// When the event does not appear in time, with the events of the object.
     pub fn event(&self, object: &str, text: &str) -> Result<String> {
         wait(&format!("event on {object} with {text:?}"), || {
             Ok(self
@@ -242,7 +245,7 @@ impl Namespace<'_> {
         .with_context(|| self.story(object))
     }
 
-    /// Messages of the events of the object with that name, `reason: message` each.
+    /// Returns the events of the object with that name, each as `reason: message`.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -258,10 +261,10 @@ impl Namespace<'_> {
             .collect())
     }
 
-    /// The name of the claim that a pod's template generated.
+    /// Returns the name of the claim generated from a pod's template.
     ///
     /// # Errors
-    /// When there is none in time.
+    /// When the claim does not appear in time.
     pub fn claim_of(&self, pod: &str) -> Result<String> {
         wait(&format!("claim of pod {pod}"), || {
             let Some(found) = self.find("pod", pod)? else {
@@ -275,7 +278,7 @@ impl Namespace<'_> {
         })
     }
 
-    /// Card device names that the pod's claim holds, in order.
+    /// Returns the names of the devices allocated to the pod's claim, in order.
     ///
     /// # Errors
     /// When the pod has no allocated claim in time.
@@ -303,25 +306,25 @@ impl Namespace<'_> {
     ///
     /// # Errors
     /// When kubectl cannot be run.
-    pub fn exec(&self, pod: &str, container: &str, argv: &[&str]) -> Result<Ran> {
-        let mut command = self.world.cluster.kubectl();
+    pub fn exec(&self, pod: &str, container: &str, argv: &[&str]) -> Result<ProgramOutput> {
+        let mut command = self.cluster.kubernetes.kubectl();
         command
             .args(["-n", &self.name, "exec", pod, "-c", container, "--"])
             .args(argv)
             .stdin(Stdio::null());
         let output = process::output(&mut command, Limit::REQUEST)?;
-        Ok(Ran {
+        Ok(ProgramOutput {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
     }
 
-    /// Runs pods with shares of so much memory, and makes sure that all are on one card.
+    /// Creates pods with shares of the given memory and checks that all run on one GPU.
     ///
     /// # Errors
-    /// When they are not, or one does not run.
-    pub fn share_one_card(&self, pods: &[(&str, &str)]) -> Result<()> {
+    /// When a pod does not run or the pods use several GPUs.
+    pub fn share_one_gpu(&self, pods: &[(&str, &str)]) -> Result<()> {
         for (pod, memory) in pods {
             let capacity = format!("{{memory: {memory}}}");
             self.apply(&pod_with_share(pod, "vgpu.drava.dev", &capacity))?;
@@ -332,15 +335,15 @@ impl Namespace<'_> {
             devices.push(self.devices_of(pod)?);
         }
         let is_one = devices.windows(2).all(|pair| pair[0] == pair[1]);
-        ensure!(is_one, "not on one card: {devices:?}");
+        ensure!(is_one, "pods use several GPUs: {devices:?}");
         Ok(())
     }
 
-    /// Takes all of a device's memory that a program in the container `app` can get, and makes sure that it is what was
-    /// free. Returns that, in MiB.
+    /// Allocates all memory of a device that a program in the container `app` can get, and checks that the amount equals
+    /// the free memory. Returns the amount in MiB.
     ///
     /// # Errors
-    /// When it is not, or the program cannot be run.
+    /// When the amounts differ or the program cannot be run.
     pub fn fill(&self, pod: &str, device: usize) -> Result<u64> {
         const MIB: u64 = 1 << 20;
         let device = device.to_string();
@@ -350,12 +353,12 @@ impl Namespace<'_> {
         let free_mib = free.context("before.freeBytes")? / MIB;
         ensure!(
             filled["allocatedBytes"] == free_mib * MIB,
-            "what was free is not what could be had: {filled}"
+            "allocated memory differs from free memory: {filled}"
         );
         Ok(free_mib)
     }
 
-    /// The memory of the only device of the container `app`, in MiB, as nvidia-smi has it.
+    /// Returns the memory of the only device of the container `app` in MiB, as reported by nvidia-smi.
     ///
     /// # Errors
     /// When nvidia-smi fails.
@@ -366,7 +369,7 @@ impl Namespace<'_> {
         Ok(total.trim().to_owned())
     }
 
-    /// Deletes pods without grace and waits until they are gone.
+    /// Deletes pods without a grace period and waits until they are gone.
     ///
     /// # Errors
     /// When kubectl fails.
@@ -381,7 +384,7 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// What kubectl says about an object, for a failed wait.
+    /// Returns kubectl's description of an object, for the error of a failed wait.
     fn story(&self, object: &str) -> String {
         let pod = self
             .kubectl(&["describe", "pod", object])
@@ -393,7 +396,7 @@ impl Namespace<'_> {
     }
 
     fn delete(&self) -> Result<()> {
-        self.world.kubectl([
+        self.cluster.kubectl([
             "delete",
             "namespace",
             &self.name,
@@ -431,20 +434,20 @@ impl Drop for Namespace<'_> {
 
 /// Outcome of a program in a container.
 #[derive(Debug)]
-pub struct Ran {
+pub struct ProgramOutput {
     /// Exit code.
     pub code: i32,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it complained.
+    /// Standard error.
     pub stderr: String,
 }
 
-impl Ran {
-    /// Its output, when it succeeded.
+impl ProgramOutput {
+    /// Returns the standard output of a successful program.
     ///
     /// # Errors
-    /// When it failed.
+    /// When the program failed.
     pub fn success(self) -> Result<String> {
         ensure!(
             self.code == 0,
@@ -456,28 +459,28 @@ impl Ran {
         Ok(self.stdout)
     }
 
-    /// Its output as JSON, when it succeeded.
+    /// Returns the output of a successful program as JSON.
     ///
     /// # Errors
-    /// When it failed or printed something else.
+    /// When the program failed or its output is not JSON.
     pub fn json(self) -> Result<Value> {
         let text = self.success()?;
         serde_json::from_str(&text).with_context(|| format!("read {text:?}"))
     }
 }
 
-/// Asks again until there is an answer, for [`PATIENCE`].
+/// Polls `poll` until it returns a value, at most for [`MAX_WAIT`].
 ///
 /// # Errors
-/// When asking fails, or there is none in time.
-pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+/// When `poll` fails or returns no value in time.
+pub fn wait<T>(what: &str, mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + MAX_WAIT;
     loop {
-        if let Some(answer) = ask()? {
-            return Ok(answer);
+        if let Some(value) = poll()? {
+            return Ok(value);
         }
         if Instant::now() > deadline {
-            bail!("waited {} s in vain: {what}", PATIENCE.as_secs());
+            bail!("not within {} s: {what}", MAX_WAIT.as_secs());
         }
         std::thread::sleep(Duration::from_millis(150));
     }

@@ -1,7 +1,7 @@
-//! Manifests of the tests: a template and a pod that uses it, and what a test wants to vary.
+//! Manifests of the tests: a claim template and a pod that uses it, with variable parts.
 
-/// A pod `name` with one claim from a template of the same name, whose single request asks `class` for `capacity`
-/// (YAML flow mapping such as `{memory: 8Gi}`; empty for none).
+/// Returns a pod `name` with one claim from a template of the same name. The template's single request asks `class`
+/// for `capacity` (YAML flow mapping such as `{memory: 8Gi}`; empty for no capacity).
 #[must_use]
 pub fn pod_with_share(name: &str, class: &str, capacity: &str) -> String {
     let capacity = if capacity.is_empty() {
@@ -16,7 +16,7 @@ pub fn pod_with_share(name: &str, class: &str, capacity: &str) -> String {
     )
 }
 
-/// A pod `name` with one claim whose request is `exactly` and whose `spec.devices.config` is `config` (YAML flow style).
+/// Returns a pod `name` with one claim. The request is `exactly`; `spec.devices.config` is `config` (YAML flow style).
 #[must_use]
 pub fn pod_with_request(name: &str, exactly: &str, config: &str) -> String {
     let config = if config.is_empty() {
@@ -40,20 +40,20 @@ spec:
     )
 }
 
-/// A pod `name` that sleeps, with one claim that `source` names.
+/// Returns a sleeping pod `name` with one claim, referenced by `source`.
 #[must_use]
 pub fn pod(name: &str, source: &str) -> String {
     let claims = format!("resourceClaims: [{{name: gpu, {source}}}]");
     sleeping(name, &claims, "resources: {claims: [{name: gpu}]}")
 }
 
-/// A pod `name` without a claim.
+/// Returns a pod `name` without a claim.
 #[must_use]
 pub fn pod_without_claim(name: &str) -> String {
     sleeping(name, "", "")
 }
 
-/// A pod that sleeps, with a line of its own in the pod's spec and in the container's.
+/// Returns a sleeping pod with an additional line in the pod's spec and one in the container's spec.
 fn sleeping(name: &str, of_pod: &str, of_container: &str) -> String {
     format!(
         "

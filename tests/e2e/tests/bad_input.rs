@@ -1,13 +1,13 @@
-//! What cannot be granted ends in words at the place where the user looks.
+//! Requests that cannot be satisfied are explained at the object that the user inspects.
 
 use anyhow::{Context, Result, ensure};
-use drava_e2e::World;
+use drava_e2e::TestCluster;
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
 
-/// The pod waits, and its event has all the words.
-fn waits_with(name: &str, manifest: &str, words: &[&str]) -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace(name)?;
+/// Checks that the pod stays pending and that its event contains all `words`.
+fn is_pending_with(name: &str, manifest: &str, words: &[&str]) -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace(name)?;
     tenant.apply(manifest)?;
     let event = tenant.event(name, words.first().context("no words")?)?;
     for word in words {
@@ -17,14 +17,14 @@ fn waits_with(name: &str, manifest: &str, words: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn larger_than_any_card() -> Result<()> {
+fn explains_request_larger_than_any_gpu() -> Result<()> {
     let manifest = pod_with_share("giant", "vgpu.drava.dev", "{memory: 500Gi}");
-    waits_with("giant", &manifest, &["more than any card has", "500 GiB"])
+    is_pending_with("giant", &manifest, &["exceeds the largest GPU", "500 GiB"])
 }
 
 #[test]
-fn zero_memory_is_not_everything() -> Result<()> {
-    waits_with(
+fn explains_request_of_zero_memory() -> Result<()> {
+    is_pending_with(
         "zero",
         &pod_with_share("zero", "vgpu.drava.dev", "{memory: \"0\"}"),
         &["memory", "0 is not an amount"],
@@ -32,8 +32,8 @@ fn zero_memory_is_not_everything() -> Result<()> {
 }
 
 #[test]
-fn more_cores_than_a_card_has() -> Result<()> {
-    waits_with(
+fn explains_request_for_more_than_all_cores() -> Result<()> {
+    is_pending_with(
         "cores",
         &pod_with_share("cores", "vgpu.drava.dev", "{memory: 1Gi, cores: \"101\"}"),
         &["cores", "exceeds 100"],
@@ -41,19 +41,19 @@ fn more_cores_than_a_card_has() -> Result<()> {
 }
 
 #[test]
-fn a_class_that_does_not_exist() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("class")?;
+fn explains_missing_device_class() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("class")?;
     tenant.apply(&pod_with_share("class", "vpgu.drava.dev", "{memory: 1Gi}"))?;
     tenant.event("class", "vpgu.drava.dev")?;
     Ok(())
 }
 
 #[test]
-fn a_negative_quantity() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("negative")?;
-    // Refused by the API server, or explained by the controller.
+fn rejects_or_explains_negative_quantity() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("negative")?;
+    // Rejected by the API server, or explained by the controller.
     match tenant.apply(&pod_with_share(
         "negative",
         "vgpu.drava.dev",
@@ -68,31 +68,31 @@ fn a_negative_quantity() -> Result<()> {
 }
 
 #[test]
-fn an_unknown_config_field_is_named() -> Result<()> {
+fn names_unknown_config_field() -> Result<()> {
     let config = r#"[{opaque: {driver: gpu.drava.dev, parameters: {apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, computPolicy: fixed}}}]"#;
     let manifest = pod_with_request(
         "config",
         "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}",
         config,
     );
-    waits_with("config", &manifest, &["computPolicy"])
+    is_pending_with("config", &manifest, &["computPolicy"])
 }
 
 #[test]
-fn a_tenant_cannot_loosen_its_limits() -> Result<()> {
+fn tenant_cannot_raise_its_limits() -> Result<()> {
     let config = r#"[{opaque: {driver: gpu.drava.dev, parameters: {apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, computePolicy: none}}}]"#;
     let manifest = pod_with_request(
         "loosen",
         "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}",
         config,
     );
-    waits_with("loosen", &manifest, &["computePolicy"])
+    is_pending_with("loosen", &manifest, &["computePolicy"])
 }
 
 #[test]
-fn the_managed_taint_may_not_be_tolerated() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("taint")?;
+fn rejects_toleration_of_managed_taint() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("taint")?;
     for toleration in [
         "{key: gpu.drava.dev/managed, operator: Exists}",
         "{operator: Exists}",
@@ -107,7 +107,7 @@ fn the_managed_taint_may_not_be_tolerated() -> Result<()> {
         );
         ensure!(words.contains("gpu.drava.dev/managed"), "{words}");
     }
-    // A toleration of something else is nobody's business.
+    // A toleration of another taint is accepted.
     let exactly = "{deviceClassName: vgpu.drava.dev, tolerations: [{key: example.com/other, operator: Exists}]}";
     tenant.apply(&pod_with_request("fine", exactly, ""))
 }

@@ -1,11 +1,11 @@
-//! `cores` is a guaranteed share of the card's time.
+//! `cores` is a guaranteed percentage of GPU time.
 
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::{pod_with_request, pod_with_share};
-use drava_e2e::{Namespace, World};
+use drava_e2e::{Namespace, TestCluster};
 
-/// Keeps the card busy with kernels of 5 ms and returns the part of the time that they had it.
-fn share_of_time(tenant: &Namespace<'_>, pod: &str) -> Result<f64> {
+/// Runs kernels of 5 ms back to back and returns the fraction of GPU time that they received.
+fn gpu_time_fraction(tenant: &Namespace<'_>, pod: &str) -> Result<f64> {
     let launch = [
         "cuda-probe",
         "launch",
@@ -21,9 +21,9 @@ fn share_of_time(tenant: &Namespace<'_>, pod: &str) -> Result<f64> {
 }
 
 #[test]
-fn two_tenants_get_the_card_in_proportion() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("cores")?;
+fn divides_gpu_time_in_proportion_to_cores() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("cores")?;
     for (pod, cores) in [("small", "25"), ("large", "75")] {
         let capacity = format!("{{memory: 4Gi, cores: \"{cores}\"}}");
         tenant.apply(&pod_with_share(pod, "vgpu.drava.dev", &capacity))?;
@@ -31,27 +31,27 @@ fn two_tenants_get_the_card_in_proportion() -> Result<()> {
     }
     ensure!(
         tenant.devices_of("small")? == tenant.devices_of("large")?,
-        "on two cards"
+        "the shares are on two GPUs"
     );
     let (small, large) = std::thread::scope(|scope| {
-        let small = scope.spawn(|| share_of_time(&tenant, "small"));
-        let large = scope.spawn(|| share_of_time(&tenant, "large"));
+        let small = scope.spawn(|| gpu_time_fraction(&tenant, "small"));
+        let large = scope.spawn(|| gpu_time_fraction(&tenant, "large"));
         (small.join(), large.join())
     });
     let joined = |_| anyhow::anyhow!("a thread panicked");
     let (small, large) = (small.map_err(joined)??, large.map_err(joined)??);
-    // Without metering they would have equal parts. A loaded host keeps both from their full share.
+    // Without metering the fractions would be equal. On a loaded host neither share reaches its full fraction.
     ensure!(
         large > 1.7 * small && small > 0.08,
-        "the tenant with 25 % had the card for {small:.3} of the time, the one with 75 % for {large:.3}"
+        "the share with 25% of GPU time had {small:.3} of the time, the share with 75% had {large:.3}"
     );
     Ok(())
 }
 
 #[test]
-fn idle_time_is_lent_but_not_to_a_fixed_share() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("idle")?;
+fn lends_idle_time_except_to_fixed_shares() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("idle")?;
     tenant.apply(&pod_with_share(
         "lent",
         "vgpu.drava.dev",
@@ -63,12 +63,12 @@ fn idle_time_is_lent_but_not_to_a_fixed_share() -> Result<()> {
     tenant.apply(&pod_with_request("fixed", exactly, config))?;
     tenant.running("lent")?;
     tenant.running("fixed")?;
-    // One after the other, so that each has the card for itself.
-    let lent = share_of_time(&tenant, "lent")?;
-    let fixed = share_of_time(&tenant, "fixed")?;
+    // One after the other, so that each share has the GPU for itself.
+    let lent = gpu_time_fraction(&tenant, "lent")?;
+    let fixed = gpu_time_fraction(&tenant, "fixed")?;
     ensure!(
         fixed < 0.3 && lent > 2.0 * fixed,
-        "of an idle card, the balanced share of 20 % had {lent:.3} and the fixed one {fixed:.3}"
+        "on an idle GPU, the balanced share of 20% had {lent:.3} of the time, the fixed share {fixed:.3}"
     );
     Ok(())
 }

@@ -1,27 +1,27 @@
-//! The chart's `driver.delivery`: stubs in the place of the driver's libraries instead of a preloaded one.
+//! The chart's `driver.delivery`: stubs in place of NVIDIA's libraries, or a preloaded libvgpu.
 
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, World, wait};
+use drava_e2e::{Namespace, TestCluster, wait};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
 const MIB: u64 = 1 << 20;
 
-/// Upgrades the release and waits until only instances with that option serve the node.
-fn set_delivery(world: &World, delivery: &str) -> Result<()> {
+/// Upgrades the release and waits until only drivers with that option serve the node.
+fn set_delivery(cluster: &TestCluster, delivery: &str) -> Result<()> {
     let value = format!("driver.delivery={delivery}");
     let upgrade = ["-n", "drava-system", "upgrade", "drava", CHART];
-    world.helm(
+    cluster.helm(
         upgrade
             .into_iter()
             .chain(["--reuse-values", "--set", &value]),
     )?;
-    world.drava_ready()?;
+    cluster.drava_ready()?;
     let argument = format!("--delivery={delivery}");
     wait(&format!("all drivers run with {argument}"), || {
         let of_driver = ["-l", "app.kubernetes.io/component=driver"];
         let pods = [&["pods", "-n", "drava-system"][..], &of_driver].concat();
-        let pods = world.get(&pods)?;
+        let pods = cluster.get(&pods)?;
         let pods = pods["items"].as_array().context("pods")?.clone();
         let has_it = |pod: &serde_json::Value| {
             let arguments = pod["spec"]["containers"][0]["args"].as_array();
@@ -31,7 +31,7 @@ fn set_delivery(world: &World, delivery: &str) -> Result<()> {
     })
 }
 
-/// Bytes that the devices of a pod have, as a program without any environment sees them.
+/// Returns the memory of each device of a pod in bytes, as seen by a program with an empty environment.
 fn totals(tenant: &Namespace<'_>, pod: &str) -> Result<Vec<u64>> {
     let probe = ["env", "-i", "/usr/bin/cuda-probe", "info", "-o", "json"];
     let info = tenant.exec(pod, "app", &probe)?.json()?;
@@ -40,7 +40,7 @@ fn totals(tenant: &Namespace<'_>, pod: &str) -> Result<Vec<u64>> {
     devices.iter().map(total).collect()
 }
 
-/// The pod has exactly that much of its device, whatever it does.
+/// Checks that the pod has exactly that much memory of its device, with and without environment and preload.
 fn is_limited(tenant: &Namespace<'_>, pod: &str, device: usize, mib: u64) -> Result<()> {
     ensure!(totals(tenant, pod)?.get(device) == Some(&(mib * MIB)));
     let allocate = |mib: u64| {
@@ -50,26 +50,26 @@ fn is_limited(tenant: &Namespace<'_>, pod: &str, device: usize, mib: u64) -> Res
     };
     let refused = allocate(mib)?;
     ensure!(refused.code == 2, "{pod}, {mib} MiB: {refused:?}");
-    // All but what a context takes.
+    // All memory except that of a context.
     let free_mib = tenant.fill(pod, device)?;
     ensure!(free_mib * 100 >= (mib - 1024) * 99, "{pod}: {free_mib} MiB");
     Ok(())
 }
 
 #[test]
-fn with_stubs_shares_are_limited_and_nothing_is_preloaded() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("shim")?;
+fn stubs_limit_shares_without_preload() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("shim")?;
     tenant.apply(&pod_with_share("before", "vgpu.drava.dev", "{memory: 2Gi}"))?;
     tenant.running("before")?;
 
-    let with_stubs = set_delivery(&world, "shim").and_then(|()| check(&tenant));
-    set_delivery(&world, "preload")?;
+    let with_stubs = set_delivery(&cluster, "shim").and_then(|()| check(&tenant));
+    set_delivery(&cluster, "preload")?;
     with_stubs
 }
 
 fn check(tenant: &Namespace<'_>) -> Result<()> {
-    tenant.share_one_card(&[("left", "30Gi"), ("right", "40Gi")])?;
+    tenant.share_one_gpu(&[("left", "30Gi"), ("right", "40Gi")])?;
     for (pod, mib) in [("left", 30 << 10), ("right", 40 << 10)] {
         let preload = tenant.exec(pod, "app", &["cat", "/etc/ld.so.preload"])?;
         ensure!(preload.code != 0, "preloaded: {}", preload.stdout);
@@ -78,17 +78,17 @@ fn check(tenant: &Namespace<'_>) -> Result<()> {
         ensure!(table.contains(&format!(" {mib}MiB |")), "{table}");
     }
 
-    // What was prepared before stays as it was.
+    // Claims prepared before the change stay unchanged.
     let preload = tenant.exec("before", "app", &["cat", "/etc/ld.so.preload"])?;
     ensure!(preload.success()?.contains("libvgpu.so"));
     is_limited(tenant, "before", 0, 2048)?;
 
-    // A container with a whole card, too, has one file in one place; the share's limit holds whichever it is.
+    // A container that also has a whole GPU has one file at each path; the share's limit holds with either file.
     tenant.apply(MIXED)?;
     tenant.running("mixed")?;
     let totals = totals(tenant, "mixed")?;
     let share = totals.iter().position(|bytes| *bytes == 4096 * MIB);
-    let share = share.with_context(|| format!("no share among {totals:?}"))?;
+    let share = share.with_context(|| format!("no device with a share's memory: {totals:?}"))?;
     let whole = totals.iter().filter(|bytes| **bytes > 80_000 * MIB);
     ensure!(totals.len() == 2 && whole.count() == 1, "{totals:?}");
     is_limited(tenant, "mixed", share, 4096)

@@ -1,15 +1,15 @@
-//! Faults of the node: a wrong driver root, a machine without its daemon, a runtime that ignores CDI.
+//! Faults of the node: a wrong driver root, a runtime without CDI.
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::Component;
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{World, wait};
+use drava_e2e::{TestCluster, wait};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
 
-fn set_driver_root(world: &World, root: &str) -> Result<()> {
+fn set_driver_root(cluster: &TestCluster, root: &str) -> Result<()> {
     let value = format!("driver.driverRoot={root}");
-    world.helm([
+    cluster.helm([
         "-n",
         "drava-system",
         "upgrade",
@@ -22,9 +22,9 @@ fn set_driver_root(world: &World, root: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names of the driver's pods that are ready.
-fn ready_drivers(world: &World) -> Result<Vec<String>> {
-    let pods = world.get(&[
+/// Returns the names of the ready driver pods.
+fn ready_drivers(cluster: &TestCluster) -> Result<Vec<String>> {
+    let pods = cluster.get(&[
         "pods",
         "-n",
         "drava-system",
@@ -43,25 +43,25 @@ fn ready_drivers(world: &World) -> Result<Vec<String>> {
         .filter(|pod| is_ready(pod))
         .filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned))
         .collect();
-    ensure!(!names.is_empty(), "no instance of the driver is ready");
+    ensure!(!names.is_empty(), "no driver pod is ready");
     Ok(names)
 }
 
 #[test]
-fn a_driver_root_without_libraries_says_where_it_looked() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("root")?;
-    let values = world.helm(["-n", "drava-system", "get", "values", "drava", "-o", "json"])?;
+fn driver_root_without_libraries_is_reported() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("root")?;
+    let values = cluster.helm(["-n", "drava-system", "get", "values", "drava", "-o", "json"])?;
     let values: serde_json::Value = serde_json::from_str(&values)?;
     let right = values["driver"]["driverRoot"]
         .as_str()
-        .context("the installed driver root")?
+        .context("read the installed driver root")?
         .to_owned();
 
-    world.on_node("mkdir", &["-p", "/opt/empty/usr/lib"])?;
-    set_driver_root(&world, "/opt/empty")?;
-    let said = wait("an event on the node names the library", || {
-        let events = world.get(&["events", "-A"])?;
+    cluster.on_node("mkdir", &["-p", "/opt/empty/usr/lib"])?;
+    set_driver_root(&cluster, "/opt/empty")?;
+    let message = wait("an event on the node that names the library", || {
+        let events = cluster.get(&["events", "-A"])?;
         let messages = events["items"].as_array().into_iter().flatten();
         let mut messages = messages.filter(|event| event["involvedObject"]["kind"] == "Node");
         Ok(messages.find_map(|event| {
@@ -71,53 +71,53 @@ fn a_driver_root_without_libraries_says_where_it_looked() -> Result<()> {
                 .then(|| message.to_owned())
         }))
     });
-    // The instance that works keeps the node for as long as it lives.
+    // The working driver pod serves the node until it ends.
     let served = tenant
         .apply(&pod_with_share("served", "vgpu.drava.dev", "{memory: 1Gi}"))
         .and_then(|()| tenant.running("served"));
-    // Then a pod reads the same as the node, and starts when the mistake is put right.
-    let told = ready_drivers(&world)
+    // Then a pod's event names the same cause, and the pod starts once the root is corrected.
+    let event = ready_drivers(&cluster)
         .and_then(|drivers| {
             let delete =
                 ["-n", "drava-system", "delete", "pod", "--timeout=60s"].map(str::to_owned);
-            world.kubectl(delete.into_iter().chain(drivers))
+            cluster.kubectl(delete.into_iter().chain(drivers))
         })
         .and_then(|_| tenant.apply(&pod_with_share("waits", "vgpu.drava.dev", "{memory: 1Gi}")))
         .and_then(|()| tenant.event("waits", "libnvidia-ml.so.1"));
 
-    set_driver_root(&world, &right)?;
-    world.drava_ready()?;
-    let said = said?;
+    set_driver_root(&cluster, &right)?;
+    cluster.drava_ready()?;
+    let message = message?;
     ensure!(
-        said.contains("usr/lib"),
-        "the event does not say where it looked: {said}"
+        message.contains("usr/lib"),
+        "the event does not name the searched root: {message}"
     );
     served?;
-    told?;
+    event?;
     tenant.running("waits")
 }
 
 #[test]
-fn a_runtime_without_cdi_starts_nothing_and_says_so() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("cdi")?;
-    let config = world.cluster().state().join("config/containerd.toml");
+fn runtime_without_cdi_starts_no_container() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("cdi")?;
+    let config = cluster.kubernetes().state().join("config/containerd.toml");
     let on =
         std::fs::read_to_string(&config).with_context(|| format!("read {}", config.display()))?;
     let off = on.replace("enable_cdi = true", "enable_cdi = false");
     ensure!(on != off, "{on}");
 
     std::fs::write(&config, off)?;
-    let told = world
-        .cluster()
+    let event = cluster
+        .kubernetes()
         .restart(Component::Containerd)
         .and_then(|()| {
             tenant.apply(&pod_with_share("blind", "vgpu.drava.dev", "{memory: 1Gi}"))?;
-            // The words are those of containerd 2.3.
+            // The text is that of containerd 2.3.
             tenant.event("blind", "CDI support is explicitly disabled")
         });
     std::fs::write(&config, on)?;
-    world.cluster().restart(Component::Containerd)?;
-    told?;
+    cluster.kubernetes().restart(Component::Containerd)?;
+    event?;
     tenant.running("blind")
 }

@@ -1,13 +1,13 @@
-//! Nothing is lost when a part of the system dies, at whatever moment.
+//! Claims and limits survive a crash or restart of each component.
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::Component;
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, World, wait};
+use drava_e2e::{Namespace, TestCluster, wait};
 
 const MIB: u64 = 1 << 20;
 
-/// The pod still runs, is the same container, and its limit holds.
+/// Checks that the pod runs in the same container and that its limit holds.
 fn still_limited(tenant: &Namespace<'_>, pod: &str, mib: u64) -> Result<()> {
     let info = tenant
         .exec(pod, "app", &["cuda-probe", "info", "-o", "json"])?
@@ -28,25 +28,25 @@ fn still_limited(tenant: &Namespace<'_>, pod: &str, mib: u64) -> Result<()> {
 }
 
 #[test]
-fn running_pods_survive_a_restart_of_the_driver() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("driver")?;
+fn running_pods_survive_driver_restart() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("driver")?;
     tenant.apply(&pod_with_share("before", "vgpu.drava.dev", "{memory: 2Gi}"))?;
     tenant.running("before")?;
 
     ensure!(
-        world.kill_processes("drava-dra-driver")? > 0,
+        cluster.kill_processes("drava-dra-driver")? > 0,
         "no driver process on the node"
     );
     still_limited(&tenant, "before", 2048)?;
-    // A pod created while the driver is down starts when it is back.
+    // A pod created while the driver is down starts after the driver's restart.
     tenant.apply(&pod_with_share("during", "vgpu.drava.dev", "{memory: 2Gi}"))?;
     tenant.running("during")?;
     still_limited(&tenant, "during", 2048)?;
     still_limited(&tenant, "before", 2048)?;
 
-    // A clean stop: the DaemonSet's pod is replaced.
-    world.kubectl([
+    // A graceful stop: the DaemonSet replaces the pod.
+    cluster.kubectl([
         "-n",
         "drava-system",
         "delete",
@@ -55,19 +55,19 @@ fn running_pods_survive_a_restart_of_the_driver() -> Result<()> {
         "app.kubernetes.io/component=driver",
         "--timeout=60s",
     ])?;
-    world.drava_ready()?;
+    cluster.drava_ready()?;
     still_limited(&tenant, "before", 2048)
 }
 
 #[test]
-fn a_driver_killed_during_prepare_finishes_the_work() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("prepare")?;
+fn driver_killed_during_prepare_completes_it() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("prepare")?;
     let pods: Vec<String> = (0..6).map(|index| format!("pod-{index}")).collect();
     for (index, pod) in pods.iter().enumerate() {
         tenant.apply(&pod_with_share(pod, "vgpu.drava.dev", "{memory: 1Gi}"))?;
         if index % 2 == 1 {
-            world.kill_processes("drava-dra-driver")?;
+            cluster.kill_processes("drava-dra-driver")?;
         }
     }
     for pod in &pods {
@@ -75,13 +75,13 @@ fn a_driver_killed_during_prepare_finishes_the_work() -> Result<()> {
         still_limited(&tenant, pod, 1024)?;
     }
     tenant.delete_pods(&pods.iter().map(String::as_str).collect::<Vec<_>>())?;
-    nothing_left(&world)
+    wait_until_node_is_clean(&cluster)
 }
 
 #[test]
-fn a_killed_controller_loses_no_claim() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("controller")?;
+fn controller_crash_loses_no_claim() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("controller")?;
     for index in 0..6 {
         tenant.apply(&pod_with_share(
             &format!("pod-{index}"),
@@ -89,9 +89,9 @@ fn a_killed_controller_loses_no_claim() -> Result<()> {
             "{memory: 10Gi, cores: \"10\"}",
         ))?;
         if index == 2 {
-            // Both replicas: the one that leads and the one that waits.
+            // Both replicas: the leader and the standby.
             ensure!(
-                world.kill_processes("drava-controller")? > 0,
+                cluster.kill_processes("drava-controller")? > 0,
                 "no controller process on the node"
             );
         }
@@ -99,8 +99,8 @@ fn a_killed_controller_loses_no_claim() -> Result<()> {
     for index in 0..6 {
         tenant.running(&format!("pod-{index}"))?;
     }
-    // No card holds more than it has.
-    for card in ["gpu-0-vgpu", "gpu-1-vgpu"] {
+    // No GPU is over-committed.
+    for gpu in ["gpu-0-vgpu", "gpu-1-vgpu"] {
         let mut memory = 0;
         for claim in tenant.list("resourceclaim")? {
             for result in claim["status"]["allocation"]["devices"]["results"]
@@ -108,7 +108,7 @@ fn a_killed_controller_loses_no_claim() -> Result<()> {
                 .into_iter()
                 .flatten()
             {
-                if result["device"] == card {
+                if result["device"] == gpu {
                     let text = result["consumedCapacity"]["memory"]
                         .as_str()
                         .context("consumed memory")?;
@@ -119,25 +119,25 @@ fn a_killed_controller_loses_no_claim() -> Result<()> {
                 }
             }
         }
-        ensure!(memory <= 79, "{card} is over-committed with {memory} GiB");
+        ensure!(memory <= 79, "{gpu} is over-committed with {memory} GiB");
     }
     Ok(())
 }
 
 #[test]
-fn a_restart_of_kubelet_in_mid_flight_loses_nothing() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("kubelet")?;
+fn kubelet_restart_during_start_loses_no_pod() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("kubelet")?;
     tenant.apply(&pod_with_share("before", "vgpu.drava.dev", "{memory: 2Gi}"))?;
     tenant.running("before")?;
     tenant.apply(&pod_with_share("during", "vgpu.drava.dev", "{memory: 2Gi}"))?;
-    world.cluster().restart(Component::Kubelet)?;
+    cluster.kubernetes().restart(Component::Kubelet)?;
     tenant.running("during")?;
     still_limited(&tenant, "before", 2048)?;
     still_limited(&tenant, "during", 2048)?;
-    // kubelet wipes its node's slices when it starts; the driver publishes them again.
-    wait("the slices are back", || {
-        let slices = world.get(&["resourceslices"])?;
+    // kubelet deletes its node's ResourceSlices at its start; the driver publishes them again.
+    wait("the ResourceSlices are published again", || {
+        let slices = cluster.get(&["resourceslices"])?;
         let names: Vec<&str> = slices["items"]
             .as_array()
             .into_iter()
@@ -153,21 +153,21 @@ fn a_restart_of_kubelet_in_mid_flight_loses_nothing() -> Result<()> {
 }
 
 #[test]
-fn pods_that_leave_take_everything_with_them() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("leave")?;
+fn deleted_pods_leave_no_state_on_node() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("leave")?;
     tenant.apply(&pod_with_share("guest", "vgpu.drava.dev", "{memory: 1Gi}"))?;
     tenant.running("guest")?;
     tenant.delete_pods(&["guest"])?;
-    nothing_left(&world)
+    wait_until_node_is_clean(&cluster)
 }
 
-/// No CDI spec, record, limits page or mount of a claim is on the node.
-fn nothing_left(world: &World) -> Result<()> {
+/// Waits until no CDI spec, record, limits page or mount of a claim is on the node.
+fn wait_until_node_is_clean(cluster: &TestCluster) -> Result<()> {
     let search = "find /var/run/cdi -name 'gpu.drava.dev-claim-*'; find /var/lib/drava/claims -mindepth 1; \
                   grep /run/drava/usage/ /proc/mounts; true";
-    wait("the node holds nothing of a claim", || {
-        let found = world.on_node("sh", &["-c", search])?;
+    wait("the node holds no state of a claim", || {
+        let found = cluster.on_node("sh", &["-c", search])?;
         Ok(found.trim().is_empty().then_some(()))
     })
 }

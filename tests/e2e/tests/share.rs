@@ -1,33 +1,33 @@
-//! Two tenants of one card: what they see, what they can take, who has to wait.
+//! Two tenants share a GPU: what they see, how much they can allocate, which pod stays pending.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::{pod_with_share, pod_without_claim};
-use drava_e2e::{World, wait};
+use drava_e2e::{TestCluster, wait};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn the_quickstart_does_what_it_says() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("quickstart")?;
+fn quickstart_shares_a_gpu_and_queues_the_third_pod() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("quickstart")?;
     tenant.example("quickstart")?;
     tenant.running("inference")?;
     tenant.running("training")?;
 
-    // Packed on one card.
+    // Packed onto one GPU.
     let devices = tenant.devices_of("inference")?;
     ensure!(
         devices == tenant.devices_of("training")?,
-        "two shares that fit on one card are on two"
+        "two shares that fit on one GPU are on two"
     );
     ensure!(
         devices.len() == 1 && devices[0].ends_with("-vgpu"),
         "{devices:?}"
     );
 
-    // Each sees its share as the card.
+    // Each container sees its share as the GPU.
     for (pod, mib) in [("inference", 8192), ("training", 20480)] {
         let table = tenant.exec(pod, "app", &["nvidia-smi"])?.success()?;
         ensure!(
@@ -35,13 +35,13 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
             "{pod} sees\n{table}"
         );
         let total = tenant.total_mib(pod)?;
-        ensure!(total == mib.to_string(), "{pod} is told {total:?} MiB");
+        ensure!(total == mib.to_string(), "{pod} sees {total:?} MiB");
     }
 
-    // What a user reads about it.
+    // The claim's description for users.
     let claim = tenant.claim_of("inference")?;
     // The driver writes the status after it has prepared the claim.
-    let described = wait("the claim's status says that it is enforced", || {
+    let described = wait("the claim's status reports its limits", || {
         let described = tenant.kubectl(&["describe", "resourceclaim", &claim])?;
         Ok(described.contains("Interposed").then_some(described))
     })?;
@@ -57,9 +57,9 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
         ensure!(described.contains(word), "no {word:?} in\n{described}");
     }
 
-    // The third wants two whole cards; one of them is shared.
-    let waiting = tenant.event("distributed", "ExclusiveConflict")?;
-    ensure!(waiting.contains("0/1 nodes"), "{waiting}");
+    // The third pod requests two whole GPUs; one of them is shared.
+    let event = tenant.event("distributed", "ExclusiveConflict")?;
+    ensure!(event.contains("0/1 nodes"), "{event}");
     ensure!(
         tenant
             .find("pod", "distributed")?
@@ -67,13 +67,13 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
             == "Pending"
     );
 
-    // Leaving frees the card, and the waiting pod gets it.
+    // The pending pod gets the GPU once both shares are released.
     tenant.delete_pods(&["inference", "training"])?;
     let left = Instant::now();
     let devices = tenant.devices_of("distributed")?;
     ensure!(
         left.elapsed() < Duration::from_secs(5),
-        "the card was free only after {:?}",
+        "the GPU was allocated only after {:?}",
         left.elapsed()
     );
     ensure!(devices == ["gpu-0", "gpu-1"], "{devices:?}");
@@ -81,9 +81,9 @@ fn the_quickstart_does_what_it_says() -> Result<()> {
 }
 
 #[test]
-fn an_allocation_is_refused_exactly_at_the_limit() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("exact")?;
+fn denies_allocation_beyond_limit() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("exact")?;
     tenant.apply(&pod_with_share("exact", "vgpu.drava.dev", "{memory: 3Gi}"))?;
     tenant.running("exact")?;
     let info = tenant
@@ -92,7 +92,7 @@ fn an_allocation_is_refused_exactly_at_the_limit() -> Result<()> {
     ensure!(info["devices"][0]["totalBytes"] == 3072 * MIB, "{info}");
     let free_mib = tenant.fill("exact", 0)?;
 
-    // What is free can be had in one piece; one MiB more cannot.
+    // All free memory can be allocated at once; one MiB more is denied.
     let free = free_mib.to_string();
     tenant
         .exec("exact", "app", &["cuda-probe", "alloc", "--mib", &free])?
@@ -107,12 +107,12 @@ fn an_allocation_is_refused_exactly_at_the_limit() -> Result<()> {
 }
 
 #[test]
-fn tenants_of_one_card_cannot_exceed_it_together() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("together")?;
-    tenant.share_one_card(&[("left", "30Gi"), ("right", "40Gi")])?;
+fn tenants_cannot_exceed_gpu_memory_together() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("together")?;
+    tenant.share_one_gpu(&[("left", "30Gi"), ("right", "40Gi")])?;
 
-    // Both take all they can, at the same time, and hold it.
+    // Both allocate all they can at the same time, and hold it.
     let (left, right) = std::thread::scope(|scope| {
         let fill = |pod| {
             tenant
@@ -135,16 +135,16 @@ fn tenants_of_one_card_cannot_exceed_it_together() -> Result<()> {
         ensure!(taken <= limit_mib * MIB, "{filled}");
         ensure!(
             taken * 100 >= limit_mib * MIB * 97,
-            "most of the share is out of reach: {filled}"
+            "most of the share cannot be allocated: {filled}"
         );
     }
 
-    // A third that does not fit beside them goes to the other card; one that fits on none waits and reads why.
+    // A third share that does not fit goes to the other GPU; one that fits on no GPU stays pending with the reason.
     tenant.apply(&pod_with_share("third", "vgpu.drava.dev", "{memory: 20Gi}"))?;
     tenant.running("third")?;
     ensure!(
         tenant.devices_of("third")? != tenant.devices_of("left")?,
-        "the third over-commits the card"
+        "the third share over-commits the GPU"
     );
     tenant.apply(&pod_with_share(
         "fourth",
@@ -157,9 +157,9 @@ fn tenants_of_one_card_cannot_exceed_it_together() -> Result<()> {
 }
 
 #[test]
-fn two_containers_of_one_claim_have_one_budget() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("budget")?;
+fn containers_of_one_claim_share_its_limit() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("budget")?;
     tenant.example("shared-claim")?;
     tenant.running("team")?;
     let holder = std::thread::scope(|scope| {
@@ -170,37 +170,37 @@ fn two_containers_of_one_claim_have_one_budget() -> Result<()> {
                 &["cuda-probe", "alloc", "--mib", "2500", "--hold", "20"],
             )
         });
-        let second = wait("the first container's memory shows in the second", || {
+        let second = wait("the second container sees the first one's memory", || {
             let probe = ["cuda-probe", "alloc", "--mib", "1", "-o", "json"];
             let seen = tenant.exec("team", "second", &probe)?.json()?;
             let free = seen["before"]["freeBytes"].as_u64().context("freeBytes")?;
             Ok((free < 1600 * MIB).then_some(free))
         })
         .and_then(|_| tenant.exec("team", "second", &["cuda-probe", "alloc", "--mib", "2500"]));
-        // Ends the holder early: its pod goes with the namespace.
+        // Ends the holder early: its pod is deleted with the namespace.
         tenant.kubectl(&["delete", "pod", "team", "--grace-period=0", "--force"])?;
         drop(first.join());
         second
     })?;
     ensure!(
         holder.code == 2,
-        "the second container got the first one's memory: {holder:?}"
+        "the second container received the first one's memory: {holder:?}"
     );
     Ok(())
 }
 
 #[test]
-fn no_claim_means_no_gpu() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("outsider")?;
+fn pod_without_claim_sees_no_gpu() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("outsider")?;
     tenant.apply(&pod_without_claim("outsider"))?;
     tenant.running("outsider")?;
     let devices = tenant.exec("outsider", "app", &["ls", "/dev"])?.success()?;
     ensure!(!devices.contains("nvidia"), "{devices}");
     let smi = tenant.exec("outsider", "app", &["nvidia-smi"])?;
-    ensure!(smi.code != 0, "nvidia-smi found something: {}", smi.stdout);
+    ensure!(smi.code != 0, "nvidia-smi found a GPU: {}", smi.stdout);
 
-    // A container of a pod with a claim that does not name it sees none either.
+    // A container that does not reference the pod's claim sees no GPU either.
     tenant.example("shared-claim")?;
     tenant.running("team")?;
     ensure!(tenant.exec("team", "outsider", &["nvidia-smi"])?.code != 0);
@@ -209,9 +209,9 @@ fn no_claim_means_no_gpu() -> Result<()> {
 }
 
 #[test]
-fn a_whole_card_is_the_whole_card() -> Result<()> {
-    let world = World::attach()?;
-    let tenant = world.namespace("whole")?;
+fn whole_gpu_is_not_limited() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("whole")?;
     tenant.example("whole-gpu")?;
     tenant.running("whole")?;
     let total = tenant.total_mib("whole")?;
@@ -219,11 +219,11 @@ fn a_whole_card_is_the_whole_card() -> Result<()> {
     let preload = tenant.exec("whole", "app", &["cat", "/etc/ld.so.preload"])?;
     ensure!(
         preload.code != 0,
-        "libvgpu is loaded for a whole card: {}",
+        "libvgpu is loaded for a whole GPU: {}",
         preload.stdout
     );
 
-    // Its card is not shared, the other one is.
+    // The allocated GPU is exclusive, the other one is not allocated.
     tenant.apply(&pod_with_share("share", "vgpu.drava.dev", "{memory: 1Gi}"))?;
     tenant.running("share")?;
     let (whole, share) = (tenant.devices_of("whole")?, tenant.devices_of("share")?);

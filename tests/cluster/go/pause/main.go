@@ -1,4 +1,4 @@
-// Command pause is process 1 of a pod's sandbox: it holds the pod's namespaces, reaps orphans, and ends when told to.
+// Command pause is process 1 of a pod's sandbox: it holds the pod's namespaces, reaps orphans, and exits on SIGTERM.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 	}
 }
 
-// reap collects every child that has ended; one signal may stand for several.
+// reap collects every ended child; one signal can stand for several children.
 func reap() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)

@@ -1,4 +1,4 @@
-//! The first process of a cluster's node. `drava_cluster::up` starts it; it is of no use by hand.
+//! Init process of a cluster's node. `drava_cluster::up` starts the program; it has no use on the command line.
 
 use std::process::ExitCode;
 

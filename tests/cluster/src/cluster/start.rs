@@ -1,4 +1,4 @@
-//! `up`: from nothing, or from whatever an earlier start left, to a cluster with a ready node.
+//! `up`: starts a cluster with a ready node, from an empty directory or from the state of an earlier start.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -26,15 +26,15 @@ use crate::prerequisite::{self, Prerequisite};
 use crate::progress::Progress;
 use crate::state::StateDir;
 
-/// How long the node may take to become ready.
+/// Time limit for the node to become ready.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// A component that ended so often by itself will not get better.
+/// Number of exits by itself after which a component counts as failed.
 const TOO_MANY_RESTARTS: u32 = 10;
 
-/// Starts the cluster, or what is missing of it, and returns when its node is ready.
+/// Starts the cluster, or its missing components, and returns when its node is ready.
 ///
-/// Builds whatever is not built yet. Cleans up what an earlier start left. A cluster that runs already is used as it is;
-/// one of another release or with another machine is an error.
+/// Builds missing programs and removes the state of an interrupted start. A running cluster is used unchanged; another
+/// release or another machine is an error.
 pub fn up(options: &Options) -> Result<Cluster> {
     prerequisite::check(&Prerequisite::CLUSTER)?;
     let state = StateDir::new(&options.state)?;
@@ -57,7 +57,7 @@ pub fn up(options: &Options) -> Result<Cluster> {
         .and_then(|launcher| wait(&cluster, launcher, &step))
         .and_then(|()| cluster.load_image(&cluster.pause_archive()));
     if let Err(error) = launched {
-        // Logs stay for the reader; processes do not.
+        // Logs stay for inspection; processes end.
         end(&cluster.state)?;
         return Err(error);
     }
@@ -65,11 +65,11 @@ pub fn up(options: &Options) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Brings a running cluster's missing parts up.
+/// Starts the stopped components of a running cluster.
 fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
     let plan = state
         .read_plan()?
-        .with_context(|| format!("{} holds no plan", state.path().display()))?;
+        .with_context(|| format!("{} has no plan.json", state.path().display()))?;
     if plan.kubernetes != options.kubernetes.version() {
         bail!(
             "the cluster in {} runs Kubernetes {}, not {}; end it with `cargo xtask cluster down`, or choose another --name",
@@ -107,13 +107,13 @@ fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Builds the node's init and the simulated machine, and returns the directory in which they lie.
+/// Builds the node's init and the simulated machine, and returns their directory.
 fn build_own() -> Result<PathBuf> {
     let built = cargo::build_node()?;
     let node = built.file("drava-node")?;
     node.parent()
         .map(Path::to_owned)
-        .context("cargo put drava-node nowhere")
+        .context("cargo returned no directory for drava-node")
 }
 
 fn machine_file(machine: &Machine) -> Option<PathBuf> {
@@ -123,7 +123,7 @@ fn machine_file(machine: &Machine) -> Option<PathBuf> {
     }
 }
 
-/// Writes everything that the node reads, and opens the host's port for the API server.
+/// Writes all files that the node reads, and opens the host's port for the API server.
 fn prepare(
     state: &StateDir,
     options: &Options,
@@ -193,7 +193,7 @@ fn configuration(state: &StateDir, tools: &Tools) -> Result<()> {
         format!("{TOOLS_DIR}/runc/runc")
     } else {
         eprintln!(
-            "  ! libseccomp is not here, so containers run without a system call filter (`apt install libseccomp-dev pkg-config`)"
+            "  ! libseccomp is missing, so containers run without a seccomp filter (`apt install libseccomp-dev pkg-config`)"
         );
         let script = format!("#!/bin/sh\nexec {BUILD_DIR}/drava-node runc \"$@\"\n");
         let file = dir.join("runc");
@@ -219,12 +219,17 @@ fn configuration(state: &StateDir, tools: &Tools) -> Result<()> {
     Ok(())
 }
 
-/// An overlay cannot be stacked on another, as a container's root file system often is.
+/// Selects the snapshotter: an overlay cannot be stacked on another, which a container's root file system often is.
 fn snapshotter(state: &StateDir) -> Result<Snapshotter> {
     /// `OVERLAYFS_SUPER_MAGIC` of linux/magic.h.
     const OVERLAYFS: i64 = 0x794c_7630;
     let kind = rustix::fs::statfs(state.path())
-        .with_context(|| format!("look at the file system of {}", state.path().display()))?
+        .with_context(|| {
+            format!(
+                "read the type of the file system of {}",
+                state.path().display()
+            )
+        })?
         .f_type;
     Ok(if kind == OVERLAYFS {
         Snapshotter::Native
@@ -270,7 +275,7 @@ fn launch(cluster: &Cluster, program: &Path, listener: TcpListener) -> Result<Ch
         .with_context(|| format!("run {}", program.display()))
 }
 
-/// Waits until the launched node is ready, or has failed.
+/// Waits until the launched node is ready or has failed.
 fn wait(cluster: &Cluster, mut launcher: Child, step: &Progress) -> Result<()> {
     while Control::connect(&cluster.state.control_socket()).is_none() {
         if let Some(status) = launcher.try_wait().context("wait for the node's init")? {
@@ -288,7 +293,7 @@ fn wait(cluster: &Cluster, mut launcher: Child, step: &Progress) -> Result<()> {
         step.note("the node's init starts");
         sleep(Duration::from_millis(20));
     }
-    // The node outlives this command. Where it does not, somebody has to collect the launcher's exit status.
+    // The node outlives this command. Where it does not, this thread collects the launcher's exit status.
     std::thread::spawn(move || launcher.wait());
     await_ready(cluster, step)
 }
@@ -300,8 +305,8 @@ fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
             .iter()
             .find(|status| !matches!(status.phase, Phase::Ready { .. }));
         let waiting = match unready {
-            Some(status) => format!("{} is {}", status.component, in_words(&status.phase)),
-            None => match node_lacks(cluster) {
+            Some(status) => format!("{} is {}", status.component, describe_phase(&status.phase)),
+            None => match readiness_blocker(cluster) {
                 None => return Ok(()),
                 Some(lacking) => lacking,
             },
@@ -312,7 +317,7 @@ fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
         if let Some(status) = hopeless {
             let log = cluster.log(status.component);
             bail!(
-                "{} keeps ending; the last lines of {}:\n{}",
+                "{} exits repeatedly; the last lines of {}:\n{}",
                 status.component,
                 log.display(),
                 tail(&log)
@@ -320,7 +325,7 @@ fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
         }
         if step.elapsed() > PATIENCE {
             bail!(
-                "the cluster is not ready after {} s: {waiting}; its logs are in {}",
+                "the cluster is not ready after {} s: {waiting}; see the logs in {}",
                 PATIENCE.as_secs(),
                 cluster.state.logs().display()
             );
@@ -330,7 +335,7 @@ fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
     }
 }
 
-fn in_words(phase: &Phase) -> String {
+fn describe_phase(phase: &Phase) -> String {
     match phase {
         Phase::Waiting { needs } => format!("waiting for {needs}"),
         Phase::Starting { .. } => "starting".into(),
@@ -341,8 +346,8 @@ fn in_words(phase: &Phase) -> String {
     }
 }
 
-/// What the cluster lacks before a pod can run; none once it can.
-fn node_lacks(cluster: &Cluster) -> Option<String> {
+/// Returns why no pod can run yet; `None` once the node is ready.
+fn readiness_blocker(cluster: &Cluster) -> Option<String> {
     let objects = match cluster.kubectl_output([
         "get",
         &format!("node/{NODE_NAME}"),
@@ -367,7 +372,7 @@ fn node_lacks(cluster: &Cluster) -> Option<String> {
             "node {NODE_NAME} is not ready: {}",
             condition["message"]
         )),
-        None => Some(format!("node {NODE_NAME} has not reported yet")),
+        None => Some(format!("node {NODE_NAME} has no Ready condition")),
     }
 }
 

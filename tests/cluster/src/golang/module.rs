@@ -1,4 +1,4 @@
-//! The Go modules in `go/` and what is built from each.
+//! The Go modules in `go/` and their programs.
 
 use std::env;
 use std::fs;
@@ -9,16 +9,16 @@ use anyhow::{Context as _, Result};
 use crate::state::short_hash;
 use crate::version::Kubernetes;
 
-/// A Go module of `go/` and the programs built from it.
+/// A Go module of `go/` and its programs.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
-    /// Its folder.
+    /// Folder below `go/`.
     pub(super) folder: String,
-    /// Packages; each gives a program called like its last path element, unless `program` says otherwise.
+    /// Packages; a program is named after the last path element of its package, unless `program` is set.
     pub(super) packages: Vec<&'static str>,
-    /// Name of the one program, where the last path element is not it.
+    /// Name of the only program, where it differs from the last path element.
     pub(super) program: Option<&'static str>,
-    /// `-X` settings and the like, beside stripping.
+    /// Linker settings, such as `-X`, in addition to stripping.
     linker_flags: String,
     tags: Vec<&'static str>,
     pub(super) cgo: bool,
@@ -84,7 +84,7 @@ pub(super) fn cni() -> Module {
     }
 }
 
-/// runc's start in a container's namespaces is written in C. With libseccomp it can install filters.
+/// runc enters a container's namespaces with C code. libseccomp adds seccomp filters.
 pub(super) fn runc(seccomp: bool) -> Module {
     let tags = if seccomp { vec!["seccomp"] } else { vec![] };
     Module {
@@ -148,7 +148,7 @@ impl Module {
         flags
     }
 
-    /// Hash of everything that decides what is built.
+    /// Hash of all inputs of the build.
     pub(super) fn key(&self) -> Result<String> {
         let mut text = format!(
             "{:?} {:?} cgo={} {}",
@@ -172,7 +172,7 @@ fn modules_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("go")
 }
 
-/// The version at which `folder`'s go.mod pins `module`.
+/// Returns the version of `module` pinned in the go.mod of `folder`.
 fn pinned(folder: &str, module: &str) -> Result<String> {
     let file = modules_dir().join(folder).join("go.mod");
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_build_is_another_when_its_flags_are() {
+    fn build_hash_covers_flags() {
         assert_eq!(runc(true).key().unwrap(), runc(true).key().unwrap());
         assert_ne!(runc(true).key().unwrap(), runc(false).key().unwrap());
         let releases = Kubernetes::ALL.map(|release| kubernetes(release).key().unwrap());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_carry_their_release() {
+    fn sets_release_in_programs() {
         let flags = kubernetes(Kubernetes::V1_37).flags().join(" ");
         assert!(
             flags.contains("component-base/version.gitVersion=v1.37.1")
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_pins_and_only_exact_ones() {
+    fn finds_pinned_version_of_exact_module() {
         let go_mod = "require (\n\texample.org/a/b v1.0.0 // indirect\n\texample.org/a v2.0.0\n)\nrequire example.org/c v3.0.0\n";
         assert_eq!(
             version_in(go_mod, "example.org/a").as_deref(),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_is_there_with_its_checksums() {
+    fn every_module_has_go_mod_and_checksums() {
         let modules = [
             etcd(),
             containerd().unwrap(),

@@ -1,4 +1,4 @@
-//! The node's root file system: a tmpfs with the host's programs, the cluster's own disk, and nothing else of the host.
+//! The node's root file system: a tmpfs with the host's programs and the cluster's own disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -20,11 +20,11 @@ use crate::state::{StateDir, short_hash};
 const PROGRAMS: [&str; 9] = [
     "bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "nix", "gnu",
 ];
-/// Device nodes that programs and containers expect.
+/// Device nodes that programs and containers need.
 const DEVICES: [&str; 7] = ["null", "zero", "full", "random", "urandom", "tty", "fuse"];
-/// Files of the host's `/etc` by which programs find their libraries.
+/// Files of the host's `/etc` that configure the dynamic loader.
 const LOADER_FILES: [&str; 2] = ["ld.so.cache", "alternatives"];
-/// Kernel settings of the whole host that kubelet would change. It finds them as it wants them.
+/// Kernel settings of the whole host that kubelet would change. The node sees the values that kubelet expects.
 const SETTINGS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -34,9 +34,9 @@ const SETTINGS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Puts the root file system together and makes it this process's root.
+/// Builds the root file system and makes it this process's root.
 pub(super) fn assemble(state: &StateDir, plan: &Plan) -> Result<()> {
-    // The layout is read while the host's mounts are still in sight.
+    // The layout must be read before the host's mounts are gone.
     let cgroups = Layout::detect()?;
     let root = state.root();
     tmpfs(&root, c"mode=755")?;
@@ -74,7 +74,7 @@ fn programs(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `/etc` and `/var`, which the cluster keeps on the host's disk.
+/// `/etc` and `/var`, stored on the host's disk.
 fn disk(state: &StateDir, root: &Path) -> Result<()> {
     let (etc, var) = (state.disk().join("etc"), state.disk().join("var"));
     for dir in [
@@ -100,7 +100,7 @@ fn disk(state: &StateDir, root: &Path) -> Result<()> {
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n".into(),
         ),
         ("group", "root:x:0:\nnogroup:x:65534:\n".into()),
-        // 32 hexadecimal digits, the same for the same cluster.
+        // 32 hexadecimal digits, constant per cluster.
         (
             "machine-id",
             format!("{:0>32}\n", short_hash(plan_identity(state).as_bytes())),
@@ -139,7 +139,7 @@ fn devices(dev: &Path) -> Result<()> {
         ("/proc/self/fd/0", "stdin"),
         ("/proc/self/fd/1", "stdout"),
         ("/proc/self/fd/2", "stderr"),
-        // kubelet reads the kernel's log for out-of-memory kills; those of the rest of the host are none of its business.
+        // kubelet reads the kernel's log for out-of-memory kills; the host's messages must not reach it.
         ("null", "kmsg"),
     ] {
         symlink(target, dev.join(link)).with_context(|| format!("link the node's /dev/{link}"))?;
@@ -183,13 +183,13 @@ fn kernel(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes `root` the root and lets go of the host's file system.
+/// Makes `root` the root and unmounts the host's file system.
 fn enter(root: &Path) -> Result<()> {
     std::env::set_current_dir(root).with_context(|| format!("change to {}", root.display()))?;
     pivot_root(".", ".").context("change the root file system")?;
-    unmount(".", UnmountFlags::DETACH).context("let go of the host's file system")?;
+    unmount(".", UnmountFlags::DETACH).context("unmount the host's file system")?;
     std::env::set_current_dir("/").context("change to the node's root")?;
-    // Within the node, as on a usual one: mounts that a driver makes under its host paths reach other pods.
+    // Shared propagation, as on a usual node: mounts of a driver under its host paths reach other pods.
     mount_change(
         "/",
         MountPropagationFlags::SHARED | MountPropagationFlags::REC,

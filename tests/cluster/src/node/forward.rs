@@ -1,16 +1,16 @@
-//! Carries connections from the host's loopback port to the API server in the node.
+//! Forwards connections from the host's loopback port to the API server in the node.
 //!
-//! The listener was made in the host's network namespace and belongs to it for ever; the connections to the API server
-//! are made in the node's. So the host needs no device, address, route or firewall rule to reach the cluster.
+//! The listener belongs to the host's network namespace, where it was created; the connections to the API server
+//! belong to the node's. So the host needs no device, address, route or firewall rule to reach the cluster.
 
 use std::io::{self, copy};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::thread;
 
-/// Where the API server listens in the node.
+/// Address of the API server in the node.
 const API_SERVER: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 443);
 
-/// Forwards what `listener` accepts, for as long as this process lives.
+/// Forwards connections accepted by `listener` until this process ends.
 pub(super) fn start(listener: TcpListener) -> io::Result<()> {
     thread::Builder::new()
         .name("forward".into())
@@ -20,7 +20,7 @@ pub(super) fn start(listener: TcpListener) -> io::Result<()> {
 
 fn accept(listener: &TcpListener) {
     for client in listener.incoming() {
-        // A connection that cannot be served is closed by being dropped, and its client tries again.
+        // A failed connection is closed by the drop; its client retries.
         if let Err(error) = client.and_then(forward) {
             eprintln!("drava-node: forward a connection to the API server: {error}");
         }
@@ -28,7 +28,7 @@ fn accept(listener: &TcpListener) {
 }
 
 fn forward(client: TcpStream) -> io::Result<()> {
-    // Without an API server the client sees its connection reset, as it would without this forwarder.
+    // Without an API server the client sees a connection reset, as it would without this forwarder.
     let Ok(server) = TcpStream::connect(API_SERVER) else {
         return Ok(());
     };
@@ -44,10 +44,10 @@ fn forward(client: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies one direction to its end and passes the end on.
+/// Copies one direction until its end and closes the other side for writing.
 fn pump(mut from: TcpStream, mut to: TcpStream) {
     if copy(&mut from, &mut to).is_err() {
-        // One side is gone for good: the other must not wait for it.
+        // The peer has failed: the other side must not wait for it.
         let _ = from.shutdown(Shutdown::Both);
         let _ = to.shutdown(Shutdown::Both);
     }

@@ -1,7 +1,7 @@
-//! The node's network: a loopback device that also carries the node's address and that of the service `kubernetes`.
+//! The node's network: a loopback device with the node's address and the address of the service `kubernetes`.
 //!
-//! Pods reach both through the bridge that the CNI plugin makes; no kube-proxy is needed, for the API server listens on
-//! the service's port. Spoken directly with the kernel (rtnetlink(7)), so that no `ip` program is needed.
+//! Pods reach both through the bridge of the CNI plugin. No kube-proxy is needed, because the API server listens on
+//! the service's port. Uses rtnetlink(7), so that no `ip` program is needed.
 
 use std::net::Ipv4Addr;
 
@@ -28,14 +28,14 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const AF_INET: u8 = 2;
 
-/// Brings the loopback device up with the node's addresses.
+/// Enables the loopback device and adds the node's addresses.
 pub(super) fn configure() -> Result<()> {
-    talk(&link_up(LOOPBACK)).context("bring the loopback device up")?;
+    send_request(&link_up(LOOPBACK)).context("enable the loopback device")?;
     for address in [NODE_IP, SERVICE_IP] {
         let parsed: Ipv4Addr = address
             .parse()
             .with_context(|| format!("read the address {address}"))?;
-        talk(&add_address(LOOPBACK, parsed))
+        send_request(&add_address(LOOPBACK, parsed))
             .with_context(|| format!("give the node the address {address}"))?;
     }
     Ok(())
@@ -50,7 +50,7 @@ fn link_up(index: u32) -> Vec<u8> {
     message(RTM_NEWLINK, 0, &body)
 }
 
-/// `RTM_NEWADDR` with `struct ifaddrmsg`: a single host's address.
+/// `RTM_NEWADDR` with `struct ifaddrmsg`: the address of a single host.
 fn add_address(index: u32, address: Ipv4Addr) -> Vec<u8> {
     let mut body = vec![AF_INET, 32, 0, 0]; // family, prefix length, flags, scope
     body.extend(index.to_ne_bytes());
@@ -73,7 +73,7 @@ fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     message
 }
 
-fn talk(request: &[u8]) -> Result<()> {
+fn send_request(request: &[u8]) -> Result<()> {
     let socket =
         socket(AddressFamily::NETLINK, SocketType::RAW, None).context("open a netlink socket")?;
     sendto(
@@ -89,13 +89,13 @@ fn talk(request: &[u8]) -> Result<()> {
     acknowledged(answer.get(..length).unwrap_or_default())
 }
 
-/// Reads an `NLMSG_ERROR` message, whose error number is 0 for success.
+/// Parses an `NLMSG_ERROR` message, whose error number is 0 for success.
 fn acknowledged(answer: &[u8]) -> Result<()> {
     let (Some(kind), Some(error)) = (answer.get(4..6), answer.get(16..20)) else {
-        bail!("the kernel's answer is cut short")
+        bail!("the kernel's answer is truncated")
     };
     if kind != NLMSG_ERROR.to_ne_bytes() {
-        bail!("the kernel answered with message type {kind:?}");
+        bail!("unexpected message type of the kernel: {kind:?}");
     }
     match i32::from_ne_bytes(error.try_into()?) {
         0 => Ok(()),
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_have_the_kernels_layout() {
+    fn encodes_messages_in_kernel_layout() {
         let up = link_up(1);
         assert_eq!(up.len(), 32);
         assert_eq!(up[..8], [32, 0, 0, 0, 16, 0, 5, 0]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_error() {
+    fn returns_error_number_of_rejected_request() {
         let mut answer = message(NLMSG_ERROR, 0, &(-1_i32).to_ne_bytes());
         assert_eq!(
             acknowledged(&answer).unwrap_err().downcast_ref(),

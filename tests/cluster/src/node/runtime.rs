@@ -1,7 +1,7 @@
-//! Stands before runc where runc could not be built with libseccomp.
+//! Wrapper of runc for hosts without libseccomp.
 //!
-//! containerd gives every sandbox a seccomp filter if the kernel can filter, and a runc without libseccomp refuses it.
-//! Here the filter is taken out of the bundle's configuration before runc reads it.
+//! containerd adds a seccomp filter to every sandbox if the kernel supports filters; a runc without libseccomp rejects
+//! it. The wrapper removes the filter from the bundle's configuration.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{Never, become_program};
 use crate::config::TOOLS_DIR;
 
-/// Becomes runc with `args`.
+/// Replaces this process with runc and `args`.
 pub(super) fn run(args: &[OsString]) -> Result<Never> {
     if args.iter().any(|arg| arg == "create")
         && let Some(bundle) = args.iter().skip_while(|arg| *arg != "--bundle").nth(1)
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_out_the_filter_and_nothing_else() {
+    fn removes_only_the_filter() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.json");
         fs::write(&file, r#"{"ociVersion":"1.2.0","linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"},"cgroupsPath":"/a"}}"#).unwrap();

@@ -1,7 +1,7 @@
-//! Keeps the node's components running, and reaps whatever process of the node ends.
+//! Runs the node's components and reaps every process of the node.
 //!
-//! One loop: reap, start what may start, answer one command, ten times a second. The node's init does nothing else, so
-//! there is nothing to lock.
+//! One loop, ten times a second: reap, start pending components, answer one request. The node's init is
+//! single-threaded, so no state needs a lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,12 +26,12 @@ const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-/// How long a component that was told to end may take before it is killed.
+/// Time between SIGTERM and SIGKILL of a component.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a component that ended by itself waits before it is started again.
+/// Delay before the restart of a component that ended by itself.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The components and what they are doing.
+/// The components and their states.
 pub(super) struct Supervisor {
     services: BTreeMap<Component, Service>,
     logs: PathBuf,
@@ -41,12 +41,12 @@ struct Service {
     process: Process,
     condition: Condition,
     restarts: u32,
-    /// The program that is finding out whether the component works.
+    /// Process of the running readiness probe.
     prober: Option<Pid>,
 }
 
 enum Condition {
-    /// To be started as soon as what it needs answers.
+    /// Starts as soon as its dependencies are ready.
     Pending,
     Running {
         pid: Pid,
@@ -82,7 +82,7 @@ impl Supervisor {
         }
     }
 
-    /// Serves until killed.
+    /// Serves requests until killed.
     pub(super) fn run(mut self, control: &UnixListener) -> Result<Never> {
         loop {
             self.reap()?;
@@ -92,15 +92,15 @@ impl Supervisor {
             if poll(&mut waited, Some(&TICK)).is_ok_and(|ready| ready > 0)
                 && let Ok((stream, _)) = control.accept()
             {
-                // A client that goes away or sends nonsense has only itself to tell.
+                // An error concerns only the client of this connection.
                 if let Err(error) = self.serve(stream) {
-                    eprintln!("drava-node: serve a command: {error:#}");
+                    eprintln!("drava-node: cannot serve a request: {error:#}");
                 }
             }
         }
     }
 
-    /// Collects every process that ended; those of components are noted, the rest were orphans.
+    /// Collects every ended process: components change state, orphans are dropped.
     fn reap(&mut self) -> Result<()> {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -151,7 +151,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts what may start and kills what was told to end and does not.
+    /// Starts components whose dependencies are ready and kills those that exceed the time limit of SIGTERM.
     fn advance(&mut self) {
         for component in self.services.keys().copied().collect::<Vec<_>>() {
             let missing = self.missing(component);
@@ -163,7 +163,7 @@ impl Supervisor {
                 Condition::Pending if missing.is_none() => service.start(&self.logs),
                 Condition::Failed { again, .. } if again <= now => service.start(&self.logs),
                 Condition::Stopping { pid, killed_at } if killed_at <= now => {
-                    // It may have ended just now, and will be reaped.
+                    // The process may have ended since; the next round reaps it.
                     let _ = kill_process(pid, Signal::KILL);
                 }
                 _ => {}
@@ -171,7 +171,7 @@ impl Supervisor {
         }
     }
 
-    /// The first component that `component` needs and that does not answer yet.
+    /// Returns the first dependency of `component` that is not ready.
     fn missing(&self, component: Component) -> Option<Component> {
         let needs = &self.services.get(&component)?.process.after;
         needs.iter().copied().find(|needed| {
@@ -188,7 +188,7 @@ impl Supervisor {
         BufReader::new(&stream)
             .read_line(&mut line)
             .context("read a command")?;
-        // Who only wanted to know whether a node runs has gone already.
+        // A client that only probes for a running node has closed the connection already.
         if line.is_empty() {
             return Ok(());
         }
@@ -197,9 +197,7 @@ impl Supervisor {
                 .apply(request)
                 .map(|()| self.status())
                 .map_err(|error| format!("{error:#}")),
-            Err(error) => Err(format!(
-                "the node's init does not understand {line:?}: {error}"
-            )),
+            Err(error) => Err(format!("unknown request {line:?}: {error}")),
         };
         let mut answer = serde_json::to_vec(&response)?;
         answer.push(b'\n');
@@ -218,7 +216,7 @@ impl Supervisor {
     fn service(&mut self, component: Component) -> Result<&mut Service> {
         self.services
             .get_mut(&component)
-            .with_context(|| format!("this cluster runs no {component}"))
+            .with_context(|| format!("the cluster has no component {component}"))
     }
 
     fn status(&self) -> Vec<ComponentStatus> {
@@ -255,7 +253,7 @@ impl Service {
         };
     }
 
-    /// Whether the component works; a program that finds out is started, and reaped later.
+    /// Returns whether the component is ready. A probe program is started here and reaped later.
     fn answers(&mut self) -> bool {
         match &self.process.probe {
             Probe::Tcp(address) => TcpStream::connect(address).is_ok(),
@@ -300,10 +298,10 @@ impl Service {
     fn signal(&self, number: i32) -> Result<()> {
         let component = self.process.component;
         let Condition::Running { pid, .. } = self.condition else {
-            bail!("{component} does not run")
+            bail!("{component} is not running")
         };
         let signal =
-            Signal::from_named_raw(number).with_context(|| format!("{number} is no signal"))?;
+            Signal::from_named_raw(number).with_context(|| format!("unknown signal {number}"))?;
         kill_process(pid, signal).with_context(|| format!("signal {component}"))
     }
 
@@ -348,7 +346,7 @@ fn spawn(process: &Process, logs: &Path) -> Result<Pid> {
         .stderr(output)
         .spawn()
         .with_context(|| format!("run {}", process.program.display()))?;
-    // Not waited for through `Child`: the init reaps all processes in one place.
+    // Not awaited through `Child`: the init reaps all processes in one loop.
     Ok(Pid::from_child(&child))
 }
 
@@ -366,7 +364,7 @@ fn command(program: &Path, args: &[String]) -> Command {
 
 fn describe(status: WaitStatus) -> String {
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
+        (Some(code), _) => format!("exited with status {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
         (None, None) => "ended".into(),
     }

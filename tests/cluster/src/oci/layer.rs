@@ -9,7 +9,7 @@ use tar::{EntryType, Header};
 
 use super::libraries;
 
-/// Files by absolute path, in a distribution's usual layout with everything below `/usr`.
+/// Files by absolute path, in the merged layout with all directories below `/usr`.
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
     entries: BTreeMap<String, Entry>,
@@ -23,7 +23,7 @@ enum Entry {
 }
 
 impl Layer {
-    /// A layer with `/bin`, `/lib`, `/lib64` and `/sbin` linked to their namesakes in `/usr`, and the usual directories.
+    /// Returns a layer with the usual directories, where `/bin`, `/lib`, `/lib64` and `/sbin` are links into `/usr`.
     #[must_use]
     pub fn with_merged_usr() -> Self {
         let mut layer = Self::default();
@@ -54,7 +54,7 @@ impl Layer {
     /// Adds a symbolic link.
     pub fn link(&mut self, path: &str, target: &str) {
         self.parents(path);
-        // Not merged: this is how /bin itself gets here.
+        // The path is not resolved: this call creates the link /bin itself.
         self.entries.insert(
             path.to_owned(),
             Entry::Link {
@@ -70,7 +70,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Adds the host's program or library `source` with every shared library that it loads at its start, and the loader.
+    /// Adds the host's program or library `source`, the shared libraries that it loads at start, and the loader.
     pub fn program(&mut self, path: &str, source: &Path) -> Result<()> {
         self.copy(path, source, 0o755)?;
         for library in libraries::needed(source)? {
@@ -79,13 +79,13 @@ impl Layer {
         Ok(())
     }
 
-    /// Adds the host's libraries called `names` from the directory of the C library, which a program brought.
+    /// Adds the host's libraries `names` from the directory of the C library, which a program added earlier.
     pub fn companions(&mut self, names: &[&str]) -> Result<()> {
         let libc = self
             .entries
             .keys()
             .find(|path| path.ends_with("/libc.so.6"))
-            .context("no program brought a C library")?;
+            .context("the layer has no C library: add a program first")?;
         let merged = libc.trim_end_matches("libc.so.6").to_owned();
         let unmerged = merged.trim_start_matches("/usr").to_owned();
         for name in names {
@@ -110,7 +110,7 @@ impl Layer {
         }
     }
 
-    /// The layer as a tar archive.
+    /// Returns the layer as a tar archive.
     pub(super) fn tar(&self) -> Result<Vec<u8>> {
         let mut tar = tar::Builder::new(vec![]);
         for (path, entry) in &self.entries {
@@ -135,7 +135,7 @@ impl Layer {
     }
 }
 
-/// A regular file's header without time and owner.
+/// Header of a regular file without time and owner.
 pub(super) fn header(mode: u32, length: usize) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(EntryType::Regular);
@@ -147,7 +147,7 @@ pub(super) fn header(mode: u32, length: usize) -> Header {
     header
 }
 
-/// Where a path lies once `/bin`, `/lib…` and `/sbin` are links into `/usr`.
+/// Returns the path with `/bin`, `/lib…` and `/sbin` resolved into `/usr`.
 fn merged(path: &str) -> String {
     let linked = ["/bin/", "/lib/", "/lib64/", "/sbin/"]
         .iter()
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parents_come_before_what_is_in_them() {
+    fn lists_parents_before_children() {
         let mut layer = Layer::with_merged_usr();
         layer.file("/opt/drava/lib/libvgpu.so", vec![1], 0o755);
         let tar = layer.tar().unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_an_unmerged_host_land_below_usr() {
+    fn places_libraries_of_unmerged_host_below_usr() {
         let mut layer = Layer::with_merged_usr();
         layer.file("/lib/x86_64-linux-gnu/libc.so.6", vec![1], 0o755);
         assert!(
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_brings_its_libraries_and_loader() {
+    fn adds_libraries_and_loader_of_program() {
         let mut layer = Layer::with_merged_usr();
         layer.program("/bin/sh", Path::new("/bin/sh")).unwrap();
         let has = |part: &str| layer.entries.keys().any(|path| path.contains(part));

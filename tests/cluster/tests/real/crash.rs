@@ -1,4 +1,4 @@
-//! What was killed is repaired or replaced.
+//! Recovery from killed commands, nodes and components.
 
 use std::env;
 use std::fs;
@@ -10,11 +10,11 @@ use drava_cluster::{Component, Machine, Options, Phase, attach, down, up};
 use crate::traces::{hash_of, traces};
 use crate::trial::{Trial, wait_until};
 
-/// Where the child of `a_killed_start_is_repaired_by_the_next` is told what to start.
+/// Environment variable with the state directory for the child of `repairs_killed_start`.
 const CHILD_STATE: &str = "DRAVA_CLUSTER_TEST_STATE";
 
 #[test]
-fn a_killed_start_is_repaired_by_the_next() {
+fn repairs_killed_start() {
     let Some(trial) = Trial::new("killed") else {
         return;
     };
@@ -25,7 +25,7 @@ fn a_killed_start_is_repaired_by_the_next() {
         ("the API server starts", "logs/kube-apiserver.log"),
     ];
     for (moment, file) in moments {
-        // What an earlier round left would be taken for this round's.
+        // State of an earlier round would be mistaken for this round's.
         let file = trial.state().join(file);
         let _ = fs::remove_file(&file);
         let mut child = Command::new(env::current_exe().unwrap())
@@ -39,20 +39,20 @@ fn a_killed_start_is_repaired_by_the_next() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // A node that an earlier round left may be far enough to be used as it is.
+        // A node of an earlier round may be complete enough to be reused.
         let mut ended = None;
         wait_until(moment, || {
             ended = child.try_wait().unwrap();
             ended.is_some() || file.exists()
         });
         assert!(ended.is_none_or(|status| status.success()), "{moment}");
-        // It may have ended by now.
+        // The child may have ended already.
         let _ = child.kill();
         child.wait().unwrap();
     }
     let cluster = trial.up();
     assert!(cluster.status().unwrap().ready);
-    // One node, not one for each attempt.
+    // One node in all, not one per attempt.
     let name = format!("drava-{}", hash_of(trial.state()));
     let inits = fs::read_dir("/proc").unwrap().flatten().filter(|process| {
         let read = |file: &str| fs::read_to_string(process.path().join(file)).unwrap_or_default();
@@ -64,7 +64,7 @@ fn a_killed_start_is_repaired_by_the_next() {
 }
 
 #[test]
-#[ignore = "the child process of a_killed_start_is_repaired_by_the_next, which kills it"]
+#[ignore = "child process of repairs_killed_start, which kills it"]
 fn start_in_a_child() {
     let state = PathBuf::from(env::var_os(CHILD_STATE).expect("started by another test"));
     up(&Options {
@@ -76,7 +76,7 @@ fn start_in_a_child() {
 }
 
 #[test]
-fn a_crashed_node_is_replaced() {
+fn replaces_crashed_node() {
     let Some(trial) = Trial::new("crash") else {
         return;
     };
@@ -91,24 +91,24 @@ fn a_crashed_node_is_replaced() {
             .unwrap()
             .success()
     );
-    wait_until("the node is gone", || attach(trial.state()).is_err());
+    wait_until("the node has ended", || attach(trial.state()).is_err());
     assert!(
         cluster
             .status()
             .unwrap_err()
             .to_string()
-            .contains("no longer runs")
+            .contains("has ended")
     );
     assert!(trial.up().status().unwrap().ready);
 
-    // As `cargo clean` does, which may stumble over a file that the node has just made.
+    // As `cargo clean` does, which can fail on a file that the node has just created.
     let _ = fs::remove_dir_all(trial.state());
     assert!(down(trial.state()).unwrap());
     assert_eq!(traces(trial.state()), [""; 0]);
 }
 
 #[test]
-fn components_crash_stop_and_start() {
+fn stops_starts_and_restarts_components() {
     let Some(trial) = Trial::new("components") else {
         return;
     };
@@ -120,27 +120,27 @@ fn components_crash_stop_and_start() {
             .unwrap()
     };
 
-    // A crash is mended by the node's init.
+    // The node's init restarts a crashed component.
     let Phase::Ready { pid: before } = status(Component::Kubelet).phase else {
-        panic!("kubelet is ready")
+        panic!("kubelet is not ready")
     };
     cluster.kill(Component::Kubelet).unwrap();
     wait_until(
-        "kubelet has been started again",
+        "kubelet was restarted",
         || matches!(status(Component::Kubelet), s if s.restarts == 1 && matches!(s.phase, Phase::Ready { pid } if pid != before)),
     );
 
-    // What was stopped stays stopped, and a start brings it back.
+    // A stopped component stays stopped until the next start.
     cluster.stop(Component::KubeScheduler).unwrap();
     assert_eq!(status(Component::KubeScheduler).phase, Phase::Stopped);
     assert!(!cluster.status().unwrap().ready);
     let again = trial.up();
     assert!(
         again.status().unwrap().ready,
-        "a second start brings up what is missing"
+        "a second start starts the stopped component"
     );
 
-    // The API server goes and comes while its clients wait.
+    // Clients retry while the API server restarts.
     cluster.restart(Component::KubeApiserver).unwrap();
     wait_until("the API server answers", || {
         cluster.kubectl_output(["get", "nodes"]).is_ok()
@@ -151,6 +151,6 @@ fn components_crash_stop_and_start() {
             .stop(Component::Simulator)
             .unwrap_err()
             .to_string()
-            .contains("runs no simulator-machine")
+            .contains("has no component simulator-machine")
     );
 }

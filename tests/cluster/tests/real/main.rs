@@ -1,8 +1,8 @@
-//! The cluster against itself: it starts, runs a pod, survives what it should, and leaves nothing behind.
+//! Tests of a real cluster: start, pod, recovery, removal.
 //!
-//! Each test has a cluster of its own, one at a time on the machine. Without root or Go the tests are skipped.
+//! Each test has its own cluster, and one cluster runs at a time. Without root or Go the tests are skipped.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test fails on the first error")]
 
 mod crash;
 mod pod;

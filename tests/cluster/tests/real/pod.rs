@@ -1,4 +1,4 @@
-//! A pod runs to its end, and the cluster leaves nothing behind.
+//! A pod runs to completion, and `down` removes every trace of the cluster.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,13 @@ use drava_cluster::{Cluster, Kubernetes, down};
 use crate::traces::{devices, namespaces, traces};
 use crate::trial::{Trial, in_node, kubectl};
 
-/// A pod that asks the API server for its version with nothing but what every pod is given.
+/// A pod that requests the API server's version with its service account.
 const POD: &str = r#"{
     "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "asks"},
     "spec": {"restartPolicy": "Never", "containers": [{"name": "asks", "image": "localhost/kubectl:test", "imagePullPolicy": "Never"}]}
 }"#;
 
-/// An image with this cluster's kubectl in it.
+/// Loads an image with this cluster's kubectl.
 fn load_kubectl(cluster: &Cluster, dir: &Path) {
     let mut layer = Layer::with_merged_usr();
     layer
@@ -51,14 +51,14 @@ fn apply(cluster: &Cluster, manifest: &str) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Waits until [`POD`] has ended well.
+/// Waits until [`POD`] has succeeded.
 fn await_success(cluster: &Cluster) {
     let ended = "--for=jsonpath={.status.phase}=Succeeded";
     kubectl(cluster, &["wait", "pod/asks", ended, "--timeout=60s"]);
 }
 
 #[test]
-fn a_pod_runs_to_completion_and_nothing_is_left() {
+fn runs_pod_and_leaves_no_trace() {
     let Some(trial) = Trial::new("pod") else {
         return;
     };
@@ -70,7 +70,7 @@ fn a_pod_runs_to_completion_and_nothing_is_left() {
     assert!(cluster.status().unwrap().ready);
     assert!(kubectl(&cluster, &["version"]).contains("Server Version: v1.37.1"));
 
-    // A second start finds the first.
+    // A second start reuses the running cluster.
     let init = cluster.node_path(Path::new("/")).unwrap();
     assert_eq!(trial.up().node_path(Path::new("/")).unwrap(), init);
 
@@ -91,7 +91,7 @@ fn a_pod_runs_to_completion_and_nothing_is_left() {
     );
     assert_eq!(label, "true");
 
-    // The host sees nothing of it while it runs, either.
+    // The host sees no trace while the cluster runs either.
     assert_eq!(devices(), devices_before);
     assert_eq!(
         fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap(),
@@ -114,13 +114,13 @@ fn a_pod_runs_to_completion_and_nothing_is_left() {
     assert_eq!(devices(), devices_before);
     assert!(
         !down(trial.state()).unwrap(),
-        "there is nothing left to end"
+        "a second down finds no cluster"
     );
 }
 
 #[test]
 #[ignore = "builds a second Kubernetes first, which takes minutes; stage oldest of cargo xtask test proves it"]
-fn the_oldest_supported_release_runs_a_pod() {
+fn runs_pod_on_oldest_supported_release() {
     let Some(mut trial) = Trial::new("oldest") else {
         return;
     };

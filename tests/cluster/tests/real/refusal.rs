@@ -1,4 +1,4 @@
-//! What a cluster refuses: strangers, other clusters' options, directories that are not its own.
+//! Rejected requests: no credentials, options of another cluster, foreign directories.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -11,7 +11,7 @@ use drava_cluster::{Kubernetes, Machine, Options, down, target_dir, up};
 use crate::trial::{Trial, in_node, is_skipped, kubectl};
 
 #[test]
-fn another_release_or_machine_needs_another_cluster() {
+fn rejects_options_that_differ_from_running_cluster() {
     let Some(trial) = Trial::new("other") else {
         return;
     };
@@ -38,7 +38,7 @@ fn another_release_or_machine_needs_another_cluster() {
 }
 
 #[test]
-fn nobody_reads_the_cluster_without_credentials() {
+fn rejects_requests_without_credentials() {
     let Some(trial) = Trial::new("strangers") else {
         return;
     };
@@ -67,7 +67,7 @@ fn nobody_reads_the_cluster_without_credentials() {
         "{output:?}"
     );
 
-    // Without TLS there is not even an answer to misread.
+    // Without TLS there is no response at all.
     let mut plain = TcpStream::connect(server.trim_start_matches("https://")).unwrap();
     plain
         .write_all(b"GET /api HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -79,11 +79,11 @@ fn nobody_reads_the_cluster_without_credentials() {
     plain.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("400"), "{answer}");
 
-    // Nor does kubelet or etcd, from inside the node.
+    // kubelet and etcd reject the requests from inside the node too.
     for (server, refusals) in [
         ("https://127.0.0.1:10250", ["must be logged in"].as_slice()),
-        // etcd closes the connection at the handshake; the client may see that before it reads the alert, and on
-        // either side of its own write. An answer in HTTP would read differently from all three.
+        // etcd closes the connection at the handshake. The client may see that before it reads the alert, and before
+        // or after its own write. An answer in HTTP differs from all three messages.
         (
             "https://127.0.0.1:2379",
             &[
@@ -108,7 +108,7 @@ fn nobody_reads_the_cluster_without_credentials() {
 }
 
 #[test]
-fn a_foreign_directory_is_left_alone() {
+fn preserves_foreign_directory() {
     if is_skipped() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What a cluster has left on this machine.
+//! Traces of a cluster on this machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -64,7 +64,7 @@ pub(crate) fn hash_of(state: &Path) -> String {
         .collect()
 }
 
-/// Identities of the namespaces that a process is in.
+/// Identities of a process's namespaces.
 pub(crate) fn namespaces(process: &Path) -> BTreeSet<PathBuf> {
     let links = ["mnt", "pid", "net", "uts", "ipc", "cgroup"]
         .map(|name| fs::read_link(process.join("ns").join(name)));

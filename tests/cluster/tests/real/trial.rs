@@ -1,4 +1,4 @@
-//! A cluster for one test, and how to ask it.
+//! A cluster for one test, and requests to it.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -10,14 +10,14 @@ use drava_cluster::prerequisite::{self, Prerequisite};
 use drava_cluster::process::{self, Limit};
 use drava_cluster::{Cluster, HostLock, Machine, Options, down, lock_host, up};
 
-/// The cluster of one test, ended whatever happens.
+/// The cluster of one test; removed when dropped.
 pub(crate) struct Trial {
     pub(crate) options: Options,
     _lock: HostLock,
 }
 
 impl Trial {
-    /// Waits for the clusters of other tests. Returns none for a test that [`is_skipped`].
+    /// Waits for the clusters of other tests. Returns `None` for a test that [`is_skipped`].
     pub(crate) fn new(name: &str) -> Option<Self> {
         if is_skipped() {
             return None;
@@ -82,11 +82,11 @@ pub(crate) fn kubectl(cluster: &Cluster, args: &[&str]) -> String {
     cluster.kubectl_output(args.iter().copied()).unwrap()
 }
 
-/// Waits until `reached`, which everything here is within seconds.
+/// Waits until `reached` returns true, at most 120 s.
 pub(crate) fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !reached() {
-        assert!(Instant::now() < deadline, "waited two minutes until {what}");
+        assert!(Instant::now() < deadline, "not within 120 s: {what}");
         sleep(Duration::from_millis(10));
     }
 }
