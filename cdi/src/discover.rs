@@ -1,8 +1,8 @@
-//! Finds the user-space NVIDIA driver under a driver root, and says what of it a device gets.
+//! Discovers the user-space NVIDIA driver under a driver root and selects the files for each device.
 //!
-//! What is mounted is decided by a closed list ([`Part`]): a file that is not on it is not mounted, however much its
-//! name looks like NVIDIA's. That is what keeps ways around the limits (graphics, video, OpenCL allocate device memory
-//! outside the CUDA driver API) away from metered devices.
+//! A closed list ([`Part`]) decides which files are mounted; a file outside the list is never mounted, whatever its
+//! name. The list keeps libraries that allocate device memory outside the CUDA driver API (graphics, video, OpenCL),
+//! and would bypass the limits, out of containers with metered devices.
 
 use std::path::PathBuf;
 
@@ -20,10 +20,10 @@ pub use nodes::NodeError;
 pub use parts::{METERED, Part, UNMETERED};
 pub use root::{DriverRoot, RootError};
 
-/// Tells `nvidia-container-runtime`, where it is the node's default runtime, to add nothing of its own.
+/// Disables `nvidia-container-runtime`'s own device injection on nodes where it is the default runtime.
 const NO_OTHER_RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES=void";
 
-/// The user-space driver of a node, as it was found.
+/// The user-space NVIDIA driver of a node.
 #[derive(Debug)]
 pub struct Driver {
     root: DriverRoot,
@@ -35,35 +35,35 @@ pub struct Driver {
     control_nodes: Vec<(Part, String)>,
 }
 
-/// The driver was not found.
+/// The NVIDIA driver is missing or incomplete.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscoverError {
     /// The driver root cannot be read.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// No `libcuda.so.1` in any directory.
+    /// No directory has `libcuda.so.1`.
     #[error(
-        "no libcuda.so.1 for this machine under the driver root {root} (searched {searched}): install the NVIDIA driver on this node, or point --driver-root at it"
+        "no libcuda.so.1 for this machine under the driver root {root} (searched {searched}); install the NVIDIA driver on this node, or set --driver-root"
     )]
     NoDriver {
-        /// The root, as this process sees it.
+        /// Driver root in this process's view.
         root: PathBuf,
-        /// The directories searched.
+        /// Directories searched.
         searched: String,
     },
-    /// The driver's libraries are there, the device file that controls the kernel driver is not.
+    /// The libraries exist, the control device of the kernel driver does not.
     #[error(
-        "no /dev/nvidiactl under the driver root {root}: load the NVIDIA kernel driver (nvidia-modprobe makes the device files)"
+        "no /dev/nvidiactl under the driver root {root}; load the NVIDIA kernel driver (nvidia-modprobe creates the device nodes)"
     )]
     NoControlNode {
-        /// The root, as this process sees it.
+        /// Driver root in this process's view.
         root: PathBuf,
     },
 }
 
 impl Driver {
-    /// Looks through the driver root. Takes some milliseconds; the result is good until the driver is replaced.
+    /// Searches the driver root. Takes some milliseconds; the result is valid until the NVIDIA driver is replaced.
     ///
     /// # Errors
     /// [`DiscoverError`], with the directories searched.
@@ -92,31 +92,31 @@ impl Driver {
         })
     }
 
-    /// The driver root.
+    /// Returns the driver root.
     #[must_use]
     pub fn root(&self) -> &DriverRoot {
         &self.root
     }
 
-    /// Version of the libraries, such as `580.65.06`; `None` where file names do not tell.
+    /// Returns the version of the libraries, such as `580.65.06`; `None` where no file name contains it.
     #[must_use]
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// The libraries found, by path.
+    /// Returns the libraries, sorted by path.
     #[must_use]
     pub fn libraries(&self) -> &[Library] {
         &self.libraries
     }
 
-    /// The programs found, by path.
+    /// Returns the programs, sorted by path.
     #[must_use]
     pub fn binaries(&self) -> &[Binary] {
         &self.binaries
     }
 
-    /// The library that programs know by this name.
+    /// Returns the library with this SONAME.
     #[must_use]
     pub fn library(&self, soname: &str) -> Option<&Library> {
         self.libraries
@@ -124,11 +124,12 @@ impl Driver {
             .find(|library| library.soname == soname)
     }
 
-    /// What every device needs that may use `parts`: control nodes, libraries, programs, firmware, sockets, and the
-    /// hooks that make the libraries known to the container's loader. Without the card itself ([`Driver::card`]).
+    /// Returns the edits for every device that may use `parts`: control nodes, libraries, programs, firmware, sockets,
+    /// and the hooks that add the libraries to the container's loader cache. The GPU's own nodes come from
+    /// [`Driver::gpu`].
     ///
-    /// Libraries that have a substitute are mounted where that says. The substitute has their place, and so all of
-    /// their names.
+    /// A substitute is mounted at its library's path and so has all names of the library; the library itself is mounted
+    /// at [`Substitute::original`].
     #[must_use]
     pub fn edits(
         &self,
@@ -185,17 +186,17 @@ impl Driver {
         }
     }
 
-    /// The device node of one card, and for graphics its nodes in `/dev/dri`. `pci_bus_id` in the spelling of sysfs.
+    /// Returns a GPU's device node and, for graphics, its nodes in `/dev/dri`. `pci_bus_id` is spelled as in sysfs.
     ///
     /// # Errors
-    /// [`NodeError`] where the card has no device node under the driver root.
-    pub fn card(
+    /// [`NodeError`] where the GPU has no device node under the driver root.
+    pub fn gpu(
         &self,
         minor: u32,
         pci_bus_id: &str,
         parts: &[Part],
     ) -> Result<ContainerEdits, NodeError> {
-        let mut device_nodes = vec![self.node(&nodes::card(&self.root, minor)?)];
+        let mut device_nodes = vec![self.node(&nodes::gpu(&self.root, minor)?)];
         if parts.contains(&Part::Graphics) || parts.contains(&Part::Display) {
             device_nodes.extend(
                 nodes::dri(&self.root, pci_bus_id)
@@ -209,7 +210,7 @@ impl Driver {
         })
     }
 
-    /// The device nodes that open one MIG compute instance: the card's, and the capabilities of both instances.
+    /// Returns the device nodes of a MIG compute instance: the GPU's node, and the capabilities of both instances.
     ///
     /// # Errors
     /// [`NodeError`] where a node or a capability file is missing.
@@ -219,7 +220,7 @@ impl Driver {
         gpu_instance: u32,
         compute_instance: u32,
     ) -> Result<ContainerEdits, NodeError> {
-        let mut paths = vec![nodes::card(&self.root, minor)?];
+        let mut paths = vec![nodes::gpu(&self.root, minor)?];
         paths.extend(nodes::capabilities(
             &self.root,
             minor,

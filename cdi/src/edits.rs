@@ -1,12 +1,12 @@
-//! What a container gets: environment, device nodes, mounts, hooks.
+//! Container edits: environment, device nodes, mounts, hooks.
 
 use serde::{Deserialize, Serialize};
 
-/// Options of a bind mount that a tenant can read and, for programs, run.
+/// Mount options of files that a tenant can read and execute.
 const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-/// Options of a bind mount of data that a tenant can write.
+/// Mount options of data that a tenant can write.
 const READ_WRITE: [&str; 6] = ["rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"];
-/// Options of a bind mount of data, such as a socket: connecting needs no write access to the mount.
+/// Mount options of read-only data and sockets: connecting to a socket needs no write access to the mount.
 const DATA: [&str; 6] = ["ro", "nosuid", "nodev", "noexec", "rbind", "rprivate"];
 
 /// Changes to a container (CDI `containerEdits`).
@@ -19,7 +19,7 @@ pub struct ContainerEdits {
     /// Device nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
-    /// Programs that the runtime runs, in this order.
+    /// Hooks, in the order in which the runtime runs them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
     /// Bind mounts.
@@ -27,22 +27,22 @@ pub struct ContainerEdits {
     pub mounts: Vec<Mount>,
 }
 
-/// A device node in the container. Type, major and minor are those of the node on the host when the container starts.
+/// A device node in the container. Type, major and minor are those of the host's node when the container starts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
     /// Path in the container.
     pub path: String,
-    /// Path on the node, where it differs.
+    /// Path on the node, where it differs from `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// What the device cgroup allows: letters of `rwm`. Without it, all three.
+    /// Access allowed by the device cgroup: letters of `rwm`. `None` allows all three.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
 }
 
 impl DeviceNode {
-    /// A node that the container may read and write, but not create again.
+    /// Returns a node that the container can read and write, but not create (`mknod`).
     #[must_use]
     pub fn read_write(path: impl Into<String>, host_path: impl Into<String>) -> Self {
         let (path, host_path) = (path.into(), host_path.into());
@@ -69,19 +69,19 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Files that a container reads and runs: libraries, programs.
+    /// Returns a mount of files that a container reads and executes: libraries, programs.
     #[must_use]
     pub fn read_only(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::with_options(host_path, container_path, &READ_ONLY)
     }
 
-    /// Data that a container reads, or a socket that it connects to.
+    /// Returns a mount of data that a container reads, or of a socket.
     #[must_use]
     pub fn data(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::with_options(host_path, container_path, &DATA)
     }
 
-    /// Data that a container writes.
+    /// Returns a mount of data that a container writes.
     #[must_use]
     pub fn read_write(host_path: impl Into<String>, container_path: impl Into<String>) -> Self {
         Self::with_options(host_path, container_path, &READ_WRITE)
@@ -100,32 +100,32 @@ impl Mount {
     }
 }
 
-/// A program that the runtime runs while it makes the container.
+/// A program that the runtime runs while it creates the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Hook {
-    /// When it runs.
+    /// Stage of the container's creation.
     pub hook_name: HookName,
-    /// Program on the node.
+    /// Path of the program on the node.
     pub path: String,
     /// Arguments, the program's name first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment; none is inherited.
+    /// Environment; the runtime's is not inherited.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
 }
 
-/// When a hook runs (OCI runtime specification, "POSIX-platform Hooks").
+/// Stage at which a hook runs (OCI runtime specification, "POSIX-platform Hooks").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HookName {
-    /// In the container's mount namespace, after its mounts, before its root is switched to.
+    /// In the container's mount namespace, after the mounts, before `pivot_root`.
     CreateContainer,
 }
 
 impl ContainerEdits {
-    /// Whether nothing is edited.
+    /// Returns whether there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self {
@@ -137,7 +137,7 @@ impl ContainerEdits {
         env.is_empty() && device_nodes.is_empty() && hooks.is_empty() && mounts.is_empty()
     }
 
-    /// Adds other edits behind these.
+    /// Appends `other`.
     pub fn append(&mut self, mut other: Self) {
         self.env.append(&mut other.env);
         self.device_nodes.append(&mut other.device_nodes);
@@ -145,7 +145,8 @@ impl ContainerEdits {
         self.mounts.append(&mut other.mounts);
     }
 
-    /// Sorted, each edit once. Hooks keep their order, which has a meaning; of equal ones the first stays.
+    /// Returns the edits sorted and without duplicates. Hooks keep their order, which matters; the first of equal hooks
+    /// stays.
     #[must_use]
     pub fn normalized(mut self) -> Self {
         self.env.sort_unstable();

@@ -1,8 +1,7 @@
-//! The few facts about a shared library that decide where it belongs: machine, SONAME, what it needs. And libraries of
-//! our own that consist of nothing else ([`Stub`]).
+//! Reads machine, SONAME and dependencies of shared libraries, and writes libraries without code ([`Stub`]).
 //!
 //! Files come from the driver root and from images, so every offset is checked and every read is bounded.
-//! Source: System V ABI, chapters "Object Files" and "Dynamic Linking"; only 64-bit little-endian files count.
+//! Source: System V ABI, chapters "Object Files" and "Dynamic Linking". Only 64-bit little-endian files are supported.
 
 use std::fs::File;
 use std::io;
@@ -12,9 +11,9 @@ mod stub;
 
 pub use stub::Stub;
 
-/// Longest name that is believed.
+/// Maximum length of a name.
 const MAX_NAME: usize = 255;
-/// Largest dynamic section that is read; those of the driver have under 2 KiB.
+/// Size limit of the dynamic section; those of the NVIDIA driver have less than 2 KiB.
 const MAX_DYNAMIC: u64 = 64 << 10;
 
 const HEADER: usize = 64;
@@ -36,35 +35,35 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// The machine that this program was built for.
+    /// Machine that this program was built for.
     #[cfg(target_arch = "x86_64")]
     pub const HOST: Self = Self::X86_64;
-    /// The machine that this program was built for.
+    /// Machine that this program was built for.
     #[cfg(target_arch = "aarch64")]
     pub const HOST: Self = Self::Aarch64;
 }
 
-/// What a shared library says of itself.
+/// Facts in a shared library's headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedLibrary {
-    /// Machine it runs on.
+    /// Machine.
     pub machine: Machine,
-    /// `DT_SONAME`; a library linked without one is known by its file name.
+    /// `DT_SONAME`; a library without one is loaded by its file name.
     pub soname: Option<String>,
     /// `DT_NEEDED`, in order.
     pub needed: Vec<String>,
 }
 
-/// Reads the headers of `file`. `Ok(None)` means that it is no 64-bit shared library for a known machine: a 32-bit
-/// one, a linker script, a program, anything else.
+/// Reads the headers of `file`. Returns `Ok(None)` for any file that is not a 64-bit shared library for a supported
+/// machine: 32-bit libraries, linker scripts, programs.
 ///
 /// # Errors
-/// Only where the operating system fails to read; malformed contents are `Ok(None)`.
+/// Only when the operating system cannot read the file; malformed contents are `Ok(None)`.
 pub fn inspect(file: &File) -> io::Result<Option<SharedLibrary>> {
     match read(file) {
         Ok(library) => Ok(library),
         Err(error) => match error.kind() {
-            // Beyond the end, or beyond any possible end.
+            // An offset beyond the end of the file.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput => Ok(None),
             _ => Err(error),
         },
@@ -94,7 +93,7 @@ fn read(file: &File) -> io::Result<Option<SharedLibrary>> {
             needed: Vec::new(),
         }));
     };
-    // A SONAME is the name of a file.
+    // A SONAME must be a file name.
     let soname = dynamic.names(file, DT_SONAME)?.into_iter().next();
     let soname = soname.filter(|name| !name.contains('/'));
     let needed = dynamic.names(file, DT_NEEDED)?;
@@ -105,7 +104,7 @@ fn read(file: &File) -> io::Result<Option<SharedLibrary>> {
     }))
 }
 
-/// A run of the file that is mapped to memory.
+/// A segment of the file that is mapped to memory.
 struct Load {
     offset: u64,
     address: u64,
@@ -165,7 +164,7 @@ struct Dynamic {
 }
 
 impl Dynamic {
-    /// `None` where there are no strings.
+    /// Returns `None` for a section without a string table.
     fn read(file: &File, segments: Segments) -> io::Result<Option<Self>> {
         let size = usize::try_from(segments.dynamic_size.min(MAX_DYNAMIC)).unwrap_or(0);
         let mut dynamic = vec![0; size];
@@ -184,7 +183,7 @@ impl Dynamic {
         }))
     }
 
-    /// The strings of all entries with that tag; those that are none are left out.
+    /// Returns the strings of all entries with the tag; invalid strings are skipped.
     fn names(&self, file: &File, wanted: u64) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for (_, value) in self.entries.iter().filter(|(tag, _)| *tag == wanted) {
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_c_library_of_this_machine_is_read() {
+    fn reads_c_library_of_this_machine() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let path = maps
             .lines()
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stub_is_what_it_says() {
+    fn reads_back_a_written_stub() {
         for machine in [Machine::X86_64, Machine::Aarch64] {
             let stub = Stub {
                 machine,
@@ -290,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_library_is_none() {
+    fn returns_none_for_files_that_are_no_library() {
         let mut truncated = b"\x7fELF\x02\x01".to_vec();
         truncated.resize(40, 0);
         let mut thirty_two_bits = b"\x7fELF\x01\x01".to_vec();
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn wild_offsets_are_harmless() {
+    fn ignores_offsets_beyond_the_end() {
         let mut bytes = vec![0xff; 4096];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         bytes[16..18].copy_from_slice(&ET_DYN.to_le_bytes());

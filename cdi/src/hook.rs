@@ -1,44 +1,44 @@
-//! How `drava-cdi-hook` is called: the one place that spells its arguments on the driver's side.
+//! Command line of `drava-cdi-hook`, as written into specifications.
 
 use crate::{Hook, HookName};
 
 /// Name of the program, and its `argv[0]`.
 const NAME: &str = "drava-cdi-hook";
 
-/// Arguments of one process are limited to 128 KiB each and some MiB together; this many paths are far below.
+/// Keeps a command line far below the limits of Linux: 128 KiB per argument and some MiB in all.
 const PATHS_PER_CALL: usize = 512;
 
-/// The hook program at its path on the node.
+/// The hook program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookProgram {
     path: String,
 }
 
-/// A symbolic link to be made in the container.
+/// A symbolic link in the container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
-    /// What the link says: a file name beside it, or an absolute path in the container.
+    /// Target: a file name in the same directory, or an absolute path in the container.
     pub target: String,
     /// Path of the link in the container.
     pub path: String,
 }
 
 impl HookProgram {
-    /// The program at `path` on the node.
+    /// Returns the program at `path` on the node.
     #[must_use]
     pub fn new(path: impl Into<String>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Puts `library` (a path in the container) first in the container's `/etc/ld.so.preload`.
+    /// Inserts `library` (a path in the container) at the start of the container's `/etc/ld.so.preload`.
     #[must_use]
     pub fn preload(&self, library: &str) -> Hook {
         self.call("preload", ["--library".to_owned(), library.to_owned()])
     }
 
-    /// Makes sure that the container's programs meet `library` (a path in the container) behind the stubs at these
-    /// paths. If something else stands in the place of one, such as the driver's own library that another device of the
-    /// container brought, `library` is put into `/etc/ld.so.preload` as [`Self::preload`] does.
+    /// Ensures that the container's programs load `library` (a path in the container) through the stubs at these paths.
+    /// If another file is mounted at a stub's path, such as the NVIDIA library of another device of the container, the
+    /// hook inserts `library` into `/etc/ld.so.preload` as [`Self::preload`] does.
     #[must_use]
     pub fn shim(&self, library: &str, stubs: &[String]) -> Hook {
         let mut arguments = vec!["--library".to_owned(), library.to_owned()];
@@ -64,7 +64,7 @@ impl HookProgram {
         libraries.chunks(PATHS_PER_CALL).map(call).collect()
     }
 
-    /// Makes symbolic links in the container.
+    /// Creates symbolic links in the container.
     #[must_use]
     pub fn symlinks(&self, links: &[Link]) -> Vec<Hook> {
         let argument = |link: &Link| {
@@ -79,9 +79,9 @@ impl HookProgram {
             .collect()
     }
 
-    /// Makes an empty file at `file` (a path in the container). In a directory that the driver has mounted there, it
-    /// tells the driver that the runtime has applied the edits; a runtime with CDI switched off leaves them out
-    /// without a word. A hook that cannot make the file stops the container.
+    /// Creates an empty file at `file` (a path in the container). In a directory mounted by the node driver, the file
+    /// shows that the runtime has applied the edits; a runtime with CDI disabled ignores them silently. A hook that
+    /// cannot create the file stops the container.
     #[must_use]
     pub fn mark(&self, file: &str) -> Hook {
         self.call("mark", ["--file".to_owned(), file.to_owned()])

@@ -1,11 +1,12 @@
 //! The cache of the dynamic loader, `/etc/ld.so.cache`: parsed, changed and written without `ldconfig`.
 //!
-//! Running an image's own `ldconfig` as root would run a tenant's program with the node's privileges, and many
-//! images have none. Both formats are read: the new one (`glibc-ld.so.cache1.1`, glibc 2.2 and later), alone or behind
-//! the old one, with the section of `glibc-hwcaps` names (2.33 and later), and the old one alone, which loaders still
-//! obey. The format written is the new one alone, which every glibc since 2.2 reads. Source: `sysdeps/generic/dl-cache.h`, `elf/dl-cache.c` and `elf/cache.c` of glibc.
+//! Running an image's `ldconfig` as root would execute a tenant's program with the node's privileges, and many images
+//! have none. Both formats are parsed: the new one (`glibc-ld.so.cache1.1`, glibc 2.2 and later), alone or after the
+//! old one, with the section of `glibc-hwcaps` names (2.33 and later), and the old one alone, which loaders still
+//! accept. The written file has only the new format, which every glibc since 2.2 reads.
+//! Source: `sysdeps/generic/dl-cache.h`, `elf/dl-cache.c` and `elf/cache.c` of glibc.
 //!
-//! musl has no such cache and ignores the file.
+//! musl ignores the file.
 
 use crate::elf::Machine;
 
@@ -15,55 +16,55 @@ mod read;
 const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const HEADER: usize = 48;
 const ENTRY: usize = 24;
-/// Field of the header that says in which byte order the file is; 0 in files of glibc before 2.32.
+/// Header field with the byte order of the file; 0 in files of glibc before 2.32.
 const LITTLE_ENDIAN: u8 = 2;
 const EXTENSION_MAGIC: u32 = 0xeaa4_2174;
 const EXTENSION_SECTION: usize = 16;
 const SECTION_GENERATOR: u32 = 0;
 const SECTION_HWCAPS: u32 = 1;
-/// Bit of an entry's `hwcap` that makes its low half an index into the names of `glibc-hwcaps`.
+/// Bit of an entry's `hwcap` that makes the low half an index into the names of `glibc-hwcaps`.
 const HWCAP_EXTENSION: u64 = 1 << 62;
 
-/// Libraries by the names that programs ask for.
+/// Libraries by SONAME.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LdCache {
     entries: Vec<Entry>,
-    /// Names of subdirectories of `glibc-hwcaps`, sorted; entries refer to them by position.
+    /// Names of subdirectories of `glibc-hwcaps`, sorted; entries refer to them by index.
     hwcaps: Vec<Vec<u8>>,
 }
 
 /// One library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The name that programs ask for, such as `libcuda.so.1`.
+    /// Name that programs load, such as `libcuda.so.1`.
     pub name: Vec<u8>,
-    /// The file that they get.
+    /// Path of the library.
     pub path: Vec<u8>,
-    /// Kind of library and machine; the loader takes only those that equal its own.
+    /// Kind of library and machine; the loader accepts only entries whose flags equal its own.
     pub flags: i32,
-    /// Oldest kernel that it runs on; 0 for any.
+    /// Oldest kernel that the library supports; 0 for any.
     pub os_version: u32,
-    /// What the processor must have; 0 for nothing.
+    /// Required processor features; 0 for none.
     pub hwcap: u64,
 }
 
-/// A file is no cache of glibc.
+/// A file is not a cache of glibc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// It starts with neither magic.
+    /// The file starts with neither magic.
     #[error("not a cache of glibc")]
     Magic,
-    /// It is of a machine with the other byte order.
+    /// The byte order is not this machine's.
     #[error("a cache in the other byte order")]
     ByteOrder,
-    /// A length or offset leads outside, or is beyond all reason.
-    #[error("a length or offset leads outside the file or beyond all reason")]
+    /// A length or offset lies outside the file or exceeds a limit.
+    #[error("a length or offset lies outside the file or exceeds the limit")]
     Truncated,
 }
 
 impl Entry {
-    /// A library for `machine` that needs no particular kernel or processor.
+    /// Returns a library for `machine` without requirements of kernel or processor.
     #[must_use]
     pub fn new(name: impl Into<Vec<u8>>, path: impl Into<Vec<u8>>, machine: Machine) -> Self {
         // FLAG_ELF_LIBC6, and FLAG_X8664_LIB64 or FLAG_AARCH64_LIB64.
@@ -82,7 +83,7 @@ impl Entry {
 }
 
 impl LdCache {
-    /// Reads a cache.
+    /// Parses a cache.
     ///
     /// # Errors
     /// [`ParseError`]; the loader ignores such a file.
@@ -90,24 +91,24 @@ impl LdCache {
         read::cache(file)
     }
 
-    /// The libraries, in the file's order.
+    /// Returns the libraries, in the file's order.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Adds a library in place of those of the same name and kind, variants for particular processors included: the
-    /// driver's library must match the kernel module, so an image's own of that name must not win.
+    /// Adds a library and removes those of the same name and kind, including variants for particular processors: the
+    /// NVIDIA library must match the kernel module, so an image's library of that name must not win.
     pub fn insert(&mut self, entry: Entry) {
         self.entries
             .retain(|old| old.name != entry.name || old.flags != entry.flags);
         self.entries.push(entry);
     }
 
-    /// The file, in the order in which the loader searches it.
+    /// Returns the file, with entries in the loader's search order.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] where it would exceed 4 GiB, which offsets cannot reach.
+    /// [`ParseError::Truncated`] where the file would exceed 4 GiB, the range of offsets.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ParseError> {
         let mut entries: Vec<&Entry> = self.entries.iter().collect();
         entries.sort_by(|a, b| order::entries(a, b));
@@ -128,7 +129,7 @@ impl LdCache {
             .iter()
             .map(|name| strings.add(name))
             .collect::<Result<_, _>>()?;
-        // The loader wants the extension at a multiple of four.
+        // The loader requires the extension at a multiple of four.
         let end = (strings.base + strings.bytes.len()).next_multiple_of(4);
 
         let mut file = Vec::with_capacity(end + 128);
@@ -146,7 +147,7 @@ impl LdCache {
     }
 }
 
-/// Strings of a file under construction, each ended by a zero byte.
+/// String table of a file under construction; each string ends with a zero byte.
 struct Strings {
     base: usize,
     bytes: Vec<u8>,
@@ -161,7 +162,7 @@ impl Strings {
     }
 }
 
-/// The extension at `at`: who wrote the file, and where the `glibc-hwcaps` names are.
+/// Returns the extension at `at`: generator, and position of the `glibc-hwcaps` names.
 fn extension(at: usize, hwcaps: &[u32]) -> Result<Vec<u8>, ParseError> {
     const GENERATOR: &[u8] = b"drava-cdi-hook";
     let directory = 8 + 2 * EXTENSION_SECTION;
@@ -186,7 +187,7 @@ fn extension(at: usize, hwcaps: &[u32]) -> Result<Vec<u8>, ParseError> {
     Ok(bytes)
 }
 
-/// Position of an entry's name in `glibc-hwcaps`; `None` for entries without one.
+/// Returns the index of an entry's name in `glibc-hwcaps`; `None` for entries without one.
 fn hwcap_name(hwcap: u64) -> Option<usize> {
     let low = u32::try_from(hwcap & u64::from(u32::MAX)).ok()?;
     (hwcap & HWCAP_EXTENSION != 0).then_some(low as usize)

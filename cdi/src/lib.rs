@@ -1,14 +1,14 @@
-//! CDI: the model of a specification, what of the NVIDIA driver goes into it, and the directory it is written to.
+//! CDI: model of a specification, selection of NVIDIA driver files, and the directory of specifications.
 //!
-//! The way of a claim's specification is *discover → edits → normalise → write*:
-//! [`Driver::discover`] finds the user-space driver under a [`DriverRoot`] once, [`Driver::edits`] turns the
-//! [`Part`]s that a device may have into [`ContainerEdits`], [`Spec::new`] puts edits in order and checks them, and
-//! [`SpecDir::write`] replaces the file atomically. The same input gives the same bytes.
+//! Pipeline of a claim's specification, *discover → edits → normalize → write*: [`Driver::discover`] scans a
+//! [`DriverRoot`] once, [`Driver::edits`] turns the [`Part`]s that a device may use into [`ContainerEdits`],
+//! [`Spec::new`] sorts and validates the edits, and [`SpecDir::write`] replaces the file atomically. The same input
+//! gives the same bytes.
 //!
-//! Only the fields of CDI that drava uses are modelled; anything else in a file is an error when it is read, because
-//! only our own files are. Source: <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
+//! The model has only the CDI fields that drava writes. Any other field is a parse error, because only files written by
+//! drava are parsed. Source: <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
 //!
-//! It knows nothing of claims, limits or NVML: the driver says which devices get which edits.
+//! The crate does not depend on claims, limits or NVML: the node driver selects the edits of each device.
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::validate::{self, Invalid};
 use crate::{ContainerEdits, Version};
 
-/// A CDI specification: valid, in canonical order, with the lowest version that has every field in use.
+/// A CDI specification: valid, in canonical order, with the lowest version that supports all its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     kind: String,
@@ -22,14 +22,14 @@ pub struct Spec {
 pub struct Device {
     /// Name, unique in its kind on the node.
     pub name: String,
-    /// Notes for people and tools; runtimes ignore them.
+    /// Annotations; runtimes ignore them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What a container gets that names the device. Never empty: runtimes refuse that.
+    /// Edits of a container that references the device. Never empty: runtimes reject empty edits.
     pub container_edits: ContainerEdits,
 }
 
-/// The file's form.
+/// JSON form of a specification.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -42,35 +42,35 @@ struct File {
     container_edits: ContainerEdits,
 }
 
-/// A file is not one of our specifications.
+/// A file is not a specification written by drava.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// Not JSON of the expected form.
+    /// The file is not JSON of the expected form.
     #[error("cannot parse the CDI spec")]
     Parse(#[source] serde_json::Error),
-    /// A version that is unknown, or older than a field in use.
+    /// The version is unknown, or too low for a field of the specification.
     #[error(
-        "cdiVersion {found} is not one that has every field in use: {needed} or later is needed"
+        "cdiVersion {found} does not support all fields of the spec: {needed} or later is required"
     )]
     Version {
-        /// What the file says.
+        /// Version in the file.
         found: String,
-        /// The lowest that will do.
+        /// Lowest sufficient version.
         needed: Version,
     },
-    /// A value that runtimes would refuse.
+    /// A runtime would reject a value.
     #[error("the CDI spec is invalid")]
     Invalid(#[source] Invalid),
 }
 
 impl Spec {
-    /// Puts devices and edits in canonical order and checks them.
+    /// Sorts and validates devices and edits.
     ///
-    /// `kind` is `<vendor>/<class>`; `container_edits` apply to every container that names one of the devices.
+    /// `kind` is `<vendor>/<class>`; `container_edits` apply to every container that references one of the devices.
     ///
     /// # Errors
-    /// [`Invalid`] with the path of the field that a runtime would refuse, or that contradicts another.
+    /// [`Invalid`] with the path of the field that a runtime would reject, or that contradicts another field.
     pub fn new(
         kind: impl Into<String>,
         devices: impl IntoIterator<Item = Device>,
@@ -79,7 +79,7 @@ impl Spec {
         Self::with_annotations(kind, BTreeMap::new(), devices, container_edits)
     }
 
-    /// As [`Spec::new`], with notes about the whole specification.
+    /// As [`Spec::new`], with annotations of the specification.
     ///
     /// # Errors
     /// As [`Spec::new`].
@@ -107,43 +107,43 @@ impl Spec {
         Ok(spec)
     }
 
-    /// `<vendor>/<class>`.
+    /// Returns `<vendor>/<class>`.
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Notes about the whole specification.
+    /// Returns the annotations of the specification.
     #[must_use]
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         &self.annotations
     }
 
-    /// The devices, by name.
+    /// Returns the devices, sorted by name.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Edits for every container that names one of the devices.
+    /// Returns the edits for every container that references one of the devices.
     #[must_use]
     pub fn container_edits(&self) -> &ContainerEdits {
         &self.container_edits
     }
 
-    /// The qualified name `<vendor>/<class>=<device>` of a device, as kubelet and runtimes use it.
+    /// Returns the qualified name `<vendor>/<class>=<device>` of a device, as used by kubelet and runtimes.
     #[must_use]
     pub fn qualified_name(&self, device: &Device) -> String {
         format!("{}={}", self.kind, device.name)
     }
 
-    /// The lowest CDI version that has every field in use.
+    /// Returns the lowest CDI version that supports all fields of the specification.
     #[must_use]
     pub fn version(&self) -> Version {
         Version::needed_by(self)
     }
 
-    /// The specification as JSON: the same specification gives the same bytes.
+    /// Returns the specification as JSON. The same specification gives the same bytes.
     #[must_use]
     pub fn to_json(&self) -> String {
         let file = File {
@@ -155,17 +155,17 @@ impl Spec {
         };
         #[expect(
             clippy::expect_used,
-            reason = "strings, lists and maps with string keys always serialise"
+            reason = "strings, lists and maps with string keys always serialize"
         )]
-        let mut json = serde_json::to_string_pretty(&file).expect("a CDI spec serialises");
+        let mut json = serde_json::to_string_pretty(&file).expect("a CDI spec serializes");
         json.push('\n');
         json
     }
 
-    /// Reads a specification that drava wrote.
+    /// Parses a specification written by drava.
     ///
     /// # Errors
-    /// [`ReadError`] when it is not JSON, has fields that drava does not write, or is invalid.
+    /// [`ReadError`] when the file is not JSON, has fields that drava does not write, or is invalid.
     pub fn from_json(json: &[u8]) -> Result<Self, ReadError> {
         let file: File = serde_json::from_slice(json).map_err(ReadError::Parse)?;
         let spec = Self::with_annotations(

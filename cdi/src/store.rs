@@ -1,7 +1,7 @@
 //! The directory of CDI specifications that runtimes watch.
 //!
-//! A specification appears, changes and goes in one step: a reader sees the old file, the new one, or none. A crash
-//! leaves at worst a temporary file, whose name no runtime reads and which the next [`SpecDir::sweep`] removes.
+//! Specifications are created, replaced and removed atomically: a reader sees the old file, the new file, or none. A
+//! crash leaves at most a temporary file, whose name runtimes ignore and which the next [`SpecDir::sweep`] removes.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -11,52 +11,52 @@ use std::path::{Path, PathBuf};
 
 use crate::{ReadError, Spec};
 
-/// Runtimes read `*.json` and `*.yaml`; a name that starts with a dot and ends so is read by none.
+/// Suffix of temporary files. Runtimes read only `*.json` and `*.yaml`.
 const TEMPORARY: &str = ".tmp";
-/// Largest specification that is read back; ours have some tens of KiB.
+/// Size limit of a specification that is read; those of drava have some tens of KiB.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// A directory of specifications, and the prefix of the names of ours in it.
+/// A directory of specifications, and the file name prefix of drava's specifications.
 #[derive(Debug, Clone)]
 pub struct SpecDir {
     dir: PathBuf,
     prefix: String,
 }
 
-/// A specification could not be written, read, listed or removed.
+/// A specification cannot be written, read, listed or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot {operation} {path}")]
     Io {
-        /// What was attempted.
+        /// Attempted operation.
         operation: &'static str,
-        /// On what.
+        /// Path.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         #[source]
         source: io::Error,
     },
-    /// An id that cannot be part of a file name.
-    #[error("{id:?} cannot name a CDI spec: letters, digits, '-', '_' and '.' only, at most 200")]
+    /// The id cannot be part of a file name.
+    #[error("invalid CDI spec id {id:?}: use at most 200 letters, digits, '-', '_' and '.'")]
     Id {
         /// The id.
         id: String,
     },
-    /// A file with our prefix that is not a specification of ours.
+    /// A file with drava's prefix is not a specification of drava.
     #[error("cannot read the CDI spec {path}")]
     Read {
-        /// The file.
+        /// Path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Cause.
         #[source]
         source: ReadError,
     },
 }
 
 impl SpecDir {
-    /// The directory `dir`, in which ours are the files named `<prefix><id>.json`, such as
+    /// Returns the directory `dir`. drava's files are named `<prefix><id>.json`, such as
     /// `gpu.drava.dev-claim-<claim UID>.json`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, prefix: impl Into<String>) -> Self {
@@ -66,7 +66,7 @@ impl SpecDir {
         }
     }
 
-    /// Path of the file of `id`.
+    /// Returns the path of the specification `id`.
     ///
     /// # Errors
     /// [`StoreError::Id`] where the id cannot be part of a file name.
@@ -78,8 +78,8 @@ impl SpecDir {
         Ok(self.dir.join(format!("{}{id}.json", self.prefix)))
     }
 
-    /// Writes or replaces the specification of `id` durably, and returns its path. Readable by all, as runtimes may
-    /// run with another user; writable by the owner.
+    /// Writes or replaces the specification `id` durably, and returns its path. The file is readable by all, because
+    /// runtimes may run as another user, and writable by the owner.
     ///
     /// # Errors
     /// [`StoreError`] with the path; the old file, if any, is then unchanged.
@@ -95,17 +95,17 @@ impl SpecDir {
         written
             .and_then(|()| fs::rename(&temporary, &path).map_err(io("replace", &path)))
             .inspect_err(|_| {
-                // The error that matters is the first one; a file that stays is removed by the next sweep.
+                // Report the first error; the next sweep removes a remaining temporary file.
                 let _ = fs::remove_file(&temporary);
             })?;
         self.sync()?;
         Ok(path)
     }
 
-    /// Reads the specification of `id`; `None` where there is none.
+    /// Reads the specification `id`; returns `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError`] where it is there and cannot be read or is not valid.
+    /// [`StoreError`] when the file exists and cannot be read or is invalid.
     pub fn read(&self, id: &str) -> Result<Option<Spec>, StoreError> {
         let path = self.path(id)?;
         let file = match File::open(&path) {
@@ -121,7 +121,7 @@ impl SpecDir {
             .map_err(|source| StoreError::Read { path, source })
     }
 
-    /// Removes the specification of `id`; says whether there was one.
+    /// Removes the specification `id` and returns whether it existed.
     ///
     /// # Errors
     /// [`StoreError`] with the path.
@@ -134,7 +134,7 @@ impl SpecDir {
         }
     }
 
-    /// Ids of our specifications, sorted. A directory that is not there has none.
+    /// Returns the sorted ids of drava's specifications; none if the directory does not exist.
     ///
     /// # Errors
     /// [`StoreError`] with the path.
@@ -148,7 +148,7 @@ impl SpecDir {
         Ok(ids)
     }
 
-    /// Removes what writers that died left behind. Only for a time without writers.
+    /// Removes the temporary files of killed writers. No writer may run at the same time.
     ///
     /// # Errors
     /// [`StoreError`] with the path.
@@ -171,7 +171,7 @@ impl SpecDir {
         )
     }
 
-    /// File names in the directory; those that are not UTF-8 cannot be ours.
+    /// Returns the file names in the directory, without names that are not UTF-8: drava writes none.
     fn names(&self) -> Result<Vec<String>, StoreError> {
         let entries = match fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -186,7 +186,7 @@ impl SpecDir {
         Ok(names)
     }
 
-    /// Makes a rename or removal survive a power failure.
+    /// Makes renames and removals survive a power failure.
     fn sync(&self) -> Result<(), StoreError> {
         File::open(&self.dir)
             .and_then(|dir| dir.sync_all())

@@ -1,4 +1,4 @@
-//! What runtimes demand of a specification, and what would make two edits contradict each other.
+//! Validates a specification: the rules of runtimes, and contradictions between edits.
 //!
 //! Source: SPEC.md of CDI and the checks of its Go implementation, which containerd and CRI-O use.
 
@@ -7,13 +7,13 @@ use std::path::{Component, Path};
 
 use crate::{ContainerEdits, Spec};
 
-/// A value in a specification that a runtime would refuse, or that contradicts another.
+/// A value that a runtime would reject, or that contradicts another value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct Invalid {
     /// Path of the field, such as `devices[a].containerEdits.mounts[/x].hostPath`.
     pub field: String,
-    /// What is wrong with it.
+    /// Cause.
     pub reason: String,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn spec(spec: &Spec) -> Result<(), Invalid> {
     annotations("annotations", spec.annotations())?;
     edits("containerEdits", spec.container_edits())?;
     if spec.devices().is_empty() {
-        return invalid("devices", "is empty; a spec has at least one device");
+        return invalid("devices", "is empty; a spec needs at least one device");
     }
     let mut names = BTreeSet::new();
     for device in spec.devices() {
@@ -45,13 +45,13 @@ pub(crate) fn spec(spec: &Spec) -> Result<(), Invalid> {
             "_-.:",
         )?;
         if !names.insert(&device.name) {
-            return invalid(field, "is there twice");
+            return invalid(field, "occurs twice");
         }
         annotations(&format!("{field}.annotations"), &device.annotations)?;
         if device.container_edits.is_empty() {
             return invalid(
                 format!("{field}.containerEdits"),
-                "is empty; a device edits at least one thing",
+                "is empty; a device needs at least one edit",
             );
         }
         edits(&format!("{field}.containerEdits"), &device.container_edits)?;
@@ -65,7 +65,7 @@ enum First {
     LetterOrDigit,
 }
 
-/// A name of letters, digits and `inner`, that starts as `first` says and ends with a letter or digit.
+/// Checks a name: `first` as first character, letters, digits and `inner` inside, a letter or digit at the end.
 fn label(field: &str, name: &str, first: First, inner: &str) -> Result<(), Invalid> {
     let starts = name.chars().next().is_some_and(|c| match first {
         First::Letter => c.is_ascii_alphabetic(),
@@ -90,12 +90,13 @@ fn label(field: &str, name: &str, first: First, inner: &str) -> Result<(), Inval
     invalid(
         field,
         format!(
-            "{name:?} must {start}, end with a letter or digit and hold only those and {inner:?}"
+            "{name:?} must {start}, end with a letter or digit and contain only those and {inner:?}"
         ),
     )
 }
 
-/// Kubernetes' rule for annotation keys, which CDI adopted: an optional DNS prefix, a name of at most 63.
+/// Checks Kubernetes' rule for annotation keys, which CDI adopted: an optional DNS prefix, a name of at most 63
+/// characters.
 fn annotations(field: &str, annotations: &BTreeMap<String, String>) -> Result<(), Invalid> {
     for key in annotations.keys() {
         let (prefix, name) = key
@@ -104,7 +105,7 @@ fn annotations(field: &str, annotations: &BTreeMap<String, String>) -> Result<()
         let of = format!("{field}[{key}]");
         label(&of, name, First::LetterOrDigit, "_-.")?;
         if name.len() > 63 {
-            return invalid(of, "has a name of over 63 characters");
+            return invalid(of, "has a name of more than 63 characters");
         }
         let dns = |prefix: &str| {
             prefix.len() <= 253
@@ -118,7 +119,7 @@ fn annotations(field: &str, annotations: &BTreeMap<String, String>) -> Result<()
                 })
         };
         if !prefix.is_none_or(dns) {
-            return invalid(of, "has a prefix that is no DNS name");
+            return invalid(of, "has a prefix that is not a DNS name");
         }
     }
     Ok(())
@@ -149,11 +150,11 @@ fn edits(field: &str, edits: &ContainerEdits) -> Result<(), Invalid> {
         {
             return invalid(
                 format!("{of}.permissions"),
-                "is not made of the letters rwm",
+                "contains letters other than rwm",
             );
         }
         if !paths.insert(&node.path) {
-            return invalid(of, "is there twice with different contents");
+            return invalid(of, "occurs twice with different contents");
         }
     }
     let mut paths = BTreeSet::new();
@@ -162,7 +163,7 @@ fn edits(field: &str, edits: &ContainerEdits) -> Result<(), Invalid> {
         path(&format!("{of}.containerPath"), &mount.container_path)?;
         path(&format!("{of}.hostPath"), &mount.host_path)?;
         if !paths.insert(&mount.container_path) {
-            return invalid(of, "is there twice with different contents");
+            return invalid(of, "occurs twice with different contents");
         }
     }
     for hook in &edits.hooks {
@@ -172,13 +173,13 @@ fn edits(field: &str, edits: &ContainerEdits) -> Result<(), Invalid> {
             env(&format!("{of}.env"), pair)?;
         }
         if hook.args.iter().any(|argument| argument.contains('\0')) {
-            return invalid(format!("{of}.args"), "has a zero byte");
+            return invalid(format!("{of}.args"), "contains a zero byte");
         }
     }
     Ok(())
 }
 
-/// The name in a `NAME=value` pair.
+/// Returns the name in a `NAME=value` pair.
 fn env<'a>(field: &str, pair: &'a str) -> Result<&'a str, Invalid> {
     match pair.split_once('=') {
         Some((name, value))
@@ -190,7 +191,7 @@ fn env<'a>(field: &str, pair: &'a str) -> Result<&'a str, Invalid> {
     }
 }
 
-/// An absolute path without `.`, `..` or doubled slashes, so that equal places have equal paths.
+/// Checks that a path is absolute and has no `.`, `..` or doubled slashes, so that each file has one path.
 fn path(field: &str, text: &str) -> Result<(), Invalid> {
     let normal = Path::new(text)
         .components()

@@ -1,16 +1,16 @@
-//! CDI versions, and the lowest one that a specification needs.
+//! CDI versions, and the lowest version that a specification needs.
 //!
-//! A runtime refuses a specification that is newer than itself or that uses a field younger than it says. So the
-//! lowest sufficient version serves the most runtimes. Source: SPEC.md of CDI, "Versions".
+//! A runtime rejects a specification with a version newer than its own, or with a field newer than the specification's
+//! version. So the lowest sufficient version works with the most runtimes. Source: SPEC.md of CDI, "Versions".
 
 use std::fmt;
 
 use crate::{ContainerEdits, Spec};
 
-/// Released versions of CDI, oldest first; those before 0.3.0 are no longer read by runtimes.
+/// Released versions of CDI, oldest first. Runtimes do not support versions before 0.3.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
-    /// The first that runtimes read.
+    /// Oldest version that runtimes support.
     V0_3_0,
     /// Mounts have a type.
     V0_4_0,
@@ -20,9 +20,9 @@ pub enum Version {
     V0_6_0,
     /// Additional group ids, Intel RDT.
     V0_7_0,
-    /// No change of the form.
+    /// No change of the format.
     V0_8_0,
-    /// No change of the form.
+    /// No change of the format.
     V1_0_0,
     /// Network devices.
     V1_1_0,
@@ -40,7 +40,7 @@ const ALL: [(Version, &str); 8] = [
 ];
 
 impl Version {
-    /// The version written as `text`; a leading `v` is allowed, as in CDI's own parser.
+    /// Parses a version; a leading `v` is allowed, as in CDI's own parser.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix('v').unwrap_or(text);
@@ -49,7 +49,7 @@ impl Version {
             .map(|(version, _)| *version)
     }
 
-    /// The lowest version that has every field that `spec` uses. Drava uses no field younger than 0.6.0.
+    /// Returns the lowest version that supports all fields of `spec`. drava uses no field newer than 0.6.0.
     pub(crate) fn needed_by(spec: &Spec) -> Self {
         let annotated = !spec.annotations().is_empty()
             || spec

@@ -1,17 +1,17 @@
-//! The command line. Parsed by hand: subcommands with one flag each are not worth a library in every container.
+//! Command line. Parsed by hand: subcommands with one or two flags need no library in every container.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-/// What is to be done.
+/// A subcommand and its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Put a library first in `/etc/ld.so.preload`.
+    /// Insert a library at the start of `/etc/ld.so.preload`.
     Preload {
         /// Absolute path in the container.
         library: String,
     },
-    /// See that stubs lead to a library, or put it first in `/etc/ld.so.preload`.
+    /// Check that stubs lead to a library, or insert it at the start of `/etc/ld.so.preload`.
     Shim {
         /// Absolute path in the container.
         library: String,
@@ -23,12 +23,12 @@ pub(crate) enum Action {
         /// Absolute paths in the container.
         libraries: Vec<String>,
     },
-    /// Leave a sign that the runtime has applied the edits.
+    /// Create an empty file, which shows that the runtime has applied the edits.
     Mark {
         /// Absolute path in the container.
         file: String,
     },
-    /// Make symbolic links.
+    /// Create symbolic links.
     Symlinks {
         /// The links.
         links: Vec<Link>,
@@ -38,13 +38,13 @@ pub(crate) enum Action {
 /// A symbolic link.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// What it says.
+    /// Target of the link.
     pub(crate) target: String,
     /// Absolute path in the container.
     pub(crate) path: String,
 }
 
-/// The command line is wrong.
+/// The command line is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ArgumentsError {
     #[error(
@@ -59,7 +59,7 @@ pub(crate) enum ArgumentsError {
     Missing(&'static str, &'static str),
     #[error("{0} takes one value, not {1}")]
     Several(&'static str, usize),
-    #[error("{0:?} is not an absolute path to a file, without '.', '..' and white space")]
+    #[error("{0:?} is not an absolute path to a file without '.', '..', white space and colons")]
     Path(String),
     #[error("{0:?} is not TARGET::PATH")]
     Link(String),
@@ -67,7 +67,7 @@ pub(crate) enum ArgumentsError {
     NotUtf8,
 }
 
-/// Parses the arguments behind the program's name.
+/// Parses the arguments after the program's name.
 pub(crate) fn parse(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Action, ArgumentsError> {
@@ -115,7 +115,7 @@ pub(crate) fn parse(
     }
 }
 
-/// Pairs of a flag among `known` and its value.
+/// Returns pairs of a flag among `known` and its value.
 fn flags(
     mut arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
     subcommand: &'static str,
@@ -132,7 +132,7 @@ fn flags(
     Ok(flags)
 }
 
-/// The values of `flag`, which may be repeated.
+/// Returns the values of `flag`, which can be repeated.
 fn values(
     arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
     subcommand: &'static str,
@@ -146,7 +146,7 @@ fn values(
     }
 }
 
-/// The value of `flag`, which must not be repeated.
+/// Returns the value of `flag`, which must occur once.
 fn value(
     arguments: impl Iterator<Item = Result<String, ArgumentsError>>,
     subcommand: &'static str,
@@ -168,7 +168,7 @@ fn single(
         .map_err(|values| ArgumentsError::Several(flag, values.len()))
 }
 
-/// An absolute path that names a file. White space and colons separate the names in `ld.so.preload`.
+/// Checks an absolute path to a file. White space and colons separate the names in `ld.so.preload`.
 fn path(path: String) -> Result<String, ArgumentsError> {
     let parts = path.strip_prefix('/').map(|rest| rest.split('/'));
     let plain = parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn subcommands_are_parsed() {
+    fn parses_subcommands() {
         assert_eq!(
             parsed(&["preload", "--library", "/a/b"]),
             Ok(Action::Preload {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_what_is_wrong() {
+    fn rejects_invalid_arguments_with_cause() {
         for (arguments, message) in [
             (&[][..], "usage:"),
             (&["run"], "usage:"),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_the_drivers_side_are_understood() {
+    fn parses_arguments_written_by_drava_cdi() {
         let hook = drava_cdi::HookProgram::new("/var/lib/drava/bin/x/drava-cdi-hook");
         let link = drava_cdi::Link {
             target: "libcuda.so.580.65.06".into(),

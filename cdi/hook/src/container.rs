@@ -1,7 +1,7 @@
-//! From the state that the runtime gives on stdin to the container's root directory.
+//! Opens the container's root directory from the state that the runtime writes to stdin.
 //!
-//! Only the two fields needed are read, and unknown ones ignored: a runtime newer than this program may add fields and
-//! values. Source: OCI runtime specification, "State" and `config.json`, "Root".
+//! Only the two required fields are parsed; others are ignored, because a newer runtime may add fields and values.
+//! Source: OCI runtime specification, "State" and `config.json`, "Root".
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 
 use crate::root::{Root, RootError};
 
-/// Largest state that is read: an id, a PID, two paths and the pod's annotations, which Kubernetes limits to 256 KiB.
+/// Size limit of the state: an id, a PID, two paths and the pod's annotations, which Kubernetes limits to 256 KiB.
 const MAX_STATE: u64 = 1 << 20;
-/// Largest `config.json` that is read; those with many mounts and a seccomp profile have about 100 KiB.
+/// Size limit of `config.json`; files with many mounts and a seccomp profile have about 100 KiB.
 const MAX_CONFIG: u64 = 16 << 20;
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ struct RootConfig {
     path: PathBuf,
 }
 
-/// The container's root cannot be found.
+/// The container's root cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ContainerError {
     #[error("cannot read the container's state from stdin")]
@@ -49,9 +49,9 @@ pub(crate) enum ContainerError {
 pub(crate) enum ParseError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is larger than {0} bytes")]
+    #[error("larger than {0} bytes")]
     TooLarge(u64),
-    #[error("it is not the JSON of the OCI runtime specification")]
+    #[error("not JSON of the OCI runtime specification")]
     Json(#[from] serde_json::Error),
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn root(stdin: impl Read) -> Result<Root, ContainerError> {
         Ok(config) => config,
         Err(source) => return Err(ContainerError::ConfigContents { path, source }),
     };
-    // An absolute path replaces the bundle's.
+    // An absolute path replaces the bundle's path.
     Ok(Root::open(state.bundle.join(config.root.path))?)
 }
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_root_lies_in_the_bundle() {
+    fn resolves_relative_root_in_bundle() {
         let bundle = tempfile::tempdir().unwrap();
         std::fs::create_dir(bundle.path().join("rootfs")).unwrap();
         std::fs::write(bundle.path().join("rootfs/marker"), "here").unwrap();
@@ -108,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn errors_name_file_and_cause() {
         assert!(
-            failure(b"").contains("state from stdin: it is not the JSON"),
+            failure(b"").contains("state from stdin: not JSON"),
             "{}",
             failure(b"")
         );

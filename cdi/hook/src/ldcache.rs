@@ -1,4 +1,4 @@
-//! `/etc/ld.so.cache`: each library under its file name, in place of the image's own of that name.
+//! `/etc/ld.so.cache`: adds libraries under their file names and removes the image's entries of those names.
 
 use drava_cdi::elf::{self, Machine};
 use drava_cdi::ldcache::{Entry, LdCache, ParseError};
@@ -6,15 +6,15 @@ use drava_cdi::ldcache::{Entry, LdCache, ParseError};
 use crate::root::{Root, RootError};
 
 const CACHE: &str = "/etc/ld.so.cache";
-/// Largest cache that is read; that of a full desktop has some hundred KiB.
+/// Size limit of the cache; that of a full desktop has some hundred KiB.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The libraries could not be made known.
+/// The libraries cannot be added to the cache.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LdCacheError {
-    #[error("{0} is not in the container: its mount or link is missing")]
+    #[error("{0} is not in the container; its mount or link is missing")]
     NoLibrary(String),
-    #[error("{0} is no shared library for this machine")]
+    #[error("{0} is not a shared library for this machine")]
     NotForThisMachine(String),
     #[error("cannot read the library {path}")]
     Read {
@@ -29,7 +29,7 @@ pub(crate) enum LdCacheError {
 
 pub(crate) fn apply(root: &Root, libraries: &[String]) -> Result<(), LdCacheError> {
     let present = root.read(CACHE, MAX_BYTES)?;
-    // The loader takes no notice of a broken cache, so neither are its contents missed.
+    // The loader ignores a malformed cache, so its contents can be dropped.
     let mut cache = present
         .as_deref()
         .map(LdCache::parse)

@@ -1,24 +1,25 @@
-//! `drava-cdi-hook`: makes a container's dynamic loader find the driver's libraries, and libvgpu first.
+//! `drava-cdi-hook`: makes a container's dynamic loader find the NVIDIA driver's libraries, and libvgpu first.
 //!
 //! An OCI `createContainer` hook: the runtime runs it as root, in the container's mount namespace, after its mounts
-//! and before its first process, with the container's state on stdin. The image is hostile: every path in it is
-//! resolved inside the container's root by the kernel (`openat2` with `RESOLVE_IN_ROOT`, Linux 5.6), nothing of the
-//! image is run, and every read is bounded. It reads no environment, starts no process and opens no socket.
+//! and before its first process, with the container's state on stdin. The image is untrusted: the kernel resolves
+//! every path of the image inside the container's root (`openat2` with `RESOLVE_IN_ROOT`, Linux 5.6), the hook runs no
+//! program of the image, and every read is bounded. The hook reads no environment, starts no process and opens no
+//! socket.
 //!
-//! It fails closed. A non-zero status makes the runtime refuse the container, and the one line on stderr reaches the
-//! pod's events. Run again on the same container, it changes nothing.
+//! The hook fails closed. A non-zero status makes the runtime reject the container, and the one line on stderr appears
+//! in the pod's events. A second run on the same container changes nothing.
 //!
-//! Subcommands (`drava_cdi::HookProgram` is the caller's side):
-//! - `preload --library PATH`: PATH comes first in `/etc/ld.so.preload`, what the image has there follows.
-//! - `shim --library PATH --stub PATH…`: each stub is a shared library that needs the library first. If something else
-//!   has the place of one, because another device of the container brought the driver's own, `preload` is done.
-//! - `ldcache --library PATH…`: `/etc/ld.so.cache` has each library under its file name.
-//! - `symlinks --link TARGET::PATH…`: PATH is a symbolic link to TARGET.
-//! - `mark --file PATH`: PATH is a file. It tells the driver that the runtime has applied the edits: one with CDI
-//!   switched off starts the container without them and says nothing.
+//! Subcommands (`drava_cdi::HookProgram` writes the command lines):
+//! - `preload --library PATH`: inserts PATH at the start of `/etc/ld.so.preload`, before the image's entries.
+//! - `shim --library PATH --stub PATH…`: checks that each stub is a shared library that needs PATH first. If another
+//!   file is mounted at a stub's path, such as the NVIDIA library of another device of the container, runs `preload`.
+//! - `ldcache --library PATH…`: adds each library to `/etc/ld.so.cache` under its file name.
+//! - `symlinks --link TARGET::PATH…`: creates the symbolic link PATH to TARGET.
+//! - `mark --file PATH`: creates the file PATH, which shows the node driver that the runtime has applied the edits. A
+//!   runtime with CDI disabled starts the container without them and reports nothing.
 //!
-//! An image with musl has another loader, which ignores `ld.so.preload` and `ld.so.cache`. The driver's libraries need
-//! glibc, so a musl program can use the GPU no more with this hook than without.
+//! musl's loader ignores `ld.so.preload` and `ld.so.cache`. The NVIDIA libraries need glibc, so a musl program cannot
+//! use the GPU with or without this hook.
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell when stderr is closed.
+            // Without stderr, the error cannot be reported.
             let _ = writeln!(io::stderr(), "{}", one_line(error.as_ref()));
             ExitCode::FAILURE
         }
@@ -62,7 +63,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An error with its causes. Paths may hold anything, a line end too.
+/// Formats an error and its causes in one line. Paths can contain any character, including a line end.
 fn one_line(error: &dyn Error) -> String {
     let mut line = format!("drava-cdi-hook: {error}");
     let mut cause = error.source();
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_one_line_with_its_causes() {
+    fn prints_error_and_causes_in_one_line() {
         #[derive(Debug)]
         struct Outer(io::Error);
         impl std::fmt::Display for Outer {

@@ -1,4 +1,4 @@
-//! A sign for the driver, in a directory of its own that it has mounted into the container.
+//! Creates an empty file in a directory that the node driver has mounted into the container.
 
 use crate::root::{Root, RootError};
 

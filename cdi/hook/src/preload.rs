@@ -1,18 +1,18 @@
-//! `/etc/ld.so.preload`: libvgpu first, then what the image has there.
+//! `/etc/ld.so.preload`: libvgpu first, then the image's entries.
 //!
 //! The loader reads names separated by white space and colons; `#` starts a comment (`elf/rtld.c` of glibc).
 
 use crate::root::{Root, RootError};
 
 const PRELOAD: &str = "/etc/ld.so.preload";
-/// Largest file that is merged: thousands of libraries.
+/// Size limit of the image's file: room for thousands of libraries.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The library could not be put there.
+/// The library cannot be inserted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PreloadError {
     #[error(
-        "{0} is not in the container: its mount is missing, and programs would run without limits"
+        "{0} is not in the container; its mount is missing, and programs would run without limits"
     )]
     NoLibrary(String),
     #[error(transparent)]
@@ -20,7 +20,7 @@ pub(crate) enum PreloadError {
 }
 
 pub(crate) fn apply(root: &Root, library: &str) -> Result<(), PreloadError> {
-    // The loader only warns of a library that is not there and runs the program.
+    // For a missing library, the loader only prints a warning and runs the program.
     if root.file(library)?.is_none() {
         return Err(PreloadError::NoLibrary(library.to_owned()));
     }
@@ -32,7 +32,7 @@ pub(crate) fn apply(root: &Root, library: &str) -> Result<(), PreloadError> {
     Ok(())
 }
 
-/// The contents with `library` first and nowhere else. Lines without it stay as they are.
+/// Returns the contents with `library` first and at no other position. Lines without it stay unchanged.
 fn merged(library: &str, present: &[u8]) -> Vec<u8> {
     let mut merged = library.as_bytes().to_vec();
     merged.push(b'\n');
@@ -54,7 +54,7 @@ fn merged(library: &str, present: &[u8]) -> Vec<u8> {
             merged.push(b'\n');
         }
     }
-    // The loader wants the last name to be ended.
+    // The loader requires a separator after the last name.
     if !merged.ends_with(b"\n") {
         merged.push(b'\n');
     }
@@ -72,7 +72,7 @@ mod tests {
 
     const OURS: &str = "/usr/local/lib/drava/libvgpu.so";
 
-    /// What the loader makes of the file, as `elf/rtld.c` does it.
+    /// Returns the names that the loader reads from the file (`elf/rtld.c`).
     fn names(file: &[u8]) -> Vec<Vec<u8>> {
         let mut file = file.to_vec();
         let mut comment = false;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_first_and_there_once() {
+    fn inserts_library_first_and_once() {
         for (present, expected) in [
             ("", "OURS\n"),
             ("/lib/a.so\n", "OURS\n/lib/a.so\n"),
@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_loader_sees_ours_first_then_the_others_in_order(
+        fn keeps_other_libraries_in_order_behind_ours(
             present in proptest::collection::vec(
                 prop_oneof![
                     Just(OURS.as_bytes().to_vec()),

@@ -1,8 +1,8 @@
-//! A container's root directory, all of whose contents are hostile.
+//! A container's root directory. All its contents are untrusted.
 //!
-//! Every path is resolved by the kernel as for a process with this root: symbolic links, absolute ones too, and `..`
-//! lead nowhere else. Files are replaced by a rename in their directory, so a reader sees the old or the new contents,
-//! and a link or FIFO in a file's place is replaced, never written through.
+//! The kernel resolves every path as for a process with this root: symbolic links, including absolute ones, and `..`
+//! stay inside. Files are replaced by a rename in their directory, so a reader sees the old or the new contents, and a
+//! link or FIFO at a file's path is replaced, never followed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,13 +24,13 @@ pub(crate) struct Root {
     dir: OwnedFd,
 }
 
-/// Something in a container's root could not be done.
+/// An operation in a container's root failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RootError {
     #[error("cannot open the container's root {path}")]
     Open { path: PathBuf, source: io::Error },
     #[error(
-        "the kernel has no openat2, or a seccomp profile forbids it; Linux 5.6 or later is needed"
+        "openat2 is not available: Linux 5.6 or later is required, and seccomp must allow the call"
     )]
     NoOpenat2,
     #[error("cannot {operation} {path} in the container{hint}")]
@@ -42,7 +42,7 @@ pub(crate) enum RootError {
     },
     #[error("{path} in the container is larger than {limit} bytes")]
     TooLarge { path: String, limit: u64 },
-    #[error("{path} is no path to a file")]
+    #[error("{path} is not a path to a file")]
     NoFile { path: String },
 }
 
@@ -59,8 +59,8 @@ impl Root {
         }
     }
 
-    /// Opens the regular file at `path`, following links inside the root. `None` where nothing, or something that is
-    /// no regular file, is there: the loader takes no notice of such a thing either.
+    /// Opens the regular file at `path`, following links inside the root. Returns `None` where no file or a file of
+    /// another type exists: the loader ignores those too.
     pub(crate) fn file(&self, path: &str) -> Result<Option<File>, RootError> {
         let failed = |errno| operation("open", path, errno);
         match self.resolve(path, OFlags::PATH) {
@@ -68,14 +68,14 @@ impl Root {
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         }
-        // Another container of the pod may have put something else there meanwhile: a FIFO must not block.
+        // Another container of the pod can replace the file concurrently: a FIFO must not block.
         let file = self
             .resolve(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
             .map_err(failed)?;
         Ok(is_regular(&file).map_err(failed)?.then(|| file.into()))
     }
 
-    /// The contents of the regular file at `path`; `None` as for [`Root::file`].
+    /// Returns the contents of the regular file at `path`; `None` as for [`Root::file`].
     pub(crate) fn read(&self, path: &str, limit: u64) -> Result<Option<Vec<u8>>, RootError> {
         let Some(file) = self.file(path)? else {
             return Ok(None);
@@ -93,27 +93,27 @@ impl Root {
         Ok(Some(bytes))
     }
 
-    /// Puts a regular file with `contents`, readable by all, at `path`.
+    /// Creates or replaces the regular file `path` with `contents`, readable by all.
     pub(crate) fn replace(&self, path: &str, contents: &[u8]) -> Result<(), RootError> {
         self.put(path, |directory, temporary| {
             let flags =
                 OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(directory, temporary, flags, Mode::from_raw_mode(FILE_MODE))?;
-            // The umask is the runtime's business; a file that the tenant's user cannot read would not be obeyed.
+            // The runtime's umask may hide the file from the tenant's user, whose loader would then ignore it.
             fchmod(&file, Mode::from_raw_mode(FILE_MODE))?;
-            // Not synced: after a power failure the container does not come back without this hook.
+            // No fsync: after a power failure the container starts again only with this hook.
             File::from(file).write_all(contents)
         })
     }
 
-    /// Puts a symbolic link to `target` at `path`.
+    /// Creates or replaces the symbolic link `path` to `target`.
     pub(crate) fn link(&self, path: &str, target: &str) -> Result<(), RootError> {
         self.put(path, |directory, temporary| {
             Ok(symlinkat(target, directory, temporary)?)
         })
     }
 
-    /// What the symbolic link at `path` says; `None` where there is no link.
+    /// Returns the target of the symbolic link at `path`; `None` where no link exists.
     pub(crate) fn link_target(&self, path: &str) -> Result<Option<Vec<u8>>, RootError> {
         let (directory, name) = split(path)?;
         let Ok(directory) = self.resolve(directory, OFlags::PATH | OFlags::DIRECTORY) else {
@@ -126,7 +126,7 @@ impl Root {
         }
     }
 
-    /// Makes something under a temporary name beside `path` and moves it there.
+    /// Creates a file under a temporary name in the directory of `path` and renames it to `path`.
     fn put(
         &self,
         path: &str,
@@ -136,20 +136,20 @@ impl Root {
         let directory = self.directory(directory)?;
         let temporary = format!(".{name}.drava");
         let temporary = OsStr::new(&temporary);
-        // Left by a run that was killed, or by the image.
+        // A killed run, or the image, can leave a file of that name.
         match unlinkat(&directory, temporary, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(operation("write", path, errno)),
         }
         make(&directory, temporary).map_err(|source| failed("write", path, source))?;
         renameat(&directory, temporary, &directory, name).map_err(|errno| {
-            // The first error is the one to tell.
+            // Reports the first error.
             let _ = unlinkat(&directory, temporary, AtFlags::empty());
             operation("replace", path, errno)
         })
     }
 
-    /// Opens a directory, after making what of it is missing.
+    /// Opens a directory and creates missing components.
     fn directory(&self, path: &str) -> Result<OwnedFd, RootError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         match self.resolve(path, flags) {
@@ -161,7 +161,7 @@ impl Root {
         let parent = self.directory(parent)?;
         match mkdirat(&parent, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(operation("make the directory", path, errno)),
+            Err(errno) => return Err(operation("create the directory", path, errno)),
         }
         self.resolve(path, flags)
             .map_err(|errno| operation("open the directory", path, errno))
@@ -169,7 +169,7 @@ impl Root {
 
     fn resolve(&self, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        // The kernel gives up with EAGAIN when something is renamed while it resolves `..`.
+        // The kernel returns EAGAIN when a concurrent rename disturbs the resolution of `..`.
         let mut attempts = 0..32;
         loop {
             match openat2(
@@ -186,7 +186,7 @@ impl Root {
     }
 }
 
-/// Directory and name of an absolute path.
+/// Splits an absolute path into directory and name.
 fn split(path: &str) -> Result<(&str, &str), RootError> {
     match path.rsplit_once('/') {
         Some((_, "")) | None => Err(RootError::NoFile {
@@ -208,10 +208,10 @@ fn operation(operation: &'static str, path: &str, errno: Errno) -> RootError {
 fn failed(operation: &'static str, path: &str, source: io::Error) -> RootError {
     let hint = match Errno::from_io_error(&source) {
         Some(Errno::ROFS) => {
-            ": it lies on a read-only mount; mount volumes below that directory instead of over it"
+            ": read-only mount; mount volumes below that directory instead of over it"
         }
-        Some(Errno::BUSY) => ": a volume is mounted there; mount it elsewhere",
-        Some(Errno::ISDIR) => ": it is a directory in the image",
+        Some(Errno::BUSY) => ": a volume is mounted at that path; mount it elsewhere",
+        Some(Errno::ISDIR) => ": a directory of the image",
         Some(_) | None => "",
     };
     RootError::Operation {

@@ -1,14 +1,15 @@
-//! Whether programs meet libvgpu behind the stubs that the driver has mounted.
+//! Checks that programs load libvgpu through the mounted stubs.
 //!
-//! Of two devices that mount a file at one path, a container gets the file of one. A whole card's device mounts the
-//! driver's own libraries where a share's has stubs: then only `ld.so.preload` brings the share's limits.
+//! If two devices mount a file at one path, a container gets one of the files. The device of a whole GPU mounts the
+//! NVIDIA libraries at the paths where a share's device has stubs; then only `ld.so.preload` enforces the share's
+//! limits.
 
 use drava_cdi::elf;
 
 use crate::preload::{self, PreloadError};
 use crate::root::{Root, RootError};
 
-/// What programs would meet is not known, or the library could not be put before it.
+/// The stubs cannot be checked, or the library cannot be inserted into `ld.so.preload`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShimError {
     #[error("cannot read the stub {path}")]
@@ -17,7 +18,7 @@ pub(crate) enum ShimError {
         source: std::io::Error,
     },
     #[error(
-        "{0} is not in the container: its mount is missing, and programs would run without limits"
+        "{0} is not in the container; its mount is missing, and programs would run without limits"
     )]
     NoLibrary(String),
     #[error(transparent)]
@@ -27,7 +28,7 @@ pub(crate) enum ShimError {
 }
 
 pub(crate) fn apply(root: &Root, library: &str, stubs: &[String]) -> Result<(), ShimError> {
-    // Without it the stubs could not be loaded; so says the container's start, not each of its programs.
+    // Without the library no program could load the stubs; the container's start reports that once.
     if root.file(library)?.is_none() {
         return Err(ShimError::NoLibrary(library.to_owned()));
     }
@@ -40,7 +41,7 @@ pub(crate) fn apply(root: &Root, library: &str, stubs: &[String]) -> Result<(), 
     Ok(())
 }
 
-/// Whether a shared library at `stub` needs `library` before all others.
+/// Returns whether `stub` is a shared library that needs `library` first.
 fn leads_to(root: &Root, stub: &str, library: &str) -> Result<bool, ShimError> {
     let Some(file) = root.file(stub)? else {
         return Ok(false);

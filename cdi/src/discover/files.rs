@@ -1,4 +1,4 @@
-//! Finds the driver's programs, firmware and sockets.
+//! Finds the NVIDIA driver's programs, firmware and sockets.
 
 use super::{DriverRoot, Part, parts};
 
@@ -12,20 +12,20 @@ const PROGRAM_DIRECTORIES: [&str; 6] = [
 ];
 const FIRMWARE_DIRECTORIES: [&str; 2] = ["/lib/firmware/nvidia", "/usr/lib/firmware/nvidia"];
 
-/// Sockets of the driver's daemons that its libraries connect to.
+/// Sockets of NVIDIA's daemons that its libraries connect to.
 const SOCKETS: [&str; 2] = [
     "/run/nvidia-persistenced/socket",
     "/run/nvidia-fabricmanager/socket",
 ];
 
-/// A program of the driver.
+/// A program of the NVIDIA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binary {
-    /// Where it belongs.
+    /// Part of the driver.
     pub part: Part,
     /// Path in the driver root.
     pub path: String,
-    /// Path in containers, on their usual search path.
+    /// Path in containers, in a directory of the usual `PATH`.
     pub container_path: String,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn binaries(root: &DriverRoot) -> Vec<Binary> {
     parts::binaries().filter_map(find).collect()
 }
 
-/// Firmware of the GPU system processor, which the driver's own tools look up by version.
+/// Returns the firmware of the GPU system processor, which NVIDIA's tools look up by version.
 pub(super) fn firmware(root: &DriverRoot, version: Option<&str>) -> Vec<String> {
     let Some(version) = version else {
         return Vec::new();
@@ -64,7 +64,7 @@ pub(super) fn firmware(root: &DriverRoot, version: Option<&str>) -> Vec<String> 
     files
 }
 
-/// Sockets that are there. The path in the container is the one that the driver's libraries were built with.
+/// Returns the existing sockets. NVIDIA's libraries have the paths built in, so containers use the same paths.
 pub(super) fn sockets(root: &DriverRoot) -> Vec<String> {
     let is_socket = |path: &&&str| root.resolve(path).is_some_and(|(_, kind)| kind.is_socket());
     SOCKETS

@@ -1,4 +1,4 @@
-//! Finds the driver's libraries: which files, and the names by which programs ask for them.
+//! Finds the NVIDIA driver's libraries and the names by which programs load them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -9,8 +9,8 @@ use crate::Link;
 use crate::elf::{self, Machine};
 use crate::ldcache::LdCache;
 
-/// Directories that may hold the driver whether the loader's cache names them or not: Debian, Red Hat and SUSE,
-/// others (on GKE's container-optimised system under its own root), Talos, NixOS, WSL.
+/// Directories searched in addition to those of the loader's cache: Debian, Red Hat and SUSE, other distributions (for
+/// GKE's Container-Optimized OS under its own root), Talos, NixOS, WSL.
 #[cfg(target_arch = "x86_64")]
 const DIRECTORIES: [&str; 9] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -36,35 +36,35 @@ const DIRECTORIES: [&str; 8] = [
 ];
 
 const LD_CACHE: &str = "/etc/ld.so.cache";
-/// Largest cache that is read; a desktop's has some hundred KiB.
+/// Size limit of the cache; a desktop's cache has some hundred KiB.
 const MAX_CACHE: u64 = 16 << 20;
 
-/// A library of the driver.
+/// A library of the NVIDIA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Library {
-    /// Where it belongs.
+    /// Part of the driver.
     pub part: Part,
-    /// Path in the driver root and in containers; no symbolic link is in it.
+    /// Path in the driver root and in containers, free of symbolic links.
     pub path: String,
-    /// The name by which programs and other libraries ask for it.
+    /// Name by which programs and other libraries load the library.
     pub soname: String,
-    /// A name without version beside it (`libcuda.so`), for programs that ask for that.
+    /// Name without version (`libcuda.so`) in the same directory, for programs that load that name.
     pub unversioned: Option<String>,
 }
 
-/// A library of ours that takes the place of one of the driver's in containers.
+/// A drava library that replaces a library of the NVIDIA driver in containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Substitute {
-    /// SONAME of both.
+    /// SONAME of both libraries.
     pub soname: String,
-    /// The file on the node that takes the place.
+    /// The replacement's path on the node.
     pub host_path: String,
-    /// Where containers have the driver's own library instead.
+    /// Path of the NVIDIA library in containers.
     pub original: String,
 }
 
 pub(super) struct Found {
-    /// By path.
+    /// Sorted by path.
     pub(super) libraries: Vec<Library>,
     pub(super) version: Option<String>,
     pub(super) searched: Vec<String>,
@@ -89,7 +89,8 @@ impl Library {
         format!("{directory}/{name}")
     }
 
-    /// Links that a container needs beside the file, the first to the file, each other to the one before.
+    /// Returns the links that a container needs in the file's directory: the first to the file, each other to the
+    /// previous.
     pub(super) fn container_links(&self) -> Vec<Link> {
         let mut links = Vec::new();
         let mut target = self.file_name();
@@ -108,7 +109,7 @@ impl Library {
         links
     }
 
-    /// Paths under which the loader's cache of a container lists the library.
+    /// Returns the paths under which a container's loader cache lists the library.
     pub(super) fn container_names(&self) -> Vec<String> {
         [Some(&self.soname), self.unversioned.as_ref()]
             .into_iter()
@@ -118,7 +119,7 @@ impl Library {
     }
 }
 
-/// Looks through the directories that the loader's cache of the driver root names, then those known.
+/// Searches the directories in the driver root's loader cache, then [`DIRECTORIES`].
 pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
     let mut searched = Vec::new();
     let mut files: Vec<(String, BTreeSet<String>)> = Vec::new();
@@ -145,7 +146,8 @@ pub(super) fn find(root: &DriverRoot) -> Result<Found, super::DiscoverError> {
         .and_then(|cuda| version(cuda.file_name()));
     let mut sonames = BTreeSet::new();
     libraries.retain(|library| {
-        // Left-overs of another driver version; and of one name only the first, as the loader would find it.
+        // Excludes libraries of another driver version. Of several files with one SONAME the first wins, as in the
+        // loader.
         let stale = match (self::version(library.file_name()), &version) {
             (Some(of_file), Some(of_driver)) => of_file != *of_driver,
             _ => false,
@@ -168,8 +170,8 @@ fn searched_or_known(searched: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Directories in which the cache of the driver root has libraries of ours, in its order. A cache that is missing or
-/// broken names none.
+/// Returns the directories of NVIDIA libraries in the driver root's loader cache, in the cache's order. A missing or
+/// malformed cache has none.
 fn cached_directories(root: &DriverRoot) -> Vec<String> {
     let mut bytes = Vec::new();
     let Ok(file) = root.read(LD_CACHE) else {
@@ -198,7 +200,7 @@ fn cached_directories(root: &DriverRoot) -> Vec<String> {
     directories
 }
 
-/// Files of the driver's that names in `directory` lead to, each with those names.
+/// Returns the NVIDIA libraries to which names in `directory` lead, each with those names.
 fn files_in(root: &DriverRoot, directory: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for name in root.names(directory) {
@@ -221,7 +223,7 @@ fn library(root: &DriverRoot, path: String, names: &BTreeSet<String>) -> Option<
     let file_name = path
         .rsplit_once('/')
         .map_or(path.as_str(), |(_, name)| name);
-    // A library without SONAME goes by the shortest versioned name that leads to it.
+    // A library without SONAME is loaded by the shortest versioned name that leads to it.
     let versioned = |name: &&String| name.contains(".so.");
     let soname = shared
         .soname
@@ -245,7 +247,7 @@ fn library(root: &DriverRoot, path: String, names: &BTreeSet<String>) -> Option<
     })
 }
 
-/// The driver version at the end of a file name: three digits, a dot, digits, perhaps more of that.
+/// Returns the driver version at the end of a file name: three digits, a dot, digits, optionally further components.
 fn version(file_name: &str) -> Option<String> {
     let (_, version) = file_name.split_once(".so.")?;
     let mut numbers = version.split('.');
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_those_of_drivers() {
+    fn recognizes_driver_versions() {
         assert_eq!(
             version("libcuda.so.580.65.06").as_deref(),
             Some("580.65.06")
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_get_links_and_names() {
+    fn returns_links_and_names_for_containers() {
         let library = Library {
             part: Part::Compute,
             path: "/usr/lib64/libcuda.so.580.65.06".into(),

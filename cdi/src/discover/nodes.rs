@@ -1,4 +1,4 @@
-//! Finds device nodes.
+//! Finds the device nodes of GPUs, MIG devices and the kernel driver.
 
 use std::io::{Read, Result};
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use rustix::fs::FileType;
 
 use super::{DriverRoot, Part};
 
-/// The node through which every user of the driver talks to it.
+/// Control node of the kernel driver, opened by every client.
 pub(super) const CONTROL: &str = "/dev/nvidiactl";
 
-/// Nodes that are no card's.
+/// Device nodes that belong to no single GPU.
 const CONTROL_NODES: [(Part, &str); 4] = [
     (Part::Utility, CONTROL),
     (Part::Compute, "/dev/nvidia-uvm"),
@@ -18,42 +18,42 @@ const CONTROL_NODES: [(Part, &str); 4] = [
     (Part::Display, "/dev/nvidia-modeset"),
 ];
 
-/// Where the kernel driver tells the minor numbers of capabilities, in the tree and, since the driver root of an
-/// operator has no `/proc` of its own, of this process.
+/// Directory with the minor numbers of MIG capabilities. Read from the driver root, or from this process's `/proc`
+/// where the root has none, as with the GPU operator's driver container.
 const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 
 /// A device has no usable node.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The node is not there, or is not a character device.
-    #[error("no device node {path} under the driver root {root}: nvidia-modprobe makes it")]
+    /// The node is missing or not a character device.
+    #[error("no device node {path} under the driver root {root}; run nvidia-modprobe to create it")]
     Missing {
         /// Path in the tree.
         path: String,
-        /// The root, as this process sees it.
+        /// Driver root in this process's view.
         root: PathBuf,
     },
-    /// The kernel driver does not tell the capability.
+    /// The capability file cannot be read.
     #[error(
-        "cannot read the MIG capability {path}: does the instance exist, and is /proc/driver/nvidia visible?"
+        "cannot read the MIG capability {path}; check that the MIG instance exists and that /proc/driver/nvidia is visible"
     )]
     Capability {
-        /// The file.
+        /// Capability file.
         path: String,
-        /// Why.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
     /// The capability file has no minor number.
-    #[error("the MIG capability {path} tells no DeviceFileMinor")]
+    #[error("the MIG capability {path} contains no DeviceFileMinor")]
     CapabilityContents {
-        /// The file.
+        /// Capability file.
         path: String,
     },
 }
 
-/// Nodes that are no card's and are there.
+/// Returns the existing nodes that belong to no single GPU.
 pub(super) fn control(root: &DriverRoot) -> Vec<(Part, String)> {
     CONTROL_NODES
         .iter()
@@ -62,12 +62,12 @@ pub(super) fn control(root: &DriverRoot) -> Vec<(Part, String)> {
         .collect()
 }
 
-/// The node of a card.
-pub(super) fn card(root: &DriverRoot, minor: u32) -> std::result::Result<String, NodeError> {
+/// Returns the node of a GPU.
+pub(super) fn gpu(root: &DriverRoot, minor: u32) -> std::result::Result<String, NodeError> {
     present(root, format!("/dev/nvidia{minor}"))
 }
 
-/// Nodes of a card in `/dev/dri`, found by its PCI address; none on a node without the display driver.
+/// Returns a GPU's nodes in `/dev/dri`, found by PCI address; none without the display driver.
 pub(super) fn dri(root: &DriverRoot, pci_bus_id: &str) -> Vec<String> {
     let node = |kind| root.resolve(&format!("/dev/dri/by-path/pci-{pci_bus_id}-{kind}"));
     ["card", "render"]
@@ -78,7 +78,7 @@ pub(super) fn dri(root: &DriverRoot, pci_bus_id: &str) -> Vec<String> {
         .collect()
 }
 
-/// Nodes of the capabilities that open a MIG compute instance.
+/// Returns the nodes of the capabilities of a MIG compute instance and its GPU instance.
 pub(super) fn capabilities(
     root: &DriverRoot,
     minor: u32,
@@ -113,7 +113,7 @@ fn read(root: &DriverRoot, path: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The number in the line `DeviceFileMinor: <number>`.
+/// Parses the number in the line `DeviceFileMinor: <number>`.
 fn device_file_minor(text: &str) -> Option<u32> {
     text.lines()
         .find_map(|line| line.strip_prefix("DeviceFileMinor:")?.trim().parse().ok())
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_minor_number_is_read_from_the_capability() {
+    fn parses_minor_number_of_capability() {
         let text = "DeviceFileMinor: 30\nDeviceFileMode: 292\nDeviceFileModify: 1\n";
         assert_eq!(device_file_minor(text), Some(30));
         assert_eq!(device_file_minor("DeviceFileMode: 292\n"), None);

@@ -1,8 +1,8 @@
-//! What belongs to which part of the driver. This list decides what a tenant can reach.
+//! Assigns the NVIDIA driver's files to parts. The closed list decides which driver functions a tenant can use.
 //!
-//! Sources: the driver's README, chapter "Installed Components", and `nvc_info.c` of libnvidia-container.
+//! Sources: the NVIDIA driver's README, chapter "Installed Components", and `nvc_info.c` of libnvidia-container.
 
-/// A part of the driver.
+/// A part of the NVIDIA driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// CUDA.
@@ -11,20 +11,20 @@ pub enum Part {
     Utility,
     /// OpenCL: allocates device memory without the CUDA driver API.
     OpenCl,
-    /// Encoding and decoding video, optical flow.
+    /// Video encoding and decoding, optical flow.
     Video,
     /// OpenGL, Vulkan, ray tracing.
     Graphics,
-    /// Screens.
+    /// Display output.
     Display,
-    /// The server that lets processes share one context: memory it holds is no single tenant's.
+    /// MPS, whose server shares one context between processes: its memory belongs to no single tenant.
     Mps,
 }
 
-/// What a device gets whose memory and time are metered: nothing that allocates outside the CUDA driver API.
+/// Parts for devices with memory and time limits: none allocates device memory outside the CUDA driver API.
 pub const METERED: &[Part] = &[Part::Compute, Part::Utility];
 
-/// What a device gets that is a tenant's alone.
+/// Parts for devices that are allocated exclusively.
 pub const UNMETERED: &[Part] = &[
     Part::Compute,
     Part::Utility,
@@ -35,7 +35,7 @@ pub const UNMETERED: &[Part] = &[
     Part::Mps,
 ];
 
-/// Libraries by the name before `.so`.
+/// Libraries by the file name before `.so`.
 const LIBRARIES: [(Part, &[&str]); 6] = [
     (
         Part::Compute,
@@ -117,7 +117,7 @@ const BINARIES: [(Part, &[&str]); 2] = [
     ),
 ];
 
-/// The part of a library with this file name; `None` for one that is mounted into no container.
+/// Returns the part of the library `file_name`; `None` for a library that no container gets.
 pub(super) fn of_library(file_name: &str) -> Option<Part> {
     let (stem, _) = file_name.split_once(".so")?;
     LIBRARIES
@@ -126,7 +126,7 @@ pub(super) fn of_library(file_name: &str) -> Option<Part> {
         .map(|(part, _)| *part)
 }
 
-/// The programs that are mounted into containers.
+/// Returns the programs that containers get.
 pub(super) fn binaries() -> impl Iterator<Item = (Part, &'static str)> {
     BINARIES
         .iter()
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metered_devices_get_nothing_that_allocates_outside_cuda() {
+    fn excludes_allocators_outside_cuda_from_metered_devices() {
         for file in [
             "libnvidia-opencl.so.1",
             "libnvidia-encode.so.1",
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listed_names_count() {
+    fn returns_no_part_for_unlisted_names() {
         for file in [
             "libcudart.so.12",
             "libnvidia-container.so.1",

@@ -1,8 +1,8 @@
-//! A driver root: a directory tree with the user-space driver in it, seen from two sides.
+//! A driver root: a directory tree with the user-space NVIDIA driver.
 //!
-//! The driver's pod sees the tree at one path (`mount`), the node and with it the container runtime at another
-//! (`node`). Paths in this crate are those *inside* the tree, with every symbolic link resolved inside it, so that
-//! they mean the same on both sides.
+//! The node driver's pod mounts the tree at one path (`mount`); the node, and with it the container runtime, has the
+//! tree at another (`node`). All paths in this crate are relative to the tree and free of symbolic links, so that they
+//! have the same meaning in both views.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,40 +13,40 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat2, readlinkat};
 use rustix::io::Errno;
 
-/// A driver root, opened.
+/// An open driver root.
 #[derive(Debug)]
 pub struct DriverRoot {
     mount: PathBuf,
     node: PathBuf,
     /// The directory at `mount`.
     dir: OwnedFd,
-    /// Its path as the kernel gives it, which precedes that of every file in it.
+    /// Path of `mount` as reported by the kernel: prefix of the path of every file in the tree.
     real: PathBuf,
 }
 
-/// The driver root cannot be used.
+/// A driver root is unusable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RootError {
-    /// It cannot be opened.
+    /// The directory cannot be opened.
     #[error("cannot open the driver root {path}: is it mounted into this container?")]
     Open {
-        /// The root, as this process sees it.
+        /// Path in this process's view.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: std::io::Error,
     },
-    /// The path on the node is not one that can stand in a specification.
+    /// The path on the node is relative or not UTF-8, so a specification cannot contain it.
     #[error("the driver root {path} must be an absolute path in UTF-8")]
     NodePath {
-        /// The path on the node.
+        /// Path on the node.
         path: PathBuf,
     },
 }
 
 impl DriverRoot {
-    /// Opens the tree that this process sees at `mount` and that the node sees at `node`.
+    /// Opens the tree at `mount` in this process's view and at `node` in the node's view.
     ///
     /// # Errors
     /// [`RootError`] with the path.
@@ -71,19 +71,19 @@ impl DriverRoot {
         })
     }
 
-    /// The tree as this process sees it.
+    /// Path of the tree in this process's view.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.mount
     }
 
-    /// The tree as the node sees it.
+    /// Path of the tree in the node's view.
     #[must_use]
     pub fn node(&self) -> &Path {
         &self.node
     }
 
-    /// The path on the node of a file that is at `path` in the tree.
+    /// Returns the node's path of the file `path` of the tree.
     pub(crate) fn on_node(&self, path: &str) -> String {
         let joined: PathBuf = self
             .node
@@ -93,8 +93,8 @@ impl DriverRoot {
         joined.to_string_lossy().into_owned()
     }
 
-    /// The resolved path in the tree of what is at `path`, with its type; `None` where nothing is there, or where its
-    /// path is not UTF-8 and cannot stand in a specification.
+    /// Resolves `path` inside the tree and returns the resolved path and the file type. Returns `None` where no file
+    /// exists or the path is not UTF-8, so a specification cannot contain it.
     pub(crate) fn resolve(&self, path: &str) -> Option<(String, FileType)> {
         let file = self.open_in_tree(path, OFlags::PATH).ok()?;
         let kind = FileType::from_raw_mode(fstat(&file).ok()?.st_mode);
@@ -103,14 +103,14 @@ impl DriverRoot {
         Some((format!("/{inside}"), kind))
     }
 
-    /// The resolved path in the tree of what is at `path`, if it is a regular file.
+    /// Returns the resolved path of `path` if it is a regular file.
     pub(crate) fn file(&self, path: &str) -> Option<String> {
         self.resolve(path)
             .filter(|(_, kind)| kind.is_file())
             .map(|(path, _)| path)
     }
 
-    /// Opens the regular file at `path` in the tree.
+    /// Opens the regular file `path` of the tree.
     pub(crate) fn read(&self, path: &str) -> rustix::io::Result<File> {
         // Without NONBLOCK a FIFO would hang this process.
         let file = self.open_in_tree(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
@@ -121,7 +121,7 @@ impl DriverRoot {
         }
     }
 
-    /// Names in the directory at `path` in the tree, sorted; none where it is no directory.
+    /// Returns the sorted names in the directory `path` of the tree; none where it is not a directory.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let open = || {
             let dir = self.open_in_tree(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -150,7 +150,7 @@ impl DriverRoot {
     }
 }
 
-/// The path of an open file, as this process sees it.
+/// Returns the path of an open file in this process's view.
 fn kernel_path(file: &OwnedFd) -> rustix::io::Result<PathBuf> {
     let path = readlinkat(
         CWD,
@@ -166,7 +166,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_are_resolved_inside_the_tree() {
+    fn resolves_links_inside_the_tree() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("usr/lib")).unwrap();
         std::fs::write(dir.path().join("usr/lib/libx.so.1.2"), "x").unwrap();
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(
             root.file("/usr/lib/escape"),
             None,
-            "/etc/passwd of the host is not in the tree"
+            "/etc/passwd of the host is outside the tree"
         );
         assert_eq!(
             root.on_node("/usr/lib/libx.so.1.2"),
@@ -196,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn the_root_of_the_node_adds_no_slash() {
+    fn adds_no_slash_for_root_of_node() {
         let root = DriverRoot::open("/", "/").unwrap();
         assert_eq!(root.on_node("/dev/null"), "/dev/null");
         assert_eq!(root.resolve("/dev/null").unwrap().0, "/dev/null");
     }
 
     #[test]
-    fn a_root_that_is_missing_or_relative_is_named() {
+    fn errors_name_missing_and_relative_roots() {
         let error = DriverRoot::open("/nonexistent/root", "/").unwrap_err();
         assert!(error.to_string().contains("/nonexistent/root"), "{error}");
         let error = DriverRoot::open("/", "relative").unwrap_err();

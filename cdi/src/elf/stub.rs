@@ -1,27 +1,27 @@
-//! A shared library without code: a name, and the libraries that the loader is to take in its stead.
+//! Writes a shared library without code: a SONAME, and the libraries that the loader loads instead.
 //!
-//! A program that asks for the stub by its SONAME, or is linked with it, gets its `DT_NEEDED` in their order: `dlsym`
-//! on its handle and the search for its users' symbols go through them breadth first (glibc, `elf/dl-deps.c`).
+//! A program that loads the stub by its SONAME, or is linked with it, gets the stub's `DT_NEEDED` in order: `dlsym` on
+//! the stub's handle and symbol lookups search them breadth first (glibc, `elf/dl-deps.c`).
 //!
-//! The stub defines nothing that the loader finds. For `ld`, which wants to see in a library what is linked with it, it
-//! lists names in its symbol table, but no bucket of its hash table leads to them: at run time they are those of the
-//! libraries behind it, and a name that none of them has is missing, as it should be.
+//! The stub defines no symbol for the loader. `ld` requires the symbols of a library at link time, so the symbol table
+//! lists their names, but no bucket of the hash table leads to them. At run time the symbols resolve to the libraries
+//! behind the stub, and a symbol that none of them defines is undefined.
 //!
 //! Layout: one segment, writable because loaders before glibc 2.35 relocate the dynamic section in place.
 //! Source: System V ABI, chapters "Object Files" and "Dynamic Linking".
 
 use super::Machine;
 
-/// What a stub says.
+/// Contents of a stub.
 #[derive(Debug, Clone, Copy)]
 pub struct Stub<'a> {
-    /// Machine it is for.
+    /// Machine.
     pub machine: Machine,
-    /// Its `DT_SONAME`.
+    /// `DT_SONAME`.
     pub soname: &'a str,
-    /// Its `DT_NEEDED`, in this order.
+    /// `DT_NEEDED`, in order.
     pub needed: &'a [&'a str],
-    /// Functions that programs may be linked with.
+    /// Functions that programs can be linked with.
     pub link_names: &'a [&'a str],
 }
 
@@ -52,18 +52,19 @@ const DT_STRSZ: u64 = 10;
 const DT_SYMENT: u64 = 11;
 const DT_SONAME: u64 = 14;
 const DT_FLAGS_1: u64 = 0x6fff_fffb;
-/// Once loaded it stays: the library behind it has the same SONAME and stays too, and must not be found in its place.
+/// Keeps the stub loaded. The library behind it has the same SONAME and also stays loaded; after an unload, the loader
+/// would find that library in place of the stub.
 const DF_1_NODELETE: u64 = 8;
 
-/// Global function; and where: in the hash section, since a section it must be.
+/// A global function. Symbols must belong to a section: the hash section serves.
 const GLOBAL_FUNCTION: u8 = 1 << 4 | 2;
 const HASH_SECTION: u16 = 1;
 
-/// Largest page size of the machines: 64 KiB pages of Arm.
+/// Largest page size of the supported machines: 64 KiB on Arm.
 const PAGE: u64 = 0x10000;
 
 impl Stub<'_> {
-    /// The file. The same stub gives the same bytes.
+    /// Returns the file. The same stub gives the same bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let loaded = Loaded::of(self);
@@ -72,7 +73,7 @@ impl Stub<'_> {
         file.extend(segment(PT_LOAD, 0, loaded.dynamic.end(), PAGE));
         let dynamic = &loaded.dynamic;
         file.extend(segment(PT_DYNAMIC, dynamic.at, dynamic.size(), 8));
-        // Without it loaders make the stacks of all threads executable.
+        // Without PT_GNU_STACK, loaders make the stacks of all threads executable.
         file.extend(segment(PT_GNU_STACK, 0, 0, 16));
         for part in [
             &loaded.hash,
@@ -82,7 +83,7 @@ impl Stub<'_> {
             &sections.names,
             &sections.headers,
         ] {
-            // A file of some KiB.
+            // The file has some KiB.
             file.resize(usize::try_from(part.at).unwrap_or(usize::MAX), 0);
             file.extend_from_slice(&part.bytes);
         }
@@ -122,7 +123,7 @@ impl Stub<'_> {
         symbols
     }
 
-    /// One bucket, which is empty; and a chain that says how many symbols there are.
+    /// One empty bucket, and a chain whose length is the number of symbols.
     fn hash(&self) -> Vec<u8> {
         let chain = self.link_names.len() + 1;
         let mut hash = Vec::new();
@@ -134,7 +135,7 @@ impl Stub<'_> {
     }
 }
 
-/// A stretch of the file.
+/// A contiguous range of the file.
 struct Part {
     at: u64,
     bytes: Vec<u8>,
@@ -150,7 +151,7 @@ impl Part {
     }
 }
 
-/// What loaders read.
+/// Parts that loaders read.
 struct Loaded {
     hash: Part,
     symbols: Part,
@@ -202,7 +203,7 @@ impl Loaded {
     }
 }
 
-/// What `ld` reads besides: the same parts as sections, behind the one that is nothing.
+/// Additional parts that `ld` reads: the loaded parts as sections, after the null section.
 struct Sections {
     names: Part,
     headers: Part,
@@ -314,7 +315,7 @@ impl Section {
     fn to_bytes(&self) -> Vec<u8> {
         let is_loaded = self.flags & SHF_ALLOC != 0;
         let address = if is_loaded { self.at } else { 0 };
-        // Of a symbol table: the first that is not local.
+        // For a symbol table: index of the first global symbol.
         let info = u32::from(self.kind == SHT_DYNSYM);
         let mut bytes: Vec<u8> = self.name.to_le_bytes().into_iter().take(4).collect();
         bytes.extend(self.kind.to_le_bytes());

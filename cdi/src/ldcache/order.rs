@@ -1,11 +1,11 @@
-//! The order of a cache: the loader searches it by bisection, so it must be the loader's to the last detail.
+//! Order of the entries of a cache. The loader uses binary search, so the order must equal the loader's exactly.
 
 use std::cmp::Ordering;
 
 use super::{Entry, hwcap_name};
 
-/// `ldconfig`'s order: names descending in the loader's order, then flags descending; of one name and kind the
-/// variants for particular processors first, by the name of their subdirectory, then by descending `hwcap`.
+/// `ldconfig`'s order: names descending in the loader's order, then flags descending. Among entries of one name and
+/// kind, variants for particular processors come first, ordered by subdirectory, then by descending `hwcap`.
 pub(super) fn entries(a: &Entry, b: &Entry) -> Ordering {
     compare_names(&b.name, &a.name)
         .then_with(|| b.flags.cmp(&a.flags))
@@ -13,15 +13,15 @@ pub(super) fn entries(a: &Entry, b: &Entry) -> Ordering {
             match (hwcap_name(a.hwcap), hwcap_name(b.hwcap)) {
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
-                // The names are sorted, so their positions are in the order of the names.
+                // The names are sorted, so their indices have the order of the names.
                 (Some(a_name), Some(b_name)) => a_name.cmp(&b_name),
                 (None, None) => b.hwcap.cmp(&a.hwcap),
             }
         })
 }
 
-/// The loader's order of names (`_dl_cache_libcmp`): digits as numbers, and greater than anything else.
-/// Numbers wrap at 32 bits, and characters are signed where the C compiler has them so.
+/// The loader's order of names (`_dl_cache_libcmp`): digits compare as numbers, and greater than any other character.
+/// Numbers wrap at 32 bits; characters are signed where C's `char` is.
 fn compare_names(a: &[u8], b: &[u8]) -> Ordering {
     let (mut a, mut b) = (a, b);
     loop {
@@ -46,7 +46,7 @@ fn compare_names(a: &[u8], b: &[u8]) -> Ordering {
     }
 }
 
-/// The character at which a comparison ends; the end of a string is a zero byte in C.
+/// Returns the character at which a comparison ends; a C string ends with a zero byte.
 fn tail(rest: &[u8]) -> i32 {
     rest.first().map_or(0, |first| character(*first))
 }

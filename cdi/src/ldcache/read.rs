@@ -1,4 +1,4 @@
-//! Reads caches. Files come from images, so every offset is checked and the whole is bounded.
+//! Parses caches. Files come from images, so every offset is checked and sizes are bounded.
 
 use super::{
     ENTRY, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, HEADER, LITTLE_ENDIAN, LdCache, NEW_MAGIC,
@@ -9,11 +9,11 @@ const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
 const OLD_HEADER: usize = 16;
 const OLD_ENTRY: usize = 12;
 
-/// Most entries that are believed; a desktop has some thousands.
+/// Maximum number of entries; a desktop's cache has some thousands.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Longest name or path that is believed, so that a hostile file cannot make every entry a megabyte.
+/// Maximum length of a name or path, so that a hostile file cannot make every entry a megabyte.
 const MAX_STRING: usize = 4096;
-/// Most bytes of names and paths together that are believed: entries of a hostile file may share one string.
+/// Maximum number of bytes of all names and paths: entries of a hostile file may share one string.
 const MAX_STRINGS: usize = 64 << 20;
 
 pub(super) fn cache(file: &[u8]) -> Result<LdCache, ParseError> {
@@ -31,7 +31,7 @@ pub(super) fn cache(file: &[u8]) -> Result<LdCache, ParseError> {
     }
 }
 
-/// The new format. Behind an old cache, the extension counts from the start of the file, all else from that of
+/// Parses the new format. After an old cache, offsets of the extension are relative to the file, all others to
 /// `cache`.
 fn new_format(file: &[u8], cache: &[u8]) -> Result<LdCache, ParseError> {
     let byte_order = *cache.get(28).ok_or(ParseError::Truncated)?;
@@ -58,7 +58,7 @@ fn new_format(file: &[u8], cache: &[u8]) -> Result<LdCache, ParseError> {
     Ok(LdCache { entries, hwcaps })
 }
 
-/// The old format, whose strings follow its entries and count from there.
+/// Parses the old format, whose strings follow its entries; offsets are relative to the first string.
 fn old_format(table: &[u8], strings: &[u8]) -> Result<LdCache, ParseError> {
     let mut strings = Strings {
         bytes: strings,
@@ -93,14 +93,14 @@ fn hwcaps(file: &[u8], at: usize, strings: &mut Strings<'_>) -> Result<Vec<Vec<u
     Ok(Vec::new())
 }
 
-/// Where an offset leads to a string that ends with a zero byte.
+/// Reads zero-terminated strings by offset.
 struct Strings<'a> {
     bytes: &'a [u8],
     left: usize,
 }
 
 impl Strings<'_> {
-    /// What both formats have in common: flags, name, path.
+    /// Parses the fields of both formats: flags, name, path.
     fn entry(&mut self, entry: &[u8]) -> Result<Entry, ParseError> {
         Ok(Entry {
             name: self.take(usize_at(entry, 4)?)?,
@@ -125,7 +125,7 @@ impl Strings<'_> {
     }
 }
 
-/// `count` entries of `size` bytes.
+/// Returns `count` entries of `size` bytes.
 fn table(bytes: &[u8], at: usize, size: usize, count: usize) -> Result<&[u8], ParseError> {
     if count > MAX_ENTRIES {
         return Err(ParseError::Truncated);

@@ -1,4 +1,4 @@
-//! What is found under driver roots of different kinds.
+//! Discovery under driver roots of several distributions.
 
 use drava_cdi::ldcache::{Entry, LdCache};
 use drava_cdi::{
@@ -31,7 +31,7 @@ fn nodes(edits: &ContainerEdits) -> Vec<&str> {
 }
 
 #[test]
-fn a_metered_device_gets_compute_and_utility_alone() {
+fn metered_device_gets_compute_and_utility_only() {
     if cannot_create_devices() {
         return;
     }
@@ -41,7 +41,7 @@ fn a_metered_device_gets_compute_and_utility_alone() {
 }
 
 #[test]
-fn a_whole_card_gets_all_parts() {
+fn whole_gpu_gets_all_parts() {
     if cannot_create_devices() {
         return;
     }
@@ -70,7 +70,7 @@ fn a_whole_card_gets_all_parts() {
 }
 
 #[test]
-fn the_version_and_names_are_read_from_the_files() {
+fn reads_version_and_names_from_files() {
     if cannot_create_devices() {
         return;
     }
@@ -94,7 +94,7 @@ fn the_version_and_names_are_read_from_the_files() {
 }
 
 #[test]
-fn red_hat_keeps_libraries_in_lib64() {
+fn finds_libraries_in_lib64_on_red_hat() {
     if cannot_create_devices() {
         return;
     }
@@ -113,7 +113,7 @@ fn red_hat_keeps_libraries_in_lib64() {
 }
 
 #[test]
-fn the_loaders_cache_tells_directories_of_its_own() {
+fn searches_directories_of_the_loader_cache() {
     if cannot_create_devices() {
         return;
     }
@@ -122,7 +122,7 @@ fn the_loaders_cache_tells_directories_of_its_own() {
     root.device("dev/nvidiactl");
     assert!(
         Driver::discover(root.open("/")).is_err(),
-        "nobody would look there"
+        "no known directory contains the library"
     );
 
     let mut cache = LdCache::default();
@@ -137,7 +137,7 @@ fn the_loaders_cache_tells_directories_of_its_own() {
 }
 
 #[test]
-fn left_overs_of_another_version_and_other_machines_are_not_mounted() {
+fn excludes_other_driver_versions_and_machines() {
     if cannot_create_devices() {
         return;
     }
@@ -180,7 +180,7 @@ fn left_overs_of_another_version_and_other_machines_are_not_mounted() {
 }
 
 #[test]
-fn a_library_without_soname_goes_by_its_link() {
+fn library_without_soname_uses_its_link_name() {
     if cannot_create_devices() {
         return;
     }
@@ -195,7 +195,7 @@ fn a_library_without_soname_goes_by_its_link() {
 }
 
 #[test]
-fn links_that_lead_out_of_the_root_and_fifos_are_not_followed() {
+fn does_not_follow_links_out_of_root_or_open_fifos() {
     if cannot_create_devices() {
         return;
     }
@@ -219,7 +219,7 @@ fn links_that_lead_out_of_the_root_and_fifos_are_not_followed() {
 }
 
 #[test]
-fn cards_have_their_own_node_and_for_graphics_those_of_dri() {
+fn gpu_has_its_own_node_and_dri_nodes_for_graphics() {
     if cannot_create_devices() {
         return;
     }
@@ -230,7 +230,7 @@ fn cards_have_their_own_node_and_for_graphics_those_of_dri() {
     root.link("dev/dri/by-path/pci-0000:1b:00.0-render", "../renderD129");
     let driver = root.driver();
 
-    let metered = driver.card(1, "0000:1b:00.0", METERED).unwrap();
+    let metered = driver.gpu(1, "0000:1b:00.0", METERED).unwrap();
     assert_eq!(nodes(&metered), ["/dev/nvidia1"]);
     let node = &metered.device_nodes[0];
     assert_eq!(
@@ -238,18 +238,18 @@ fn cards_have_their_own_node_and_for_graphics_those_of_dri() {
         Some("/run/nvidia/driver/dev/nvidia1")
     );
     assert_eq!(node.permissions.as_deref(), Some("rw"));
-    let whole = driver.card(1, "0000:1b:00.0", UNMETERED).unwrap();
+    let whole = driver.gpu(1, "0000:1b:00.0", UNMETERED).unwrap();
     assert_eq!(
         nodes(&whole),
         ["/dev/nvidia1", "/dev/dri/card1", "/dev/dri/renderD129"]
     );
     assert_eq!(
-        nodes(&driver.card(0, "0000:3b:00.0", UNMETERED).unwrap()),
+        nodes(&driver.gpu(0, "0000:3b:00.0", UNMETERED).unwrap()),
         ["/dev/nvidia0"]
     );
 
     let error = driver
-        .card(7, "0000:1b:00.0", METERED)
+        .gpu(7, "0000:1b:00.0", METERED)
         .unwrap_err()
         .to_string();
     assert!(error.contains("/dev/nvidia7"), "{error}");
@@ -257,7 +257,7 @@ fn cards_have_their_own_node_and_for_graphics_those_of_dri() {
 }
 
 #[test]
-fn a_partition_has_the_capabilities_of_both_instances() {
+fn mig_device_has_capabilities_of_both_instances() {
     if cannot_create_devices() {
         return;
     }
@@ -292,7 +292,7 @@ fn a_partition_has_the_capabilities_of_both_instances() {
 }
 
 #[test]
-fn a_root_without_driver_says_where_was_searched_and_what_to_do() {
+fn missing_driver_error_names_directories_and_remedy() {
     let root = FakeRoot::empty();
     root.file("usr/lib64/libc.so.6", b"");
     let error = Driver::discover(root.open("/")).unwrap_err().to_string();
@@ -303,7 +303,7 @@ fn a_root_without_driver_says_where_was_searched_and_what_to_do() {
         "--driver-root",
         &root.path().to_string_lossy(),
     ] {
-        assert!(error.contains(part), "{part} is not in: {error}");
+        assert!(error.contains(part), "{part} is missing in: {error}");
     }
 
     root.driver_libraries("usr/lib64", "580.65.06");
@@ -312,7 +312,7 @@ fn a_root_without_driver_says_where_was_searched_and_what_to_do() {
 }
 
 #[test]
-fn a_substitute_has_the_place_and_the_names_of_the_drivers_library() {
+fn substitute_takes_path_and_names_of_library() {
     if cannot_create_devices() {
         return;
     }
@@ -345,7 +345,7 @@ fn a_substitute_has_the_place_and_the_names_of_the_drivers_library() {
         .mounts
         .iter()
         .filter(|mount| !edits.mounts.contains(mount));
-    assert_eq!(gone.count(), 1, "only libcuda is elsewhere");
-    // Links and cache lead to the place, as ever.
+    assert_eq!(gone.count(), 1, "only libcuda moves");
+    // Links and cache still lead to the original path.
     assert_eq!(edits.hooks, plain.hooks);
 }

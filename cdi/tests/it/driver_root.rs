@@ -1,4 +1,4 @@
-//! A made-up driver root: the files that discovery looks at, with the contents it looks at.
+//! A fake driver root with the files and contents that discovery reads.
 
 use std::fs;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ const HOST: u16 = if cfg!(target_arch = "aarch64") {
 } else {
     62
 };
-/// A machine that this one is not.
+/// `e_machine` of another machine.
 pub(crate) const OTHER: u16 = if cfg!(target_arch = "aarch64") {
     62
 } else {
@@ -34,7 +34,7 @@ impl FakeRoot {
         }
     }
 
-    /// A driver as its installer leaves it on Debian.
+    /// Returns an NVIDIA driver as installed on Debian.
     pub(crate) fn debian() -> Self {
         let root = Self::empty();
         root.driver_libraries("usr/lib/x86_64-linux-gnu", "580.65.06");
@@ -51,7 +51,7 @@ impl FakeRoot {
         root
     }
 
-    /// Libraries of every part, with the links that the installer makes.
+    /// Adds libraries of every part, with the installer's links.
     pub(crate) fn driver_libraries(&self, directory: &str, version: &str) {
         for (stem, number) in [
             ("libcuda", Some("1")),
@@ -104,7 +104,7 @@ impl FakeRoot {
         fs::remove_file(self.dir.path().join(path)).unwrap();
     }
 
-    /// A character device; only its presence counts.
+    /// Adds a character device; discovery checks only its type.
     pub(crate) fn device(&self, path: &str) {
         self.node(path, FileType::CharacterDevice);
     }
@@ -120,7 +120,7 @@ impl FakeRoot {
     }
 
     pub(crate) fn socket(&self, path: &str) {
-        // The file stays when the listener goes.
+        // The socket's file outlives the listener.
         drop(UnixListener::bind(self.at(path)).unwrap());
     }
 
@@ -155,12 +155,12 @@ pub(crate) fn elf_of_host(soname: Option<&str>) -> Vec<u8> {
     elf(HOST, soname)
 }
 
-/// A shared library of which only what discovery reads is real: the header, a segment, the dynamic section.
+/// Returns a shared library with only the parts that discovery reads: header, segment, dynamic section.
 pub(crate) fn elf(machine: u16, soname: Option<&str>) -> Vec<u8> {
     const PROGRAM_HEADERS: u64 = 64;
     const DYNAMIC: u64 = PROGRAM_HEADERS + 2 * 56;
     const STRINGS: u64 = DYNAMIC + 3 * 16;
-    /// Where the file is mapped, so that addresses are no offsets.
+    /// Address of the mapped file, so that addresses differ from offsets.
     const BASE: u64 = 0x10_0000;
     let strings = format!("\0{}\0", soname.unwrap_or_default());
     let size = STRINGS + strings.len() as u64;

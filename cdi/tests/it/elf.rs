@@ -1,4 +1,4 @@
-//! The reader of shared libraries against damaged ones.
+//! Parsing of valid and damaged shared libraries.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ fn read(bytes: &[u8]) -> Option<SharedLibrary> {
 }
 
 #[test]
-fn machine_and_soname_are_read() {
+fn reads_machine_and_soname() {
     let library = read(&elf_of_host(Some("libx.so.1"))).unwrap();
     assert_eq!(
         (library.machine, library.soname.as_deref()),
@@ -26,7 +26,7 @@ fn machine_and_soname_are_read() {
 }
 
 #[test]
-fn a_soname_that_is_no_file_name_is_none() {
+fn ignores_soname_that_is_not_a_file_name() {
     for name in ["", "../libx.so", "/libx.so", &"x".repeat(300)] {
         assert_eq!(
             read(&elf_of_host(Some(name))).unwrap().soname,
@@ -38,7 +38,7 @@ fn a_soname_that_is_no_file_name_is_none() {
 
 proptest! {
     #[test]
-    fn no_damage_makes_the_reader_panic(
+    fn survives_damaged_files(
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         length in any::<prop::sample::Index>(),
     ) {

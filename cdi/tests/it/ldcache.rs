@@ -1,4 +1,4 @@
-//! The loader's cache against `ldconfig` itself.
+//! The loader's cache, compared with `ldconfig`.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::driver_root::elf_of_host;
 
-/// What `ldconfig` reads from a cache, one library a line, in the file's order.
+/// Returns the output of `ldconfig -p`: one library per line, in the file's order.
 fn printed(cache: &Path) -> Vec<String> {
     let output = ldconfig().arg("-p").arg("-C").arg(cache).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -26,10 +26,10 @@ fn ldconfig() -> Command {
     let found = ["/sbin/ldconfig", "/usr/sbin/ldconfig"]
         .into_iter()
         .find(|path| Path::new(path).exists());
-    Command::new(found.expect("glibc comes with ldconfig"))
+    Command::new(found.expect("ldconfig is part of glibc"))
 }
 
-/// A cache that `ldconfig` made of libraries with names that are hard to order, and of variants for processors.
+/// Builds a cache with `ldconfig`: names that are hard to sort, and variants for processors.
 fn made_by_ldconfig(format: &str) -> (tempfile::TempDir, Vec<u8>) {
     let root = tempfile::tempdir().unwrap();
     let mut names = Vec::new();
@@ -74,7 +74,7 @@ fn made_by_ldconfig(format: &str) -> (tempfile::TempDir, Vec<u8>) {
 }
 
 #[test]
-fn a_cache_of_ldconfig_is_written_back_as_ldconfig_orders_it() {
+fn writes_cache_in_order_of_ldconfig() {
     let (root, bytes) = made_by_ldconfig("new");
     let expected = printed(&root.path().join("etc/ld.so.cache"));
     assert!(expected.len() > 60, "{expected:?}");
@@ -83,14 +83,14 @@ fn a_cache_of_ldconfig_is_written_back_as_ldconfig_orders_it() {
     fs::write(&ours, cache.to_bytes().unwrap()).unwrap();
     assert_eq!(printed(&ours), expected);
 
-    // The same libraries behind a cache of the old format, which `ldconfig -p` of glibc 2.36 prints wrongly.
+    // The same libraries after a cache of the old format, which `ldconfig -p` of glibc 2.36 prints wrongly.
     let (_root, compatible) = made_by_ldconfig("compat");
     assert!(compatible.starts_with(b"ld.so-1.7.0"));
     let compatible = LdCache::parse(&compatible).unwrap();
     fs::write(&ours, compatible.to_bytes().unwrap()).unwrap();
     assert_eq!(printed(&ours), expected);
 
-    // The old format alone.
+    // Only the old format.
     let (old_root, old) = made_by_ldconfig("old");
     let old = LdCache::parse(&old).unwrap();
     fs::write(&ours, old.to_bytes().unwrap()).unwrap();
@@ -99,7 +99,7 @@ fn a_cache_of_ldconfig_is_written_back_as_ldconfig_orders_it() {
         printed(&old_root.path().join("etc/ld.so.cache"))
     );
 
-    // The order comes from the names and variants, not from the file that was read.
+    // The order depends on names and variants, not on the order of the parsed file.
     let count = cache.entries().len();
     let mut reversed = bytes[..48].to_vec();
     for entry in bytes[48..48 + 24 * count].rchunks_exact(24) {
@@ -113,7 +113,7 @@ fn a_cache_of_ldconfig_is_written_back_as_ldconfig_orders_it() {
 }
 
 #[test]
-fn the_cache_of_this_machine_survives() {
+fn round_trips_cache_of_this_machine() {
     let path = Path::new("/etc/ld.so.cache");
     let cache = LdCache::parse(&fs::read(path).unwrap()).unwrap();
     let ours = tempfile::NamedTempFile::new().unwrap();
@@ -128,7 +128,7 @@ fn the_cache_of_this_machine_survives() {
 }
 
 #[test]
-fn a_library_takes_the_place_of_all_of_its_name() {
+fn inserted_library_replaces_all_of_its_name() {
     let (root, bytes) = made_by_ldconfig("new");
     let mut cache = LdCache::parse(&bytes).unwrap();
     cache.insert(Entry::new("liba.so.1", "/opt/liba.so.1", Machine::HOST));
@@ -144,7 +144,7 @@ fn a_library_takes_the_place_of_all_of_its_name() {
 }
 
 #[test]
-fn what_is_no_cache_is_refused() {
+fn rejects_files_that_are_not_a_cache() {
     assert_eq!(LdCache::parse(b""), Err(ParseError::Magic));
     let mut bytes = LdCache::default().to_bytes().unwrap();
     bytes[28] = 3;
@@ -155,7 +155,7 @@ fn what_is_no_cache_is_refused() {
 }
 
 #[test]
-fn an_entry_for_a_processor_that_has_no_name_is_refused() {
+fn rejects_entry_for_processor_without_name() {
     let mut cache = LdCache::default();
     let hwcap = 1 << 62;
     let entry = Entry::new("libx.so.1", "/libx.so.1", Machine::HOST);
@@ -167,7 +167,7 @@ fn an_entry_for_a_processor_that_has_no_name_is_refused() {
 }
 
 #[test]
-fn entries_that_share_a_string_cannot_take_all_memory() {
+fn bounds_memory_of_entries_that_share_a_string() {
     let mut cache = LdCache::default();
     cache.insert(Entry::new("n", "p".repeat(4000), Machine::HOST));
     let small = cache.to_bytes().unwrap();
@@ -198,7 +198,7 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 proptest! {
     #[test]
-    fn a_written_cache_is_read_back_and_stays_as_it_is(entries in vec(entry(), 0..24)) {
+    fn round_trips_written_cache(entries in vec(entry(), 0..24)) {
         let mut cache = LdCache::default();
         for entry in &entries {
             cache.insert(entry.clone());
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn no_file_makes_the_parser_panic(
+    fn parser_survives_any_file(
         mut bytes in vec(any::<u8>(), 0..512),
         magic in prop_oneof![Just(&b""[..]),Just(&b"ld.so-1.7.0"[..]), Just(&b"glibc-ld.so.cache1.1"[..])],
     ) {
@@ -223,7 +223,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_makes_the_parser_panic(
+    fn parser_survives_damaged_cache(
         entries in vec(entry(), 1..8),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         length in any::<prop::sample::Index>(),
@@ -237,7 +237,7 @@ proptest! {
         }
         let length = length.index(bytes.len()) + 1;
         if let Ok(read) = LdCache::parse(&bytes[..length]) {
-            // What was believed can be written and read again.
+            // A parsed cache can be written and parsed again.
             LdCache::parse(&read.to_bytes().unwrap()).unwrap();
         }
     }

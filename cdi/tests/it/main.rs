@@ -1,9 +1,9 @@
-//! Tests of the crate's public face: a made-up driver root in, a specification out.
+//! Tests of the public API: from a fake driver root to a specification.
 
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "tests, and what they are made of"
+    reason = "tests and their fixtures"
 )]
 
 mod discover;

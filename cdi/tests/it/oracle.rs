@@ -1,5 +1,5 @@
-//! The specification as runtimes see it: loaded and injected by the library of the CDI project, which containerd and
-//! CRI-O are built with. It needs Go and, once, the module proxy.
+//! The specification as runtimes read it: parsed and injected by the CDI project's library, which containerd and CRI-O
+//! use. Needs Go and, once, the module proxy.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -12,18 +12,18 @@ use crate::driver_root::{FakeRoot, cannot_create_devices};
 use crate::spec::claim_under;
 
 #[test]
-fn runtimes_inject_what_the_spec_says() {
+fn runtimes_inject_the_spec() {
     if cannot_create_devices() {
         return;
     }
     if Command::new("go").arg("version").output().is_err() {
-        // Not `eprintln!`, which is hidden for tests that pass.
-        let skipped = b"skipped: oracle::runtimes_inject_what_the_spec_says: there is no Go\n";
+        // `eprintln!` would be hidden for a test that passes.
+        let skipped = b"skipped: oracle::runtimes_inject_the_spec: Go is not installed\n";
         std::io::stderr().write_all(skipped).unwrap();
         return;
     }
     let root = FakeRoot::debian();
-    // Runtimes read the numbers of device nodes from the node, here the made-up root itself.
+    // Runtimes read the device numbers from the node, here the fake root.
     let spec = claim_under(&root, root.path());
     let dir = tempfile::tempdir().unwrap();
     SpecDir::new(dir.path(), "gpu.drava.dev-claim-")

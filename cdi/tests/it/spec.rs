@@ -1,4 +1,4 @@
-//! The specification's form: canonical, valid, with the lowest version.
+//! Form of a specification: canonical, valid, with the lowest version.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,16 +30,16 @@ fn one_node() -> ContainerEdits {
     }
 }
 
-/// The specification of a claim with a share of one card and another whole card.
+/// Returns the specification of a claim with a share of one GPU and another whole GPU.
 fn claim(root: &FakeRoot) -> Spec {
     claim_under(root, Path::new("/run/nvidia/driver"))
 }
 
-/// As [`claim`], on a node that sees the driver root at `node`.
+/// As [`claim`], on a node whose driver root is at `node`.
 pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
     let driver = Driver::discover(DriverRoot::open(root.path(), node).unwrap()).unwrap();
     let hook = HookProgram::new("/var/lib/drava/bin/0123/drava-cdi-hook");
-    let mut share = driver.card(0, "0000:1b:00.0", METERED).unwrap();
+    let mut share = driver.gpu(0, "0000:1b:00.0", METERED).unwrap();
     share.mounts = vec![
         Mount::read_only("/var/lib/drava/lib/4567/libvgpu.so", LIBVGPU),
         Mount::data(
@@ -49,7 +49,7 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
         Mount::read_write("/run/drava/usage/uid/share", "/run/drava/share/usage"),
     ];
     share.hooks = vec![hook.preload(LIBVGPU)];
-    let mut whole = driver.card(1, "0000:3b:00.0", UNMETERED).unwrap();
+    let mut whole = driver.gpu(1, "0000:3b:00.0", UNMETERED).unwrap();
     whole.append(driver.edits(UNMETERED, &[], &hook));
     let devices = [
         device("8c5f1b2e-0000-4000-8000-000000000001-whole-gpu-1", whole),
@@ -62,7 +62,7 @@ pub(crate) fn claim_under(root: &FakeRoot, node: &Path) -> Spec {
 }
 
 #[test]
-fn the_spec_of_a_claim() {
+fn writes_spec_of_a_claim() {
     if cannot_create_devices() {
         return;
     }
@@ -70,7 +70,7 @@ fn the_spec_of_a_claim() {
 }
 
 #[test]
-fn order_and_repetition_of_edits_do_not_show() {
+fn sorts_and_deduplicates_edits() {
     if cannot_create_devices() {
         return;
     }
@@ -88,7 +88,7 @@ fn order_and_repetition_of_edits_do_not_show() {
 }
 
 #[test]
-fn the_version_is_the_lowest_that_will_do() {
+fn version_is_the_lowest_sufficient() {
     let edits = |host: &str| ContainerEdits {
         device_nodes: vec![DeviceNode::read_write("/dev/nvidia0", host)],
         ..Default::default()
@@ -117,7 +117,7 @@ fn the_version_is_the_lowest_that_will_do() {
 }
 
 #[test]
-fn what_a_runtime_would_refuse_is_refused_with_its_field() {
+fn errors_name_the_invalid_field() {
     let spec = |kind: &str, devices: Vec<Device>, edits: ContainerEdits| {
         Spec::new(kind, devices, edits).unwrap_err().to_string()
     };
@@ -154,7 +154,7 @@ fn what_a_runtime_would_refuse_is_refused_with_its_field() {
                 vec![device("a", one_node()), device("a", one_node())],
                 Default::default(),
             ),
-            "devices[a]: is there twice",
+            "devices[a]: occurs twice",
         ),
         (
             spec(
@@ -197,7 +197,7 @@ fn what_a_runtime_would_refuse_is_refused_with_its_field() {
                 mounts: vec![Mount::data("/a", "/x"), Mount::data("/b", "/x")],
                 ..Default::default()
             }),
-            "containerEdits.mounts[/x]: is there twice",
+            "containerEdits.mounts[/x]: occurs twice",
         ),
         (
             with(ContainerEdits {
@@ -231,7 +231,7 @@ fn what_a_runtime_would_refuse_is_refused_with_its_field() {
 }
 
 #[test]
-fn files_that_are_not_ours_are_refused() {
+fn rejects_foreign_files() {
     let json = Spec::new(KIND, [device("0", one_node())], ContainerEdits::default())
         .unwrap()
         .to_json();
@@ -253,7 +253,7 @@ fn files_that_are_not_ours_are_refused() {
     }
     assert!(
         Spec::from_json(json.replacen("0.5.0", "v0.6.0", 1).as_bytes()).is_ok(),
-        "newer and with a v"
+        "newer and with the prefix v"
     );
     let invalid = json.replacen("/dev/nvidia0", "dev", 1);
     assert!(matches!(
@@ -291,12 +291,12 @@ fn edits() -> impl Strategy<Value = ContainerEdits> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(
+    fn round_trips_any_valid_spec(
         devices in btree_map("[a-z0-9]([a-z0-9.:_-]{0,4}[a-z0-9])?", (edits(), btree_map("[a-z]{1,4}", ".{0,4}", 0..2)), 1..4),
         common in edits(),
     ) {
         let devices = devices.into_iter().map(|(name, (container_edits, annotations))| Device { name, annotations, container_edits });
-        // Contradictory or empty edits are refused; that is another test's matter.
+        // Contradictory or empty edits are rejected, which another test covers.
         if let Ok(spec) = Spec::new(KIND, devices, common) {
             let json = spec.to_json();
             let read = Spec::from_json(json.as_bytes()).unwrap();

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use drava_cdi::{ContainerEdits, Device, DeviceNode, Spec, SpecDir};
 
-fn spec(card: u32) -> Spec {
-    let node = DeviceNode::read_write(format!("/dev/nvidia{card}"), format!("/dev/nvidia{card}"));
+fn spec(minor: u32) -> Spec {
+    let node = DeviceNode::read_write(format!("/dev/nvidia{minor}"), format!("/dev/nvidia{minor}"));
     let edits = ContainerEdits {
         device_nodes: vec![node],
         ..ContainerEdits::default()
@@ -20,14 +20,14 @@ fn spec(card: u32) -> Spec {
 }
 
 #[test]
-fn specs_are_written_replaced_listed_read_and_removed() {
+fn writes_replaces_lists_reads_and_removes_specs() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("cdi");
     let store = SpecDir::new(&dir, "gpu.drava.dev-claim-");
     assert_eq!(
         store.list().unwrap(),
         [""; 0],
-        "a directory that is not there is empty"
+        "a missing directory has no specs"
     );
     assert_eq!(store.read("x").unwrap(), None);
     assert!(!store.remove("x").unwrap());
@@ -51,11 +51,11 @@ fn specs_are_written_replaced_listed_read_and_removed() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
-    assert_eq!(names.len(), 2, "no temporary stays: {names:?}");
+    assert_eq!(names.len(), 2, "no temporary file remains: {names:?}");
 }
 
 #[test]
-fn a_writer_that_died_leaves_nothing_that_a_runtime_reads_and_is_swept_up() {
+fn sweep_removes_temporary_file_of_killed_writer() {
     let dir = tempfile::tempdir().unwrap();
     let store = SpecDir::new(dir.path(), "gpu.drava.dev-claim-");
     let left = dir.path().join(".gpu.drava.dev-claim-x.tmp");
@@ -72,7 +72,7 @@ fn a_writer_that_died_leaves_nothing_that_a_runtime_reads_and_is_swept_up() {
 }
 
 #[test]
-fn a_link_in_place_of_the_temporary_is_not_written_through() {
+fn does_not_write_through_a_planted_temporary_link() {
     let dir = tempfile::tempdir().unwrap();
     let outside = dir.path().join("outside");
     fs::write(&outside, "precious").unwrap();
@@ -84,11 +84,11 @@ fn a_link_in_place_of_the_temporary_is_not_written_through() {
 }
 
 #[test]
-fn ids_cannot_leave_the_directory() {
+fn rejects_ids_that_leave_the_directory() {
     let store = SpecDir::new("/nonexistent", "p-");
     for id in ["", "../x", "a/b", "a\0", "ä", &"x".repeat(201)] {
         let error = store.write(id, &spec(0)).unwrap_err().to_string();
-        assert!(error.contains("cannot name a CDI spec"), "{id:?}: {error}");
+        assert!(error.contains("invalid CDI spec id"), "{id:?}: {error}");
     }
 }
 

@@ -1,5 +1,5 @@
-// Command oracle does with a directory of CDI specifications what containerd and CRI-O do: it loads them with the
-// library of the CDI project, injects the named devices into an empty OCI specification and prints the result.
+// Command oracle runs the steps of containerd and CRI-O on a directory of CDI specifications: it loads them with the
+// CDI project's library, injects the named devices into an empty OCI specification and prints the result.
 package main
 
 import (

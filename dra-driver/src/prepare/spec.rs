@@ -72,7 +72,7 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
     };
     let devices = record.devices.iter().zip(views).map(|(device, view)| {
         let card = driver
-            .card(device.card.minor, &device.card.pci_bus_id, view.parts)
+            .gpu(device.card.minor, &device.card.pci_bus_id, view.parts)
             .map_err(|source| SpecError::Node {
                 device: device.device.clone(),
                 source,

@@ -85,8 +85,8 @@ impl Built {
     }
 }
 
-/// Builds the workspace's programs and libraries in one cargo call: another selection of packages has other features, for
-/// which cargo would compile shared dependencies again.
+/// Builds the workspace's programs and libraries in one cargo call: another selection of packages has other features,
+/// for which cargo would compile shared dependencies again.
 pub fn build_workspace(profile: Profile) -> Result<Built> {
     // The calling program must not be replaced while it runs; the interposer has a profile of its own.
     let args = [
@@ -101,8 +101,8 @@ pub fn build_workspace(profile: Profile) -> Result<Built> {
     let mut command = cargo();
     command.args(args);
     if profile == Profile::Dev {
-        // The workspace has no examples. With `--examples` cargo counts the features of dev-dependencies, as it does for
-        // tests; without them, cargo would compile tokio and its dependents a second time.
+        // The workspace has no examples. With `--examples` cargo counts the features of dev-dependencies, as it does
+        // for tests; without them, cargo would compile tokio and its dependents a second time.
         command.arg("--examples");
     }
     build("Build the workspace", &mut command)

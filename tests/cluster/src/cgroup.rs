@@ -2,8 +2,8 @@
 //!
 //! On the host the cgroup is `drava-<hash>` at the root of the unified hierarchy (v2) or of each controller's hierarchy
 //! (v1), with two groups: `launch` holds the processes that start the node, and `node` the node itself. The node's
-//! cgroup namespace is rooted at `node`, and the node mounts its own view of the hierarchies, so kubelet and runc need no
-//! setting for it. The host's mounts are never changed.
+//! cgroup namespace is rooted at `node`, and the node mounts its own view of the hierarchies, so kubelet and runc need
+//! no setting for it. The host's mounts are never changed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -124,7 +124,8 @@ impl Layout {
         match self {
             Self::Unified(_) => {
                 mount("cgroup2", target, "cgroup2", flags, None).context("mount cgroup2")?;
-                // A group with processes cannot enable controllers for its children, so the node's init moves to a leaf.
+                // A group with processes cannot enable controllers for its children, so the node's init moves to a
+                // leaf.
                 let leaf = target.join("init");
                 fs::create_dir_all(&leaf).context("create the node's init cgroup")?;
                 fs::write(leaf.join("cgroup.procs"), "0")

@@ -1,4 +1,5 @@
-//! Protocol between commands on the host and the node's init: one JSON line each way over a Unix socket in the state directory.
+//! Protocol between commands on the host and the node's init: one JSON line each way over a Unix socket in the state
+//! directory.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};

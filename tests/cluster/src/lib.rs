@@ -2,9 +2,9 @@
 //!
 //! [`up`] builds etcd, Kubernetes, containerd, runc, the CNI plugins and Helm from Go modules whose versions are
 //! pinned in `go/`, and starts them as one node. The node has its own namespaces (process ids, mounts, network, host
-//! name, IPC, cgroups) and its own root file system. Outside the node, the cluster consists of a directory, a cgroup and
-//! one loopback port of the API server. Killing the node's init ends all processes in the node; [`down`] then removes
-//! the directory and the cgroup.
+//! name, IPC, cgroups) and its own root file system. Outside the node, the cluster consists of a directory, a cgroup
+//! and one loopback port of the API server. Killing the node's init ends all processes in the node; [`down`] then
+//! removes the directory and the cgroup.
 //!
 //! Not supported: several nodes, images from registries, kube-proxy and DNS. Pods reach the API server by the usual
 //! service address; the API server reaches webhooks by their endpoints.

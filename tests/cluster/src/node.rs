@@ -1,9 +1,9 @@
 //! Process chain from the host to the init in the node's namespaces.
 //!
-//! The program `drava-node` replaces itself three times. `launch` takes the node's lock and enters the cluster's cgroup;
-//! util-linux's `unshare` creates the namespaces and forks. `enter`, now process 1, moves to the node's cgroup, and
-//! `unshare` creates the cgroup namespace there. `init` sets up the node's file system and network and supervises the
-//! components. When the init is killed, the kernel kills every process of the node and drops every mount.
+//! The program `drava-node` replaces itself three times. `launch` takes the node's lock and enters the cluster's
+//! cgroup; util-linux's `unshare` creates the namespaces and forks. `enter`, now process 1, moves to the node's cgroup,
+//! and `unshare` creates the cgroup namespace there. `init` sets up the node's file system and network and supervises
+//! the components. When the init is killed, the kernel kills every process of the node and drops every mount.
 //!
 //! `unshare(1)` replaces `unshare(2)`, because the system call cannot be made from safe Rust.
 

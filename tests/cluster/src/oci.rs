@@ -81,7 +81,8 @@ impl Image {
             .layers(vec![layer.descriptor.clone()])
             .build()?;
         let mut manifest = Blob::new(MediaType::ImageManifest, json(&manifest)?)?;
-        // containerd reads the full name from its own annotation; other programs read the tag from the standard annotation.
+        // containerd reads the full name from its own annotation; other programs read the tag from the standard
+        // annotation.
         manifest.descriptor.set_annotations(Some(
             [
                 ("io.containerd.image.name".to_owned(), self.name.clone()),

@@ -212,8 +212,8 @@ pub fn input(input: &[u8]) -> Result<Stdio> {
     Ok(Stdio::from(file))
 }
 
-/// Kills a program that exchanges data with its caller when the program exceeds its limit; the caller then reads the end
-/// of the output. Stops when dropped.
+/// Kills a program that exchanges data with its caller when the program exceeds its limit; the caller then reads the
+/// end of the output. Stops when dropped.
 pub struct Watchdog(#[expect(dead_code, reason = "its end stops the thread")] Sender<()>);
 
 impl Watchdog {

@@ -192,7 +192,8 @@ impl StateDir {
         }
     }
 
-    /// Waits until the last process of a killed node, the one that reaps its init, releases its lock; at most `patience`.
+    /// Waits until the last process of a killed node, the one that reaps its init, releases its lock; at most
+    /// `patience`.
     pub(crate) fn await_node_lock(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let Ok(file) = File::open(self.node_lock()) else {
@@ -205,8 +206,8 @@ impl StateDir {
         }
     }
 
-    /// Waits until no other command changes this cluster, and excludes other commands until dropped. Rejects a directory
-    /// with other contents.
+    /// Waits until no other command changes this cluster, and excludes other commands until dropped. Rejects a
+    /// directory with other contents.
     pub(crate) fn lock(&self) -> Result<File> {
         if self.is_foreign() {
             bail!(

@@ -1,7 +1,7 @@
 //! Client side of the end-to-end tests: `kubectl apply`, `exec`, `describe` and events, as a user runs them.
 //!
-//! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after another,
-//! each in its own namespace. The tests use no internals of drava.
+//! `cargo xtask test --only e2e` starts the cluster, installs drava with its chart and runs the tests one after
+//! another, each in its own namespace. The tests use no internals of drava.
 
 pub mod manifest;
 
@@ -339,8 +339,8 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// Allocates all memory of a device that a program in the container `app` can get, and checks that the amount equals
-    /// the free memory. Returns the amount in MiB.
+    /// Allocates all memory of a device that a program in the container `app` can get, and checks that the amount
+    /// equals the free memory. Returns the amount in MiB.
     ///
     /// # Errors
     /// When the amounts differ or the program cannot be run.
@@ -418,7 +418,7 @@ impl Namespace<'_> {
         ])?;
         self.kubectl(&["delete", "resourceclaims", "--all", "--timeout=90s"])?;
         let delete = ["delete", "namespace", &self.name, "--ignore-not-found"];
-        self.world
+        self.cluster
             .kubectl(delete.into_iter().chain(["--wait=false"]))?;
         Ok(())
     }

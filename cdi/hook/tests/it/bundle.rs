@@ -1,4 +1,4 @@
-//! An OCI bundle whose root has this machine's C library, a program, and what a test puts in it.
+//! An OCI bundle whose root has this machine's C library, a probe program, and the files of a test.
 
 use std::fs;
 use std::io::Write;
@@ -26,7 +26,7 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// A root with the loader, the C library and `/bin/probe`. There is no `/etc`.
+    /// Returns a root with the loader, the C library and `/bin/probe`, without `/etc`.
     pub(crate) fn new() -> Self {
         let bundle = Self::empty();
         bundle.place("loader", LOADER);
@@ -35,7 +35,7 @@ impl Bundle {
         bundle
     }
 
-    /// A root with nothing in it.
+    /// Returns an empty root.
     pub(crate) fn empty() -> Self {
         let bundle = Self {
             dir: tempfile::tempdir().unwrap(),
@@ -53,14 +53,14 @@ impl Bundle {
         self.dir.path().join("rootfs")
     }
 
-    /// A path in the root, as this process sees it. Its directory is made.
+    /// Returns this process's path of a file in the root. Creates its directory.
     pub(crate) fn at(&self, path: &str) -> PathBuf {
         let path = self.root().join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
     }
 
-    /// A path beside the root: of the host, as far as the container is concerned.
+    /// Returns a path outside the root: for the container, a path of the host.
     pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -77,28 +77,28 @@ impl Bundle {
         symlink(target, self.at(path)).unwrap();
     }
 
-    /// Puts something that was built into the root. A hard link, not a copy: a program that another thread's child
-    /// still has open for writing could not be run.
+    /// Places a built file into the root. A hard link, not a copy: a program that another thread's child has open for
+    /// writing cannot be executed.
     fn place(&self, name: &str, path: &str) {
         fs::hard_link(built().join(name), self.at(path)).unwrap();
     }
 
-    /// As [`Bundle::place`], but a file of its own, as the loader takes one file for one library.
+    /// As [`Bundle::place`], but with a copy: the loader loads hard links of one file once.
     fn copy(&self, name: &str, path: &str) {
         fs::copy(built().join(name), self.at(path)).unwrap();
     }
 
-    /// A library with the function that the probe looks for.
+    /// Places a library with the function that the probe searches.
     pub(crate) fn answer(&self, path: &str) {
         self.copy("libanswer.so", path);
     }
 
-    /// A library that says `first` or `other` when it is loaded.
+    /// Places a library that prints `first` or `other` when it is loaded.
     pub(crate) fn hello(&self, name: &str, path: &str) {
         self.copy(&format!("lib{name}.so"), path);
     }
 
-    /// A state as a runtime gives it.
+    /// Returns a state as a runtime writes it.
     pub(crate) fn state(&self) -> String {
         format!(
             r#"{{"ociVersion": "1.2.0", "id": "c", "status": "creating", "pid": 1, "bundle": {:?}}}"#,
@@ -113,7 +113,7 @@ impl Bundle {
         self.run_hook(command)
     }
 
-    /// Runs the hook in a mount namespace of its own in which `script` has run; `$ROOT` is the root.
+    /// Runs the hook in a mount namespace in which `script` has run; `$ROOT` is the root.
     pub(crate) fn hook_after(&self, script: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new("unshare");
         if !rustix::process::geteuid().is_root() {
@@ -127,7 +127,8 @@ impl Bundle {
         self.run_hook(command)
     }
 
-    /// Runs the hook as the runtime does for a pod with `hostUsers: false`: root of a user namespace, nobody outside.
+    /// Runs the hook as the runtime does for a pod with `hostUsers: false`: root of a user namespace, unprivileged
+    /// outside.
     pub(crate) fn hook_in_user_namespace(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new("unshare");
         command
@@ -149,19 +150,19 @@ impl Bundle {
         run(command, &self.state())
     }
 
-    /// Runs the hook and expects success without a word.
+    /// Runs the hook and expects success without output.
     pub(crate) fn hook_succeeds(&self, arguments: &[&str]) {
         let output = self.hook(arguments);
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!((stderr(&output), output.stdout.len()), (String::new(), 0));
     }
 
-    /// Runs the hook and expects a failure, of which it returns the one line.
+    /// Runs the hook, expects a failure, and returns the line on stderr.
     pub(crate) fn hook_fails(&self, arguments: &[&str]) -> String {
         failure(&self.hook(arguments))
     }
 
-    /// Runs the probe in the root and returns what it and its libraries say.
+    /// Runs the probe in the root and returns the output of the probe and its libraries.
     pub(crate) fn probe(&self, libraries: &[&str]) -> Vec<String> {
         let mut command = if rustix::process::geteuid().is_root() {
             Command::new("chroot")
@@ -188,7 +189,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The one line of a run that has failed.
+/// Returns the one line on stderr of a failed run.
 pub(crate) fn failure(output: &Output) -> String {
     let line = stderr(output);
     assert_eq!(output.status.code(), Some(1), "{line}");
@@ -208,7 +209,7 @@ fn run(mut command: Command, input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program runs");
-    // A run that refuses its arguments does not read.
+    // A run that rejects its arguments does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -221,7 +222,7 @@ fn run(mut command: Command, input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The C library that this process runs with.
+/// Returns the path of this process's C library.
 fn libc() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps
@@ -231,7 +232,7 @@ fn libc() -> PathBuf {
     PathBuf::from(path.expect("the tests are linked with glibc"))
 }
 
-/// The programs and libraries in C, compiled once.
+/// Programs and libraries in C, compiled once.
 fn built() -> &'static Path {
     static BUILT: OnceLock<TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {
@@ -276,7 +277,7 @@ fn compile(into: &Path, source: &str, name: &str, flags: &[&str]) {
         .status();
     assert!(
         status
-            .expect("there is a C compiler, as Rust needs one")
+            .expect("a C compiler, which Rust needs too")
             .success()
     );
 }

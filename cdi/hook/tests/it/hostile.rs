@@ -1,4 +1,4 @@
-//! Images that want the hook, which is root on the node, to write or read outside of them, or to hang.
+//! Images that try to make the hook, which is root on the node, write or read outside the image, or hang.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -16,17 +16,17 @@ fn bundle() -> Bundle {
 }
 
 #[test]
-fn etc_that_links_to_the_host_leads_into_the_image() {
+fn resolves_etc_link_to_host_inside_the_image() {
     for climb in ["", "../../../../../../../../../.."] {
         let bundle = bundle();
         let victim = bundle.outside("victim");
         fs::create_dir(&victim).unwrap();
         bundle.link("/etc", format!("{climb}{}", victim.display()));
-        // Nothing is there in the image: a dangling link is no directory to write to.
+        // The link's target does not exist in the image, so the hook cannot write to it.
         let line = bundle.hook_fails(&PRELOAD);
         assert!(line.contains("/etc"), "{line}");
 
-        // The same path, made in the image, is where the container's loader looks, and so does the hook.
+        // Once the image has the target, the container's loader and the hook use it.
         fs::create_dir_all(bundle.root().join(victim.strip_prefix("/").unwrap())).unwrap();
         bundle.hook_succeeds(&PRELOAD);
         assert_eq!(bundle.probe(&[]), ["first"]);
@@ -35,7 +35,7 @@ fn etc_that_links_to_the_host_leads_into_the_image() {
 }
 
 #[test]
-fn a_link_to_a_file_of_the_host_is_replaced_not_followed() {
+fn replaces_link_to_host_file_without_following() {
     let bundle = bundle();
     let secret = bundle.outside("secret");
     fs::write(&secret, "/opt/secret.so\n").unwrap();
@@ -56,7 +56,7 @@ fn a_link_to_a_file_of_the_host_is_replaced_not_followed() {
 }
 
 #[test]
-fn a_link_within_the_image_is_read_and_then_replaced() {
+fn reads_and_replaces_link_within_the_image() {
     let bundle = bundle();
     bundle.hello("other", "/opt/libother.so");
     bundle.write("/opt/preload", "/opt/libother.so\n");
@@ -67,7 +67,7 @@ fn a_link_within_the_image_is_read_and_then_replaced() {
 }
 
 #[test]
-fn links_in_a_circle_end() {
+fn rejects_link_cycles() {
     let bundle = bundle();
     bundle.link("/etc/ld.so.preload", "ld.so.preload");
     bundle.hook_succeeds(&PRELOAD);
@@ -88,7 +88,7 @@ fn bundle_with_etc_circle() -> Bundle {
 }
 
 #[test]
-fn magic_links_of_proc_lead_nowhere() {
+fn keeps_magic_links_of_proc_inside_the_image() {
     let bundle = bundle();
     let victim = bundle.outside("victim");
     fs::create_dir(&victim).unwrap();
@@ -112,7 +112,7 @@ fn magic_links_of_proc_lead_nowhere() {
 }
 
 #[test]
-fn fifos_do_not_hang_the_node() {
+fn does_not_block_on_fifos() {
     let bundle = bundle();
     bundle.answer("/opt/driver/libanswer.so.1");
     for path in ["/etc/ld.so.preload", "/etc/ld.so.cache"] {
@@ -132,7 +132,7 @@ fn fifos_do_not_hang_the_node() {
         ["first", "libanswer.so.1: /opt/driver/libanswer.so.1"]
     );
 
-    // A FIFO in place of a library is no library.
+    // A FIFO at the path of a library is not a library.
     mknodat(
         CWD,
         bundle.at("/opt/fifo.so"),
@@ -154,7 +154,7 @@ fn fifos_do_not_hang_the_node() {
 }
 
 #[test]
-fn sockets_are_replaced_and_directories_told() {
+fn replaces_sockets_and_reports_directories() {
     let bundle = bundle();
     drop(std::os::unix::net::UnixListener::bind(bundle.at("/etc/ld.so.preload")).unwrap());
     assert!(
@@ -170,13 +170,13 @@ fn sockets_are_replaced_and_directories_told() {
     fs::create_dir(bundle.at("/etc/ld.so.preload")).unwrap();
     let line = bundle.hook_fails(&PRELOAD);
     assert!(
-        line.contains("/etc/ld.so.preload") && line.contains("it is a directory in the image"),
+        line.contains("/etc/ld.so.preload") && line.contains("a directory of the image"),
         "{line}"
     );
 }
 
 #[test]
-fn a_trap_in_place_of_the_temporary_file_is_not_written_through() {
+fn does_not_write_through_a_planted_temporary_file() {
     let bundle = bundle();
     let victim = bundle.outside("victim");
     fs::write(&victim, "precious").unwrap();
@@ -192,7 +192,7 @@ fn a_trap_in_place_of_the_temporary_file_is_not_written_through() {
 }
 
 #[test]
-fn huge_files_are_refused_not_read() {
+fn rejects_oversized_files_without_reading_them() {
     let bundle = bundle();
     bundle.answer("/opt/driver/libanswer.so.1");
     let sparse = |path: &str, size: u64| {
@@ -216,7 +216,7 @@ fn huge_files_are_refused_not_read() {
 }
 
 #[test]
-fn links_are_made_inside_the_image_only() {
+fn creates_links_inside_the_image_only() {
     let bundle = bundle();
     let victim = bundle.outside("victim");
     fs::create_dir(&victim).unwrap();
@@ -227,7 +227,7 @@ fn links_are_made_inside_the_image_only() {
 }
 
 #[test]
-fn a_state_that_is_none_is_told_in_one_line() {
+fn reports_invalid_state_in_one_line() {
     let bundle = bundle();
     fs::write(bundle.outside("config.json"), "{\"root\": \n{}}").unwrap();
     let line = bundle.hook_fails(&PRELOAD);

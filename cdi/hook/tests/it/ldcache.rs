@@ -1,4 +1,4 @@
-//! `/etc/ld.so.cache` as the loader searches it.
+//! `/etc/ld.so.cache` as read by the loader.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ fn bundle() -> Bundle {
     bundle
 }
 
-/// Lets this machine's `ldconfig` make the image's cache.
+/// Builds the image's cache with this machine's `ldconfig`.
 fn ldconfig(bundle: &Bundle, format: &str) {
     bundle.write("/etc/ld.so.conf", "/usr/lib\n/opt/image\n");
     let program = ["/sbin/ldconfig", "/usr/sbin/ldconfig"]
         .into_iter()
         .find(|path| Path::new(path).exists());
-    let program = program.expect("glibc comes with ldconfig");
-    // `-X` leaves the links alone: the libraries have no SONAME.
+    let program = program.expect("ldconfig is part of glibc");
+    // `-X` leaves links unchanged: the libraries have no SONAME.
     let status = Command::new(program)
         .arg("-X")
         .args(["-c", format])
@@ -35,7 +35,7 @@ fn ldconfig(bundle: &Bundle, format: &str) {
 }
 
 #[test]
-fn the_loader_finds_a_library_in_an_image_without_cache() {
+fn loader_finds_library_in_image_without_cache() {
     let bundle = bundle();
     assert_eq!(
         bundle.probe(&["libanswer.so.1"]),
@@ -49,7 +49,7 @@ fn the_loader_finds_a_library_in_an_image_without_cache() {
 }
 
 #[test]
-fn the_images_own_libraries_are_found_as_before() {
+fn keeps_the_images_own_libraries() {
     for format in ["new", "compat", "old"] {
         let bundle = bundle();
         for name in [
@@ -91,7 +91,7 @@ fn the_images_own_libraries_are_found_as_before() {
 }
 
 #[test]
-fn the_drivers_library_comes_before_the_images_of_that_name() {
+fn driver_library_precedes_image_library_of_same_name() {
     let bundle = bundle();
     bundle.answer("/opt/image/libanswer.so.1");
     ldconfig(&bundle, "new");
@@ -107,7 +107,7 @@ fn the_drivers_library_comes_before_the_images_of_that_name() {
 }
 
 #[test]
-fn many_libraries_at_once() {
+fn adds_many_libraries_at_once() {
     let bundle = bundle();
     let paths: Vec<String> = (0..200)
         .map(|number| format!("/opt/driver/libn{number}.so.{}", number % 7))
@@ -131,7 +131,7 @@ fn many_libraries_at_once() {
 }
 
 #[test]
-fn a_second_run_changes_nothing() {
+fn second_run_changes_nothing() {
     let bundle = bundle();
     bundle.hook_succeeds(&ARGUMENTS);
     let (before, contents) = (
@@ -147,7 +147,7 @@ fn a_second_run_changes_nothing() {
 }
 
 #[test]
-fn a_broken_cache_is_as_good_as_none() {
+fn replaces_malformed_cache() {
     let bundle = bundle();
     bundle.write(CACHE, "glibc-ld.so.cache1.1 and then nonsense");
     assert_eq!(
@@ -162,14 +162,14 @@ fn a_broken_cache_is_as_good_as_none() {
 }
 
 #[test]
-fn what_is_missing_or_no_library_is_named() {
+fn names_missing_and_invalid_libraries() {
     let bundle = Bundle::new();
     let line = bundle.hook_fails(&ARGUMENTS);
     assert!(line.contains(DRIVER) && line.contains("missing"), "{line}");
-    bundle.write(DRIVER, "no library");
+    bundle.write(DRIVER, "not a library");
     let line = bundle.hook_fails(&ARGUMENTS);
     assert!(
-        line.contains(DRIVER) && line.contains("no shared library for this machine"),
+        line.contains(DRIVER) && line.contains("not a shared library for this machine"),
         "{line}"
     );
     assert!(!bundle.at(CACHE).exists());

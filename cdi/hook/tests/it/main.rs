@@ -1,8 +1,8 @@
-//! The hook against bundles with a real dynamic loader: what counts is what the loader does afterwards.
+//! Tests of the hook against bundles with a real dynamic loader, which must load the right libraries afterwards.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "tests, and what they are made of"
+    reason = "tests and their fixtures"
 )]
 
 mod bundle;

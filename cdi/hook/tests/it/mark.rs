@@ -1,4 +1,4 @@
-//! The sign for the driver.
+//! The file that shows that the runtime has applied the edits.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::bundle::Bundle;
 const FILE: &str = "/run/drava/share/usage/injected";
 
 #[test]
-fn the_file_is_made_once() {
+fn creates_file_once() {
     let bundle = Bundle::empty();
     bundle.hook_succeeds(&["mark", "--file", FILE]);
     let before = fs::metadata(bundle.at(FILE)).unwrap().modified().unwrap();
@@ -20,7 +20,7 @@ fn the_file_is_made_once() {
 }
 
 #[test]
-fn a_link_in_its_place_is_not_written_through() {
+fn replaces_link_without_following() {
     let bundle = Bundle::empty();
     let victim = bundle.outside("victim");
     bundle.link(FILE, &victim);

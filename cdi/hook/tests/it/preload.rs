@@ -1,4 +1,4 @@
-//! `/etc/ld.so.preload` as the loader reads it.
+//! `/etc/ld.so.preload` as read by the loader.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ fn bundle() -> Bundle {
 }
 
 #[test]
-fn the_loader_loads_ours_in_an_image_without_any() {
+fn loader_loads_ours_in_image_without_preload() {
     let bundle = bundle();
     assert_eq!(bundle.probe(&[]), [""; 0]);
     bundle.hook_succeeds(&ARGUMENTS);
@@ -33,7 +33,7 @@ fn the_loader_loads_ours_in_an_image_without_any() {
 }
 
 #[test]
-fn the_images_own_libraries_are_kept_behind_ours() {
+fn keeps_the_images_libraries_behind_ours() {
     let bundle = bundle();
     bundle.write(PRELOAD, format!("# of the image\n{OTHER}"));
     assert_eq!(bundle.probe(&[]), ["other"]);
@@ -47,7 +47,7 @@ fn the_images_own_libraries_are_kept_behind_ours() {
 }
 
 #[test]
-fn a_second_run_changes_nothing() {
+fn second_run_changes_nothing() {
     let bundle = bundle();
     bundle.write(PRELOAD, OTHER);
     bundle.hook_succeeds(&ARGUMENTS);
@@ -59,7 +59,7 @@ fn a_second_run_changes_nothing() {
 }
 
 #[test]
-fn a_left_over_of_a_run_that_was_killed_is_no_hindrance() {
+fn ignores_leftover_of_killed_run() {
     let bundle = bundle();
     bundle.write("/etc/.ld.so.preload.drava", "half");
     bundle.hook_succeeds(&ARGUMENTS);
@@ -68,7 +68,7 @@ fn a_left_over_of_a_run_that_was_killed_is_no_hindrance() {
 }
 
 #[test]
-fn the_runtimes_umask_does_not_hide_the_file_from_the_tenant() {
+fn creates_file_readable_despite_umask() {
     let bundle = bundle();
     let output = bundle.hook_after("umask 077", &ARGUMENTS);
     assert!(output.status.success(), "{output:?}");
@@ -83,7 +83,7 @@ fn the_runtimes_umask_does_not_hide_the_file_from_the_tenant() {
 }
 
 #[test]
-fn a_user_namespace_is_enough() {
+fn works_in_user_namespace() {
     let bundle = bundle();
     bundle.write(PRELOAD, OTHER);
     let output = bundle.hook_in_user_namespace(&ARGUMENTS);
@@ -92,7 +92,7 @@ fn a_user_namespace_is_enough() {
 }
 
 #[test]
-fn without_the_library_the_container_does_not_start() {
+fn rejects_container_without_library() {
     let bundle = Bundle::new();
     let line = bundle.hook_fails(&ARGUMENTS);
     assert!(
@@ -103,7 +103,7 @@ fn without_the_library_the_container_does_not_start() {
 }
 
 #[test]
-fn a_read_only_volume_over_etc_is_told_unless_ours_is_there_already() {
+fn reports_read_only_etc_unless_ours_is_present() {
     let bundle = bundle();
     fs::create_dir(bundle.root().join("etc")).unwrap();
     let read_only =
@@ -120,7 +120,7 @@ fn a_read_only_volume_over_etc_is_told_unless_ours_is_there_already() {
 }
 
 #[test]
-fn a_volume_over_the_file_itself_is_told() {
+fn reports_volume_mounted_over_the_file() {
     let bundle = bundle();
     bundle.write(PRELOAD, OTHER);
     let line = failure(&bundle.hook_after(
@@ -129,7 +129,7 @@ fn a_volume_over_the_file_itself_is_told() {
     ));
     assert!(
         line.contains("cannot replace /etc/ld.so.preload")
-            && line.contains("volume is mounted there"),
+            && line.contains("volume is mounted at that path"),
         "{line}"
     );
     assert_eq!(bundle.read(PRELOAD), OTHER);
@@ -137,7 +137,7 @@ fn a_volume_over_the_file_itself_is_told() {
 }
 
 #[test]
-fn a_read_only_root_is_no_hindrance_before_the_runtime_makes_it_so() {
+fn works_before_runtime_makes_root_read_only() {
     let bundle = bundle();
     fs::write(
         bundle.outside("config.json"),

@@ -1,4 +1,4 @@
-//! Stubs that lead to libvgpu, and what is done where something else has their place.
+//! Stubs that lead to libvgpu, and the fallback to `ld.so.preload`.
 
 use drava_cdi::elf::{Machine, Stub};
 
@@ -28,7 +28,7 @@ fn bundle() -> Bundle {
 }
 
 #[test]
-fn with_stubs_nothing_is_preloaded() {
+fn preloads_nothing_with_stubs() {
     let bundle = bundle();
     bundle.hook_succeeds(&ARGUMENTS);
     assert!(!bundle.at(PRELOAD).exists());
@@ -36,7 +36,7 @@ fn with_stubs_nothing_is_preloaded() {
 }
 
 #[test]
-fn what_the_image_preloads_stays() {
+fn keeps_the_images_preload() {
     let bundle = bundle();
     bundle.write(PRELOAD, "/opt/libother.so");
     bundle.hook_succeeds(&ARGUMENTS);
@@ -44,14 +44,14 @@ fn what_the_image_preloads_stays() {
 }
 
 #[test]
-fn anything_else_in_the_place_of_a_stub_makes_the_library_preloaded() {
+fn preloads_library_if_stub_path_has_another_file() {
     for (place, contents) in [
-        // The driver's own, from a whole card's device.
+        // The NVIDIA library of a whole GPU's device.
         (CUDA, stub(&["libc.so.6"])),
         (NVML, stub(&[])),
-        // Ours must come first.
+        // libvgpu must come first.
         (CUDA, stub(&["/opt/libcuda.so.1", OURS])),
-        (NVML, b"no library".to_vec()),
+        (NVML, b"not a library".to_vec()),
     ] {
         let bundle = bundle();
         bundle.write(place, contents);
@@ -66,7 +66,7 @@ fn anything_else_in_the_place_of_a_stub_makes_the_library_preloaded() {
 }
 
 #[test]
-fn without_the_library_the_container_does_not_start() {
+fn rejects_container_without_library() {
     let bundle = bundle();
     std::fs::remove_file(bundle.at(OURS)).unwrap();
     let message = failure(&bundle.hook(&ARGUMENTS));

@@ -1,4 +1,4 @@
-//! Links beside the driver's libraries.
+//! Links in the directories of the NVIDIA libraries.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ const LINKS: [&str; 5] = [
 ];
 
 #[test]
-fn links_and_cache_together_serve_every_name() {
+fn links_and_cache_resolve_every_name() {
     let bundle = Bundle::new();
     bundle.answer(REAL);
     bundle.hook_succeeds(&LINKS);
@@ -35,7 +35,7 @@ fn links_and_cache_together_serve_every_name() {
 }
 
 #[test]
-fn missing_directories_are_made() {
+fn creates_missing_directories() {
     let bundle = Bundle::empty();
     bundle.hook_succeeds(&LINKS);
     let link = bundle.root().join("usr/lib/driver/libanswer.so.1");
@@ -46,7 +46,7 @@ fn missing_directories_are_made() {
 }
 
 #[test]
-fn what_the_image_has_of_that_name_is_replaced() {
+fn replaces_the_images_file() {
     let bundle = Bundle::empty();
     bundle.link("/usr/lib/driver/libanswer.so.1", "libanswer.so.535.54.03");
     bundle.write("/usr/lib/driver/libanswer.so", "a file of the image");
@@ -61,7 +61,7 @@ fn what_the_image_has_of_that_name_is_replaced() {
 }
 
 #[test]
-fn a_directory_of_that_name_is_told() {
+fn reports_directory_of_that_name() {
     let bundle = Bundle::empty();
     fs::create_dir_all(bundle.at("/usr/lib/driver/libanswer.so.1/x")).unwrap();
     let line = bundle.hook_fails(&LINKS);
