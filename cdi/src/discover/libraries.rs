@@ -81,7 +81,7 @@ impl Library {
             .map_or(self.path.as_str(), |(_, name)| name)
     }
 
-    fn beside(&self, name: &str) -> String {
+    fn sibling(&self, name: &str) -> String {
         let directory = self
             .path
             .rsplit_once('/')
@@ -101,7 +101,7 @@ impl Library {
             if name != target {
                 links.push(Link {
                     target: target.to_owned(),
-                    path: self.beside(name),
+                    path: self.sibling(name),
                 });
                 target = name;
             }
@@ -114,7 +114,7 @@ impl Library {
         [Some(&self.soname), self.unversioned.as_ref()]
             .into_iter()
             .flatten()
-            .map(|name| self.beside(name))
+            .map(|name| self.sibling(name))
             .collect()
     }
 }

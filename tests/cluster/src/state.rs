@@ -193,9 +193,9 @@ impl StateDir {
     }
 
     /// Waits until the last process of a killed node, the one that reaps its init, releases its lock; at most
-    /// `patience`.
-    pub(crate) fn await_node_lock(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    /// `limit`.
+    pub(crate) fn await_node_lock(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
         let Ok(file) = File::open(self.node_lock()) else {
             return;
         };

@@ -59,7 +59,7 @@ fn rejects_or_explains_negative_quantity() -> Result<()> {
         "vgpu.drava.dev",
         "{memory: \"-1Gi\"}",
     )) {
-        Err(refused) => ensure!(format!("{refused:#}").contains("memory"), "{refused:#}"),
+        Err(rejected) => ensure!(format!("{rejected:#}").contains("memory"), "{rejected:#}"),
         Ok(()) => {
             tenant.event("negative", "memory")?;
         }
@@ -98,10 +98,10 @@ fn rejects_toleration_of_managed_taint() -> Result<()> {
         "{operator: Exists}",
     ] {
         let exactly = format!("{{deviceClassName: vgpu.drava.dev, tolerations: [{toleration}]}}");
-        let refused = tenant.apply(&pod_with_request("taint", &exactly, ""));
+        let rejected = tenant.apply(&pod_with_request("taint", &exactly, ""));
         let words = format!(
             "{:#}",
-            refused
+            rejected
                 .err()
                 .with_context(|| format!("{toleration} was accepted"))?
         );

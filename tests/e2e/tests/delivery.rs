@@ -48,8 +48,8 @@ fn is_limited(tenant: &Namespace<'_>, pod: &str, device: usize, mib: u64) -> Res
         let probe = ["cuda-probe", "alloc", "--device", &device, "--mib", &mib];
         tenant.exec(pod, "app", &[&["env", "-i"][..], &probe].concat())
     };
-    let refused = allocate(mib)?;
-    ensure!(refused.code == 2, "{pod}, {mib} MiB: {refused:?}");
+    let denied = allocate(mib)?;
+    ensure!(denied.code == 2, "{pod}, {mib} MiB: {denied:?}");
     // All memory except that of a context.
     let free_mib = tenant.fill(pod, device)?;
     ensure!(free_mib * 100 >= (mib - 1024) * 99, "{pod}: {free_mib} MiB");

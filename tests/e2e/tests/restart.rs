@@ -13,12 +13,12 @@ fn still_limited(tenant: &Namespace<'_>, pod: &str, mib: u64) -> Result<()> {
         .exec(pod, "app", &["cuda-probe", "info", "-o", "json"])?
         .json()?;
     ensure!(info["devices"][0]["totalBytes"] == mib * MIB, "{info}");
-    let refused = tenant.exec(
+    let denied = tenant.exec(
         pod,
         "app",
         &["cuda-probe", "alloc", "--mib", &(mib + 1).to_string()],
     )?;
-    ensure!(refused.code == 2, "{refused:?}");
+    ensure!(denied.code == 2, "{denied:?}");
     let found = tenant.find("pod", pod)?.context("the pod is gone")?;
     ensure!(
         found["status"]["containerStatuses"][0]["restartCount"] == 0,

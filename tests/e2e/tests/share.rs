@@ -98,10 +98,9 @@ fn denies_allocation_beyond_limit() -> Result<()> {
         .exec("exact", "app", &["cuda-probe", "alloc", "--mib", &free])?
         .success()?;
     let beyond = (free_mib + 1).to_string();
-    let refused = tenant.exec("exact", "app", &["cuda-probe", "alloc", "--mib", &beyond])?;
+    let denied = tenant.exec("exact", "app", &["cuda-probe", "alloc", "--mib", &beyond])?;
     ensure!(
-        refused.code == 2
-            && (refused.stdout + &refused.stderr).contains("CUDA_ERROR_OUT_OF_MEMORY")
+        denied.code == 2 && (denied.stdout + &denied.stderr).contains("CUDA_ERROR_OUT_OF_MEMORY")
     );
     Ok(())
 }

@@ -19,7 +19,7 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
 /// Time after which a run counts as hung.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HUNG_AFTER: Duration = Duration::from_secs(60);
 
 pub(crate) struct Bundle {
     dir: TempDir,
@@ -213,7 +213,7 @@ fn run(mut command: Command, input: &str) -> Output {
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > HUNG_AFTER {
             child.kill().unwrap();
             panic!("hung: {command:?}");
         }

@@ -27,7 +27,7 @@ use crate::progress::Progress;
 use crate::state::StateDir;
 
 /// Time limit for the node to become ready.
-const PATIENCE: Duration = Duration::from_secs(240);
+const READY_TIMEOUT: Duration = Duration::from_secs(240);
 /// Number of exits by itself after which a component counts as failed.
 const TOO_MANY_RESTARTS: u32 = 10;
 
@@ -284,7 +284,7 @@ fn wait(cluster: &Cluster, mut launcher: Child, step: &Progress) -> Result<()> {
                 tail(&cluster.state.node_log())
             );
         }
-        if step.elapsed() > PATIENCE {
+        if step.elapsed() > READY_TIMEOUT {
             bail!(
                 "the node did not start; its log is {}",
                 cluster.state.node_log().display()
@@ -323,10 +323,10 @@ fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
                 tail(&log)
             );
         }
-        if step.elapsed() > PATIENCE {
+        if step.elapsed() > READY_TIMEOUT {
             bail!(
                 "the cluster is not ready after {} s: {waiting}; see the logs in {}",
-                PATIENCE.as_secs(),
+                READY_TIMEOUT.as_secs(),
                 cluster.state.logs().display()
             );
         }

@@ -27,7 +27,7 @@ const TICK: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 /// Time between SIGTERM and SIGKILL of a component.
-const PATIENCE: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay before the restart of a component that ended by itself.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -286,7 +286,7 @@ impl Service {
                 self.signal(Signal::TERM.as_raw())?;
                 self.condition = Condition::Stopping {
                     pid,
-                    killed_at: Instant::now() + PATIENCE,
+                    killed_at: Instant::now() + STOP_TIMEOUT,
                 };
             }
             Condition::Pending | Condition::Failed { .. } => self.condition = Condition::Stopped,

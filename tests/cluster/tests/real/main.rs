@@ -6,6 +6,6 @@
 
 mod crash;
 mod pod;
-mod refusal;
+mod rejections;
 mod traces;
 mod trial;
