@@ -116,7 +116,7 @@ impl FakeRoot {
     fn node(&self, path: &str, kind: FileType) {
         let mode = Mode::from_raw_mode(0o666);
         mknodat(CWD, self.at(path), kind, mode, makedev(1, 3))
-            .expect("create a device file, which needs root");
+            .expect("create a device node, which needs root");
     }
 
     pub(crate) fn socket(&self, path: &str) {
@@ -133,7 +133,7 @@ impl FakeRoot {
     }
 }
 
-/// Returns true without the right to create device files, and reports the present test as skipped.
+/// Returns whether the process cannot create device nodes, and then reports the running test as skipped.
 pub(crate) fn cannot_create_devices() -> bool {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("device");
@@ -144,7 +144,7 @@ pub(crate) fn cannot_create_devices() -> bool {
     }
     let test = std::thread::current();
     let test = test.name().unwrap_or("a test");
-    let line = format!("skipped: {test}: device files need root\n");
+    let line = format!("skipped: {test}: device nodes need root\n");
     // `eprintln!` would be hidden for a test that passes.
     std::io::stderr().write_all(line.as_bytes()).unwrap();
     true

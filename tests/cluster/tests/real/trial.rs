@@ -52,7 +52,7 @@ impl Drop for Trial {
     }
 }
 
-/// Returns true, and reports the present test as skipped, where the machine lacks a prerequisite of a cluster.
+/// Returns whether the machine lacks a prerequisite of a cluster, and then reports the running test as skipped.
 pub(crate) fn is_skipped() -> bool {
     let Err(error) = prerequisite::check(&Prerequisite::CLUSTER) else {
         return false;
