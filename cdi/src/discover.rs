@@ -148,8 +148,8 @@ impl Driver {
 
         let mut mounts: Vec<Mount> = Vec::new();
         for library in &libraries {
-            let of_it = |substitute: &&Substitute| substitute.soname == library.soname;
-            if let Some(substitute) = substitutes.iter().find(of_it) {
+            let replaces = |substitute: &&Substitute| substitute.soname == library.soname;
+            if let Some(substitute) = substitutes.iter().find(replaces) {
                 mounts.push(self.mounted_as(&library.path, &substitute.original));
                 mounts.push(Mount::read_only(&substitute.host_path, &library.path));
             } else {

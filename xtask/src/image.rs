@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use drava_cluster::oci::{Image, Layer};
 use drava_cluster::{
-    Built, Profile, Progress, build_preload, build_static, build_workspace, target_dir,
+    Artifacts, Profile, Progress, build_preload, build_static, build_workspace, target_dir,
 };
 
 /// Command line of `cargo xtask image`.
@@ -42,7 +42,7 @@ const DEMO_PROGRAMS: [&str; 14] = [
 ];
 
 /// Writes every image into the directory `out` and returns the archives.
-pub(crate) fn write(programs: &Built, profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn write(programs: &Artifacts, profile: Profile, out: &Path) -> Result<Vec<PathBuf>> {
     let hook = build_static("drava-cdi-hook", profile)?;
     let preload = build_preload()?;
     let step = Progress::step("Write the images");
@@ -61,7 +61,7 @@ pub(crate) fn write(programs: &Built, profile: Profile, out: &Path) -> Result<Ve
     Ok(archives)
 }
 
-fn driver(programs: &Built, hook: &Path, preload: &Path) -> Result<(&'static str, Image)> {
+fn driver(programs: &Artifacts, hook: &Path, preload: &Path) -> Result<(&'static str, Image)> {
     let name = "drava-dra-driver";
     let mut layer = base();
     layer.program("/usr/bin/drava-dra-driver", programs.file(name)?)?;
@@ -72,7 +72,7 @@ fn driver(programs: &Built, hook: &Path, preload: &Path) -> Result<(&'static str
     Ok((name, image(name, "", layer)))
 }
 
-fn controller(programs: &Built) -> Result<(&'static str, Image)> {
+fn controller(programs: &Artifacts) -> Result<(&'static str, Image)> {
     let name = "drava-controller";
     let mut layer = base();
     layer.program("/usr/bin/drava-controller", programs.file(name)?)?;
@@ -80,7 +80,7 @@ fn controller(programs: &Built) -> Result<(&'static str, Image)> {
 }
 
 /// The programs of the quickstart. Its `nvidia-smi` is the project's viewer, `gpu-view`.
-fn demo(programs: &Built) -> Result<(&'static str, Image)> {
+fn demo(programs: &Artifacts) -> Result<(&'static str, Image)> {
     let mut layer = base();
     for program in DEMO_PROGRAMS {
         let host = Path::new("/usr/bin").join(program);

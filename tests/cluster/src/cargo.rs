@@ -70,9 +70,9 @@ pub fn target_dir() -> PathBuf {
 
 /// Files built by cargo.
 #[derive(Clone, Debug)]
-pub struct Built(Vec<PathBuf>);
+pub struct Artifacts(Vec<PathBuf>);
 
-impl Built {
+impl Artifacts {
     /// Returns the program or library with the file name `name`.
     pub fn file(&self, name: &str) -> Result<&Path> {
         let found = self
@@ -81,13 +81,13 @@ impl Built {
             .find(|file| file.file_name().is_some_and(|file| file == name));
         found
             .map(PathBuf::as_path)
-            .with_context(|| format!("cargo did not build {name}"))
+            .with_context(|| format!("cargo built no file {name}"))
     }
 }
 
 /// Builds the workspace's programs and libraries in one cargo call: another selection of packages has other features,
 /// for which cargo would compile shared dependencies again.
-pub fn build_workspace(profile: Profile) -> Result<Built> {
+pub fn build_workspace(profile: Profile) -> Result<Artifacts> {
     // The calling program must not be replaced while it runs; the interposer has a profile of its own.
     let args = [
         "--workspace",
@@ -109,7 +109,7 @@ pub fn build_workspace(profile: Profile) -> Result<Built> {
 }
 
 /// Builds only the programs of `packages`.
-pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
+pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Artifacts> {
     let packages: Vec<String> = packages
         .iter()
         .map(|package| format!("--package={package}"))
@@ -124,7 +124,7 @@ pub fn build_programs(packages: &[&str], profile: Profile) -> Result<Built> {
 
 /// Builds the node's own programs: its init and the simulated GPU machine. The product is not among them, so a cluster
 /// starts even where the product does not compile.
-pub(crate) fn build_node() -> Result<Built> {
+pub(crate) fn build_node() -> Result<Artifacts> {
     let packages = [
         "drava-cluster",
         "simulator-machine",
@@ -191,7 +191,7 @@ fn cargo() -> Command {
 }
 
 /// Runs cargo and returns every file that it built or found fresh.
-fn build(title: &str, command: &mut Command) -> Result<Built> {
+fn build(title: &str, command: &mut Command) -> Result<Artifacts> {
     let step = Progress::step(title);
     let mut files = vec![];
     command.stdin(Stdio::null());
@@ -211,7 +211,7 @@ fn build(title: &str, command: &mut Command) -> Result<Built> {
         bail!("`cargo {}` failed; its messages are above", args.join(" "));
     }
     step.done();
-    Ok(Built(files))
+    Ok(Artifacts(files))
 }
 
 /// Returns the files of a `compiler-artifact` message.
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn reads_artifact_messages_of_cargo() {
         let message = serde_json::json!({"reason": "compiler-artifact", "filenames": ["/t/debug/drava-node"]});
-        let built = Built(produced(&message));
+        let built = Artifacts(produced(&message));
         assert_eq!(
             built.file("drava-node").unwrap(),
             Path::new("/t/debug/drava-node")

@@ -221,7 +221,7 @@ impl Cluster {
 
     /// Returns the state of each component.
     pub fn components(&self) -> Result<Vec<ComponentStatus>> {
-        self.control()?.ask(Request::Status)
+        self.control()?.send(Request::Status)
     }
 
     /// Returns the state of the cluster.
@@ -241,13 +241,13 @@ impl Cluster {
     /// Kills a component's process with SIGKILL, as a crash does; the node's init restarts the component.
     pub fn kill(&self, component: Component) -> Result<()> {
         self.control()?
-            .ask(Request::Signal(component, Signal::KILL.as_raw()))
+            .send(Request::Signal(component, Signal::KILL.as_raw()))
             .map(drop)
     }
 
     /// Stops a component with SIGTERM and prevents a restart. Returns when the process has ended.
     pub fn stop(&self, component: Component) -> Result<()> {
-        self.control()?.ask(Request::Stop(component))?;
+        self.control()?.send(Request::Stop(component))?;
         self.wait_for(component, "stopped", |phase| {
             matches!(phase, Phase::Stopped)
         })
@@ -255,7 +255,7 @@ impl Cluster {
 
     /// Starts a stopped component. Returns when the component is ready.
     pub fn start(&self, component: Component) -> Result<()> {
-        self.control()?.ask(Request::Start(component))?;
+        self.control()?.send(Request::Start(component))?;
         self.wait_ready(component)
     }
 

@@ -102,7 +102,7 @@ impl Control {
     }
 
     /// Sends one request.
-    pub(crate) fn ask(mut self, request: Request) -> Result<Vec<ComponentStatus>> {
+    pub(crate) fn send(mut self, request: Request) -> Result<Vec<ComponentStatus>> {
         let mut line = serde_json::to_vec(&request)?;
         line.push(b'\n');
         self.stream

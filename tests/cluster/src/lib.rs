@@ -29,7 +29,7 @@ mod state;
 mod version;
 
 pub use cargo::{
-    Built, Profile, build_preload, build_programs, build_static, build_workspace, target_dir,
+    Artifacts, Profile, build_preload, build_programs, build_static, build_workspace, target_dir,
     workspace_root,
 };
 pub use cluster::{Cluster, DEFAULT_NAME, Machine, NODE_NAME, Options, Status, attach, down, up};

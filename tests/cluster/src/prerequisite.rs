@@ -74,14 +74,14 @@ impl Prerequisite {
         }
     }
 
-    /// What the prerequisite is for.
+    /// Purpose of the prerequisite.
     #[must_use]
     pub const fn purpose(self) -> &'static str {
         match self {
             Rust => "drava and its tests",
             CCompiler => "linking Rust programs; runc",
             Go => {
-                "Kubernetes, etcd, containerd and Helm; the compiler switches to the version that each of them asks for"
+                "Kubernetes, etcd, containerd and Helm; the compiler switches to the version that each of them requires"
             }
             Root => "namespaces, mounts and cgroups of the cluster",
             UtilLinux => "the node's namespaces; volumes of the kubelet",

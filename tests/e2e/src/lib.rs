@@ -406,7 +406,7 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    /// Deletes pods and claims, which frees the GPUs, and does not wait for the end of the empty namespace: it takes
+    /// Deletes pods and claims, which frees the GPUs, without waiting for the end of the empty namespace, which takes
     /// seconds that no other test needs.
     fn release(&self) -> Result<()> {
         self.kubectl(&[

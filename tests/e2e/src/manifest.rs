@@ -1,7 +1,7 @@
 //! Manifests of the tests: a claim template and a pod that uses it, with variable parts.
 
-/// Returns a pod `name` with one claim from a template of the same name. The template's single request asks `class`
-/// for `capacity` (YAML flow mapping such as `{memory: 8Gi}`; empty for no capacity).
+/// Returns a pod `name` with one claim from a template of the same name. The template requests `capacity` of
+/// `class` (YAML flow mapping such as `{memory: 8Gi}`; empty for no capacity).
 #[must_use]
 pub fn pod_with_share(name: &str, class: &str, capacity: &str) -> String {
     let capacity = if capacity.is_empty() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use drava_cluster::process::{self, Limit, Watchdog};
-use drava_cluster::{Built, Profile, build_preload, build_programs, build_workspace};
+use drava_cluster::{Artifacts, Profile, build_preload, build_programs, build_workspace};
 use drava_vgpu_abi::{Cores, DeviceUuid, IdText, Limits, LimitsSpec, encode, paths};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -65,7 +65,7 @@ pub(crate) struct Share {
 impl Setup {
     pub(crate) fn new(simulated: bool, out: &Path) -> Result<Self> {
         const PROGRAMS: [&str; 2] = ["gpu-suite", "gpu-view"];
-        let find = |built: Built| -> Result<[PathBuf; 2]> {
+        let find = |built: Artifacts| -> Result<[PathBuf; 2]> {
             let [suite, viewer] = PROGRAMS.map(|name| built.file(name).map(Path::to_owned));
             Ok([suite?, viewer?])
         };

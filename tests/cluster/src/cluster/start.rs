@@ -98,7 +98,7 @@ fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
     ));
     for status in cluster.components()? {
         if matches!(status.phase, Phase::Stopped) {
-            cluster.control()?.ask(Request::Start(status.component))?;
+            cluster.control()?.send(Request::Start(status.component))?;
         }
     }
     await_ready(&cluster, &step)?;
@@ -286,7 +286,7 @@ fn wait(cluster: &Cluster, mut launcher: Child, step: &Progress) -> Result<()> {
         }
         if step.elapsed() > READY_TIMEOUT {
             bail!(
-                "the node did not start; its log is {}",
+                "the node did not start; see its log {}",
                 cluster.state.node_log().display()
             );
         }

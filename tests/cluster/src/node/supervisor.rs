@@ -29,7 +29,7 @@ const TICK: Timespec = Timespec {
 /// Time between SIGTERM and SIGKILL of a component.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay before the restart of a component that ended by itself.
-const PAUSE: Duration = Duration::from_secs(1);
+const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// The components and their states.
 pub(super) struct Supervisor {
@@ -125,7 +125,7 @@ impl Supervisor {
                     service.restarts += 1;
                     service.condition = Condition::Failed {
                         reason: describe(status),
-                        again: Instant::now() + PAUSE,
+                        again: Instant::now() + RESTART_DELAY,
                     };
                 }
                 Condition::Stopping { pid, .. } if pid == ended => {
@@ -247,7 +247,7 @@ impl Service {
                 self.restarts += 1;
                 Condition::Failed {
                     reason: format!("{error:#}"),
-                    again: Instant::now() + PAUSE,
+                    again: Instant::now() + RESTART_DELAY,
                 }
             }
         };
