@@ -16,7 +16,7 @@
 //!   rate.
 //! - **No interval is paid out twice**: only the process that moved `refilled` adds the credit. If it dies between
 //!   the two steps, the share loses that interval, at most [`MAX_REFILL_US`].
-//! - No process waits for another process: every wait ends by the clock.
+//! - No process waits for another process: every wait has a deadline.
 //!
 //! During its own token slice a share may overdraw further: [`Grant::may_overdraw`].
 //!
@@ -236,7 +236,7 @@ pub struct NextLaunch {
     pub in_flight_us: u64,
 }
 
-/// Returns how long a share yields, microseconds, if the page tells it to yield until `until_us`.
+/// Returns how long a share yields, microseconds, if the page requests to yield until `until_us`.
 #[must_use]
 pub fn yields_for_us(until_us: u64, now_us: u64) -> Option<u64> {
     let left = until_us.checked_sub(now_us)?;

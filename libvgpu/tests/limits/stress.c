@@ -1,4 +1,4 @@
-// A process of the stress test: allocates and frees in every way, at random, until it is told to stop or is killed.
+// A process of the stress test: allocates and frees in every way, at random, until a stop command or a kill signal.
 // Each line on standard input is a command, answered with one line:
 //
 //   go <operations>   runs the operations, answers `done <granted> <denied> <wrong> <operations>`

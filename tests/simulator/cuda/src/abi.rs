@@ -121,7 +121,7 @@ impl<T> Out<T> {
     /// Writes the result.
     pub(crate) fn set(self, value: T) -> CudaResult {
         let pointer = self.checked()?;
-        // SAFETY: not null, hence valid for a write of `T` by the caller's promise.
+        // SAFETY: not null, hence valid for a write of `T` by the caller's contract.
         unsafe { pointer.write(value) };
         Ok(())
     }
@@ -137,7 +137,7 @@ impl<T> Out<T> {
         for (index, value) in values.into_iter().enumerate() {
             // SAFETY: the caller states that the array has capacity for all values.
             let element = unsafe { pointer.add(index) };
-            // SAFETY: within the array, by the same promise.
+            // SAFETY: within the array, by the same contract.
             unsafe { element.write(value) };
         }
         Ok(())
@@ -199,7 +199,7 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        // SAFETY: not null, hence valid by the caller's promise.
+        // SAFETY: not null, hence valid by the caller's contract.
         Ok(unsafe { self.0.read() })
     }
 }
@@ -261,7 +261,7 @@ impl Text {
         if self.0.is_null() {
             return Err(CudaError::InvalidValue);
         }
-        // SAFETY: not null, hence a terminated string by the caller's promise.
+        // SAFETY: not null, hence a terminated string by the caller's contract.
         let text = unsafe { CStr::from_ptr(self.0) };
         let text = text.to_str().map_err(|_| CudaError::InvalidValue)?;
         Ok(text.to_owned())

@@ -317,7 +317,7 @@ pub(crate) fn move_bytes(to: u64, from: u64, bytes: u64) -> CudaResult {
     let from: *const u8 = std::ptr::with_exposed_provenance(pointer(from)?);
     let to: *mut u8 = std::ptr::with_exposed_provenance_mut(pointer(to)?);
     // SAFETY: device addresses were checked to lie within a mapped allocation; host addresses are
-    // valid by the caller's promise. The ranges may overlap.
+    // valid by the caller's contract. The ranges may overlap.
     unsafe { std::ptr::copy(from, to, length) };
     Ok(())
 }

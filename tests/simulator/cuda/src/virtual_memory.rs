@@ -349,7 +349,7 @@ pub(crate) fn borrow_descriptor(descriptor: usize) -> CudaResult<BorrowedFd<'sta
     if number < 0 {
         return Err(CudaError::InvalidValue);
     }
-    // SAFETY: not -1; the caller promises that it is open during the call.
+    // SAFETY: not -1; by the caller's contract it is open during the call.
     Ok(unsafe { BorrowedFd::borrow_raw(number) })
 }
 

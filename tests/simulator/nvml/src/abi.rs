@@ -62,7 +62,7 @@ impl<T> Out<T> {
 
     pub(crate) fn set(self, value: T) -> NvmlResult {
         let pointer = self.checked()?;
-        // SAFETY: not null, hence valid for a write of `T` by the caller's promise.
+        // SAFETY: not null, hence valid for a write of `T` by the caller's contract.
         unsafe { pointer.write(value) };
         Ok(())
     }
@@ -73,7 +73,7 @@ impl<T> Out<T> {
         T: Copy,
     {
         let pointer = self.checked()?;
-        // SAFETY: not null, hence initialized by the caller's promise.
+        // SAFETY: not null, hence initialized by the caller's contract.
         Ok(unsafe { pointer.read() })
     }
 
@@ -106,7 +106,7 @@ impl<T> Out<T> {
         for (index, value) in values.enumerate() {
             // SAFETY: the caller states that the array has capacity for all values.
             let element = unsafe { pointer.add(index) };
-            // SAFETY: within the array, by the same promise.
+            // SAFETY: within the array, by the same contract.
             unsafe { element.write(value) };
         }
         Ok(())
@@ -174,7 +174,7 @@ impl Text {
         if self.0.is_null() {
             return Err(NvmlError::InvalidArgument);
         }
-        // SAFETY: not null, hence a terminated string by the caller's promise.
+        // SAFETY: not null, hence a terminated string by the caller's contract.
         let text = unsafe { CStr::from_ptr(self.0) };
         let text = text.to_str().map_err(|_| NvmlError::InvalidArgument)?;
         Ok(text.to_owned())

@@ -212,9 +212,9 @@ impl Device {
     }
 
     /// Returns the state if the GPU reports this value.
-    pub(crate) fn reporting(&self, figure: ReportedValue) -> NvmlResult<CardState> {
+    pub(crate) fn reporting(&self, value: ReportedValue) -> NvmlResult<CardState> {
         let state = self.state()?;
-        match state.unsupported.contains(&figure) {
+        match state.unsupported.contains(&value) {
             true => Err(NvmlError::NotSupported),
             false => Ok(state),
         }

@@ -11,31 +11,31 @@ use crate::handle::{AnyDevice, any_device, device};
 entry_points! {
     // Version 1 has no reserved field: the driver's reserve counts as used.
     fn nvmlDeviceGetMemoryInfo(handle: nvmlDevice_t, memory: Out<nvmlMemory_t>) {
-        let figures = figures(any_device(handle)?)?;
+        let amounts = amounts(any_device(handle)?)?;
         memory.set(nvmlMemory_t {
-            total: figures.total,
-            free: figures.free(),
-            used: figures.used + figures.reserved,
+            total: amounts.total,
+            free: amounts.free(),
+            used: amounts.used + amounts.reserved,
         })
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(handle: nvmlDevice_t, memory: Out<nvmlMemory_v2_t>) {
         let device = any_device(handle)?;
         let version = memory.require_version(2)?;
-        let figures = figures(device)?;
+        let amounts = amounts(device)?;
         memory.set(nvmlMemory_v2_t {
             version,
-            total: figures.total,
-            reserved: figures.reserved,
-            free: figures.free(),
-            used: figures.used,
+            total: amounts.total,
+            reserved: amounts.reserved,
+            free: amounts.free(),
+            used: amounts.used,
         })
     }
 
     // BAR1: the memory size rounded up to a power of two, on data center GPUs.
     fn nvmlDeviceGetBAR1MemoryInfo(handle: nvmlDevice_t, bar1: Out<nvmlBAR1Memory_t>) {
-        let figures = figures(any_device(handle)?)?;
-        let bar1Total = figures.total.next_power_of_two();
+        let amounts = amounts(any_device(handle)?)?;
+        let bar1Total = amounts.total.next_power_of_two();
         let bar1Used = MIB;
         bar1.set(nvmlBAR1Memory_t { bar1Total, bar1Free: bar1Total - bar1Used, bar1Used })
     }
@@ -45,13 +45,13 @@ entry_points! {
     }
 }
 
-struct Figures {
+struct MemoryAmounts {
     total: u64,
     reserved: u64,
     used: u64,
 }
 
-impl Figures {
+impl MemoryAmounts {
     fn free(&self) -> u64 {
         self.total
             .saturating_sub(self.reserved)
@@ -59,12 +59,12 @@ impl Figures {
     }
 }
 
-fn figures(device: AnyDevice) -> NvmlResult<Figures> {
+fn amounts(device: AnyDevice) -> NvmlResult<MemoryAmounts> {
     let device = match device {
         AnyDevice::Card(device) => device,
         AnyDevice::Mig(mig) => {
             mig.device().reporting(ReportedValue::Memory)?;
-            return Ok(Figures {
+            return Ok(MemoryAmounts {
                 total: mig.gpu.profile()?.memory_bytes(),
                 reserved: 0,
                 used: mig.gpu.state.used_bytes,
@@ -75,7 +75,7 @@ fn figures(device: AnyDevice) -> NvmlResult<Figures> {
     if !memory.reported_by_nvml {
         return Err(NvmlError::NotSupported);
     }
-    Ok(Figures {
+    Ok(MemoryAmounts {
         total: memory.total_bytes,
         reserved: memory.reserved_bytes,
         used: device.reporting(ReportedValue::Memory)?.used_bytes,

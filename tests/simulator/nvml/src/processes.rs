@@ -50,12 +50,12 @@ entry_points! {
     }
 
     // No graphics and no MPS processes.
-    fn nvmlDeviceGetGraphicsRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { nobody(handle, count) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { nobody(handle, count) }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { nobody(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { nobody(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { nobody(handle, count) }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { nobody(handle, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { no_processes(handle, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { no_processes(handle, count) }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { no_processes(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v1_t>) { no_processes(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_v2_t>) { no_processes(handle, count) }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: nvmlDevice_t, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) { no_processes(handle, count) }
 }
 
 /// `NVML_PROCESS_MODE_*`
@@ -121,7 +121,7 @@ fn compute(handle: nvmlDevice_t) -> NvmlResult<Vec<Process>> {
         .collect())
 }
 
-fn nobody(handle: nvmlDevice_t, count: Out<c_uint>) -> NvmlResult {
+fn no_processes(handle: nvmlDevice_t, count: Out<c_uint>) -> NvmlResult {
     any_device(handle)?;
     count.set(0)
 }
