@@ -1,6 +1,7 @@
 //! The loop of the leading replica: passes inputs to a pure state and executes the steps that the state returns.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::event::PendingEvent;
 use crate::event_publisher::EventPublisher;
 use crate::health::Health;
+use crate::lease::Term;
 use crate::planner::{DecisionTime, Planner, Settings};
 use crate::watches;
 use crate::writes::{Timing, Writer};
@@ -23,19 +25,22 @@ use state::{Input, State, Step};
 
 /// Maximum number of queued observations that are passed before the next decision.
 const BATCH: usize = 4096;
+/// Maximum time between iterations of the loop; much shorter than the time after which the loop counts as stalled.
+const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Leads until `stop`. Starts from complete lists; returns when no write is in flight.
+/// Leads until `stop`. Starts from complete lists; returns when no write is in flight. No write is sent after `term`.
 pub async fn lead(
     client: Client,
     settings: Settings,
     health: Arc<Health>,
+    term: Arc<Term>,
     stop: CancellationToken,
 ) {
     health.set_ready(false);
     let planner = Planner::new(settings, Box::new(|| uuid::Uuid::new_v4().to_string()));
     let mut state = State::new(planner);
     let mut executor = Executor {
-        writer: Writer::new(client.clone(), stop.clone(), Timing::default()),
+        writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
         publisher: EventPublisher::start(client.clone()),
         writes: JoinSet::new(),
         health,
@@ -43,7 +48,9 @@ pub async fn lead(
     };
     let mut observations = watches::all(&client);
     loop {
-        let deadline = state.next_deadline();
+        executor.health.planning_runs();
+        let idle_end = Instant::now() + IDLE_PERIOD;
+        let deadline = state.next_deadline().unwrap_or(idle_end).min(idle_end);
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -57,24 +64,18 @@ pub async fn lead(
                     }
                 }
             }
-            () = wait_until(deadline) => {}
+            () = tokio::time::sleep_until(deadline) => {}
         }
         for step in state.next_steps(&decision_time()) {
             executor.execute(step);
         }
     }
+    executor.health.planning_ended();
     while let Some(write) = executor.writes.join_next().await {
         state.apply(finished(write), Instant::now());
     }
     for event in state.into_events() {
         executor.publish(event);
-    }
-}
-
-async fn wait_until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }
 

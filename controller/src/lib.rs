@@ -7,6 +7,7 @@ pub mod action;
 pub mod allocation;
 pub mod change;
 mod claim;
+pub mod clock;
 pub mod event;
 pub mod event_deduplicator;
 pub mod event_publisher;

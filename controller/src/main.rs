@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use drava_controller::clock::Clock;
 use drava_controller::health::{self, Health};
 use drava_controller::leader;
-use drava_controller::lease::{Election, LeaseElection};
+use drava_controller::lease::{LeaseElection, Term};
 use drava_controller::options::{LogFormat, Options};
 use drava_controller::planner::Settings;
 use kube::Client;
@@ -24,7 +25,8 @@ async fn main() -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signal(stop.clone()).context("cannot install signal handlers")?;
 
-    let health = Arc::new(Health::default());
+    let clock = Clock::boot();
+    let health = Arc::new(Health::new(clock.clone()));
     let serving = tokio::spawn(health::serve(
         options.listen,
         Arc::clone(&health),
@@ -34,7 +36,8 @@ async fn main() -> anyhow::Result<()> {
         client.clone(),
         &options.namespace,
         &options.identity,
-        stop.clone(),
+        clock,
+        Arc::clone(&health),
     );
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -42,44 +45,57 @@ async fn main() -> anyhow::Result<()> {
         "started"
     );
 
-    let outcome = tokio::select! {
-        served = serving => served
-            .context("health endpoint task aborted")?
-            .with_context(|| format!("cannot serve the health endpoints on {}", options.listen)),
-        () = lead_when_elected(&client, &options, &election, &health, &stop) => Ok(()),
+    let serving = async {
+        let served = serving.await;
+        stop.cancel();
+        served
     };
-    stop.cancel();
-    election.finished().await;
-    outcome
+    // Planning runs on the main thread: it delays neither the lease nor the endpoints, whose tasks have other threads.
+    let leading = async {
+        lead_when_elected(&client, &options, &election, &health, &stop).await;
+        stop.cancel();
+    };
+    let (served, ()) = tokio::join!(serving, leading);
+    // No write is in flight, so another replica may lead.
+    election.release().await;
+    served
+        .context("health endpoint task aborted")?
+        .with_context(|| format!("cannot serve the health endpoints on {}", options.listen))
 }
 
-/// Leads while this replica holds the lease, until `stop`.
+/// Leads while this replica holds the lease, until `stop`. Returns when no write is in flight.
 async fn lead_when_elected(
     client: &Client,
     options: &Options,
-    election: &impl Election,
+    election: &LeaseElection,
     health: &Arc<Health>,
     stop: &CancellationToken,
 ) {
-    let mut leading = election.leading();
+    let mut terms = election.terms();
     while !stop.is_cancelled() {
         // A standby replica is ready.
         health.set_ready(true);
-        tokio::select! {
+        let is_valid = |term: &Option<Arc<Term>>| term.as_ref().is_some_and(|term| term.is_valid());
+        let elected = tokio::select! {
             () = stop.cancelled() => return,
-            won = leading.wait_for(|leading| *leading) => if won.is_err() { return },
-        }
-        let term = stop.child_token();
+            elected = terms.wait_for(is_valid) => elected.ok().and_then(|term| term.clone()),
+        };
+        let Some(term) = elected else { return };
+        let end = stop.child_token();
         let led = leader::lead(
             client.clone(),
             settings(options),
             Arc::clone(health),
-            term.clone(),
+            Arc::clone(&term),
+            end.clone(),
         );
         tokio::pin!(led);
         tokio::select! {
             () = &mut led => continue,
-            _ = leading.wait_for(|leading| !*leading) => term.cancel(),
+            () = term.ended() => {
+                tracing::warn!("stopped leading: the lease is lost");
+                end.cancel();
+            }
         }
         led.await;
     }

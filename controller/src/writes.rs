@@ -3,6 +3,7 @@
 //!
 //! A request without a definite response may have been executed: the claim is read back before the next step.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::cluster::object_key;
@@ -18,6 +19,7 @@ use crate::action::{
     AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, Release, ReleaseOutcome,
 };
 use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
+use crate::lease::{Term, WRITE_TIMEOUT};
 
 /// Field manager of the writes.
 pub const FIELD_MANAGER: &str = "drava-controller";
@@ -36,7 +38,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            request_timeout: Duration::from_secs(10),
+            request_timeout: WRITE_TIMEOUT,
             first_retry: Duration::from_millis(100),
             max_retry: Duration::from_secs(5),
         }
@@ -68,7 +70,7 @@ enum WriteError {
     #[error("claim {0}: giving up after repeated update conflicts")]
     Conflicts(String),
     /// This replica stops or has lost the lease.
-    #[error("claim {0}: cannot write the allocation: this replica stops")]
+    #[error("claim {0}: cannot write the allocation: this replica stops or has lost the lease")]
     Stopped(String),
 }
 
@@ -96,22 +98,26 @@ enum Response {
     Rejected(String),
     /// The request may have been executed.
     Unknown(String),
+    /// The request was not sent, because the term has ended.
+    NotSent,
 }
 
 /// Writes to claims.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
+    term: Arc<Term>,
     stop: CancellationToken,
     timing: Timing,
 }
 
 impl Writer {
-    /// Creates a writer; `stop` ends its attempts to read claims back.
+    /// Creates a writer that sends no write after `term`; `stop` ends its attempts to read claims back.
     #[must_use]
-    pub fn new(client: Client, stop: CancellationToken, timing: Timing) -> Self {
+    pub fn new(client: Client, term: Arc<Term>, stop: CancellationToken, timing: Timing) -> Self {
         Self {
             client,
+            term,
             stop,
             timing,
         }
@@ -248,6 +254,7 @@ impl Writer {
                 claim: claim_name,
                 message,
             }),
+            Response::NotSent => Err(WriteError::Stopped(claim_name)),
             Response::Conflict => self.read_back(&claim).await,
             Response::Unknown(error) => {
                 tracing::warn!(
@@ -309,6 +316,9 @@ impl Writer {
         &self,
         request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
     ) -> Response {
+        if !self.term.is_valid() {
+            return Response::NotSent;
+        }
         match tokio::time::timeout(self.timing.request_timeout, request).await {
             Ok(Ok(claim)) => Response::Success(Box::new(claim)),
             Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),

@@ -6,6 +6,7 @@ use axum::http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::*;
 
@@ -100,29 +101,40 @@ impl Stored {
 
 struct Replica {
     election: LeaseElection,
-    leading: watch::Receiver<bool>,
-    stop: CancellationToken,
+    terms: watch::Receiver<Option<Arc<Term>>>,
+}
+
+/// Clock of tokio's virtual time.
+fn virtual_clock() -> Clock {
+    let start = Instant::now();
+    Clock::new(move || start.elapsed())
 }
 
 impl Replica {
     fn start(server: &Server, name: &str) -> Self {
-        let stop = CancellationToken::new();
+        let clock = virtual_clock();
+        let health = Arc::new(Health::new(clock.clone()));
         let election =
-            LeaseElection::start(server.client(name), "drava-system", name, stop.clone());
-        let leading = election.leading();
-        Self {
-            election,
-            leading,
-            stop,
-        }
+            LeaseElection::start(server.client(name), "drava-system", name, clock, health);
+        let terms = election.terms();
+        Self { election, terms }
     }
 
-    async fn wait_until_leading(&mut self, leading: bool) {
-        self.leading.wait_for(|now| *now == leading).await.unwrap();
+    /// Waits for the next term.
+    async fn leading(&mut self) {
+        let is_valid = |term: &Option<Arc<Term>>| term.as_ref().is_some_and(|term| term.is_valid());
+        self.terms.wait_for(is_valid).await.unwrap();
+    }
+
+    /// Waits for the end of the term.
+    async fn not_leading(&self) {
+        let term = self.terms.borrow().clone().unwrap();
+        term.ended().await;
     }
 
     fn leads(&self) -> bool {
-        *self.leading.borrow()
+        let term = self.terms.borrow();
+        term.as_ref().is_some_and(|term| term.is_valid())
     }
 }
 
@@ -130,7 +142,7 @@ impl Replica {
 async fn elects_one_that_keeps_renewing() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.wait_until_leading(true).await;
+    first.leading().await;
     let second = Replica::start(&server, "second");
     tokio::time::sleep(10 * LEASE_DURATION).await;
     assert!(first.leads() && !second.leads());
@@ -146,23 +158,20 @@ async fn elects_one_that_keeps_renewing() {
 async fn stops_leading_before_successor_starts() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.wait_until_leading(true).await;
+    first.leading().await;
     let mut second = Replica::start(&server, "second");
     tokio::time::sleep(LEASE_DURATION).await;
 
     server.block(Some("first"));
     let since = Instant::now();
-    first.wait_until_leading(false).await;
+    first.not_leading().await;
     let stopped = since.elapsed();
-    assert!(
-        stopped <= RENEW_DEADLINE,
-        "leads for {stopped:?} without renewal"
-    );
+    assert!(stopped <= VALIDITY, "leads for {stopped:?} without renewal");
     assert!(!second.leads());
-    second.wait_until_leading(true).await;
+    second.leading().await;
     let started = since.elapsed();
     assert!(
-        started >= stopped + Duration::from_secs(2),
+        started >= stopped + WRITE_TIMEOUT,
         "{stopped:?}, then {started:?}"
     );
     assert!(started <= LEASE_DURATION + 2 * RETRY_PERIOD, "{started:?}");
@@ -175,20 +184,64 @@ async fn stops_leading_before_successor_starts() {
     server.block(None);
     tokio::time::sleep(4 * LEASE_DURATION).await;
     assert!(second.leads() && !first.leads());
+    server.block(Some("second"));
+    first.leading().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn leads_again_after_each_outage() {
+    let server = Server::default();
+    let mut replica = Replica::start(&server, "first");
+    for _ in 0..3 {
+        replica.leading().await;
+        server.block(Some("first"));
+        tokio::time::sleep(2 * LEASE_DURATION).await;
+        assert!(!replica.leads());
+        server.block(None);
+    }
+    replica.leading().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn ignores_wall_clock_of_other_holder() {
+    let server = Server::default();
+    for renewed in ["1970-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"] {
+        server.0.lock().unwrap().write(json!({
+            "metadata": {"name": LEASE_NAME},
+            "spec": {"holderIdentity": "another", "renewTime": renewed},
+        }));
+        let mut replica = Replica::start(&server, "first");
+        let since = Instant::now();
+        replica.leading().await;
+        assert!(since.elapsed() > LEASE_DURATION, "{:?}", since.elapsed());
+        assert!(since.elapsed() <= LEASE_DURATION + 2 * RETRY_PERIOD);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_after_another_holders_lease_is_deleted() {
+    let server = Server::default();
+    let mut first = Replica::start(&server, "first");
+    first.leading().await;
+    let mut second = Replica::start(&server, "second");
+    tokio::time::sleep(LEASE_DURATION).await;
+    server.block(Some("first"));
+    server.0.lock().unwrap().lease = None;
+    second.leading().await;
+    assert!(!first.leads());
 }
 
 #[tokio::test(start_paused = true)]
 async fn hands_over_on_shutdown() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.wait_until_leading(true).await;
+    first.leading().await;
     let mut second = Replica::start(&server, "second");
     tokio::time::sleep(RETRY_PERIOD).await;
     let since = Instant::now();
-    first.stop.cancel();
-    first.election.finished().await;
+    first.election.release().await;
     assert_eq!(server.holder(), "");
-    second.wait_until_leading(true).await;
+    second.leading().await;
     assert!(since.elapsed() <= RETRY_PERIOD, "{:?}", since.elapsed());
 }
 
@@ -211,7 +264,7 @@ async fn elects_one_of_simultaneous_candidates() {
 async fn stops_leading_when_lease_is_overwritten() {
     let server = Server::default();
     let mut first = Replica::start(&server, "first");
-    first.wait_until_leading(true).await;
+    first.leading().await;
     {
         let mut stored = server.0.lock().unwrap();
         let mut lease = stored.lease.clone().unwrap();
@@ -219,6 +272,8 @@ async fn stops_leading_when_lease_is_overwritten() {
         stored.write(lease);
     }
     let since = Instant::now();
-    first.wait_until_leading(false).await;
+    first.not_leading().await;
     assert!(since.elapsed() <= 2 * RETRY_PERIOD, "{:?}", since.elapsed());
 }
+
+mod faults;

@@ -213,6 +213,6 @@ async fn stops_reading_back_on_shutdown() {
     let outcome = writer.allocate(job(&claims)).await;
     assert_eq!(
         outcome.failure.unwrap().message,
-        "claim default/a: cannot write the allocation: this replica stops"
+        "claim default/a: cannot write the allocation: this replica stops or has lost the lease"
     );
 }

@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::{AllocationJob, ClaimWrite};
+use crate::clock::Clock;
 use crate::fixture::object;
+use crate::lease::Term;
 use crate::writes::{Timing, Writer};
 
 /// Fault of one request.
@@ -209,10 +211,9 @@ pub(super) fn start(
         max_retry: Duration::from_millis(2),
         ..Timing::default()
     };
-    (
-        Writer::new(Client::new(service, "default"), stop.clone(), timing),
-        server,
-    )
+    let term = Arc::new(Term::new(Clock::new(|| Duration::ZERO), Duration::MAX));
+    let client = Client::new(service, "default");
+    (Writer::new(client, term, stop.clone(), timing), server)
 }
 
 pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
