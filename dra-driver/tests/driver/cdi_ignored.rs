@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::api_server::eventually;
 use crate::cluster::TestCluster;
 use crate::fixture::claim_ref;
+use crate::node::lacks_device_files;
 
 /// Returns a pod named `pod` whose container uses `claim-<number>` and is in `state`.
 fn pod(number: u32, state: &Value) -> Value {
@@ -65,6 +66,9 @@ fn considers_only_started_containers_of_claim() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_container_runtime_that_ignores_cdi() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     cluster.prepare_shares(&plugin, &[1, 2]).await;

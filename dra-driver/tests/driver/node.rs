@@ -1,7 +1,8 @@
 //! A node in a temporary directory, with the driver's directories and unprivileged fake mounts.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -209,4 +210,19 @@ pub(crate) fn spec_of(node: &TestNode, number: u32) -> PathBuf {
         "gpu.drava.dev-claim-{}.json",
         claim_ref(number).uid
     ))
+}
+
+/// Returns true where the simulated machine has no device files, which only root can create, and reports the present
+/// test as skipped.
+pub(crate) fn lacks_device_files() -> bool {
+    let node = machine_root().join("dev/nvidiactl");
+    if std::fs::metadata(&node).is_ok_and(|node| node.file_type().is_char_device()) {
+        return false;
+    }
+    let test = std::thread::current();
+    let test = test.name().unwrap_or("a test");
+    let line = format!("skipped: {test}: device files need root\n");
+    // `eprintln!` would be hidden for a test that passes.
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    true
 }

@@ -12,9 +12,13 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_missing_nvidia_libraries_and_recovers() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let root = cluster.node.root.path().join("driver-root");
     fs::create_dir(&root).unwrap();
@@ -75,6 +79,9 @@ fn published_devices(cluster: &TestCluster) -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_missing_node_object_and_unusable_directory() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let running = cluster.start_with(
         Config {
@@ -101,6 +108,9 @@ async fn reports_missing_node_object_and_unusable_directory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_unmet_conditions_in_readyz_and_events() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let mut config = cluster.config();
     config.paths.artifacts_dir = cluster.node.root.path().join("no-image");

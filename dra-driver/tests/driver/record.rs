@@ -9,6 +9,7 @@ use drava_dra_driver::prepare::record::Loaded;
 use crate::crash::CrashingEffects;
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref};
+use crate::node::lacks_device_files;
 use crate::node::{TestNode, page_of, prepare, region_of, spec_of};
 
 fn damage(node: &TestNode, number: u32) {
@@ -24,6 +25,9 @@ fn damage(node: &TestNode, number: u32) {
 
 #[test]
 fn rebuilds_damaged_record_without_disrupting_containers() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -74,6 +78,9 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
 
 #[test]
 fn keeps_files_of_running_containers_if_rebuild_fails() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
     prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
@@ -97,6 +104,9 @@ fn keeps_files_of_running_containers_if_rebuild_fails() {
 
 #[test]
 fn detects_damaged_record() {
+    if lacks_device_files() {
+        return;
+    }
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();

@@ -9,9 +9,13 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_running_claims_after_kill_and_reboot() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, plugin) = cluster.start_ready().await;
     let found = claim(1, &[Share(0, "8Gi", "30")]);
@@ -56,6 +60,9 @@ async fn restores_running_claims_after_kill_and_reboot() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removes_orphans_at_start() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, plugin) = cluster.start_ready().await;
     for number in [1, 2] {
@@ -99,6 +106,9 @@ async fn removes_orphans_at_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeps_devices_of_deleted_claim_in_grace_period() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let patient = Config {
         orphan_grace: Duration::from_secs(3600),
@@ -126,6 +136,9 @@ async fn keeps_devices_of_deleted_claim_in_grace_period() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rebuilds_damaged_record_from_api_server() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));

@@ -12,6 +12,7 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, machine_root};
+use crate::node::lacks_device_files;
 
 /// Returns the config of an instance whose sockets are named after its pod. The fake kubelet registers the first
 /// socket in alphabetical order.
@@ -32,6 +33,9 @@ fn source_of(root: &Path) -> Source {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaves_node_to_old_instance_until_ready() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
@@ -92,6 +96,9 @@ async fn leaves_node_to_old_instance_until_ready() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registers_unready_instance_when_other_one_stops() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
@@ -113,6 +120,9 @@ async fn registers_unready_instance_when_other_one_stops() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serves_alongside_first_instance_and_takes_over() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let first = cluster.start_with(instance(&cluster, "pod-1"), cluster.source());
     let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
@@ -139,6 +149,9 @@ async fn serves_alongside_first_instance_and_takes_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_for_other_instance_with_same_socket() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (first, _plugin) = cluster.start_ready().await;
     let second = cluster.start();

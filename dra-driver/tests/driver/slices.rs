@@ -17,9 +17,13 @@ use crate::api_server::{CLAIMS, SLICES, eventually};
 use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
+use crate::node::lacks_device_files;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn republishes_deleted_and_edited_slices() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, _plugin) = cluster.start_ready().await;
     let published = cluster.api.slices();
@@ -56,6 +60,9 @@ async fn republishes_deleted_and_edited_slices() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletes_only_own_slices_of_earlier_layout() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, _plugin) = cluster.start_ready().await;
     let mut published = cluster.api.slices();
@@ -73,6 +80,9 @@ async fn deletes_only_own_slices_of_earlier_layout() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_no_unchanged_slice_after_restart() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, _plugin) = cluster.start_ready().await;
     running.stop().await;
@@ -83,6 +93,9 @@ async fn writes_no_unchanged_slice_after_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn publishes_whole_gpus_if_counters_are_dropped() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     cluster
         .api
@@ -119,6 +132,9 @@ async fn publishes_whole_gpus_if_counters_are_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn taints_lost_gpu_until_it_returns() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     let mut stream = plugin.watch_health().await.unwrap();
@@ -158,6 +174,9 @@ async fn taints_lost_gpu_until_it_returns() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeps_slices_and_reports_unknown_health_without_nvml() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (_running, plugin) = cluster.start_ready().await;
     let published = cluster.api.slices();
@@ -180,6 +199,9 @@ async fn keeps_slices_and_reports_unknown_health_without_nvml() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retains_lost_gpu_across_restart_while_allocated() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let (running, _plugin) = cluster.start_ready().await;
     cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
@@ -219,6 +241,9 @@ async fn retains_lost_gpu_across_restart_while_allocated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retains_gpu_in_mig_mode_while_allocated() {
+    if lacks_device_files() {
+        return;
+    }
     let cluster = TestCluster::new().await;
     let machine = Machine::start(description::H100X2).unwrap();
     let mut config = Config {
