@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 /// Crates with cycles that are not checked, and why.
@@ -226,16 +227,17 @@ fn expand(prefix: Vec<String>, tree: &str, paths: &mut Vec<Vec<String>>) {
 }
 
 /// Reads the modules of a crate from its `src` folder.
-fn read(folder: &Path) -> Sources {
+fn read(folder: &Path) -> Result<Sources> {
     let mut sources = Sources::new();
-    collect(folder, &[], &mut sources);
-    sources
+    collect(folder, &[], &mut sources).with_context(|| format!("read {}", folder.display()))?;
+    Ok(sources)
 }
 
-fn collect(folder: &Path, module: &[String], sources: &mut Sources) {
-    for entry in fs::read_dir(folder).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+fn collect(folder: &Path, module: &[String], sources: &mut Sources) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_stem().context("a file without a name")?;
+        let name = name.to_str().context("a name that is not UTF-8")?.to_owned();
         if name == "tests" || name == "bin" {
             continue;
         }
@@ -244,34 +246,30 @@ fn collect(folder: &Path, module: &[String], sources: &mut Sources) {
             inner.push(name);
         }
         if path.is_dir() {
-            collect(&path, &inner, sources);
+            collect(&path, &inner, sources)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
+            let text = fs::read_to_string(&path)?;
             sources.entry(inner).or_default().push_str(&text);
         }
     }
+    Ok(())
 }
 
 /// Names and folders of the workspace's crates.
-fn crates() -> Vec<(String, PathBuf)> {
+fn crates() -> Result<Vec<(String, PathBuf)>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--locked"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let folder = |package: &Value| {
-        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-        manifest.parent().unwrap().join("src")
-    };
+        .output()?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
     packages
         .iter()
         .map(|package| {
-            (
-                package["name"].as_str().unwrap().to_owned(),
-                folder(package),
-            )
+            let name = package["name"].as_str().context("no name")?;
+            let manifest = package["manifest_path"].as_str().context("no manifest")?;
+            let folder = Path::new(manifest).parent().context("no folder")?;
+            Ok((name.to_owned(), folder.join("src")))
         })
         .collect()
 }
@@ -289,12 +287,12 @@ fn crates_have_no_module_cycles_but_known_ones() {
             ((*name).to_owned(), cycle)
         })
         .collect();
-    let crates = crates();
+    let crates = crates().unwrap();
     for (excluded, reason) in EXCLUDED {
         let folder = crates.iter().find(|(name, _)| name == excluded);
         let folder = &folder.unwrap_or_else(|| panic!("no crate {excluded}")).1;
         assert!(
-            !cycles(&read(folder)).is_empty(),
+            !cycles(&read(folder).unwrap()).is_empty(),
             "{excluded} has no cycle: remove it from EXCLUDED ({reason})"
         );
     }
@@ -302,7 +300,7 @@ fn crates_have_no_module_cycles_but_known_ones() {
         .iter()
         .filter(|(name, _)| EXCLUDED.iter().all(|(excluded, _)| excluded != name))
         .flat_map(|(name, folder)| {
-            let cycles = cycles(&read(folder)).into_iter();
+            let cycles = cycles(&read(folder).unwrap()).into_iter();
             cycles.map(|cycle| (name.clone(), cycle))
         })
         .collect();
