@@ -51,6 +51,9 @@ reasons! {
     PoolIncomplete: "The pool of the node is incomplete or malformed.";
     NodeUnfit: "The pod cannot run on the node, regardless of devices.";
     MixedDrivers: "A claim requests devices of several drivers.";
+    DriverUnspecified: "No selector of a request names a driver, and kube-scheduler found no device of another driver.";
+    ExtendedResource: "A container requests an extended resource of a device class of drava instead of a claim.";
+    SchedulerNotServed: "The controller does not serve the scheduler of the pod.";
     UnknownClass: "A device class does not exist.";
     InvalidRequest: "A requested amount is invalid.";
     InvalidConfig: "The opaque config is invalid.";

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
 use drava_allocator::placement::Policies;
+use drava_allocator::pod;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::usage::AllocatedDevice;
 use drava_api::names;
@@ -77,6 +78,15 @@ struct ClaimReason {
     reason: Option<String>,
 }
 
+/// Settings of the controller that its decisions depend on.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Policies for nodes and GPUs.
+    pub(crate) policies: Policies,
+    /// Names of the schedulers whose pods are served.
+    pub(crate) schedulers: Vec<String>,
+}
+
 /// Explains a pod.
 ///
 /// # Errors
@@ -85,7 +95,7 @@ pub(crate) fn pod(
     snapshot: &Snapshot,
     namespace: &str,
     name: &str,
-    policies: Policies,
+    settings: &Settings,
 ) -> anyhow::Result<Report> {
     let pod = snapshot
         .pods
@@ -102,7 +112,7 @@ pub(crate) fn pod(
         blockers: Vec::new(),
         placements: Vec::new(),
     };
-    (report.state, report.summary) = match stage(snapshot, pod)? {
+    (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
         Stage::WithoutClaim(name) => (
             State::WaitingForClaim,
             format!(
@@ -112,7 +122,7 @@ pub(crate) fn pod(
         Stage::Rejected(explanation) => (State::Rejected, explanation.summary()),
         Stage::Allocated { devices, reasons } => {
             report.placements = reasons;
-            allocated(&devices, node(pod))
+            allocated(&devices, pod::node(pod))
         }
         Stage::Gated(gates) => (
             State::Gated,
@@ -121,7 +131,7 @@ pub(crate) fn pod(
                 gates.join(", ")
             ),
         ),
-        Stage::Requesting(request) => match snapshot.cluster.decide(&request, policies) {
+        Stage::Requesting(request) => match snapshot.cluster.decide(&request, settings.policies) {
             Ok(placement) => (
                 State::Feasible,
                 format!(
@@ -160,10 +170,10 @@ enum Stage<'a> {
     Requesting(Box<PodRequest>),
 }
 
-fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
-    let claims = match claims_of(snapshot, pod)? {
-        Claims::Found(claims) => claims,
-        Claims::Missing(name) => return Ok(Stage::WithoutClaim(name)),
+fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<'a> {
+    let claims = match claims_of(snapshot, pod) {
+        Ok(claims) => claims,
+        Err(missing) => return Stage::WithoutClaim(missing),
     };
     let named: Vec<(&str, &ResourceClaim)> = claims
         .iter()
@@ -172,9 +182,14 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
     let cluster = &snapshot.cluster;
     let request = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
         Ok(request) => request,
-        Err(error) => return Ok(Stage::Rejected(Explanation::from(error))),
+        Err(error) => return Stage::Rejected(Explanation::from(error)),
     };
     if request.claims.is_empty() {
+        if pod::node(pod).is_none()
+            && let Some(explanation) = request.unallocatable
+        {
+            return Stage::Rejected(explanation);
+        }
         let mut devices = Vec::new();
         let mut reasons = Vec::new();
         for (_, claim) in named {
@@ -189,13 +204,16 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod) -> anyhow::Result<Stage<'a>> {
                     .map(|device| format!("{} of pool {}", device.device, device.pool)),
             );
         }
-        return Ok(Stage::Allocated { devices, reasons });
+        return Stage::Allocated { devices, reasons };
     }
     let gates = gates(pod);
     if !gates.is_empty() {
-        return Ok(Stage::Gated(gates));
+        return Stage::Gated(gates);
     }
-    Ok(Stage::Requesting(Box::new(request)))
+    if !pod::is_served(pod, schedulers) {
+        return Stage::Rejected(Explanation::scheduler_not_served(pod, schedulers));
+    }
+    Stage::Requesting(Box::new(request))
 }
 
 /// Returns the reason that the controller recorded when it allocated the claim.
@@ -224,12 +242,6 @@ fn allocated(devices: &[String], node: Option<&str>) -> (State, String) {
     }
 }
 
-/// Returns the node to which the pod is bound.
-fn node(pod: &Pod) -> Option<&str> {
-    let node = pod.spec.as_ref()?.node_name.as_deref()?;
-    (!node.is_empty()).then_some(node)
-}
-
 fn is(pod: &Pod, namespace: &str, name: &str) -> bool {
     pod.metadata.namespace.as_deref() == Some(namespace)
         && pod.metadata.name.as_deref() == Some(name)
@@ -247,45 +259,26 @@ fn gates(pod: &Pod) -> Vec<&str> {
         .collect()
 }
 
-enum Claims<'a> {
-    /// All claims, with the name of the pod's reference.
-    Found(Vec<(String, &'a ResourceClaim)>),
-    /// The named claim does not exist.
-    Missing(String),
-}
-
-fn claims_of<'a>(snapshot: &'a Snapshot, pod: &Pod) -> anyhow::Result<Claims<'a>> {
+/// Returns the claims of a pod with their names in the pod.
+///
+/// # Errors
+/// The name of a claim that does not exist; its name in the pod if kube-controller-manager has not created it.
+fn claims_of<'a>(
+    snapshot: &'a Snapshot,
+    pod: &Pod,
+) -> Result<Vec<(String, &'a ResourceClaim)>, String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let Some(spec) = &pod.spec else {
-        bail!("the pod has no spec");
-    };
-    let statuses = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.resource_claim_statuses.as_deref())
-        .unwrap_or_default();
-    let mut found = Vec::new();
-    for entry in spec.resource_claims.iter().flatten() {
-        let status = statuses.iter().find(|status| status.name == entry.name);
-        let object = match (&entry.resource_claim_name, status) {
-            (Some(name), _) => name.clone(),
-            (None, Some(status)) => match &status.resource_claim_name {
-                Some(name) => name.clone(),
-                // The template requests nothing.
-                None => continue,
-            },
-            (None, None) => return Ok(Claims::Missing(entry.name.clone())),
-        };
-        let claim = snapshot.claims.iter().find(|claim| {
-            claim.metadata.namespace.as_deref() == Some(namespace)
-                && claim.metadata.name.as_deref() == Some(&object)
-        });
-        match claim {
-            Some(claim) => found.push((entry.name.clone(), claim)),
-            None => return Ok(Claims::Missing(object)),
-        }
-    }
-    Ok(Claims::Found(found))
+    pod::claims(pod)
+        .map(|(entry, object)| {
+            let name = object.ok_or(entry)?;
+            let claim = snapshot.claims.iter().find(|claim| {
+                claim.metadata.namespace.as_deref() == Some(namespace)
+                    && claim.metadata.name.as_deref() == Some(name)
+            });
+            Ok((entry.to_owned(), claim.ok_or(name)?))
+        })
+        .collect::<Result<_, &str>>()
+        .map_err(str::to_owned)
 }
 
 fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {

@@ -103,6 +103,10 @@ enum Explain {
         /// The controller's policy for the GPUs of a node: binpack or spread.
         #[arg(long, default_value = "binpack", value_parser = parse_policy)]
         gpu_policy: PlacementPolicy,
+
+        /// Scheduler whose pods the controller serves; repeatable.
+        #[arg(long, default_value = drava_allocator::pod::DEFAULT_SCHEDULER)]
+        scheduler_name: Vec<String>,
     },
 }
 
@@ -144,14 +148,18 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             name,
             node_policy,
             gpu_policy,
+            scheduler_name,
         }) => {
             let (client, namespace) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
-            let policies = Policies {
-                node: node_policy,
-                gpu: gpu_policy,
+            let settings = explain::Settings {
+                policies: Policies {
+                    node: node_policy,
+                    gpu: gpu_policy,
+                },
+                schedulers: scheduler_name,
             };
-            let report = explain::pod(&snapshot, &namespace, &name, policies)?;
+            let report = explain::pod(&snapshot, &namespace, &name, &settings)?;
             match cli.output {
                 Output::Table => report.text(),
                 Output::Json => output::json(&report)?,

@@ -114,7 +114,7 @@ impl Planner {
             return;
         }
         self.cluster.upsert_pod(&pod);
-        if pod::is_eligible(&pod, &self.settings.schedulers) {
+        if pod::is_pending(&pod) {
             self.queue.upsert(&uid, pod);
         } else {
             self.dequeue(&uid);

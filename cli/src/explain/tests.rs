@@ -5,10 +5,15 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const POLICIES: Policies = Policies {
-    node: PlacementPolicy::Binpack,
-    gpu: PlacementPolicy::Binpack,
-};
+fn settings() -> Settings {
+    Settings {
+        policies: Policies {
+            node: PlacementPolicy::Binpack,
+            gpu: PlacementPolicy::Binpack,
+        },
+        schedulers: vec!["default-scheduler".to_owned()],
+    }
+}
 
 fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("valid fixture")
@@ -42,11 +47,21 @@ pub(crate) fn snapshot() -> Snapshot {
         claim("big", "vgpu", &json!({"memory": "60Gi"}), None),
         claim("feasible", "vgpu", &json!({"memory": "1Gi"}), None),
         claim("wrong", "vgpu", &json!({"cores": "101"}), None),
+        claim("open", "open", &json!(null), None),
     ];
     let mut pods: Vec<Pod> = ["big", "feasible", "wrong", "b"]
         .iter()
         .map(|name| pod(name, Some(name)))
         .collect();
+    pods.push(pod("open", Some("open")));
+    let mut volcano = pod("volcano", Some("feasible"));
+    volcano.spec.as_mut().unwrap().scheduler_name = Some("volcano".to_owned());
+    pods.push(volcano);
+    let mut extended = pod("extended", None);
+    extended.spec.as_mut().unwrap().containers[0].resources = Some(object(
+        json!({"limits": {"deviceclass.resource.kubernetes.io/gpu.drava.dev": "1"}}),
+    ));
+    pods.push(extended);
     pods.push(pod("without-claim", None));
     pods.push(pod("early", Some("missing")));
     let mut placed = pod("a-pod", Some("a"));
@@ -55,7 +70,11 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot::new(
         &[object(node)],
         &slices(),
-        vec![class("gpu"), class("vgpu")],
+        vec![
+            class("gpu"),
+            class("vgpu"),
+            object(json!({"metadata": {"name": "open.drava.dev"}, "spec": {}})),
+        ],
         claims,
         pods,
     )
@@ -139,7 +158,7 @@ fn pod(name: &str, claim: Option<&str>) -> Pod {
 }
 
 fn explained(name: &str) -> Report {
-    super::pod(&snapshot(), "default", name, POLICIES).unwrap()
+    super::pod(&snapshot(), "default", name, &settings()).unwrap()
 }
 
 #[test]
@@ -170,6 +189,21 @@ fn reports_each_state() {
             "wrong",
             State::Rejected,
             "InvalidRequest: claim default/wrong: request gpu: capacity cores: 101 exceeds 100",
+        ),
+        (
+            "open",
+            State::Rejected,
+            "DriverUnspecified: claim default/open: request gpu: no selector of device class open.drava.dev",
+        ),
+        (
+            "volcano",
+            State::Rejected,
+            "SchedulerNotServed: the controller allocates for pods of default-scheduler, this pod has schedulerName volcano",
+        ),
+        (
+            "extended",
+            State::Rejected,
+            "ExtendedResource: container c requests deviceclass.resource.kubernetes.io/gpu.drava.dev",
         ),
         (
             "big",
@@ -231,7 +265,7 @@ fn reports_missing_placement_reason() {
 
 #[test]
 fn suggests_namespace_for_unknown_pod() {
-    let error = super::pod(&snapshot(), "default", "nope", POLICIES).unwrap_err();
+    let error = super::pod(&snapshot(), "default", "nope", &settings()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot find pod nope in namespace default; use -n for another namespace"

@@ -1,7 +1,9 @@
 //! ResourceClaims, parsed and classified by driver.
 //!
-//! A claim is for this driver when its selectors, including those of its classes, name the driver. A claim that also
-//! requests devices of another driver is rejected: an allocation is written at once, by one allocator.
+//! A claim is for this driver when its selectors, including those of its classes, name the driver; its other requests
+//! may leave the driver open. A claim that also requests devices of another driver is rejected: an allocation is written
+//! at once, by one allocator. A claim whose requests all leave the driver open is undetermined: the devices of this
+//! driver match, and those of other drivers may.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +14,13 @@ use drava_api::{Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::capacity::Amounts;
+use crate::pod::IMPLICIT_RESOURCE_PREFIX;
 use crate::selector::{Selector, Selectors};
+
+mod drivers;
+
+pub(crate) use drivers::class_match;
+use drivers::{Drivers, RawRequest, class_selectors, compiled, drivers_of, raw_alternatives};
 
 /// Most devices in one allocation (limit of the API).
 pub const MAX_RESULTS: usize = 32;
@@ -126,6 +134,8 @@ pub enum Ownership {
     Ours(Box<ClaimSpec>),
     /// Not for this driver.
     Foreign,
+    /// Devices of this driver match, but no selector names a driver; kube-scheduler may find devices of another driver.
+    Undetermined(ClaimError),
     /// For this driver, but cannot be served.
     Rejected(ClaimError),
 }
@@ -153,6 +163,21 @@ pub enum ClaimProblem {
         ours: String,
         /// A request for another driver.
         other: String,
+    },
+    /// No selector names a driver.
+    #[error(
+        "request {request}: no selector of device class {class} or of the request names a driver; for a GPU of drava add \
+         the selector device.driver == \"{}\"{}",
+        names::DRIVER,
+        compile_error.as_ref().map(|error| format!(" ({error})")).unwrap_or_default()
+    )]
+    DriverUnspecified {
+        /// Name of the request.
+        request: String,
+        /// Name of the class.
+        class: String,
+        /// Why a selector does not compile.
+        compile_error: Option<String>,
     },
     /// A class does not exist.
     #[error("request {request}: device class {class} does not exist")]
@@ -190,25 +215,26 @@ pub enum ClaimProblem {
 pub trait Classes {
     /// Returns a class by name.
     fn class(&self, name: &str) -> Option<&dra::DeviceClass>;
+
+    /// Returns the class of an extended resource: of an implicit one by the name of the class, otherwise by its
+    /// `extendedResourceName`.
+    fn of_extended_resource(&self, resource: &str) -> Option<&dra::DeviceClass>;
 }
 
 impl Classes for BTreeMap<String, dra::DeviceClass> {
     fn class(&self, name: &str) -> Option<&dra::DeviceClass> {
         self.get(name)
     }
-}
 
-/// A request or subrequest of a claim, unparsed.
-struct RawRequest<'a> {
-    name: String,
-    class: &'a str,
-    allocation_mode: Option<&'a str>,
-    count: Option<i64>,
-    selectors: &'a [dra::DeviceSelector],
-    tolerations: &'a [dra::DeviceToleration],
-    capacity: Option<&'a dra::CapacityRequirements>,
-    admin_access: bool,
-    derived_attributes: bool,
+    fn of_extended_resource(&self, resource: &str) -> Option<&dra::DeviceClass> {
+        if let Some(name) = resource.strip_prefix(IMPLICIT_RESOURCE_PREFIX) {
+            return self.get(name);
+        }
+        self.values().find(|class| {
+            let spec = class.spec.as_ref();
+            spec.and_then(|spec| spec.extended_resource_name.as_deref()) == Some(resource)
+        })
+    }
 }
 
 /// Parses a claim and determines which driver it is for.
@@ -228,22 +254,20 @@ pub fn classify(
         .flatten()
         .map(|request| (request.name.clone(), raw_alternatives(request)))
         .collect();
-    match is_ours(&requests, classes, selectors) {
-        Ok(true) => {}
-        Ok(false) => return Ownership::Foreign,
-        Err(problem) => return rejected(&id, problem),
+    let error = |problem| ClaimError {
+        claim: Box::new(id.clone()),
+        problem,
+    };
+    match drivers_of(&requests, classes, selectors) {
+        Drivers::Own => {}
+        Drivers::Other => return Ownership::Foreign,
+        Drivers::Undetermined(problem) => return Ownership::Undetermined(error(problem)),
+        Drivers::Invalid(problem) => return Ownership::Rejected(error(problem)),
     }
     match parse(&id, devices, requests, classes, selectors) {
         Ok(spec) => Ownership::Ours(Box::new(spec)),
-        Err(problem) => rejected(&id, problem),
+        Err(problem) => Ownership::Rejected(error(problem)),
     }
-}
-
-fn rejected(id: &ClaimId, problem: ClaimProblem) -> Ownership {
-    Ownership::Rejected(ClaimError {
-        claim: Box::new(id.clone()),
-        problem,
-    })
 }
 
 impl ClaimId {
@@ -258,106 +282,10 @@ impl ClaimId {
     }
 }
 
-fn raw_alternatives(request: &dra::DeviceRequest) -> Vec<RawRequest<'_>> {
-    if let Some(exactly) = &request.exactly {
-        return vec![RawRequest {
-            name: request.name.clone(),
-            class: &exactly.device_class_name,
-            allocation_mode: exactly.allocation_mode.as_deref(),
-            count: exactly.count,
-            selectors: exactly.selectors.as_deref().unwrap_or_default(),
-            tolerations: exactly.tolerations.as_deref().unwrap_or_default(),
-            capacity: exactly.capacity.as_ref(),
-            admin_access: exactly.admin_access.unwrap_or_default(),
-            derived_attributes: exactly
-                .derived_attributes
-                .as_ref()
-                .is_some_and(|list| !list.is_empty()),
-        }];
-    }
-    let alternatives = request.first_available.as_deref().unwrap_or_default();
-    alternatives
-        .iter()
-        .map(|sub| RawRequest {
-            name: format!("{}/{}", request.name, sub.name),
-            class: &sub.device_class_name,
-            allocation_mode: sub.allocation_mode.as_deref(),
-            count: sub.count,
-            selectors: sub.selectors.as_deref().unwrap_or_default(),
-            tolerations: sub.tolerations.as_deref().unwrap_or_default(),
-            capacity: sub.capacity.as_ref(),
-            admin_access: false,
-            derived_attributes: sub
-                .derived_attributes
-                .as_ref()
-                .is_some_and(|list| !list.is_empty()),
-        })
-        .collect()
-}
-
-/// Returns whether all requests are for this driver (`true`) or none is (`false`).
-fn is_ours(
-    requests: &[(String, Vec<RawRequest<'_>>)],
-    classes: &impl Classes,
-    selectors: &Selectors,
-) -> Result<bool, ClaimProblem> {
-    let mut ours = None;
-    let mut other = None;
-    let mut unknown = None;
-    for raw in requests.iter().flat_map(|(_, alternatives)| alternatives) {
-        let class = classes.class(raw.class);
-        let of_class = class_selectors(class);
-        let names_driver = compiled(of_class, selectors)
-            .chain(compiled(raw.selectors, selectors))
-            .any(|selector| selector.names_driver());
-        if names_driver || is_own_class_name(raw.class) {
-            ours.get_or_insert(&raw.name);
-        } else {
-            other.get_or_insert(&raw.name);
-        }
-        if class.is_none() {
-            unknown.get_or_insert(raw);
-        }
-    }
-    match (ours, other, unknown) {
-        (None, _, _) => Ok(false),
-        (Some(_), _, Some(raw)) => Err(ClaimProblem::UnknownClass {
-            request: raw.name.clone(),
-            class: raw.class.to_owned(),
-        }),
-        (Some(ours), Some(other), None) => Err(ClaimProblem::MixedDrivers {
-            ours: ours.clone(),
-            other: other.clone(),
-        }),
-        (Some(_), None, None) => Ok(true),
-    }
-}
-
-/// Returns whether the chart installs a class of this name; if the class is missing, the claim is still recognized.
-fn is_own_class_name(class: &str) -> bool {
-    use names::class::{FRACTION, GPU, MIG, VGPU};
-    [GPU, VGPU, MIG, FRACTION].contains(&class)
-}
-
-fn class_selectors(class: Option<&dra::DeviceClass>) -> &[dra::DeviceSelector] {
-    class
-        .and_then(|class| class.spec.as_ref()?.selectors.as_deref())
-        .unwrap_or_default()
-}
-
 fn class_config(class: Option<&dra::DeviceClass>) -> &[dra::DeviceClassConfiguration] {
     class
         .and_then(|class| class.spec.as_ref()?.config.as_deref())
         .unwrap_or_default()
-}
-
-fn compiled<'a>(
-    raw: &'a [dra::DeviceSelector],
-    selectors: &'a Selectors,
-) -> impl Iterator<Item = Arc<Selector>> + 'a {
-    raw.iter()
-        .filter_map(|selector| selector.cel.as_ref())
-        .map(|cel| selectors.compile(&cel.expression))
 }
 
 fn parse(

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use drava_api::Quantity;
 use drava_api::reason::Reason;
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::claim::{ClaimError, ClaimProblem};
+use crate::pod;
 
 /// Why a pod cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +62,20 @@ impl Explanation {
         }
     }
 
+    /// Creates the explanation of a pod whose scheduler is not one of `served`.
+    #[must_use]
+    pub fn scheduler_not_served(pod: &Pod, served: &[String]) -> Self {
+        Self::rejected(
+            Reason::SchedulerNotServed,
+            format!(
+                "the controller allocates for pods of {}, this pod has schedulerName {}; change it, or add it to \
+                 scheduling.schedulerNames of the chart",
+                served.join(", "),
+                pod::scheduler(pod)
+            ),
+        )
+    }
+
     /// Returns the code of the reason; of several, that of the most nodes.
     #[must_use]
     pub fn reason(&self) -> Reason {
@@ -93,6 +109,7 @@ impl From<ClaimError> for Explanation {
     fn from(error: ClaimError) -> Self {
         let reason = match error.problem {
             ClaimProblem::MixedDrivers { .. } => Reason::MixedDrivers,
+            ClaimProblem::DriverUnspecified { .. } => Reason::DriverUnspecified,
             ClaimProblem::UnknownClass { .. } => Reason::UnknownClass,
             ClaimProblem::Amount { .. } => Reason::InvalidRequest,
             ClaimProblem::Config { .. } => Reason::InvalidConfig,

@@ -15,6 +15,7 @@ pub mod device;
 pub mod explanation;
 pub mod node;
 pub mod placement;
+pub mod pod;
 pub mod pod_request;
 pub mod pool;
 pub mod reason;

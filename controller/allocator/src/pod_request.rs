@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Ownership};
+use crate::explanation::Explanation;
 use crate::node::PodDemand;
+use crate::pod::{self, containers};
 use crate::search::input::ContainerDevices;
-use crate::selector::Selectors;
+use crate::selector::{DriverMatch, Selectors};
 use crate::usage::AllocatedDevice;
 
 /// Request of one pod.
@@ -27,6 +30,9 @@ pub struct PodRequest {
     pub avoided_nodes: BTreeSet<String>,
     /// Demand of other pods that share the claims and must run on the same node.
     pub sharers: Vec<PodDemand>,
+    /// Demand that devices of this driver match and that this controller does not allocate. The pod waits for ever if
+    /// its scheduler finds no devices of another driver.
+    pub unallocatable: Option<Explanation>,
     containers: Vec<ContainerClaims>,
 }
 
@@ -79,6 +85,11 @@ impl PodRequest {
             match claim::classify(object, classes, selectors) {
                 Ownership::Foreign => {}
                 Ownership::Rejected(error) => return Err(error),
+                Ownership::Undetermined(error) => {
+                    pod_request
+                        .unallocatable
+                        .get_or_insert_with(|| Explanation::from(error));
+                }
                 Ownership::Ours(spec) => {
                     let next = pod_request.claims.len();
                     // A claim that the pod lists under two names is allocated once.
@@ -96,6 +107,9 @@ impl PodRequest {
                     pod_request.add_unallocated(pod, pod_claim, position);
                 }
             }
+        }
+        if pod_request.unallocatable.is_none() {
+            pod_request.unallocatable = extended_resource(pod, classes, selectors);
         }
         Ok(pod_request)
     }
@@ -150,12 +164,27 @@ impl PodRequest {
     }
 }
 
-fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    pod.spec.iter().flat_map(|spec| {
-        spec.init_containers
-            .iter()
-            .flatten()
-            .chain(&spec.containers)
+/// Explains the first extended resource of a class whose devices can be of this driver (KEP-5004). Such a request has no
+/// claim before the pod is bound, so this controller cannot allocate it.
+fn extended_resource(
+    pod: &Pod,
+    classes: &impl Classes,
+    selectors: &Selectors,
+) -> Option<Explanation> {
+    pod::extended_resources(pod).find_map(|(container, resource)| {
+        let class = classes.of_extended_resource(resource)?;
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        let can_match =
+            claim::class_match(name, Some(class), selectors) != DriverMatch::Other;
+        can_match.then(|| {
+            Explanation::rejected(
+                Reason::ExtendedResource,
+                format!(
+                    "container {container} requests {resource}: the controller allocates ResourceClaims only; \
+                     use a claim for device class {name}"
+                ),
+            )
+        })
     })
 }
 

@@ -12,15 +12,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cel::common::ast::{
-    CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue, MapExpr, StructExpr, operators,
-};
+use cel::common::ast::{EntryExpr, Expr, IdedExpr, MapExpr, StructExpr};
 use cel::common::types::CelBool;
 use cel::{Context, Env, ExecutionError, Value};
 
+mod driver_match;
 mod functions;
 mod values;
 
+pub use driver_match::DriverMatch;
 pub use values::DeviceValue;
 
 /// Maximum expression length in the API.
@@ -38,7 +38,7 @@ pub struct Selector {
     id: u64,
     source: String,
     program: Result<cel::Program, String>,
-    names_driver: bool,
+    driver_match: DriverMatch,
 }
 
 impl std::fmt::Debug for Selector {
@@ -107,21 +107,17 @@ impl Selectors {
     }
 
     fn compile_uncached(&self, source: &str) -> Selector {
-        let program = if source.len() > MAX_EXPRESSION_BYTES {
-            Err(format!(
-                "expression is longer than {MAX_EXPRESSION_BYTES} bytes"
-            ))
+        let (program, driver_match) = if source.len() > MAX_EXPRESSION_BYTES {
+            let error = format!("expression is longer than {MAX_EXPRESSION_BYTES} bytes");
+            (Err(error), DriverMatch::of_text(source))
         } else {
             parse(&self.env, source)
         };
-        let names_driver = program
-            .as_ref()
-            .is_ok_and(|program| names_driver(program.expression()));
         Selector {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             source: source.to_owned(),
             program,
-            names_driver,
+            driver_match,
         }
     }
 
@@ -187,36 +183,53 @@ impl Selector {
         &self.source
     }
 
-    /// Returns whether the expression names this driver, in `device.driver` or as a domain.
+    /// Returns why the expression does not compile.
     #[must_use]
-    pub const fn names_driver(&self) -> bool {
-        self.names_driver
+    pub fn compile_error(&self) -> Option<String> {
+        let error = self.program.as_ref().err()?;
+        Some(SelectorError::Compile(error.clone()).to_string())
+    }
+
+    /// Returns which drivers' devices the expression can select.
+    #[must_use]
+    pub const fn driver_match(&self) -> DriverMatch {
+        self.driver_match
     }
 }
 
 /// Parses on a separate thread: parser and tree are recursive, and neither deep nesting nor a panic of the parser in a
 /// tenant's expression must stop the process.
-fn parse(env: &Arc<Env>, source: &str) -> Result<cel::Program, String> {
-    let (env, source) = (Arc::clone(env), source.to_owned());
+fn parse(env: &Arc<Env>, source: &str) -> (Result<cel::Program, String>, DriverMatch) {
+    let env = Arc::clone(env);
+    let text = source.to_owned();
     let parsing = std::thread::Builder::new()
         .name("cel-parser".to_owned())
         .stack_size(PARSER_STACK_BYTES)
         .spawn(move || {
-            let program = env
-                .compile(&source)
-                .map_err(|errors| syntax_error(&errors.to_string()))?;
-            if nesting(program.expression()) > MAX_NESTING {
-                return Err(format!("nested deeper than {MAX_NESTING} levels"));
-            }
-            match functions::unsupported(&program) {
-                Some(name) => Err(format!("undeclared reference to '{name}'")),
-                None => Ok(program),
-            }
-        })
-        .map_err(|error| format!("cannot start the parser: {error}"))?;
-    parsing
-        .join()
-        .unwrap_or_else(|_| Err("the parser panicked".to_owned()))
+            let program = match env.compile(&text) {
+                Ok(program) => program,
+                Err(errors) => {
+                    let error = syntax_error(&errors.to_string());
+                    return (Err(error), DriverMatch::of_text(&text));
+                }
+            };
+            let driver_match = DriverMatch::of(program.expression());
+            let checked = if nesting(program.expression()) > MAX_NESTING {
+                Err(format!("nested deeper than {MAX_NESTING} levels"))
+            } else {
+                match functions::unsupported(&program) {
+                    Some(name) => Err(format!("undeclared reference to '{name}'")),
+                    None => Ok(program),
+                }
+            };
+            (checked, driver_match)
+        });
+    let failed = |error: String| (Err(error), DriverMatch::of_text(source));
+    match parsing.map(std::thread::JoinHandle::join) {
+        Ok(Ok(parsed)) => parsed,
+        Ok(Err(_)) => failed("the parser panicked".to_owned()),
+        Err(error) => failed(format!("cannot start the parser: {error}")),
+    }
 }
 
 /// Returns the depth of the tree.
@@ -271,23 +284,6 @@ fn runtime_error(error: ExecutionError) -> SelectorError {
         ExecutionError::UndeclaredReference(name) => format!("undeclared reference to '{name}'"),
         other => other.to_string(),
     })
-}
-
-/// Returns whether the expression contains this driver's name as a string, other than in `device.driver != "…"`.
-fn names_driver(expression: &IdedExpr) -> bool {
-    match &expression.expr {
-        Expr::Literal(LiteralValue::String(text)) => text.inner() == drava_api::names::DRIVER,
-        Expr::Call(CallExpr {
-            func_name, args, ..
-        }) if func_name == operators::NOT_EQUALS => {
-            !args.iter().any(is_driver_field) && args.iter().any(names_driver)
-        }
-        _ => children(expression).any(names_driver),
-    }
-}
-
-fn is_driver_field(expression: &IdedExpr) -> bool {
-    matches!(&expression.expr, Expr::Select(select) if select.field == "driver")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use drava_allocator::cluster::{ObjectKey, object_key};
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
+use drava_allocator::pod::{claims, is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -48,7 +49,14 @@ impl Planner {
             &self.cluster.selectors,
         );
         let decision = match pod_request {
-            Ok(pod_request) if pod_request.claims.is_empty() => return,
+            Ok(pod_request) if pod_request.claims.is_empty() => match pod_request.unallocatable {
+                // The scheduler may still find devices of another driver.
+                Some(explanation) if is_unschedulable(&pending.pod) => Err(explanation),
+                _ => return,
+            },
+            Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Err(
+                Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
+            ),
             Ok(mut pod_request) => {
                 pod_request.avoided_nodes = pending.avoided_nodes(time.instant).cloned().collect();
                 let placement = self.decide(uid, &pod_request);
@@ -180,11 +188,11 @@ impl Planner {
 }
 
 /// Returns the pod's claims; `None` while a claim is missing or belongs to another pod.
-fn resolve(claims: &BTreeMap<ObjectKey, Arc<ResourceClaim>>, pod: &Pod) -> Option<NamedClaims> {
+fn resolve(known: &BTreeMap<ObjectKey, Arc<ResourceClaim>>, pod: &Pod) -> Option<NamedClaims> {
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    pod::claims(pod)
+    claims(pod)
         .map(|(name, object)| {
-            let claim = claims.get(&(namespace.clone(), object?.to_owned()))?;
+            let claim = known.get(&(namespace.clone(), object?.to_owned()))?;
             let is_usable =
                 claim.metadata.deletion_timestamp.is_none() && claim::belongs_to(claim, pod);
             is_usable.then(|| (name.to_owned(), Arc::clone(claim)))

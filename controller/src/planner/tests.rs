@@ -4,3 +4,4 @@ mod allocation;
 mod cluster;
 mod events;
 mod release;
+mod unallocatable;

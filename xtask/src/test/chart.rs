@@ -24,7 +24,7 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "driver.driverRoot=/run/nvidia/driver",
             "driver.delivery=shim",
             "controller.replicas=1",
-            "admission.extraClasses[0]=team-gpu",
+            "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
             "log.format=text",
         ],

@@ -152,7 +152,7 @@ fn releases_and_retries_after_failed_write() {
 #[test]
 fn ignores_ineligible_pods() {
     let mut cluster = TestCluster::new(&["n1"]);
-    for name in ["scheduler", "gated", "ended", "deleted", "none", "running"] {
+    for name in ["gated", "ended", "deleted", "none", "running"] {
         cluster.add_claim(claim(name, "1Gi"));
     }
     let change = |name: &str, change: fn(&mut Pod)| {
@@ -160,9 +160,6 @@ fn ignores_ineligible_pods() {
         change(&mut pod);
         pod
     };
-    cluster.add_pod(change("scheduler", |pod| {
-        pod.spec.as_mut().unwrap().scheduler_name = Some("volcano".to_owned())
-    }));
     cluster.add_pod(change("gated", |pod| {
         pod.spec.as_mut().unwrap().scheduling_gates =
             Some(vec![object(json!({"name": "example.com/later"}))]);
