@@ -26,6 +26,9 @@ pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Annotation of a claim allocated by the controller: UID of the pod.
 pub const ALLOCATED_FOR_ANNOTATION: &str = "gpu.drava.dev/allocated-for";
 
+/// Annotation of a claim: resource version of a write without response, which this annotation keeps from being executed late.
+pub const WRITE_FENCE_ANNOTATION: &str = "gpu.drava.dev/write-fence";
+
 /// Annotation on a claim that the controller has allocated: why the node and the devices were selected, for users.
 pub const PLACEMENT_REASON_ANNOTATION: &str = "gpu.drava.dev/placement-reason";
 

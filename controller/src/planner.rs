@@ -53,6 +53,15 @@ pub struct DecisionTime {
 /// Generates the UUIDs of shares.
 pub type ShareIds = Box<dyn FnMut() -> String + Send>;
 
+/// An allocation job in flight.
+#[derive(Debug, Default)]
+struct JobInFlight {
+    /// Claims that it writes.
+    claims: BTreeSet<ObjectKey>,
+    /// Events to publish when it succeeds.
+    events: Vec<PendingEvent>,
+}
+
 /// See the [module](self).
 pub struct Planner {
     settings: Settings,
@@ -67,8 +76,8 @@ pub struct Planner {
     /// Events of finished writes; each is published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
-    /// Jobs in flight by pod UID, with the events to publish when they succeed.
-    in_flight: BTreeMap<String, Vec<PendingEvent>>,
+    /// Jobs in flight by pod UID.
+    in_flight: BTreeMap<String, JobInFlight>,
     activate_all: bool,
     is_synced: bool,
 }
@@ -168,7 +177,11 @@ impl Planner {
             && !claim::is_allocated(&claim)
             && known.metadata.uid == claim.metadata.uid
         {
-            self.allocation_lost(&key, now);
+            // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
+            let is_rolled_back = self.in_flight.values().any(|job| job.claims.contains(&key));
+            if !is_rolled_back {
+                self.allocation_lost(&key, now);
+            }
         }
         match UnreservedAllocation::observe(&claim, self.unreserved.get(&key), now) {
             Some(unreserved) => self.unreserved.insert(key.clone(), unreserved),
@@ -176,6 +189,14 @@ impl Planner {
         };
         self.claims.insert(key.clone(), Arc::new(claim));
         self.queue.activate_users(&key);
+    }
+
+    /// A write has ended with the claim in this version. The claim of a write that ends after its deletion is ignored.
+    fn claim_written(&mut self, claim: ResourceClaim, now: Instant) {
+        let known = self.claims.get(&object_key(&claim.metadata));
+        if known.is_some_and(|known| known.metadata.uid == claim.metadata.uid) {
+            self.claim_applied(claim, now);
+        }
     }
 
     /// An unreserved allocation of this controller was released, by kube-scheduler's PostFilter or by this controller.
@@ -195,7 +216,6 @@ impl Planner {
             self.cluster.forget_pod(&uid);
             if let Some(pending) = self.queue.get_mut(&uid) {
                 pending.avoid(&node, now);
-                pending.back_off(now);
                 self.state_events.push(PendingEvent::allocation_lost(
                     pod::reference(&pending.pod),
                     &format!("{}/{}", key.0, key.1),
@@ -231,8 +251,16 @@ impl Planner {
     /// Observes a node.
     pub fn node(&mut self, change: Change<Node>) {
         let is_relevant = match change {
-            Change::Applied(node) => self.cluster.upsert_node(&node),
+            Change::Applied(node) => {
+                let is_changed = self.cluster.upsert_node(&node);
+                if is_changed {
+                    self.queue
+                        .node_changed(node.metadata.name.as_deref().unwrap_or_default());
+                }
+                is_changed
+            }
             Change::Deleted(node) => {
+                self.queue.node_changed(&node.name);
                 self.cluster.remove_node(&node.name);
                 for unreserved in self
                     .unreserved
@@ -253,12 +281,12 @@ impl Planner {
 
     /// Observes the outcome of an allocation job.
     pub fn allocation_finished(&mut self, outcome: AllocationOutcome, now: Instant) {
-        let events = self.in_flight.remove(&outcome.pod_uid).unwrap_or_default();
         for claim in outcome.claims {
-            self.claim_applied(claim, now);
+            self.claim_written(claim, now);
         }
+        let job = self.in_flight.remove(&outcome.pod_uid).unwrap_or_default();
         match &outcome.failure {
-            None => self.write_events.extend(events),
+            None => self.write_events.extend(job.events),
             Some(_) => {
                 for key in &outcome.keys {
                     self.cluster.forget(key);
@@ -297,7 +325,7 @@ impl Planner {
                     &outcome.release.reason,
                 ));
             }
-            self.claim_applied(*claim, now);
+            self.claim_written(*claim, now);
         }
     }
 

@@ -28,8 +28,7 @@ impl PodQueue {
         match self.pods.get_mut(uid) {
             Some(pending) => {
                 let before = pod::claim_keys(&pending.pod);
-                pending.pod = pod;
-                pending.activate();
+                pending.replace(pod);
                 self.unlink(uid, &before);
             }
             None => {
@@ -84,6 +83,13 @@ impl PodQueue {
             if let Some(pending) = self.pods.get_mut(uid) {
                 pending.activate();
             }
+        }
+    }
+
+    /// Stops avoiding a node that has changed.
+    pub(crate) fn node_changed(&mut self, node: &str) {
+        for pending in self.pods.values_mut() {
+            pending.node_changed(node);
         }
     }
 

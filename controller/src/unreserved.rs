@@ -38,19 +38,18 @@ impl UnreservedAllocation {
         now: Instant,
     ) -> Option<Self> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
-        // Allocations by kube-scheduler or by hand are not managed here.
-        if is_reserved(claim)
-            || allocated_for(claim).is_none()
-            || AllocatedDevice::of_claim(claim).is_empty()
-        {
+        if is_reserved(claim) || AllocatedDevice::of_claim(claim).is_empty() {
             return None;
         }
         let uid = claim.metadata.uid.clone().unwrap_or_default();
+        // A tenant may remove the annotation.
         if let Some(known) = known
             && known.uid == uid
         {
             return Some(known.clone());
         }
+        // Allocations by kube-scheduler or by hand are not managed here.
+        allocated_for(claim)?;
         let node = allocation
             .node_selector
             .iter()

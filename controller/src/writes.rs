@@ -1,7 +1,11 @@
 //! Writes and releases allocations: the finalizer and annotations first, then the status. Every write is guarded by UID
 //! and resource version, so it cannot overwrite the change of another writer.
 //!
-//! A request without a definite response may have been executed: the claim is read back before the next step.
+//! A request without a definite response may have been executed, or may be executed later. The claim is read back before
+//! the next step, and a metadata write changes the resource version, so that the request cannot be executed any more.
+//!
+//! The admission policy of the chart rejects writes of a replica that does not hold the lease. The API server learns a new
+//! holder with a delay, so the first write of a term is preceded by a dry run, which is repeated until it is accepted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +17,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::action::{
@@ -47,6 +52,8 @@ impl Default for Timing {
 
 /// Maximum attempts of a write after update conflicts.
 const CONFLICT_LIMIT: u32 = 5;
+/// Name of the admission policy that admits only the holder of the lease.
+const LEASE_POLICY: &str = "drava-controller-lease";
 
 /// Why a claim was not written.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +61,9 @@ enum WriteError {
     /// Deleted, or replaced by another claim of the same name.
     #[error("claim {0}: the claim was deleted")]
     Deleted(String),
+    /// The admission policy rejects writes of this replica.
+    #[error("claim {0}: cannot write the allocation: another replica holds the lease")]
+    NotHolder(String),
     /// Allocated by another controller.
     #[error("claim {0}: another controller has allocated the claim")]
     AllocatedElsewhere(String, Box<ResourceClaim>),
@@ -80,6 +90,16 @@ impl WriteError {
         matches!(self, Self::Forbidden { .. } | Self::Rejected { .. })
     }
 
+    fn new(claim: String, failure: Failure) -> Self {
+        match failure {
+            Failure::NotFound => Self::Deleted(claim),
+            Failure::Forbidden(message) => Self::Forbidden { claim, message },
+            Failure::Rejected(message) => Self::Rejected { claim, message },
+            Failure::NotHolder => Self::NotHolder(claim),
+            Failure::NotSent => Self::Stopped(claim),
+        }
+    }
+
     /// Returns the newest version of the claim if it is known.
     fn into_claim(self) -> Option<ResourceClaim> {
         match self {
@@ -93,11 +113,18 @@ impl WriteError {
 enum Response {
     Success(Box<ResourceClaim>),
     Conflict,
+    /// The request may have been executed, or may be executed later.
+    Unknown(String),
+    Failed(Failure),
+}
+
+/// Why a request was not executed.
+enum Failure {
     NotFound,
     Forbidden(String),
     Rejected(String),
-    /// The request may have been executed.
-    Unknown(String),
+    /// Another replica holds the lease.
+    NotHolder,
     /// The request was not sent, because the term has ended.
     NotSent,
 }
@@ -109,6 +136,8 @@ pub struct Writer {
     term: Arc<Term>,
     stop: CancellationToken,
     timing: Timing,
+    /// Set when the API server accepts the writes of this replica.
+    admitted: Arc<OnceCell<()>>,
 }
 
 impl Writer {
@@ -120,6 +149,7 @@ impl Writer {
             term,
             stop,
             timing,
+            admitted: Arc::default(),
         }
     }
 
@@ -161,6 +191,7 @@ impl Writer {
         for claim in written {
             match self.release_claim(claim.clone()).await {
                 Ok(released) => newest.push(released),
+                Err(WriteError::Deleted(_)) => {}
                 Err(error) => {
                     tracing::warn!(%error, "roll-back failed; the allocation is released after the unreserved time-out");
                     newest.push(error.into_claim().unwrap_or(claim));
@@ -218,7 +249,9 @@ impl Writer {
         Err(WriteError::Conflicts(name_of(&claim)))
     }
 
+    /// Releases the allocation that the claim has in this version; never a newer one.
     async fn release_claim(&self, mut claim: ResourceClaim) -> Result<ResourceClaim, WriteError> {
+        let released = allocation_of(&claim).cloned();
         for _ in 0..CONFLICT_LIMIT {
             let response = if is_allocated(&claim) {
                 self.patch_status(&claim, json!({"allocation": null, "devices": null}))
@@ -231,6 +264,16 @@ impl Writer {
             claim = self.newest(claim, response).await?;
             if is_reserved(&claim) {
                 return Err(WriteError::Reserved(name_of(&claim), Box::new(claim)));
+            }
+            if is_allocated(&claim)
+                && !released
+                    .as_ref()
+                    .is_some_and(|released| has_allocation(&claim, released))
+            {
+                return Err(WriteError::AllocatedElsewhere(
+                    name_of(&claim),
+                    Box::new(claim),
+                ));
             }
         }
         Err(WriteError::Conflicts(name_of(&claim)))
@@ -245,16 +288,7 @@ impl Writer {
         let claim_name = name_of(&claim);
         match response {
             Response::Success(claim) => Ok(*claim),
-            Response::NotFound => Err(WriteError::Deleted(claim_name)),
-            Response::Forbidden(message) => Err(WriteError::Forbidden {
-                claim: claim_name,
-                message,
-            }),
-            Response::Rejected(message) => Err(WriteError::Rejected {
-                claim: claim_name,
-                message,
-            }),
-            Response::NotSent => Err(WriteError::Stopped(claim_name)),
+            Response::Failed(failure) => Err(WriteError::new(claim_name, failure)),
             Response::Conflict => self.read_back(&claim).await,
             Response::Unknown(error) => {
                 tracing::warn!(
@@ -262,7 +296,29 @@ impl Writer {
                     error,
                     "write may have been executed; reading the claim back"
                 );
-                self.read_back(&claim).await
+                self.resolve(&claim).await
+            }
+        }
+    }
+
+    /// Returns the claim after a write of this version without a definite response. The write is not executed later.
+    async fn resolve(&self, claim: &ResourceClaim) -> Result<ResourceClaim, WriteError> {
+        loop {
+            let found = self.read_back(claim).await?;
+            if found.metadata.resource_version != claim.metadata.resource_version {
+                return Ok(found);
+            }
+            match self.patch_metadata(&found, &fence(&found)).await {
+                Response::Success(fenced) => return Ok(*fenced),
+                Response::Conflict => {}
+                Response::Failed(failure) => return Err(WriteError::new(name_of(claim), failure)),
+                Response::Unknown(error) => {
+                    tracing::warn!(claim = name_of(claim), error, "cannot fence a write");
+                    tokio::select! {
+                        () = tokio::time::sleep(self.timing.max_retry) => {}
+                        () = self.stop.cancelled() => return Err(WriteError::Stopped(name_of(claim))),
+                    }
+                }
             }
         }
     }
@@ -278,6 +334,12 @@ impl Writer {
                     return Ok(found);
                 }
                 Ok(Ok(_)) => return Err(WriteError::Deleted(name_of(claim))),
+                Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                    return Err(WriteError::Forbidden {
+                        claim: name_of(claim),
+                        message: status.message.clone(),
+                    });
+                }
                 Ok(Err(error)) => {
                     tracing::warn!(
                         claim = name_of(claim),
@@ -298,13 +360,50 @@ impl Writer {
     }
 
     async fn patch_metadata(&self, claim: &ResourceClaim, metadata: &Value) -> Response {
+        if let Err(response) = self.wait_until_admitted(claim).await {
+            return response;
+        }
+        self.send_metadata(claim, metadata, &parameters()).await
+    }
+
+    async fn send_metadata(
+        &self,
+        claim: &ResourceClaim,
+        metadata: &Value,
+        parameters: &PatchParams,
+    ) -> Response {
         let patch = json!({"metadata": guarded(claim, metadata.clone())});
-        let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
+        let (api, patch) = (self.api(claim), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.response(api.patch(name, &parameters, &patch)).await
+        self.response(api.patch(name, parameters, &patch)).await
+    }
+
+    /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one.
+    async fn wait_until_admitted(&self, claim: &ResourceClaim) -> Result<(), Response> {
+        let dry_run = PatchParams {
+            dry_run: true,
+            ..parameters()
+        };
+        let admission = || async {
+            loop {
+                match self.send_metadata(claim, &fence(claim), &dry_run).await {
+                    Response::Success(_) => return Ok(()),
+                    Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
+                    other => return Err(other),
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(self.timing.first_retry) => {}
+                    () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
+                }
+            }
+        };
+        self.admitted.get_or_try_init(admission).await.map(|_| ())
     }
 
     async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {
+        if let Err(response) = self.wait_until_admitted(claim).await {
+            return response;
+        }
         let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
         let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
         let name = claim.metadata.name.as_deref().unwrap_or_default();
@@ -317,7 +416,7 @@ impl Writer {
         request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
     ) -> Response {
         if !self.term.is_valid() {
-            return Response::NotSent;
+            return Response::Failed(Failure::NotSent);
         }
         match tokio::time::timeout(self.timing.request_timeout, request).await {
             Ok(Ok(claim)) => Response::Success(Box::new(claim)),
@@ -335,17 +434,18 @@ impl Writer {
 
 impl Response {
     fn of_error(code: u16, message: &str) -> Self {
-        match code {
-            404 => Self::NotFound,
-            409 => Self::Conflict,
-            403 => Self::Forbidden(message.to_owned()),
+        Self::Failed(match code {
+            404 => Failure::NotFound,
+            409 => return Self::Conflict,
+            403 | 422 if message.contains(LEASE_POLICY) => Failure::NotHolder,
+            403 => Failure::Forbidden(message.to_owned()),
             // A missing permission for the synthetic subresource is reported as invalid content.
-            422 if message.contains("resourceclaims/binding") => Self::Forbidden(format!(
+            422 if message.contains("resourceclaims/binding") => Failure::Forbidden(format!(
                 "update and patch on resourceclaims/binding of resource.k8s.io, cluster-wide ({message})"
             )),
-            400..=428 | 430..=499 => Self::Rejected(message.to_owned()),
-            _ => Self::Unknown(message.to_owned()),
-        }
+            400..=428 | 430..=499 => Failure::Rejected(message.to_owned()),
+            _ => return Self::Unknown(message.to_owned()),
+        })
     }
 }
 
@@ -408,7 +508,17 @@ fn restoration(claim: &ResourceClaim) -> Value {
     json!({"finalizers": finalizers, "annotations": {
         names::ALLOCATED_FOR_ANNOTATION: null,
         names::PLACEMENT_REASON_ANNOTATION: null,
+        names::WRITE_FENCE_ANNOTATION: null,
     }})
+}
+
+/// Returns a change of metadata that differs for each resource version.
+fn fence(claim: &ResourceClaim) -> Value {
+    json!({"annotations": {names::WRITE_FENCE_ANNOTATION: claim.metadata.resource_version}})
+}
+
+fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()
 }
 
 /// Returns whether the claim has this allocation: same devices for the same requests, same shares.
@@ -424,11 +534,7 @@ fn has_allocation(claim: &ResourceClaim, allocation: &AllocationResult) -> bool 
             })
             .collect()
     };
-    claim
-        .status
-        .as_ref()
-        .and_then(|status| status.allocation.as_ref())
-        .is_some_and(|found| results(found) == results(allocation))
+    allocation_of(claim).is_some_and(|found| results(found) == results(allocation))
 }
 
 #[cfg(test)]

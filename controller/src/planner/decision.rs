@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
-use super::{DecisionTime, Planner};
+use super::{DecisionTime, JobInFlight, Planner};
 use crate::action::{Action, AllocationJob, ClaimWrite};
 use crate::event::PendingEvent;
 use crate::queue::pending_pod::Phase;
@@ -58,7 +58,7 @@ impl Planner {
                 Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
             ),
             Ok(mut pod_request) => {
-                pod_request.avoided_nodes = pending.avoided_nodes(time.instant).cloned().collect();
+                pod_request.avoided_nodes = pending.avoided_nodes().iter().cloned().collect();
                 let placement = self.decide(uid, &pod_request);
                 placement.map(|placement| (placement, pod_request))
             }
@@ -146,7 +146,12 @@ impl Planner {
             });
         }
         pending.phase = Phase::Allocating;
-        self.in_flight.insert(uid.to_owned(), events);
+        let claims = writes.iter().map(|write| object_key(&write.claim.metadata));
+        let job = JobInFlight {
+            claims: claims.collect(),
+            events,
+        };
+        self.in_flight.insert(uid.to_owned(), job);
         self.deduplicator.forget(uid);
         self.cluster.assume(placement);
         self.cluster

@@ -1,6 +1,6 @@
 //! A pod that is pending for devices.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,8 +11,6 @@ use tokio::time::Instant;
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(120);
-/// Time for which a node is avoided after the pod could not be bound there.
-const AVOID_TIME: Duration = Duration::from_secs(300);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -23,8 +21,8 @@ pub(crate) struct PendingPod {
     pub(crate) phase: Phase,
     /// Consecutive failures.
     failures: u32,
-    /// Avoided nodes, with the time until which each is avoided.
-    avoided_nodes: BTreeMap<String, Instant>,
+    /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
+    avoided_nodes: BTreeSet<String>,
 }
 
 /// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
@@ -54,7 +52,7 @@ impl PendingPod {
             pod,
             phase: Phase::Active,
             failures: 0,
-            avoided_nodes: BTreeMap::new(),
+            avoided_nodes: BTreeSet::new(),
         }
     }
 
@@ -101,13 +99,31 @@ impl PendingPod {
         self.phase = Phase::Backoff(now + backoff.min(MAX_BACKOFF));
     }
 
-    /// Selects `node` last for [`AVOID_TIME`].
+    /// Starts a backoff after the pod could not be bound to `node`, and selects the node last. The backoff grows only if the
+    /// node was avoided before, so the pod soon reaches the nodes that it has not tried.
     pub(crate) fn avoid(&mut self, node: &str, now: Instant) {
-        self.avoided_nodes.insert(node.to_owned(), now + AVOID_TIME);
+        if self.avoided_nodes.insert(node.to_owned()) {
+            self.phase = Phase::Backoff(now + INITIAL_BACKOFF);
+        } else {
+            self.back_off(now);
+        }
     }
 
-    pub(crate) fn avoided_nodes(&mut self, now: Instant) -> impl Iterator<Item = &String> {
-        self.avoided_nodes.retain(|_, until| *until > now);
-        self.avoided_nodes.keys()
+    /// Stops avoiding a node that has changed.
+    pub(crate) fn node_changed(&mut self, node: &str) {
+        self.avoided_nodes.remove(node);
+    }
+
+    pub(crate) const fn avoided_nodes(&self) -> &BTreeSet<String> {
+        &self.avoided_nodes
+    }
+
+    /// Replaces the pod by its new version. A changed specification may fit on nodes that were avoided.
+    pub(crate) fn replace(&mut self, pod: Pod) {
+        if self.pod.spec != pod.spec {
+            self.avoided_nodes.clear();
+        }
+        self.pod = pod;
+        self.activate();
     }
 }

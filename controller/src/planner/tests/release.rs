@@ -138,3 +138,95 @@ fn ignores_late_events() {
     cluster.advance(Duration::from_secs(10));
     assert!(cluster.settle().is_empty(), "no pod is scheduled again");
 }
+
+#[test]
+fn reaches_only_node_that_accepts_pod() {
+    let nodes: Vec<String> = (0..12).map(|index| format!("n{index:02}")).collect();
+    let mut cluster = TestCluster::new(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
+    cluster.add_pod_with_claim("a", "8Gi");
+    let start = cluster.now;
+    let mut tried = Vec::new();
+    while tried.last().map(String::as_str) != Some("a → n11") {
+        assert!(tried.len() < nodes.len(), "{tried:?}");
+        tried.extend(cluster.settle());
+        // kube-scheduler does not bind the pod.
+        cluster.advance(RELEASE_AFTER);
+        let (_, releases) = cluster.actions();
+        for release in &releases {
+            cluster.release(release);
+        }
+        cluster.advance(Duration::from_secs(2));
+    }
+    assert_eq!(
+        cluster.now - start,
+        12 * (RELEASE_AFTER + Duration::from_secs(2))
+    );
+}
+
+#[test]
+fn selects_avoided_node_after_its_change() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    assert_eq!(cluster.settle(), ["a → n1"]);
+    cluster.deallocate("a");
+    let mut changed = crate::fixture::node("n1");
+    changed.status.as_mut().unwrap().allocatable = Some(object(json!({"cpu": "9", "pods": "110"})));
+    cluster.planner.node(applied(changed));
+    cluster.advance(Duration::from_secs(2));
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
+
+#[test]
+fn roll_back_is_no_refusal_of_node() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    let (mut jobs, _) = cluster.actions();
+    let job = jobs.remove(0);
+    // The watch shows the allocation and its roll-back before the outcome of the job.
+    let mut allocated = cluster.claims["a"].clone();
+    allocated.status = Some(object(json!({"allocation": job.writes[0].allocation})));
+    allocated.metadata.annotations =
+        Some([("gpu.drava.dev/allocated-for".to_owned(), "pod-a".to_owned())].into());
+    cluster.observe(allocated);
+    cluster.deallocate("a");
+    let failure = crate::action::AllocationFailure {
+        message: "claim default/b: rejected".to_owned(),
+        is_reportable: false,
+    };
+    cluster.finish(job, Vec::new(), Some(failure));
+    cluster.advance(Duration::from_secs(2));
+    assert_eq!(cluster.settle(), ["a → n1"], "n1 is not avoided");
+    assert!(cluster.messages_of("Pod/a").is_empty());
+}
+
+#[test]
+fn ignores_outcome_of_deleted_claim() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "70Gi");
+    let (mut jobs, _) = cluster.actions();
+    let job = jobs.remove(0);
+    let mut written = cluster.claims["a"].clone();
+    written.metadata.resource_version = Some("1000".to_owned());
+    written.status = Some(object(json!({"allocation": job.writes[0].allocation})));
+    cluster.delete_pod("a");
+    cluster.delete_claim("a");
+    cluster.finish(job, vec![written], None);
+    cluster.add_pod_with_claim("b", "70Gi");
+    assert_eq!(
+        cluster.settle(),
+        ["b → n1"],
+        "the deleted claim holds nothing"
+    );
+}
+
+#[test]
+fn releases_after_tenant_removes_annotation() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_with_claim("a", "8Gi");
+    cluster.settle();
+    let mut claim = cluster.claims["a"].clone();
+    claim.metadata.annotations = None;
+    cluster.observe(claim);
+    cluster.advance(RELEASE_AFTER);
+    assert_eq!(cluster.actions().1.len(), 1);
+}

@@ -7,7 +7,7 @@ use drava_api::names;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::server::{Fault, Server, device_of, job, start};
+use super::server::{Fault, Server, device_of, job, start, start_in, term_until};
 use crate::action::AllocationOutcome;
 use crate::claim::{allocated_for, annotation, is_allocated};
 use crate::fixture::claim;
@@ -215,4 +215,112 @@ async fn stops_reading_back_on_shutdown() {
         outcome.failure.unwrap().message,
         "claim default/a: cannot write the allocation: this replica stops or has lost the lease"
     );
+}
+
+#[tokio::test]
+async fn sends_nothing_after_end_of_term() {
+    let claims = [claim("a", "1Gi")];
+    let stop = CancellationToken::new();
+    let (writer, server) = start_in(term_until(Duration::ZERO), &claims, &[], &stop);
+    let outcome = writer.allocate(job(&claims)).await;
+    let failure = outcome.failure.unwrap();
+    assert!(
+        failure.message.ends_with("or has lost the lease"),
+        "{}",
+        failure.message
+    );
+    assert!(!failure.is_reportable);
+    assert!(server.lock().unwrap().log.is_empty());
+}
+
+#[tokio::test]
+async fn writes_only_after_accepted_dry_run() {
+    let claims = [claim("a", "1Gi"), claim("b", "1Gi")];
+    let (writer, server) = start(&claims, &[], &CancellationToken::new());
+    let denial = "admission policy 'drava-controller-lease' denied request";
+    server.lock().unwrap().dry_run_faults = [Fault::Status(422, denial); 3].into();
+    let outcome = writer.allocate(job(&claims)).await;
+    assert_eq!(outcome.failure, None);
+    assert!(server.lock().unwrap().dry_run_faults.is_empty());
+
+    // The second dry run would fail.
+    server.lock().unwrap().dry_run_faults = [Fault::Status(403, "no")].into();
+    let again = [claim("a", "1Gi")];
+    writer.allocate(job(&again)).await;
+    assert_eq!(
+        server.lock().unwrap().dry_run_faults.len(),
+        1,
+        "once per term"
+    );
+}
+
+#[tokio::test]
+async fn reports_no_event_if_policy_rejects_write() {
+    let denial = Fault::Status(
+        422,
+        "admission policy 'drava-controller-lease' denied request",
+    );
+    let (outcome, server) = allocate_with(&[Fault::None, denial]).await;
+    let failure = outcome.failure.unwrap();
+    assert!(failure.message.ends_with("another replica holds the lease"));
+    assert!(!failure.is_reportable);
+    assert_eq!(device_of(&server, "a"), None);
+}
+
+#[tokio::test]
+async fn abandoned_write_is_not_executed_late() {
+    for faults in [
+        vec![
+            Fault::None,
+            Fault::Late,
+            Fault::None,
+            Fault::None,
+            Fault::Status(422, "no"),
+        ],
+        vec![
+            Fault::None,
+            Fault::Late,
+            Fault::RequestLost,
+            Fault::Late,
+            Fault::None,
+            Fault::None,
+            Fault::Status(422, "no"),
+        ],
+    ] {
+        let (outcome, server) = allocate_with(&faults).await;
+        assert!(outcome.failure.is_some(), "{faults:?}");
+        server.lock().unwrap().execute_late();
+        assert_eq!(device_of(&server, "a"), None, "{faults:?}");
+    }
+}
+
+#[tokio::test]
+async fn explains_missing_permission_to_read_back() {
+    let (outcome, _) = allocate_with(&[
+        Fault::ChangedBefore,
+        Fault::Status(403, "cannot get claims"),
+    ])
+    .await;
+    let failure = outcome.failure.unwrap();
+    assert!(failure.is_reportable);
+    assert!(
+        failure
+            .message
+            .ends_with("lacks a permission: cannot get claims")
+    );
+}
+
+#[tokio::test]
+async fn roll_back_returns_no_deleted_claim() {
+    let claims = [claim("a", "1Gi"), claim("b", "1Gi")];
+    let faults = [
+        Fault::None,
+        Fault::None,
+        Fault::Status(403, "no"),
+        Fault::Status(404, "not found"),
+    ];
+    let (writer, _) = start(&claims, &faults, &CancellationToken::new());
+    let outcome = writer.allocate(job(&claims)).await;
+    assert!(outcome.failure.is_some());
+    assert!(outcome.claims.is_empty(), "{:?}", outcome.claims);
 }

@@ -101,5 +101,12 @@ async fn ignores_deleted_claim() {
         reason: ReleaseReason::NoPendingPod,
     };
     assert_eq!(writer.release(release).await.claim, None);
-    assert_eq!(server.lock().unwrap().log, ["PATCH a/status"]);
+    assert!(server.lock().unwrap().log.is_empty(), "only the dry run");
+}
+
+#[tokio::test]
+async fn keeps_newer_allocation() {
+    let (newest, server) = release_with(&allocated(false), &[Fault::AllocatedBefore]).await;
+    assert!(is_allocated(&newest.unwrap()));
+    assert_eq!(device_of(&server, "a").as_deref(), Some("theirs"));
 }

@@ -29,6 +29,8 @@ pub(super) enum Fault {
     ResponseLost,
     /// The request is lost.
     RequestLost,
+    /// The response is lost, and the request is executed after the last one of the test.
+    Late,
     /// Another writer changes the claim before the request.
     ChangedBefore,
     /// kube-scheduler reserves the claim before the request.
@@ -46,6 +48,10 @@ pub(super) struct Server {
     pub(super) objects: BTreeMap<String, Value>,
     version: u64,
     faults: VecDeque<Fault>,
+    /// Faults of dry runs.
+    pub(super) dry_run_faults: VecDeque<Fault>,
+    /// Writes without response, executed late.
+    late: Vec<(Method, String, bool, Value)>,
     pub(super) log: Vec<String>,
 }
 
@@ -61,8 +67,15 @@ impl Server {
         &mut self,
         method: &Method,
         path: &str,
+        is_dry_run: bool,
         body: &Value,
     ) -> Result<(StatusCode, Value), String> {
+        if is_dry_run {
+            return match self.dry_run_faults.pop_front() {
+                Some(Fault::Status(code, message)) => Ok(failure(code, message)),
+                _ => Ok(self.dry_run(path)),
+            };
+        }
         let mut parts = path.rsplit('/');
         let last = parts.next().unwrap();
         let (name, status) = if last == "status" {
@@ -78,6 +91,11 @@ impl Server {
         match fault {
             Fault::None | Fault::ResponseLost => {}
             Fault::RequestLost => return Err("connection reset".to_owned()),
+            Fault::Late => {
+                self.late
+                    .push((method.clone(), name.to_owned(), status, body.clone()));
+                return Err("request timed out".to_owned());
+            }
             Fault::ChangedBefore => self.put(name, |object| object["metadata"]["labels"] = json!({"a": "b"})),
             Fault::ReservedBefore => {
                 self.put(name, |object| object["status"]["reservedFor"] = json!([{"resource": "pods", "name": "p", "uid": "u"}]));
@@ -98,6 +116,21 @@ impl Server {
             Err("connection reset".to_owned())
         } else {
             Ok(response)
+        }
+    }
+
+    fn dry_run(&self, path: &str) -> (StatusCode, Value) {
+        let name = path.rsplit('/').find(|part| *part != "status").unwrap();
+        match self.objects.get(name) {
+            Some(object) => (StatusCode::OK, object.clone()),
+            None => failure(404, "not found"),
+        }
+    }
+
+    /// Executes the late writes.
+    pub(super) fn execute_late(&mut self) {
+        for (method, name, status, body) in std::mem::take(&mut self.late) {
+            self.apply(&method, &name, status, &body);
         }
     }
 
@@ -174,6 +207,20 @@ pub(super) fn start(
     faults: &[Fault],
     stop: &CancellationToken,
 ) -> (Writer, Arc<Mutex<Server>>) {
+    start_in(term_until(Duration::MAX), claims, faults, stop)
+}
+
+/// Term at time zero.
+pub(super) fn term_until(valid_until: Duration) -> Arc<Term> {
+    Arc::new(Term::new(Clock::new(|| Duration::ZERO), valid_until))
+}
+
+pub(super) fn start_in(
+    term: Arc<Term>,
+    claims: &[ResourceClaim],
+    faults: &[Fault],
+    stop: &CancellationToken,
+) -> (Writer, Arc<Mutex<Server>>) {
     let server = Arc::new(Mutex::new(Server {
         objects: claims
             .iter()
@@ -186,6 +233,8 @@ pub(super) fn start(
             .collect(),
         version: 100,
         faults: faults.iter().copied().collect(),
+        dry_run_faults: VecDeque::new(),
+        late: Vec::new(),
         log: Vec::new(),
     }));
     let shared = Arc::clone(&server);
@@ -195,11 +244,15 @@ pub(super) fn start(
             let (head, body) = request.into_parts();
             let bytes = body.collect().await.unwrap().to_bytes();
             let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let is_dry_run = head
+                .uri
+                .query()
+                .is_some_and(|query| query.contains("dryRun=All"));
             let (status, body) =
                 server
                     .lock()
                     .unwrap()
-                    .serve(&head.method, head.uri.path(), &body)?;
+                    .serve(&head.method, head.uri.path(), is_dry_run, &body)?;
             let response = Response::builder()
                 .status(status)
                 .body(Body::from(serde_json::to_vec(&body).unwrap()));
@@ -211,7 +264,6 @@ pub(super) fn start(
         max_retry: Duration::from_millis(2),
         ..Timing::default()
     };
-    let term = Arc::new(Term::new(Clock::new(|| Duration::ZERO), Duration::MAX));
     let client = Client::new(service, "default");
     (Writer::new(client, term, stop.clone(), timing), server)
 }
