@@ -131,8 +131,8 @@ impl Planner {
     }
 
     fn pod_removed(&mut self, uid: &str) {
-        if self.cluster.remove_pod(uid) {
-            self.activate_all = true;
+        if let Some(node) = self.cluster.remove_pod(uid) {
+            self.queue.resources_freed(&node);
         }
         self.dequeue(uid);
     }

@@ -93,6 +93,13 @@ impl PodQueue {
         }
     }
 
+    /// Activates the pods that a pod's end on the node can help.
+    pub(crate) fn resources_freed(&mut self, node: &str) {
+        for pending in self.pods.values_mut() {
+            pending.resources_freed(node);
+        }
+    }
+
     /// Activates all pods after a change that may make any of them schedulable.
     pub(crate) fn activate_all(&mut self) {
         self.pods.values_mut().for_each(PendingPod::activate);

@@ -14,10 +14,8 @@ use drava_allocator::cluster::object_key;
 use drava_api::error::describe;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::Client;
 use serde_json::{Value, json};
-use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::action::{
@@ -25,6 +23,10 @@ use crate::action::{
 };
 use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 use crate::lease::{Term, WRITE_TIMEOUT};
+
+mod request;
+
+use request::{ClaimRequests, Failure, Response, fence};
 
 /// Field manager of the writes.
 pub const FIELD_MANAGER: &str = "drava-controller";
@@ -52,8 +54,6 @@ impl Default for Timing {
 
 /// Maximum attempts of a write after update conflicts.
 const CONFLICT_LIMIT: u32 = 5;
-/// Name of the admission policy that admits only the holder of the lease.
-const LEASE_POLICY: &str = "drava-controller-lease";
 
 /// Why a claim was not written.
 #[derive(Debug, thiserror::Error)]
@@ -109,35 +109,12 @@ impl WriteError {
     }
 }
 
-/// Response to one request.
-enum Response {
-    Success(Box<ResourceClaim>),
-    Conflict,
-    /// The request may have been executed, or may be executed later.
-    Unknown(String),
-    Failed(Failure),
-}
-
-/// Why a request was not executed.
-enum Failure {
-    NotFound,
-    Forbidden(String),
-    Rejected(String),
-    /// Another replica holds the lease.
-    NotHolder,
-    /// The request was not sent, because the term has ended.
-    NotSent,
-}
-
 /// Writes to claims.
 #[derive(Clone)]
 pub struct Writer {
-    client: Client,
-    term: Arc<Term>,
+    requests: ClaimRequests,
     stop: CancellationToken,
     timing: Timing,
-    /// Set when the API server accepts the writes of this replica.
-    admitted: Arc<OnceCell<()>>,
 }
 
 impl Writer {
@@ -145,11 +122,9 @@ impl Writer {
     #[must_use]
     pub fn new(client: Client, term: Arc<Term>, stop: CancellationToken, timing: Timing) -> Self {
         Self {
-            client,
-            term,
+            requests: ClaimRequests::new(client, term, stop.clone(), timing),
             stop,
             timing,
-            admitted: Arc::default(),
         }
     }
 
@@ -226,14 +201,16 @@ impl Writer {
         let mut claim = write.claim.as_ref().clone();
         for _ in 0..CONFLICT_LIMIT {
             let response = if is_prepared(&claim, pod_uid, &write.placement_reason) {
-                self.patch_status(&claim, json!({"allocation": write.allocation}))
+                self.requests
+                    .patch_status(&claim, json!({"allocation": write.allocation}))
                     .await
             } else {
-                self.patch_metadata(
-                    &claim,
-                    &preparation(&claim, pod_uid, &write.placement_reason),
-                )
-                .await
+                self.requests
+                    .patch_metadata(
+                        &claim,
+                        &preparation(&claim, pod_uid, &write.placement_reason),
+                    )
+                    .await
             };
             claim = self.newest(claim, response).await?;
             if has_allocation(&claim, &write.allocation) {
@@ -254,10 +231,13 @@ impl Writer {
         let released = allocation_of(&claim).cloned();
         for _ in 0..CONFLICT_LIMIT {
             let response = if is_allocated(&claim) {
-                self.patch_status(&claim, json!({"allocation": null, "devices": null}))
+                self.requests
+                    .patch_status(&claim, json!({"allocation": null, "devices": null}))
                     .await
             } else if allocated_for(&claim).is_some() {
-                self.patch_metadata(&claim, &restoration(&claim)).await
+                self.requests
+                    .patch_metadata(&claim, &restoration(&claim))
+                    .await
             } else {
                 return Ok(claim);
             };
@@ -308,7 +288,7 @@ impl Writer {
             if found.metadata.resource_version != claim.metadata.resource_version {
                 return Ok(found);
             }
-            match self.patch_metadata(&found, &fence(&found)).await {
+            match self.requests.patch_metadata(&found, &fence(&found)).await {
                 Response::Success(fenced) => return Ok(*fenced),
                 Response::Conflict => {}
                 Response::Failed(failure) => return Err(WriteError::new(name_of(claim), failure)),
@@ -325,7 +305,7 @@ impl Writer {
 
     /// Reads the claim, with retries until the API server responds.
     async fn read_back(&self, claim: &ResourceClaim) -> Result<ResourceClaim, WriteError> {
-        let api = self.api(claim);
+        let api = self.requests.api(claim);
         let name = claim.metadata.name.as_deref().unwrap_or_default();
         let mut retry = self.timing.first_retry;
         loop {
@@ -358,119 +338,11 @@ impl Writer {
             }
         }
     }
-
-    async fn patch_metadata(&self, claim: &ResourceClaim, metadata: &Value) -> Response {
-        if let Err(response) = self.wait_until_admitted(claim).await {
-            return response;
-        }
-        self.send_metadata(claim, metadata, &parameters()).await
-    }
-
-    async fn send_metadata(
-        &self,
-        claim: &ResourceClaim,
-        metadata: &Value,
-        parameters: &PatchParams,
-    ) -> Response {
-        let patch = json!({"metadata": guarded(claim, metadata.clone())});
-        let (api, patch) = (self.api(claim), Patch::Merge(&patch));
-        let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.response(api.patch(name, parameters, &patch)).await
-    }
-
-    /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one.
-    async fn wait_until_admitted(&self, claim: &ResourceClaim) -> Result<(), Response> {
-        let dry_run = PatchParams {
-            dry_run: true,
-            ..parameters()
-        };
-        let admission = || async {
-            loop {
-                match self.send_metadata(claim, &fence(claim), &dry_run).await {
-                    Response::Success(_) => return Ok(()),
-                    Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
-                    other => return Err(other),
-                }
-                tokio::select! {
-                    () = tokio::time::sleep(self.timing.first_retry) => {}
-                    () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
-                }
-            }
-        };
-        self.admitted.get_or_try_init(admission).await.map(|_| ())
-    }
-
-    async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {
-        if let Err(response) = self.wait_until_admitted(claim).await {
-            return response;
-        }
-        let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
-        let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
-        let name = claim.metadata.name.as_deref().unwrap_or_default();
-        self.response(api.patch_status(name, &parameters, &patch))
-            .await
-    }
-
-    async fn response(
-        &self,
-        request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
-    ) -> Response {
-        if !self.term.is_valid() {
-            return Response::Failed(Failure::NotSent);
-        }
-        match tokio::time::timeout(self.timing.request_timeout, request).await {
-            Ok(Ok(claim)) => Response::Success(Box::new(claim)),
-            Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),
-            Ok(Err(error)) => Response::Unknown(describe(&error)),
-            Err(_) => Response::Unknown("request timed out".to_owned()),
-        }
-    }
-
-    fn api(&self, claim: &ResourceClaim) -> Api<ResourceClaim> {
-        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-        Api::namespaced(self.client.clone(), namespace)
-    }
-}
-
-impl Response {
-    fn of_error(code: u16, message: &str) -> Self {
-        Self::Failed(match code {
-            404 => Failure::NotFound,
-            409 => return Self::Conflict,
-            403 | 422 if message.contains(LEASE_POLICY) => Failure::NotHolder,
-            403 => Failure::Forbidden(message.to_owned()),
-            // A missing permission for the synthetic subresource is reported as invalid content.
-            422 if message.contains("resourceclaims/binding") => Failure::Forbidden(format!(
-                "update and patch on resourceclaims/binding of resource.k8s.io, cluster-wide ({message})"
-            )),
-            400..=428 | 430..=499 => Failure::Rejected(message.to_owned()),
-            _ => return Self::Unknown(message.to_owned()),
-        })
-    }
 }
 
 fn name_of(claim: &ResourceClaim) -> String {
     let (namespace, name) = object_key(&claim.metadata);
     format!("{namespace}/{name}")
-}
-
-/// Adds the guard of every write: UID and resource version.
-fn guarded(claim: &ResourceClaim, mut metadata: Value) -> Value {
-    if let Some(fields) = metadata.as_object_mut() {
-        fields.insert("uid".to_owned(), json!(claim.metadata.uid));
-        fields.insert(
-            "resourceVersion".to_owned(),
-            json!(claim.metadata.resource_version),
-        );
-    }
-    metadata
-}
-
-fn parameters() -> PatchParams {
-    PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
-        ..PatchParams::default()
-    }
 }
 
 fn finalizers(claim: &ResourceClaim) -> &[String] {
@@ -510,11 +382,6 @@ fn restoration(claim: &ResourceClaim) -> Value {
         names::PLACEMENT_REASON_ANNOTATION: null,
         names::WRITE_FENCE_ANNOTATION: null,
     }})
-}
-
-/// Returns a change of metadata that differs for each resource version.
-fn fence(claim: &ResourceClaim) -> Value {
-    json!({"annotations": {names::WRITE_FENCE_ANNOTATION: claim.metadata.resource_version}})
 }
 
 fn allocation_of(claim: &ResourceClaim) -> Option<&AllocationResult> {

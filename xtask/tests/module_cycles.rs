@@ -237,7 +237,10 @@ fn collect(folder: &Path, module: &[String], sources: &mut Sources) -> Result<()
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_stem().context("a file without a name")?;
-        let name = name.to_str().context("a name that is not UTF-8")?.to_owned();
+        let name = name
+            .to_str()
+            .context("a name that is not UTF-8")?
+            .to_owned();
         if name == "tests" || name == "bin" {
             continue;
         }

@@ -268,15 +268,13 @@ impl Cluster {
         }
     }
 
-    /// Removes a pod. Returns whether it counted on a node.
-    pub fn remove_pod(&mut self, uid: &str) -> bool {
-        let Some(assignment) = self.pods.remove(uid) else {
-            return false;
-        };
+    /// Removes a pod. Returns the node on which it counted.
+    pub fn remove_pod(&mut self, uid: &str) -> Option<String> {
+        let assignment = self.pods.remove(uid)?;
         if let Some(requested) = self.requested.get_mut(&assignment.node) {
             node::subtract(requested, &assignment.requests);
         }
-        true
+        Some(assignment.node)
     }
 
     fn assign_pod(&mut self, uid: &str, node: &str, requests: Amounts, is_bound: bool) {

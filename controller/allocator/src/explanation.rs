@@ -87,6 +87,18 @@ impl Explanation {
         }
     }
 
+    /// Returns the nodes on which the pod cannot run regardless of devices.
+    pub fn unfit_nodes(&self) -> impl Iterator<Item = &str> {
+        let verdicts = match self {
+            Self::Rejected { .. } => &[],
+            Self::Nodes(verdicts) => verdicts.as_slice(),
+        };
+        verdicts
+            .iter()
+            .filter(|verdict| verdict.reason == Reason::NodeUnfit)
+            .map(|verdict| verdict.node.as_str())
+    }
+
     /// Returns one line: `0/12 nodes: 7 InsufficientMemory (most free memory 6 GiB on n3/gpu-2), 3 Unhealthy`.
     #[must_use]
     pub fn summary(&self) -> String {

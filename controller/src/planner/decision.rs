@@ -173,9 +173,10 @@ impl Planner {
         now: Instant,
         actions: &mut Vec<Action>,
     ) {
-        let Some(pending) = self.queue.get(uid) else {
+        let Some(pending) = self.queue.get_mut(uid) else {
             return;
         };
+        pending.set_unfit_nodes(explanation.unfit_nodes().map(str::to_owned));
         let unallocated = claims
             .iter()
             .map(|(_, claim)| claim)

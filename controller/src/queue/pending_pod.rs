@@ -23,6 +23,8 @@ pub(crate) struct PendingPod {
     failures: u32,
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
     avoided_nodes: BTreeSet<String>,
+    /// Nodes that the last decision rejected regardless of devices.
+    unfit_nodes: BTreeSet<String>,
 }
 
 /// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
@@ -53,6 +55,7 @@ impl PendingPod {
             phase: Phase::Active,
             failures: 0,
             avoided_nodes: BTreeSet::new(),
+            unfit_nodes: BTreeSet::new(),
         }
     }
 
@@ -89,6 +92,19 @@ impl PendingPod {
     pub(crate) fn activate(&mut self) {
         if self.phase == Phase::Unschedulable {
             self.phase = Phase::Active;
+        }
+    }
+
+    /// Records the nodes that a decision rejected regardless of devices.
+    pub(crate) fn set_unfit_nodes(&mut self, nodes: impl Iterator<Item = String>) {
+        self.unfit_nodes = nodes.collect();
+    }
+
+    /// Makes a decision due if the last one rejected the node on which a pod has ended.
+    pub(crate) fn resources_freed(&mut self, node: &str) {
+        self.avoided_nodes.remove(node);
+        if self.unfit_nodes.contains(node) {
+            self.activate();
         }
     }
 

@@ -230,3 +230,35 @@ fn limits_jobs_in_flight() {
     }
     assert_eq!(cluster.settle().len(), 100 - MAX_IN_FLIGHT);
 }
+
+/// Pod without claims that runs on n1.
+fn running_pod(name: &str, cpu: &str) -> k8s_openapi::api::core::v1::Pod {
+    let mut pod = pod(name, &[]);
+    let spec = pod.spec.as_mut().unwrap();
+    spec.node_name = Some("n1".to_owned());
+    spec.containers[0].resources = Some(object(json!({"requests": {"cpu": cpu}})));
+    pod
+}
+
+#[test]
+fn decides_nothing_after_end_of_unrelated_pod() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_pod(running_pod("web", "1"));
+    for name in ["a", "b", "c"] {
+        cluster.add_pod_with_claim(name, "70Gi");
+    }
+    assert_eq!(cluster.settle().len(), 2);
+    cluster.delete_pod("web");
+    let due = cluster.planner.queue.due(cluster.now);
+    assert!(!cluster.planner.activate_all && due.is_empty(), "{due:?}");
+}
+
+#[test]
+fn schedules_after_end_of_pod_that_filled_node() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod(running_pod("web", "8"));
+    cluster.add_pod_with_claim("a", "8Gi");
+    assert!(cluster.settle().is_empty());
+    cluster.delete_pod("web");
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}

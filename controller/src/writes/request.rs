@@ -1,0 +1,179 @@
+//! Requests that write claims: guarded by UID, resource version, term and admission policy.
+
+use std::sync::Arc;
+
+use drava_api::error::describe;
+use drava_api::names;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+use super::{FIELD_MANAGER, Timing};
+use crate::lease::Term;
+
+/// Name of the admission policy that admits only the holder of the lease.
+const LEASE_POLICY: &str = "drava-controller-lease";
+
+/// Response to one request.
+pub(super) enum Response {
+    Success(Box<ResourceClaim>),
+    Conflict,
+    /// The request may have been executed, or may be executed later.
+    Unknown(String),
+    Failed(Failure),
+}
+
+/// Why a request was not executed.
+pub(super) enum Failure {
+    NotFound,
+    Forbidden(String),
+    Rejected(String),
+    /// Another replica holds the lease.
+    NotHolder,
+    /// The request was not sent, because the term has ended.
+    NotSent,
+}
+
+/// Sends requests that write claims.
+#[derive(Clone)]
+pub(super) struct ClaimRequests {
+    client: Client,
+    term: Arc<Term>,
+    stop: CancellationToken,
+    timing: Timing,
+    /// Set when the API server accepts the writes of this replica.
+    admitted: Arc<OnceCell<()>>,
+}
+
+impl ClaimRequests {
+    pub(super) fn new(
+        client: Client,
+        term: Arc<Term>,
+        stop: CancellationToken,
+        timing: Timing,
+    ) -> Self {
+        Self {
+            client,
+            term,
+            stop,
+            timing,
+            admitted: Arc::default(),
+        }
+    }
+
+    pub(super) async fn patch_metadata(&self, claim: &ResourceClaim, metadata: &Value) -> Response {
+        if let Err(response) = self.wait_until_admitted(claim).await {
+            return response;
+        }
+        self.send_metadata(claim, metadata, &parameters()).await
+    }
+
+    async fn send_metadata(
+        &self,
+        claim: &ResourceClaim,
+        metadata: &Value,
+        parameters: &PatchParams,
+    ) -> Response {
+        let patch = json!({"metadata": guarded(claim, metadata.clone())});
+        let (api, patch) = (self.api(claim), Patch::Merge(&patch));
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        self.response(api.patch(name, parameters, &patch)).await
+    }
+
+    /// Waits until the API server accepts a dry-run write of this replica. Returns the response if it is another one.
+    async fn wait_until_admitted(&self, claim: &ResourceClaim) -> Result<(), Response> {
+        let dry_run = PatchParams {
+            dry_run: true,
+            ..parameters()
+        };
+        let admission = || async {
+            loop {
+                match self.send_metadata(claim, &fence(claim), &dry_run).await {
+                    Response::Success(_) => return Ok(()),
+                    Response::Failed(Failure::NotHolder) | Response::Unknown(_) => {}
+                    other => return Err(other),
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(self.timing.first_retry) => {}
+                    () = self.stop.cancelled() => return Err(Response::Failed(Failure::NotSent)),
+                }
+            }
+        };
+        self.admitted.get_or_try_init(admission).await.map(|_| ())
+    }
+
+    pub(super) async fn patch_status(&self, claim: &ResourceClaim, status: Value) -> Response {
+        if let Err(response) = self.wait_until_admitted(claim).await {
+            return response;
+        }
+        let patch = json!({"metadata": guarded(claim, json!({})), "status": status});
+        let (api, parameters, patch) = (self.api(claim), parameters(), Patch::Merge(&patch));
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        self.response(api.patch_status(name, &parameters, &patch))
+            .await
+    }
+
+    async fn response(
+        &self,
+        request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
+    ) -> Response {
+        if !self.term.is_valid() {
+            return Response::Failed(Failure::NotSent);
+        }
+        match tokio::time::timeout(self.timing.request_timeout, request).await {
+            Ok(Ok(claim)) => Response::Success(Box::new(claim)),
+            Ok(Err(kube::Error::Api(status))) => Response::of_error(status.code, &status.message),
+            Ok(Err(error)) => Response::Unknown(describe(&error)),
+            Err(_) => Response::Unknown("request timed out".to_owned()),
+        }
+    }
+
+    pub(super) fn api(&self, claim: &ResourceClaim) -> Api<ResourceClaim> {
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+impl Response {
+    fn of_error(code: u16, message: &str) -> Self {
+        Self::Failed(match code {
+            404 => Failure::NotFound,
+            409 => return Self::Conflict,
+            403 | 422 if message.contains(LEASE_POLICY) => Failure::NotHolder,
+            403 => Failure::Forbidden(message.to_owned()),
+            // A missing permission for the synthetic subresource is reported as invalid content.
+            422 if message.contains("resourceclaims/binding") => Failure::Forbidden(format!(
+                "update and patch on resourceclaims/binding of resource.k8s.io, cluster-wide ({message})"
+            )),
+            400..=428 | 430..=499 => Failure::Rejected(message.to_owned()),
+            _ => return Self::Unknown(message.to_owned()),
+        })
+    }
+}
+
+/// Adds the guard of every write: UID and resource version.
+fn guarded(claim: &ResourceClaim, mut metadata: Value) -> Value {
+    if let Some(fields) = metadata.as_object_mut() {
+        fields.insert("uid".to_owned(), json!(claim.metadata.uid));
+        fields.insert(
+            "resourceVersion".to_owned(),
+            json!(claim.metadata.resource_version),
+        );
+    }
+    metadata
+}
+
+fn parameters() -> PatchParams {
+    PatchParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+/// Returns a change of metadata that differs for each resource version.
+pub(super) fn fence(claim: &ResourceClaim) -> Value {
+    json!({"annotations": {names::WRITE_FENCE_ANNOTATION: claim.metadata.resource_version}})
+}
