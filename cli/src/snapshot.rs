@@ -3,9 +3,11 @@
 use std::fmt::Debug;
 
 use drava_allocator::cluster::Cluster;
+use drava_allocator::taint::rule_from_v1beta2;
 use drava_api::names;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1beta2;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -22,6 +24,7 @@ impl Snapshot {
     pub(crate) fn new(
         nodes: &[Node],
         slices: &[ResourceSlice],
+        taint_rules: &[DeviceTaintRule],
         classes: Vec<DeviceClass>,
         claims: Vec<ResourceClaim>,
         pods: Vec<Pod>,
@@ -35,6 +38,9 @@ impl Snapshot {
         }
         for slice in slices {
             cluster.upsert_slice(slice);
+        }
+        for rule in taint_rules {
+            cluster.upsert_taint_rule(rule);
         }
         for claim in &claims {
             cluster.upsert_claim(claim);
@@ -57,14 +63,34 @@ impl Snapshot {
 pub(crate) async fn take(client: &Client) -> anyhow::Result<Snapshot> {
     let ours = ListParams::default().fields(&format!("spec.driver={}", names::DRIVER));
     let all = ListParams::default();
-    let (nodes, slices, classes, claims, pods) = tokio::try_join!(
+    let (nodes, slices, rules, classes, claims, pods) = tokio::try_join!(
         list::<Node>(client, &all),
         list::<ResourceSlice>(client, &ours),
+        list_taint_rules(client),
         list::<DeviceClass>(client, &all),
         list::<ResourceClaim>(client, &all),
         list::<Pod>(client, &all),
     )?;
-    Ok(Snapshot::new(&nodes, &slices, classes, claims, pods))
+    Ok(Snapshot::new(
+        &nodes, &slices, &rules, classes, claims, pods,
+    ))
+}
+
+/// Lists the DeviceTaintRules in the version that is served; none if no version is.
+async fn list_taint_rules(client: &Client) -> anyhow::Result<Vec<DeviceTaintRule>> {
+    let all = ListParams::default();
+    match list::<DeviceTaintRule>(client, &all).await {
+        Err(error) if is_not_served(&error) => {}
+        rules => return rules,
+    }
+    match list::<v1beta2::DeviceTaintRule>(client, &all).await {
+        Err(error) if is_not_served(&error) => Ok(Vec::new()),
+        rules => Ok(rules?.into_iter().map(rule_from_v1beta2).collect()),
+    }
+}
+
+fn is_not_served(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 404)
 }
 
 async fn list<K>(client: &Client, params: &ListParams) -> anyhow::Result<Vec<K>>

@@ -11,7 +11,7 @@ use std::time::Duration;
 use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
@@ -246,6 +246,14 @@ impl Planner {
             Change::Deleted(slice) => self.cluster.remove_slice(&slice.name),
         }
         self.activate_all = true;
+    }
+
+    /// Observes a DeviceTaintRule.
+    pub fn taint_rule(&mut self, change: Change<DeviceTaintRule>) {
+        self.activate_all |= match change {
+            Change::Applied(rule) => self.cluster.upsert_taint_rule(&rule),
+            Change::Deleted(rule) => self.cluster.remove_taint_rule(&rule.name),
+        };
     }
 
     /// Observes a node.

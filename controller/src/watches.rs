@@ -10,13 +10,15 @@ use drava_api::error::describe;
 use drava_api::names;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::change::{Change, DeletedObject};
+
+mod taint_rules;
 
 /// Watched kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,16 +33,19 @@ pub enum Kind {
     Slices,
     /// Nodes.
     Nodes,
+    /// DeviceTaintRules.
+    TaintRules,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Pods,
         Self::Claims,
         Self::Classes,
         Self::Slices,
         Self::Nodes,
+        Self::TaintRules,
     ];
 }
 
@@ -57,6 +62,8 @@ pub enum Observation {
     Slice(Change<ResourceSlice>),
     /// A node changed.
     Node(Change<Node>),
+    /// A rule changed.
+    TaintRule(Change<DeviceTaintRule>),
     /// The list of a kind is complete.
     Listed(Kind),
     /// A watch failed; it restarts by itself.
@@ -74,6 +81,7 @@ pub fn all(client: &Client) -> SelectAll<BoxStream<'static, Observation>> {
         observe(client, Kind::Classes, plain(), trim, Observation::Class),
         observe(client, Kind::Slices, slices, trim, Observation::Slice),
         observe(client, Kind::Nodes, plain(), trim_node, Observation::Node),
+        taint_rules::observe_served(client.clone()),
     ])
 }
 

@@ -70,6 +70,7 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot::new(
         &[object(node)],
         &slices(),
+        &[],
         vec![
             class("gpu"),
             class("vgpu"),

@@ -16,7 +16,10 @@ use crate::node::{self, NodeInfo};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
+use crate::taint::TaintRule;
 use crate::usage::{AllocatedDevice, Usage};
+
+mod taint_rules;
 
 /// Namespace and name.
 pub type ObjectKey = (String, String);
@@ -29,6 +32,8 @@ pub struct Cluster {
     /// Device classes by name.
     pub classes: BTreeMap<String, DeviceClass>,
     nodes: BTreeMap<String, NodeInfo>,
+    /// Rules that can affect devices of this driver, by name.
+    taint_rules: BTreeMap<String, TaintRule>,
     slices: BTreeMap<String, (u64, Slice)>,
     /// Names of the slices by pool.
     slices_of: BTreeMap<String, BTreeSet<String>>,
@@ -362,7 +367,8 @@ impl Cluster {
             .find_map(|slice| slice.node())
             .map(str::to_owned);
         let assembled = Pool::assemble(slices);
-        let state = assembled.and_then(|assembled| {
+        let state = assembled.and_then(|mut assembled| {
+            assembled.apply_rules(pool, &self.taint_rules.values());
             let usage = self.usage_of(pool, &assembled)?;
             Ok((assembled, usage))
         });

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::cluster::Cluster;
 use crate::pod_request::PodRequest;
 
-fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
+pub(crate) fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).expect("valid object")
 }
 

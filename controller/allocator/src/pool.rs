@@ -10,6 +10,7 @@ use drava_api::Quantity;
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::device::{self, Device};
+use crate::taint::{Taint, TaintRule};
 
 /// Counters of one set by name.
 pub type CounterSet = BTreeMap<String, Quantity>;
@@ -42,6 +43,8 @@ pub struct Pool {
     pub devices: Vec<Arc<Device>>,
     /// Counter sets by name.
     pub counter_sets: BTreeMap<String, CounterSet>,
+    /// Taints that DeviceTaintRules add, by device.
+    rule_taints: BTreeMap<Arc<str>, Vec<Taint>>,
 }
 
 /// Why a pool is excluded from allocation.
@@ -167,6 +170,7 @@ impl Pool {
                 node: content.node.clone(),
                 devices: Vec::new(),
                 counter_sets: BTreeMap::new(),
+                rule_taints: BTreeMap::new(),
             });
             pool.add(content).map_err(malformed)?;
         }
@@ -230,6 +234,31 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Replaces the taints that rules add to the devices of this pool.
+    pub(crate) fn apply_rules<'a>(
+        &mut self,
+        name: &str,
+        rules: &(impl Iterator<Item = &'a TaintRule> + Clone),
+    ) {
+        self.rule_taints.clear();
+        for device in &self.devices {
+            let taints: Vec<Taint> = rules
+                .clone()
+                .filter_map(|rule| rule.taint_of(name, &device.name))
+                .cloned()
+                .collect();
+            if !taints.is_empty() {
+                self.rule_taints.insert(Arc::clone(&device.name), taints);
+            }
+        }
+    }
+
+    /// Returns the taints of a device: those of its slice, then those of rules.
+    pub fn taints<'a>(&'a self, device: &'a Device) -> impl Iterator<Item = &'a Taint> {
+        let of_rules = self.rule_taints.get(&device.name).into_iter().flatten();
+        device.taints.iter().chain(of_rules)
     }
 
     /// Returns the position of a device by name.

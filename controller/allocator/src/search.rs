@@ -158,14 +158,16 @@ impl<'a> Search<'a> {
         let needed = match candidates.alternative.count {
             Count::Exactly(count) => count,
             Count::All => {
-                // `All` means every device that could serve the request if it were free.
-                order.retain(|candidate| {
+                // `All` means every device that could serve the request if it were free and untainted.
+                let can_serve = |candidate: &DeviceRef| {
                     !self
                         .allocation
                         .check(index, candidates.alternative, *candidate)
                         .is_err_and(|rejection| rejection.is_permanent())
-                });
-                order.len().max(1)
+                };
+                order.retain(can_serve);
+                let tainted = candidates.tainted().filter(can_serve).count();
+                (order.len() + tainted).max(1)
             }
         };
         let selected = self

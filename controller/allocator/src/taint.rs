@@ -1,7 +1,7 @@
-//! Device taints and the tolerations of requests (KEP-5055).
+//! Device taints, from slices and from DeviceTaintRules, and the tolerations of requests (KEP-5055).
 
 use drava_api::names;
-use k8s_openapi::api::resource::v1 as dra;
+use k8s_openapi::api::resource::{v1 as dra, v1beta2};
 
 /// A taint that excludes a device from requests that do not tolerate it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,68 @@ impl Taint {
             let key_matches = key == self.key || (key.is_empty() && exists);
             key_matches && value_matches && (effect.is_empty() || effect == self.effect)
         })
+    }
+}
+
+/// A DeviceTaintRule that can affect devices of this driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaintRule {
+    /// Name of the pool; every pool if unset.
+    pool: Option<String>,
+    /// Name of the device; every device if unset.
+    device: Option<String>,
+    /// The taint of the selected devices.
+    taint: Taint,
+}
+
+impl TaintRule {
+    /// Parses a rule; `None` if it affects no device of this driver.
+    #[must_use]
+    pub fn parse(rule: &dra::DeviceTaintRule) -> Option<Self> {
+        // A rule without a selector selects no device, a rule with an empty one all devices.
+        let selector = rule.spec.device_selector.as_ref()?;
+        let is_own = selector
+            .driver
+            .as_deref()
+            .is_none_or(|driver| driver == names::DRIVER);
+        let taint = Taint::foreign(&rule.spec.taint)?;
+        is_own.then(|| Self {
+            pool: selector.pool.clone(),
+            device: selector.device.clone(),
+            taint,
+        })
+    }
+
+    /// Returns the taint if the rule selects the device.
+    pub(crate) fn taint_of(&self, pool: &str, device: &str) -> Option<&Taint> {
+        let selects =
+            |name: &Option<String>, actual: &str| name.as_deref().is_none_or(|name| name == actual);
+        (selects(&self.pool, pool) && selects(&self.device, device)).then_some(&self.taint)
+    }
+}
+
+/// Converts a rule as Kubernetes 1.36 serves it; the fields are those of `v1`.
+#[must_use]
+pub fn rule_from_v1beta2(rule: v1beta2::DeviceTaintRule) -> dra::DeviceTaintRule {
+    dra::DeviceTaintRule {
+        metadata: rule.metadata,
+        spec: dra::DeviceTaintRuleSpec {
+            device_selector: rule
+                .spec
+                .device_selector
+                .map(|selector| dra::DeviceTaintSelector {
+                    device: selector.device,
+                    driver: selector.driver,
+                    pool: selector.pool,
+                }),
+            taint: dra::DeviceTaint {
+                effect: rule.spec.taint.effect,
+                key: rule.spec.taint.key,
+                time_added: rule.spec.taint.time_added,
+                value: rule.spec.taint.value,
+            },
+        },
+        status: None,
     }
 }
 
@@ -95,6 +157,34 @@ mod tests {
         assert_eq!(Taint::foreign(&taint("a", None, "None")), None);
         assert_eq!(Taint::foreign(&taint("a", None, "SomethingNew")), None);
         assert!(Taint::foreign(&taint("a", None, "NoExecute")).is_some());
+    }
+
+    #[test]
+    fn parses_rules_for_own_devices() {
+        let rule = |selector: serde_json::Value, effect: &str| {
+            let spec = serde_json::json!({"deviceSelector": selector, "taint": {"key": "k", "effect": effect}});
+            let rule: v1beta2::DeviceTaintRule = serde_json::from_value(
+                serde_json::json!({"metadata": {"name": "r"}, "spec": spec}),
+            )
+            .unwrap();
+            TaintRule::parse(&rule_from_v1beta2(rule))
+        };
+        let taints = |selector: serde_json::Value, pool: &str, device: &str| {
+            rule(selector, "NoSchedule").is_some_and(|rule| rule.taint_of(pool, device).is_some())
+        };
+        use serde_json::json;
+        assert_eq!(rule(json!({}), "None"), None);
+        assert_eq!(
+            rule(json!(null), "NoSchedule"),
+            None,
+            "no selector, no device"
+        );
+        assert!(taints(json!({}), "p", "d"));
+        assert!(taints(json!({"driver": names::DRIVER}), "p", "d"));
+        assert!(!taints(json!({"driver": "other.example.com"}), "p", "d"));
+        assert!(taints(json!({"pool": "p", "device": "d"}), "p", "d"));
+        assert!(!taints(json!({"pool": "p", "device": "d"}), "p", "e"));
+        assert!(!taints(json!({"pool": "p"}), "q", "d"));
     }
 
     #[test]

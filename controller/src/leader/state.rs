@@ -82,6 +82,7 @@ impl State {
             Observation::Class(change) => self.planner.class(change),
             Observation::Slice(change) => self.planner.slice(change),
             Observation::Node(change) => self.planner.node(change),
+            Observation::TaintRule(change) => self.planner.taint_rule(change),
             Observation::Listed(kind) => {
                 if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
                     self.planner.set_synced();

@@ -33,6 +33,16 @@ pub(super) struct Candidates<'a> {
     pub(super) rejected: Vec<(DeviceRef, Rejection)>,
 }
 
+impl Candidates<'_> {
+    /// Returns the devices that only a taint excludes.
+    pub(super) fn tainted(&self) -> impl Iterator<Item = DeviceRef> {
+        self.rejected
+            .iter()
+            .filter(|(_, rejection)| matches!(rejection, Rejection::Tainted(_)))
+            .map(|(device, _)| *device)
+    }
+}
+
 impl<'a> Candidates<'a> {
     pub(super) fn new(
         spec: &ClaimSpec,
@@ -48,7 +58,7 @@ impl<'a> Candidates<'a> {
         for (pool, view) in pools.iter().enumerate() {
             for (index, device) in view.pool.devices.iter().enumerate() {
                 let candidate = DeviceRef { pool, index };
-                match reject(spec, alternative, view.name, device, selectors)? {
+                match reject(spec, alternative, view, device, selectors)? {
                     None => candidates.selected.push(candidate),
                     Some(rejection) => candidates.rejected.push((candidate, rejection)),
                 }
@@ -62,7 +72,7 @@ impl<'a> Candidates<'a> {
 fn reject(
     spec: &ClaimSpec,
     alternative: &Alternative,
-    pool: &str,
+    view: &PoolView<'_>,
     device: &Device,
     selectors: &Selectors,
 ) -> Result<Option<Rejection>, SelectionError> {
@@ -78,7 +88,12 @@ fn reject(
                             device: match source {
                                 SelectorError::Compile(_) => String::new(),
                                 SelectorError::Runtime(_) => {
-                                    format!(" on device {}/{pool}/{}", names::DRIVER, device.name)
+                                    format!(
+                                        " on device {}/{}/{}",
+                                        names::DRIVER,
+                                        view.name,
+                                        device.name
+                                    )
                                 }
                             },
                             source,
@@ -97,9 +112,9 @@ fn reject(
     if !all_match(&alternative.selectors, &|| format!("claim {}", spec.id))? {
         return Ok(Some(Rejection::SelectorMismatch));
     }
-    let taint = device
-        .taints
-        .iter()
+    let taint = view
+        .pool
+        .taints(device)
         .find(|taint| !taint.tolerated_by(&alternative.tolerations));
     Ok(taint.cloned().map(Rejection::Tainted))
 }

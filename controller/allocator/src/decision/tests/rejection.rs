@@ -1,12 +1,12 @@
 //! Texts of explanations.
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim};
 use serde_json::json;
 
 use super::{BINPACK, allocate, whole};
 use crate::cluster::Cluster;
 use crate::explanation::Explanation;
-use crate::fixture::{claim, class, classes, cluster, node, pod, request, share};
+use crate::fixture::{claim, class, classes, cluster, node, object, pod, request, share, slices};
 use crate::pod_request::PodRequest;
 
 #[test]
@@ -29,6 +29,61 @@ fn rejects_whole_request_on_shared_gpu() {
     assert_eq!(
         allocate(&mut cluster, &[whole("w2")], BINPACK),
         Err("0/1 nodes: 1 ExclusiveConflict (n1/gpu-0 is allocated exclusively)".to_owned())
+    );
+}
+
+/// A rule that taints one device of node n1.
+fn rule(device: &str) -> DeviceTaintRule {
+    object(json!({"metadata": {"name": "maintenance"}, "spec": {
+        "deviceSelector": {"driver": "gpu.drava.dev", "pool": "n1/gpus", "device": device},
+        "taint": {"key": "example.com/maintenance", "effect": "NoSchedule"},
+    }}))
+}
+
+#[test]
+fn rejects_devices_tainted_by_rule() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    assert!(cluster.upsert_taint_rule(&rule("gpu-0")));
+    assert!(!cluster.upsert_taint_rule(&rule("gpu-0")), "unchanged");
+    let rejected = Err("0/1 nodes: 1 Tainted (example.com/maintenance:NoSchedule)".to_owned());
+    assert_eq!(allocate(&mut cluster, &[whole("w")], BINPACK), rejected);
+    for slice in slices("n1", &[80]) {
+        cluster.upsert_slice(&slice);
+    }
+    assert_eq!(
+        allocate(&mut cluster, &[whole("w")], BINPACK),
+        rejected,
+        "a new slice has the taint too"
+    );
+    let tolerating = request(
+        "t",
+        &json!({"deviceClassName": "gpu.drava.dev", "tolerations": [{"key": "example.com/maintenance", "operator": "Exists"}]}),
+    );
+    assert!(allocate(&mut cluster, &[tolerating], BINPACK).is_ok());
+    cluster.forget(&("default".to_owned(), "t".to_owned()));
+    assert!(cluster.remove_taint_rule("maintenance"));
+    assert!(allocate(&mut cluster, &[whole("w")], BINPACK).is_ok());
+}
+
+#[test]
+fn rejects_all_mode_with_tainted_device() {
+    let mut cluster = cluster(&[("n1", &[80, 80])]);
+    let all = request(
+        "all",
+        &json!({"deviceClassName": "gpu.drava.dev", "allocationMode": "All"}),
+    );
+    cluster.upsert_taint_rule(&rule("gpu-1"));
+    assert_eq!(
+        allocate(&mut cluster, std::slice::from_ref(&all), BINPACK),
+        Err(
+            "0/1 nodes: 1 Tainted (1 of 2 devices found on n1; example.com/maintenance:NoSchedule)"
+                .to_owned()
+        )
+    );
+    cluster.remove_taint_rule("maintenance");
+    assert_eq!(
+        allocate(&mut cluster, &[all], BINPACK).unwrap(),
+        ["n1/gpu-0", "n1/gpu-1"]
     );
 }
 
