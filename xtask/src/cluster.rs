@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use clap::Subcommand;
 use drava_cluster::{
-    Cluster, Component, DEFAULT_NAME, Kubernetes, Machine, Options, Phase, attach, down, up,
+    Cluster, Component, DEFAULT_NAME, Kubernetes, Machine, Node, Options, Phase, attach, down, up,
 };
 
 /// Command line of `cargo xtask cluster`.
@@ -28,9 +28,9 @@ enum Action {
         /// Minor release of Kubernetes: 1.36 or 1.37.
         #[arg(long, default_value_t)]
         kubernetes: Kubernetes,
-        /// File that describes the node's simulated GPUs, or `none` [default: two H100].
-        #[arg(long, value_parser = machine)]
-        machine: Option<Machine>,
+        /// File that describes a node's simulated GPUs, or `none`; repeat for several nodes [default: two H100].
+        #[arg(long = "machine", value_name = "FILE", value_parser = machine)]
+        machines: Vec<Machine>,
     },
     /// Stop the cluster and remove all its files.
     Down,
@@ -44,6 +44,9 @@ enum Action {
     Logs {
         /// One of simulator-machine, etcd, containerd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet [default: all].
         component: Option<Component>,
+        /// Only the logs of this node, such as node-1.
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
         /// Follow the logs.
         #[arg(long, short)]
         follow: bool,
@@ -62,13 +65,16 @@ enum Action {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Run a program inside the node, such as `sh`.
+    /// Run a program inside a node, such as `sh`.
     Exec {
+        /// Name of the node.
+        #[arg(long, value_name = "NAME", default_value = "node-0")]
+        node: String,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Load images onto the node.
+    /// Load images onto all nodes.
     Load {
         /// OCI archives, such as those of `cargo xtask image`.
         #[arg(required = true)]
@@ -76,6 +82,9 @@ enum Action {
     },
     /// Restart a component.
     Restart {
+        /// Name of the node.
+        #[arg(long, value_name = "NAME", default_value = "node-0")]
+        node: String,
         /// Which one.
         component: Component,
     },
@@ -107,10 +116,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match args.action {
         Action::Up {
             kubernetes,
-            machine,
+            machines,
         } => {
             options.kubernetes = kubernetes;
-            options.machine = machine.unwrap_or_default();
+            if !machines.is_empty() {
+                options.nodes = machines;
+            }
             let cluster = up(&options)?;
             println!("export KUBECONFIG={}", cluster.kubeconfig().display());
             Ok(())
@@ -128,16 +139,27 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Ok(())
         }
         Action::Status { output } => status(&running()?, output),
-        Action::Logs { component, follow } => logs(&running()?, component, follow),
+        Action::Logs {
+            component,
+            node,
+            follow,
+        } => {
+            let cluster = running()?;
+            let nodes = match node {
+                Some(name) => vec![cluster.node(&name)?],
+                None => cluster.nodes(),
+            };
+            logs(&nodes, component, follow)
+        }
         Action::Kubeconfig => {
             println!("{}", running()?.kubeconfig().display());
             Ok(())
         }
         Action::Kubectl { args } => become_program(running()?.kubectl().args(args)),
         Action::Helm { args } => become_program(running()?.helm().args(args)),
-        Action::Exec { command } => {
+        Action::Exec { node, command } => {
             let (program, args) = command.split_first().context("no program")?;
-            become_program(running()?.command(program)?.args(args))
+            become_program(running()?.node(&node)?.command(program)?.args(args))
         }
         Action::Load { archives } => {
             let cluster = running()?;
@@ -145,7 +167,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 .iter()
                 .try_for_each(|archive| cluster.load_image(archive))
         }
-        Action::Restart { component } => running()?.restart(component),
+        Action::Restart { node, component } => running()?.node(&node)?.restart(component),
     }
 }
 
@@ -161,18 +183,21 @@ fn status(cluster: &Cluster, output: Output) -> Result<()> {
                 status.kubernetes,
                 status.state.display()
             )?;
-            for component in &status.components {
-                let restarts = match component.restarts {
-                    0 => String::new(),
-                    1 => ", restarted once".into(),
-                    more => format!(", restarted {more} times"),
-                };
-                writeln!(
-                    out,
-                    "  {:24} {}{restarts}",
-                    component.component,
-                    phase(&component.phase)
-                )?;
+            for node in &status.nodes {
+                writeln!(out, "{}", node.name)?;
+                for component in &node.components {
+                    let restarts = match component.restarts {
+                        0 => String::new(),
+                        1 => ", restarted once".into(),
+                        more => format!(", restarted {more} times"),
+                    };
+                    writeln!(
+                        out,
+                        "  {:24} {}{restarts}",
+                        component.component,
+                        phase(&component.phase)
+                    )?;
+                }
             }
             writeln!(out, "export KUBECONFIG={}", status.kubeconfig.display())?;
         }
@@ -197,15 +222,16 @@ fn phase(phase: &Phase) -> String {
 }
 
 /// Prints log files with tail(1), which can follow several.
-fn logs(cluster: &Cluster, component: Option<Component>, follow: bool) -> Result<()> {
-    let files: Vec<PathBuf> = match component {
-        Some(component) => vec![cluster.log(component)],
-        None => Component::ALL
-            .into_iter()
-            .map(|component| cluster.log(component))
-            .filter(|log| log.exists())
-            .collect(),
-    };
+fn logs(nodes: &[Node], component: Option<Component>, follow: bool) -> Result<()> {
+    let components = component.map_or(Component::ALL.to_vec(), |component| vec![component]);
+    let files: Vec<PathBuf> = nodes
+        .iter()
+        .flat_map(|node| components.iter().map(|component| node.log(*component)))
+        .filter(|log| log.exists())
+        .collect();
+    if files.is_empty() {
+        bail!("no such component has a log on these nodes");
+    }
     let mut tail = Command::new("tail");
     tail.arg("--lines=+1")
         .args(follow.then_some("--follow"))

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // Before the minutes of building.
     prerequisite::check(&Prerequisite::CLUSTER)?;
     let machine = deploy::machine(args.machine.as_deref());
-    let cluster = deploy::start(CLUSTER, args.kubernetes, machine, &deploy::build()?)?;
+    let cluster = deploy::start(CLUSTER, args.kubernetes, vec![machine], &deploy::build()?)?;
     let step = Progress::step("Run the quickstart pods");
     let manifest = workspace_root().join("deploy/examples/quickstart/quickstart.yaml");
     quiet(cluster.kubectl().arg("apply").arg("-f").arg(manifest))?;

@@ -41,12 +41,12 @@ pub(crate) fn build() -> Result<Artifacts> {
 pub(crate) fn start(
     name: &str,
     kubernetes: Kubernetes,
-    machine: Machine,
+    nodes: Vec<Machine>,
     artifacts: &Artifacts,
 ) -> Result<Cluster> {
     let cluster = drava_cluster::up(&Options {
         kubernetes,
-        machine,
+        nodes,
         programs: Some(artifacts.programs.clone()),
         ..Options::named(name)
     })?;

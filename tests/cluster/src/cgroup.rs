@@ -1,9 +1,9 @@
-//! The cluster's cgroup: created by `up`, entered by the node, removed by `down`.
+//! The cluster's cgroup: created by `up`, entered by the nodes, removed by `down`.
 //!
 //! On the host the cgroup is `drava-<hash>` at the root of the unified hierarchy (v2) or of each controller's hierarchy
-//! (v1), with two groups: `launch` holds the processes that start the node, and `node` the node itself. The node's
-//! cgroup namespace is rooted at `node`, and the node mounts its own view of the hierarchies, so kubelet and runc need
-//! no setting for it. The host's mounts are never changed.
+//! (v1), with the group `launch` for the processes that start the nodes, and one group per node. The node's cgroup
+//! namespace is rooted at its group, and the node mounts its own view of the hierarchies, so kubelet and runc need no
+//! setting for it. The host's mounts are never changed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Group of the processes that start the nodes.
+pub(crate) const LAUNCH: &str = "launch";
 
 /// cgroup version and hierarchies of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,11 +86,12 @@ impl Layout {
         }
     }
 
-    /// Creates the cgroup `name` with its two groups and enables all controllers in them.
-    pub(crate) fn create(&self, name: &str) -> Result<()> {
+    /// Creates the cgroup `name` with the group [`LAUNCH`] and one group per node, and enables all controllers in them.
+    pub(crate) fn create(&self, name: &str, nodes: &[String]) -> Result<()> {
         for root in self.roots() {
             let ours = root.join(name);
-            for dir in [ours.clone(), ours.join("launch"), ours.join("node")] {
+            let groups = nodes.iter().map(|node| ours.join(node));
+            for dir in [ours.clone(), ours.join(LAUNCH)].into_iter().chain(groups) {
                 if let Err(error) = fs::create_dir(&dir)
                     && error.kind() != ErrorKind::AlreadyExists
                 {

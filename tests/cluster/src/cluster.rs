@@ -1,12 +1,12 @@
 //! Starts, controls and removes a cluster.
 
+mod node;
 mod start;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -14,15 +14,14 @@ use serde::Serialize;
 
 use crate::cargo::target_dir;
 use crate::cgroup::Layout;
-use crate::component::Component;
-pub use crate::config::NODE_NAME;
-use crate::config::{self, PATH};
-use crate::control::{ComponentStatus, Control, Phase, Request};
+use crate::config::NodeIndex;
+use crate::control::{ComponentStatus, Control};
 use crate::plan::Plan;
 use crate::process::{self, Limit};
 use crate::state::StateDir;
 use crate::version::Kubernetes;
 
+pub use node::Node;
 pub use start::up;
 
 /// Default name of a cluster.
@@ -38,26 +37,26 @@ pub struct Options {
     pub state: PathBuf,
     /// Kubernetes release.
     pub kubernetes: Kubernetes,
-    /// GPUs of the node.
-    pub machine: Machine,
+    /// The GPUs of each node. The first node also runs the control plane.
+    pub nodes: Vec<Machine>,
     /// Directory with the built `drava-node` and simulated machine. Without it, cargo builds both.
     pub programs: Option<PathBuf>,
 }
 
 impl Options {
-    /// Returns the options of the cluster `name`: newest Kubernetes, default machine.
+    /// Returns the options of the cluster `name`: newest Kubernetes, one node with the default machine.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self {
             state: target_dir().join("cluster").join(name),
             kubernetes: Kubernetes::default(),
-            machine: Machine::default(),
+            nodes: vec![Machine::default()],
             programs: std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from),
         }
     }
 }
 
-/// The GPUs of the node.
+/// The GPUs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// No GPU: the simulated machine is not started.
@@ -93,6 +92,15 @@ pub struct Status {
     pub kubeconfig: PathBuf,
     /// Whether every component is ready.
     pub ready: bool,
+    /// Each node.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// State of a node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeStatus {
+    /// Name of the node.
+    pub name: String,
     /// Each component.
     pub components: Vec<ComponentStatus>,
 }
@@ -100,9 +108,8 @@ pub struct Status {
 /// Returns the running cluster in the state directory `state`.
 pub fn attach(state: &Path) -> Result<Cluster> {
     let state = StateDir::new(state)?;
-    let running = Control::connect(&state.control_socket()).is_some();
     match state.read_plan()? {
-        Some(plan) if running => Ok(Cluster { state, plan }),
+        Some(plan) if is_running(&state, &plan) => Ok(Cluster { state, plan }),
         _ => bail!(
             "no cluster runs in {}; `cargo xtask cluster up` starts one",
             state.path().display()
@@ -124,6 +131,13 @@ pub fn down(state: &Path) -> Result<bool> {
     Ok(known)
 }
 
+/// Returns whether the inits of all nodes run. A cluster with an ended node does not count: `up` starts it again from an
+/// empty directory.
+fn is_running(state: &StateDir, plan: &Plan) -> bool {
+    let mut nodes = plan.nodes.iter();
+    nodes.all(|node| Node::new(state, node).is_running())
+}
+
 /// Locks the state directory against other commands.
 fn lock(state: &StateDir) -> Result<File> {
     // A directory removed by hand, as by `cargo clean`, can leave a running node and some files. An existing cgroup
@@ -136,12 +150,21 @@ fn lock(state: &StateDir) -> Result<File> {
 
 /// Ends all processes of the state directory, including those that a killed command left.
 fn end(state: &StateDir) -> Result<()> {
-    if let Some(control) = Control::connect(&state.control_socket()) {
-        let init = pidfd_open(control.init, PidfdFlags::empty()).context("open the node's init")?;
-        pidfd_send_signal(&init, Signal::KILL).context("end the node's init")?;
-        state.await_node_lock(Duration::from_secs(10));
+    let nodes = state.nodes();
+    let running: Vec<_> = nodes
+        .iter()
+        .filter_map(|node| Control::connect(&node.control_socket()))
+        .collect();
+    for control in &running {
+        let init = pidfd_open(control.init, PidfdFlags::empty()).context("open a node's init")?;
+        pidfd_send_signal(&init, Signal::KILL).context("end a node's init")?;
     }
-    // Also ends processes that had not joined the node yet. The namespaces end with the last process of the cgroup.
+    if !running.is_empty() {
+        for node in &nodes {
+            node.await_lock(Duration::from_secs(10));
+        }
+    }
+    // Also ends processes that had not joined a node yet. The namespaces end with the last process of the cgroup.
     Layout::detect()?.remove(&state.cgroup())
 }
 
@@ -182,142 +205,51 @@ impl Cluster {
         command
     }
 
-    /// A program in the node's namespaces: its processes, files, network and host name.
-    pub fn command(&self, program: &str) -> Result<Command> {
-        let init = self.control()?.init;
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--target={}", init.as_raw_pid()));
-        command
-            .args([
-                "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--",
-            ])
-            .arg(program);
-        command.env("PATH", PATH);
-        Ok(command)
+    /// The nodes; the first has the control plane.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<Node> {
+        let nodes = self.plan.nodes.iter();
+        nodes.map(|node| Node::new(&self.state, node)).collect()
     }
 
-    /// Returns the host's path of the node's absolute path `path`; valid while the node runs.
-    pub fn node_path(&self, path: &Path) -> Result<PathBuf> {
-        let init = self.control()?.init;
-        let root = PathBuf::from(format!("/proc/{}/root", init.as_raw_pid()));
-        Ok(root.join(path.strip_prefix("/").unwrap_or(path)))
+    /// Returns the node `name`, such as `node-0`.
+    pub fn node(&self, name: &str) -> Result<Node> {
+        let known = self.plan.node(name).with_context(|| {
+            let names: Vec<_> = self.nodes().iter().map(Node::name).collect();
+            format!("no node {name}; the cluster has {}", names.join(", "))
+        })?;
+        Ok(Node::new(&self.state, known))
     }
 
-    /// Imports the images of the OCI archive `archive` into the node.
+    /// The node with the control plane; in a cluster of one node, its only node.
+    #[must_use]
+    pub fn control_plane(&self) -> Node {
+        Node::of(&self.state, NodeIndex::CONTROL_PLANE)
+    }
+
+    /// Imports the images of the OCI archive `archive` into every node.
     pub fn load_image(&self, archive: &Path) -> Result<()> {
-        let input = File::open(archive).with_context(|| format!("open {}", archive.display()))?;
-        let mut command = self.command("ctr")?;
-        command.args(["--namespace=k8s.io", "images", "import", "--local", "-"]);
-        let output = process::output(command.stdin(input), Limit::REQUEST)?;
-        if !output.status.success() {
-            bail!(
-                "containerd cannot import {}: {}",
-                archive.display(),
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        Ok(())
-    }
-
-    /// Returns the state of each component.
-    pub fn components(&self) -> Result<Vec<ComponentStatus>> {
-        self.control()?.send(Request::Status)
+        let nodes = self.nodes();
+        nodes.iter().try_for_each(|node| node.load_image(archive))
     }
 
     /// Returns the state of the cluster.
     pub fn status(&self) -> Result<Status> {
-        let components = self.components()?;
+        let mut nodes = vec![];
+        for node in self.nodes() {
+            nodes.push(NodeStatus {
+                name: node.name(),
+                components: node.components()?,
+            });
+        }
+        let mut components = nodes.iter().flat_map(|node| &node.components);
         Ok(Status {
             state: self.state.path().to_owned(),
             kubernetes: self.plan.kubernetes.clone(),
             kubeconfig: self.kubeconfig(),
-            ready: components
-                .iter()
-                .all(|status| matches!(status.phase, Phase::Ready { .. })),
-            components,
+            ready: components.all(ComponentStatus::is_ready),
+            nodes,
         })
-    }
-
-    /// Kills a component's process with SIGKILL, as a crash does; the node's init restarts the component.
-    pub fn kill(&self, component: Component) -> Result<()> {
-        self.control()?
-            .send(Request::Signal(component, Signal::KILL.as_raw()))
-            .map(drop)
-    }
-
-    /// Stops a component with SIGTERM and prevents a restart. Returns when the process has ended.
-    pub fn stop(&self, component: Component) -> Result<()> {
-        self.control()?.send(Request::Stop(component))?;
-        self.wait_for(component, "stopped", |phase| {
-            matches!(phase, Phase::Stopped)
-        })
-    }
-
-    /// Starts a stopped component. Returns when the component is ready.
-    pub fn start(&self, component: Component) -> Result<()> {
-        self.control()?.send(Request::Start(component))?;
-        self.wait_ready(component)
-    }
-
-    /// Stops a component with SIGTERM and starts it. Returns when the component is ready.
-    pub fn restart(&self, component: Component) -> Result<()> {
-        self.stop(component)?;
-        self.start(component)
-    }
-
-    /// Enables or disables CDI in containerd and restarts containerd. CDI is enabled by default since containerd 2.0.
-    pub fn set_cdi(&self, enabled: bool) -> Result<()> {
-        let file = self.state.config().join("containerd.toml");
-        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-        fs::write(&file, config::containerd_with_cdi(&text, enabled))
-            .with_context(|| format!("write {}", file.display()))?;
-        self.restart(Component::Containerd)
-    }
-
-    /// Waits until a component is ready.
-    pub fn wait_ready(&self, component: Component) -> Result<()> {
-        self.wait_for(component, "become ready", |phase| {
-            matches!(phase, Phase::Ready { .. })
-        })
-    }
-
-    fn wait_for(
-        &self,
-        component: Component,
-        what: &str,
-        reached: impl Fn(&Phase) -> bool,
-    ) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        loop {
-            let components = self.components()?;
-            let status = components
-                .iter()
-                .find(|status| status.component == component);
-            let status =
-                status.with_context(|| format!("the cluster has no component {component}"))?;
-            if reached(&status.phase) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "{component} has not {what} within 120 s: state {:?}; see {}",
-                    status.phase,
-                    self.log(component).display()
-                );
-            }
-            sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Path of a component's log.
-    #[must_use]
-    pub fn log(&self, component: Component) -> PathBuf {
-        self.state.log(component)
-    }
-
-    fn control(&self) -> Result<Control> {
-        Control::connect(&self.state.control_socket())
-            .with_context(|| format!("the cluster in {} has ended", self.state.path().display()))
     }
 
     /// Runs kubectl and returns its standard output.

@@ -1,4 +1,4 @@
-//! The node's components: names, command lines, order of start.
+//! The components of a node: names, command lines, order of start.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -9,9 +9,9 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    BUILD_DIR, CONFIG_DIR, CONTAINERD_SOCKET, ETCD_DIR, NODE_IP, PKI_DIR, SIMULATED_ROOT, TOOLS_DIR,
+    BUILD_DIR, CONFIG_DIR, CONTAINERD_SOCKET, ETCD_DIR, NodeIndex, PKI_DIR, SERVICE_RANGE,
+    SIMULATED_ROOT, STATE_DIR, TOOLS_DIR,
 };
-use crate::config::{NODE_NAME, SERVICE_RANGE, STATE_DIR};
 
 /// A process that the node's init starts and restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -108,7 +108,18 @@ impl Component {
         }
     }
 
-    fn args(self) -> Vec<String> {
+    /// Whether the component runs on `node`: the control plane has one node.
+    pub(crate) fn runs_on(self, node: NodeIndex) -> bool {
+        match self {
+            Self::Simulator | Self::Containerd | Self::Kubelet => true,
+            Self::Etcd
+            | Self::KubeApiserver
+            | Self::KubeControllerManager
+            | Self::KubeScheduler => node == NodeIndex::CONTROL_PLANE,
+        }
+    }
+
+    fn args(self, node: NodeIndex) -> Vec<String> {
         match self {
             Self::Simulator => simulator_machine(),
             Self::Etcd => etcd(),
@@ -126,8 +137,8 @@ impl Component {
             Self::Kubelet => vec![
                 format!("--config={CONFIG_DIR}/kubelet.json"),
                 format!("--kubeconfig={CONFIG_DIR}/kubelet.kubeconfig"),
-                format!("--hostname-override={NODE_NAME}"),
-                format!("--node-ip={NODE_IP}"),
+                format!("--hostname-override={}", node.name()),
+                format!("--node-ip={}", node.address()),
                 format!("--node-labels={}=true", crate::config::ENABLED_LABEL),
             ],
         }
@@ -135,11 +146,11 @@ impl Component {
 
     /// Returns the process as the node's init runs it.
     #[must_use]
-    pub(crate) fn process(self) -> Process {
+    pub(crate) fn process(self, node: NodeIndex) -> Process {
         Process {
             component: self,
             program: self.program().into(),
-            args: self.args(),
+            args: self.args(node),
             after: self.after(),
             probe: self.probe(),
         }
@@ -232,7 +243,7 @@ fn kube_apiserver() -> Vec<String> {
         "--bind-address=0.0.0.0".into(),
         // Port of the service `kubernetes`: the node carries the service's address, so pods need no kube-proxy.
         "--secure-port=443".into(),
-        format!("--advertise-address={NODE_IP}"),
+        format!("--advertise-address={}", NodeIndex::CONTROL_PLANE.address()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         format!("--tls-cert-file={PKI_DIR}/kube-apiserver.crt"),
         format!("--tls-private-key-file={PKI_DIR}/kube-apiserver.key"),

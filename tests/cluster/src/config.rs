@@ -1,26 +1,67 @@
-//! Fixed names, addresses and paths of the node, and the configuration files that contain them.
+//! Names, addresses and paths of the nodes, and the configuration files that contain them.
 //!
-//! All addresses lie in the node's network namespace, so they cannot collide with the host's.
+//! All addresses lie in the nodes' network namespaces, so they cannot collide with the host's.
 
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Name of the node.
-pub const NODE_NAME: &str = "node-0";
+/// Number of a node in its cluster; determines its name and addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct NodeIndex(u8);
+
+impl NodeIndex {
+    /// The node with the control plane.
+    pub(crate) const CONTROL_PLANE: Self = Self(0);
+    /// Largest number of nodes in a cluster.
+    const LIMIT: u8 = 100;
+
+    /// Returns the indices of a cluster's nodes.
+    ///
+    /// # Errors
+    /// If `count` is 0 or above the limit.
+    pub(crate) fn all(count: usize) -> Result<Vec<Self>> {
+        ensure!(
+            (1..=usize::from(Self::LIMIT)).contains(&count),
+            "a cluster has 1 to {} nodes, not {count}",
+            Self::LIMIT
+        );
+        Ok((0..Self::LIMIT).take(count).map(Self).collect())
+    }
+
+    /// Name of the node: `node-0`, `node-1`, …
+    pub(crate) fn name(self) -> String {
+        format!("node-{}", self.0)
+    }
+
+    /// Address of the node.
+    pub(crate) fn address(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 95, 0, self.0.saturating_add(1))
+    }
+
+    /// Network address of the node's pods, with [`POD_PREFIX_LENGTH`].
+    pub(crate) fn pod_network(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.0, 0)
+    }
+}
+
+/// Prefix length of [`NodeIndex::pod_network`].
+pub(crate) const POD_PREFIX_LENGTH: u8 = 24;
+
 /// Label that selects nodes for the node driver; defined in `drava_api::names`.
 pub(crate) const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 
-/// Address of the node.
-pub(crate) const NODE_IP: &str = "10.95.0.1";
-/// Address of the service `kubernetes`, which the node carries.
-pub(crate) const SERVICE_IP: &str = "10.96.0.1";
+/// Address of the service `kubernetes`, which the node with the control plane carries.
+pub(crate) const SERVICE_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// DNS server of pods. Nothing listens on it, so lookups fail at once.
 const DNS_IP: &str = "10.96.0.10";
 /// Address range of services.
 pub(crate) const SERVICE_RANGE: &str = "10.96.0.0/16";
-/// Address range of pods.
-const POD_RANGE: &str = "10.244.0.0/16";
 
-/// The cluster's state directory, as seen inside the node.
+/// The node's state directory, as seen inside the node.
 pub(crate) const STATE_DIR: &str = "/cluster";
 /// Configuration files inside the node.
 pub(crate) const CONFIG_DIR: &str = "/cluster/config";
@@ -75,7 +116,7 @@ pub(crate) fn kubelet() -> Value {
         "tlsPrivateKeyFile": format!("{PKI_DIR}/kubelet-serving.key"),
         "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
         "cgroupDriver": "cgroupfs",
-        // The node's cgroup namespace is rooted at the cluster's cgroup.
+        // The node's cgroup namespace is rooted at the node's own cgroup.
         "cgroupRoot": "/",
         "cgroupsPerQOS": true,
         "enforceNodeAllocatable": [],
@@ -114,7 +155,8 @@ pub(crate) fn kube_scheduler() -> Value {
 }
 
 /// CNI configuration of the pod network: one bridge in the node.
-pub(crate) fn cni() -> Value {
+pub(crate) fn cni(node: NodeIndex) -> Value {
+    let subnet = format!("{}/{POD_PREFIX_LENGTH}", node.pod_network());
     json!({
         "cniVersion": "1.0.0",
         "name": "pods",
@@ -124,7 +166,7 @@ pub(crate) fn cni() -> Value {
             "isGateway": true,
             "hairpinMode": true,
             "ipMasq": false,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": POD_RANGE}]], "routes": [{"dst": "0.0.0.0/0"}]},
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]},
         }],
     })
 }
@@ -175,16 +217,44 @@ fn cdi_setting(enabled: bool) -> String {
     format!("enable_cdi = {enabled}")
 }
 
-/// `/etc/hosts` of the node.
-pub(crate) fn hosts() -> String {
-    format!(
-        "127.0.0.1 localhost\n{NODE_IP} {NODE_NAME}\n{SERVICE_IP} kubernetes.default.svc kubernetes\n"
-    )
+/// `/etc/hosts` of the nodes.
+pub(crate) fn hosts(nodes: impl IntoIterator<Item = NodeIndex>) -> String {
+    let nodes: String = nodes
+        .into_iter()
+        .map(|node| format!("{} {}\n", node.address(), node.name()))
+        .collect();
+    format!("127.0.0.1 localhost\n{nodes}{SERVICE_IP} kubernetes.default.svc kubernetes\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_have_distinct_names_and_addresses() {
+        let nodes = NodeIndex::all(2).unwrap();
+        assert_eq!(nodes.first(), Some(&NodeIndex::CONTROL_PLANE));
+        assert_eq!(
+            hosts(nodes.clone()),
+            "127.0.0.1 localhost\n10.95.0.1 node-0\n10.95.0.2 node-1\n10.96.0.1 kubernetes.default.svc kubernetes\n"
+        );
+        let subnets = nodes.into_iter().map(|node| {
+            cni(node)["plugins"][0]["ipam"]["ranges"][0][0]["subnet"]
+                .as_str()
+                .map(str::to_owned)
+        });
+        let subnets: Vec<_> = subnets.flatten().collect();
+        assert_eq!(subnets, ["10.244.0.0/24", "10.244.1.0/24"]);
+    }
+
+    #[test]
+    fn rejects_clusters_without_nodes_or_with_too_many() {
+        for count in [0, 101] {
+            let message = NodeIndex::all(count).unwrap_err().to_string();
+            assert!(message.contains("1 to 100 nodes"), "{message}");
+        }
+        assert_eq!(NodeIndex::all(100).unwrap().len(), 100);
+    }
 
     #[test]
     fn label_matches_chart_selector() {

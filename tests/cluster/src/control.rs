@@ -43,6 +43,14 @@ pub struct ComponentStatus {
     pub restarts: u32,
 }
 
+impl ComponentStatus {
+    /// Whether the component answers.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self.phase, Phase::Ready { .. })
+    }
+}
+
 /// Phase of a component.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]

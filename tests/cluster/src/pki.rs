@@ -11,7 +11,7 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose,
 };
 
-use crate::config::{NODE_IP, NODE_NAME, SERVICE_IP};
+use crate::config::{NodeIndex, SERVICE_IP};
 
 /// Extended key usage of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,40 +51,39 @@ impl Request {
         }
     }
 
-    fn server(name: &'static str, subject_alt_names: &[&str]) -> Self {
-        let subject_alt_names = subject_alt_names
-            .iter()
-            .map(|&name| name.to_owned())
-            .collect();
+    fn server(
+        name: &'static str,
+        subject_alt_names: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
         Self {
             name,
             common_name: name.to_owned(),
             organization: None,
-            subject_alt_names,
+            subject_alt_names: subject_alt_names.into_iter().map(Into::into).collect(),
             usage: Usage::Server,
         }
     }
 }
 
-/// All certificates of the cluster.
-fn requests() -> Vec<Request> {
+/// Certificates of the control plane.
+fn control_plane_requests() -> Vec<Request> {
     let loopback = ["localhost", "127.0.0.1"];
-    let mut etcd = Request::server("etcd", &loopback);
+    let mut etcd = Request::server("etcd", loopback);
     etcd.usage = Usage::Both;
     vec![
         etcd,
         Request::client("etcd-client", "kube-apiserver", None),
         Request::server(
             "kube-apiserver",
-            &[
+            [
                 "kubernetes",
                 "kubernetes.default",
                 "kubernetes.default.svc",
                 "kubernetes.default.svc.cluster.local",
                 "localhost",
                 "127.0.0.1",
-                SERVICE_IP,
-                NODE_IP,
+                &SERVICE_IP.to_string(),
+                &NodeIndex::CONTROL_PLANE.address().to_string(),
             ],
         ),
         Request::client(
@@ -98,17 +97,23 @@ fn requests() -> Vec<Request> {
             "system:kube-controller-manager",
             None,
         ),
-        Request::server("kube-controller-manager-serving", &loopback),
+        Request::server("kube-controller-manager-serving", loopback),
         Request::client("kube-scheduler", "system:kube-scheduler", None),
-        Request::server("kube-scheduler-serving", &loopback),
-        Request::client(
-            "kubelet",
-            format!("system:node:{NODE_NAME}"),
-            Some("system:nodes"),
-        ),
-        Request::server("kubelet-serving", &[NODE_NAME, NODE_IP, "127.0.0.1"]),
+        Request::server("kube-scheduler-serving", loopback),
     ]
 }
+
+/// Certificates of a node.
+fn node_requests(node: NodeIndex) -> Vec<Request> {
+    let (name, address) = (node.name(), node.address().to_string());
+    vec![
+        Request::client(KUBELET, format!("system:node:{name}"), Some("system:nodes")),
+        Request::server("kubelet-serving", [name, address, "127.0.0.1".to_owned()]),
+    ]
+}
+
+/// Name of the identity with which kubelet calls the API server.
+pub(crate) const KUBELET: &str = "kubelet";
 
 /// The certificate authority.
 pub(crate) struct Authority {
@@ -118,6 +123,16 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
+    fn issue_all(&self, requests: &[Request]) -> Result<Identities> {
+        let issue = |request: &Request| {
+            self.issue(request)
+                .with_context(|| format!("issue the certificate {}", request.name))
+        };
+        Ok(Identities(
+            requests.iter().map(issue).collect::<Result<_>>()?,
+        ))
+    }
+
     fn new() -> Result<Self> {
         let mut params = CertificateParams::new(vec![])?;
         params.distinguished_name = distinguished_name("drava test cluster", None);
@@ -174,53 +189,21 @@ pub(crate) struct Identity {
     pub(crate) key_pem: String,
 }
 
-/// Certificate authority and identities of the cluster's components.
-pub(crate) struct Pki {
-    pub(crate) authority: Authority,
-    identities: Vec<Identity>,
-    service_account: KeyPair,
-}
+/// Identities of one machine.
+pub(crate) struct Identities(Vec<Identity>);
 
-impl Pki {
-    pub(crate) fn generate() -> Result<Self> {
-        let authority = Authority::new().context("create the cluster's certificate authority")?;
-        let identities = requests()
-            .iter()
-            .map(|request| {
-                authority
-                    .issue(request)
-                    .with_context(|| format!("issue the certificate {}", request.name))
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self {
-            authority,
-            identities,
-            service_account: KeyPair::generate()?,
-        })
-    }
-
+impl Identities {
     /// Returns the identity `name`.
-    pub(crate) fn identity(&self, name: &str) -> Result<&Identity> {
-        self.identities
+    pub(crate) fn get(&self, name: &str) -> Result<&Identity> {
+        self.0
             .iter()
             .find(|identity| identity.name == name)
             .with_context(|| format!("unknown certificate {name}"))
     }
 
     /// Writes `<name>.crt` and `<name>.key` of all identities into `dir`; keys are readable by their owner only.
-    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        write_private(&dir.join("ca.crt"), &self.authority.certificate_pem)?;
-        write_private(&dir.join("ca.key"), &self.authority.key_pem)?;
-        write_private(
-            &dir.join("service-account.pub"),
-            &self.service_account.public_key_pem(),
-        )?;
-        write_private(
-            &dir.join("service-account.key"),
-            &self.service_account.serialize_pem(),
-        )?;
-        for identity in &self.identities {
+    fn write(&self, dir: &Path) -> Result<()> {
+        for identity in &self.0 {
             write_private(
                 &dir.join(format!("{}.crt", identity.name)),
                 &identity.certificate_pem,
@@ -231,6 +214,46 @@ impl Pki {
             )?;
         }
         Ok(())
+    }
+}
+
+/// Certificate authority of the cluster and identities of the control plane.
+pub(crate) struct Pki {
+    pub(crate) authority: Authority,
+    pub(crate) control_plane: Identities,
+    service_account: KeyPair,
+}
+
+impl Pki {
+    pub(crate) fn generate() -> Result<Self> {
+        let authority = Authority::new().context("create the cluster's certificate authority")?;
+        let control_plane = authority.issue_all(&control_plane_requests())?;
+        Ok(Self {
+            authority,
+            control_plane,
+            service_account: KeyPair::generate()?,
+        })
+    }
+
+    /// Issues the certificates of a node and writes them into `dir`, with those of the control plane where it runs.
+    pub(crate) fn write_node(&self, node: NodeIndex, dir: &Path) -> Result<Identities> {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        write_private(&dir.join("ca.crt"), &self.authority.certificate_pem)?;
+        if node == NodeIndex::CONTROL_PLANE {
+            write_private(&dir.join("ca.key"), &self.authority.key_pem)?;
+            write_private(
+                &dir.join("service-account.pub"),
+                &self.service_account.public_key_pem(),
+            )?;
+            write_private(
+                &dir.join("service-account.key"),
+                &self.service_account.serialize_pem(),
+            )?;
+            self.control_plane.write(dir)?;
+        }
+        let identities = self.authority.issue_all(&node_requests(node))?;
+        identities.write(dir)?;
+        Ok(identities)
     }
 }
 
@@ -260,10 +283,14 @@ mod tests {
     use super::*;
 
     fn request(name: &str) -> Request {
-        requests()
+        control_plane_requests()
             .into_iter()
             .find(|request| request.name == name)
             .unwrap()
+    }
+
+    fn nodes() -> [NodeIndex; 2] {
+        NodeIndex::all(2).unwrap().try_into().unwrap()
     }
 
     #[test]
@@ -281,16 +308,20 @@ mod tests {
 
     #[test]
     fn kubelet_certificate_satisfies_node_authorizer() {
-        let kubelet = request("kubelet");
-        assert_eq!(kubelet.common_name, "system:node:node-0");
-        assert_eq!(kubelet.organization, Some("system:nodes"));
-        assert_eq!(kubelet.usage, Usage::Client);
+        for (node, name) in nodes().into_iter().zip(["node-0", "node-1"]) {
+            let kubelet = node_requests(node).remove(0);
+            assert_eq!(kubelet.name, KUBELET);
+            assert_eq!(kubelet.common_name, format!("system:node:{name}"));
+            assert_eq!(kubelet.organization, Some("system:nodes"));
+            assert_eq!(kubelet.usage, Usage::Client);
+        }
     }
 
     #[test]
     fn only_administrator_and_api_server_are_in_system_masters() {
-        let masters: Vec<_> = requests()
+        let masters: Vec<_> = control_plane_requests()
             .into_iter()
+            .chain(nodes().into_iter().flat_map(node_requests))
             .filter(|r| r.organization == Some("system:masters"))
             .map(|r| r.name)
             .collect();
@@ -298,17 +329,29 @@ mod tests {
     }
 
     #[test]
-    fn writes_private_key_for_every_certificate() {
+    fn writes_private_keys_where_they_are_used() {
         use std::os::unix::fs::PermissionsExt as _;
-        let dir = tempfile::tempdir().unwrap();
-        Pki::generate().unwrap().write(dir.path()).unwrap();
-        for request in requests() {
-            assert!(dir.path().join(format!("{}.crt", request.name)).exists());
-            let key = dir.path().join(format!("{}.key", request.name));
-            assert_eq!(
-                fs::metadata(key).unwrap().permissions().mode() & 0o777,
-                0o600
-            );
+        let pki = Pki::generate().unwrap();
+        let [control_plane, worker] = nodes();
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        pki.write_node(control_plane, dirs[0].path()).unwrap();
+        pki.write_node(worker, dirs[1].path()).unwrap();
+        let mode = |dir: &tempfile::TempDir, file: String| {
+            let metadata = fs::metadata(dir.path().join(file)).ok()?;
+            Some(metadata.permissions().mode() & 0o777)
+        };
+        for request in control_plane_requests() {
+            for suffix in ["crt", "key"] {
+                let file = format!("{}.{suffix}", request.name);
+                assert_eq!(mode(&dirs[0], file.clone()), Some(0o600), "{file}");
+                assert_eq!(mode(&dirs[1], file.clone()), None, "{file}");
+            }
         }
+        for dir in &dirs {
+            for file in ["ca.crt", "kubelet.key", "kubelet-serving.key"] {
+                assert_eq!(mode(dir, file.to_owned()), Some(0o600), "{file}");
+            }
+        }
+        assert_eq!(mode(&dirs[1], "ca.key".to_owned()), None);
     }
 }

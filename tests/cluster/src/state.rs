@@ -1,23 +1,25 @@
 //! The state directory of a cluster.
 
+mod node_dir;
+
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest as _, Sha256};
 
-use crate::component::Component;
 use crate::plan::Plan;
+pub(crate) use node_dir::NodeDir;
 
 /// Marker file of a state directory: without it, no file is removed.
 const MARKER: &str = "drava-cluster";
 /// File that a command locks while it changes the cluster.
 const LOCK: &str = "lock";
+/// Directory with the state directories of the nodes.
+const NODES: &str = "nodes";
 
 /// Paths in the state directory of one cluster.
 #[derive(Clone, Debug)]
@@ -41,48 +43,20 @@ impl StateDir {
         self.path.join("kubeconfig")
     }
 
-    pub(crate) fn control_socket(&self) -> PathBuf {
-        self.path.join("control.sock")
+    /// State directory of the node `name`.
+    pub(crate) fn node(&self, name: &str) -> NodeDir {
+        NodeDir {
+            path: self.path.join(NODES).join(name),
+        }
     }
 
-    /// Lock held by the node's init.
-    pub(crate) fn node_lock(&self) -> PathBuf {
-        self.path.join("node.lock")
-    }
-
-    pub(crate) fn pki(&self) -> PathBuf {
-        self.path.join("pki")
-    }
-
-    pub(crate) fn config(&self) -> PathBuf {
-        self.path.join("config")
-    }
-
-    pub(crate) fn machine(&self) -> PathBuf {
-        self.path.join("machine.yaml")
-    }
-
-    /// The node's own disk: its `/etc` and `/var`.
-    pub(crate) fn disk(&self) -> PathBuf {
-        self.path.join("disk")
-    }
-
-    /// Mount point of the node's root file system; always empty on the host.
-    pub(crate) fn root(&self) -> PathBuf {
-        self.path.join("root")
-    }
-
-    pub(crate) fn logs(&self) -> PathBuf {
-        self.path.join("logs")
-    }
-
-    pub(crate) fn log(&self, component: Component) -> PathBuf {
-        self.logs().join(format!("{component}.log"))
-    }
-
-    /// Log of the node's init.
-    pub(crate) fn node_log(&self) -> PathBuf {
-        self.logs().join("node.log")
+    /// State directories of all nodes, including those of an interrupted start.
+    pub(crate) fn nodes(&self) -> Vec<NodeDir> {
+        let entries = fs::read_dir(self.path.join(NODES)).into_iter().flatten();
+        entries
+            .flatten()
+            .map(|entry| NodeDir { path: entry.path() })
+            .collect()
     }
 
     fn plan_file(&self) -> PathBuf {
@@ -115,16 +89,7 @@ impl StateDir {
             .with_context(|| format!("write {}", file.display()))
     }
 
-    /// Creates the directories and the marker. The lock must be held.
-    pub(crate) fn create(&self) -> Result<()> {
-        self.mark()?;
-        for dir in [self.logs(), self.config(), self.root(), self.disk()] {
-            fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-        }
-        Ok(())
-    }
-
-    /// Creates the state directory and the marker.
+    /// Creates the state directory and the marker. The lock must be held.
     pub(crate) fn mark(&self) -> Result<()> {
         let text = "State of a drava test cluster. `cargo xtask cluster down` removes it.\n";
         fs::create_dir_all(&self.path)
@@ -189,20 +154,6 @@ impl StateDir {
                 Err(error).with_context(|| format!("remove {}", self.path.display()))
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Waits until the last process of a killed node, the one that reaps its init, releases its lock; at most
-    /// `limit`.
-    pub(crate) fn await_node_lock(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        let Ok(file) = File::open(self.node_lock()) else {
-            return;
-        };
-        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
-            && Instant::now() < deadline
-        {
-            sleep(Duration::from_millis(10));
         }
     }
 
@@ -279,10 +230,13 @@ mod tests {
         let path = dir.path().join("default");
         let state = StateDir::new(&path).unwrap();
         let lock = state.lock().unwrap();
-        state.create().unwrap();
+        state.mark().unwrap();
+        let node = state.node("node-0");
+        node.create().unwrap();
+        assert_eq!(state.nodes(), [node]);
         fs::write(state.kubeconfig(), "{}").unwrap();
         state.clear().unwrap();
-        assert!(state.is_ours() && !state.kubeconfig().exists() && !state.logs().exists());
+        assert!(state.is_ours() && !state.kubeconfig().exists() && state.nodes().is_empty());
         state.remove().unwrap();
         assert!(!path.exists());
         drop(lock);

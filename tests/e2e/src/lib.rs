@@ -97,12 +97,12 @@ impl TestCluster {
         serde_json::from_str(&text).with_context(|| format!("read kubectl get {args:?}"))
     }
 
-    /// Runs a program inside the node's namespaces.
+    /// Runs a program in the namespaces of the first node.
     ///
     /// # Errors
     /// When the program cannot be run or fails.
     pub fn on_node(&self, program: &str, args: &[&str]) -> Result<String> {
-        let mut command = self.kubernetes.command(program)?;
+        let mut command = self.kubernetes.control_plane().command(program)?;
         command.args(args).stdin(Stdio::null());
         stdout(command)
     }

@@ -1,7 +1,6 @@
 //! Faults of the node: a wrong driver root, a runtime without CDI.
 
 use anyhow::{Context, Result, ensure};
-use drava_cluster::Component;
 use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{TestCluster, wait};
 
@@ -101,23 +100,13 @@ fn driver_root_without_libraries_is_reported() -> Result<()> {
 fn runtime_without_cdi_starts_no_container() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("cdi")?;
-    let config = cluster.kubernetes().state().join("config/containerd.toml");
-    let on =
-        std::fs::read_to_string(&config).with_context(|| format!("read {}", config.display()))?;
-    let off = on.replace("enable_cdi = true", "enable_cdi = false");
-    ensure!(on != off, "{on}");
-
-    std::fs::write(&config, off)?;
-    let event = cluster
-        .kubernetes()
-        .restart(Component::Containerd)
-        .and_then(|()| {
-            tenant.apply(&pod_with_share("blind", "vgpu.drava.dev", "{memory: 1Gi}"))?;
-            // The text is that of containerd 2.3.
-            tenant.event("blind", "CDI support is explicitly disabled")
-        });
-    std::fs::write(&config, on)?;
-    cluster.kubernetes().restart(Component::Containerd)?;
+    let node = cluster.kubernetes().control_plane();
+    let event = node.set_cdi(false).and_then(|()| {
+        tenant.apply(&pod_with_share("blind", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+        // The text is that of containerd 2.3.
+        tenant.event("blind", "CDI support is explicitly disabled")
+    });
+    node.set_cdi(true)?;
     event?;
     tenant.running("blind")
 }

@@ -131,7 +131,10 @@ fn kubelet_restart_during_start_loses_no_pod() -> Result<()> {
     tenant.apply(&pod_with_share("before", "vgpu.drava.dev", "{memory: 2Gi}"))?;
     tenant.running("before")?;
     tenant.apply(&pod_with_share("during", "vgpu.drava.dev", "{memory: 2Gi}"))?;
-    cluster.kubernetes().restart(Component::Kubelet)?;
+    cluster
+        .kubernetes()
+        .control_plane()
+        .restart(Component::Kubelet)?;
     tenant.running("during")?;
     still_limited(&tenant, "before", 2048)?;
     still_limited(&tenant, "during", 2048)?;

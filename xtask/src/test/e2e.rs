@@ -51,7 +51,8 @@ impl<'a> Trial<'a> {
     pub(crate) fn start(&self, artifacts: &Artifacts) -> Result<()> {
         let lock = drava_cluster::lock_host()?;
         drava_cluster::down(&self.state()).context("end an earlier cluster of these tests")?;
-        deploy::start(self.name, self.kubernetes, Machine::default(), artifacts)?;
+        let nodes = vec![Machine::default()];
+        deploy::start(self.name, self.kubernetes, nodes, artifacts)?;
         *self
             .lock
             .lock()

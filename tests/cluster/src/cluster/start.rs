@@ -1,6 +1,6 @@
-//! `up`: starts a cluster with a ready node, from an empty directory or from the state of an earlier start.
+//! `up`: starts a cluster with ready nodes, from an empty directory or from the state of an earlier start.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,38 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{Cluster, Machine, NODE_NAME, Options, end, lock, tail};
+use super::{Cluster, Machine, Node, Options, end, is_running, lock, tail};
 use crate::cargo;
 use crate::cgroup::Layout;
 use crate::component::Component;
-use crate::config::{self, BUILD_DIR, PAUSE_IMAGE, Snapshotter, TOOLS_DIR};
-use crate::control::{Control, Phase, Request};
+use crate::config::{self, BUILD_DIR, NodeIndex, PAUSE_IMAGE, Snapshotter, TOOLS_DIR};
+use crate::control::{ComponentStatus, Phase, Request};
 use crate::golang::{self, Tools};
 use crate::kubeconfig::kubeconfig;
 use crate::oci::{Image, Layer};
-use crate::pki::{Pki, write_private};
-use crate::plan::{Bind, Plan};
+use crate::pki::{KUBELET, Pki, write_private};
+use crate::plan::{Bind, NodePlan, Plan};
 use crate::prerequisite::{self, Prerequisite};
 use crate::progress::Progress;
-use crate::state::StateDir;
+use crate::state::{NodeDir, StateDir};
 
-/// Time limit for the node to become ready.
+/// Time limit for the nodes to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(240);
 /// Number of exits by itself after which a component counts as failed.
 const TOO_MANY_RESTARTS: u32 = 10;
 
-/// Starts the cluster, or its missing components, and returns when its node is ready.
+/// Starts the cluster, or its missing components, and returns when its nodes are ready.
 ///
 /// Builds missing programs and removes the state of an interrupted start. A running cluster is used unchanged; another
-/// release or another machine is an error.
+/// release or other machines are an error.
 pub fn up(options: &Options) -> Result<Cluster> {
     prerequisite::check(&Prerequisite::CLUSTER)?;
     let state = StateDir::new(&options.state)?;
     let _lock = lock(&state)?;
-    if Control::connect(&state.control_socket()).is_some() {
-        return resume(state, options);
+    if let Some(plan) = state.read_plan()?
+        && is_running(&state, &plan)
+    {
+        return resume(state, plan, options);
     }
     let tools = golang::build(options.kubernetes)?;
     let build_dir = match &options.programs {
@@ -49,12 +51,12 @@ pub fn up(options: &Options) -> Result<Cluster> {
     };
     end(&state)?;
     state.clear()?;
-    state.create()?;
+    state.mark()?;
     let (plan, listener) = prepare(&state, options, &tools, &build_dir)?;
     let step = Progress::step(format!("Start Kubernetes {}", plan.kubernetes));
     let cluster = Cluster { state, plan };
-    let launched = launch(&cluster, &build_dir.join("drava-node"), listener)
-        .and_then(|launcher| wait(&cluster, launcher, &step))
+    let launched = launch(&cluster, &build_dir.join("drava-node"), listener, &step)
+        .and_then(|()| await_ready(&cluster, &step))
         .and_then(|()| cluster.load_image(&cluster.pause_archive()));
     if let Err(error) = launched {
         // Logs stay for inspection; processes end.
@@ -66,10 +68,7 @@ pub fn up(options: &Options) -> Result<Cluster> {
 }
 
 /// Starts the stopped components of a running cluster.
-fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
-    let plan = state
-        .read_plan()?
-        .with_context(|| format!("{} has no plan.json", state.path().display()))?;
+fn resume(state: StateDir, plan: Plan, options: &Options) -> Result<Cluster> {
     if plan.kubernetes != options.kubernetes.version() {
         bail!(
             "the cluster in {} runs Kubernetes {}, not {}; end it with `cargo xtask cluster down`, or choose another --name",
@@ -78,17 +77,14 @@ fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
             options.kubernetes.version()
         );
     }
-    if plan.machine != machine_file(&options.machine) {
-        let file = |machine: &Option<PathBuf>| {
-            machine
-                .as_ref()
-                .map_or("none".into(), |file| file.display().to_string())
-        };
+    let running: Vec<_> = plan.nodes.iter().map(|node| node.machine.clone()).collect();
+    let wanted: Vec<_> = options.nodes.iter().map(machine_file).collect();
+    if running != wanted {
         bail!(
-            "the cluster in {} runs with the machine {}, not {}; end it with `cargo xtask cluster down`, or choose another --name",
+            "the cluster in {} runs with the machines {}, not {}; end it with `cargo xtask cluster down`, or choose another --name",
             state.path().display(),
-            file(&plan.machine),
-            file(&machine_file(&options.machine))
+            list_machines(&running),
+            list_machines(&wanted)
         );
     }
     let cluster = Cluster { state, plan };
@@ -96,9 +92,11 @@ fn resume(state: StateDir, options: &Options) -> Result<Cluster> {
         "Find Kubernetes {} running",
         cluster.plan.kubernetes
     ));
-    for status in cluster.components()? {
-        if matches!(status.phase, Phase::Stopped) {
-            cluster.control()?.send(Request::Start(status.component))?;
+    for node in cluster.nodes() {
+        for status in node.components()? {
+            if matches!(status.phase, Phase::Stopped) {
+                node.control()?.send(Request::Start(status.component))?;
+            }
         }
     }
     await_ready(&cluster, &step)?;
@@ -123,7 +121,18 @@ fn machine_file(machine: &Machine) -> Option<PathBuf> {
     }
 }
 
-/// Writes all files that the node reads, and opens the host's port for the API server.
+fn list_machines(machines: &[Option<PathBuf>]) -> String {
+    let names: Vec<_> = machines
+        .iter()
+        .map(|machine| match machine {
+            Some(file) => file.display().to_string(),
+            None => "none".to_owned(),
+        })
+        .collect();
+    names.join(", ")
+}
+
+/// Writes all files that the nodes read, and opens the host's port for the API server.
 fn prepare(
     state: &StateDir,
     options: &Options,
@@ -136,65 +145,94 @@ fn prepare(
         .local_addr()
         .context("read the API server's port")?
         .port();
-    if let Machine::File(file) = &options.machine {
-        fs::copy(file, state.machine())
-            .with_context(|| format!("read the machine {}", file.display()))?;
+    if !tools.seccomp {
+        eprintln!(
+            "  ! libseccomp is missing, so containers run without a seccomp filter (`apt install libseccomp-dev pkg-config`)"
+        );
     }
-    credentials(state, port)?;
-    configuration(state, tools)?;
+    let pki = Pki::generate()?;
+    let mut nodes = vec![];
+    for (index, machine) in NodeIndex::all(options.nodes.len())?
+        .into_iter()
+        .zip(&options.nodes)
+    {
+        nodes.push(prepare_node(state, index, machine, tools, &pki)?);
+    }
+    let admin = kubeconfig(
+        &format!("https://127.0.0.1:{port}"),
+        &pki.authority,
+        pki.control_plane.get("admin")?,
+    );
+    write_private(&state.kubeconfig(), &serde_json::to_string_pretty(&admin)?)?;
     pause_image(tools)?.write(&state.path().join("pause.tar"))?;
     let plan = Plan {
         kubernetes: options.kubernetes.version().to_owned(),
-        machine: machine_file(&options.machine),
         api_port: port,
         cgroup: state.cgroup(),
         kubernetes_dir: tools.kubernetes.clone(),
         helm_dir: tools.helm.clone(),
         binds: binds(tools, build_dir),
-        processes: Component::ALL
-            .into_iter()
-            .filter(|component| {
-                *component != Component::Simulator || options.machine != Machine::None
-            })
-            .map(Component::process)
-            .collect(),
+        nodes,
     };
     state.write_plan(&plan)?;
-    Layout::detect()?.create(&plan.cgroup)?;
+    let names: Vec<_> = plan.nodes.iter().map(|node| node.index.name()).collect();
+    Layout::detect()?.create(&plan.cgroup, &names)?;
     Ok((plan, listener))
 }
 
-fn credentials(state: &StateDir, port: u16) -> Result<()> {
-    let pki = Pki::generate()?;
-    pki.write(&state.pki())?;
-    let inside = "https://127.0.0.1:443";
-    for name in [
-        "admin",
-        "kube-controller-manager",
-        "kube-scheduler",
-        "kubelet",
-    ] {
-        let text = kubeconfig(inside, &pki.authority, pki.identity(name)?).to_string();
-        write_private(&state.config().join(format!("{name}.kubeconfig")), &text)?;
+fn prepare_node(
+    state: &StateDir,
+    node: NodeIndex,
+    machine: &Machine,
+    tools: &Tools,
+    pki: &Pki,
+) -> Result<NodePlan> {
+    let dir = state.node(&node.name());
+    dir.create()?;
+    if let Machine::File(file) = machine {
+        fs::copy(file, dir.machine())
+            .with_context(|| format!("read the machine {}", file.display()))?;
     }
-    let admin = kubeconfig(
-        &format!("https://127.0.0.1:{port}"),
-        &pki.authority,
-        pki.identity("admin")?,
-    );
-    write_private(&state.kubeconfig(), &serde_json::to_string_pretty(&admin)?)
+    credentials(&dir, node, pki)?;
+    configuration(&dir, node, tools)?;
+    let runs = |component: &Component| {
+        component.runs_on(node) && (*component != Component::Simulator || *machine != Machine::None)
+    };
+    Ok(NodePlan {
+        index: node,
+        machine: machine_file(machine),
+        processes: Component::ALL
+            .into_iter()
+            .filter(runs)
+            .map(|component| component.process(node))
+            .collect(),
+    })
 }
 
-fn configuration(state: &StateDir, tools: &Tools) -> Result<()> {
+fn credentials(dir: &NodeDir, node: NodeIndex, pki: &Pki) -> Result<()> {
+    let own = pki.write_node(node, &dir.pki())?;
+    let server = format!("https://{}:443", NodeIndex::CONTROL_PLANE.address());
+    let mut identities = vec![own.get(KUBELET)?];
+    if node == NodeIndex::CONTROL_PLANE {
+        for name in ["admin", "kube-controller-manager", "kube-scheduler"] {
+            identities.push(pki.control_plane.get(name)?);
+        }
+    }
+    for identity in identities {
+        let text = kubeconfig(&server, &pki.authority, identity).to_string();
+        let file = dir.config().join(format!("{}.kubeconfig", identity.name));
+        write_private(&file, &text)?;
+    }
+    Ok(())
+}
+
+fn configuration(state: &NodeDir, node: NodeIndex, tools: &Tools) -> Result<()> {
     let dir = state.config();
     let cni = dir.join("cni");
     fs::create_dir_all(&cni).with_context(|| format!("create {}", cni.display()))?;
     let runc = if tools.seccomp {
         format!("{TOOLS_DIR}/runc/runc")
     } else {
-        eprintln!(
-            "  ! libseccomp is missing, so containers run without a seccomp filter (`apt install libseccomp-dev pkg-config`)"
-        );
         let script = format!("#!/bin/sh\nexec {BUILD_DIR}/drava-node runc \"$@\"\n");
         let file = dir.join("runc");
         fs::write(&file, script).with_context(|| format!("write {}", file.display()))?;
@@ -208,7 +246,7 @@ fn configuration(state: &StateDir, tools: &Tools) -> Result<()> {
             dir.join("kube-scheduler.json"),
             config::kube_scheduler().to_string(),
         ),
-        (cni.join("10-pods.conflist"), config::cni().to_string()),
+        (cni.join("10-pods.conflist"), config::cni(node).to_string()),
         (
             dir.join("containerd.toml"),
             config::containerd(snapshotter(state)?, &runc),
@@ -220,7 +258,7 @@ fn configuration(state: &StateDir, tools: &Tools) -> Result<()> {
 }
 
 /// Selects the snapshotter: an overlay cannot be stacked on another, which a container's root file system often is.
-fn snapshotter(state: &StateDir) -> Result<Snapshotter> {
+fn snapshotter(state: &NodeDir) -> Result<Snapshotter> {
     /// `OVERLAYFS_SUPER_MAGIC` of linux/magic.h.
     const OVERLAYFS: i64 = 0x794c_7630;
     let kind = rustix::fs::statfs(state.path())
@@ -264,70 +302,84 @@ fn pause_image(tools: &Tools) -> Result<Image> {
     })
 }
 
-fn launch(cluster: &Cluster, program: &Path, listener: TcpListener) -> Result<Child> {
-    let log = cluster.state.node_log();
-    let output = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
-    crate::node::launch_command(program, &cluster.state)
-        .stdin(Stdio::from(OwnedFd::from(listener)))
-        .stdout(output.try_clone()?)
-        .stderr(output)
-        .spawn()
-        .with_context(|| format!("run {}", program.display()))
+/// Starts the inits of all nodes, the control plane's first: the other nodes connect to its network.
+fn launch(cluster: &Cluster, program: &Path, listener: TcpListener, step: &Progress) -> Result<()> {
+    let mut listener = Some(OwnedFd::from(listener));
+    for plan in &cluster.plan.nodes {
+        let input = match listener.take() {
+            Some(listener) => listener,
+            None => network_namespace(&cluster.control_plane())?.into(),
+        };
+        let node = Node::new(&cluster.state, plan);
+        let log = node.dir().init_log();
+        let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+        let launcher = crate::node::launch_command(program, &cluster.state, &cluster.plan, plan)
+            .stdin(Stdio::from(input))
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("run {}", program.display()))?;
+        await_init(&node, launcher, step)?;
+    }
+    Ok(())
 }
 
-/// Waits until the launched node is ready or has failed.
-fn wait(cluster: &Cluster, mut launcher: Child, step: &Progress) -> Result<()> {
-    while Control::connect(&cluster.state.control_socket()).is_none() {
+fn network_namespace(node: &Node) -> Result<File> {
+    let path = format!("/proc/{}/ns/net", node.control()?.init.as_raw_pid());
+    File::open(&path).with_context(|| format!("open {path}"))
+}
+
+/// Waits until the launched node's init answers or has failed.
+fn await_init(node: &Node, mut launcher: Child, step: &Progress) -> Result<()> {
+    let (name, log) = (node.name(), node.dir().init_log());
+    while !node.is_running() {
         if let Some(status) = launcher.try_wait().context("wait for the node's init")? {
-            bail!(
-                "the node did not start ({status}):\n{}",
-                tail(&cluster.state.node_log())
-            );
+            bail!("{name} did not start ({status}):\n{}", tail(&log));
         }
         if step.elapsed() > READY_TIMEOUT {
-            bail!(
-                "the node did not start; see its log {}",
-                cluster.state.node_log().display()
-            );
+            bail!("{name} did not start; its log is {}", log.display());
         }
-        step.note("the node's init starts");
+        step.note(format!("the init of {name} starts"));
         sleep(Duration::from_millis(20));
     }
     // The node outlives this command. Where it does not, this thread collects the launcher's exit status.
     std::thread::spawn(move || launcher.wait());
-    await_ready(cluster, step)
+    Ok(())
 }
 
 fn await_ready(cluster: &Cluster, step: &Progress) -> Result<()> {
     loop {
-        let components = cluster.components()?;
-        let unready = components
-            .iter()
-            .find(|status| !matches!(status.phase, Phase::Ready { .. }));
+        let mut unready: Option<(Node, ComponentStatus)> = None;
+        for node in cluster.nodes() {
+            let components = node.components()?;
+            let mut failing = components.into_iter().filter(|status| !status.is_ready());
+            if let Some(status) = failing.clone().find(|s| s.restarts >= TOO_MANY_RESTARTS) {
+                let log = node.log(status.component);
+                bail!(
+                    "{} exits repeatedly; the last lines of {}:\n{}",
+                    status.component,
+                    log.display(),
+                    tail(&log)
+                );
+            }
+            unready = unready.or(failing.next().map(|status| (node, status)));
+        }
         let waiting = match unready {
-            Some(status) => format!("{} is {}", status.component, describe_phase(&status.phase)),
+            Some((node, status)) => format!(
+                "{} of {} is {}",
+                status.component,
+                node.name(),
+                describe_phase(&status.phase)
+            ),
             None => match readiness_blocker(cluster) {
                 None => return Ok(()),
                 Some(lacking) => lacking,
             },
         };
-        let hopeless = components.iter().find(|status| {
-            status.restarts >= TOO_MANY_RESTARTS && !matches!(status.phase, Phase::Ready { .. })
-        });
-        if let Some(status) = hopeless {
-            let log = cluster.log(status.component);
-            bail!(
-                "{} exits repeatedly; the last lines of {}:\n{}",
-                status.component,
-                log.display(),
-                tail(&log)
-            );
-        }
         if step.elapsed() > READY_TIMEOUT {
             bail!(
-                "the cluster is not ready after {} s: {waiting}; see the logs in {}",
+                "the cluster is not ready after {} s: {waiting}; `cargo xtask cluster logs` prints its logs",
                 READY_TIMEOUT.as_secs(),
-                cluster.state.logs().display()
             );
         }
         step.note(waiting);
@@ -346,22 +398,33 @@ fn describe_phase(phase: &Phase) -> String {
     }
 }
 
-/// Returns why no pod can run yet; `None` once the node is ready.
+/// Returns why some node cannot run pods yet; `None` once all nodes are ready.
 fn readiness_blocker(cluster: &Cluster) -> Option<String> {
-    let objects = match cluster.kubectl_output([
-        "get",
-        &format!("node/{NODE_NAME}"),
-        "serviceaccount/default",
-        "--output=json",
-    ]) {
-        Ok(text) => serde_json::from_str(&text).unwrap_or(Value::Null),
-        Err(error) => return Some(format!("{error:#}")),
+    let names: Vec<_> = cluster.nodes().iter().map(Node::name).collect();
+    let objects = names.iter().map(|name| format!("node/{name}"));
+    let objects: Vec<_> = objects
+        .chain(["serviceaccount/default".to_owned()])
+        .collect();
+    let args = ["get", "--output=json"].into_iter();
+    let objects: Value =
+        match cluster.kubectl_output(args.chain(objects.iter().map(String::as_str))) {
+            Ok(text) => serde_json::from_str(&text).unwrap_or(Value::Null),
+            Err(error) => return Some(format!("{error:#}")),
+        };
+    let Some(listed) = objects["items"].as_array() else {
+        return Some("the API server lists no nodes".to_owned());
     };
-    let Some(node) = objects.pointer("/items/0") else {
-        return Some("the API server lists no node".into());
-    };
+    names.iter().find_map(|name| {
+        let node = listed
+            .iter()
+            .find(|node| node["metadata"]["name"] == **name);
+        node_blocker(name, node.unwrap_or(&Value::Null))
+    })
+}
+
+fn node_blocker(name: &str, node: &Value) -> Option<String> {
     if node.pointer("/spec/taints").is_some() {
-        return Some(format!("node {NODE_NAME} is tainted until it is ready"));
+        return Some(format!("node {name} is tainted until it is ready"));
     }
     let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
     let ready =
@@ -369,10 +432,10 @@ fn readiness_blocker(cluster: &Cluster) -> Option<String> {
     match ready {
         Some(condition) if condition["status"] == "True" => None,
         Some(condition) => Some(format!(
-            "node {NODE_NAME} is not ready: {}",
+            "node {name} is not ready: {}",
             condition["message"]
         )),
-        None => Some(format!("node {NODE_NAME} has no Ready condition")),
+        None => Some(format!("node {name} has no Ready condition")),
     }
 }
 

@@ -12,9 +12,9 @@ use rustix::mount::{
 use rustix::process::pivot_root;
 
 use crate::cgroup::Layout;
-use crate::config::{NODE_NAME, SIMULATED_ROOT, STATE_DIR, hosts};
+use crate::config::{NodeIndex, SIMULATED_ROOT, STATE_DIR, hosts};
 use crate::plan::Plan;
-use crate::state::{StateDir, short_hash};
+use crate::state::{NodeDir, short_hash};
 
 /// Directories (or symbolic links) at the host's root that hold programs and libraries.
 const PROGRAMS: [&str; 9] = [
@@ -35,13 +35,13 @@ const SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// Builds the root file system and makes it this process's root.
-pub(super) fn assemble(state: &StateDir, plan: &Plan) -> Result<()> {
+pub(super) fn assemble(state: &NodeDir, node: NodeIndex, plan: &Plan) -> Result<()> {
     // The layout must be read before the host's mounts are gone.
     let cgroups = Layout::detect()?;
     let root = state.root();
     tmpfs(&root, c"mode=755")?;
     programs(&root)?;
-    disk(state, &root)?;
+    disk(state, node, plan, &root)?;
     devices(&root.join("dev"))?;
     for bind in &plan.binds {
         bind_read_only(&bind.source, &below(&root, &bind.target))?;
@@ -75,7 +75,7 @@ fn programs(root: &Path) -> Result<()> {
 }
 
 /// `/etc` and `/var`, stored on the host's disk.
-fn disk(state: &StateDir, root: &Path) -> Result<()> {
+fn disk(state: &NodeDir, node: NodeIndex, plan: &Plan, root: &Path) -> Result<()> {
     let (etc, var) = (state.disk().join("etc"), state.disk().join("var"));
     for dir in [
         &etc,
@@ -91,8 +91,8 @@ fn disk(state: &StateDir, root: &Path) -> Result<()> {
         symlink("../run", &link).with_context(|| format!("link {}", link.display()))?;
     }
     for (name, text) in [
-        ("hosts", hosts()),
-        ("hostname", format!("{NODE_NAME}\n")),
+        ("hosts", hosts(plan.nodes.iter().map(|node| node.index))),
+        ("hostname", format!("{}\n", node.name())),
         ("resolv.conf", String::new()),
         ("nsswitch.conf", "hosts: files dns\n".into()),
         (
@@ -100,7 +100,7 @@ fn disk(state: &StateDir, root: &Path) -> Result<()> {
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n".into(),
         ),
         ("group", "root:x:0:\nnogroup:x:65534:\n".into()),
-        // 32 hexadecimal digits, constant per cluster.
+        // 32 hexadecimal digits, constant per node.
         (
             "machine-id",
             format!("{:0>32}\n", short_hash(plan_identity(state).as_bytes())),
@@ -121,7 +121,7 @@ fn disk(state: &StateDir, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn plan_identity(state: &StateDir) -> String {
+fn plan_identity(state: &NodeDir) -> String {
     state.path().display().to_string()
 }
 

@@ -1,132 +1,100 @@
-//! The node's network: a loopback device with the node's address and the address of the service `kubernetes`.
+//! The networks of the nodes.
 //!
-//! Pods reach both through the bridge of the CNI plugin. No kube-proxy is needed, because the API server listens on
-//! the service's port. Uses rtnetlink(7), so that no `ip` program is needed.
+//! The node with the control plane carries its own address and that of the service `kubernetes` on its loopback device,
+//! and routes between the other nodes. Each of these has one device, `eth0`, whose peer in the first node has the node's
+//! name. Pods reach all addresses through the bridge of the CNI plugin on their node. No kube-proxy is needed, because the
+//! API server listens on the service's port.
 
-use std::net::Ipv4Addr;
+use std::fs::{self, File};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::thread;
 
-use anyhow::{Context as _, Result, bail};
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
+use anyhow::{Context as _, Result, anyhow};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::config::{NODE_IP, SERVICE_IP};
+use super::netlink::{Destination, LOOPBACK, Request};
+use crate::config::{NodeIndex, POD_PREFIX_LENGTH, SERVICE_IP};
 
-/// Index of `lo`, the first device of every network namespace.
-const LOOPBACK: u32 = 1;
+/// Device of a node without the control plane.
+const UPLINK: &str = "eth0";
 
-// linux/rtnetlink.h, linux/netlink.h, linux/if.h, linux/if_addr.h
-const RTM_NEWLINK: u16 = 16;
-const RTM_NEWADDR: u16 = 20;
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_REQUEST: u16 = 0x1;
-const NLM_F_ACK: u16 = 0x4;
-const NLM_F_REPLACE: u16 = 0x100;
-const NLM_F_CREATE: u16 = 0x400;
-const IFF_UP: u32 = 0x1;
-const IFA_ADDRESS: u16 = 1;
-const IFA_LOCAL: u16 = 2;
-const AF_INET: u8 = 2;
-
-/// Enables the loopback device and adds the node's addresses.
-pub(super) fn configure() -> Result<()> {
-    send_request(&link_up(LOOPBACK)).context("enable the loopback device")?;
-    for address in [NODE_IP, SERVICE_IP] {
-        let parsed: Ipv4Addr = address
-            .parse()
-            .with_context(|| format!("read the address {address}"))?;
-        send_request(&add_address(LOOPBACK, parsed))
+/// Sets up the network of the node with the control plane.
+pub(super) fn carry_service(node: NodeIndex) -> Result<()> {
+    enable_loopback()?;
+    for address in [node.address(), SERVICE_IP] {
+        Request::add_address(LOOPBACK, address)
+            .send()
             .with_context(|| format!("give the node the address {address}"))?;
     }
-    Ok(())
+    enable_forwarding()
 }
 
-/// `RTM_NEWLINK` with `struct ifinfomsg`: set the flag `IFF_UP`.
-fn link_up(index: u32) -> Vec<u8> {
-    let mut body = vec![0; 4]; // family, padding, type
-    body.extend(index.to_ne_bytes());
-    body.extend(IFF_UP.to_ne_bytes()); // flags
-    body.extend(IFF_UP.to_ne_bytes()); // which flags to change
-    message(RTM_NEWLINK, 0, &body)
+/// Sets up the network of another node, with `router` in the network namespace `namespace` as its router.
+pub(super) fn attach(node: NodeIndex, router: NodeIndex, namespace: &OwnedFd) -> Result<()> {
+    enable_loopback()?;
+    let own = File::open("/proc/thread-self/ns/net").context("open the network namespace")?;
+    // A namespace belongs to a thread, and this one ends in the router's.
+    thread::scope(|scope| {
+        scope
+            .spawn(|| connect_router(node, router, namespace.as_fd(), own.as_fd()))
+            .join()
+            .map_err(|_| anyhow!("the thread in the router's network namespace panicked"))?
+    })
+    .with_context(|| format!("connect the node to {}", router.name()))?;
+    let device = device(UPLINK)?;
+    Request::add_address(device, node.address()).send()?;
+    Request::enable(device).send()?;
+    let source = node.address();
+    let neighbor = Destination::Network(router.address(), 32);
+    Request::add_route(neighbor, None, device, source)
+        .send()
+        .context("add the route to the router")?;
+    Request::add_route(Destination::Default, Some(router.address()), device, source)
+        .send()
+        .context("add the default route")?;
+    enable_forwarding()
 }
 
-/// `RTM_NEWADDR` with `struct ifaddrmsg`: the address of a single host.
-fn add_address(index: u32, address: Ipv4Addr) -> Vec<u8> {
-    let mut body = vec![AF_INET, 32, 0, 0]; // family, prefix length, flags, scope
-    body.extend(index.to_ne_bytes());
-    for kind in [IFA_LOCAL, IFA_ADDRESS] {
-        body.extend(8_u16.to_ne_bytes()); // length of the attribute with its header
-        body.extend(kind.to_ne_bytes());
-        body.extend(address.octets());
-    }
-    message(RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, &body)
+/// Moves this thread to the router's network namespace, and creates the pair of devices and the routes to the node.
+fn connect_router(
+    node: NodeIndex,
+    router: NodeIndex,
+    namespace: BorrowedFd<'_>,
+    nodes_namespace: BorrowedFd<'_>,
+) -> Result<()> {
+    move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))
+        .context("enter the router's network namespace")?;
+    Request::add_veth(&node.name(), UPLINK, nodes_namespace)
+        .send()
+        .context("create the pair of devices")?;
+    let device = device(&node.name())?;
+    Request::enable(device).send()?;
+    let source = router.address();
+    let neighbor = Destination::Network(node.address(), 32);
+    Request::add_route(neighbor, None, device, source)
+        .send()
+        .context("add the route to the node")?;
+    let pods = Destination::Network(node.pod_network(), POD_PREFIX_LENGTH);
+    Request::add_route(pods, Some(node.address()), device, source)
+        .send()
+        .context("add the route to the node's pods")
 }
 
-/// Puts `struct nlmsghdr` before `body`.
-fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(16 + body.len()).unwrap_or(u32::MAX);
-    let mut message = length.to_ne_bytes().to_vec();
-    message.extend(kind.to_ne_bytes());
-    message.extend((flags | NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
-    message.extend([0; 8]); // sequence number, port
-    message.extend(body);
-    message
+fn enable_loopback() -> Result<()> {
+    Request::enable(LOOPBACK)
+        .send()
+        .context("enable the loopback device")
 }
 
-fn send_request(request: &[u8]) -> Result<()> {
-    let socket =
-        socket(AddressFamily::NETLINK, SocketType::RAW, None).context("open a netlink socket")?;
-    sendto(
-        &socket,
-        request,
-        SendFlags::empty(),
-        &SocketAddrNetlink::new(0, 0),
-    )
-    .context("send a netlink message")?;
-    let mut answer = [0; 4096];
-    let (length, _) =
-        recv(&socket, &mut answer[..], RecvFlags::empty()).context("receive a netlink message")?;
-    acknowledged(answer.get(..length).unwrap_or_default())
+/// Lets the node forward packets between its pods and other nodes.
+fn enable_forwarding() -> Result<()> {
+    fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("enable IP forwarding")
 }
 
-/// Parses an `NLMSG_ERROR` message, whose error number is 0 for success.
-fn acknowledged(answer: &[u8]) -> Result<()> {
-    let (Some(kind), Some(error)) = (answer.get(4..6), answer.get(16..20)) else {
-        bail!("the kernel's answer is truncated")
-    };
-    if kind != NLMSG_ERROR.to_ne_bytes() {
-        bail!("unexpected message type of the kernel: {kind:?}");
-    }
-    match i32::from_ne_bytes(error.try_into()?) {
-        0 => Ok(()),
-        error => Err(Errno::from_raw_os_error(-error).into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn encodes_messages_in_kernel_layout() {
-        let up = link_up(1);
-        assert_eq!(up.len(), 32);
-        assert_eq!(up[..8], [32, 0, 0, 0, 16, 0, 5, 0]);
-        assert_eq!(up[20..32], [1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]);
-        let address = add_address(1, Ipv4Addr::new(10, 95, 0, 1));
-        assert_eq!(address.len(), 40);
-        assert_eq!(address[24..32], [8, 0, 2, 0, 10, 95, 0, 1]);
-    }
-
-    #[test]
-    fn returns_error_number_of_rejected_request() {
-        let mut answer = message(NLMSG_ERROR, 0, &(-1_i32).to_ne_bytes());
-        assert_eq!(
-            acknowledged(&answer).unwrap_err().downcast_ref(),
-            Some(&Errno::PERM)
-        );
-        answer[16..20].copy_from_slice(&0_i32.to_ne_bytes());
-        acknowledged(&answer).unwrap();
-        assert!(acknowledged(&answer[..10]).is_err());
-    }
+/// Returns the index of a device of this thread's network namespace.
+fn device(name: &str) -> Result<u32> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).context("open a socket")?;
+    name_to_index(&socket, name).with_context(|| format!("find the network device {name}"))
 }

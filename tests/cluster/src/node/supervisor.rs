@@ -216,7 +216,7 @@ impl Supervisor {
     fn service(&mut self, component: Component) -> Result<&mut Service> {
         self.services
             .get_mut(&component)
-            .with_context(|| format!("the cluster has no component {component}"))
+            .with_context(|| format!("the node has no component {component}"))
     }
 
     fn status(&self) -> Vec<ComponentStatus> {

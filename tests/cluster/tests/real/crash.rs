@@ -20,9 +20,12 @@ fn repairs_killed_start() {
     };
     let moments = [
         ("the plan is written", "plan.json"),
-        ("the node's lock is taken", "node.lock"),
-        ("the node's init listens", "control.sock"),
-        ("the API server starts", "logs/kube-apiserver.log"),
+        ("the node's lock is taken", "nodes/node-0/node.lock"),
+        ("the node's init listens", "nodes/node-0/control.sock"),
+        (
+            "the API server starts",
+            "nodes/node-0/logs/kube-apiserver.log",
+        ),
     ];
     for (moment, file) in moments {
         // State of an earlier round would be mistaken for this round's.
@@ -69,7 +72,7 @@ fn start_in_a_child() {
     let state = PathBuf::from(env::var_os(CHILD_STATE).expect("started by another test"));
     up(&Options {
         state,
-        machine: Machine::None,
+        nodes: vec![Machine::None],
         ..Options::named("child")
     })
     .unwrap();
@@ -81,7 +84,7 @@ fn replaces_crashed_node() {
         return;
     };
     let cluster = trial.up();
-    let init = cluster.node_path(Path::new("/")).unwrap();
+    let init = cluster.control_plane().path(Path::new("/")).unwrap();
     let pid = init.components().nth(2).unwrap().as_os_str().to_owned();
     assert!(
         Command::new("kill")
@@ -113,8 +116,9 @@ fn stops_starts_and_restarts_components() {
         return;
     };
     let cluster = trial.up();
+    let node = cluster.control_plane();
     let status = |component: Component| {
-        let all = cluster.components().unwrap();
+        let all = node.components().unwrap();
         all.into_iter()
             .find(|status| status.component == component)
             .unwrap()
@@ -124,14 +128,14 @@ fn stops_starts_and_restarts_components() {
     let Phase::Ready { pid: before } = status(Component::Kubelet).phase else {
         panic!("kubelet is not ready")
     };
-    cluster.kill(Component::Kubelet).unwrap();
+    node.kill(Component::Kubelet).unwrap();
     wait_until(
         "kubelet was restarted",
         || matches!(status(Component::Kubelet), s if s.restarts == 1 && matches!(s.phase, Phase::Ready { pid } if pid != before)),
     );
 
     // A stopped component stays stopped until the next start.
-    cluster.stop(Component::KubeScheduler).unwrap();
+    node.stop(Component::KubeScheduler).unwrap();
     assert_eq!(status(Component::KubeScheduler).phase, Phase::Stopped);
     assert!(!cluster.status().unwrap().ready);
     let again = trial.up();
@@ -141,14 +145,13 @@ fn stops_starts_and_restarts_components() {
     );
 
     // Clients retry while the API server restarts.
-    cluster.restart(Component::KubeApiserver).unwrap();
+    node.restart(Component::KubeApiserver).unwrap();
     wait_until("the API server answers", || {
         cluster.kubectl_output(["get", "nodes"]).is_ok()
     });
 
     assert!(
-        cluster
-            .stop(Component::Simulator)
+        node.stop(Component::Simulator)
             .unwrap_err()
             .to_string()
             .contains("has no component simulator-machine")

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails on the first error")]
 
 mod crash;
+mod nodes;
 mod pod;
 mod rejections;
 mod traces;

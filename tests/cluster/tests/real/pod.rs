@@ -17,7 +17,7 @@ const POD: &str = r#"{
 }"#;
 
 /// Loads an image with this cluster's kubectl.
-fn load_kubectl(cluster: &Cluster, dir: &Path) {
+pub(crate) fn load_kubectl(cluster: &Cluster, dir: &Path) {
     let mut layer = Layer::with_merged_usr();
     layer
         .copy(
@@ -42,7 +42,7 @@ fn load_kubectl(cluster: &Cluster, dir: &Path) {
     cluster.load_image(&archive).unwrap();
 }
 
-fn apply(cluster: &Cluster, manifest: &str) {
+pub(crate) fn apply(cluster: &Cluster, manifest: &str) {
     let mut apply = cluster.kubectl();
     apply
         .args(["apply", "-f", "-"])
@@ -71,8 +71,11 @@ fn runs_pod_and_leaves_no_trace() {
     assert!(kubectl(&cluster, &["version"]).contains("Server Version: v1.37.1"));
 
     // A second start reuses the running cluster.
-    let init = cluster.node_path(Path::new("/")).unwrap();
-    assert_eq!(trial.up().node_path(Path::new("/")).unwrap(), init);
+    let init = cluster.control_plane().path(Path::new("/")).unwrap();
+    assert_eq!(
+        trial.up().control_plane().path(Path::new("/")).unwrap(),
+        init
+    );
 
     let dir = tempfile::tempdir().unwrap();
     load_kubectl(&cluster, dir.path());

@@ -27,12 +27,12 @@ fn rejects_options_that_differ_from_running_cluster() {
         "{message}"
     );
     let other = Options {
-        machine: Machine::default(),
+        nodes: vec![Machine::default()],
         ..trial.options.clone()
     };
     let message = up(&other).unwrap_err().to_string();
     assert!(
-        message.contains("runs with the machine none, not") && message.contains("cluster down"),
+        message.contains("runs with the machines none, not") && message.contains("cluster down"),
         "{message}"
     );
 }

@@ -24,7 +24,7 @@ impl Trial {
         }
         let lock = lock_host().unwrap();
         let options = Options {
-            machine: Machine::None,
+            nodes: vec![Machine::None],
             ..Options::named(&format!("test-{name}"))
         };
         down(&options.state).unwrap();
@@ -65,9 +65,9 @@ pub(crate) fn is_skipped() -> bool {
     true
 }
 
-/// Runs a shell command line in the node.
+/// Runs a shell command line in the first node.
 pub(crate) fn in_node(cluster: &Cluster, line: &str) -> String {
-    let mut shell = cluster.command("sh").unwrap();
+    let mut shell = cluster.control_plane().command("sh").unwrap();
     shell.args(["-c", line]).stdin(Stdio::null());
     let output = process::output(&mut shell, Limit::REQUEST).unwrap();
     assert!(
