@@ -47,7 +47,6 @@ const KNOWN: &[(&str, &str, &[&str])] = &[
             "virtual_memory",
         ],
     ),
-    ("simulator-machine", "", &["channel", "kernel"]),
 ];
 
 /// A module: the names from the crate's root.

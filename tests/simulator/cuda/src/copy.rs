@@ -8,8 +8,7 @@
 //! form.
 
 use simulator_machine::description::Pcie;
-use simulator_machine::kernel::Nanos;
-use simulator_machine::kernel::engine::{Direction, Work};
+use simulator_machine::protocol::{Direction, Nanos, Work};
 
 use crate::abi::{Address, CudaResult, entry_points};
 use crate::driver::{Driver, State, driver};

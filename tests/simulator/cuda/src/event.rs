@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_float, c_uint};
 
 use simulator_machine::channel::EVENTS;
-use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::Work;
 
 use crate::abi::{CudaResult, Out, entry_points};
 use crate::capture::CapturedPoint;

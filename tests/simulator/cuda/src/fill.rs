@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
-use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::Work;
 
 use crate::abi::{CudaResult, entry_points};
 use crate::copy::{Completion, MAX_STORED_BYTES, nanos_for};

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 use std::time::Duration;
 
-use simulator_machine::channel::{Action, Command};
-use simulator_machine::kernel::engine::Work;
-use simulator_machine::protocol::ContextId;
+use simulator_machine::protocol::{Action, Command, ContextId, Work};
 use simulator_machine::server::now;
 
 use crate::abi::{CudaResult, entry_points};

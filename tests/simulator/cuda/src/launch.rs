@@ -3,8 +3,7 @@
 use std::ffi::{c_uint, c_void};
 
 use simulator_machine::description::Compute;
-use simulator_machine::kernel::Nanos;
-use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::{Nanos, Work};
 
 use crate::abi::{CudaResult, In, entry_points};
 use crate::driver::{Driver, State};

@@ -1,6 +1,6 @@
 //! Operations of streams: executed immediately, by a graph, or captured into one.
 
-use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::Work;
 
 use crate::abi::CudaResult;
 use crate::driver::{Driver, State};

@@ -8,9 +8,8 @@ use std::ffi::{c_int, c_uint};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use simulator_machine::channel::{Action, Command, STREAMS};
-use simulator_machine::kernel::engine::Work;
-use simulator_machine::protocol::ContextId;
+use simulator_machine::channel::STREAMS;
+use simulator_machine::protocol::{Action, Command, ContextId, Work};
 use simulator_machine::server::now;
 
 use crate::abi::{CudaResult, Out, entry_points};

@@ -19,9 +19,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::thread::futex;
 
-use crate::kernel::Nanos;
-use crate::kernel::engine::{Direction, Work};
-use crate::protocol::ContextId;
+use crate::protocol::{Action, Command, ContextId, Direction, Nanos, Work};
 
 /// Most streams of one process.
 pub const STREAMS: u32 = 1 << 14;
@@ -80,30 +78,6 @@ struct EventCell {
     recording: AtomicU64,
     /// Time of the last completed recording.
     at: AtomicU64,
-}
-
-/// A command of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Command {
-    /// Submission time on the client's clock (`CLOCK_MONOTONIC`).
-    pub at: Nanos,
-    /// Context of the stream.
-    pub context: ContextId,
-    /// Stream cell.
-    pub stream: u32,
-    /// Ticket of the work in its stream.
-    pub ticket: u64,
-    /// Action.
-    pub action: Action,
-}
-
-/// The action of a [`Command`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Append work to the stream.
-    Submit(Work),
-    /// The host function with this ticket has returned.
-    HostDone,
 }
 
 impl Command {

@@ -9,11 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::channel::{Action, Command};
 use crate::description::MachineDescription;
 use crate::protocol::{
-    AllocationId, CardEvent, CardIndex, CardState, ClientKind, ContextId, InstanceId, PROTOCOL,
-    ProcessPhase, ProcessState, Refusal, Reply, Request,
+    Action, AllocationId, CardEvent, CardIndex, CardState, ClientKind, Command, ContextId,
+    InstanceId, Nanos, PROTOCOL, ProcessPhase, ProcessState, Refusal, Reply, Request,
 };
 
 mod accounting;
@@ -34,9 +33,6 @@ pub use faults::Faults;
 pub use ledger::PAGE_BYTES;
 use memory::{Allocation, Holder};
 pub use status::{CardStatus, MachineStatus, ProcessStatus};
-
-/// Nanoseconds of the monotonic clock.
-pub type Nanos = u64;
 
 /// Id of one connection, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,12 +10,14 @@ use crate::description::MachineDescription;
 mod accounting;
 mod card;
 mod checkpoint;
+mod command;
 mod mig;
 mod samples;
 
 pub use accounting::{AccountingReply, AccountingRequest, AccountingStats};
 pub use card::{CardState, ProcessState, ReportedValue, Utilization};
 pub use checkpoint::{CheckpointAction, ProcessPhase};
+pub use command::{Action, Command, Direction, Nanos, Work};
 pub use mig::{
     ComputeInstanceState, GpuInstanceState, InstanceId, MigActivation, MigReply, MigRequest,
     MigState,

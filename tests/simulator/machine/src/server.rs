@@ -23,8 +23,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::channel::Channel;
 use crate::control::{self, Answer};
 use crate::description::MachineDescription;
-use crate::kernel::{ClientId, Effect, Kernel, Nanos};
-use crate::protocol::{ClientKind, ExportId, Refusal, Reply, Request};
+use crate::kernel::{ClientId, Effect, Kernel};
+use crate::protocol::{ClientKind, ExportId, Nanos, Refusal, Reply, Request};
 use crate::root::{DriverRoot, LayOutError, Layout};
 use crate::wire::WireError;
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
 
-use simulator_machine::kernel::engine::Work;
+use simulator_machine::protocol::Work;
 
 use super::plan::{self, Step, flatten};
 use super::{NO_NODE, Node};

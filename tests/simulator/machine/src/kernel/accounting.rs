@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::protocol::{
-    AccountingReply, AccountingRequest, AccountingStats, CardIndex, Refusal, Reply,
+    AccountingReply, AccountingRequest, AccountingStats, CardIndex, Nanos, Refusal, Reply,
 };
 
-use super::{Kernel, Nanos};
+use super::Kernel;
 
 /// Most accounted processes; the oldest ended one is dropped first.
 pub const ACCOUNTED_PROCESSES: u32 = 4000;

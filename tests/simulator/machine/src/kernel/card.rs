@@ -1,9 +1,8 @@
 //! One GPU: memory, engine and sensors.
 
 use crate::description::CardModel;
-use crate::protocol::Utilization;
+use crate::protocol::{Nanos, Utilization};
 
-use super::Nanos;
 use super::accounting::Accounting;
 use super::engine::{Engine, SAMPLE_PERIOD};
 use super::faults::Faults;

@@ -14,20 +14,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::protocol::{ContextId, InstanceId};
-
-use super::Nanos;
+use crate::protocol::{ContextId, Direction, InstanceId, Nanos, Work};
 
 mod context;
+mod outcome;
 mod samples;
 mod time_slicing;
-mod work;
 
 use context::{Context, Item};
+pub use outcome::Outcome;
 use samples::{BusyPart, Samples};
 pub use samples::{Counters, SAMPLE_PERIOD, Sample};
 use time_slicing::{Part, TimeSlicing};
-pub use work::{Direction, Outcome, Work};
 
 /// Compute engine of one GPU.
 #[derive(Debug)]

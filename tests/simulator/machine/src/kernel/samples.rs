@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::protocol::{CardIndex, CountersState, ProcessSample, Refusal, Reply, SampleState};
+use crate::protocol::{
+    CardIndex, CountersState, Nanos, ProcessSample, Refusal, Reply, SampleState,
+};
 
+use super::Kernel;
 use super::engine::{SAMPLE_PERIOD, Sample};
-use super::{Kernel, Nanos};
 
 /// Divisor: part of the busy time in which memory is in use.
 const MEMORY_SHARE: u32 = 2;

@@ -7,8 +7,9 @@ use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::channel::{Channel, Command};
+use crate::channel::Channel;
 use crate::kernel::ClientId;
+use crate::protocol::Command;
 use crate::server::view::Namespace;
 use crate::wire::{self, WireError};
 

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::protocol::ContextId;
+use crate::protocol::{ContextId, Nanos, Work};
 
+use super::Outcome;
 use super::time_slicing::Part;
-use super::{Nanos, Outcome, Work};
 
 #[derive(Debug, Default)]
 pub(super) struct Context {

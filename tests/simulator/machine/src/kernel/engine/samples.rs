@@ -3,9 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::protocol::ContextId;
-
-use super::super::Nanos;
+use crate::protocol::{ContextId, Nanos};
 
 /// Length of a sampling period.
 pub const SAMPLE_PERIOD: Nanos = 1_000_000_000 / 6;

@@ -1,8 +1,6 @@
 //! Time slicing between the contexts of one part of a GPU.
 
-use crate::protocol::{ContextId, InstanceId};
-
-use super::Nanos;
+use crate::protocol::{ContextId, InstanceId, Nanos};
 
 /// A part of a GPU with its own multiprocessors: a compute instance, or `None` for the whole GPU.
 /// Parts run concurrently.

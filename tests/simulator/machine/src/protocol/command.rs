@@ -1,8 +1,33 @@
-//! Work of streams and its outcomes.
+//! Commands of CUDA clients to their GPUs, passed through the [`channel`](crate::channel).
 
-use crate::protocol::ContextId;
+use super::ContextId;
 
-use super::Nanos;
+/// Nanoseconds of the monotonic clock.
+pub type Nanos = u64;
+
+/// A command of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Submission time on the client's clock (`CLOCK_MONOTONIC`).
+    pub at: Nanos,
+    /// Context of the stream.
+    pub context: ContextId,
+    /// Stream cell.
+    pub stream: u32,
+    /// Ticket of the work in its stream.
+    pub ticket: u64,
+    /// Action.
+    pub action: Action,
+}
+
+/// The action of a [`Command`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Append work to the stream.
+    Submit(Work),
+    /// The host function with this ticket has returned.
+    HostDone,
+}
 
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,38 +71,4 @@ pub enum Work {
     },
     /// Waits until the program has run a host function.
     Host,
-}
-
-/// An outcome of advancing time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A stream completed everything up to a ticket.
-    Completed {
-        /// Context.
-        context: ContextId,
-        /// Stream cell.
-        stream: u32,
-        /// Last completed ticket.
-        ticket: u64,
-    },
-    /// An event was reached.
-    Recorded {
-        /// Context.
-        context: ContextId,
-        /// Event cell.
-        event: u32,
-        /// Recording number.
-        recording: u64,
-        /// Time on the GPU.
-        at: Nanos,
-    },
-    /// A host function is due; [`super::Engine::host_done`] must follow.
-    HostCall {
-        /// Context.
-        context: ContextId,
-        /// Stream cell.
-        stream: u32,
-        /// The work's ticket.
-        ticket: u64,
-    },
 }
