@@ -6,8 +6,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::error::CudaError;
-use crate::types::CUresult;
+use crate::error::{CUresult, CudaError};
 
 /// Result of the body of an entry point.
 pub(crate) type CudaResult<T = ()> = Result<T, CudaError>;
@@ -59,20 +58,20 @@ macro_rules! entry_points {
         $(
             $(#[$meta])*
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $symbol $parameters -> $crate::types::CUresult {
+            unsafe extern "C" fn $symbol $parameters -> $crate::error::CUresult {
                 $(let $default = $crate::types::CUstream::LEGACY;)?
                 $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
             }
             $(
                 #[unsafe(no_mangle)]
-                unsafe extern "C" fn $ptsz $parameters -> $crate::types::CUresult {
+                unsafe extern "C" fn $ptsz $parameters -> $crate::error::CUresult {
                     let $given = $given.or_per_thread();
                     $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
                 }
             )?
             $(
                 #[unsafe(no_mangle)]
-                unsafe extern "C" fn $ptds $parameters -> $crate::types::CUresult {
+                unsafe extern "C" fn $ptds $parameters -> $crate::error::CUresult {
                     let $default = $crate::types::CUstream::PER_THREAD;
                     $crate::abi::code(move || -> $crate::abi::CudaResult { $body })
                 }

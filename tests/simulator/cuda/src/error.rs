@@ -1,12 +1,11 @@
 //! `CUresult` codes with their names and texts.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_uint};
 
 use simulator_machine::client::ClientError;
 use simulator_machine::protocol::Refusal;
 
-use crate::abi::{Out, entry_points};
-use crate::types::CUresult;
+pub(crate) type CUresult = c_uint;
 
 macro_rules! errors {
     ($($name:ident = $value:literal, $symbol:literal, $text:literal;)*) => {
@@ -17,7 +16,8 @@ macro_rules! errors {
             $($name = $value,)*
         }
 
-        fn name(code: CUresult) -> Option<(&'static CStr, &'static CStr)> {
+        /// Returns the name and the text of a code.
+        pub(crate) fn name(code: CUresult) -> Option<(&'static CStr, &'static CStr)> {
             match code {
                 0 => Some((c"CUDA_SUCCESS", c"no error")),
                 $($value => Some(($symbol, $text)),)*
@@ -116,29 +116,6 @@ impl From<rustix::io::Errno> for CudaError {
         match errno {
             rustix::io::Errno::NOMEM => Self::OutOfMemory,
             _ => Self::OperatingSystem,
-        }
-    }
-}
-
-entry_points! {
-    "cuGetErrorString" 6000 fn cuGetErrorString(code: CUresult, text: Out<*const c_char>) {
-        describe(code, text, |(_, text)| text)
-    }
-    "cuGetErrorName" 6000 fn cuGetErrorName(code: CUresult, text: Out<*const c_char>) {
-        describe(code, text, |(name, _)| name)
-    }
-}
-
-fn describe(
-    code: CUresult,
-    text: Out<*const c_char>,
-    part: impl Fn((&'static CStr, &'static CStr)) -> &'static CStr,
-) -> Result<(), CudaError> {
-    match name(code) {
-        Some(names) => text.set(part(names).as_ptr()),
-        None => {
-            text.set(std::ptr::null())?;
-            Err(CudaError::InvalidValue)
         }
     }
 }

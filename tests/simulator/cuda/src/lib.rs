@@ -27,6 +27,7 @@ mod device;
 mod driver;
 mod enumerate;
 mod error;
+mod error_names;
 mod event;
 mod external;
 mod fill;

@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::abi::{CudaResult, EntryPoint, Out, Text, entry_points};
 use crate::error::CudaError;
 use crate::{
-    array, capture, checkpoint, context, copy, device, error, event, external, fill, graph, green,
-    host, ipc, launch, library, managed, memory, module, multicast, pointer, pool, stream,
+    array, capture, checkpoint, context, copy, device, error_names, event, external, fill, graph,
+    green, host, ipc, launch, library, managed, memory, module, multicast, pointer, pool, stream,
     stream_memory, unlisted, virtual_memory,
 };
 
@@ -20,7 +20,7 @@ const TABLES: &[&[EntryPoint]] = &[
     copy::BATCH_ENTRY_POINTS,
     copy::SHAPED_ENTRY_POINTS,
     device::ENTRY_POINTS,
-    error::ENTRY_POINTS,
+    error_names::ENTRY_POINTS,
     event::ENTRY_POINTS,
     external::ENTRY_POINTS,
     fill::ENTRY_POINTS,

@@ -26,7 +26,6 @@ pub(crate) use resource::{
     CUexternalMemoryHandleDesc, CUmulticastObjectProp,
 };
 
-pub(crate) type CUresult = c_uint;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
 

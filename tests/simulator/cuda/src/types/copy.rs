@@ -3,7 +3,6 @@
 use std::ffi::c_uint;
 
 use super::{CUarray, CUcontext, CUdeviceptr, CUmemLocation};
-use crate::abi::CudaResult;
 use crate::error::CudaError;
 
 /// `CUmemorytype`
@@ -136,7 +135,7 @@ impl CUmemcpy3DOperand {
     pub(crate) const ARRAY: c_uint = 2;
 
     /// The array handle of an array operand.
-    pub(crate) fn array(&self) -> CudaResult<CUarray> {
+    pub(crate) fn array(&self) -> Result<CUarray, CudaError> {
         let handle = usize::try_from(self.place[0]);
         handle.map(CUarray).map_err(|_| CudaError::InvalidHandle)
     }
