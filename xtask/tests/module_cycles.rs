@@ -17,35 +17,6 @@ const EXCLUDED: [(&str, &str); 1] = [(
     "its modules are restructured together with the limiter",
 )];
 
-/// Cycles that are to be removed: crate, parent module, and the modules of the cycle. Removed cycles leave this list.
-const KNOWN: &[(&str, &str, &[&str])] = &[(
-    "simulator-cuda",
-    "",
-    &[
-        "array",
-        "capture",
-        "context",
-        "driver",
-        "enumerate",
-        "event",
-        "external",
-        "graph",
-        "green",
-        "host",
-        "ipc",
-        "launch",
-        "library",
-        "memory",
-        "module",
-        "multicast",
-        "operation",
-        "pool",
-        "stream",
-        "stream_memory",
-        "virtual_memory",
-    ],
-)];
-
 /// A module: the names from the crate's root.
 type Module = Vec<String>;
 
@@ -274,18 +245,7 @@ fn crates() -> Result<Vec<(String, PathBuf)>> {
 }
 
 #[test]
-fn crates_have_no_module_cycles_but_known_ones() {
-    let known: BTreeSet<(String, Cycle)> = KNOWN
-        .iter()
-        .map(|(name, parent, modules)| {
-            let modules = modules.iter().map(|module| (*module).to_owned());
-            let cycle = Cycle {
-                parent: (*parent).to_owned(),
-                modules: modules.collect(),
-            };
-            ((*name).to_owned(), cycle)
-        })
-        .collect();
+fn crates_have_no_module_cycles() {
     let crates = crates().unwrap();
     for (excluded, reason) in EXCLUDED {
         let folder = crates.iter().find(|(name, _)| name == excluded);
@@ -303,10 +263,7 @@ fn crates_have_no_module_cycles_but_known_ones() {
             cycles.map(|cycle| (name.clone(), cycle))
         })
         .collect();
-    let new: Vec<_> = found.difference(&known).collect();
-    assert!(new.is_empty(), "new cycles between modules: {new:#?}");
-    let gone: Vec<_> = known.difference(&found).collect();
-    assert!(gone.is_empty(), "remove these cycles from KNOWN: {gone:#?}");
+    assert!(found.is_empty(), "cycles between modules: {found:#?}");
 }
 
 fn sources(modules: &[(&str, &str)]) -> Sources {

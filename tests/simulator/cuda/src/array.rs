@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::types::{
     CUarray, CUarray3DDescriptor, CUarray3DDescriptorV1, CUarrayDescriptor, CUarrayDescriptorV1,

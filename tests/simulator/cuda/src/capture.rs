@@ -9,8 +9,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 
+use crate::State;
 use crate::abi::{CudaResult, In, InOut, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
 use crate::stream::{Stream, this_thread};

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 
 use simulator_machine::kernel::PAGE_BYTES;
-use simulator_machine::protocol::{ContextId, Reply, Request};
+use simulator_machine::protocol::{CardIndex, ContextId, InstanceId, MigRequest, Reply, Request};
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::heap::Heap;
-use crate::stream::wait_for;
 use crate::types::{CUcontext, CUctxCreateParams, CUdevice};
 
 mod current;
@@ -96,7 +96,7 @@ impl State {
             return Err(CudaError::Unknown);
         };
         if let Some(instance) = &used.instance {
-            instance.attach_context(driver, card, id)?;
+            enter_instance(driver, card, instance.id, id)?;
         }
         let handle = CUcontext(self.handle());
         let context = Context {
@@ -368,6 +368,21 @@ entry_points! {
     }
 }
 
+/// Moves a new context into a MIG device. Destroys the context if the instance has no free memory.
+fn enter_instance(
+    driver: &Driver,
+    card: CardIndex,
+    instance: InstanceId,
+    context: ContextId,
+) -> CudaResult {
+    let request = MigRequest::Enter { context, instance };
+    let entered = driver.request(&Request::Mig { card, request });
+    if entered.is_err() {
+        driver.request(&Request::DestroyContext { context })?;
+    }
+    entered.map(drop)
+}
+
 fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> CudaResult {
     if context.is_null() {
         return Err(CudaError::InvalidValue);
@@ -381,7 +396,7 @@ fn create(context: Out<CUcontext>, flags: c_uint, device: CUdevice) -> CudaResul
 /// Waits for all work of a context.
 pub(crate) fn drain(driver: &Driver, context: CUcontext) -> CudaResult {
     let points = driver.state().points_of_context(driver, context);
-    wait_for(driver, &points)
+    driver.wait_for(&points)
 }
 
 /// `cuCtxDetach`: the last detach destroys the context.

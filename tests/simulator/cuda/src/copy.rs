@@ -10,12 +10,13 @@
 use simulator_machine::description::Pcie;
 use simulator_machine::protocol::{Direction, Nanos, Work};
 
+use crate::State;
 use crate::abi::{Address, CudaResult, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::memory::RangeKind;
 use crate::operation::{Operation, enqueue};
-use crate::stream::{Point, Stream, wait_for};
+use crate::stream::Stream;
 use crate::types::{
     CUarray, CUcontext, CUdeviceptr, CUmemcpy3D, CUmemcpy3DSide, CUstream, MemoryType,
 };
@@ -328,7 +329,7 @@ pub(crate) fn copy(copy: CUmemcpy3D, stream: CUstream, completion: Completion) -
     }
     let point = enqueue(stream, |_, _, _| Ok(Operation::Copy(copy)))?;
     match (point, completion) {
-        (Some(point), Completion::Awaited) => wait_for(driver()?, &[point]),
+        (Some(point), Completion::Awaited) => driver()?.wait_for(&[point]),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! State of the driver in this process: connection, devices, handles.
+//! Driver of this process: connection, devices, and the lock of the state.
 //!
 //! A forked child shares the parent's connection, which keeps the parent's memory alive. Its calls
 //! return `CUDA_ERROR_NOT_INITIALIZED`, as on hardware.
@@ -6,7 +6,6 @@
 //! Lock order: [`Driver::state`] before the connection of [`Driver::request`]. No lock is held
 //! while a caller waits for the GPU.
 
-use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -22,29 +21,17 @@ use simulator_machine::description::{CardDescription, CardModel, MachineDescript
 use simulator_machine::protocol::{ClientKind, Reply, Request};
 use simulator_machine::root::DriverRoot;
 
+use crate::State;
 use crate::abi::CudaResult;
-use crate::array::Arrays;
-use crate::capture::Captures;
-use crate::context::{Context, PrimaryContext};
 use crate::enumerate::{self, Device};
 use crate::error::CudaError;
-use crate::event::Events;
-use crate::external::ExternalMemories;
-use crate::graph::Graphs;
-use crate::green::GreenContexts;
-use crate::host::HostFunctions;
-use crate::ipc::IpcMappings;
-use crate::library::Libraries;
-use crate::memory::AddressSpace;
-use crate::module::Modules;
-use crate::multicast::Multicast;
-use crate::pool::Pools;
-use crate::stream::{Point, Streams};
-use crate::types::{CUcontext, CUdevice};
-use crate::virtual_memory::{Handle, VirtualMemory};
+use crate::types::CUdevice;
 
 /// Driver of the process that called `cuInit`. Never freed, since other threads may use it.
 static CURRENT: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Interval of the check that the daemon is alive.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -58,40 +45,12 @@ pub(crate) struct Driver {
     state: Mutex<State>,
 }
 
-/// All handles and addresses.
-#[derive(Debug)]
-pub(crate) struct State {
-    next_handle: usize,
-    pub(crate) contexts: BTreeMap<CUcontext, Context>,
-    /// One per device.
-    pub(crate) primaries: Vec<PrimaryContext>,
-    pub(crate) addresses: AddressSpace,
-    pub(crate) streams: Streams,
-    pub(crate) events: Events,
-    pub(crate) modules: Modules,
-    pub(crate) libraries: Libraries,
-    pub(crate) arrays: Arrays,
-    pub(crate) pools: Pools,
-    pub(crate) virtual_memory: VirtualMemory,
-    pub(crate) opened: IpcMappings,
-    pub(crate) captures: Captures,
-    pub(crate) graphs: Graphs,
-    pub(crate) host_functions: HostFunctions,
-    pub(crate) greens: GreenContexts,
-    pub(crate) multicasts: BTreeMap<Handle, Multicast>,
-    pub(crate) externals: ExternalMemories,
+/// A point in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) cell: u32,
+    pub(crate) ticket: u64,
 }
-
-impl State {
-    /// Returns a new handle. Handles are unique multiples of 16.
-    pub(crate) fn handle(&mut self) -> usize {
-        self.next_handle += 16;
-        self.next_handle
-    }
-}
-
-/// First handle: above every mappable address.
-const FIRST_HANDLE: usize = 0x0100_6375_6461_0000;
 
 /// `cuInit`.
 pub(crate) fn initialize() -> CudaResult {
@@ -123,8 +82,6 @@ fn fork_marker() -> CudaResult<&'static AtomicU32> {
 
 /// Returns the initialized driver. Blocks while the process is locked for a checkpoint.
 pub(crate) fn driver() -> CudaResult<&'static Driver> {
-    /// Interval of the check that the daemon is alive.
-    const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
     let driver = driver_even_if_locked()?;
     while driver.channel.is_locked() {
         driver.channel.wait_while_locked(LIVENESS_INTERVAL);
@@ -160,26 +117,7 @@ impl Driver {
         if devices.is_empty() {
             return Err(CudaError::NoDevice);
         }
-        let state = State {
-            next_handle: FIRST_HANDLE,
-            contexts: BTreeMap::new(),
-            primaries: devices.iter().map(|_| PrimaryContext::default()).collect(),
-            addresses: AddressSpace::default(),
-            streams: Streams::default(),
-            events: Events::default(),
-            modules: Modules::default(),
-            libraries: Libraries::default(),
-            arrays: Arrays::default(),
-            pools: Pools::default(),
-            virtual_memory: VirtualMemory::default(),
-            opened: IpcMappings::default(),
-            captures: Captures::default(),
-            graphs: Graphs::default(),
-            host_functions: HostFunctions::default(),
-            greens: GreenContexts::default(),
-            multicasts: BTreeMap::new(),
-            externals: ExternalMemories::default(),
-        };
+        let state = State::new(devices.len());
         Ok(Self {
             owner_marker: fork_marker()?,
             machine,
@@ -233,6 +171,19 @@ impl Driver {
 
     pub(crate) fn is_reached(&self, point: Point) -> bool {
         self.channel.completed(point.cell) >= point.ticket
+    }
+
+    /// Waits until points are reached. The caller must hold no lock.
+    pub(crate) fn wait_for(&self, points: &[Point]) -> CudaResult {
+        for point in points {
+            while !self
+                .channel
+                .wait(point.cell, point.ticket, LIVENESS_INTERVAL)
+            {
+                self.require_alive()?;
+            }
+        }
+        Ok(())
     }
 
     /// Errors if the daemon is gone, so that no caller waits for it forever.

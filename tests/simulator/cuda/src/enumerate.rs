@@ -9,14 +9,10 @@ use std::os::fd::OwnedFd;
 use simulator_machine::client::Connection;
 use simulator_machine::description::{CardDescription, CardModel, MachineDescription};
 use simulator_machine::protocol::{
-    CardIndex, ComputeInstanceState, ContextId, GpuInstanceState, InstanceId, MigReply, MigRequest,
-    MigState, Reply, Request,
+    CardIndex, ComputeInstanceState, GpuInstanceState, InstanceId, MigReply, MigRequest, MigState,
+    Reply, Request,
 };
 use simulator_machine::root::DriverRoot;
-
-use crate::abi::CudaResult;
-use crate::driver::Driver;
-use crate::error::CudaError;
 
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -35,39 +31,6 @@ pub(crate) struct Instance {
     pub(crate) uuid: String,
     /// The GPU's model with the values of the instance.
     pub(crate) model: CardModel,
-}
-
-impl Instance {
-    /// Moves a new context into this instance. Destroys the context if the instance has no free
-    /// memory.
-    pub(crate) fn attach_context(
-        &self,
-        driver: &Driver,
-        card: CardIndex,
-        context: ContextId,
-    ) -> CudaResult {
-        let instance = self.id;
-        let request = MigRequest::Enter { context, instance };
-        let entered = driver.request(&Request::Mig { card, request });
-        if entered.is_err() {
-            driver.request(&Request::DestroyContext { context })?;
-        }
-        entered.map(drop)
-    }
-
-    /// Free and total memory of the GPU instance.
-    pub(crate) fn memory_info(&self, driver: &Driver, card: CardIndex) -> CudaResult<(u64, u64)> {
-        let request = MigRequest::State;
-        let reply = driver.request(&Request::Mig { card, request })?;
-        let Reply::Mig(MigReply::State(state)) = reply else {
-            return Err(CudaError::Unknown);
-        };
-        let mut gpus = state.gpu_instances.iter();
-        let gpu = gpus.find(|gpu| gpu.id == self.id.gpu);
-        let used = gpu.ok_or(CudaError::InvalidDevice)?.used_bytes;
-        let total = self.model.memory.usable_bytes();
-        Ok((total.saturating_sub(used), total))
-    }
 }
 
 /// A visible GPU and its usable parts.

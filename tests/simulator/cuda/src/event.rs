@@ -6,13 +6,14 @@ use std::ffi::{c_float, c_uint};
 use simulator_machine::channel::EVENTS;
 use simulator_machine::protocol::Work;
 
+use crate::State;
 use crate::abi::{CudaResult, Out, entry_points};
 use crate::capture::CapturedPoint;
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
-use crate::stream::{Point, Stream, wait_for, with_capacity};
+use crate::stream::{Stream, with_capacity};
 use crate::types::{CUcontext, CUevent, CUstream};
 
 /// `CU_EVENT_INTERPROCESS`
@@ -210,7 +211,7 @@ entry_points! {
         state.require_safe_in_capture()?;
         drop(state);
         if let Some(last) = event.last.filter(|_| event.is_pending(driver)) {
-            wait_for(driver, &[last.point])?;
+            driver.wait_for(&[last.point])?;
         }
         driver.state().trim_pools(driver)
     }
@@ -241,7 +242,7 @@ entry_points! {
         })?;
         match foreign {
             // The daemon orders streams of one context only: the calling thread waits.
-            Some(point) => wait_for(driver()?, &[point]),
+            Some(point) => driver()?.wait_for(&[point]),
             None => Ok(()),
         }
     }

@@ -8,8 +8,9 @@ use std::os::fd::FromRawFd;
 
 use simulator_machine::kernel::PAGE_BYTES;
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind};
 use crate::types::{

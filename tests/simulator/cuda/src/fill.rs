@@ -4,12 +4,13 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 
 use simulator_machine::protocol::Work;
 
+use crate::State;
 use crate::abi::{CudaResult, entry_points};
 use crate::copy::{Completion, MAX_STORED_BYTES, nanos_for};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::operation::{Operation, enqueue};
-use crate::stream::{Point, Stream};
+use crate::stream::Stream;
 use crate::types::{CUdeviceptr, CUmemsetNodeParams, CUstream};
 
 impl CUmemsetNodeParams {

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
 use std::sync::Arc;
 
+use crate::State;
 use crate::abi::{CudaResult, InOut, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
 use crate::types::{CUgraph, CUgraphNode};
 
 mod exec;
-pub(crate) mod memory;
+mod memory;
 mod nodes;
 mod parameters;
 mod plan;

@@ -8,49 +8,18 @@ use std::time::Duration;
 use simulator_machine::protocol::{Action, Command, ContextId, Work};
 use simulator_machine::server::now;
 
+use crate::State;
 use crate::abi::{CudaResult, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
-use crate::operation::{Operation, enqueue};
-use crate::stream::{Point, Stream};
-use crate::stream_memory::ValueWait;
+use crate::operation::{HostFn, HostFunction, Operation, enqueue};
+use crate::stream::Stream;
 use crate::types::{CUcontext, CUstream};
 
 /// Interval of the check that the daemon is alive.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Polling interval of memory words.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-
-/// `CUhostFn`
-pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
-
-/// A function of the program with its argument.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum HostFunction {
-    /// `CUhostFn`
-    Plain { function: HostFn, data: usize },
-    /// `cuStreamWaitValue32`: no function, a word of memory that the stream waits for.
-    WaitValue(ValueWait),
-}
-
-impl HostFunction {
-    pub(crate) fn plain(function: Option<HostFn>, data: *mut c_void) -> CudaResult<Self> {
-        let function = function.ok_or(CudaError::InvalidValue)?;
-        let data = data.expose_provenance();
-        Ok(Self::Plain { function, data })
-    }
-
-    fn call(self) {
-        match self {
-            Self::Plain { function, data } => {
-                let data = std::ptr::with_exposed_provenance_mut(data);
-                // SAFETY: the program asked for this call with this argument.
-                unsafe { function(data) };
-            }
-            Self::WaitValue(_) => {}
-        }
-    }
-}
 
 /// Pending host functions.
 #[derive(Debug, Default)]

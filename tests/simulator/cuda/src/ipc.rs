@@ -8,9 +8,10 @@ use std::ffi::c_uint;
 
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
+use crate::State;
 use crate::abi::{CudaResult, Out, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind};
 use crate::types::{CUcontext, CUdeviceptr, CUipcHandle};

@@ -7,10 +7,12 @@
 //! Kernels compute nothing; their name sets their duration, see [`launch`]. Copied bytes are kept
 //! and can be read back by every process that shares them.
 //!
+//! All modules share [`State`].
+//!
 //! | Module | Content |
 //! |---|---|
 //! | [`abi`], [`types`], [`error`] | the C ABI |
-//! | [`driver`] | the state of this process |
+//! | [`driver`] | devices, and the connection to the daemon |
 //! | [`operation`] | operations of streams and graphs |
 //! | [`lookup`] | `cuGetProcAddress` |
 //! | all others | one group of `cuda.h` each |
@@ -51,3 +53,80 @@ mod stream_memory;
 mod types;
 mod unlisted;
 mod virtual_memory;
+
+use std::collections::BTreeMap;
+
+use array::Arrays;
+use capture::Captures;
+use context::{Context, PrimaryContext};
+use event::Events;
+use external::ExternalMemories;
+use graph::Graphs;
+use green::GreenContexts;
+use host::HostFunctions;
+use ipc::IpcMappings;
+use library::Libraries;
+use memory::AddressSpace;
+use module::Modules;
+use multicast::Multicast;
+use pool::Pools;
+use stream::Streams;
+use types::CUcontext;
+use virtual_memory::{Handle, VirtualMemory};
+
+/// All handles and addresses of this process. Each module adds functions for its own tables.
+#[derive(Debug)]
+struct State {
+    next_handle: usize,
+    contexts: BTreeMap<CUcontext, Context>,
+    /// One per device.
+    primaries: Vec<PrimaryContext>,
+    addresses: AddressSpace,
+    streams: Streams,
+    events: Events,
+    modules: Modules,
+    libraries: Libraries,
+    arrays: Arrays,
+    pools: Pools,
+    virtual_memory: VirtualMemory,
+    opened: IpcMappings,
+    captures: Captures,
+    graphs: Graphs,
+    host_functions: HostFunctions,
+    greens: GreenContexts,
+    multicasts: BTreeMap<Handle, Multicast>,
+    externals: ExternalMemories,
+}
+
+impl State {
+    fn new(devices: usize) -> Self {
+        /// First handle: above every mappable address.
+        const FIRST_HANDLE: usize = 0x0100_6375_6461_0000;
+        Self {
+            next_handle: FIRST_HANDLE,
+            contexts: BTreeMap::new(),
+            primaries: (0..devices).map(|_| PrimaryContext::default()).collect(),
+            addresses: AddressSpace::default(),
+            streams: Streams::default(),
+            events: Events::default(),
+            modules: Modules::default(),
+            libraries: Libraries::default(),
+            arrays: Arrays::default(),
+            pools: Pools::default(),
+            virtual_memory: VirtualMemory::default(),
+            opened: IpcMappings::default(),
+            captures: Captures::default(),
+            graphs: Graphs::default(),
+            host_functions: HostFunctions::default(),
+            greens: GreenContexts::default(),
+            multicasts: BTreeMap::new(),
+            externals: ExternalMemories::default(),
+        }
+    }
+
+    /// Returns a new handle. Handles are unique multiples of 16.
+    fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+}

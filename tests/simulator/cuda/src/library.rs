@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUkernel, CUlibrary, CUmodule};
 

@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
 use simulator_machine::kernel::PAGE_BYTES;
-use simulator_machine::protocol::{AllocationId, Reply, Request};
+use simulator_machine::protocol::{AllocationId, CardIndex, MigReply, MigRequest, Reply, Request};
 
+use crate::State;
 use crate::abi::{Address, CudaResult, Out, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
+use crate::enumerate::Instance;
 use crate::error::CudaError;
 use crate::heap::Freed;
 use crate::types::{CUcontext, CUdeviceptr, CUmemoryPool};
@@ -359,7 +361,7 @@ fn memory_info() -> CudaResult<(u64, u64)> {
     let device = driver.device(device)?;
     let card = device.card;
     if let Some(instance) = &device.instance {
-        return instance.memory_info(driver, card);
+        return instance_memory_info(driver, card, instance);
     }
     match driver.request(&Request::MemoryInfo { card })? {
         Reply::MemoryInfo {
@@ -368,6 +370,24 @@ fn memory_info() -> CudaResult<(u64, u64)> {
         } => Ok((free_bytes, total_bytes)),
         _ => Err(CudaError::Unknown),
     }
+}
+
+/// Free and total memory of the GPU instance of a MIG device.
+fn instance_memory_info(
+    driver: &Driver,
+    card: CardIndex,
+    instance: &Instance,
+) -> CudaResult<(u64, u64)> {
+    let request = MigRequest::State;
+    let reply = driver.request(&Request::Mig { card, request })?;
+    let Reply::Mig(MigReply::State(state)) = reply else {
+        return Err(CudaError::Unknown);
+    };
+    let mut gpus = state.gpu_instances.iter();
+    let gpu = gpus.find(|gpu| gpu.id == instance.id.gpu);
+    let used = gpu.ok_or(CudaError::InvalidDevice)?.used_bytes;
+    let total = instance.model.memory.usable_bytes();
+    Ok((total.saturating_sub(used), total))
 }
 
 fn free(address: CUdeviceptr) -> CudaResult {

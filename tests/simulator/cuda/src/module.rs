@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use simulator_machine::protocol::{Reply, Request};
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, Text, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::launch::legacy::LegacyLaunchState;
 use crate::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule};
 
 #[derive(Debug, Default)]
@@ -37,8 +37,19 @@ pub(crate) struct Function {
     pub(crate) module: CUmodule,
     pub(crate) name: Arc<CStr>,
     attributes: BTreeMap<c_uint, c_int>,
-    /// State of launch functions before CUDA 4.
     pub(crate) legacy: LegacyLaunchState,
+}
+
+/// State of launch functions before CUDA 4.
+#[derive(Clone, Debug)]
+pub(crate) struct LegacyLaunchState {
+    pub(crate) block: [c_uint; 3],
+}
+
+impl Default for LegacyLaunchState {
+    fn default() -> Self {
+        Self { block: [1; 3] }
+    }
 }
 
 impl Function {

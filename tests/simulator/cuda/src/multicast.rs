@@ -10,8 +10,9 @@ use std::ffi::c_ulonglong;
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::AllocationId;
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::types::{CUdevice, CUdeviceptr, CUmulticastObjectProp};
 use crate::virtual_memory::{FILE_DESCRIPTOR, Handle};

@@ -2,15 +2,22 @@
 
 use simulator_machine::protocol::Work;
 
+use crate::State;
 use crate::abi::CudaResult;
-use crate::driver::{Driver, State};
+use crate::driver::{Driver, Point};
 use crate::error::CudaError;
-use crate::graph::memory::MemoryNode;
-use crate::host::HostFunction;
-use crate::launch::Launch;
-use crate::stream::{Point, Stream, with_capacity};
-use crate::stream_memory::ValueWait;
-use crate::types::{CUdeviceptr, CUevent, CUgraph, CUmemcpy3D, CUmemsetNodeParams, CUstream};
+use crate::stream::{Stream, with_capacity};
+use crate::types::{
+    CUdevice, CUdeviceptr, CUevent, CUgraph, CUmemcpy3D, CUmemsetNodeParams, CUstream,
+};
+
+mod host_function;
+mod launch;
+mod value_wait;
+
+pub(crate) use host_function::{HostFn, HostFunction};
+pub(crate) use launch::{Launch, Shape};
+pub(crate) use value_wait::{ValueWait, WORD_BYTES};
 
 /// One operation of a stream, or one node of a graph.
 #[derive(Clone, Debug)]
@@ -28,6 +35,15 @@ pub(crate) enum Operation {
     Free(CUdeviceptr),
     /// Waits for a value of a 32-bit word.
     WaitValue(ValueWait),
+}
+
+/// Memory of an allocation node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryNode {
+    pub(crate) address: CUdeviceptr,
+    pub(crate) device: CUdevice,
+    /// Requested size.
+    pub(crate) bytes: u64,
 }
 
 impl Operation {

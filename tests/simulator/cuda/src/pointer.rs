@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint};
 
+use crate::State;
 use crate::abi::{CudaResult, Untyped, entry_points};
-use crate::driver::{State, driver};
+use crate::driver::driver;
 use crate::error::CudaError;
 use crate::memory::RangeKind;
 use crate::types::{CUcontext, CUdevice, CUdeviceptr, MemoryType};

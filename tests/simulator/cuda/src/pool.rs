@@ -9,9 +9,10 @@ use std::ffi::{c_int, c_uint};
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, Request};
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
 use crate::context::current_handle;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::heap::{Freed, Heap};
 use crate::memory::{Mapping, RangeKind};

@@ -6,22 +6,20 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::thread::ThreadId;
-use std::time::Duration;
 
 use simulator_machine::channel::STREAMS;
 use simulator_machine::protocol::{Action, Command, ContextId, Work};
 use simulator_machine::server::now;
 
+use crate::State;
 use crate::abi::{CudaResult, Out, entry_points};
 use crate::context::current_context;
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::types::{CUcontext, CUdevice, CUstream};
 
 /// Queue capacity; a launch into a full stream blocks, as on hardware.
 const QUEUE_DEPTH: u64 = 1024;
-/// Interval of the check that the daemon is alive.
-const LIVENESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: c_uint = 1;
@@ -72,13 +70,6 @@ impl Stream {
     pub(crate) fn is_legacy(&self) -> bool {
         self.legacy
     }
-}
-
-/// A point in a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Point {
-    pub(crate) cell: u32,
-    pub(crate) ticket: u64,
 }
 
 /// Returns a number that identifies the calling thread.
@@ -311,19 +302,6 @@ fn require_any_context(state: &State) -> CudaResult {
     }
 }
 
-/// Waits until points are reached. The caller must hold no lock.
-pub(crate) fn wait_for(driver: &Driver, points: &[Point]) -> CudaResult {
-    for point in points {
-        while !driver
-            .channel()
-            .wait(point.cell, point.ticket, LIVENESS_INTERVAL)
-        {
-            driver.require_alive()?;
-        }
-    }
-    Ok(())
-}
-
 /// Runs an action with the state locked, once the stream accepts work.
 pub(crate) fn with_capacity<T>(
     handle: CUstream,
@@ -337,7 +315,7 @@ pub(crate) fn with_capacity<T>(
             None => return action(driver, &mut state, stream),
             Some(point) => {
                 drop(state);
-                wait_for(driver, &[point])?;
+                driver.wait_for(&[point])?;
             }
         }
     }
@@ -357,7 +335,7 @@ entry_points! {
         state.require_not_capturing(stream)?;
         let points = state.points_of_stream(driver, stream);
         drop(state);
-        wait_for(driver, &points)?;
+        driver.wait_for(&points)?;
         driver.state().trim_pools(driver)
     }
 
@@ -426,6 +404,6 @@ fn synchronize(context: CUcontext) -> CudaResult {
     state.require_no_capture_in(context)?;
     let points = state.points_of_context(driver, context);
     drop(state);
-    wait_for(driver, &points)?;
+    driver.wait_for(&points)?;
     driver.state().trim_pools(driver)
 }

@@ -10,8 +10,9 @@ use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, CardIndex, Reply, Request};
 
+use crate::State;
 use crate::abi::{Address, CudaResult, In, Out, Untyped, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind, Reservation};
 use crate::types::{CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};

@@ -8,8 +8,9 @@ use std::ffi::c_uint;
 
 use simulator_machine::protocol::AllocationId;
 
+use crate::State;
 use crate::abi::{CudaResult, In, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::stream::with_capacity;
 use crate::types::{

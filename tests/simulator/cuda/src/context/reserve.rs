@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
+use crate::State;
 use crate::abi::CudaResult;
-use crate::driver::{Driver, State};
+use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::types::CUcontext;
 

@@ -10,11 +10,12 @@ use simulator_machine::protocol::Work;
 
 use super::plan::{self, Step, flatten};
 use super::{NO_NODE, Node};
+use crate::State;
 use crate::abi::{CudaResult, In, InOut, Out, Untyped, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::operation::Operation;
-use crate::stream::{Point, Stream, wait_for, with_capacity};
+use crate::stream::{Stream, with_capacity};
 use crate::types::{
     CUcontext, CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUgraphInstantiateParams,
     CUgraphNode, CUgraphNodeParams, CUkernelNodeParams, CUkernelNodeParamsV2, CUmemcpy3D,
@@ -345,7 +346,7 @@ fn launch(exec: CUgraphExec, handle: CUstream) -> CudaResult {
         match launched {
             LaunchOutcome::Queued => return Ok(()),
             // The daemon orders streams of one context only: the calling thread waits.
-            LaunchOutcome::After(point) => wait_for(driver()?, &[point])?,
+            LaunchOutcome::After(point) => driver()?.wait_for(&[point])?,
         }
     }
 }

@@ -11,22 +11,13 @@ use std::ffi::c_uint;
 use simulator_machine::kernel::PAGE_BYTES;
 use simulator_machine::protocol::{AllocationId, Reply, Request};
 
+use crate::State;
 use crate::abi::{CudaResult, Untyped, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, Point, driver};
 use crate::error::CudaError;
 use crate::memory::{Mapping, RangeKind, Reservation};
-use crate::operation::Operation;
-use crate::stream::Point;
+use crate::operation::{MemoryNode, Operation};
 use crate::types::{CUcontext, CUdevice, CUdeviceptr, CUgraphExec};
-
-/// Memory of an allocation node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MemoryNode {
-    pub(crate) address: CUdeviceptr,
-    pub(crate) device: CUdevice,
-    /// Requested size.
-    pub(crate) bytes: u64,
-}
 
 #[derive(Debug, Default)]
 pub(crate) struct GraphMemory {

@@ -1,13 +1,12 @@
 //! Creating, reading and changing nodes.
 
 use super::Node;
-use super::memory::MemoryNode;
 use super::parameters::{NodeType, kernel_to};
+use crate::State;
 use crate::abi::{CudaResult, In, InOut, Out, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
-use crate::host::HostFunction;
-use crate::operation::Operation;
+use crate::operation::{HostFunction, MemoryNode, Operation};
 use crate::types::{
     CUchildGraphNodeParams, CUcontext, CUdeviceptr, CUeventNodeParams, CUgraph, CUgraphNode,
     CUgraphNodeParams, CUhostNodeParams, CUkernelNodeParams, CUkernelNodeParamsV2,

@@ -3,12 +3,13 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
+use crate::State;
 use crate::abi::{CudaResult, In};
 use crate::context::current_handle;
-use crate::driver::{Driver, State};
+use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::launch::{Launch, Parameters, Shape};
-use crate::operation::Operation;
+use crate::launch::Parameters;
+use crate::operation::{Launch, Operation, Shape};
 use crate::types::{CUcontext, CUfunction, CUkernelNodeParams, CUkernelNodeParamsV2};
 
 /// Storage for the parameters of a kernel node.

@@ -6,19 +6,8 @@ use super::{Blocks, Parameters, Shape, launch};
 use crate::abi::{CudaResult, In, entry_points};
 use crate::driver::driver;
 use crate::error::CudaError;
+use crate::module::LegacyLaunchState;
 use crate::types::{CUfunction, CUstream};
-
-/// Launch state of a function.
-#[derive(Clone, Debug)]
-pub(crate) struct LegacyLaunchState {
-    block: [c_uint; 3],
-}
-
-impl Default for LegacyLaunchState {
-    fn default() -> Self {
-        Self { block: [1; 3] }
-    }
-}
 
 fn set_legacy(
     function: CUfunction,

@@ -10,8 +10,9 @@ use rustix::io::{pread, pwrite};
 use simulator_machine::protocol::{AllocationId, CardIndex, Request};
 
 use super::{Pool, PoolLocation};
+use crate::State;
 use crate::abi::{CudaResult, In, Out, Untyped, entry_points};
-use crate::driver::{Driver, State, driver};
+use crate::driver::{Driver, driver};
 use crate::error::CudaError;
 use crate::ipc::AllocationPart;
 use crate::memory::RangeKind;
