@@ -353,6 +353,16 @@ fn plan<'a>(
             Ok(Outcome::default())
         });
     }
+    let mut oracle = None;
+    if has(Stage::Unit) && Prerequisite::Go.is_met() {
+        oracle = plan.add(Stage::Unit, "build-oracle", Load::Heavy, &[], |_| {
+            let directory = drava_cluster::workspace_root().join("tests/oracle/go");
+            for release in Kubernetes::ALL {
+                drava_cluster::build_program(&directory, "oracle", release)?;
+            }
+            Ok(Outcome::default())
+        });
+    }
     let mut tools = None;
     if has_cluster || has(Stage::Chart) {
         tools = plan.add(Stage::Chart, "build-tools", Load::Heavy, &[], move |_| {
@@ -412,7 +422,7 @@ fn plan<'a>(
         });
     }
     if has(Stage::Unit) {
-        let unit = plan.add(Stage::Unit, "unit", Load::Heavy, &[built], |_| {
+        let unit = plan.add(Stage::Unit, "unit", Load::Heavy, &[built, oracle], |_| {
             shared.tests(Suite::Unit, "unit")
         });
         if filter.is_none() {

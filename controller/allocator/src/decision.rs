@@ -134,6 +134,12 @@ impl Cluster {
                 Err(found) => problem = Some(format!("pool {name}: {found}")),
             }
         }
+        // All devices of a node are unknown while one of its pools is.
+        if let Some(problem) = &problem
+            && pod_request.requests_all()
+        {
+            return Ok(Err(verdict(Reason::PoolIncomplete, problem.clone())));
+        }
         let outcome = search::search(input, &pools, &self.selectors)
             .map_err(|error| selection_failed(&error))?;
         Ok(match (outcome, problem) {

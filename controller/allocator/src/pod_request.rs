@@ -7,7 +7,7 @@ use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Ownership};
+use crate::claim::{self, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
 use crate::explanation::Explanation;
 use crate::node::PodDemand;
 use crate::pod::{self, containers};
@@ -112,6 +112,15 @@ impl PodRequest {
             pod_request.unallocatable = extended_resource(pod, classes, selectors);
         }
         Ok(pod_request)
+    }
+
+    /// Returns whether a request, or an alternative of one, is for all devices.
+    pub(crate) fn requests_all(&self) -> bool {
+        self.claims
+            .iter()
+            .flat_map(|claim| &claim.requests)
+            .flat_map(|request| &request.alternatives)
+            .any(|alternative| alternative.count == Count::All)
     }
 
     fn add_unallocated(&mut self, pod: &Pod, pod_claim: &str, position: usize) {

@@ -83,6 +83,24 @@ pub fn helm() -> Result<PathBuf> {
     Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
 }
 
+/// Returns the program of the Go module in `directory`, for this release; builds it if the cache lacks it. The newest
+/// release is pinned by `go.mod`, others by `kubernetes-MINOR.mod`.
+///
+/// # Errors
+/// When the module cannot be fetched or compiled.
+pub fn build_program(
+    directory: &Path,
+    program: &'static str,
+    release: Kubernetes,
+) -> Result<PathBuf> {
+    let pins = match release {
+        Kubernetes::V1_36 => "kubernetes-1.36.mod",
+        Kubernetes::V1_37 => "go.mod",
+    };
+    let module = module::program(directory, program, pins);
+    Ok(build_module(&module, &cache_dir()?)?.join(program))
+}
+
 /// Builds one module into the cache and returns the directory of its programs.
 fn build_module(module: &Module, cache: &Path) -> Result<PathBuf> {
     let name = format!("{}-{}", module.folder, module.key()?);

@@ -1,4 +1,4 @@
-//! The Go modules in `go/` and their programs.
+//! The Go modules in `go/` and of other test crates, and their programs.
 
 use std::env;
 use std::fs;
@@ -9,11 +9,14 @@ use anyhow::{Context as _, Result};
 use crate::state::short_hash;
 use crate::version::Kubernetes;
 
-/// A Go module of `go/` and its programs.
+/// A Go module and its programs.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
-    /// Folder below `go/`.
+    /// Name in the cache.
     pub(super) folder: String,
+    directory: PathBuf,
+    /// Module file in `directory`.
+    pins: &'static str,
     /// Packages; a program is named after the last path element of its package, unless `program` is set.
     pub(super) packages: Vec<&'static str>,
     /// Name of the only program, where it differs from the last path element.
@@ -39,7 +42,6 @@ pub(super) fn kubernetes(release: Kubernetes) -> Module {
         )
     };
     Module {
-        folder: format!("kubernetes-{}", release.minor()),
         packages: vec![
             "k8s.io/kubernetes/cmd/kube-apiserver",
             "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -48,7 +50,7 @@ pub(super) fn kubernetes(release: Kubernetes) -> Module {
             "k8s.io/kubernetes/cmd/kubectl",
         ],
         linker_flags: settings.map(flag).join(" "),
-        ..Module::plain("")
+        ..Module::plain(&format!("kubernetes-{}", release.minor()))
     }
 }
 
@@ -111,10 +113,23 @@ pub(super) fn pause() -> Module {
     }
 }
 
+/// The one program of the module in `directory`, pinned by the module file `pins`.
+pub(super) fn program(directory: &Path, program: &'static str, pins: &'static str) -> Module {
+    Module {
+        directory: directory.to_owned(),
+        pins,
+        packages: vec!["."],
+        program: Some(program),
+        ..Module::plain(program)
+    }
+}
+
 impl Module {
     fn plain(folder: &str) -> Self {
         Self {
             folder: folder.to_owned(),
+            directory: modules_dir().join(folder),
+            pins: "go.mod",
             packages: vec![],
             program: None,
             linker_flags: String::new(),
@@ -123,8 +138,8 @@ impl Module {
         }
     }
 
-    pub(super) fn dir(&self) -> PathBuf {
-        modules_dir().join(&self.folder)
+    pub(super) fn dir(&self) -> &Path {
+        &self.directory
     }
 
     pub(super) fn programs(&self) -> Vec<&'static str> {
@@ -142,6 +157,9 @@ impl Module {
                 .trim_end()
                 .to_owned(),
         ];
+        if self.pins != "go.mod" {
+            flags.push(format!("-modfile={}", self.pins));
+        }
         if !self.tags.is_empty() {
             flags.push(format!("-tags={}", self.tags.join(",")));
         }
@@ -158,7 +176,8 @@ impl Module {
             env::consts::ARCH
         )
         .into_bytes();
-        for name in ["go.mod", "go.sum", "main.go"] {
+        let sums = self.pins.replace(".mod", ".sum");
+        for name in [self.pins, &sums, "main.go"] {
             let file = self.dir().join(name);
             if file.exists() {
                 text.extend(fs::read(&file).with_context(|| format!("read {}", file.display()))?);

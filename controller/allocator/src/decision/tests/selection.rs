@@ -119,6 +119,27 @@ fn allocates_all_devices_that_could_serve() {
 }
 
 #[test]
+fn denies_all_while_a_pool_is_excluded() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    let mut other = slices("n1", &[80]);
+    for slice in &mut other {
+        slice.metadata.name = slice.metadata.name.as_ref().map(|name| format!("{name}-b"));
+        slice.spec.pool.name = "n1/other".to_owned();
+        slice.spec.pool.resource_slice_count = 3;
+        cluster.upsert_slice(slice);
+    }
+    let all = request(
+        "a",
+        &json!({"deviceClassName": "gpu.drava.dev", "allocationMode": "All"}),
+    );
+    assert_eq!(
+        allocate(&mut cluster, &[all], BINPACK),
+        Err("0/1 nodes: 1 PoolIncomplete (pool n1/other: generation 1 is incomplete: 2 of 3 slices)".to_owned())
+    );
+    assert!(allocate(&mut cluster, &[whole("b")], BINPACK).is_ok());
+}
+
+#[test]
 fn charges_nothing_for_admin_access() {
     let mut cluster = cluster(&[("n1", &[80])]);
     allocate(&mut cluster, &[whole("w")], BINPACK).unwrap();
