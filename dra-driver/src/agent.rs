@@ -62,6 +62,7 @@ use crate::inventory::OpenLibrary;
 use calls::Calls;
 use card::{Card, Shares, What};
 use observe::{Attention, Busy, Observation, Observer, Outbox, Seen};
+use process::Processes;
 use tenant::{Key, Tenant};
 
 /// Time between two steps of the controllers.
@@ -140,8 +141,8 @@ impl Agent {
         let bell = eventfd(0, flags).ok().map(Arc::new);
         Self {
             store: RecordStore::new(config.layout.claims()),
+            shares: Shares::new(processes(&config)),
             config,
-            shares: Shares::default(),
             cards: BTreeMap::new(),
             observers: BTreeMap::new(),
             next_key: 0,
@@ -398,7 +399,7 @@ impl Agent {
             let observer = Observer::start(
                 uuid.clone(),
                 self.config.open.clone(),
-                self.config.proc_root.clone(),
+                processes(&self.config),
                 self.outbox.clone(),
             );
             match observer {
@@ -411,6 +412,10 @@ impl Agent {
             }
         }
     }
+}
+
+fn processes(config: &Config) -> Processes {
+    Processes::new(config.proc_root.clone(), config.layout.claims())
 }
 
 /// `CLOCK_MONOTONIC` in microseconds, the clock of pages and regions.

@@ -11,7 +11,7 @@
 //! | [`injection`] | detection of container runtimes that ignore CDI |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
-//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`] | files on the node |
+//! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
 //! | [`claim`] | identities of claims and shares |
 //!
 //! Decisions are pure functions: [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
@@ -33,6 +33,7 @@ pub mod injection;
 pub mod inventory;
 pub mod layout;
 pub mod lock;
+pub mod mounts;
 pub mod options;
 pub mod plugin;
 pub mod prepare;

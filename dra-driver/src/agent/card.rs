@@ -5,6 +5,7 @@ use std::io;
 
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
+use drava_vgpu_abi::ledger::Owner;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::arrivals::Arrivals;
@@ -12,6 +13,7 @@ use super::control::{Controller, Measured};
 use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, look};
 use super::observe::{Listed, Observation};
 use super::precedence::Precedence;
+use super::process::Processes;
 use super::reserve::shown;
 use super::share::Scratch;
 use super::tenant::{Key, Tenant};
@@ -89,7 +91,6 @@ pub struct Card {
 }
 
 /// The shares of a node, and what is needed to look at them.
-#[derive(Default)]
 pub struct Shares {
     /// By key.
     pub tenants: BTreeMap<Key, Tenant>,
@@ -97,6 +98,21 @@ pub struct Shares {
     pub scratch: Scratch,
     /// Tells of processes that come to those that have none.
     pub arrivals: Arrivals<Key>,
+    /// Describes processes before they are killed.
+    pub processes: Processes,
+}
+
+impl Shares {
+    /// Returns no shares.
+    #[must_use]
+    pub fn new(processes: Processes) -> Self {
+        Self {
+            tenants: BTreeMap::new(),
+            scratch: Scratch::default(),
+            arrivals: Arrivals::default(),
+            processes,
+        }
+    }
 }
 
 impl Card {
@@ -310,7 +326,9 @@ impl Card {
         let mut told = Vec::new();
         let news = self.judge.hear(&keys, suspicions.clone());
         told.extend(news.into_iter().map(|(key, news)| (key, What::News(news))));
-        told.extend(self.enforce(now_us, &suspicions, tenants));
+        let owners = processes.iter().flatten();
+        let owners = owners.map(|process| (process.pid, process.owner)).collect();
+        told.extend(self.enforce(now_us, &suspicions, &owners, shares));
         for view in &views {
             let Some(tenant) = shares.tenants.get_mut(&view.id) else {
                 continue;
@@ -365,8 +383,12 @@ impl Card {
         &self,
         now_us: u64,
         suspicions: &[(Key, Suspicion)],
-        tenants: &BTreeMap<Key, Tenant>,
+        owners: &BTreeMap<u32, Owner>,
+        shares: &mut Shares,
     ) -> Vec<(Key, What)> {
+        let Shares {
+            tenants, processes, ..
+        } = shares;
         let mut told = Vec::new();
         for (key, suspicion) in suspicions {
             let Some(tenant) = tenants.get(key) else {
@@ -386,8 +408,16 @@ impl Card {
                 Suspicion::Region(_) => &[],
             };
             for pid in pids {
-                // NVML listed it a moment ago; a PID is not given to another process so soon.
-                if open_pid(*pid).is_some_and(|fd| pidfd_send_signal(fd, Signal::KILL).is_ok()) {
+                // NVML listed it a moment ago; by now another process may have the PID. The pidfd stays with one process:
+                // if that is not the process that is described now, it has ended and the signal reaches none.
+                let Some(process) = open_pid(*pid) else {
+                    continue;
+                };
+                let is_same = processes.describe_again(*pid).is_some_and(|described| {
+                    owners.get(pid) == Some(&described.owner)
+                        && described.shares.iter().any(|mounted| tenant.is(mounted))
+                });
+                if is_same && pidfd_send_signal(process, Signal::KILL).is_ok() {
                     told.push((
                         *key,
                         What::Killed {
@@ -409,7 +439,7 @@ fn gpu_process(listed: &Listed, keys: &[Key], tenants: &BTreeMap<Key, Tenant>) -
                 .described
                 .shares
                 .iter()
-                .any(|id| id == tenant.share.as_str())
+                .any(|mounted| tenant.is(mounted))
         })
     };
     GpuProcess {

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -118,7 +117,7 @@ impl Observer {
     pub fn start(
         card: GpuUuid,
         open: OpenLibrary,
-        proc_root: PathBuf,
+        processes: Processes,
         observations: Outbox,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
@@ -127,7 +126,7 @@ impl Observer {
             card,
             open,
             library: None,
-            processes: Processes::new(proc_root),
+            processes,
             looked: None,
             sampled_us: 0,
         };

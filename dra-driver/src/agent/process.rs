@@ -1,8 +1,8 @@
 //! Which container a process on a card belongs to, and how it appears in a slot. Reads `/proc`.
 //!
 //! NVML gives PIDs of the host, a slot has the PID of the container's namespace: `/proc/<pid>` has both. The shares of a
-//! container are the limits directories that are mounted in it. A process that has moved itself to where these mounts
-//! are not seen still is in the container's cgroup, and has the shares of the others there.
+//! container are the limits directories that are mounted in it, see [`crate::mounts`]. A process in a mount namespace
+//! without these mounts still is in the container's cgroup, and has the shares of the other processes there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use drava_vgpu_abi::ledger::Owner;
-use drava_vgpu_abi::paths;
+
+use crate::mounts::{ClaimsMount, MountedShare};
 
 /// A process as `/proc` describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,24 +20,29 @@ pub struct Described {
     pub owner: Owner,
     /// Name of its program.
     pub name: String,
-    /// IDs of the shares that its container has.
-    pub shares: Vec<String>,
+    /// Shares that its container has.
+    pub shares: Vec<MountedShare>,
 }
 
 /// Reads `/proc`, and remembers what cannot change about a process.
 #[derive(Debug)]
 pub struct Processes {
     root: PathBuf,
+    claims: PathBuf,
+    /// Mount of `claims`, once located.
+    mount: Option<ClaimsMount>,
     /// By PID; the start time in the owner tells one that has the PID of a dead one.
     known: BTreeMap<u32, Described>,
 }
 
 impl Processes {
-    /// Below `root`, which is `/proc`.
+    /// Below `root`, which is `/proc`, with the shares of the claims in the directory `claims`.
     #[must_use]
-    pub fn new(root: PathBuf) -> Self {
+    pub fn new(root: PathBuf, claims: PathBuf) -> Self {
         Self {
             root,
+            claims,
+            mount: None,
             known: BTreeMap::new(),
         }
     }
@@ -48,33 +54,60 @@ impl Processes {
 
     /// The process with this PID; `None` when it is gone.
     pub fn describe(&mut self, pid: u32) -> Option<Described> {
-        let dir = self.root.join(pid.to_string());
-        let (name, start_time) = parse_stat(&fs::read_to_string(dir.join("stat")).ok()?)?;
+        let (_, start_time) = self.identity(pid)?;
         if let Some(known) = self.known.get(&pid)
             && known.owner.start_time == start_time
             && !known.shares.is_empty()
         {
             return Some(known.clone());
         }
+        let described = self.describe_again(pid)?;
+        self.known.insert(pid, described.clone());
+        Some(described)
+    }
+
+    /// As [`describe`](Self::describe), without memory of an earlier description.
+    pub fn describe_again(&mut self, pid: u32) -> Option<Described> {
+        let (name, start_time) = self.identity(pid)?;
+        let dir = self.root.join(pid.to_string());
         let owner = Owner {
             pid: innermost_pid(&fs::read_to_string(dir.join("status")).ok()?)?,
             start_time,
             pid_namespace: fs::metadata(dir.join("ns/pid")).ok()?.ino(),
         };
-        let mut shares = mounted_shares(&dir);
+        let mut shares = self.mounted_shares(&dir);
         if shares.is_empty() {
             shares = self.shares_of_cgroup(&dir);
         }
-        let described = Described {
+        Some(Described {
             owner,
             name,
             shares,
-        };
-        self.known.insert(pid, described.clone());
-        Some(described)
+        })
     }
 
-    fn shares_of_cgroup(&self, dir: &Path) -> Vec<String> {
+    /// Returns the name and the start time of a process.
+    fn identity(&self, pid: u32) -> Option<(String, u64)> {
+        let stat = self.root.join(pid.to_string()).join("stat");
+        parse_stat(&fs::read_to_string(stat).ok()?)
+    }
+
+    fn mounted_shares(&mut self, dir: &Path) -> Vec<MountedShare> {
+        if self.mount.is_none() {
+            self.mount = ClaimsMount::locate(&self.claims)
+                .inspect_err(|error| {
+                    tracing::warn!(%error, "cannot locate the claims directory; no process is attributed to a share");
+                })
+                .ok();
+        }
+        let Some(mount) = &self.mount else {
+            return Vec::new();
+        };
+        let mounts = fs::read_to_string(dir.join("mountinfo")).unwrap_or_default();
+        mount.shares(&mounts).into_iter().collect()
+    }
+
+    fn shares_of_cgroup(&mut self, dir: &Path) -> Vec<MountedShare> {
         let cgroup = |dir: &Path| fs::read_to_string(dir.join("cgroup")).ok();
         // Outside of pods a cgroup has all sorts of processes.
         let Some(own) = cgroup(dir).filter(|path| path.contains("kubepods")) else {
@@ -91,7 +124,7 @@ impl Processes {
                     .is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
             })
             .filter(|other| cgroup(other).as_ref() == Some(&own))
-            .map(|other| mounted_shares(&other))
+            .map(|other| self.mounted_shares(&other))
             .find(|shares| !shares.is_empty())
             .unwrap_or_default()
     }
@@ -113,26 +146,6 @@ fn innermost_pid(status: &str) -> Option<u32> {
     line.split_ascii_whitespace().last()?.parse().ok()
 }
 
-fn mounted_shares(dir: &Path) -> Vec<String> {
-    fs::read_to_string(dir.join("mountinfo"))
-        .map(|mounts| parse_mounts(&mounts))
-        .unwrap_or_default()
-}
-
-/// Shares whose limits directory is mounted. The mount point is the fifth field.
-fn parse_mounts(mounts: &str) -> Vec<String> {
-    let share = |line: &str| {
-        let point = line.split_ascii_whitespace().nth(4)?;
-        let below = point.strip_prefix(paths::RUN_DIR)?.strip_prefix('/')?;
-        let (share, rest) = below.split_once('/')?;
-        (rest == paths::LIMITS_DIR).then(|| share.to_owned())
-    };
-    let mut shares: Vec<String> = mounts.lines().filter_map(share).collect();
-    shares.sort();
-    shares.dedup();
-    shares
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,31 +163,47 @@ mod tests {
         assert_eq!(innermost_pid("Name:\tx\n"), None);
     }
 
-    #[test]
-    fn shares_are_the_mounted_limits_directories() {
-        let mounts = "30 1 0:5 / / rw - overlay o rw\n\
-            31 30 8:1 /var/lib/drava/claims/u/s1/limits /run/drava/s1/limits ro - ext4 /dev/sda rw\n\
-            32 30 0:9 / /run/drava/s1/usage rw - tmpfs tmpfs rw\n\
-            33 30 8:1 / /data/run/drava/s2/limits ro - ext4 /dev/sda rw\n";
-        assert_eq!(parse_mounts(mounts), ["s1"]);
+    const SHARES: [&str; 2] = [
+        "00000000-0000-4000-8000-000000000001",
+        "00000000-0000-4000-8000-000000000002",
+    ];
+
+    fn processes_of(root: &Path) -> Processes {
+        Processes::new(root.to_owned(), root.join("claims"))
+    }
+
+    /// Returns a mountinfo with a share of a node whose claims are in `root`.
+    fn mounts(root: &Path, share: &str) -> String {
+        fs::create_dir_all(root.join("claims")).unwrap();
+        let (device, claims) = ClaimsMount::locate(&root.join("claims"))
+            .unwrap()
+            .into_parts();
+        format!(
+            "1 1 {device} {}/u/{share}/limits /run/drava/x ro",
+            claims.display()
+        )
+    }
+
+    fn share_ids(described: &Described) -> Vec<&str> {
+        let shares = described.shares.iter();
+        shares.map(|mounted| mounted.share.as_str()).collect()
     }
 
     #[test]
     fn this_process_is_described_as_libvgpu_would_write_it() {
-        let own = Processes::new("/proc".into())
-            .describe(std::process::id())
-            .unwrap();
+        let mut processes = Processes::new("/proc".into(), "/tmp".into());
+        let own = processes.describe(std::process::id()).unwrap();
         assert_ne!((own.owner.start_time, own.owner.pid_namespace), (0, 0));
-        assert_eq!(own.shares, Vec::<String>::new());
-        assert_eq!(Processes::new("/proc".into()).describe(u32::MAX), None);
+        assert_eq!(own.shares, []);
+        assert_eq!(processes.describe(u32::MAX), None);
     }
 
     #[test]
     fn a_process_that_hides_its_mounts_is_found_by_its_cgroup() {
         let root = tempfile::tempdir().unwrap();
         for (pid, mounts) in [
-            (10, "1 1 8:1 /x /run/drava/s1/limits ro"),
-            (11, "1 1 8:1 / / rw"),
+            (10, mounts(root.path(), SHARES[0])),
+            (11, "1 1 8:1 / / rw".to_owned()),
         ] {
             let dir = root.path().join(pid.to_string());
             fs::create_dir_all(dir.join("ns")).unwrap();
@@ -184,20 +213,20 @@ mod tests {
             fs::write(dir.join("mountinfo"), mounts).unwrap();
             fs::write(dir.join("cgroup"), "0::/kubepods.slice/pod1/c1\n").unwrap();
         }
-        let mut processes = Processes::new(root.path().to_owned());
-        assert_eq!(processes.describe(11).unwrap().shares, ["s1"]);
+        let mut processes = processes_of(root.path());
+        assert_eq!(share_ids(&processes.describe(11).unwrap()), [SHARES[0]]);
         fs::write(
             root.path().join("11/cgroup"),
             "0::/kubepods.slice/pod2/c1\n",
         )
         .unwrap();
-        let mut processes = Processes::new(root.path().to_owned());
+        let mut processes = processes_of(root.path());
         assert!(processes.describe(11).unwrap().shares.is_empty());
         // Outside of pods a cgroup says nothing.
         for pid in ["10", "11"] {
             fs::write(root.path().join(pid).join("cgroup"), "0::/system.slice\n").unwrap();
         }
-        let mut processes = Processes::new(root.path().to_owned());
+        let mut processes = processes_of(root.path());
         assert!(processes.describe(11).unwrap().shares.is_empty());
     }
 
@@ -210,15 +239,15 @@ mod tests {
         fs::write(dir.join("stat"), stat("500")).unwrap();
         fs::write(dir.join("status"), "NSpid:\t10\t2\n").unwrap();
         fs::write(dir.join("ns/pid"), "").unwrap();
-        fs::write(dir.join("mountinfo"), "1 1 8:1 /x /run/drava/s1/limits ro").unwrap();
-        let mut processes = Processes::new(root.path().to_owned());
-        assert_eq!(processes.describe(10).unwrap().shares, ["s1"]);
+        fs::write(dir.join("mountinfo"), mounts(root.path(), SHARES[0])).unwrap();
+        let mut processes = processes_of(root.path());
+        assert_eq!(share_ids(&processes.describe(10).unwrap()), [SHARES[0]]);
         fs::write(dir.join("stat"), stat("600")).unwrap();
-        fs::write(dir.join("mountinfo"), "1 1 8:1 /x /run/drava/s2/limits ro").unwrap();
+        fs::write(dir.join("mountinfo"), mounts(root.path(), SHARES[1])).unwrap();
         let other = processes.describe(10).unwrap();
         assert_eq!(
-            (other.owner.start_time, other.shares),
-            (600, vec!["s2".to_owned()])
+            (other.owner.start_time, share_ids(&other)),
+            (600, vec![SHARES[1]])
         );
     }
 }

@@ -20,6 +20,7 @@ use super::share::{Glance, Page, Scratch, Usage};
 use super::token::Contender;
 use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
+use crate::mounts::MountedShare;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
@@ -153,6 +154,12 @@ impl Tenant {
             longest_told_us: 0,
             pidfds: Vec::new(),
         })
+    }
+
+    /// Whether it is this share.
+    #[must_use]
+    pub fn is(&self, mounted: &MountedShare) -> bool {
+        (&mounted.claim, &mounted.share) == (&self.claim, &self.share)
     }
 
     /// What it is entitled to; `None` if its compute is not metered.

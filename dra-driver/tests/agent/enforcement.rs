@@ -368,3 +368,25 @@ fn reports_long_kernel() {
     };
     assert!(us >= LONG_KERNEL_US, "{us}");
 }
+
+#[test]
+fn ignores_mount_that_forges_another_share() {
+    let mut node = TestNode::new();
+    node.enforcement = Enforcement::Required;
+    node.prepare(1, &Limits::memory(2 * GIB));
+    node.prepare(2, &Limits::memory(2 * GIB));
+    let mut victim = node.escape(1, "cuMemAlloc_v2", GIB, true);
+    let greedy = node.escape(2, "cuMemAllocUnlisted", 3 * GIB, true);
+    // As one group, both would have 4 GiB and use 4 GiB.
+    node.forge_mount(greedy.pid(), 1);
+    let _agent = node.agent();
+    let found = node.await_finding("the kill", |finding| {
+        matches!(finding.what, What::Killed { .. })
+    });
+    let killed = What::Killed {
+        pid: greedy.pid(),
+        why: Kind::OverLimit,
+    };
+    assert_eq!((found.claim.as_str(), &found.what), ("claim-2", &killed));
+    assert!(victim.is_running(), "{:?}", node.findings);
+}

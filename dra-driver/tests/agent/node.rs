@@ -14,6 +14,7 @@ use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_dra_driver::agent::{Agent, Config, Finding};
 use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::layout::Layout;
+use drava_dra_driver::mounts::{ClaimsMount, MountedShare};
 use drava_dra_driver::options::Paths;
 use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore, Stage};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
@@ -89,6 +90,14 @@ impl TestNode {
 
     pub(crate) fn share_id(number: u32) -> ShareId {
         ShareId::parse(&format!("00000000-0000-4000-8000-{number:012}")).unwrap()
+    }
+
+    /// Returns the share of a claim with one share, as a process has it.
+    pub(crate) fn mounted(number: u32) -> MountedShare {
+        MountedShare {
+            claim: Self::uid(number),
+            share: Self::share_id(number),
+        }
     }
 
     /// Prepares a claim with one share of the first GPU, as the driver does.
@@ -298,13 +307,23 @@ impl TestNode {
         for name in ["stat", "status", "ns", "cgroup"] {
             symlink(real.join(name), shown.join(name)).unwrap();
         }
-        let share = Self::share_id(number);
-        let mounts = format!(
-            "31 30 8:1 /limits {}/{share}/{} ro - ext4 /dev/sda rw\n",
-            paths::RUN_DIR,
-            paths::LIMITS_DIR
-        );
+        let limits = self
+            .layout
+            .limits(&Self::uid(number), &Self::share_id(number));
+        let below = limits.strip_prefix(self.layout.claims()).unwrap();
+        let (device, claims) = ClaimsMount::locate(&self.layout.claims())
+            .unwrap()
+            .into_parts();
+        let mounts = mountinfo(&device, &claims.join(below), number);
         fs::write(shown.join("mountinfo"), mounts).unwrap();
+    }
+
+    /// Mounts a volume of the process over the limits directory of a share.
+    pub(crate) fn forge_mount(&self, pid: u32, number: u32) {
+        let shown = self.root.path().join(format!("proc/{pid}/mountinfo"));
+        let mut mounts = fs::read_to_string(&shown).unwrap_or_default();
+        mounts.push_str(&mountinfo("0:77", Path::new("/"), number));
+        fs::write(shown, mounts).unwrap();
     }
 
     /// Starts an agent.
@@ -371,6 +390,13 @@ impl TestNode {
             .map(|number| (*number, self.page(*number).rate_us_per_s))
             .collect()
     }
+}
+
+/// Returns a mountinfo with one mount on the limits directory of a share.
+fn mountinfo(device: &str, root: &Path, number: u32) -> String {
+    let (share, root) = (TestNode::share_id(number), root.display());
+    let point = format!("{}/{share}/{}", paths::RUN_DIR, paths::LIMITS_DIR);
+    format!("31 30 {device} {root} {point} ro - ext4 /dev/sda rw\n")
 }
 
 const NODE_VARIABLE: &str = "DRAVA_TEST_NODE";

@@ -199,7 +199,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
                 pid_namespace: 9,
             },
             name: "static".to_owned(),
-            shares: vec![TestNode::share_id(number).as_str().to_owned()],
+            shares: vec![TestNode::mounted(number)],
         },
     };
     let observation = Observation {

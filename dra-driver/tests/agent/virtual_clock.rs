@@ -160,7 +160,7 @@ impl FakeProcess {
                     pid_namespace: 1,
                 },
                 name: "fake".to_owned(),
-                shares: vec![TestNode::share_id(number).as_str().to_owned()],
+                shares: vec![TestNode::mounted(number)],
             },
         }
     }
