@@ -118,6 +118,9 @@ event_reasons! {
     CdiIgnored: Warning, NodeDriver, "Pod, ResourceClaim",
         "A container runs without the CDI devices of its claim, because CDI is off in the container runtime.",
         "Set `enable_cdi = true` in containerd's config; restart containerd and the pod.";
+    ClaimMissing: Warning, NodeDriver, "Node",
+        "The API server lacks a claim whose containers or GPU processes run. Its limits and its GPU stay reserved until they end.",
+        "Delete the pod that uses the claim, or wait until its processes end.";
     ClaimStateRepaired: Warning, NodeDriver, "ResourceClaim",
         "Node state of a prepared claim was missing or damaged and was repaired.",
         "Find out which program changes the driver's directories if the event repeats.";

@@ -62,6 +62,8 @@ pub struct Config {
     pub delivery: Delivery,
     /// Directories.
     pub paths: Paths,
+    /// `/proc` of the node: the driver runs with the PID namespace of the node.
+    pub proc_root: PathBuf,
     /// Address of the health endpoints.
     pub listen: SocketAddr,
     /// How long a prepared claim is missing before it is undone without kubelet, see [`crate::reconcile::GRACE`].
@@ -271,7 +273,7 @@ impl Shared {
         };
         let agent = agent::Config {
             layout: self.layout.clone(),
-            proc_root: PathBuf::from("/proc"),
+            proc_root: self.config.proc_root.clone(),
             open: observe,
             estimate: active::estimate(self.gpus.clone()),
         };

@@ -1,6 +1,7 @@
 //! Entry point of the node driver.
 
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -71,6 +72,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         scheduling,
         delivery,
         paths,
+        proc_root: PathBuf::from("/proc"),
         listen: listen.0,
         orphan_grace: reconcile::GRACE,
         release_wait: claims::RELEASE_WAIT,

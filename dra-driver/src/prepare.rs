@@ -26,6 +26,7 @@ use crate::options;
 
 pub mod apply;
 pub mod effects;
+mod limits;
 pub mod overcommit;
 pub mod plan;
 pub mod record;

@@ -2,12 +2,11 @@
 //!
 //! Kubelet repeats unprepare for every claim that it knows until the call succeeds. This module handles the claims that
 //! kubelet does not know: interrupted preparations, a lost kubelet checkpoint, force-deleted claims, temporary files of
-//! a crashed driver, damaged records. [`decide`] is pure; the rest scans the node and applies the actions.
+//! a crashed driver, damaged and lost records. [`decide`] is pure; the rest scans the node and applies the actions.
+//!
+//! Invariant: the state of a claim is not removed while a container or GPU process of the claim runs, see [`liveness`].
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::names;
 use drava_cdi::SpecDir;
+use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::api::ListParams;
@@ -25,54 +25,43 @@ use tokio_util::sync::CancellationToken;
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::claims::{ClaimService, FetchError, PrepareError, TaskError, blocking};
 use crate::files;
+use crate::inventory::State;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{Lock, LockError};
 use crate::prepare::apply::{ApplyError, Environment, Repairs};
 use crate::prepare::effects::{EffectError, Effects};
 use crate::prepare::plan::claim_ref;
-use crate::prepare::record::{Loaded, RecordError, RecordStore, Stage};
+use crate::prepare::record::{Loaded, RecordError, Stage};
+use crate::prepare::{Access, Prepared};
 use crate::report::Subject;
 
+pub mod liveness;
 pub mod orphans;
+mod scan;
+
+use liveness::{Evidence, Inspector, Liveness};
+
+pub use scan::ScanError;
+use scan::{Scan, scan};
 
 pub use orphans::{Action, NodeState, Presence, RemovalReason, decide};
 
 /// Time between two reconciliations.
 const INTERVAL: Duration = Duration::from_secs(300);
 
-/// Time between two reconciliations while a record is damaged, because a damaged record blocks every new prepare.
+/// Time between two reconciliations while a record is damaged or lost, which blocks every new prepare, or the state of a
+/// claim is kept without the API server, so that its GPU is released soon after the last process.
 const INTERVAL_DAMAGED: Duration = Duration::from_secs(5);
 
-/// How long a prepared claim is missing before its state is removed without an unprepare call. The pod of a
-/// force-deleted claim still runs; kubelet unprepares the claim when the pod has stopped.
+/// How long a prepared claim is missing before its state is removed without an unprepare call, unless its containers run.
+/// Kubelet unprepares a force-deleted claim when the pod has stopped.
 pub const GRACE: Duration = Duration::from_secs(600);
+
+/// Longest wait for NVML's process lists.
+const NVML_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Age from which a temporary file is removed: no write takes that long.
 const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
-
-/// The node could not be scanned.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ScanError {
-    /// Records could not be read.
-    #[error(transparent)]
-    Records(#[from] RecordError),
-    /// CDI specs could not be listed.
-    #[error("cannot list the CDI specs")]
-    Specs(#[source] drava_cdi::StoreError),
-    /// A directory could not be listed.
-    #[error("cannot list {}", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Error of the operating system.
-        #[source]
-        source: io::Error,
-    },
-    /// A task panicked.
-    #[error(transparent)]
-    Task(#[from] TaskError),
-}
 
 /// An action on a claim failed.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +86,7 @@ enum ActionError {
 pub async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
+    inspector: Inspector,
     grace: Duration,
     request: Arc<Notify>,
     stop: CancellationToken,
@@ -113,8 +103,11 @@ pub async fn run<E: Effects>(
     let mut reconciler = Reconciler {
         claims,
         layout,
+        inspector,
         grace,
         missing_since: BTreeMap::new(),
+        kept: BTreeMap::new(),
+        has_compared: false,
     };
     loop {
         let reconciled = tokio::select! {
@@ -142,9 +135,14 @@ pub async fn run<E: Effects>(
 pub struct Reconciler<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
+    inspector: Inspector,
     grace: Duration,
     /// Time at which a claim was first seen missing.
     missing_since: BTreeMap<ClaimUid, Instant>,
+    /// Claims whose state is kept although the API server has no such claim, with the reason.
+    kept: BTreeMap<ClaimUid, String>,
+    /// Whether the claims of the node were listed since the start and compared with the records.
+    has_compared: bool,
 }
 
 impl<E: Effects> Reconciler<E> {
@@ -154,12 +152,22 @@ impl<E: Effects> Reconciler<E> {
     /// When the node cannot be scanned.
     pub async fn reconcile(&mut self) -> Result<bool, ScanError> {
         let (layout, applier) = (self.layout.clone(), Arc::clone(&self.claims.applier));
-        let state = blocking(move || scan(&layout, applier.store())).await??;
+        let inspector = self.inspector.clone();
+        let Scan { state, devices } =
+            blocking(move || scan(&layout, applier.store(), &inspector)).await??;
         let presence = self.presence(&state).await;
-        let actions = decide(&state, &presence, self.grace);
-        let mut damaged = state.damaged;
+        let liveness = self.liveness(&state, &devices, &presence).await?;
+        let actions = decide(&state, &presence, &liveness, self.grace);
+        let mut damaged = state.damaged.clone();
+        damaged.extend(state.unrecorded().cloned());
+        self.kept
+            .retain(|uid, _| matches!(actions.get(uid), Some(Action::Keep(_))));
         for (uid, action) in actions {
             let claim = state.recorded.get(&uid).map(|(claim, _)| claim.clone());
+            if let Action::Keep(reason) = action {
+                self.keep(uid, claim, reason);
+                continue;
+            }
             match self.apply(&uid, claim, action).await {
                 Ok(()) => {
                     damaged.remove(&uid);
@@ -171,13 +179,119 @@ impl<E: Effects> Reconciler<E> {
                 ),
             }
         }
-        Ok(!damaged.is_empty())
+        Ok(!damaged.is_empty() || !self.kept.is_empty())
     }
 
-    /// Reads the claims that have a record from the API server.
+    /// Reports once that the state of a claim is kept.
+    fn keep(&mut self, uid: ClaimUid, claim: Option<ClaimRef>, reason: String) {
+        if !self.kept.contains_key(&uid) {
+            let claim =
+                claim.map_or_else(|| format!("claim {uid}"), |claim| format!("claim {claim}"));
+            let note = format!(
+                "{claim} is not in the API server, but {reason}; its limits and its GPU stay reserved until the process \
+                 ends: delete the pod that uses it"
+            );
+            let reporter = &self.claims.reporter;
+            reporter.event(Subject::Node, EventReason::ClaimMissing, note);
+        }
+        self.kept.insert(uid, reason);
+    }
+
+    /// Returns the liveness of the claims that the API server lacks.
+    async fn liveness(
+        &self,
+        state: &NodeState,
+        devices: &BTreeMap<ClaimUid, Vec<Prepared>>,
+        presence: &BTreeMap<ClaimUid, Presence>,
+    ) -> Result<BTreeMap<ClaimUid, Liveness>, ScanError> {
+        let gpus = |devices: &[Prepared]| -> BTreeSet<GpuUuid> {
+            let held = devices
+                .iter()
+                .filter(|device| device.access != Access::Admin);
+            held.map(|device| GpuUuid::new(device.card.uuid.clone()))
+                .collect()
+        };
+        // The processes of a whole GPU belong to its claim.
+        let whole: BTreeSet<&str> = devices
+            .values()
+            .flatten()
+            .filter(|device| device.access == Access::Whole)
+            .map(|device| device.card.uuid.as_str())
+            .collect();
+        let unnamed: BTreeSet<GpuUuid> = match &*self.claims.gpus.borrow() {
+            State::Known(node) => node.inventory.gpus.cards.iter(),
+            State::Pending | State::Unknown(_) => [].iter(),
+        }
+        .map(|card| card.uuid.clone())
+        .filter(|uuid| !whole.contains(uuid.as_str()))
+        .collect();
+        let missing = presence
+            .iter()
+            .filter(|(_, presence)| matches!(presence, Presence::Missing(_)))
+            .map(|(uid, _)| {
+                let named = devices.get(uid).map(|devices| gpus(devices));
+                (uid.clone(), named.unwrap_or_else(|| unnamed.clone()))
+            });
+        let missing: Vec<_> = missing.collect();
+        let mounted = state.mounted.clone();
+        if missing.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let inspector = self.inspector.clone();
+        let inspected = blocking(move || {
+            let liveness = |(uid, gpus): (ClaimUid, BTreeSet<GpuUuid>)| {
+                let liveness = match mounted.contains(&uid) {
+                    true => Liveness::Running(Evidence::Mount),
+                    false => inspector.gpu_liveness(&uid, &gpus),
+                };
+                (uid, liveness)
+            };
+            missing.into_iter().map(liveness).collect()
+        });
+        match tokio::time::timeout(NVML_TIMEOUT, inspected).await {
+            Ok(inspected) => Ok(inspected?),
+            Err(_) => {
+                tracing::warn!("cannot list the GPU processes: NVML does not answer");
+                let unknown = Liveness::Unknown("NVML does not answer".to_owned());
+                Ok(presence
+                    .keys()
+                    .map(|uid| (uid.clone(), unknown.clone()))
+                    .collect())
+            }
+        }
+    }
+
+    /// Reads the claims that have state on the node from the API server.
     async fn presence(&mut self, state: &NodeState) -> BTreeMap<ClaimUid, Presence> {
-        let mut holders = BTreeMap::new();
-        for (uid, (claim, _)) in &state.recorded {
+        let mut unnamed = state.damaged.clone();
+        unnamed.extend(state.unrecorded().cloned());
+        let mut holders: BTreeMap<ClaimUid, Option<ClaimRef>> = BTreeMap::new();
+        let mut is_listed = false;
+        // A damaged or lost record yields only the UID, and the API server has no lookup by UID. At start, one list
+        // compares all records.
+        if !self.has_compared || !unnamed.is_empty() {
+            let api: Api<ResourceClaim> = Api::all(self.claims.client.clone());
+            match api.list(&ListParams::default()).await {
+                Ok(all) => {
+                    let held = all.items.iter().filter_map(|claim| self.holder(claim));
+                    let mut held: BTreeMap<ClaimUid, ClaimRef> =
+                        held.map(|claim| (claim.uid.clone(), claim)).collect();
+                    let known = state.recorded.keys().chain(&unnamed);
+                    holders.extend(known.map(|uid| (uid.clone(), held.remove(uid))));
+                    if !self.has_compared {
+                        tracing::info!(
+                            prepared = state.recorded.len(),
+                            unprepared = held.len(),
+                            "compared the claims of this node with their records"
+                        );
+                    }
+                    (self.has_compared, is_listed) = (true, true);
+                }
+                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
+            }
+        }
+        let recorded = state.recorded.iter().filter(|_| !is_listed);
+        for (uid, (claim, _)) in recorded {
             let api: Api<ResourceClaim> =
                 Api::namespaced(self.claims.client.clone(), &claim.namespace);
             match api.get_opt(&claim.name).await {
@@ -189,28 +303,6 @@ impl<E: Effects> Reconciler<E> {
                 Err(error) => {
                     tracing::warn!(%claim, error = describe(&error), "cannot get the claim");
                 }
-            }
-        }
-        if !state.damaged.is_empty() {
-            // A damaged record yields only the UID, and the API server has no lookup by UID.
-            let api: Api<ResourceClaim> = Api::all(self.claims.client.clone());
-            match api.list(&ListParams::default()).await {
-                Ok(all) => {
-                    let allocated: BTreeMap<ClaimUid, ClaimRef> = all
-                        .items
-                        .iter()
-                        .filter_map(|claim| {
-                            self.holder(claim).map(|claim| (claim.uid.clone(), claim))
-                        })
-                        .collect();
-                    holders.extend(
-                        state
-                            .damaged
-                            .iter()
-                            .map(|uid| (uid.clone(), allocated.get(uid).cloned())),
-                    );
-                }
-                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
             }
         }
         self.missing_since
@@ -269,7 +361,7 @@ impl<E: Effects> Reconciler<E> {
         match (action, claim) {
             (Action::Remove(reason), claim) => self.remove(uid, claim, reason, lock).await,
             (Action::Restore, Some(claim)) => self.restore(&claim, lock).await,
-            (Action::Restore, None) => Ok(()),
+            (Action::Restore, None) | (Action::Keep(_), _) => Ok(()),
             (Action::Rebuild(claim), _) => self.rebuild(&claim, lock).await,
         }
     }
@@ -327,7 +419,7 @@ impl<E: Effects> Reconciler<E> {
         Ok(())
     }
 
-    /// Prepares a claim again whose record is damaged.
+    /// Prepares a claim again whose record is damaged or lost.
     async fn rebuild(&self, claim: &ClaimRef, lock: Lock) -> Result<(), ActionError> {
         let found = self.claims.fetch(claim).await?;
         self.claims.prepare_locked(claim, found, lock).await?;
@@ -342,52 +434,6 @@ fn still_applies(reason: RemovalReason, loaded: &Loaded) -> bool {
         (RemovalReason::Interrupted, Loaded::Present(record)) => record.stage == Stage::Intent,
         (RemovalReason::NoRecord | RemovalReason::Interrupted, _) => false,
     }
-}
-
-fn scan(layout: &Layout, store: &RecordStore) -> Result<NodeState, ScanError> {
-    let mut state = NodeState::default();
-    let listing = store.list()?;
-    state.damaged.extend(listing.quarantined);
-    for uid in listing.recorded {
-        match store.load(&uid)? {
-            Loaded::Present(record) => {
-                state.recorded.insert(uid, (record.claim, record.stage));
-            }
-            Loaded::Absent => {}
-            Loaded::Corrupt(_) => {
-                state.damaged.insert(uid);
-            }
-        }
-    }
-    let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX)
-        .list()
-        .map_err(ScanError::Specs)?;
-    state
-        .residues
-        .extend(specs.iter().filter_map(|id| ClaimUid::parse(id).ok()));
-    state.residues.extend(claim_directories(&layout.claims())?);
-    state.residues.extend(claim_directories(&layout.usages())?);
-    Ok(state)
-}
-
-/// Returns the UIDs of the subdirectories that are named after claims.
-fn claim_directories(path: &Path) -> Result<Vec<ClaimUid>, ScanError> {
-    let error = |source| ScanError::Directory {
-        path: path.to_owned(),
-        source,
-    };
-    let mut uids = Vec::new();
-    for entry in fs::read_dir(path).map_err(error)? {
-        let entry = entry.map_err(error)?;
-        let uid = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| ClaimUid::parse(name).ok());
-        if entry.file_type().map_err(error)?.is_dir() {
-            uids.extend(uid);
-        }
-    }
-    Ok(uids)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::lock::{Lock, Locks};
 use crate::plugin::takeover::InstanceRole;
 use crate::prepare::effects::NodeEffects;
 use crate::publish::writer::Publisher;
-use crate::reconcile;
+use crate::reconcile::{self, liveness::Inspector};
 
 /// Length of the queue of the agent's findings.
 const FINDINGS: usize = 256;
@@ -61,10 +61,16 @@ impl Active {
             stop,
         } = self;
         let state_dir = layout.state_dir().to_owned();
+        let inspector = Inspector {
+            proc_root: agent.proc_root.clone(),
+            claims: layout.claims(),
+            open: Arc::clone(&agent.open),
+        };
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
             layout,
+            inspector,
             orphan_grace,
             reconcile_request,
             stop.clone(),

@@ -5,18 +5,17 @@
 use std::collections::BTreeSet;
 
 use drava_cdi::{Driver, SpecDir};
-use drava_vgpu_abi as abi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::effects::{EffectError, Effects, Ensured};
+use super::limits;
 use super::overcommit::{self, Conflict};
 use super::plan::{self, PlanError};
 use super::record::{ClaimRecord, Loaded, RecordError, RecordStore, Stage};
 use super::recover::ArtifactVersions;
 use super::spec::{self, SpecError};
-use super::{Delivery, Prepared, Share};
+use super::{Delivery, Prepared};
 use crate::artifacts::{Artifact, Installed, Stubs};
-use crate::capacity;
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::inventory::NodeInventory;
 use crate::layout::{Layout, SPEC_PREFIX};
@@ -46,7 +45,7 @@ pub enum Failure {
     Conflict(#[from] Box<Conflict>),
     /// The devices of another claim are unknown.
     #[error(
-        "the record of claim {0} is damaged and is being rebuilt from the API server; free capacity is unknown until \
+        "the record of claim {0} is damaged or lost and is being rebuilt from the API server; free capacity is unknown until \
          then, kubelet retries"
     )]
     DamagedRecord(ClaimUid),
@@ -144,6 +143,8 @@ impl<E: Effects> Applier<E> {
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let devices = plan::plan(wanted, found, environment.pool, environment.inventory)?;
+        // Containers may run with state whose record is damaged or lost, so that state is not undone.
+        let mut is_first = false;
         let record = match self.load(&wanted.uid, repairs)? {
             Some(present) if same_allocation(&present.devices, &devices) => present,
             Some(_) => {
@@ -152,15 +153,21 @@ impl<E: Effects> Applier<E> {
                     .0
                     .push("removed the state of an earlier allocation".to_owned());
                 self.undo(&wanted.uid)?;
+                is_first = true;
                 self.record_intent(wanted, devices, environment)?
             }
             None if self.store.is_quarantined(&wanted.uid) => {
                 self.rebuild(wanted, devices, environment, repairs)?
             }
-            None => self.record_intent(wanted, devices, environment)?,
+            None if self.has_files(&wanted.uid) => {
+                repairs.0.push("rebuilt the lost claim record".to_owned());
+                self.rebuild(wanted, devices, environment, repairs)?
+            }
+            None => {
+                is_first = true;
+                self.record_intent(wanted, devices, environment)?
+            }
         };
-        // Containers may run with a claim whose record was damaged, so its state is not undone.
-        let is_first = record.stage == Stage::Intent && !self.store.is_quarantined(&wanted.uid);
         self.try_complete(record, environment, repairs)
             .inspect_err(|_| {
                 if is_first {
@@ -208,6 +215,13 @@ impl<E: Effects> Applier<E> {
         }
     }
 
+    /// Returns whether files of a claim exist. They are removed before the record, so without a record they mean that the
+    /// record is lost.
+    fn has_files(&self, uid: &ClaimUid) -> bool {
+        let spec = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX).path(uid.as_str());
+        self.layout.claim(uid).exists() || spec.is_ok_and(|spec| spec.exists())
+    }
+
     /// Checks the devices for conflicts and writes the record.
     fn record_intent(
         &self,
@@ -231,7 +245,7 @@ impl<E: Effects> Applier<E> {
         })
     }
 
-    /// As [`record_intent`](Self::record_intent), for a claim whose record was damaged. Its containers may run with the
+    /// As [`record_intent`](Self::record_intent), for a claim whose record was damaged or lost. Its containers may run with the
     /// artifacts that its CDI spec names.
     fn rebuild(
         &self,
@@ -310,6 +324,15 @@ impl<E: Effects> Applier<E> {
                 Loaded::Corrupt(_) => others.damaged.push(uid.clone()),
             }
         }
+        for uid in listing.limits.iter().filter(is_other) {
+            // The record may have been written after the listing.
+            let is_lost = !self.store.is_quarantined(uid)
+                && self.store.load(uid)? == Loaded::Absent
+                && self.layout.claim(uid).exists();
+            if is_lost {
+                others.damaged.push(uid.clone());
+            }
+        }
         Ok(others)
     }
 
@@ -355,7 +378,7 @@ impl<E: Effects> Applier<E> {
             let Some(share) = device.share() else {
                 continue;
             };
-            let limits = limits(&uid, device, share, environment);
+            let limits = limits::page(&uid, device, share, environment.inventory);
             note(
                 "limits page",
                 self.effects.ensure_page(&uid, &share.id, &limits)?,
@@ -392,14 +415,15 @@ impl<E: Effects> Applier<E> {
         }
     }
 
-    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged.
+    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged or lost.
     ///
     /// # Errors
     /// When the records cannot be read.
     pub fn artifacts_in_use(&self) -> Result<Option<BTreeSet<String>>, RecordError> {
         let mut hashes = BTreeSet::new();
         let listing = self.store.list()?;
-        if !listing.quarantined.is_empty() {
+        let has_record = |uid| listing.recorded.contains(uid);
+        if !listing.quarantined.is_empty() || !listing.limits.iter().all(has_record) {
             return Ok(None);
         }
         for uid in &listing.recorded {
@@ -438,60 +462,4 @@ fn same_allocation(present: &[Prepared], wanted: &[Prepared]) -> bool {
             .iter()
             .zip(wanted)
             .all(|(a, b)| a.is_same_allocation(b))
-}
-
-/// Returns the limits page of a share.
-fn limits(
-    claim: &ClaimUid,
-    device: &Prepared,
-    share: &Share,
-    environment: &Environment<'_>,
-) -> abi::LimitsSpec {
-    use drava_api::config::{ComputePolicy, MemoryPolicy};
-    let reserve = environment
-        .inventory
-        .card(&device.card.uuid)
-        .map_or(0, capacity::driver_reserve_bytes);
-    let cores = u32::try_from(share.cores).ok().and_then(abi::Cores::new);
-    abi::LimitsSpec {
-        claim_uid: id_text(claim.as_str()),
-        share_id: id_text(share.id.as_str()),
-        device_uuid: device_uuid(&device.card.uuid),
-        limits: abi::Limits {
-            memory_limit_bytes: Some(share.memory_bytes),
-            driver_reserve_bytes: reserve,
-            driver_excess_bytes: 0,
-            cores: cores.unwrap_or(abi::Cores::BEST_EFFORT),
-            compute_policy: match share.compute_policy {
-                ComputePolicy::Balance => abi::ComputePolicy::Balance,
-                ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
-                ComputePolicy::None => abi::ComputePolicy::None,
-                ComputePolicy::Token => abi::ComputePolicy::Token,
-            },
-            priority: abi::Priority::new(i32::from(share.priority.get()))
-                .unwrap_or(abi::Priority::DEFAULT),
-            memory_policy: match share.memory_policy {
-                MemoryPolicy::Hard => abi::MemoryPolicy::Hard,
-                MemoryPolicy::Spill => abi::MemoryPolicy::Spill,
-            },
-            broken_region: abi::BrokenRegion::Closed,
-            rate_us_per_s: None,
-        },
-    }
-}
-
-fn id_text(text: &str) -> abi::IdText {
-    #[expect(
-        clippy::expect_used,
-        reason = "claim UIDs and share IDs are short printable ASCII"
-    )]
-    abi::IdText::new(text).expect("parsed IDs fit the page")
-}
-
-fn device_uuid(text: &str) -> abi::DeviceUuid {
-    #[expect(
-        clippy::expect_used,
-        reason = "the plan of a share parses the UUID of the GPU"
-    )]
-    text.parse().expect("the plan parsed the UUID")
 }

@@ -189,7 +189,11 @@ impl RecordStore {
         let mut listing = Listing::default();
         for entry in fs::read_dir(&self.dir).map_err(error)? {
             let name = entry.map_err(error)?.file_name();
-            let Some((uid, kind)) = name.to_str().and_then(|name| name.split_once(".json")) else {
+            let Some(name) = name.to_str() else {
+                continue;
+            };
+            let Some((uid, kind)) = name.split_once(".json") else {
+                listing.limits.extend(ClaimUid::parse(name).ok());
                 continue;
             };
             let Ok(uid) = ClaimUid::parse(uid) else {
@@ -203,6 +207,7 @@ impl RecordStore {
         }
         listing.recorded.sort();
         listing.quarantined.sort();
+        listing.limits.sort();
         Ok(listing)
     }
 
@@ -222,6 +227,8 @@ pub struct Listing {
     pub recorded: Vec<ClaimUid>,
     /// Claims with a quarantined record.
     pub quarantined: Vec<ClaimUid>,
+    /// Claims with a directory of limits.
+    pub limits: Vec<ClaimUid>,
 }
 
 fn encode(record: &ClaimRecord) -> Vec<u8> {

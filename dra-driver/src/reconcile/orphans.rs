@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use super::liveness::Liveness;
 use crate::claim::{ClaimRef, ClaimUid};
 use crate::prepare::record::Stage;
 
@@ -14,8 +15,19 @@ pub struct NodeState {
     pub recorded: BTreeMap<ClaimUid, (ClaimRef, Stage)>,
     /// Claims with a damaged record.
     pub damaged: BTreeSet<ClaimUid>,
-    /// Claims with a CDI spec, files or mounts.
+    /// Claims with a CDI spec, files or mounts, in containers too.
     pub residues: BTreeSet<ClaimUid>,
+    /// Claims with a share that is mounted in a container.
+    pub mounted: BTreeSet<ClaimUid>,
+}
+
+impl NodeState {
+    /// Returns the claims with state and without a record.
+    pub fn unrecorded(&self) -> impl Iterator<Item = &ClaimUid> {
+        let has_record =
+            |uid: &ClaimUid| self.recorded.contains_key(uid) || self.damaged.contains(uid);
+        self.residues.iter().filter(move |uid| !has_record(uid))
+    }
 }
 
 /// A claim according to the API server.
@@ -35,8 +47,10 @@ pub enum Action {
     Remove(RemovalReason),
     /// Recreate what the record lists and the node lacks.
     Restore,
-    /// Prepare the claim again because its record is damaged.
+    /// Prepare the claim again because its record is damaged or lost.
     Rebuild(ClaimRef),
+    /// Keep the state although the API server has no such claim, for this reason.
+    Keep(String),
 }
 
 /// Reason for removing a claim's state.
@@ -61,12 +75,23 @@ impl fmt::Display for RemovalReason {
 }
 
 /// Returns the actions by claim. A claim without an entry in `presence` is skipped: the API server did not answer.
+///
+/// State is removed only if the claim is missing and [`Liveness::Ended`]; a missing entry of `liveness` means unknown.
 #[must_use]
 pub fn decide(
     state: &NodeState,
     presence: &BTreeMap<ClaimUid, Presence>,
+    liveness: &BTreeMap<ClaimUid, Liveness>,
     grace: Duration,
 ) -> BTreeMap<ClaimUid, Action> {
+    let remove = |uid: &ClaimUid, reason| match liveness.get(uid) {
+        Some(Liveness::Ended) => Action::Remove(reason),
+        Some(Liveness::Running(evidence)) => Action::Keep(evidence.to_string()),
+        Some(Liveness::Unknown(reason)) => {
+            Action::Keep(format!("its processes are unknown: {reason}"))
+        }
+        None => Action::Keep("its processes are unknown".to_owned()),
+    };
     let mut actions = BTreeMap::new();
     // An interrupted rebuild leaves a claim in both sets. Its containers may run, so it counts as damaged.
     let valid = state
@@ -76,14 +101,13 @@ pub fn decide(
     for (uid, (_, stage)) in valid {
         let action = match (stage, presence.get(uid)) {
             (_, None) => None,
-            (Stage::Prepared, Some(Presence::Allocated(_))) => Some(Action::Restore),
-            // Kubelet repeats the prepare call.
-            (Stage::Intent, Some(Presence::Allocated(_))) => None,
+            // A claim with an interrupted preparation may run: a lost record is rebuilt in the same steps.
+            (_, Some(Presence::Allocated(_))) => Some(Action::Restore),
             (Stage::Intent, Some(Presence::Missing(_))) => {
-                Some(Action::Remove(RemovalReason::Interrupted))
+                Some(remove(uid, RemovalReason::Interrupted))
             }
             (Stage::Prepared, Some(Presence::Missing(since))) => {
-                (*since >= grace).then_some(Action::Remove(RemovalReason::Missing))
+                (*since >= grace).then(|| remove(uid, RemovalReason::Missing))
             }
         };
         actions.extend(action.map(|action| (uid.clone(), action)));
@@ -93,14 +117,18 @@ pub fn decide(
             None => None,
             Some(Presence::Allocated(claim)) => Some(Action::Rebuild(claim.clone())),
             Some(Presence::Missing(since)) => {
-                (*since >= grace).then_some(Action::Remove(RemovalReason::Missing))
+                (*since >= grace).then(|| remove(uid, RemovalReason::Missing))
             }
         };
         actions.extend(action.map(|action| (uid.clone(), action)));
     }
-    let has_record =
-        |uid: &ClaimUid| state.recorded.contains_key(uid) || state.damaged.contains(uid);
-    let unrecorded = state.residues.iter().filter(|uid| !has_record(uid));
-    actions.extend(unrecorded.map(|uid| (uid.clone(), Action::Remove(RemovalReason::NoRecord))));
+    for uid in state.unrecorded() {
+        let action = match presence.get(uid) {
+            None => None,
+            Some(Presence::Allocated(claim)) => Some(Action::Rebuild(claim.clone())),
+            Some(Presence::Missing(_)) => Some(remove(uid, RemovalReason::NoRecord)),
+        };
+        actions.extend(action.map(|action| (uid.clone(), action)));
+    }
     actions
 }

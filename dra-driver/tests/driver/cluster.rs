@@ -137,6 +137,7 @@ impl TestCluster {
             scheduling: Scheduling::Managed,
             delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
+            proc_root: self.node.root.path().join("proc"),
             listen: ([127, 0, 0, 1], 0).into(),
             orphan_grace: Duration::ZERO,
             release_wait: Duration::ZERO,

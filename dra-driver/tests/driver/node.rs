@@ -13,6 +13,7 @@ use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::lock::Locks;
+use drava_dra_driver::mounts::ClaimsMount;
 use drava_dra_driver::options::{Delivery, Paths};
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
 use drava_dra_driver::prepare::effects::{Effects, NodeEffects, Tmpfs};
@@ -87,6 +88,7 @@ impl TestNode {
             artifacts_dir: dir("image"),
         };
         std::fs::create_dir(&paths.artifacts_dir).unwrap();
+        std::fs::create_dir(dir("proc")).unwrap();
         std::fs::write(paths.artifacts_dir.join("libvgpu.so"), "libvgpu").unwrap();
         std::fs::write(paths.artifacts_dir.join("drava-cdi-hook"), "hook").unwrap();
         Self {
@@ -136,6 +138,24 @@ impl TestNode {
             Locks::new(self.layout().locks(), Duration::from_secs(5)),
             effects,
         )
+    }
+
+    /// Adds a process to the node's `/proc` that has the first share of a claim mounted. Returns its directory.
+    pub(crate) fn start_container(&self, pid: u32, number: u32) -> PathBuf {
+        let claims = ClaimsMount::locate(&self.layout().claims()).unwrap();
+        let (device, claims) = claims.into_parts();
+        let root = claims
+            .join(claim_ref(number).uid.as_str())
+            .join(share_id(number, 0))
+            .join("limits");
+        let dir = self.root.path().join(format!("proc/{pid}"));
+        std::fs::create_dir(&dir).unwrap();
+        let line = format!(
+            "31 30 {device} {} /run/x ro - ext4 /dev/sda rw\n",
+            root.display()
+        );
+        std::fs::write(dir.join("mountinfo"), line).unwrap();
+        dir
     }
 
     /// Returns the files of claims on the node, without CDI specs.

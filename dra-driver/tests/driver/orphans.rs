@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_dra_driver::prepare::record::Stage;
+use drava_dra_driver::reconcile::liveness::{Evidence, Liveness};
 use drava_dra_driver::reconcile::{self, Action, NodeState, Presence, RemovalReason};
 
 use crate::fixture::claim_ref;
@@ -11,11 +12,25 @@ use crate::fixture::claim_ref;
 const GRACE: Duration = Duration::from_secs(600);
 
 fn decide(found: &NodeState, presence: &[(u32, Presence)]) -> Vec<(u32, Action)> {
+    decide_for(found, presence, Some(Liveness::Ended))
+}
+
+/// Decides for claims of this liveness; `None` if it was not determined.
+fn decide_for(
+    found: &NodeState,
+    presence: &[(u32, Presence)],
+    liveness: Option<Liveness>,
+) -> Vec<(u32, Action)> {
+    let liveness = liveness.into_iter().flat_map(|liveness| {
+        let all = (1..=9).map(move |number| (claim_ref(number).uid, liveness.clone()));
+        all.collect::<Vec<_>>()
+    });
+    let liveness = liveness.collect();
     let presence = presence
         .iter()
         .map(|(number, presence)| (claim_ref(*number).uid, presence.clone()))
         .collect();
-    let actions: BTreeMap<_, _> = reconcile::decide(found, &presence, GRACE);
+    let actions: BTreeMap<_, _> = reconcile::decide(found, &presence, &liveness, GRACE);
     let number = |uid: &str| uid[24..].parse().unwrap();
     actions
         .into_iter()
@@ -55,9 +70,10 @@ fn removes_prepared_claim_only_after_grace_period() {
 #[test]
 fn removes_interrupted_prepare_of_deleted_claim() {
     let found = recorded(&[(1, Stage::Intent)]);
+    // Kubelet repeats the call only for a new pod; an interrupted rebuild has running containers.
     assert_eq!(
         decide(&found, &[(1, Presence::Allocated(claim_ref(1)))]),
-        []
+        [(1, Action::Restore)]
     );
     assert_eq!(
         decide(&found, &[(1, Presence::Missing(Duration::ZERO))]),
@@ -103,6 +119,61 @@ fn resumes_interrupted_rebuild() {
 fn removes_files_without_record() {
     let mut found = recorded(&[(1, Stage::Prepared)]);
     found.residues = BTreeSet::from([claim_ref(1).uid, claim_ref(2).uid]);
-    let actions = decide(&found, &[(1, Presence::Missing(Duration::ZERO))]);
+    let missing = |number| (number, Presence::Missing(Duration::ZERO));
+    let actions = decide(&found, &[missing(1), missing(2)]);
     assert_eq!(actions, [(2, Action::Remove(RemovalReason::NoRecord))]);
+    assert_eq!(
+        decide(&found, &[missing(1)]),
+        [],
+        "removed files without an answer of the API server"
+    );
+}
+
+#[test]
+fn rebuilds_lost_record_and_keeps_its_files() {
+    let found = NodeState {
+        residues: BTreeSet::from([claim_ref(1).uid]),
+        ..NodeState::default()
+    };
+    assert_eq!(
+        decide(&found, &[(1, Presence::Allocated(claim_ref(1)))]),
+        [(1, Action::Rebuild(claim_ref(1)))]
+    );
+}
+
+#[test]
+fn keeps_every_state_of_running_claim() {
+    let damaged = NodeState {
+        damaged: BTreeSet::from([claim_ref(1).uid]),
+        ..NodeState::default()
+    };
+    let lost = NodeState {
+        residues: BTreeSet::from([claim_ref(1).uid]),
+        ..NodeState::default()
+    };
+    let states = [
+        recorded(&[(1, Stage::Prepared)]),
+        recorded(&[(1, Stage::Intent)]),
+        damaged,
+        lost,
+    ];
+    let process = Evidence::Process {
+        pid: 7,
+        name: "python".to_owned(),
+    };
+    for state in &states {
+        for liveness in [
+            Some(Liveness::Running(Evidence::Mount)),
+            Some(Liveness::Running(process.clone())),
+            Some(Liveness::Unknown("NVML does not answer".to_owned())),
+            None,
+        ] {
+            let missing = Presence::Missing(GRACE * 100);
+            let actions = decide_for(state, &[(1, missing)], liveness.clone());
+            assert!(
+                matches!(actions.as_slice(), [(1, Action::Keep(_))]),
+                "{state:?} {liveness:?}: {actions:?}"
+            );
+        }
+    }
 }

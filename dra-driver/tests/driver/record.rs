@@ -140,3 +140,42 @@ fn detects_damaged_record() {
         Loaded::Corrupt(_)
     ));
 }
+
+#[test]
+fn keeps_files_of_lost_record_if_rebuild_fails() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let (first, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    fs::remove_file(
+        node.layout()
+            .claims()
+            .join(format!("{}.json", claim_ref(1).uid)),
+    )
+    .unwrap();
+    let error = prepare(
+        &node,
+        &node.applier(node.effects()),
+        2,
+        &claim(2, &[Share(0, "1Gi", "0")]),
+    )
+    .unwrap_err();
+    assert!(
+        matches!(*error.failure, Failure::DamagedRecord(_)),
+        "{error}"
+    );
+    // The CDI spec cannot be written, but a rollback would succeed. The second attempt finds a record with stage intent.
+    let spec = spec_of(&node, 1);
+    let obstacle = spec.with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid));
+    fs::remove_file(&spec).unwrap();
+    fs::create_dir(&obstacle).unwrap();
+    for _ in 0..2 {
+        prepare(&node, &node.applier(node.effects()), 1, &found).unwrap_err();
+        assert!(page_of(&node, 1).exists() && region_of(&node, 1).exists());
+    }
+    fs::remove_dir(obstacle).unwrap();
+    let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+    assert_eq!(again, first);
+}

@@ -9,7 +9,7 @@ use crate::api_server::eventually;
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
 use crate::fixture::claim;
-use crate::node::lacks_device_files;
+use crate::node::{lacks_device_files, page_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restores_running_claims_after_kill_and_reboot() {
@@ -165,4 +165,100 @@ async fn rebuilds_damaged_record_from_api_server() {
         error.contains("is prepared for other claims: default/claim-1"),
         "{error}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeps_deleted_claim_until_its_containers_end() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let prepared = cluster.node.claim_state();
+    running.kill().await;
+    cluster.api.delete_claim(&claim(1, &[]));
+    let container = cluster.node.start_container(10, 1);
+    let (_running, plugin) = cluster.start_ready().await;
+    let event = eventually("event", || {
+        let events = cluster.api.events();
+        events
+            .into_iter()
+            .find(|(reason, _)| reason == "ClaimMissing")
+    });
+    let (_, note) = event.await;
+    assert!(
+        note.contains("claim default/claim-1") && note.contains("a container mounts its share"),
+        "{note}"
+    );
+    assert_eq!(cluster.node.claim_state(), prepared);
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    let error = prepare_error(&plugin, 2).await;
+    assert!(
+        error.contains("is prepared for other claims: default/claim-1"),
+        "{error}"
+    );
+    fs::remove_dir_all(container).unwrap();
+    eventually("removal of claim 1", || {
+        (!cluster.record_file(1).exists()).then_some(())
+    })
+    .await;
+    plugin.prepare_one(&kubelet_claim(2)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rebuilds_lost_record_without_touching_limits() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let record = fs::read(cluster.record_file(1)).unwrap();
+    let (page, prepared) = (page_of(&cluster.node, 1), cluster.node.claim_state());
+    let before = inode(&page);
+    running.kill().await;
+    fs::remove_file(cluster.record_file(1)).unwrap();
+    cluster.node.start_container(10, 1);
+    let (_running, plugin) = cluster.start_ready().await;
+    eventually("a rebuilt record", || {
+        (fs::read(cluster.record_file(1)).ok()? == record).then_some(())
+    })
+    .await;
+    assert_eq!(
+        (cluster.node.claim_state(), inode(&page)),
+        (prepared, before)
+    );
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    assert!(plugin.prepare_one(&kubelet_claim(2)).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeps_running_claim_without_record_and_api_claim() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "50Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    running.kill().await;
+    fs::remove_file(cluster.record_file(1)).unwrap();
+    cluster.api.delete_claim(&claim(1, &[]));
+    cluster.node.start_container(10, 1);
+    let left = cluster.node.claim_state();
+    let (_running, plugin) = cluster.start_ready().await;
+    eventually("event", || {
+        let events = cluster.api.events();
+        events
+            .into_iter()
+            .find(|(reason, _)| reason == "ClaimMissing")
+    })
+    .await;
+    assert_eq!(cluster.node.claim_state(), left);
+    cluster.api.put_claim(&claim(2, &[Share(0, "50Gi", "0")]));
+    let error = prepare_error(&plugin, 2).await;
+    assert!(error.contains("is damaged or lost"), "{error}");
 }

@@ -1,0 +1,63 @@
+//! Content of the limits page of a share. Pure.
+
+use drava_vgpu_abi as abi;
+
+use super::{Prepared, Share};
+use crate::capacity;
+use crate::claim::ClaimUid;
+use crate::inventory::NodeInventory;
+
+/// Returns the limits page of a share.
+pub(super) fn page(
+    claim: &ClaimUid,
+    device: &Prepared,
+    share: &Share,
+    inventory: &NodeInventory,
+) -> abi::LimitsSpec {
+    use drava_api::config::{ComputePolicy, MemoryPolicy};
+    let reserve = inventory
+        .card(&device.card.uuid)
+        .map_or(0, capacity::driver_reserve_bytes);
+    let cores = u32::try_from(share.cores).ok().and_then(abi::Cores::new);
+    abi::LimitsSpec {
+        claim_uid: id_text(claim.as_str()),
+        share_id: id_text(share.id.as_str()),
+        device_uuid: device_uuid(&device.card.uuid),
+        limits: abi::Limits {
+            memory_limit_bytes: Some(share.memory_bytes),
+            driver_reserve_bytes: reserve,
+            driver_excess_bytes: 0,
+            cores: cores.unwrap_or(abi::Cores::BEST_EFFORT),
+            compute_policy: match share.compute_policy {
+                ComputePolicy::Balance => abi::ComputePolicy::Balance,
+                ComputePolicy::Fixed => abi::ComputePolicy::Fixed,
+                ComputePolicy::None => abi::ComputePolicy::None,
+                ComputePolicy::Token => abi::ComputePolicy::Token,
+            },
+            priority: abi::Priority::new(i32::from(share.priority.get()))
+                .unwrap_or(abi::Priority::DEFAULT),
+            memory_policy: match share.memory_policy {
+                MemoryPolicy::Hard => abi::MemoryPolicy::Hard,
+                MemoryPolicy::Spill => abi::MemoryPolicy::Spill,
+            },
+            broken_region: abi::BrokenRegion::Closed,
+            rate_us_per_s: None,
+        },
+    }
+}
+
+fn id_text(text: &str) -> abi::IdText {
+    #[expect(
+        clippy::expect_used,
+        reason = "claim UIDs and share IDs are short printable ASCII"
+    )]
+    abi::IdText::new(text).expect("parsed IDs fit the page")
+}
+
+fn device_uuid(text: &str) -> abi::DeviceUuid {
+    #[expect(
+        clippy::expect_used,
+        reason = "the plan of a share parses the UUID of the GPU"
+    )]
+    text.parse().expect("the plan parsed the UUID")
+}

@@ -1,0 +1,105 @@
+//! State of claims on the node: records, files, mounts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use drava_cdi::SpecDir;
+
+use super::liveness::Inspector;
+use super::orphans::NodeState;
+use crate::claim::ClaimUid;
+use crate::claims::TaskError;
+use crate::layout::{Layout, SPEC_PREFIX};
+use crate::prepare::Prepared;
+use crate::prepare::record::{Loaded, RecordError, RecordStore};
+
+/// The node could not be scanned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScanError {
+    /// Records could not be read.
+    #[error(transparent)]
+    Records(#[from] RecordError),
+    /// CDI specs could not be listed.
+    #[error("cannot list the CDI specs")]
+    Specs(#[source] drava_cdi::StoreError),
+    /// A directory could not be listed.
+    #[error("cannot list {}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// A task panicked.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+}
+
+/// State of claims on the node, with the devices of the valid records.
+pub(super) struct Scan {
+    pub(super) state: NodeState,
+    pub(super) devices: BTreeMap<ClaimUid, Vec<Prepared>>,
+}
+
+pub(super) fn scan(
+    layout: &Layout,
+    store: &RecordStore,
+    inspector: &Inspector,
+) -> Result<Scan, ScanError> {
+    // The records first: a claim that is prepared during the scan seems to have lost its record, and a rebuild changes
+    // nothing. In the other order a claim that is unprepared would seem so, and would be prepared again.
+    let (mut state, mut devices) = (NodeState::default(), BTreeMap::new());
+    let listing = store.list()?;
+    state.damaged.extend(listing.quarantined);
+    for uid in listing.recorded {
+        match store.load(&uid)? {
+            Loaded::Present(record) => {
+                devices.insert(uid.clone(), record.devices);
+                state.recorded.insert(uid, (record.claim, record.stage));
+            }
+            Loaded::Absent => {}
+            Loaded::Corrupt(_) => {
+                state.damaged.insert(uid);
+            }
+        }
+    }
+    let mounted = inspector.mounted_claims();
+    state.mounted = mounted.map_err(|source| ScanError::Directory {
+        path: inspector.proc_root.clone(),
+        source,
+    })?;
+    state.residues.clone_from(&state.mounted);
+    let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX)
+        .list()
+        .map_err(ScanError::Specs)?;
+    state
+        .residues
+        .extend(specs.iter().filter_map(|id| ClaimUid::parse(id).ok()));
+    state.residues.extend(claim_directories(&layout.claims())?);
+    state.residues.extend(claim_directories(&layout.usages())?);
+    Ok(Scan { state, devices })
+}
+
+/// Returns the UIDs of the subdirectories that are named after claims.
+fn claim_directories(path: &Path) -> Result<Vec<ClaimUid>, ScanError> {
+    let error = |source| ScanError::Directory {
+        path: path.to_owned(),
+        source,
+    };
+    let mut uids = Vec::new();
+    for entry in fs::read_dir(path).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        let uid = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| ClaimUid::parse(name).ok());
+        if entry.file_type().map_err(error)?.is_dir() {
+            uids.extend(uid);
+        }
+    }
+    Ok(uids)
+}
