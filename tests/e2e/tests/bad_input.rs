@@ -197,11 +197,9 @@ fn removes_finalizer_of_claim_older_than_policy() -> Result<()> {
 
 #[test]
 fn reports_pod_of_another_scheduler() -> Result<()> {
-    let manifest = pod_with_share("volcano", "vgpu.drava.dev", "{memory: 1Gi}").replacen(
-        "spec:\n  ",
-        "spec:\n  schedulerName: volcano\n  ",
-        1,
-    );
+    const FIELD: &str = "terminationGracePeriodSeconds:";
+    let manifest = pod_with_share("volcano", "vgpu.drava.dev", "{memory: 1Gi}")
+        .replace(FIELD, &format!("schedulerName: volcano\n  {FIELD}"));
     ensure!(manifest.contains("schedulerName"), "{manifest}");
     is_pending_with("volcano", &manifest, &["SchedulerNotServed", "volcano"])
 }
