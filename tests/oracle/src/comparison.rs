@@ -134,13 +134,22 @@ impl Comparison {
             (Some(_), false) => Disagreement::OnlyOurs,
             (None, true) => Disagreement::OnlyUpstream,
         };
-        match exception::find(self.release, case, node, disagreement, ours, upstream) {
+        let violations = validator::violations(case, selected, node, &devices(upstream));
+        match exception::find(
+            self.release,
+            case,
+            node,
+            disagreement,
+            ours,
+            upstream,
+            &violations,
+        ) {
             Some(exception) => Verdict::Listed(exception),
             None => Verdict::Different(Difference {
                 kind: DifferenceKind::Disagreement(disagreement),
                 node: node.to_owned(),
                 text: format!(
-                    "ours: {:?}, upstream: {:?} {}",
+                    "ours: {:?}, upstream: {:?} {}, which violates {violations:?}",
                     placed.ok_or_else(|| ours.as_ref().err()),
                     devices(upstream),
                     upstream.error

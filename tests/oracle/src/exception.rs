@@ -33,6 +33,9 @@ pub enum Exception {
     AllWithoutFullDevices,
     /// Kubernetes 1.36: an incomplete or invalid pool with counters of another node fails `All` on every node.
     AllBlockedByOtherNode,
+    /// Kubernetes 1.36: the solution of upstream violates a `distinctAttribute`, because of each request only the value of
+    /// its last device is compared.
+    DistinctRepeated,
     /// Our search has reached its limit of steps.
     SearchLimit,
 }
@@ -48,7 +51,8 @@ pub enum Disagreement {
     OtherDevices,
 }
 
-/// Returns the listed difference that explains a disagreement.
+/// Returns the listed difference that explains a disagreement. `violations` are the rules that the solution of upstream
+/// violates.
 #[must_use]
 pub fn find(
     release: Kubernetes,
@@ -57,6 +61,7 @@ pub fn find(
     disagreement: Disagreement,
     ours: &Decision,
     upstream: &NodeAnswer,
+    violations: &[String],
 ) -> Option<Exception> {
     use Disagreement::{OnlyOurs, OnlyUpstream, OtherDevices};
     let reason = ours.as_ref().err().map_or("", String::as_str);
@@ -66,6 +71,11 @@ pub fn find(
             .flat_map(request::of_claim)
             .flatten()
             .collect::<Vec<_>>()
+    };
+    let violates_constraint = || {
+        violations
+            .iter()
+            .any(|text| text.starts_with("constraint on "))
     };
     let has_admin = || alternatives().iter().any(|one| one.is_admin);
     match disagreement {
@@ -90,6 +100,9 @@ pub fn find(
                 && alternatives().iter().any(|one| one.count.is_none()) =>
         {
             Some(Exception::AllWithoutFullDevices)
+        }
+        OnlyUpstream | OtherDevices if release == Kubernetes::V1_36 && violates_constraint() => {
+            Some(Exception::DistinctRepeated)
         }
         OnlyUpstream if reason.contains("SelectorError") => Some(Exception::UnreachedSelectorError),
         OnlyUpstream

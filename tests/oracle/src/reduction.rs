@@ -75,6 +75,10 @@ fn removals(case: &Value) -> Vec<String> {
     }
     let mut found = vec![];
     visit(case, "", &mut found);
+    // Without the selectors of its class a claim is for no driver, and without conditions a node is not ready.
+    found.retain(|pointer| {
+        !pointer.starts_with("/classes/") && !pointer.contains("/status/conditions")
+    });
     found
 }
 
