@@ -38,7 +38,8 @@ pub enum Outcome {
     RejectedByApiServer,
     /// The expression calls one of the functions that our allocator lacks.
     Unsupported,
-    /// Upstream cannot compare the result of `add` or `sub` of a quantity with `==`: "no such overload". Ours can.
+    /// Upstream cannot compare the result of `add` or `sub` of a quantity with `==`: "no such overload", or another error
+    /// of the same expression. Ours can.
     ComputedQuantity,
     /// `cel.bind` evaluates its value also where the expression does not need it; upstream evaluates it when it is used.
     EagerBinding,
@@ -123,7 +124,7 @@ fn compare(expression: &str, ours: &Result<bool, SelectorError>, upstream: &Eval
             Outcome::SameValue
         }
         Ok(_)
-            if upstream.runtime_error == "no such overload"
+            if !upstream.runtime_error.is_empty()
                 && (expression.contains(".add(") || expression.contains(".sub(")) =>
         {
             Outcome::ComputedQuantity
