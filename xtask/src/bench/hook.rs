@@ -25,7 +25,7 @@ struct Variant<'a> {
     share: Option<&'a Share>,
     /// Devices that the process sees.
     devices: &'static str,
-    /// The program records events around one in so many launches; 0: around none.
+    /// Interval of launches around which the program records events; 0 records none.
     events_interval: u32,
 }
 
