@@ -7,6 +7,7 @@ pub mod condition;
 pub mod config;
 pub mod error;
 pub mod event;
+pub mod metric;
 pub mod names;
 pub mod quantity;
 pub mod reason;

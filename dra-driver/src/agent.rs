@@ -13,6 +13,7 @@
 //! | What does the driver take by itself? | [`reserve`] (pure) |
 //! | What do the files of a share say, and how are they changed? | [`share`], [`tenant`], [`progress`] |
 //! | Has a process come to a share that had none? | [`arrivals`] |
+//! | What do the metrics of a share say? | [`share_metrics`] (pure) |
 //! | Who does all this when? | [`card`], and the thread here |
 //! | Who is told? | [`tell`] |
 //!
@@ -34,6 +35,8 @@ use std::time::{Duration, SystemTime};
 use drava_nvml::GpuUuid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
+use share_metrics::ShareMetrics;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::claim::{ClaimUid, ShareId};
@@ -54,6 +57,7 @@ pub mod process;
 pub mod progress;
 pub mod reserve;
 pub mod share;
+pub mod share_metrics;
 pub mod tell;
 pub mod tenant;
 pub mod token;
@@ -80,6 +84,9 @@ const BLIND_US: u64 = 2_000_000;
 /// Claims are read again after so long even if nothing has changed.
 const REFRESH_US: u64 = 30_000_000;
 
+/// Time between two publications of metrics.
+const METRICS_US: u64 = 1_000_000;
+
 /// As long as a share could not be opened.
 const RETRY_US: u64 = 1_000_000;
 
@@ -94,6 +101,8 @@ pub struct Config {
     pub open: OpenLibrary,
     /// What the driver takes in a context of a card, bytes; `None` while nobody knows.
     pub estimate: Estimate,
+    /// Receives the metrics of all shares once a second.
+    pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
 }
 
 /// See [`Config::estimate`].
@@ -129,6 +138,7 @@ pub struct Agent {
     claims_changed: Option<SystemTime>,
     refresh_us: u64,
     step_us: u64,
+    metrics_us: u64,
     is_odd_step: bool,
 }
 
@@ -154,6 +164,7 @@ impl Agent {
             claims_changed: None,
             refresh_us: 0,
             step_us: 0,
+            metrics_us: 0,
             is_odd_step: false,
         }
     }
@@ -271,6 +282,12 @@ impl Agent {
             if is_step && now_us.saturating_sub(card.looked_us()) > BLIND_US {
                 told.extend(card.look(now_us, None, None, &mut self.shares));
             }
+        }
+        if is_step && now_us >= self.metrics_us {
+            self.metrics_us = now_us + METRICS_US;
+            let tenants = self.shares.tenants.values();
+            let metrics = tenants.filter_map(Tenant::metrics).collect();
+            self.config.metrics.send_replace(metrics);
         }
         if is_step {
             let calling = self.shares.tenants.iter();

@@ -31,15 +31,23 @@ impl Condition {
     ];
 }
 
-impl fmt::Display for Condition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Condition {
+    /// Returns the name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
             Self::Directories => "directories",
             Self::Artifacts => "artifacts",
             Self::Gpus => "gpus",
             Self::Registered => "registered",
             Self::Published => "published",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
@@ -88,6 +96,15 @@ impl Conditions {
             .iter()
             .filter_map(|(condition, state)| Some((*condition, state.clone().err()?)))
             .collect()
+    }
+
+    /// Returns all conditions and whether each is met.
+    #[must_use]
+    pub fn states(&self) -> Vec<(Condition, bool)> {
+        let states = self.0.borrow();
+        let state =
+            |(condition, state): (&Condition, &Result<(), String>)| (*condition, state.is_ok());
+        states.iter().map(state).collect()
     }
 
     /// Calls `report` with the unmet conditions whenever they stay unchanged for `settled`.

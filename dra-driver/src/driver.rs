@@ -23,6 +23,8 @@ use crate::health;
 use crate::inventory::{InventoryThread, OpenLibrary, Source, State};
 use crate::layout::Layout;
 use crate::lock::Locks;
+use crate::metrics::operations::Measured;
+use crate::metrics::{self, Sources};
 use crate::options::{Delivery, Paths, Scheduling};
 use crate::plugin::health::Devices;
 use crate::plugin::takeover::InstanceRole;
@@ -114,7 +116,8 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<(), RunError> {
     let mut tasks = Tasks::new();
-    serve_endpoints(&mut tasks, config.listen, &conditions, &stop).await?;
+    let metrics = Sources::new(conditions.clone());
+    serve_endpoints(&mut tasks, config.listen, &metrics, &stop).await?;
     let layout = Layout::new(&config.paths);
     if !until(&stop, directories::create(&layout, &conditions)).await {
         return Ok(());
@@ -132,6 +135,7 @@ pub async fn run(
         client,
         gpus: thread.state(),
         conditions,
+        metrics,
         reporter,
         reconcile: Arc::new(Notify::new()),
         stop: stop.clone(),
@@ -155,11 +159,12 @@ pub async fn run(
 async fn serve_endpoints(
     tasks: &mut Tasks,
     listen: SocketAddr,
-    conditions: &Conditions,
+    metrics: &Sources,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
     let listener = listen_on(listen).await?;
-    let endpoints = axum::serve(listener, health::router(conditions.clone()))
+    let router = health::router(metrics.conditions.clone());
+    let endpoints = axum::serve(listener, router.merge(metrics::router(metrics.clone())))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     tasks.spawn(async move {
         let _ = endpoints.await;
@@ -176,6 +181,7 @@ struct Shared {
     locks: Locks,
     gpus: watch::Receiver<State>,
     conditions: Conditions,
+    metrics: Sources,
     reporter: Reporter,
     reconcile: Arc<Notify>,
     stop: CancellationToken,
@@ -240,7 +246,10 @@ impl Shared {
         let plugin = Plugin {
             kubelet_dir: self.config.paths.kubelet_dir.clone(),
             pod_uid: self.config.pod_uid.clone(),
-            claims,
+            claims: Arc::new(Measured {
+                claims,
+                operations: self.metrics.operations.clone(),
+            }),
             health: devices,
             conditions: self.conditions.clone(),
             role,
@@ -276,12 +285,14 @@ impl Shared {
             proc_root: self.config.proc_root.clone(),
             open: observe,
             estimate: active::estimate(self.gpus.clone()),
+            metrics: self.metrics.shares.clone(),
         };
         let active = Active {
             publisher,
             claims,
             layout: self.layout.clone(),
             agent,
+            metrics: self.metrics.clone(),
             orphan_grace: self.config.orphan_grace,
             reconcile_request: Arc::clone(&self.reconcile),
             stop: self.stop.clone(),

@@ -11,6 +11,7 @@
 //! | [`injection`] | detection of container runtimes that ignore CDI |
 //! | [`agent`] | GPU time, memory limits and violations of running shares |
 //! | [`report`], [`conditions`], [`health`] | events, device statuses, readiness |
+//! | [`metrics`] | `/metrics` |
 //! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
 //! | [`claim`] | identities of claims and shares |
 //!
@@ -33,6 +34,7 @@ pub mod injection;
 pub mod inventory;
 pub mod layout;
 pub mod lock;
+pub mod metrics;
 pub mod mounts;
 pub mod options;
 pub mod plugin;

@@ -38,7 +38,7 @@ pub struct Options {
     )]
     pub paths: Paths,
 
-    /// Address of /healthz and /readyz; an empty host means all interfaces.
+    /// Address of /healthz, /readyz and /metrics; an empty host means all interfaces.
     #[arg(long, env = "DRAVA_LISTEN", default_value = ":9394")]
     pub listen: Listen,
 

@@ -1,7 +1,7 @@
 //! `cargo xtask codegen`: the checked-in generated files.
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
-//! page of events from the tables in `drava-api`. Generated files are checked in, so that building the driver needs
+//! pages of events and metrics from the tables in `drava-api`. Generated files are checked in, so that building the driver needs
 //! none of this; `--check` fails when one is stale.
 
 use std::fs;
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 mod events;
+mod metrics;
 
 /// Command line of `cargo xtask codegen`.
 #[derive(clap::Args)]
@@ -64,7 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let Args { check } = args;
     let root = repository_root();
     let driver = root.join("dra-driver");
-    let mut files = vec![(root.join(events::PATH), events::render())];
+    let mut files = vec![
+        (root.join(events::PATH), events::render()),
+        (root.join(metrics::PATH), metrics::render()),
+    ];
     for binding in &BINDINGS {
         let path = driver.join("src/proto").join(binding.rust);
         files.push((path, generate(binding, &driver.join("proto"))?));

@@ -18,6 +18,7 @@ mod library;
 mod mig;
 mod process;
 mod status;
+mod telemetry;
 
 pub use card::{
     AddressingMode, Card, CardFault, ComputeCapability, ComputeMode, CudaVersion, Fabric, GpuUuid,
@@ -30,6 +31,7 @@ pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};
 pub use process::{Process, ProcessKind, ProcessMemory, ProcessUtilization, Utilization};
 pub use status::Status;
+pub use telemetry::Telemetry;
 
 /// GPUs of one node.
 ///
@@ -59,6 +61,12 @@ pub trait GpuLibrary: Send + Sync {
     /// # Errors
     /// [`CardError`] with the GPU's UUID.
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError>;
+
+    /// Reads the sensors of a GPU.
+    ///
+    /// # Errors
+    /// [`CardError`] with the GPU's UUID.
+    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError>;
 
     /// Reads the samples by process newer than `since_us`, µs of the CPU clock; 0 returns all samples.
     ///

@@ -14,8 +14,8 @@ use nvml_wrapper_sys::bindings::{self as sys, NvmlLib};
 
 use crate::{
     CardError, Event, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError,
-    Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status, Utilization,
-    WatchError,
+    Memory, MigProfile, OpenError, Placement, Process, ProcessUtilization, Status, Telemetry,
+    Utilization, WatchError,
 };
 
 mod cards;
@@ -23,6 +23,7 @@ mod events;
 mod instances;
 mod processes;
 mod profiles;
+mod telemetry;
 
 /// An initialized NVML library; clones share it. NVML is shut down when the last clone and event source are dropped.
 #[derive(Clone)]
@@ -178,6 +179,12 @@ impl GpuLibrary for Library {
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
         self.shared.on_card(card, "read the utilization", |handle| {
             self.shared.utilization(handle)
+        })
+    }
+
+    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
+        self.shared.on_card(card, "read the sensors", |handle| {
+            self.shared.telemetry(handle)
         })
     }
 

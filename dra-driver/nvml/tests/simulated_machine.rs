@@ -259,6 +259,23 @@ fn reports_xid_of_watched_gpu() {
 }
 
 #[test]
+fn reads_sensors_of_idle_h100() {
+    let machine = Machine::start(H100X2).unwrap();
+    let card = inventory(&machine).cards[0].uuid.clone();
+    let telemetry = open(&machine).telemetry(&card).unwrap();
+    assert!(matches!(telemetry.memory, Memory::Dedicated { .. }));
+    assert_eq!(telemetry.utilization.unwrap().gpu_percent, 0);
+    assert_eq!(telemetry.temperature_celsius, Some(30));
+    assert_eq!(telemetry.power_milliwatts, Some(70_000));
+    assert_eq!(telemetry.memory_clock_mhz, Some(2619));
+    assert!(telemetry.sm_clock_mhz.is_some());
+    assert_eq!(
+        (telemetry.ecc_corrected, telemetry.ecc_uncorrected),
+        (Some(0), Some(0))
+    );
+}
+
+#[test]
 fn reopens_library_after_restart() {
     let mut machine = Machine::start(T4).unwrap();
     let before = inventory(&machine);

@@ -333,6 +333,7 @@ impl Card {
             let Some(tenant) = shares.tenants.get_mut(&view.id) else {
                 continue;
             };
+            tenant.account(view, processes.as_deref(), &suspicions);
             tenant.settle(
                 view.id,
                 now_us,

@@ -67,10 +67,16 @@ pub enum RegionProblem {
 }
 
 /// A region that could be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RegionView {
     /// Bytes taken by all processes.
     pub total_bytes: u64,
+    /// Highest total.
+    pub peak_bytes: u64,
+    /// Allocations denied.
+    pub denied: u64,
+    /// When a process last took GPU time or waited for it, µs of `CLOCK_MONOTONIC`; 0 is never.
+    pub last_demand_us: u64,
     /// Its slots.
     pub processes: Vec<ProcessUsage>,
 }

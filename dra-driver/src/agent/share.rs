@@ -327,6 +327,9 @@ impl Usage {
         }
         check(RegionView {
             total_bytes: glance.share.total_bytes,
+            peak_bytes: glance.share.peak_bytes.min(MAX_BYTES),
+            denied: glance.share.denied,
+            last_demand_us: glance.share.last_demand_us,
             processes,
         })
     }

@@ -13,10 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::arrivals::Arrivals;
 use super::control::{Measured, Terms};
-use super::detect::{GpuProcess, RegionProblem, ShareView};
+use super::detect::{GpuProcess, RegionProblem, ShareView, Suspicion};
 use super::progress::{Done, Progress};
 use super::reserve::{Reserve, Shown};
 use super::share::{Glance, Page, Scratch, Usage};
+use super::share_metrics::{self, CounterTotals, ShareMetrics};
 use super::token::Contender;
 use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
@@ -87,6 +88,9 @@ pub struct Tenant {
     longest_told_us: u64,
     /// Ends of its processes.
     pidfds: Vec<OwnedFd>,
+    totals: CounterTotals,
+    /// Figures of the last look.
+    figures: Option<share_metrics::Figures>,
 }
 
 /// One look in so many at a share without processes finds what inotify does not tell.
@@ -153,6 +157,8 @@ impl Tenant {
             launch_us: 0,
             longest_told_us: 0,
             pidfds: Vec::new(),
+            totals: CounterTotals::default(),
+            figures: None,
         })
     }
 
@@ -471,6 +477,35 @@ impl Tenant {
             limit_bytes: self.page.limits().memory_limit_bytes,
             region,
         }
+    }
+
+    /// Takes the figures of a look for its metrics. A region that cannot be read changes nothing.
+    pub fn account(
+        &mut self,
+        view: &ShareView<Key>,
+        listed: Option<&[GpuProcess<Key>]>,
+        found: &[(Key, Suspicion)],
+    ) {
+        let Ok(region) = &view.region else {
+            return;
+        };
+        self.totals.update(&region.processes);
+        self.figures = Some(share_metrics::figures(view.id, region, listed, found));
+    }
+
+    /// Its metrics; `None` before the first look.
+    #[must_use]
+    pub fn metrics(&self) -> Option<ShareMetrics> {
+        let limits = self.page.limits();
+        Some(ShareMetrics {
+            claim: self.claim.clone(),
+            share: self.share.clone(),
+            limit_bytes: limits.memory_limit_bytes,
+            guaranteed_percent: limits.cores.percent(),
+            gpu_time_us: self.totals.gpu_time_us(),
+            throttled_us: self.totals.throttled_us(),
+            figures: self.figures?,
+        })
     }
 
     /// What the region's problem is, if it has one that shows at a glance.

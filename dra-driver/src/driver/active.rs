@@ -1,4 +1,5 @@
-//! Tasks of the active instance: publishing, reconciliation, injection checks, the node agent, artifact cleanup.
+//! Tasks of the active instance: publishing, reconciliation, injection checks, the node agent, sources of metrics,
+//! artifact cleanup.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::injection;
 use crate::inventory::State;
 use crate::layout::Layout;
 use crate::lock::{Lock, Locks};
+use crate::metrics::{self, Sources};
 use crate::plugin::takeover::InstanceRole;
 use crate::prepare::effects::NodeEffects;
 use crate::publish::writer::Publisher;
@@ -35,6 +37,7 @@ pub(super) struct Active {
     pub(super) claims: Arc<ClaimService<NodeEffects>>,
     pub(super) layout: Layout,
     pub(super) agent: agent::Config,
+    pub(super) metrics: Sources,
     pub(super) orphan_grace: Duration,
     pub(super) reconcile_request: Arc<Notify>,
     pub(super) stop: CancellationToken,
@@ -56,6 +59,7 @@ impl Active {
             claims,
             layout,
             agent,
+            metrics,
             orphan_grace,
             reconcile_request,
             stop,
@@ -66,6 +70,18 @@ impl Active {
             claims: layout.claims(),
             open: Arc::clone(&agent.open),
         };
+        let telemetry = metrics::telemetry::run(
+            metrics.gpus,
+            claims.gpus.clone(),
+            Arc::clone(&agent.open),
+            stop.clone(),
+        );
+        let claim_view = metrics::claim_view::run(
+            Arc::clone(&claims),
+            layout.clone(),
+            metrics.claims,
+            stop.clone(),
+        );
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
         let reconcile = reconcile::run(
             Arc::clone(&claims),
@@ -81,6 +97,8 @@ impl Active {
             agent,
             reconcile,
             injection,
+            telemetry,
+            claim_view,
             remove_unused_artifacts(claims, state_dir, stop)
         );
     }

@@ -46,6 +46,7 @@ fn share(id: u32, limit_bytes: u64, processes: &[ProcessUsage]) -> ShareView<u32
         region: Ok(RegionView {
             total_bytes,
             processes: processes.to_vec(),
+            ..RegionView::default()
         }),
     }
 }
@@ -150,6 +151,7 @@ fn reports_damaged_region_instead_of_its_processes() {
     let total = RegionView {
         total_bytes: 0,
         processes: vec![counted(1, 4 * GIB)],
+        ..RegionView::default()
     };
     assert_eq!(
         check(total),
@@ -162,7 +164,8 @@ fn reports_damaged_region_instead_of_its_processes() {
     assert!(
         check(RegionView {
             total_bytes: GIB,
-            processes: vec![counted(1, GIB + MIB)]
+            processes: vec![counted(1, GIB + MIB)],
+            ..RegionView::default()
         })
         .is_ok()
     );

@@ -11,6 +11,7 @@ mod enforcement;
 mod escape;
 mod lending;
 mod measurements;
+mod metrics;
 mod node;
 mod polling;
 mod precedence;

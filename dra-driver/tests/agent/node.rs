@@ -26,6 +26,7 @@ use drava_vgpu_abi::{
     IdText, Limits, LimitsSpec, PageError, PageWrite, REGION_SIZE, decode, encode, paths, retire,
     update,
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use gpu_tenants::{Tenant, TestBed, library};
@@ -328,7 +329,11 @@ impl TestNode {
 
     /// Starts an agent.
     pub(crate) fn agent(&self) -> RunningAgent {
-        let config = self.config();
+        self.agent_with(self.config())
+    }
+
+    /// Starts an agent with this config.
+    pub(crate) fn agent_with(&self, config: Config) -> RunningAgent {
         let (stop, findings) = (CancellationToken::new(), Arc::clone(&self.findings));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -457,6 +462,7 @@ fn config(root: &Path, driver: &Path) -> Config {
         proc_root: root.join("proc"),
         open: Arc::new(open),
         estimate: Arc::new(|_| None),
+        metrics: watch::Sender::new(Arc::default()),
     }
 }
 

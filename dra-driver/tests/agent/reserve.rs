@@ -195,6 +195,7 @@ fn view(id: u32, slots: &[ProcessUsage]) -> ShareView<u32> {
         region: Ok(RegionView {
             total_bytes: 0,
             processes: slots.to_vec(),
+            ..RegionView::default()
         }),
     }
 }

@@ -11,7 +11,7 @@ use drava_dra_driver::options::{Delivery, Scheduling};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
     CardError, EventSource, GpuInstance, GpuLibrary, GpuUuid, Inventory, InventoryError, Memory,
-    MigProfile, Placement, Process, ProcessUtilization, Status, Utilization, WatchError,
+    MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry, Utilization, WatchError,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
@@ -66,6 +66,10 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn utilization(&self, card: &GpuUuid) -> Result<Option<Utilization>, CardError> {
+        unsupported(card)
+    }
+
+    fn telemetry(&self, card: &GpuUuid) -> Result<Telemetry, CardError> {
         unsupported(card)
     }
 

@@ -13,6 +13,7 @@ mod delivery;
 mod enforcement_events;
 mod fixture;
 mod kubelet;
+mod metrics;
 mod mounts;
 mod node;
 mod orphans;

@@ -1,4 +1,4 @@
-//! A Python environment with nvidia-ml-py, gpustat, nvitop and cuda-bindings.
+//! A Python environment with nvidia-ml-py, gpustat, nvitop, cuda-bindings and prometheus-client.
 //!
 //! Installed from PyPI into a virtual environment next to the built programs, once per version of
 //! `python-clients.txt`. It gets its final name when complete, so an interrupted installation is

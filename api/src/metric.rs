@@ -1,0 +1,291 @@
+//! Metrics of drava's programs: names, types, labels, and their encoding as OpenMetrics text.
+//!
+//! The tables are the only source of names: the exporters encode what is in them, and `cargo xtask codegen` writes
+//! `docs/reference/metrics.md` from them. Units are the base units of Prometheus (seconds, bytes, ratios of 0 to 1).
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Media type of [`exposition`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Type of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// A value that rises and falls.
+    Gauge,
+    /// A value that only rises, until its program or its object restarts.
+    Counter,
+    /// A distribution of durations.
+    Histogram,
+}
+
+impl MetricKind {
+    /// Returns the type in the words of Prometheus.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gauge => "gauge",
+            Self::Counter => "counter",
+            Self::Histogram => "histogram",
+        }
+    }
+
+    const fn metric_type(self) -> MetricType {
+        match self {
+            Self::Gauge => MetricType::Gauge,
+            Self::Counter => MetricType::Counter,
+            Self::Histogram => MetricType::Histogram,
+        }
+    }
+}
+
+/// Description of one metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    /// Name; samples of a counter have the suffix `_total` in addition.
+    pub name: &'static str,
+    /// Type.
+    pub kind: MetricKind,
+    /// Names of the labels, in the order of their values.
+    pub labels: &'static [&'static str],
+    /// Meaning and unit.
+    pub help: &'static str,
+}
+
+impl Metric {
+    /// Encodes the samples of a gauge or a counter. Without samples nothing is encoded.
+    ///
+    /// # Errors
+    /// When the output cannot be written.
+    pub fn encode<'a, const N: usize>(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        samples: impl IntoIterator<Item = ([&'a str; N], f64)>,
+    ) -> fmt::Result {
+        self.encode_each(encoder, samples, |kind, mut sample, value| match kind {
+            MetricKind::Gauge | MetricKind::Histogram => sample.encode_gauge(&value),
+            MetricKind::Counter => sample.encode_counter::<NoLabelSet, _, f64>(&value, None),
+        })
+    }
+
+    /// Encodes the samples of a histogram.
+    ///
+    /// # Errors
+    /// When the output cannot be written.
+    pub fn encode_histograms<'a, const N: usize>(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        samples: impl IntoIterator<Item = ([&'a str; N], &'a Histogram)>,
+    ) -> fmt::Result {
+        self.encode_each(encoder, samples, |_, sample, histogram| {
+            histogram.encode(sample)
+        })
+    }
+
+    fn encode_each<'a, const N: usize, V>(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        samples: impl IntoIterator<Item = ([&'a str; N], V)>,
+        encode: impl Fn(MetricKind, MetricEncoder<'_>, V) -> fmt::Result,
+    ) -> fmt::Result {
+        debug_assert_eq!(self.labels.len(), N, "labels of {}", self.name);
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return Ok(());
+        }
+        let mut family =
+            encoder.encode_descriptor(self.name, self.help, None, self.kind.metric_type())?;
+        for (values, value) in samples {
+            let labels: Vec<(&str, &str)> = self.labels.iter().copied().zip(values).collect();
+            encode(self.kind, family.encode_family(&labels)?, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the OpenMetrics text of what `collector` encodes.
+///
+/// # Errors
+/// When the collector fails.
+pub fn exposition(collector: impl Collector) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(collector));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+macro_rules! metrics {
+    ($(#[$doc:meta])* $list:ident { $($name:ident = $metric:literal $kind:ident [$($label:literal),*] $help:literal;)* }) => {
+        $(
+            #[doc = $help]
+            pub const $name: Metric = Metric {
+                name: $metric,
+                kind: MetricKind::$kind,
+                labels: &[$($label),*],
+                help: $help,
+            };
+        )*
+        $(#[$doc])*
+        pub const $list: &[Metric] = &[$($name),*];
+    };
+}
+
+/// Version of the program; the value is 1.
+pub const BUILD_INFO: Metric = Metric {
+    name: "drava_build_info",
+    kind: MetricKind::Gauge,
+    labels: &["component", "version"],
+    help: "Version of the program; the value is 1.",
+};
+
+/// Metrics of the node driver.
+pub mod driver {
+    use super::{Metric, MetricKind};
+
+    metrics! {
+        /// All metrics of the node driver except [`super::BUILD_INFO`].
+        ALL {
+            CONDITION = "drava_driver_condition" Gauge ["condition"]
+                "Whether a readiness condition of the node driver is met: 1 or 0.";
+            CLAIM_OPERATION_SECONDS = "drava_claim_operation_seconds" Histogram ["operation"]
+                "Duration of prepare and unprepare by claim, failed ones included.";
+            CLAIM_OPERATION_ERRORS = "drava_claim_operation_errors" Counter ["operation"]
+                "Failed prepare and unprepare calls by claim.";
+            GPU_INFO = "drava_gpu_info" Gauge ["gpu", "index", "model", "pci_bus_id", "driver_version"]
+                "GPU of the node by UUID; the value is 1.";
+            GPU_HEALTHY = "drava_gpu_healthy" Gauge ["gpu"]
+                "Whether NVML can read the GPU: 1 or 0.";
+            GPU_MEMORY_TOTAL_BYTES = "drava_gpu_memory_total_bytes" Gauge ["gpu"]
+                "Memory of the GPU.";
+            GPU_MEMORY_RESERVED_BYTES = "drava_gpu_memory_reserved_bytes" Gauge ["gpu"]
+                "GPU memory that the NVIDIA driver reserves.";
+            GPU_MEMORY_USED_BYTES = "drava_gpu_memory_used_bytes" Gauge ["gpu"]
+                "GPU memory in use, without the reserved memory.";
+            GPU_UTILIZATION_RATIO = "drava_gpu_utilization_ratio" Gauge ["gpu"]
+                "Part of NVML's last sample period with a running kernel.";
+            GPU_MEMORY_CONTROLLER_UTILIZATION_RATIO = "drava_gpu_memory_controller_utilization_ratio" Gauge ["gpu"]
+                "Part of NVML's last sample period with memory reads or writes.";
+            GPU_TEMPERATURE_CELSIUS = "drava_gpu_temperature_celsius" Gauge ["gpu"]
+                "Temperature of the GPU.";
+            GPU_POWER_WATTS = "drava_gpu_power_watts" Gauge ["gpu"]
+                "Power draw of the GPU.";
+            GPU_CLOCK_HERTZ = "drava_gpu_clock_hertz" Gauge ["gpu", "clock"]
+                "Current clock: sm or memory.";
+            GPU_ECC_ERRORS = "drava_gpu_ecc_errors" Counter ["gpu", "kind"]
+                "ECC errors since the NVIDIA driver was loaded: corrected or uncorrected.";
+            GPU_XID_ERRORS = "drava_gpu_xid_errors" Counter ["gpu", "xid"]
+                "Critical errors (XIDs) since the node driver started; numbers beyond the first 32 of a GPU count as other.";
+            GPU_SAMPLE_TIMESTAMP_SECONDS = "drava_gpu_sample_timestamp_seconds" Gauge ["gpu"]
+                "Unix time at which NVML last reported; the values of the GPU are from then, and disappear after 60 s.";
+            CLAIM_DEVICE_INFO = "drava_claim_device_info" Gauge
+                ["namespace", "claim", "claim_uid", "request", "device", "gpu", "access", "share"]
+                "Device of a prepared claim; access is share, whole or admin; the value is 1.";
+            CLAIM_POD_INFO = "drava_claim_pod_info" Gauge ["namespace", "claim", "pod"]
+                "Pod that reserves a prepared claim; one series for each pod of a shared claim; the value is 1.";
+            SHARE_MEMORY_LIMIT_BYTES = "drava_share_memory_limit_bytes" Gauge ["namespace", "claim", "share"]
+                "Memory limit of the share; absent without a limit.";
+            SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]
+                "Memory charged to the share by libvgpu.";
+            SHARE_MEMORY_PEAK_BYTES = "drava_share_memory_peak_bytes" Gauge ["namespace", "claim", "share"]
+                "Highest memory charged to the share.";
+            SHARE_MEMORY_DRIVER_BYTES = "drava_share_memory_driver_bytes" Gauge ["namespace", "claim", "share"]
+                "Part of the charged memory that libcuda uses for itself (contexts, modules).";
+            SHARE_MEMORY_PROCESSES_BYTES = "drava_share_memory_processes_bytes" Gauge ["namespace", "claim", "share"]
+                "Memory of the processes of the share as NVML reports it; a process with several shares counts for the first.";
+            SHARE_GUARANTEED_RATIO = "drava_share_gpu_time_guaranteed_ratio" Gauge ["namespace", "claim", "share"]
+                "Guaranteed part of the GPU time; 0 is best effort.";
+            SHARE_GPU_TIME_SECONDS = "drava_share_gpu_time_seconds" Counter ["namespace", "claim", "share"]
+                "GPU time that the share has used.";
+            SHARE_THROTTLED_SECONDS = "drava_share_throttled_seconds" Counter ["namespace", "claim", "share"]
+                "Time that launches of the share have waited for GPU time, summed over processes.";
+            SHARE_MEMORY_DENIALS = "drava_share_memory_denials" Counter ["namespace", "claim", "share"]
+                "Allocations that were denied because of the memory limit.";
+            SHARE_PROCESSES = "drava_share_processes" Gauge ["namespace", "claim", "share", "state"]
+                "Processes with a context on the GPU: registered (limited by libvgpu) or escaped (without libvgpu).";
+            SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS = "drava_share_last_activity_timestamp_seconds" Gauge
+                ["namespace", "claim", "share"]
+                "Unix time at which a process of the share last used or waited for GPU time; absent before the first use.";
+        }
+    }
+}
+
+/// Metrics of the controller. Only the leading replica has metrics of the cluster.
+pub mod controller {
+    use super::{Metric, MetricKind};
+
+    metrics! {
+        /// All metrics of the controller except [`super::BUILD_INFO`].
+        ALL {
+            LEADER = "drava_controller_leader" Gauge []
+                "Whether this replica leads: 1 or 0.";
+            SYNCED = "drava_controller_watch_synced" Gauge ["kind"]
+                "Whether the first list of a watched kind is complete: 1 or 0.";
+            WATCH_FAILURES = "drava_controller_watch_failures" Counter ["kind"]
+                "Interrupted watches; each is restarted.";
+            CAPACITY = "drava_device_capacity" Gauge ["node", "device", "capacity"]
+                "Published capacity of a shareable device: memory in bytes, cores in percent of GPU time, slots.";
+            ALLOCATED = "drava_device_allocated" Gauge ["node", "device", "capacity"]
+                "Allocated part of the capacity of a shareable device, in the unit of drava_device_capacity.";
+            OVERCOMMITTED = "drava_device_overcommitted" Gauge ["node", "device"]
+                "Whether more is allocated than the device has: 1 or 0.";
+            EXCLUSIVE = "drava_device_exclusive_allocations" Gauge ["node", "device"]
+                "Claims that have the device alone; more than 1 is a double allocation.";
+            EXCLUDED_POOLS = "drava_controller_excluded_pools" Gauge []
+                "Pools that are excluded from allocation because they are incomplete or malformed.";
+            PENDING_PODS = "drava_controller_pending_pods" Gauge ["reason"]
+                "Pods that are pending for devices, by the reason of their last decision; Undecided before the first.";
+            IN_FLIGHT = "drava_controller_allocations_in_flight" Gauge []
+                "Allocation jobs that are being written.";
+            DECISION_SECONDS = "drava_controller_decision_seconds" Histogram []
+                "Duration of one pass of decisions over the pods that are due.";
+            WAIT_SECONDS = "drava_controller_pod_wait_seconds" Histogram []
+                "Time from the creation of a pod until the allocations of its claims are written.";
+            ALLOCATIONS = "drava_controller_allocation_jobs" Counter ["outcome"]
+                "Finished allocation jobs: allocated or failed.";
+            RELEASES = "drava_controller_releases" Counter []
+                "Allocations released because no pod reserved them.";
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn all() -> impl Iterator<Item = &'static Metric> {
+        [&BUILD_INFO]
+            .into_iter()
+            .chain(driver::ALL)
+            .chain(controller::ALL)
+    }
+
+    #[test]
+    fn names_are_unique_and_in_the_style_of_prometheus() {
+        let names: BTreeSet<&str> = all().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), all().count());
+        for metric in all() {
+            let name = metric.name;
+            let is_lower = |c: char| c.is_ascii_lowercase() || c == '_';
+            assert!(
+                name.starts_with("drava_") && name.chars().all(is_lower),
+                "{name}"
+            );
+            assert!(!name.ends_with("_total"), "{name}: the encoder adds it");
+            assert!(metric.help.ends_with('.'), "{name}");
+            for unit in ["_us", "_ms", "_mib", "_percent", "_milliwatts", "_mhz"] {
+                assert!(!name.contains(unit), "{name}: not a base unit");
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Sensor readings of a GPU.
+
+use crate::{Memory, Utilization};
+
+/// Readings of a GPU at about one moment. `None` where the GPU or the NVIDIA driver has no such sensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Telemetry {
+    /// GPU memory.
+    pub memory: Memory,
+    /// Utilization in NVML's last sample period; `None` in MIG mode.
+    pub utilization: Option<Utilization>,
+    /// Temperature, degrees Celsius.
+    pub temperature_celsius: Option<u32>,
+    /// Power draw, mW.
+    pub power_milliwatts: Option<u32>,
+    /// Clock of the streaming multiprocessors, MHz.
+    pub sm_clock_mhz: Option<u32>,
+    /// Clock of the memory, MHz.
+    pub memory_clock_mhz: Option<u32>,
+    /// Corrected ECC errors since the NVIDIA driver was loaded; `None` without ECC.
+    pub ecc_corrected: Option<u64>,
+    /// Uncorrected ECC errors since the NVIDIA driver was loaded; `None` without ECC.
+    pub ecc_uncorrected: Option<u64>,
+}

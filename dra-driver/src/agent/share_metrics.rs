@@ -1,0 +1,137 @@
+//! Metrics of a share. Pure: reads what one check of the GPU has shown.
+//!
+//! Usage regions belong to tenants. A tenant that writes false numbers falsifies the metrics of its own share only.
+
+use std::collections::BTreeMap;
+
+use drava_vgpu_abi::region::SlotIndex;
+use drava_vgpu_abi::snapshot::ProcessUsage;
+
+use super::detect::{GpuProcess, RegionView, Suspicion};
+use crate::claim::{ClaimUid, ShareId};
+
+/// Metrics of a share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareMetrics {
+    /// The claim.
+    pub claim: ClaimUid,
+    /// The share.
+    pub share: ShareId,
+    /// Memory limit; `None` without a limit.
+    pub limit_bytes: Option<u64>,
+    /// Guaranteed GPU time, percent.
+    pub guaranteed_percent: u32,
+    /// GPU time used.
+    pub gpu_time_us: u64,
+    /// Time that launches have waited.
+    pub throttled_us: u64,
+    /// Values of the last check.
+    pub figures: Figures,
+}
+
+/// Values of a share at one check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Figures {
+    /// Memory charged.
+    pub used_bytes: u64,
+    /// Highest memory charged.
+    pub peak_bytes: u64,
+    /// Part of `used_bytes` that libcuda uses for itself.
+    pub driver_bytes: u64,
+    /// Memory of the processes by NVML; `None` when NVML did not report.
+    pub processes_bytes: Option<u64>,
+    /// Allocations denied.
+    pub denied: u64,
+    /// Processes that use libvgpu.
+    pub registered: u64,
+    /// Processes on the GPU without libvgpu.
+    pub escaped: u64,
+    /// Time of the last demand for GPU time, µs of `CLOCK_MONOTONIC`; 0 is never.
+    pub last_demand_us: u64,
+}
+
+/// Returns the values of the share `id` from its region and from the processes that NVML lists on the GPU.
+pub fn figures<Id: Ord + Copy>(
+    id: Id,
+    region: &RegionView,
+    listed: Option<&[GpuProcess<Id>]>,
+    suspected: &[(Id, Suspicion)],
+) -> Figures {
+    // A process that was killed keeps its slot until another process reclaims it.
+    let is_alive = |process: &&ProcessUsage| {
+        listed.is_none_or(|listed| listed.iter().any(|l| l.owner == process.owner))
+    };
+    let driver_bytes = region.processes.iter().map(|process| process.driver_bytes);
+    let is_escape = |(owner, found): &&(Id, Suspicion)| {
+        *owner == id && matches!(found, Suspicion::NotCounted { .. })
+    };
+    Figures {
+        used_bytes: region.total_bytes,
+        peak_bytes: region.peak_bytes,
+        driver_bytes: driver_bytes
+            .fold(0, u64::saturating_add)
+            .min(region.total_bytes),
+        processes_bytes: listed.map(|listed| {
+            let own = listed
+                .iter()
+                .filter(|process| process.shares.first() == Some(&id));
+            own.filter_map(|process| process.used_bytes)
+                .fold(0, u64::saturating_add)
+        }),
+        denied: region.denied,
+        registered: region.processes.iter().filter(is_alive).count() as u64,
+        escaped: suspected.iter().filter(is_escape).count() as u64,
+        last_demand_us: region.last_demand_us,
+    }
+}
+
+/// Sums of the counters of processes, which end with their processes.
+#[derive(Debug, Default)]
+pub struct CounterTotals {
+    slots: BTreeMap<SlotIndex, Slot>,
+    gpu_time_us: u64,
+    throttled_us: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    generation: u64,
+    gpu_time_us: u64,
+    throttled_us: u64,
+}
+
+impl CounterTotals {
+    /// Adds what the processes have used since the last call. What a process has used before the first call counts, so
+    /// that a restart of the node driver loses only ended processes.
+    pub fn update(&mut self, processes: &[ProcessUsage]) {
+        self.slots
+            .retain(|index, _| processes.iter().any(|process| process.slot == *index));
+        for process in processes {
+            let now = Slot {
+                generation: process.generation,
+                gpu_time_us: process.gpu_time_us,
+                throttled_us: process.throttled_us,
+            };
+            let before = self.slots.insert(process.slot, now);
+            let before = before
+                .filter(|before| before.generation == now.generation)
+                .unwrap_or_default();
+            let used_us = now.gpu_time_us.saturating_sub(before.gpu_time_us);
+            let waited_us = now.throttled_us.saturating_sub(before.throttled_us);
+            self.gpu_time_us = self.gpu_time_us.saturating_add(used_us);
+            self.throttled_us = self.throttled_us.saturating_add(waited_us);
+        }
+    }
+
+    /// Returns the GPU time used, µs.
+    #[must_use]
+    pub fn gpu_time_us(&self) -> u64 {
+        self.gpu_time_us
+    }
+
+    /// Returns the time that launches have waited, µs.
+    #[must_use]
+    pub fn throttled_us(&self) -> u64 {
+        self.throttled_us
+    }
+}

@@ -1,0 +1,106 @@
+//! Exporter: the metrics of the node driver, its GPUs and its shares at `/metrics`.
+//!
+//! | Source | Written by |
+//! |---|---|
+//! | GPUs | [`telemetry`], a thread per GPU |
+//! | shares | the node agent, see [`crate::agent::share_metrics`] |
+//! | claims and their pods | [`claim_view`] |
+//! | prepare and unprepare | [`operations`] |
+//!
+//! A scrape reads what these have written last; a scrape calls neither NVML nor the API server. [`exposition`] is pure.
+//! Series of a share carry namespace, claim and share. Pods are in a separate info metric, because several pods can
+//! share a claim: with a pod label the memory of one share would be counted once for each pod. All series of a claim
+//! end with the claim.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use drava_api::metric::{self, CONTENT_TYPE};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+
+use crate::agent::share_metrics::ShareMetrics;
+use crate::conditions::Conditions;
+
+pub mod claim_view;
+pub mod exposition;
+pub mod operations;
+pub mod telemetry;
+
+use claim_view::ClaimEntry;
+use exposition::{Now, Snapshot};
+use operations::Operations;
+use telemetry::GpuTable;
+
+/// What the exporter reads; clones share it.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// Readiness conditions.
+    pub conditions: Conditions,
+    /// GPUs with their telemetry.
+    pub gpus: GpuTable,
+    /// Shares that the node agent follows.
+    pub shares: watch::Sender<Arc<[ShareMetrics]>>,
+    /// Prepared claims.
+    pub claims: watch::Sender<Arc<[ClaimEntry]>>,
+    /// Prepare and unprepare calls.
+    pub operations: Operations,
+}
+
+impl Sources {
+    /// Returns sources without GPUs, shares and claims.
+    #[must_use]
+    pub fn new(conditions: Conditions) -> Self {
+        Self {
+            conditions,
+            gpus: GpuTable::default(),
+            shares: watch::Sender::new(Arc::default()),
+            claims: watch::Sender::new(Arc::default()),
+            operations: Operations::default(),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            conditions: self.conditions.states(),
+            gpus: self.gpus.entries(),
+            shares: Arc::clone(&self.shares.borrow()),
+            claims: Arc::clone(&self.claims.borrow()),
+            operations: self.operations.clone(),
+            now: now(),
+        }
+    }
+}
+
+/// Returns the router of `/metrics`.
+pub fn router(sources: Sources) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .with_state(sources)
+}
+
+async fn scrape(State(sources): State<Sources>) -> Response {
+    match metric::exposition(sources.snapshot()) {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "cannot encode the metrics");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn now() -> Now {
+    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let monotonic = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(monotonic.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(monotonic.tv_nsec).unwrap_or(0);
+    Now {
+        unix_seconds: unix.map_or(0.0, |unix| unix.as_secs_f64()),
+        monotonic_us: seconds * 1_000_000 + nanoseconds / 1000,
+    }
+}

@@ -1,0 +1,212 @@
+//! Prepared claims with their devices and pods, for the labels of the metrics.
+//!
+//! Devices come from the claim records. Pods come from `status.reservedFor`: a claim is read from the API server when
+//! it is first seen, and every [`REFRESH`], since pods join and leave a shared claim without a call of kubelet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use drava_api::error::describe;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::claim::{ClaimRef, ClaimUid, ShareId};
+use crate::claims::{ClaimService, blocking};
+use crate::layout::Layout;
+use crate::prepare::effects::Effects;
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError, Stage};
+use crate::prepare::{Access, Prepared};
+
+/// Time between two checks whether claims were prepared or unprepared.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Time after which the records are read even if their directory has not changed.
+const REREAD: Duration = Duration::from_secs(60);
+
+/// Time between two reads of a claim from the API server.
+const REFRESH: Duration = Duration::from_secs(300);
+
+/// Time after which a failed read of a claim is repeated.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Maximum number of claims that are read from the API server in one interval.
+const MAX_READS: usize = 16;
+
+/// A prepared claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimEntry {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// Its devices.
+    pub devices: Vec<DeviceEntry>,
+    /// Names of the pods that reserve the claim; empty until they were read.
+    pub pods: BTreeSet<String>,
+}
+
+/// A device of a prepared claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceEntry {
+    /// Name of the request.
+    pub request: String,
+    /// Name of the device.
+    pub device: String,
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Access to the device.
+    pub access: DeviceAccess,
+}
+
+/// Access of a claim to a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceAccess {
+    /// A share.
+    Share(ShareId),
+    /// The whole GPU.
+    Whole,
+    /// Admin access.
+    Admin,
+}
+
+/// Follows the prepared claims until `stop`.
+pub async fn run<E: Effects>(
+    claims: Arc<ClaimService<E>>,
+    layout: Layout,
+    entries: watch::Sender<Arc<[ClaimEntry]>>,
+    stop: CancellationToken,
+) {
+    let mut view = ClaimView {
+        claims,
+        records: layout.claims(),
+        changed: None,
+        reread_at: Instant::now(),
+        known: BTreeMap::new(),
+    };
+    loop {
+        let updated = tokio::select! {
+            () = stop.cancelled() => return,
+            updated = view.update() => updated,
+        };
+        match updated {
+            Ok(()) => {
+                let known = view.known.values().map(|known| known.entry.clone());
+                entries.send_replace(known.collect());
+            }
+            Err(error) => tracing::warn!(error, "cannot read the claims for the metrics"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+    }
+}
+
+struct ClaimView<E> {
+    claims: Arc<ClaimService<E>>,
+    /// Directory of the records.
+    records: PathBuf,
+    /// When the directory had changed at the last read.
+    changed: Option<SystemTime>,
+    reread_at: Instant,
+    known: BTreeMap<ClaimUid, Known>,
+}
+
+struct Known {
+    entry: ClaimEntry,
+    /// Time of the next read from the API server.
+    read_at: Instant,
+}
+
+impl<E: Effects> ClaimView<E> {
+    async fn update(&mut self) -> Result<(), String> {
+        let (applier, dir) = (Arc::clone(&self.claims.applier), self.records.clone());
+        let now = Instant::now();
+        let before = self.changed.filter(|_| now < self.reread_at);
+        let read = blocking(move || {
+            let changed = fs::metadata(dir).and_then(|dir| dir.modified()).ok();
+            if changed.is_some() && changed == before {
+                return Ok((changed, None));
+            }
+            let mut records = Vec::new();
+            for uid in applier.store().list()?.recorded {
+                if let Loaded::Present(record) = applier.store().load(&uid)?
+                    && record.stage == Stage::Prepared
+                {
+                    records.push(*record);
+                }
+            }
+            Ok::<_, RecordError>((changed, Some(records)))
+        });
+        let read = read.await.map_err(|error| describe(&error))?;
+        let (changed, records) = read.map_err(|error| describe(&error))?;
+        if let Some(records) = records {
+            (self.changed, self.reread_at) = (changed, now + REREAD);
+            self.set_records(&records, now);
+        }
+        self.read_pods(now).await;
+        Ok(())
+    }
+
+    fn set_records(&mut self, records: &[ClaimRecord], now: Instant) {
+        let mut before = std::mem::take(&mut self.known);
+        for record in records {
+            let mut known = before.remove(&record.claim.uid).unwrap_or_else(|| Known {
+                entry: entry(record),
+                read_at: now,
+            });
+            known.entry.devices = entry(record).devices;
+            self.known.insert(record.claim.uid.clone(), known);
+        }
+    }
+
+    async fn read_pods(&mut self, now: Instant) {
+        let due = self.known.values_mut().filter(|known| known.read_at <= now);
+        for Known { entry, read_at } in due.take(MAX_READS) {
+            match self.claims.fetch(&entry.claim).await {
+                Ok(found) => {
+                    *read_at = now + REFRESH;
+                    let uid = Some(entry.claim.uid.as_str());
+                    let found = found.filter(|found| found.metadata.uid.as_deref() == uid);
+                    entry.pods = found.as_ref().map(pods).unwrap_or_default();
+                }
+                Err(error) => {
+                    *read_at = now + RETRY;
+                    tracing::debug!(claim = %entry.claim, error = describe(&error), "cannot read the pods of the claim");
+                }
+            }
+        }
+    }
+}
+
+fn entry(record: &ClaimRecord) -> ClaimEntry {
+    let device = |prepared: &Prepared| DeviceEntry {
+        request: prepared.request.clone(),
+        device: prepared.device.clone(),
+        gpu: prepared.card.uuid.clone(),
+        access: match &prepared.access {
+            Access::Share(share) => DeviceAccess::Share(share.id.clone()),
+            Access::Whole => DeviceAccess::Whole,
+            Access::Admin => DeviceAccess::Admin,
+        },
+    };
+    ClaimEntry {
+        claim: record.claim.clone(),
+        devices: record.devices.iter().map(device).collect(),
+        pods: BTreeSet::new(),
+    }
+}
+
+fn pods(claim: &ResourceClaim) -> BTreeSet<String> {
+    let consumers = claim
+        .status
+        .iter()
+        .filter_map(|status| status.reserved_for.as_ref());
+    let pods = consumers
+        .flatten()
+        .filter(|consumer| consumer.resource == "pods");
+    pods.map(|consumer| consumer.name.clone()).collect()
+}

@@ -1,0 +1,324 @@
+//! The exporter: samples of a snapshot, and `/metrics` of a running driver.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, driver as table};
+use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
+use drava_dra_driver::claim::ShareId;
+use drava_dra_driver::conditions::Conditions;
+use drava_dra_driver::driver::Config;
+use drava_dra_driver::metrics::claim_view::{ClaimEntry, DeviceAccess, DeviceEntry};
+use drava_dra_driver::metrics::exposition::{Now, Snapshot};
+use drava_dra_driver::metrics::operations::Operations;
+use drava_dra_driver::metrics::telemetry::GpuTable;
+use drava_nvml::{GpuUuid, Memory, Telemetry, Utilization};
+use serde_json::json;
+use simulator_machine::testing::python;
+
+use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
+use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::{GPU_UUIDS, claim, claim_ref, h100x2, share_id};
+
+const NOW: Now = Now {
+    unix_seconds: 2000.0,
+    monotonic_us: 50_000_000,
+};
+
+fn telemetry() -> Telemetry {
+    Telemetry {
+        memory: Memory::Dedicated {
+            total_bytes: 80 << 30,
+            reserved_bytes: 1 << 30,
+            used_bytes: 8 << 30,
+        },
+        utilization: Some(Utilization {
+            gpu_percent: 50,
+            memory_percent: 25,
+        }),
+        temperature_celsius: Some(40),
+        power_milliwatts: Some(70_500),
+        sm_clock_mhz: Some(1980),
+        memory_clock_mhz: Some(2619),
+        ecc_corrected: Some(3),
+        ecc_uncorrected: Some(0),
+    }
+}
+
+/// A GPU with telemetry, one of which nothing was read, and a claim with a share that two pods use.
+fn snapshot() -> Snapshot {
+    let gpus = GpuTable::default();
+    gpus.set_inventory(&h100x2());
+    let gpu = GpuUuid::new(GPU_UUIDS[0]);
+    gpus.set_sample(&gpu, telemetry(), 1990.0);
+    gpus.count_xid(&gpu, 79);
+    let share = ShareId::parse(&share_id(1, 0)).unwrap();
+    let figures = Figures {
+        used_bytes: 3 << 30,
+        peak_bytes: 4 << 30,
+        driver_bytes: 300 << 20,
+        processes_bytes: Some(3 << 30),
+        denied: 7,
+        registered: 2,
+        escaped: 1,
+        last_demand_us: 40_000_000,
+    };
+    let shares = [ShareMetrics {
+        claim: claim_ref(1).uid,
+        share: share.clone(),
+        limit_bytes: Some(8 << 30),
+        guaranteed_percent: 30,
+        gpu_time_us: 1_500_000,
+        throttled_us: 250_000,
+        figures,
+    }];
+    let claims = [ClaimEntry {
+        claim: claim_ref(1),
+        devices: vec![DeviceEntry {
+            request: "gpu".to_owned(),
+            device: "gpu-0-vgpu".to_owned(),
+            gpu: GPU_UUIDS[0].to_owned(),
+            access: DeviceAccess::Share(share),
+        }],
+        pods: BTreeSet::from(["a".to_owned(), "b".to_owned()]),
+    }];
+    Snapshot {
+        conditions: Conditions::default().states(),
+        gpus: gpus.entries(),
+        shares: Arc::new(shares),
+        claims: Arc::new(claims),
+        operations: Operations::default(),
+        now: NOW,
+    }
+}
+
+fn text(snapshot: Snapshot) -> String {
+    metric::exposition(snapshot).unwrap()
+}
+
+/// Returns the values of a metric by the values of its labels.
+fn samples(text: &str, metric: &Metric) -> BTreeMap<Vec<String>, f64> {
+    let suffix = match metric.kind {
+        MetricKind::Counter => "_total",
+        MetricKind::Gauge => "",
+        MetricKind::Histogram => "_count",
+    };
+    let start = format!("{}{suffix}{{", metric.name);
+    let lines = text.lines().filter_map(|line| line.strip_prefix(&start));
+    let sample = |line: &str| {
+        let (labels, value) = line.rsplit_once("} ").unwrap();
+        let labels = labels.split("\",").map(|label| {
+            let (name, value) = label.split_once("=\"").unwrap();
+            (name, value.trim_end_matches('"').to_owned())
+        });
+        let (names, values): (Vec<&str>, Vec<String>) = labels.unzip();
+        assert_eq!(names, metric.labels, "labels of {}", metric.name);
+        (values, value.parse().unwrap())
+    };
+    lines.map(sample).collect()
+}
+
+fn values(text: &str, metric: &Metric) -> Vec<f64> {
+    samples(text, metric).into_values().collect()
+}
+
+#[test]
+fn encodes_every_metric_of_the_table() {
+    let text = text(snapshot());
+    for metric in [&BUILD_INFO].into_iter().chain(table::ALL) {
+        assert!(
+            !samples(&text, metric).is_empty(),
+            "{} has no sample",
+            metric.name
+        );
+    }
+    let types = text.lines().filter(|line| line.starts_with("# TYPE "));
+    assert_eq!(
+        types.count(),
+        table::ALL.len() + 1,
+        "metrics without description"
+    );
+}
+
+#[test]
+fn converts_values_to_base_units() {
+    let text = text(snapshot());
+    for (metric, expected) in [
+        (table::GPU_MEMORY_USED_BYTES, 8589934592.0),
+        (table::GPU_UTILIZATION_RATIO, 0.5),
+        (table::GPU_MEMORY_CONTROLLER_UTILIZATION_RATIO, 0.25),
+        (table::GPU_POWER_WATTS, 70.5),
+        (table::SHARE_MEMORY_LIMIT_BYTES, 8589934592.0),
+        (table::SHARE_GUARANTEED_RATIO, 0.3),
+        (table::SHARE_GPU_TIME_SECONDS, 1.5),
+        (table::SHARE_THROTTLED_SECONDS, 0.25),
+        (table::SHARE_MEMORY_DENIALS, 7.0),
+        (table::SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS, 1990.0),
+    ] {
+        assert_eq!(values(&text, &metric), [expected], "{}", metric.name);
+    }
+    let clocks = samples(&text, &table::GPU_CLOCK_HERTZ);
+    assert_eq!(
+        clocks[&vec![GPU_UUIDS[0].to_owned(), "sm".to_owned()]],
+        1.98e9
+    );
+}
+
+#[test]
+fn counts_share_of_several_pods_once() {
+    let text = text(snapshot());
+    assert_eq!(samples(&text, &table::SHARE_MEMORY_USED_BYTES).len(), 1);
+    let pods = samples(&text, &table::CLAIM_POD_INFO).into_keys();
+    let pods: Vec<String> = pods.filter_map(|labels| labels.last().cloned()).collect();
+    assert_eq!(pods, ["a", "b"]);
+}
+
+#[test]
+fn drops_series_of_removed_claims_and_gpus() {
+    let mut removed = snapshot();
+    removed.claims = Arc::default();
+    let text = text(removed);
+    assert!(
+        !text.contains(&share_id(1, 0)) && !text.contains("drava_share"),
+        "{text}"
+    );
+
+    let gpus = GpuTable::default();
+    gpus.set_inventory(&h100x2());
+    let mut one = h100x2();
+    one.gpus.cards.truncate(1);
+    gpus.set_inventory(&one);
+    assert_eq!(gpus.entries().len(), 1);
+}
+
+#[test]
+fn hides_stale_reading_but_shows_its_time() {
+    let mut stale = snapshot();
+    stale.now.unix_seconds = 1990.0 + 61.0;
+    let text = text(stale);
+    assert_eq!(values(&text, &table::GPU_TEMPERATURE_CELSIUS), []);
+    assert_eq!(
+        values(&text, &table::GPU_SAMPLE_TIMESTAMP_SECONDS),
+        [1990.0]
+    );
+}
+
+#[test]
+fn bounds_distinct_xids() {
+    let gpus = GpuTable::default();
+    gpus.set_inventory(&h100x2());
+    let gpu = GpuUuid::new(GPU_UUIDS[0]);
+    (0..1000).for_each(|number| gpus.count_xid(&gpu, number));
+    gpus.count_xid(&gpu, 5);
+    let text = text(Snapshot {
+        gpus: gpus.entries(),
+        ..snapshot()
+    });
+    let xids = samples(&text, &table::GPU_XID_ERRORS);
+    let count = |xid: &str| xids[&vec![GPU_UUIDS[0].to_owned(), xid.to_owned()]];
+    assert_eq!((xids.len(), count("5"), count("other")), (33, 2.0, 968.0));
+}
+
+#[test]
+fn openmetrics_parser_accepts_the_exposition() {
+    if python::is_unavailable() {
+        return;
+    }
+    let mut snapshot = snapshot();
+    let claim = &mut Arc::get_mut(&mut snapshot.claims).unwrap()[0];
+    claim.pods.insert("quote\" and \\ backslash".to_owned());
+    let script = "import sys\n\
+                  from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse\n\
+                  families = list(parse(sys.stdin.read()))\n\
+                  assert all(family.documentation for family in families)\n\
+                  print(len(families))";
+    let mut parser = Command::new(python::clients().unwrap().join("python"))
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = parser.stdin.take().unwrap();
+    input.write_all(text(snapshot).as_bytes()).unwrap();
+    drop(input);
+    let output = parser.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let families: usize = String::from_utf8(output.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert_eq!(families, table::ALL.len() + 1);
+}
+
+/// Scrapes until the text is as wanted, up to 60 s.
+async fn scrape(address: SocketAddr, what: &str, is_wanted: impl Fn(&str) -> bool) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let answer = get(address, "/metrics").await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(metric::CONTENT_TYPE), "{head}");
+        if is_wanted(body) {
+            return body.to_owned();
+        }
+        assert!(
+            Instant::now() < deadline,
+            "timed out waiting for {what}: {body}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serves_claims_pods_and_operations() {
+    let cluster = TestCluster::new().await;
+    let config = Config {
+        listen: free_address(),
+        ..cluster.config()
+    };
+    let address = config.listen;
+    let running = cluster.start_with(config, cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let mut shared = claim(1, &[Share(0, "8Gi", "30"), Whole(1)]);
+    let consumers = ["a", "b"].map(|pod| {
+        serde_json::from_value(json!({"resource": "pods", "name": pod, "uid": pod})).unwrap()
+    });
+    shared.status.as_mut().unwrap().reserved_for = Some(consumers.to_vec());
+    cluster.api.put_claim(&shared);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    plugin.prepare_one(&kubelet_claim(2)).await.unwrap_err();
+    let is_complete = |text: &str| {
+        samples(text, &table::CLAIM_POD_INFO).len() == 2
+            && samples(text, &table::GPU_INFO).len() == 2
+            && samples(text, &table::SHARE_MEMORY_LIMIT_BYTES).len() == 1
+    };
+    let text = scrape(address, "the metrics of the claim", is_complete).await;
+    let devices = samples(&text, &table::CLAIM_DEVICE_INFO).into_keys();
+    let access: Vec<(String, String)> = devices
+        .map(|labels| (labels[4].clone(), labels[6].clone()))
+        .collect();
+    let expected = [("gpu-0-vgpu", "share"), ("gpu-1", "whole")];
+    assert_eq!(
+        access,
+        expected.map(|(device, access)| (device.to_owned(), access.to_owned()))
+    );
+    assert_eq!(
+        values(&text, &table::SHARE_MEMORY_LIMIT_BYTES),
+        [8589934592.0]
+    );
+    let calls = samples(&text, &table::CLAIM_OPERATION_SECONDS);
+    assert_eq!(calls[&vec!["prepare".to_owned()]], 2.0);
+    let errors = samples(&text, &table::CLAIM_OPERATION_ERRORS);
+    assert_eq!(errors[&vec!["prepare".to_owned()]], 1.0);
+    assert_eq!(values(&text, &table::CONDITION), [1.0; 5]);
+
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    let is_gone = |text: &str| !text.contains(&share_id(1, 0)) && !text.contains("drava_claim_pod");
+    scrape(address, "the end of the claim's series", is_gone).await;
+    running.stop().await;
+}
