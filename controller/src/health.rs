@@ -1,4 +1,4 @@
-//! HTTP endpoints `/healthz` and `/readyz`.
+//! HTTP endpoints `/healthz` and `/readyz`, next to [`crate::metrics`].
 //!
 //! A replica is alive while it confirms the lease (it holds it, or sees another holder renew) and, as the leader, while its
 //! planning loop runs.
@@ -14,6 +14,7 @@ use axum::routing::get;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
+use crate::metrics::{self, Metrics};
 
 /// Time without progress after which a replica is not alive.
 pub const STALL_LIMIT: Duration = Duration::from_secs(60);
@@ -113,12 +114,14 @@ impl Health {
 pub async fn serve(
     listen: SocketAddr,
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
-        .with_state(health);
+        .with_state(health)
+        .merge(metrics::router(metrics));
     let listener = tokio::net::TcpListener::bind(listen).await?;
     axum::serve(listener, router)
         .with_graceful_shutdown(stop.cancelled_owned())

@@ -15,6 +15,7 @@ use crate::event::PendingEvent;
 use crate::event_publisher::EventPublisher;
 use crate::health::Health;
 use crate::lease::Term;
+use crate::metrics::Metrics;
 use crate::planner::{DecisionTime, Planner, Settings};
 use crate::watches;
 use crate::writes::{Timing, Writer};
@@ -28,11 +29,15 @@ const BATCH: usize = 4096;
 /// Maximum time between iterations of the loop; much shorter than the time after which the loop counts as stalled.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
+/// Time between two updates of the metrics of the cluster; an idle loop updates them every [`IDLE_PERIOD`].
+const REPORT_PERIOD: Duration = Duration::from_secs(5);
+
 /// Leads until `stop`. Starts from complete lists; returns when no write is in flight. No write is sent after `term`.
 pub async fn lead(
     client: Client,
     settings: Settings,
     health: Arc<Health>,
+    metrics: &Metrics,
     term: Arc<Term>,
     stop: CancellationToken,
 ) {
@@ -47,6 +52,8 @@ pub async fn lead(
         stop: stop.clone(),
     };
     let mut observations = watches::all(&client);
+    metrics.set_leading(true);
+    let mut report_at = Instant::now();
     loop {
         executor.health.planning_runs();
         let idle_end = Instant::now() + IDLE_PERIOD;
@@ -54,7 +61,11 @@ pub async fn lead(
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            Some(write) = executor.writes.join_next() => state.apply(finished(write), Instant::now()),
+            Some(write) = executor.writes.join_next() => {
+                let write = finished(write);
+                state.count(&write, Timestamp::now(), metrics);
+                state.apply(write, Instant::now());
+            }
             Some(observation) = observations.next() => {
                 state.apply(Input::Observed(observation), Instant::now());
                 for _ in 0..BATCH {
@@ -66,10 +77,21 @@ pub async fn lead(
             }
             () = tokio::time::sleep_until(deadline) => {}
         }
-        for step in state.next_steps(&decision_time()) {
+        let started = Instant::now();
+        let steps = state.next_steps(&decision_time());
+        metrics.decided(started.elapsed());
+        for step in steps {
+            if let Step::LogWatchFailure { kind, .. } = &step {
+                metrics.watch_failed(*kind);
+            }
             executor.execute(step);
         }
+        if Instant::now() >= report_at {
+            report_at = Instant::now() + REPORT_PERIOD;
+            state.report(metrics);
+        }
     }
+    metrics.set_leading(false);
     executor.health.planning_ended();
     while let Some(write) = executor.writes.join_next().await {
         state.apply(finished(write), Instant::now());

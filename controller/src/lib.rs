@@ -17,6 +17,7 @@ mod fixture;
 pub mod health;
 pub mod leader;
 pub mod lease;
+pub mod metrics;
 pub mod options;
 pub mod planner;
 mod pod;

@@ -8,6 +8,7 @@ use drava_controller::clock::Clock;
 use drava_controller::health::{self, Health};
 use drava_controller::leader;
 use drava_controller::lease::{LeaseElection, Term};
+use drava_controller::metrics::Metrics;
 use drava_controller::options::{LogFormat, Options};
 use drava_controller::planner::Settings;
 use kube::Client;
@@ -27,9 +28,11 @@ async fn main() -> anyhow::Result<()> {
 
     let clock = Clock::boot();
     let health = Arc::new(Health::new(clock.clone()));
+    let metrics = Arc::new(Metrics::default());
     let serving = tokio::spawn(health::serve(
         options.listen,
         Arc::clone(&health),
+        Arc::clone(&metrics),
         stop.clone(),
     ));
     let election = LeaseElection::start(
@@ -52,7 +55,7 @@ async fn main() -> anyhow::Result<()> {
     };
     // Planning runs on the main thread: it delays neither the lease nor the endpoints, whose tasks have other threads.
     let leading = async {
-        lead_when_elected(&client, &options, &election, &health, &stop).await;
+        lead_when_elected(&client, &options, &election, &health, &metrics, &stop).await;
         stop.cancel();
     };
     let (served, ()) = tokio::join!(serving, leading);
@@ -69,6 +72,7 @@ async fn lead_when_elected(
     options: &Options,
     election: &LeaseElection,
     health: &Arc<Health>,
+    metrics: &Metrics,
     stop: &CancellationToken,
 ) {
     let mut terms = election.terms();
@@ -86,6 +90,7 @@ async fn lead_when_elected(
             client.clone(),
             settings(options),
             Arc::clone(health),
+            metrics,
             Arc::clone(&term),
             end.clone(),
         );

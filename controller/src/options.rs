@@ -18,7 +18,7 @@ pub struct Options {
     #[arg(long, env = "POD_NAME", default_value_t = format!("drava-controller-{}", uuid::Uuid::new_v4()))]
     pub identity: String,
 
-    /// Listen address of /healthz and /readyz.
+    /// Listen address of /healthz, /readyz and /metrics.
     #[arg(long, env = "DRAVA_LISTEN", default_value = ":8080", value_parser = parse_listen)]
     pub listen: SocketAddr,
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
 use drava_allocator::placement::Policies;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -20,6 +21,7 @@ use crate::change::Change;
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
+use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
 use crate::unreserved::UnreservedAllocation;
@@ -335,6 +337,29 @@ impl Planner {
             }
             self.claim_written(*claim, now);
         }
+    }
+
+    /// Returns what the metrics show of the cluster and the queue.
+    #[must_use]
+    pub fn metrics(&self) -> ClusterMetrics {
+        let devices = self.cluster.shared_devices();
+        let mut pending = BTreeMap::new();
+        for pod in self.queue.iter() {
+            *pending.entry(pod.reason).or_default() += 1;
+        }
+        ClusterMetrics {
+            devices: devices.map(DeviceMetrics::from).collect(),
+            pending,
+            in_flight: self.in_flight.len(),
+            excluded_pools: self.cluster.excluded_pools().count(),
+        }
+    }
+
+    /// Returns when a pending pod was created.
+    #[must_use]
+    pub fn created(&self, pod_uid: &str) -> Option<Timestamp> {
+        let created = &self.queue.get(pod_uid)?.pod.metadata.creation_timestamp;
+        created.as_ref().map(|created| created.0)
     }
 
     /// Returns the events of finished writes and removes them.

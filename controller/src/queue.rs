@@ -60,6 +60,11 @@ impl PodQueue {
         }
     }
 
+    /// Returns all pods.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &PendingPod> {
+        self.pods.values()
+    }
+
     pub(crate) fn get(&self, uid: &str) -> Option<&PendingPod> {
         self.pods.get(uid)
     }

@@ -47,6 +47,18 @@ impl Kind {
         Self::Nodes,
         Self::TaintRules,
     ];
+
+    /// Returns the name of the resource.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Claims => "resourceclaims",
+            Self::Classes => "deviceclasses",
+            Self::Slices => "resourceslices",
+            Self::Nodes => "nodes",
+        }
+    }
 }
 
 /// An observation of the watches.

@@ -1,8 +1,8 @@
 //! `cargo xtask codegen`: the checked-in generated files.
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
-//! pages of events and metrics from the tables in `drava-api`. Generated files are checked in, so that building the driver needs
-//! none of this; `--check` fails when one is stale.
+//! pages of events and metrics from the tables in `drava-api`. Generated files are checked in, so that building the driver
+//! needs none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -12,12 +12,13 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::capacity::Amounts;
+use crate::device::Device;
 use crate::node::{self, NodeInfo};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
-use crate::usage::{AllocatedDevice, Usage};
+use crate::usage::{AllocatedDevice, DeviceUse, Usage};
 
 mod taint_rules;
 
@@ -316,6 +317,19 @@ impl Cluster {
                 pool.state.as_ref().err()?,
             ))
         })
+    }
+
+    /// Returns the shareable devices with their nodes and their usage, except those of excluded pools.
+    pub fn shared_devices(&self) -> impl Iterator<Item = (&str, &Device, &DeviceUse)> {
+        let pools = self
+            .pools
+            .values()
+            .filter_map(|pool| pool.state.as_ref().ok());
+        let devices = pools.flat_map(|(pool, usage)| {
+            let devices = pool.devices.iter().zip(&usage.devices);
+            devices.map(|(device, device_use)| (pool.node.as_str(), device.as_ref(), device_use))
+        });
+        devices.filter(|(_, device, _)| device.shared)
     }
 
     /// Returns all pools by name.

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::action::{Action, AllocationJob, AllocationOutcome, Release, ReleaseOutcome};
+use crate::claim;
 use crate::event::PendingEvent;
+use crate::metrics::Metrics;
 use crate::planner::{DecisionTime, Planner};
 use crate::watches::{Kind, Observation};
 
@@ -109,6 +112,30 @@ impl State {
                 }),
         );
         steps
+    }
+
+    /// Updates the metrics of the cluster.
+    pub(super) fn report(&self, metrics: &Metrics) {
+        let is_synced = |kind: Kind| (kind, !self.unlisted.contains(&kind));
+        metrics.set_cluster(self.planner.metrics(), Kind::ALL.map(is_synced).into());
+    }
+
+    /// Counts a finished write, before it is applied.
+    pub(super) fn count(&self, input: &Input, now: Timestamp, metrics: &Metrics) {
+        match input {
+            Input::AllocationFinished(outcome) if outcome.failure.is_none() => {
+                let created = self.planner.created(&outcome.pod_uid);
+                metrics.allocated(created.map(|created| now.duration_since(created)));
+            }
+            Input::AllocationFinished(_) => metrics.allocation_failed(),
+            Input::ReleaseFinished(outcome) => {
+                let claim = outcome.claim.as_deref();
+                if claim.is_some_and(|claim| !claim::is_allocated(claim)) {
+                    metrics.released();
+                }
+            }
+            Input::Observed(_) | Input::WriteAborted(_) => {}
+        }
     }
 
     /// Returns when [`Self::next_steps`] has to be called without a new input.

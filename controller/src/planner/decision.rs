@@ -177,6 +177,7 @@ impl Planner {
             return;
         };
         pending.set_unfit_nodes(explanation.unfit_nodes().map(str::to_owned));
+        pending.reason = Some(explanation.reason());
         let unallocated = claims
             .iter()
             .map(|(_, claim)| claim)

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
@@ -19,6 +20,8 @@ pub(crate) struct PendingPod {
     pub(crate) pod: Pod,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
+    /// Reason of the last decision; `None` before the first.
+    pub(crate) reason: Option<Reason>,
     /// Consecutive failures.
     failures: u32,
     /// Nodes to which kube-scheduler did not bind the pod; selected last until the node or the pod changes.
@@ -53,6 +56,7 @@ impl PendingPod {
         Self {
             pod,
             phase: Phase::Active,
+            reason: None,
             failures: 0,
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: BTreeSet::new(),

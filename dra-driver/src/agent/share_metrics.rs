@@ -36,7 +36,7 @@ pub struct Figures {
     pub used_bytes: u64,
     /// Highest memory charged.
     pub peak_bytes: u64,
-    /// Part of `used_bytes` that libcuda uses for itself.
+    /// Part of `used_bytes` that libcuda uses for itself beyond its reserve.
     pub driver_bytes: u64,
     /// Memory of the processes by NVML; `None` when NVML did not report.
     pub processes_bytes: Option<u64>,

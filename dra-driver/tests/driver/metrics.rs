@@ -200,7 +200,7 @@ fn hides_stale_reading_but_shows_its_time() {
     let mut stale = snapshot();
     stale.now.unix_seconds = 1990.0 + 61.0;
     let text = text(stale);
-    assert_eq!(values(&text, &table::GPU_TEMPERATURE_CELSIUS), []);
+    assert!(values(&text, &table::GPU_TEMPERATURE_CELSIUS).is_empty());
     assert_eq!(
         values(&text, &table::GPU_SAMPLE_TIMESTAMP_SECONDS),
         [1990.0]

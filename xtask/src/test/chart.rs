@@ -27,17 +27,20 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
             "log.format=text",
+            "metrics.podMonitor.enabled=true",
+            "metrics.podMonitor.labels.release=prometheus",
         ],
     ),
 ];
 
 /// Values that the schema rejects.
-const REJECTED: [&str; 5] = [
+const REJECTED: [&str; 6] = [
     "driver.delivery=both",
     "scheduling.mode=magic",
     "scheduling.gpuPolicy=random",
     "driver.driverRoot=relative",
     "controler.replicas=3",
+    "metrics.podMonitor.interval=often",
 ];
 
 /// Runs the stage.

@@ -1,0 +1,347 @@
+//! Metrics of the controller at `/metrics`.
+//!
+//! The leading replica updates them in its loop; a scrape reads what was set last. Only the leader has series of the
+//! cluster, so that sums over replicas are correct.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use drava_allocator::device::Device;
+use drava_allocator::usage::DeviceUse;
+use drava_api::metric::{self, BUILD_INFO, controller as table};
+use drava_api::reason::Reason;
+use jiff::SignedDuration;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::watches::Kind;
+
+/// Upper bounds of the buckets of decisions, seconds.
+const DECISION_BUCKETS: [f64; 9] = [0.000_01, 0.000_1, 0.001, 0.005, 0.01, 0.05, 0.1, 1.0, 10.0];
+
+/// Upper bounds of the buckets of waits, seconds.
+const WAIT_BUCKETS: [f64; 10] = [0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0];
+
+/// What the leader knows of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClusterMetrics {
+    /// Shareable devices.
+    pub devices: Vec<DeviceMetrics>,
+    /// Number of pending pods by the reason of their last decision; `None` before the first.
+    pub pending: BTreeMap<Option<Reason>, usize>,
+    /// Allocation jobs in flight.
+    pub in_flight: usize,
+    /// Pools that are excluded from allocation.
+    pub excluded_pools: usize,
+}
+
+/// A shareable device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceMetrics {
+    /// Name of the node.
+    pub node: String,
+    /// Name of the device.
+    pub device: Arc<str>,
+    /// Published and allocated amount by capacity.
+    pub amounts: BTreeMap<String, (f64, f64)>,
+    /// Claims that have the device alone.
+    pub exclusive: u32,
+}
+
+impl From<(&str, &Device, &DeviceUse)> for DeviceMetrics {
+    fn from((node, device, device_use): (&str, &Device, &DeviceUse)) -> Self {
+        let amounts = device.capacity.iter().map(|(name, capacity)| {
+            let allocated = device_use.consumed.get(name).copied().unwrap_or_default();
+            let published = capacity.value.to_f64_lossy();
+            (name.clone(), (published, allocated.to_f64_lossy()))
+        });
+        Self {
+            node: node.to_owned(),
+            device: Arc::clone(&device.name),
+            amounts: amounts.collect(),
+            exclusive: device_use.exclusive,
+        }
+    }
+}
+
+impl DeviceMetrics {
+    fn is_overcommitted(&self) -> bool {
+        let is_above = self
+            .amounts
+            .values()
+            .any(|(published, allocated)| allocated > published);
+        is_above || self.exclusive > 1
+    }
+}
+
+/// Metrics of this replica.
+#[derive(Debug)]
+pub struct Metrics {
+    leadership: Mutex<Leadership>,
+    decisions: Histogram,
+    waits: Histogram,
+    allocated: Counter,
+    failed: Counter,
+    released: Counter,
+    watch_failures: Mutex<BTreeMap<Kind, u64>>,
+}
+
+/// State of the leader; a standby replica has neither cluster nor watches.
+#[derive(Debug, Clone, Default)]
+struct Leadership {
+    is_leading: bool,
+    cluster: Option<Arc<ClusterMetrics>>,
+    /// Whether the first list of a kind is complete.
+    synced: Vec<(Kind, bool)>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            leadership: Mutex::default(),
+            decisions: Histogram::new(DECISION_BUCKETS),
+            waits: Histogram::new(WAIT_BUCKETS),
+            allocated: Counter::default(),
+            failed: Counter::default(),
+            released: Counter::default(),
+            watch_failures: Mutex::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Sets whether this replica leads. The series of the cluster end with the leadership.
+    pub fn set_leading(&self, is_leading: bool) {
+        *lock(&self.leadership) = Leadership {
+            is_leading,
+            ..Leadership::default()
+        };
+    }
+
+    /// Sets the state of the cluster and of the watches.
+    pub fn set_cluster(&self, cluster: ClusterMetrics, synced: Vec<(Kind, bool)>) {
+        let mut leadership = lock(&self.leadership);
+        leadership.cluster = Some(Arc::new(cluster));
+        leadership.synced = synced;
+    }
+
+    /// Records a pass of decisions.
+    pub fn decided(&self, duration: Duration) {
+        self.decisions.observe(duration.as_secs_f64());
+    }
+
+    /// Counts an allocation job, and records the time since the creation of its pod where that is known.
+    pub fn allocated(&self, wait: Option<SignedDuration>) {
+        self.allocated.inc();
+        if let Some(wait) = wait {
+            self.waits.observe(wait.as_secs_f64().max(0.0));
+        }
+    }
+
+    /// Counts a failed allocation job.
+    pub fn allocation_failed(&self) {
+        self.failed.inc();
+    }
+
+    /// Counts a released allocation.
+    pub fn released(&self) {
+        self.released.inc();
+    }
+
+    /// Counts an interrupted watch.
+    pub fn watch_failed(&self, kind: Kind) {
+        *lock(&self.watch_failures).entry(kind).or_default() += 1;
+    }
+}
+
+fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The states are valid after a panic: every change is one operation.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the router of `/metrics`.
+pub fn router(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .with_state(metrics)
+}
+
+async fn scrape(State(metrics): State<Arc<Metrics>>) -> Response {
+    match metric::exposition(Samples(metrics)) {
+        Ok(text) => ([(header::CONTENT_TYPE, metric::CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "cannot encode the metrics");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// Samples of one scrape.
+#[derive(Debug)]
+struct Samples(Arc<Metrics>);
+
+impl Collector for Samples {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (metrics, encoder) = (&self.0, &mut encoder);
+        let leadership = lock(&metrics.leadership).clone();
+        let version = env!("CARGO_PKG_VERSION");
+        BUILD_INFO.encode(encoder, [(["controller", version], 1.0)])?;
+        table::LEADER.encode(encoder, [([], flag(leadership.is_leading))])?;
+        let synced = leadership.synced.iter();
+        let synced = synced.map(|(kind, is_synced)| ([kind.as_str()], flag(*is_synced)));
+        table::SYNCED.encode(encoder, synced)?;
+        let failures = lock(&metrics.watch_failures).clone();
+        let failures = Kind::ALL.map(|kind| {
+            let count = failures.get(&kind).copied().unwrap_or_default();
+            ([kind.as_str()], count as f64)
+        });
+        table::WATCH_FAILURES.encode(encoder, failures)?;
+        if let Some(cluster) = &leadership.cluster {
+            cluster.encode(encoder)?;
+        }
+        table::DECISION_SECONDS.encode_histograms(encoder, [([], &metrics.decisions)])?;
+        table::WAIT_SECONDS.encode_histograms(encoder, [([], &metrics.waits)])?;
+        let jobs = [
+            ("allocated", &metrics.allocated),
+            ("failed", &metrics.failed),
+        ];
+        let jobs = jobs.map(|(outcome, count)| ([outcome], count.get() as f64));
+        table::ALLOCATIONS.encode(encoder, jobs)?;
+        table::RELEASES.encode(encoder, [([], metrics.released.get() as f64)])
+    }
+}
+
+impl ClusterMetrics {
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let amounts = || {
+            self.devices.iter().flat_map(|device| {
+                let amounts = device.amounts.iter();
+                amounts
+                    .map(|(name, amounts)| ([device.node.as_str(), &device.device, name], *amounts))
+            })
+        };
+        let published = amounts().map(|(labels, (published, _))| (labels, published));
+        table::CAPACITY.encode(encoder, published)?;
+        let allocated = amounts().map(|(labels, (_, allocated))| (labels, allocated));
+        table::ALLOCATED.encode(encoder, allocated)?;
+        let each = |value: fn(&DeviceMetrics) -> f64| {
+            let sample = move |device: &'_ DeviceMetrics| value(device);
+            self.devices.iter().map(move |device| {
+                (
+                    [device.node.as_str(), &*device.device],
+                    sample(device),
+                )
+            })
+        };
+        table::OVERCOMMITTED.encode(encoder, each(|device| flag(device.is_overcommitted())))?;
+        table::EXCLUSIVE.encode(encoder, each(|device| f64::from(device.exclusive)))?;
+        table::EXCLUDED_POOLS.encode(encoder, [([], self.excluded_pools as f64)])?;
+        // All reasons, so that a reason without pods is 0 instead of absent.
+        let reasons = Reason::ALL.iter().copied().map(Some).chain([None]);
+        let pending = reasons.map(|reason| {
+            let count = self.pending.get(&reason).copied().unwrap_or_default();
+            ([reason.map_or("Undecided", Reason::as_str)], count as f64)
+        });
+        table::PENDING_PODS.encode(encoder, pending)?;
+        table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])
+    }
+}
+
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(metrics: &Arc<Metrics>) -> String {
+        metric::exposition(Samples(Arc::clone(metrics))).unwrap()
+    }
+
+    fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
+        DeviceMetrics {
+            node: "n1".to_owned(),
+            device: "gpu-0-vgpu".into(),
+            amounts: BTreeMap::from([("memory".to_owned(), (80.0, allocated))]),
+            exclusive,
+        }
+    }
+
+    fn leading() -> Arc<Metrics> {
+        let metrics = Metrics::default();
+        metrics.set_leading(true);
+        let cluster = ClusterMetrics {
+            devices: vec![device(8.0, 0)],
+            pending: BTreeMap::from([(None, 1), (Some(Reason::InsufficientMemory), 2)]),
+            in_flight: 3,
+            excluded_pools: 0,
+        };
+        metrics.set_cluster(cluster, Kind::ALL.map(|kind| (kind, true)).into());
+        metrics.decided(Duration::from_millis(2));
+        metrics.allocated(Some(SignedDuration::from_secs(3)));
+        metrics.allocation_failed();
+        metrics.watch_failed(Kind::Pods);
+        metrics.released();
+        Arc::new(metrics)
+    }
+
+    #[test]
+    fn encodes_every_metric_of_the_table() {
+        let text = text(&leading());
+        let mut types = text
+            .lines()
+            .filter(|line| line.starts_with("# TYPE "))
+            .count();
+        for metric in [&BUILD_INFO].into_iter().chain(table::ALL) {
+            let mut lines = text.lines().filter(|line| line.starts_with(metric.name));
+            let line = lines
+                .next()
+                .unwrap_or_else(|| panic!("{} has no sample", metric.name));
+            for label in metric.labels {
+                assert!(line.contains(&format!("{label}=\"")), "{line}");
+            }
+            types -= 1;
+        }
+        assert_eq!(types, 0, "metrics without description");
+        for sample in [
+            "drava_controller_pending_pods{reason=\"InsufficientMemory\"} 2.0",
+            "drava_controller_pending_pods{reason=\"Undecided\"} 1.0",
+            "drava_controller_pending_pods{reason=\"Tainted\"} 0.0",
+            "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
+            "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
+            "drava_controller_watch_failures_total{kind=\"pods\"} 1.0",
+            "drava_controller_allocation_jobs_total{outcome=\"failed\"} 1.0",
+        ] {
+            assert!(text.contains(&format!("{sample}\n")), "{sample}\n{text}");
+        }
+    }
+
+    #[test]
+    fn removes_cluster_series_of_former_leader() {
+        let metrics = leading();
+        metrics.set_leading(false);
+        let text = text(&metrics);
+        assert!(
+            !text.contains("drava_device") && !text.contains("pending_pods"),
+            "{text}"
+        );
+        assert!(text.contains("drava_controller_allocation_jobs_total"));
+    }
+
+    #[test]
+    fn detects_overcommitted_devices() {
+        assert!(!device(80.0, 1).is_overcommitted());
+        assert!(device(81.0, 0).is_overcommitted());
+        assert!(device(0.0, 2).is_overcommitted());
+    }
+}
