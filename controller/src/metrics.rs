@@ -235,12 +235,9 @@ impl ClusterMetrics {
         table::ALLOCATED.encode(encoder, allocated)?;
         let each = |value: fn(&DeviceMetrics) -> f64| {
             let sample = move |device: &'_ DeviceMetrics| value(device);
-            self.devices.iter().map(move |device| {
-                (
-                    [device.node.as_str(), &*device.device],
-                    sample(device),
-                )
-            })
+            self.devices
+                .iter()
+                .map(move |device| ([device.node.as_str(), &*device.device], sample(device)))
         };
         table::OVERCOMMITTED.encode(encoder, each(|device| flag(device.is_overcommitted())))?;
         table::EXCLUSIVE.encode(encoder, each(|device| f64::from(device.exclusive)))?;
