@@ -242,7 +242,7 @@ pub mod controller {
             EXCLUDED_POOLS = "drava_controller_excluded_pools" Gauge []
                 "Pools that are excluded from allocation because they are incomplete or malformed.";
             PENDING_PODS = "drava_controller_pending_pods" Gauge ["reason"]
-                "Pods that are pending for devices, by the reason of their last decision; Undecided before the first.";
+                "Unbound pods with claims for devices, by the reason of their last rejection; None before the first decision and after an allocation.";
             IN_FLIGHT = "drava_controller_allocations_in_flight" Gauge []
                 "Allocation jobs that are being written.";
             DECISION_SECONDS = "drava_controller_decision_seconds" Histogram []

@@ -36,7 +36,8 @@ const WAIT_BUCKETS: [f64; 10] = [0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 180
 pub struct ClusterMetrics {
     /// Shareable devices.
     pub devices: Vec<DeviceMetrics>,
-    /// Number of pending pods by the reason of their last decision; `None` before the first.
+    /// Number of pending pods by the reason of their last rejection; `None` before the first decision and after an
+    /// allocation.
     pub pending: BTreeMap<Option<Reason>, usize>,
     /// Allocation jobs in flight.
     pub in_flight: usize,
@@ -161,6 +162,24 @@ impl Metrics {
     pub fn watch_failed(&self, kind: Kind) {
         *lock(&self.watch_failures).entry(kind).or_default() += 1;
     }
+
+    /// Returns the metrics as OpenMetrics text.
+    ///
+    /// # Errors
+    /// When they cannot be encoded.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        metric::exposition(Samples {
+            leadership: lock(&self.leadership).clone(),
+            decisions: self.decisions.clone(),
+            waits: self.waits.clone(),
+            jobs: [
+                ("allocated", self.allocated.get()),
+                ("failed", self.failed.get()),
+            ],
+            released: self.released.get(),
+            watch_failures: lock(&self.watch_failures).clone(),
+        })
+    }
 }
 
 fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -176,7 +195,7 @@ pub fn router(metrics: Arc<Metrics>) -> Router {
 }
 
 async fn scrape(State(metrics): State<Arc<Metrics>>) -> Response {
-    match metric::exposition(Samples(metrics)) {
+    match metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, metric::CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot encode the metrics");
@@ -187,36 +206,38 @@ async fn scrape(State(metrics): State<Arc<Metrics>>) -> Response {
 
 /// Samples of one scrape.
 #[derive(Debug)]
-struct Samples(Arc<Metrics>);
+struct Samples {
+    leadership: Leadership,
+    decisions: Histogram,
+    waits: Histogram,
+    /// Allocation jobs by outcome.
+    jobs: [(&'static str, u64); 2],
+    released: u64,
+    watch_failures: BTreeMap<Kind, u64>,
+}
 
 impl Collector for Samples {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (metrics, encoder) = (&self.0, &mut encoder);
-        let leadership = lock(&metrics.leadership).clone();
+        let (leadership, encoder) = (&self.leadership, &mut encoder);
         let version = env!("CARGO_PKG_VERSION");
         BUILD_INFO.encode(encoder, [(["controller", version], 1.0)])?;
         table::LEADER.encode(encoder, [([], flag(leadership.is_leading))])?;
         let synced = leadership.synced.iter();
         let synced = synced.map(|(kind, is_synced)| ([kind.as_str()], flag(*is_synced)));
         table::SYNCED.encode(encoder, synced)?;
-        let failures = lock(&metrics.watch_failures).clone();
         let failures = Kind::ALL.map(|kind| {
-            let count = failures.get(&kind).copied().unwrap_or_default();
+            let count = self.watch_failures.get(&kind).copied().unwrap_or_default();
             ([kind.as_str()], count as f64)
         });
         table::WATCH_FAILURES.encode(encoder, failures)?;
         if let Some(cluster) = &leadership.cluster {
             cluster.encode(encoder)?;
         }
-        table::DECISION_SECONDS.encode_histograms(encoder, [([], &metrics.decisions)])?;
-        table::WAIT_SECONDS.encode_histograms(encoder, [([], &metrics.waits)])?;
-        let jobs = [
-            ("allocated", &metrics.allocated),
-            ("failed", &metrics.failed),
-        ];
-        let jobs = jobs.map(|(outcome, count)| ([outcome], count.get() as f64));
+        table::DECISION_SECONDS.encode_histograms(encoder, [([], &self.decisions)])?;
+        table::WAIT_SECONDS.encode_histograms(encoder, [([], &self.waits)])?;
+        let jobs = self.jobs.map(|(outcome, count)| ([outcome], count as f64));
         table::ALLOCATIONS.encode(encoder, jobs)?;
-        table::RELEASES.encode(encoder, [([], metrics.released.get() as f64)])
+        table::RELEASES.encode(encoder, [([], self.released as f64)])
     }
 }
 
@@ -246,7 +267,7 @@ impl ClusterMetrics {
         let reasons = Reason::ALL.iter().copied().map(Some).chain([None]);
         let pending = reasons.map(|reason| {
             let count = self.pending.get(&reason).copied().unwrap_or_default();
-            ([reason.map_or("Undecided", Reason::as_str)], count as f64)
+            ([reason.map_or("None", Reason::as_str)], count as f64)
         });
         table::PENDING_PODS.encode(encoder, pending)?;
         table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])
@@ -261,10 +282,6 @@ fn flag(is_set: bool) -> f64 {
 mod tests {
     use super::*;
 
-    fn text(metrics: &Arc<Metrics>) -> String {
-        metric::exposition(Samples(Arc::clone(metrics))).unwrap()
-    }
-
     fn device(allocated: f64, exclusive: u32) -> DeviceMetrics {
         DeviceMetrics {
             node: "n1".to_owned(),
@@ -274,7 +291,7 @@ mod tests {
         }
     }
 
-    fn leading() -> Arc<Metrics> {
+    fn leading() -> Metrics {
         let metrics = Metrics::default();
         metrics.set_leading(true);
         let cluster = ClusterMetrics {
@@ -289,12 +306,12 @@ mod tests {
         metrics.allocation_failed();
         metrics.watch_failed(Kind::Pods);
         metrics.released();
-        Arc::new(metrics)
+        metrics
     }
 
     #[test]
     fn encodes_every_metric_of_the_table() {
-        let text = text(&leading());
+        let text = leading().text().unwrap();
         let mut types = text
             .lines()
             .filter(|line| line.starts_with("# TYPE "))
@@ -312,7 +329,7 @@ mod tests {
         assert_eq!(types, 0, "metrics without description");
         for sample in [
             "drava_controller_pending_pods{reason=\"InsufficientMemory\"} 2.0",
-            "drava_controller_pending_pods{reason=\"Undecided\"} 1.0",
+            "drava_controller_pending_pods{reason=\"None\"} 1.0",
             "drava_controller_pending_pods{reason=\"Tainted\"} 0.0",
             "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
             "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
@@ -327,7 +344,7 @@ mod tests {
     fn removes_cluster_series_of_former_leader() {
         let metrics = leading();
         metrics.set_leading(false);
-        let text = text(&metrics);
+        let text = metrics.text().unwrap();
         assert!(
             !text.contains("drava_device") && !text.contains("pending_pods"),
             "{text}"

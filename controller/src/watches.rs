@@ -57,6 +57,7 @@ impl Kind {
             Self::Classes => "deviceclasses",
             Self::Slices => "resourceslices",
             Self::Nodes => "nodes",
+            Self::TaintRules => "devicetaintrules",
         }
     }
 }

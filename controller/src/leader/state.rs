@@ -198,7 +198,9 @@ mod tests {
         observe(&mut state, Observation::Node(applied(node("n1"))));
         observe(&mut state, Observation::Slice(applied(slice("n1"))));
         observe(&mut state, Observation::Claim(applied(claim("a", "8Gi"))));
-        observe(&mut state, Observation::Pod(applied(pod("a", &["a"]))));
+        let mut pod = pod("a", &["a"]);
+        pod.metadata.creation_timestamp = Some(time().time);
+        observe(&mut state, Observation::Pod(applied(pod)));
         state
     }
 
@@ -286,6 +288,56 @@ mod tests {
             )]
         );
         assert!(state.next_steps(&time()).is_empty(), "once");
+    }
+
+    /// Returns the metrics after these inputs.
+    fn counted(inputs: impl FnOnce(AllocationJob) -> Vec<Input>) -> String {
+        let (state, job) = allocating();
+        let metrics = Metrics::default();
+        let now = "2026-01-01T00:00:05Z".parse().unwrap();
+        for input in inputs(job) {
+            state.count(&input, now, &metrics);
+        }
+        state.report(&metrics);
+        metrics.text().unwrap()
+    }
+
+    #[test]
+    fn counts_writes_and_reports_cluster() {
+        let allocated = counted(|job| vec![outcome(job, None)]);
+        for sample in [
+            "drava_controller_allocation_jobs_total{outcome=\"allocated\"} 1.0",
+            "drava_controller_pod_wait_seconds_sum 5.0",
+            "drava_controller_allocations_in_flight 1.0",
+            "drava_controller_watch_synced{kind=\"pods\"} 1.0",
+            "drava_controller_releases_total 0.0",
+        ] {
+            assert!(
+                allocated.replace("{}", "").contains(sample),
+                "{sample}\n{allocated}"
+            );
+        }
+        let failed = counted(|job| {
+            let failure = AllocationFailure {
+                message: "rejected".to_owned(),
+                is_reportable: true,
+            };
+            let release = Release {
+                claim: Arc::clone(&job.writes[0].claim),
+                reason: ReleaseReason::NoPendingPod,
+            };
+            let released = Input::ReleaseFinished(ReleaseOutcome {
+                release,
+                claim: Some(Box::new(claim("a", "8Gi"))),
+            });
+            vec![outcome(job, Some(failure)), released]
+        });
+        assert!(failed.contains("allocation_jobs_total{outcome=\"failed\"} 1.0"));
+        assert!(
+            failed
+                .replace("{}", "")
+                .contains("drava_controller_releases_total 1.0")
+        );
     }
 
     #[test]

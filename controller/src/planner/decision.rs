@@ -146,6 +146,7 @@ impl Planner {
             });
         }
         pending.phase = Phase::Allocating;
+        pending.reason = None;
         let claims = writes.iter().map(|write| object_key(&write.claim.metadata));
         let job = JobInFlight {
             claims: claims.collect(),

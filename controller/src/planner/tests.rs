@@ -3,5 +3,6 @@
 mod allocation;
 mod cluster;
 mod events;
+mod metrics;
 mod release;
 mod unallocatable;

@@ -20,7 +20,7 @@ pub(crate) struct PendingPod {
     pub(crate) pod: Pod,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
-    /// Reason of the last decision; `None` before the first.
+    /// Reason of the last rejection; `None` before the first decision and after an allocation.
     pub(crate) reason: Option<Reason>,
     /// Consecutive failures.
     failures: u32,
