@@ -122,15 +122,20 @@ fn totals_rise_over_ends_of_processes() {
     };
     assert_eq!(total(&[usage(0, 1, 100)]), 100);
     assert_eq!(total(&[usage(0, 1, 150), usage(1, 1, 10)]), 160);
-    assert_eq!(total(&[usage(1, 1, 10)]), 160, "a process has ended");
     assert_eq!(
-        total(&[usage(0, 2, 5), usage(1, 1, 10)]),
+        total(&[usage(0, 1, 150), usage(1, 2, 5)]),
         165,
-        "its slot is reused"
+        "a slot is reused between two checks"
+    );
+    assert_eq!(total(&[usage(1, 2, 5)]), 165, "a process has ended");
+    assert_eq!(
+        total(&[usage(0, 2, 5), usage(1, 2, 5)]),
+        170,
+        "a free slot is used again"
     );
     assert_eq!(
         total(&[usage(0, 2, 1)]),
-        165,
+        170,
         "a tenant sets its counter back"
     );
     assert_eq!(total(&[usage(0, 2, u64::MAX)]), u64::MAX, "or to nonsense");
