@@ -3,6 +3,7 @@
 //!
 //! No I/O, no client, no clock.
 
+pub mod compatibility;
 pub mod condition;
 pub mod config;
 pub mod error;

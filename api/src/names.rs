@@ -35,6 +35,12 @@ pub const PLACEMENT_REASON_ANNOTATION: &str = "gpu.drava.dev/placement-reason";
 /// Scheduling gate of pods without allocation, which kube-scheduler then does not try.
 pub const ALLOCATION_GATE: &str = "gpu.drava.dev/allocation";
 
+/// Annotation of a pod: name of its gang in the namespace. The pods of a gang are allocated together.
+pub const GANG_ANNOTATION: &str = "gpu.drava.dev/gang";
+
+/// Annotation of a pod in a gang: number of pods that the gang needs to start; further pods are elastic.
+pub const GANG_MIN_ANNOTATION: &str = "gpu.drava.dev/gang-min";
+
 /// Label of the nodes that run the node driver.
 pub const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 

@@ -1,0 +1,291 @@
+//! The GPUs that one container requests by extended resources.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::Quantity;
+
+use super::finding::{Findings, MAX_DEVICES, RefusalCause, WarningCause};
+use super::pod::ContainerRef;
+use super::resource_table::{CountAlone, ResourceFamily, ResourceTable};
+
+/// Resources of one container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct ContainerAmounts {
+    /// The requested GPUs.
+    pub(super) device: Option<DeviceAmounts>,
+    /// Resources of the table in the container.
+    pub(super) resources: Vec<String>,
+}
+
+/// GPUs that a container requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DeviceAmounts {
+    /// Number of GPUs or partitions, at least 1.
+    pub(super) count: u64,
+    pub(super) kind: DeviceKind,
+    /// Priority among the containers of a GPU; 0 is the highest.
+    pub(super) priority: u64,
+    /// Field that requests the GPUs.
+    pub(super) field: String,
+}
+
+/// Type of the requested devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum DeviceKind {
+    WholeGpu,
+    Share {
+        memory: Memory,
+        /// 0 to 99.
+        cores: u64,
+        /// Resource with the amount of memory, for messages.
+        memory_resource: String,
+    },
+    Partition {
+        profile: String,
+    },
+}
+
+/// Memory of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// All memory of the GPU.
+    All,
+    Mib(u64),
+    /// 1 to 99.
+    Percent(u8),
+}
+
+/// Value of a resource with its field.
+struct Amount {
+    field: String,
+    value: u64,
+}
+
+/// Reads the resources of a container.
+pub(super) fn read(
+    container: &ContainerRef<'_>,
+    table: &ResourceTable,
+    findings: &mut Findings,
+) -> ContainerAmounts {
+    let amounts = values(container, table, findings);
+    let device = device(container, table, &amounts, findings);
+    if device.is_some() && container.is_privileged() {
+        let field = format!("{container}.securityContext.privileged");
+        findings.warn(field, WarningCause::Privileged);
+    }
+    ContainerAmounts {
+        device,
+        resources: amounts.into_keys().collect(),
+    }
+}
+
+/// Returns the resources of the table, each once: limit and request must be equal.
+fn values(
+    container: &ContainerRef<'_>,
+    table: &ResourceTable,
+    findings: &mut Findings,
+) -> BTreeMap<String, Amount> {
+    let mut amounts: BTreeMap<String, Amount> = BTreeMap::new();
+    for (list, name, raw) in container.resources() {
+        if !table.contains(name) {
+            continue;
+        }
+        let field = format!("{container}.resources.{list}[{name}]");
+        let Some(value) = whole_number(raw) else {
+            let value = match raw {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            findings.refuse(field, RefusalCause::NotCount { value });
+            continue;
+        };
+        match amounts.get(name) {
+            Some(limit) if limit.value != value => {
+                let (limit, request) = (limit.value, value);
+                findings.refuse(
+                    field,
+                    RefusalCause::LimitAndRequestDiffer { limit, request },
+                );
+            }
+            Some(_) => {}
+            None => {
+                amounts.insert(name.to_owned(), Amount { field, value });
+            }
+        }
+    }
+    amounts
+}
+
+fn whole_number(raw: &Value) -> Option<u64> {
+    let quantity: Quantity = serde_json::from_value(raw.clone()).ok()?;
+    u64::try_from(quantity.to_i64()?).ok()
+}
+
+fn device(
+    container: &ContainerRef<'_>,
+    table: &ResourceTable,
+    amounts: &BTreeMap<String, Amount>,
+    findings: &mut Findings,
+) -> Option<DeviceAmounts> {
+    let mut found = Vec::new();
+    for (name, amount) in amounts {
+        if table.without_amount.contains(name) && amount.value > 0 {
+            let example = table.families.first().map_or("", |family| &family.memory);
+            let example = example.to_owned();
+            findings.refuse(&amount.field, RefusalCause::WithoutAmount { example });
+        }
+        if let Some(profile) = table.mig_profile(name).filter(|_| amount.value > 0) {
+            let device = DeviceAmounts {
+                count: amount.value,
+                kind: DeviceKind::Partition { profile },
+                priority: 0,
+                field: amount.field.clone(),
+            };
+            found.push((name.clone(), device));
+        }
+    }
+    for family in &table.families {
+        found.extend(of_family(container, family, amounts, findings));
+    }
+    let mut found = found.into_iter();
+    let (first, device) = found.next()?;
+    for (_, other) in found {
+        let other_resource = first.clone();
+        findings.refuse(
+            other.field,
+            RefusalCause::SeveralFamilies {
+                other: other_resource,
+            },
+        );
+    }
+    if device.count > MAX_DEVICES {
+        let count = device.count;
+        findings.refuse(&device.field, RefusalCause::TooManyDevices { count });
+    }
+    Some(device)
+}
+
+/// Returns the GPUs that the resources of one family request, with the name of a resource.
+fn of_family(
+    container: &ContainerRef<'_>,
+    family: &ResourceFamily,
+    amounts: &BTreeMap<String, Amount>,
+    findings: &mut Findings,
+) -> Option<(String, DeviceAmounts)> {
+    let amount = |name: &str| amounts.get(name);
+    let positive = |name: &str| amount(name).filter(|amount| amount.value > 0);
+    let count = amount(&family.count);
+    // A priority alone requests nothing.
+    let (resource, requested) = [
+        &family.count,
+        &family.memory,
+        &family.memory_percentage,
+        &family.cores,
+    ]
+    .into_iter()
+    .find_map(|name| Some((name, positive(name)?)))?;
+    let count = match count {
+        Some(count) if count.value == 0 => return None,
+        Some(count) => count.value,
+        None => family.default_count,
+    };
+    if count == 0 {
+        return None;
+    }
+    let is_alone = positive(&family.memory).is_none()
+        && positive(&family.memory_percentage).is_none()
+        && amount(&family.cores).is_none();
+    let kind = if is_alone && family.count_alone == CountAlone::WholeGpu {
+        DeviceKind::WholeGpu
+    } else {
+        share(container, family, amounts, findings)
+    };
+    let priority = family.priority.as_deref().and_then(amount);
+    let priority = match priority {
+        Some(priority) => priority.value,
+        None => container
+            .variable(PRIORITY_VARIABLE)
+            .and_then(|value| value.parse().ok())
+            .unwrap_or_default(),
+    };
+    let device = DeviceAmounts {
+        count,
+        kind,
+        priority,
+        field: requested.field.clone(),
+    };
+    Some((resource.clone(), device))
+}
+
+/// Environment variable of HAMi for the priority.
+const PRIORITY_VARIABLE: &str = "CUDA_TASK_PRIORITY";
+
+fn share(
+    container: &ContainerRef<'_>,
+    family: &ResourceFamily,
+    amounts: &BTreeMap<String, Amount>,
+    findings: &mut Findings,
+) -> DeviceKind {
+    let positive = |name: &str| amounts.get(name).filter(|amount| amount.value > 0);
+    let percentage = positive(&family.memory_percentage);
+    let memory = match (positive(&family.memory), percentage) {
+        (Some(memory), percentage) => {
+            if let Some(percentage) = percentage {
+                findings.warn(&percentage.field, WarningCause::PercentageIgnored);
+            }
+            mib(&memory.field, memory.value, family, findings)
+        }
+        (None, Some(percentage)) => match u8::try_from(percentage.value) {
+            Ok(100) => Memory::All,
+            Ok(percent @ 1..100) => Memory::Percent(percent),
+            _ => {
+                let percent = percentage.value;
+                findings.refuse(
+                    &percentage.field,
+                    RefusalCause::PercentageOutOfRange { percent },
+                );
+                Memory::All
+            }
+        },
+        (None, None) if family.default_memory == 0 => Memory::All,
+        (None, None) => {
+            let field = format!("{container}.resources.limits[{}]", family.memory);
+            mib(&field, family.default_memory, family, findings)
+        }
+    };
+    let cores = amounts.get(&family.cores);
+    let value = cores.map_or(family.default_cores, |cores| cores.value);
+    if let Some(cores) = cores.filter(|cores| cores.value > 100) {
+        let reduced = WarningCause::CoresReduced { cores: cores.value };
+        findings.warn(&cores.field, reduced);
+    }
+    if value < 100 {
+        return DeviceKind::Share {
+            memory,
+            cores: value,
+            memory_resource: family.memory.clone(),
+        };
+    }
+    if memory != Memory::All {
+        let field = cores.or(percentage).map(|amount| amount.field.as_str());
+        let field = field.map_or_else(|| format!("{container}.resources"), str::to_owned);
+        findings.warn(field, WarningCause::WholeGpuWithoutMemoryLimit);
+    }
+    DeviceKind::WholeGpu
+}
+
+fn mib(field: &str, value: u64, family: &ResourceFamily, findings: &mut Findings) -> Memory {
+    // The API server stores binary quantities up to 2^63 - 1 bytes.
+    let mib = value
+        .checked_mul(family.memory_factor)
+        .filter(|mib| *mib < 1 << 43);
+    match mib {
+        Some(mib) => Memory::Mib(mib),
+        None => {
+            findings.refuse(field, RefusalCause::MemoryOutOfRange { value });
+            Memory::All
+        }
+    }
+}

@@ -1,0 +1,688 @@
+//! Each row of the table of resources and annotations, with the claim that results.
+
+use serde_json::json;
+
+use super::*;
+
+fn pod(limits: Value) -> Value {
+    json!({"metadata": {}, "spec": {"containers": [
+        {"name": "app", "image": "my/app", "resources": {"limits": limits}},
+    ]}})
+}
+
+fn annotated(limits: Value, annotations: Value) -> Value {
+    let mut pod = pod(limits);
+    pod["metadata"]["annotations"] = annotations;
+    pod
+}
+
+fn translated(pod: &Value) -> Translation {
+    translate(pod, &Settings::default())
+        .expect("translatable")
+        .expect("requests a GPU")
+}
+
+/// One line per request, constraint and config.
+fn summary(translation: &Translation) -> Vec<String> {
+    let devices = translation.claim.devices.as_ref().expect("devices");
+    let mut lines = Vec::new();
+    for request in devices.requests.iter().flatten() {
+        let exactly = request.exactly.as_ref().expect("an exact request");
+        let mut line = format!("{}: {}", request.name, exactly.device_class_name);
+        if let Some(count) = exactly.count {
+            line.push_str(&format!(" x{count}"));
+        }
+        let capacity = exactly.capacity.iter().flat_map(|c| &c.requests).flatten();
+        for (name, amount) in capacity {
+            line.push_str(&format!(" {name}={}", amount.0));
+        }
+        for selector in exactly.selectors.iter().flatten() {
+            let expression = &selector.cel.as_ref().expect("CEL").expression;
+            line.push_str(&format!(" if {expression}"));
+        }
+        lines.push(line);
+    }
+    for constraint in devices.constraints.iter().flatten() {
+        let requests = constraint.requests.clone().unwrap_or_default().join(",");
+        if let Some(attribute) = &constraint.distinct_attribute {
+            lines.push(format!("{requests} distinct {attribute}"));
+        }
+        if let Some(attribute) = &constraint.match_attribute {
+            lines.push(format!("{requests} match {attribute}"));
+        }
+    }
+    for config in devices.config.iter().flatten() {
+        let opaque = config.opaque.as_ref().expect("opaque");
+        let document = crate::config::VgpuConfig::decode(&opaque.parameters.0).expect("valid");
+        crate::config::Settings::default()
+            .under(&document, crate::config::Layer::Claim)
+            .expect("a claim may set it");
+        let mut fields = opaque.parameters.0.clone();
+        let map = fields.as_object_mut().expect("an object");
+        map.remove("apiVersion");
+        map.remove("kind");
+        let requests = config.requests.clone().unwrap_or_default().join(",");
+        lines.push(format!("{requests} config {fields}"));
+    }
+    lines
+}
+
+fn warnings(translation: &Translation) -> Vec<String> {
+    translation
+        .warnings
+        .iter()
+        .map(Warning::to_string)
+        .collect()
+}
+
+fn refused(pod: &Value) -> String {
+    translate(pod, &Settings::default())
+        .expect_err("refused")
+        .to_string()
+}
+
+const TYPE: &str = r#"device.attributes["gpu.drava.dev"].productName.lowerAscii()"#;
+
+#[test]
+fn translates_each_row_of_the_table() {
+    let distinct = "app distinct gpu.drava.dev/uuid".to_owned();
+    let fixed = r#"app config {"computePolicy":"fixed"}"#.to_owned();
+    let rows: Vec<(Value, Value, Vec<String>)> = vec![
+        (
+            json!({"nvidia.com/gpu": 2}),
+            json!({}),
+            vec!["app: gpu.drava.dev x2".to_owned()],
+        ),
+        (
+            json!({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": 30}),
+            json!({}),
+            vec![
+                "app: vgpu.drava.dev x2 cores=30 memory=3000Mi".to_owned(),
+                distinct.clone(),
+                fixed.clone(),
+            ],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 50}),
+            json!({}),
+            vec![
+                "app: vgpu.drava.dev".to_owned(),
+                r#"app config {"memory":{"percent":50}}"#.to_owned(),
+            ],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100}),
+            json!({}),
+            vec!["app: vgpu.drava.dev".to_owned()],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 100}),
+            json!({}),
+            vec!["app: gpu.drava.dev".to_owned()],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024, "nvidia.com/priority": 1}),
+            json!({}),
+            vec![
+                "app: vgpu.drava.dev memory=1Gi".to_owned(),
+                r#"app config {"priority":-1}"#.to_owned(),
+            ],
+        ),
+        (
+            json!({"nvidia.com/mig-1g.10gb.me": 1}),
+            json!({}),
+            vec![
+                r#"app: mig.drava.dev if device.attributes["gpu.drava.dev"].profile == "1g.10gb+me""#
+                    .to_owned(),
+            ],
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 1000, "volcano.sh/vgpu-cores": 10}),
+            json!({}),
+            vec![
+                "app: vgpu.drava.dev cores=10 memory=1000Mi".to_owned(),
+                fixed.clone(),
+            ],
+        ),
+        (
+            json!({"volcano.sh/vgpu-memory": 3000}),
+            json!({}),
+            vec!["app: vgpu.drava.dev memory=3000Mi".to_owned()],
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1}),
+            json!({}),
+            vec!["app: vgpu.drava.dev".to_owned()],
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory-percentage": 25}),
+            json!({}),
+            vec![
+                "app: vgpu.drava.dev".to_owned(),
+                r#"app config {"memory":{"percent":25}}"#.to_owned(),
+            ],
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}),
+            json!({"volcano.sh/vgpu-mode": "hami-core"}),
+            vec!["app: vgpu.drava.dev memory=3000Mi".to_owned()],
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 10}),
+            json!({"volcano.sh/vgpu-mode": "mig"}),
+            vec!["app: mig.drava.dev cores=10 memory=3000Mi".to_owned()],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}),
+            json!({"nvidia.com/vgpu-mode": "mig", "nvidia.com/use-gputype": "A100, NVIDIA-H100"}),
+            vec![format!(
+                r#"app: mig.drava.dev memory=3000Mi if {TYPE}.contains("a100") || {TYPE}.contains("h100")"#
+            )],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"nvidia.com/nouse-gputype": "1080"}),
+            vec![format!(
+                r#"app: gpu.drava.dev if !({TYPE}.contains("1080"))"#
+            )],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"nvidia.com/use-gpuuuid": "GPU-a,GPU-b", "volcano.sh/vgpu-nouse-gpuuuid": "GPU-b"}),
+            vec![
+                r#"app: gpu.drava.dev if device.attributes["gpu.drava.dev"].uuid in ["GPU-a", "GPU-b"] if !(device.attributes["gpu.drava.dev"].uuid in ["GPU-b"])"#
+                    .to_owned(),
+            ],
+        ),
+        (
+            json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 1024}),
+            json!({"nvidia.com/numa-bind": "true"}),
+            vec![
+                "app: vgpu.drava.dev x2 memory=1Gi".to_owned(),
+                distinct.clone(),
+                "app match resource.kubernetes.io/numaNode".to_owned(),
+            ],
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024}),
+            json!({"hami.io/node-scheduler-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"}),
+            vec![
+                "app: vgpu.drava.dev memory=1Gi".to_owned(),
+                r#"app config {"placement":{"gpu":"binpack","node":"spread"}}"#.to_owned(),
+            ],
+        ),
+    ];
+    for (limits, annotations, expected) in rows {
+        let pod = annotated(limits.clone(), annotations.clone());
+        let translation = translated(&pod);
+        assert_eq!(summary(&translation), expected, "{limits} {annotations}");
+        assert_eq!(
+            warnings(&translation),
+            Vec::<String>::new(),
+            "{limits} {annotations}"
+        );
+    }
+}
+
+#[test]
+fn warns_about_changed_meaning() {
+    let gpu = "spec.containers[0].resources.limits";
+    for (limits, annotations, request, warning) in [
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 100}),
+            json!({}),
+            "app: gpu.drava.dev",
+            format!(
+                "{gpu}[nvidia.com/gpucores]: 100 cores are a whole GPU; the container can use all its memory, not only the requested amount"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}),
+            json!({}),
+            "app: gpu.drava.dev",
+            format!("{gpu}[nvidia.com/gpucores]: 150 cores are reduced to 100, a whole GPU"),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024, "nvidia.com/gpumem-percentage": 5}),
+            json!({}),
+            "app: vgpu.drava.dev memory=1Gi",
+            format!(
+                "{gpu}[nvidia.com/gpumem-percentage]: the percentage is ignored, because the container also requests an amount of memory"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"hami.io/gpu-scheduler-policy": "topology-aware"}),
+            "app: gpu.drava.dev",
+            "metadata.annotations[hami.io/gpu-scheduler-policy]: policy \"topology-aware\" is a preference without equivalent and is ignored"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"hami.io/device-scoring-weights": "slot=1"}),
+            "app: gpu.drava.dev",
+            "metadata.annotations[hami.io/device-scoring-weights]: the annotation has no equivalent and is ignored"
+                .to_owned(),
+        ),
+    ] {
+        let translation = translated(&annotated(limits.clone(), annotations));
+        assert_eq!(summary(&translation), [request], "{limits}");
+        assert_eq!(warnings(&translation), [warning], "{limits}");
+    }
+}
+
+#[test]
+fn refuses_with_field_and_reason() {
+    let gpu = "spec.containers[0].resources.limits";
+    for (limits, annotations, message) in [
+        (
+            json!({"nvidia.com/gpu": "0.5"}),
+            json!({}),
+            format!("{gpu}[nvidia.com/gpu]: 0.5 is not a whole number; use one, such as 1"),
+        ),
+        (
+            json!({"nvidia.com/gpu": -1}),
+            json!({}),
+            format!("{gpu}[nvidia.com/gpu]: -1 is not a whole number; use one, such as 1"),
+        ),
+        (
+            json!({"nvidia.com/gpu": 33}),
+            json!({}),
+            format!(
+                "{gpu}[nvidia.com/gpu]: the pod requests 33 GPUs, a claim has at most 32 devices; use several pods"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "volcano.sh/vgpu-number": 1}),
+            json!({}),
+            format!(
+                "{gpu}[volcano.sh/vgpu-number]: the container also requests nvidia.com/gpu; use the resources of one device plugin per container"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 101}),
+            json!({}),
+            format!("{gpu}[nvidia.com/gpumem-percentage]: 101% is more than a GPU; use 1 to 100"),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "9Ei"}),
+            json!({}),
+            format!(
+                "{gpu}[nvidia.com/gpumem]: 9223372036854775807 MiB of memory is out of range; request less"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu.shared": 1}),
+            json!({}),
+            format!(
+                "{gpu}[nvidia.com/gpu.shared]: a GPU shared by time-slicing has no amount of memory; request an amount, such as nvidia.com/gpumem"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"volcano.sh/vgpu-mode": "mps"}),
+            "metadata.annotations[volcano.sh/vgpu-mode]: mode \"mps\" has no equivalent; use hami-core or mig, or remove the annotation"
+                .to_owned(),
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1}),
+            json!({"volcano.sh/vgpu-mode": "mig"}),
+            format!(
+                "{gpu}[volcano.sh/vgpu-number]: mode mig needs an amount of memory to select a partition; add volcano.sh/vgpu-memory in MiB"
+            ),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"volcano.sh/vgpu-mode": "mig", "nvidia.com/vgpu-mode": "hami-core"}),
+            "metadata.annotations[nvidia.com/vgpu-mode]: \"hami-core\" contradicts the annotation volcano.sh/vgpu-mode; remove one of them"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"nvidia.com/use-gpuuuid": "MIG-1"}),
+            "metadata.annotations[nvidia.com/use-gpuuuid]: \"MIG-1\" is not the UUID of a GPU; MIG partitions are created on demand, name the UUID of the GPU or a profile"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"hami.io/gpu-scheduler-policy": "mutex"}),
+            "metadata.annotations[hami.io/gpu-scheduler-policy]: policy \"mutex\" has no equivalent; use binpack or spread, or remove the annotation"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"nvidia.com/numa-bind": "yes"}),
+            "metadata.annotations[nvidia.com/numa-bind]: \"yes\" is not a boolean; use true or false"
+                .to_owned(),
+        ),
+        (
+            json!({"nvidia.com/gpu": 1}),
+            json!({"nvidia.com/use-gputype": "x".repeat(11_000)}),
+            "metadata.annotations[nvidia.com/use-gputype]: the list is too long for a selector of 10240 bytes; use fewer values"
+                .to_owned(),
+        ),
+    ] {
+        let text = refused(&annotated(limits.clone(), annotations.clone()));
+        assert!(text.starts_with(&message), "{text}\n{message}");
+    }
+}
+
+#[test]
+fn reports_all_refusals_of_a_pod() {
+    let text = refused(&annotated(
+        json!({"nvidia.com/gpu": "x"}),
+        json!({"volcano.sh/vgpu-mode": "mps"}),
+    ));
+    assert_eq!(text.matches("; use").count(), 2, "{text}");
+}
+
+#[test]
+fn reads_requests_without_limits() {
+    let mut pod = pod(json!({}));
+    pod["spec"]["containers"][0]["resources"] =
+        json!({"requests": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "1k"}});
+    assert_eq!(
+        summary(&translated(&pod)),
+        ["app: vgpu.drava.dev memory=1000Mi"]
+    );
+    pod["spec"]["containers"][0]["resources"]["limits"] = json!({"nvidia.com/gpu": 2});
+    assert_eq!(
+        refused(&pod),
+        "spec.containers[0].resources.requests[nvidia.com/gpu]: limit 2 and request 1 differ; extended resources have one amount, remove the request"
+    );
+}
+
+#[test]
+fn leaves_other_pods_alone() {
+    for limits in [
+        json!({"cpu": "2", "amd.com/gpu": 1}),
+        json!({"nvidia.com/gpu": 0}),
+        json!({"nvidia.com/priority": 1}),
+        Value::Null,
+    ] {
+        let pod = annotated(limits.clone(), json!({"volcano.sh/vgpu-mode": "mps"}));
+        assert_eq!(translate(&pod, &Settings::default()), Ok(None), "{limits}");
+    }
+    let bare = json!({"spec": {"containers": [{"name": "app"}]}});
+    assert_eq!(translate(&bare, &Settings::default()), Ok(None));
+}
+
+#[test]
+fn requests_for_each_container() {
+    let share = |memory: u32| json!({"limits": {"volcano.sh/vgpu-memory": memory}});
+    let pod = json!({"spec": {
+        "initContainers": [
+            {"name": "warm-up", "resources": share(2048)},
+            {"name": "download", "resources": {"limits": {"cpu": 1}}},
+            {"name": "convert", "resources": share(4096)},
+            {"name": "proxy", "restartPolicy": "Always", "resources": share(2048)},
+        ],
+        "containers": [
+            {"name": "a", "resources": share(2048)},
+            {"name": "b", "resources": share(1024)},
+        ],
+    }});
+    let translation = translated(&pod);
+    assert_eq!(
+        summary(&translation),
+        [
+            "proxy: vgpu.drava.dev memory=2Gi",
+            "a: vgpu.drava.dev memory=2Gi",
+            "b: vgpu.drava.dev memory=1Gi",
+            "convert: vgpu.drava.dev memory=4Gi",
+        ],
+    );
+    assert_eq!(
+        warnings(&translation),
+        [
+            "spec.initContainers[2].resources.limits[volcano.sh/vgpu-memory]: the GPU of the init container stays allocated while the pod runs; request the same amounts in a container to use one GPU for both"
+        ]
+    );
+    let mut applied = pod;
+    translation.apply(&mut applied, "gpu-1");
+    let used = |list: &str, index: usize| {
+        applied["spec"][list][index]["resources"]["claims"][0]["request"].clone()
+    };
+    assert_eq!(used("initContainers", 0), "proxy");
+    assert_eq!(used("initContainers", 1), Value::Null);
+    assert_eq!(used("initContainers", 2), "convert");
+    assert_eq!(used("containers", 1), "b");
+}
+
+#[test]
+fn sets_claim_in_pod() {
+    let mut pod = json!({"metadata": {"name": "p"}, "spec": {
+        "schedulerName": "hami-scheduler",
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "other"}],
+        "futureField": {"kept": true},
+        "containers": [{
+            "name": "app",
+            "resources": {
+                "limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024, "cpu": 1},
+                "requests": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "1024"},
+                "claims": [{"name": "gpu"}],
+            },
+        }],
+    }});
+    let translation = translated(&pod);
+    translation.apply(&mut pod, "template");
+    assert_eq!(
+        pod,
+        json!({"metadata": {"name": "p"}, "spec": {
+            "resourceClaims": [
+                {"name": "gpu", "resourceClaimName": "other"},
+                {"name": "gpu-1", "resourceClaimTemplateName": "template"},
+            ],
+            "futureField": {"kept": true},
+            "containers": [{
+                "name": "app",
+                "resources": {
+                    "limits": {"cpu": 1},
+                    "claims": [{"name": "gpu"}, {"name": "gpu-1", "request": "app"}],
+                },
+            }],
+        }})
+    );
+    assert_eq!(translate(&pod, &Settings::default()), Ok(None), "once");
+}
+
+#[test]
+fn reports_scheduler() {
+    for (scheduler, settings, replaced, text) in [
+        ("default-scheduler", Settings::default(), false, None),
+        (
+            "volcano",
+            Settings::default(),
+            false,
+            Some(
+                "spec.schedulerName: scheduler \"volcano\" is kept; its pods get GPUs only if scheduling.schedulerNames of the drava chart lists it",
+            ),
+        ),
+        (
+            "volcano",
+            Settings {
+                replaced_schedulers: vec!["volcano".to_owned()],
+                ..Settings::default()
+            },
+            true,
+            Some("spec.schedulerName: scheduler \"volcano\" is replaced by the default scheduler"),
+        ),
+    ] {
+        let mut pod = pod(json!({"nvidia.com/gpu": 1}));
+        pod["spec"]["schedulerName"] = json!(scheduler);
+        let translation = translate(&pod, &settings).unwrap().unwrap();
+        assert_eq!(warnings(&translation), Vec::from_iter(text), "{scheduler}");
+        translation.apply(&mut pod, "t");
+        assert_eq!(pod["spec"].get("schedulerName").is_none(), replaced);
+    }
+}
+
+#[test]
+fn reports_fields_of_the_container() {
+    let mut pod = pod(json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}));
+    let container = &mut pod["spec"]["containers"][0];
+    container["securityContext"] = json!({"privileged": true});
+    container["env"] = json!([
+        {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"},
+        {"name": "CUDA_TASK_PRIORITY", "value": "1"},
+    ]);
+    pod["spec"]["runtimeClassName"] = json!("nvidia");
+    let translation = translated(&pod);
+    assert_eq!(
+        summary(&translation),
+        [
+            "app: vgpu.drava.dev cores=30",
+            r#"app config {"priority":-1}"#
+        ]
+    );
+    let fields: Vec<_> = translation
+        .warnings
+        .iter()
+        .map(|w| w.field.as_str())
+        .collect();
+    assert_eq!(
+        fields,
+        [
+            "spec.containers[0].securityContext.privileged",
+            "spec.runtimeClassName",
+            "spec.containers[0].env[GPU_CORE_UTILIZATION_POLICY]",
+        ]
+    );
+}
+
+#[test]
+fn reduces_memory_to_largest_share() {
+    let settings = Settings {
+        largest_share_bytes: Some(15_000 << 20),
+        ..Settings::default()
+    };
+    let pod = pod(json!({"volcano.sh/vgpu-memory": 20_000}));
+    let translation = translate(&pod, &settings).unwrap().unwrap();
+    assert_eq!(
+        summary(&translation),
+        ["app: vgpu.drava.dev memory=15000Mi"]
+    );
+    assert_eq!(
+        warnings(&translation),
+        [
+            "spec.containers[0].resources.limits[volcano.sh/vgpu-memory]: 20000 MiB are reduced to 15000 MiB, the largest share of the cluster"
+        ]
+    );
+}
+
+#[test]
+fn selects_fraction_class_for_one_amount() {
+    let settings = Settings {
+        share_class: ShareClass::Fraction,
+        ..Settings::default()
+    };
+    for (limits, annotations, class) in [
+        (
+            json!({"volcano.sh/vgpu-memory": 1024}),
+            json!({}),
+            "fraction.drava.dev",
+        ),
+        (
+            json!({"volcano.sh/vgpu-memory": 1024, "volcano.sh/vgpu-number": 2}),
+            json!({}),
+            "vgpu.drava.dev",
+        ),
+        (
+            json!({"volcano.sh/vgpu-number": 1}),
+            json!({}),
+            "vgpu.drava.dev",
+        ),
+        (
+            json!({"volcano.sh/vgpu-memory": 1024}),
+            json!({"volcano.sh/vgpu-mode": "hami-core"}),
+            "vgpu.drava.dev",
+        ),
+    ] {
+        let pod = annotated(limits.clone(), annotations);
+        let translation = translate(&pod, &settings).unwrap().unwrap();
+        let devices = translation.claim.devices.expect("devices");
+        let request = devices.requests.expect("requests")[0].exactly.clone();
+        assert_eq!(request.expect("exact").device_class_name, class, "{limits}");
+    }
+}
+
+#[test]
+fn reads_resource_table_from_value() {
+    let settings: Settings = serde_json::from_value(json!({"resources": {"families": [{
+        "count": "example.com/gpus", "memory": "example.com/memory",
+        "memoryPercentage": "example.com/memory-percent", "cores": "example.com/cores",
+        "countAlone": "share", "memoryFactor": 256, "defaultCount": 2, "defaultMemory": 4, "defaultCores": 10,
+    }]}}))
+    .expect("valid settings");
+    let requested = |limits: Value| {
+        let translation = translate(&pod(limits), &settings).unwrap();
+        translation.map(|translation| summary(&translation)[0].clone())
+    };
+    assert_eq!(requested(json!({"nvidia.com/gpu": 1})), None);
+    assert_eq!(
+        requested(json!({"example.com/memory": 8})).as_deref(),
+        Some("app: vgpu.drava.dev x2 cores=10 memory=2Gi")
+    );
+    assert_eq!(
+        requested(json!({"example.com/gpus": 1})).as_deref(),
+        Some("app: vgpu.drava.dev cores=10 memory=1Gi")
+    );
+    let typo = serde_json::from_value::<Settings>(json!({"resource": {}}));
+    assert!(typo.is_err_and(|error| error.to_string().contains("resource")));
+}
+
+#[test]
+fn escapes_values_in_selectors() {
+    let pod = annotated(
+        json!({"nvidia.com/gpu": 1}),
+        json!({"nvidia.com/use-gputype": "a\") || true || (\"\\"}),
+    );
+    assert_eq!(
+        summary(&translated(&pod)),
+        [format!(
+            r#"app: gpu.drava.dev if {TYPE}.contains("a\") || true || (\"\\")"#
+        )]
+    );
+}
+
+#[test]
+fn names_templates_by_shape() {
+    let name = |limits: Value| translated(&pod(limits)).template_name();
+    let first = name(json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1024}));
+    assert_eq!(first.len(), "gpu-".len() + 16);
+    assert_eq!(
+        first,
+        name(json!({"volcano.sh/vgpu-memory": 1024})),
+        "equal claims"
+    );
+    assert_ne!(first, name(json!({"volcano.sh/vgpu-memory": 1025})));
+}
+
+#[test]
+fn refuses_malformed_pods() {
+    for (pod, message) in [
+        (
+            json!({"spec": {"containers": [{"image": "x"}]}}),
+            "spec.containers[0]: ",
+        ),
+        (json!({"spec": {"containers": "x"}}), "spec.containers: "),
+        (
+            json!({"metadata": {"annotations": {"a": 1}}, "spec": {}}),
+            "metadata.annotations.a: ",
+        ),
+        (json!([]), ""),
+    ] {
+        let text = refused(&pod);
+        assert!(
+            text.starts_with(&format!(
+                "{message}{}",
+                if message.is_empty() {
+                    ""
+                } else {
+                    "the pod is malformed"
+                }
+            )),
+            "{text}"
+        );
+    }
+}
