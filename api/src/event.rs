@@ -143,8 +143,8 @@ event_reasons! {
         "The processes of a claim use more GPU memory than its limit.",
         "Check the program, restart the pod, and report the CUDA function to drava.";
     NotReady: Warning, NodeDriver, "Node",
-        "The node driver is not ready. The message names the unmet condition: directories, artifacts, gpus, registered \
-         or published.",
+        "The node driver is not ready. The message names the unmet condition: directories, artifacts, records, gpus, \
+         registered or published.",
         "Follow the message.";
     OrphanRemoved: Normal, NodeDriver, "Node, ResourceClaim",
         "Node state of a claim that no longer exists was removed.",

@@ -1,7 +1,9 @@
 //! The directory of CDI specifications that runtimes watch.
 //!
 //! Specifications are created, replaced and removed atomically: a reader sees the old file, the new file, or none. A
-//! crash leaves at most a temporary file, whose name runtimes ignore and which the next [`SpecDir::sweep`] removes.
+//! crash leaves at most a temporary file, whose name runtimes ignore and which the next [`SpecDir::sweep`] removes. The
+//! directory is usually a tmpfs. On a disk a power failure can lose or damage a specification; runtimes skip damaged
+//! ones, and [`SpecDir::read`] reports them.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -78,7 +80,7 @@ impl SpecDir {
         Ok(self.dir.join(format!("{}{id}.json", self.prefix)))
     }
 
-    /// Writes or replaces the specification `id` durably, and returns its path. The file is readable by all, because
+    /// Writes or replaces the specification `id`, and returns its path. The file is readable by all, because
     /// runtimes may run as another user, and writable by the owner.
     ///
     /// # Errors
@@ -91,14 +93,13 @@ impl SpecDir {
             .create(&self.dir)
             .map_err(io("create", &self.dir))?;
         let temporary = self.dir.join(format!(".{}{id}{TEMPORARY}", self.prefix));
-        let written = write_durably(&temporary, spec.to_json().as_bytes());
+        let written = write(&temporary, spec.to_json().as_bytes());
         written
             .and_then(|()| fs::rename(&temporary, &path).map_err(io("replace", &path)))
             .inspect_err(|_| {
                 // Report the first error; the next sweep removes a remaining temporary file.
                 let _ = fs::remove_file(&temporary);
             })?;
-        self.sync()?;
         Ok(path)
     }
 
@@ -128,7 +129,7 @@ impl SpecDir {
     pub fn remove(&self, id: &str) -> Result<bool, StoreError> {
         let path = self.path(id)?;
         match fs::remove_file(&path) {
-            Ok(()) => self.sync().map(|()| true),
+            Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(io("remove", &path)(error)),
         }
@@ -185,16 +186,9 @@ impl SpecDir {
         }
         Ok(names)
     }
-
-    /// Makes renames and removals survive a power failure.
-    fn sync(&self) -> Result<(), StoreError> {
-        File::open(&self.dir)
-            .and_then(|dir| dir.sync_all())
-            .map_err(io("sync", &self.dir))
-    }
 }
 
-fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -206,8 +200,7 @@ fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     // The umask must not hide the file from runtimes.
     file.set_permissions(Permissions::from_mode(0o644))
         .map_err(io("set the mode of", path))?;
-    file.write_all(bytes).map_err(io("write", path))?;
-    file.sync_all().map_err(io("sync", path))
+    file.write_all(bytes).map_err(io("write", path))
 }
 
 fn io(operation: &'static str, path: impl AsRef<OsStr>) -> impl FnOnce(io::Error) -> StoreError {

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use crate::claim::{ClaimUid, ShareId};
 use crate::layout::Layout;
 use crate::prepare::Prepared;
-use crate::prepare::record::{Loaded, RecordStore, Stage};
+use crate::prepare::record::{Loaded, RecordStore};
 
 pub mod allot;
 pub mod arrivals;
@@ -87,8 +87,8 @@ const REFRESH_US: u64 = 30_000_000;
 /// Time between two publications of metrics.
 const METRICS_US: u64 = 1_000_000;
 
-/// As long as a share could not be opened.
-const RETRY_US: u64 = 1_000_000;
+/// Time between two attempts to open a share: its record precedes its limits page by some milliseconds.
+const RETRY_US: u64 = 200_000;
 
 /// What the agent needs.
 #[derive(Clone)]
@@ -372,9 +372,9 @@ impl Agent {
 
     fn open_claim(&mut self, uid: &ClaimUid, now_us: u64) -> Result<(), String> {
         let record = match self.store.load(uid) {
-            Ok(Loaded::Present(record)) if record.stage == Stage::Prepared => record,
-            // Its next stage changes the directory.
-            Ok(Loaded::Present(_) | Loaded::Absent | Loaded::Corrupt(_)) => return Ok(()),
+            Ok(Loaded::Present(record)) => record,
+            // A rebuilt record changes the directory.
+            Ok(Loaded::Absent | Loaded::Unsupported(_) | Loaded::Damaged(_)) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         };
         let mut opened = Vec::new();

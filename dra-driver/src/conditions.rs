@@ -13,6 +13,8 @@ pub enum Condition {
     Directories,
     /// libvgpu.so and the CDI hook are installed on the node.
     Artifacts,
+    /// This build can read all claim records of the node.
+    Records,
     /// The GPUs and the NVIDIA driver's user-space files were discovered.
     Gpus,
     /// Kubelet registered the driver.
@@ -22,9 +24,10 @@ pub enum Condition {
 }
 
 impl Condition {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Directories,
         Self::Artifacts,
+        Self::Records,
         Self::Gpus,
         Self::Registered,
         Self::Published,
@@ -38,6 +41,7 @@ impl Condition {
         match self {
             Self::Directories => "directories",
             Self::Artifacts => "artifacts",
+            Self::Records => "records",
             Self::Gpus => "gpus",
             Self::Registered => "registered",
             Self::Published => "published",

@@ -31,11 +31,13 @@ use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
 use crate::prepare::effects::{NodeEffects, Tmpfs};
+use crate::prepare::record::RecordStore;
 use crate::publish::writer::Publisher;
 use crate::report::{Reporter, Subject};
 use drava_api::error::describe;
 
 mod active;
+mod records;
 
 use active::Active;
 
@@ -188,7 +190,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reports unmet conditions and changes of the GPUs.
+    /// Reports unmet conditions, changes of the GPUs and records of other builds.
     fn follow(&self, tasks: &mut Tasks) {
         let (conditions, stop) = (&self.conditions, &self.stop);
         tasks.spawn(report_conditions(
@@ -200,6 +202,11 @@ impl Shared {
             self.gpus.clone(),
             conditions.clone(),
             Arc::clone(&self.reconcile),
+            stop.clone(),
+        ));
+        tasks.spawn(records::check(
+            RecordStore::new(self.layout.claims()),
+            conditions.clone(),
             stop.clone(),
         ));
     }

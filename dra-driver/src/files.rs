@@ -1,4 +1,4 @@
-//! Durable file operations: their result survives a power failure.
+//! Atomic file operations. The result of a durable operation survives a power failure.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -9,19 +9,35 @@ use std::time::Duration;
 /// Prefix of temporary files. [`sweep`] removes those of a crashed writer.
 const TEMPORARY: &str = ".tmp-";
 
-/// Replaces the file at `path` atomically: after a crash the file has the old or the complete new content.
+/// Replaces the file at `path` atomically and durably: after a crash or power failure the file has the old or the complete
+/// new content.
 ///
 /// # Errors
 /// When an operation fails. The temporary file is removed.
 pub fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace(path, |temporary| write_synced(temporary, bytes, mode))?;
+    sync_dir(parent(path))
+}
+
+/// Replaces the file at `path` atomically: a reader sees the old or the complete new content. After a power failure the
+/// file can be missing or damaged.
+///
+/// # Errors
+/// When an operation fails. The temporary file is removed.
+pub fn write_atomically(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace(path, |temporary| {
+        write_new(temporary, bytes, mode).map(drop)
+    })
+}
+
+fn replace(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let temporary = temporary_path(path);
-    let written = write_synced(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, path));
+    let written = write(&temporary).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The first error is returned.
         let _ = fs::remove_file(&temporary);
     }
-    written?;
-    sync_dir(parent(path))
+    written
 }
 
 /// Removes a file durably. Succeeds when the file does not exist.
@@ -37,18 +53,16 @@ pub fn remove_durably(path: &Path) -> io::Result<()> {
 }
 
 /// Makes the entries of a directory durable.
-///
-/// # Errors
-/// When the directory cannot be opened or synced.
-pub fn sync_dir(dir: &Path) -> io::Result<()> {
+fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
 /// Creates a file and syncs its content.
-///
-/// # Errors
-/// When the file exists or cannot be written.
-pub fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    write_new(path, bytes, mode)?.sync_all()
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -57,7 +71,7 @@ pub fn write_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.write_all(bytes)?;
     // The umask restricts the mode at creation.
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))?;
-    file.sync_all()
+    Ok(file)
 }
 
 /// Returns a unique temporary path in the directory of `path`.

@@ -23,7 +23,7 @@ use crate::inventory::State;
 use crate::layout::Layout;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{ClaimRecord, Loaded, RecordError, Stage};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::report::{Injection, PodRef, Subject};
 
 /// Time between two checks.
@@ -115,11 +115,10 @@ async fn check<E: Effects>(
     Ok(())
 }
 
-/// Returns whether a claim is prepared, has shares, and no share has the hook's marker.
+/// Returns whether a claim has shares and no share has the hook's marker.
 fn is_unmarked(record: &ClaimRecord, layout: &Layout) -> bool {
     let mut shares = record.devices.iter().filter_map(Prepared::share).peekable();
-    record.stage == Stage::Prepared
-        && shares.peek().is_some()
+    shares.peek().is_some()
         && shares.all(|share| !layout.marker(&record.claim.uid, &share.id).exists())
 }
 

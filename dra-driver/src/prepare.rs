@@ -12,9 +12,10 @@
 //!
 //! Invariants:
 //! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
-//!   and overcommit checks see the claim.
+//!   and overcommit checks see the claim. The record is the only durable write.
 //! - Prepare is idempotent from any state: existing state is kept, missing state is created. The limits page of a live
 //!   claim is never rewritten.
+//! - The state of a claim whose record another build wrote is not changed.
 //! - Unprepare needs neither the API server nor the GPU library.
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};

@@ -28,11 +28,11 @@ use crate::files;
 use crate::inventory::State;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{Lock, LockError};
+use crate::prepare::Access;
 use crate::prepare::apply::{ApplyError, Environment, Repairs};
 use crate::prepare::effects::{EffectError, Effects};
 use crate::prepare::plan::claim_ref;
-use crate::prepare::record::{Loaded, RecordError, Stage};
-use crate::prepare::{Access, Prepared};
+use crate::prepare::record::{Loaded, RecordError, held_gpus};
 use crate::report::Subject;
 
 pub mod liveness;
@@ -153,17 +153,17 @@ impl<E: Effects> Reconciler<E> {
     pub async fn reconcile(&mut self) -> Result<bool, ScanError> {
         let (layout, applier) = (self.layout.clone(), Arc::clone(&self.claims.applier));
         let inspector = self.inspector.clone();
-        let Scan { state, devices } =
-            blocking(move || scan(&layout, applier.store(), &inspector)).await??;
-        let presence = self.presence(&state).await;
-        let liveness = self.liveness(&state, &devices, &presence).await?;
+        let scan = blocking(move || scan(&layout, applier.store(), &inspector)).await??;
+        let presence = self.presence(&scan.state).await;
+        let liveness = self.liveness(&scan, &presence).await?;
+        let state = scan.state;
         let actions = decide(&state, &presence, &liveness, self.grace);
         let mut damaged = state.damaged.clone();
         damaged.extend(state.unrecorded().cloned());
         self.kept
             .retain(|uid, _| matches!(actions.get(uid), Some(Action::Keep(_))));
         for (uid, action) in actions {
-            let claim = state.recorded.get(&uid).map(|(claim, _)| claim.clone());
+            let claim = state.recorded.get(&uid).cloned();
             if let Action::Keep(reason) = action {
                 self.keep(uid, claim, reason);
                 continue;
@@ -200,19 +200,17 @@ impl<E: Effects> Reconciler<E> {
     /// Returns the liveness of the claims that the API server lacks.
     async fn liveness(
         &self,
-        state: &NodeState,
-        devices: &BTreeMap<ClaimUid, Vec<Prepared>>,
+        scan: &Scan,
         presence: &BTreeMap<ClaimUid, Presence>,
     ) -> Result<BTreeMap<ClaimUid, Liveness>, ScanError> {
-        let gpus = |devices: &[Prepared]| -> BTreeSet<GpuUuid> {
-            let held = devices
-                .iter()
-                .filter(|device| device.access != Access::Admin);
-            held.map(|device| GpuUuid::new(device.card.uuid.clone()))
-                .collect()
+        let named = |uid: &ClaimUid| -> Option<BTreeSet<GpuUuid>> {
+            let recorded = scan.devices.get(uid).map(|devices| held_gpus(devices));
+            let gpus = recorded.or_else(|| scan.damaged_gpus.get(uid).cloned())?;
+            Some(gpus.into_iter().map(GpuUuid::new).collect())
         };
         // The processes of a whole GPU belong to its claim.
-        let whole: BTreeSet<&str> = devices
+        let whole: BTreeSet<&str> = scan
+            .devices
             .values()
             .flatten()
             .filter(|device| device.access == Access::Whole)
@@ -228,12 +226,9 @@ impl<E: Effects> Reconciler<E> {
         let missing = presence
             .iter()
             .filter(|(_, presence)| matches!(presence, Presence::Missing(_)))
-            .map(|(uid, _)| {
-                let named = devices.get(uid).map(|devices| gpus(devices));
-                (uid.clone(), named.unwrap_or_else(|| unnamed.clone()))
-            });
+            .map(|(uid, _)| (uid.clone(), named(uid).unwrap_or_else(|| unnamed.clone())));
         let missing: Vec<_> = missing.collect();
-        let mounted = state.mounted.clone();
+        let mounted = scan.state.mounted.clone();
         if missing.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -291,7 +286,7 @@ impl<E: Effects> Reconciler<E> {
             }
         }
         let recorded = state.recorded.iter().filter(|_| !is_listed);
-        for (uid, (claim, _)) in recorded {
+        for (uid, claim) in recorded {
             let api: Api<ResourceClaim> =
                 Api::namespaced(self.claims.client.clone(), &claim.namespace);
             match api.get_opt(&claim.name).await {
@@ -430,9 +425,12 @@ impl<E: Effects> Reconciler<E> {
 /// Returns whether the reason for a removal still holds.
 fn still_applies(reason: RemovalReason, loaded: &Loaded) -> bool {
     match (reason, loaded) {
-        (RemovalReason::NoRecord, Loaded::Absent) | (RemovalReason::Missing, _) => true,
-        (RemovalReason::Interrupted, Loaded::Present(record)) => record.stage == Stage::Intent,
-        (RemovalReason::NoRecord | RemovalReason::Interrupted, _) => false,
+        (RemovalReason::NoRecord, Loaded::Absent)
+        | (RemovalReason::Missing, Loaded::Absent | Loaded::Present(_) | Loaded::Damaged(_)) => {
+            true
+        }
+        (RemovalReason::NoRecord, Loaded::Present(_) | Loaded::Damaged(_))
+        | (_, Loaded::Unsupported(_)) => false,
     }
 }
 
@@ -440,34 +438,36 @@ fn still_applies(reason: RemovalReason, loaded: &Loaded) -> bool {
 mod tests {
     use super::*;
     use crate::prepare::Delivery;
-    use crate::prepare::record::ClaimRecord;
+    use crate::prepare::record::{ClaimRecord, Damage, Unsupported};
 
     #[test]
     fn keeps_claim_prepared_since_the_scan() {
-        let record = |stage| {
-            let uid = ClaimUid::parse("00000000-0000-4000-8000-000000000001").unwrap();
-            Loaded::Present(Box::new(ClaimRecord {
-                claim: ClaimRef {
-                    namespace: "default".to_owned(),
-                    name: "claim".to_owned(),
-                    uid,
-                },
-                stage,
-                devices: Vec::new(),
-                library: String::new(),
-                hook: String::new(),
-                delivery: Delivery::Preload,
-            }))
-        };
-        let (intent, prepared) = (record(Stage::Intent), record(Stage::Prepared));
-        let damaged = Loaded::Corrupt("noise".to_owned());
+        let uid = ClaimUid::parse("00000000-0000-4000-8000-000000000001").unwrap();
+        let present = Loaded::Present(Box::new(ClaimRecord {
+            claim: ClaimRef {
+                namespace: "default".to_owned(),
+                name: "claim".to_owned(),
+                uid,
+            },
+            devices: Vec::new(),
+            library: String::new(),
+            hook: String::new(),
+            delivery: Delivery::Preload,
+        }));
+        let damaged = Loaded::Damaged(Damage {
+            gpus: None,
+            reason: "noise".to_owned(),
+        });
+        let unsupported = Loaded::Unsupported(Unsupported {
+            gpus: BTreeSet::new(),
+            reason: "format version 2".to_owned(),
+        });
         let cases = [
             (RemovalReason::NoRecord, [true, false, false, false]),
-            (RemovalReason::Interrupted, [false, true, false, false]),
-            (RemovalReason::Missing, [true; 4]),
+            (RemovalReason::Missing, [true, true, true, false]),
         ];
         for (reason, expected) in cases {
-            let loaded = [&Loaded::Absent, &intent, &prepared, &damaged];
+            let loaded = [&Loaded::Absent, &present, &damaged, &unsupported];
             let applies = loaded.map(|loaded| still_applies(reason, loaded));
             assert_eq!(applies, expected, "{reason}");
         }

@@ -175,7 +175,7 @@ async fn load<E: Effects>(
     let loaded = loaded.map_err(|error| describe(&error))?;
     Ok(match loaded {
         Loaded::Present(record) => Some(*record),
-        Loaded::Absent | Loaded::Corrupt(_) => None,
+        Loaded::Absent | Loaded::Unsupported(_) | Loaded::Damaged(_) => None,
     })
 }
 

@@ -19,7 +19,7 @@ use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::claims::{ClaimService, blocking};
 use crate::layout::Layout;
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{ClaimRecord, Loaded, RecordError, Stage};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
 use crate::prepare::{Access, Prepared};
 
 /// Time between two checks whether claims were prepared or unprepared.
@@ -133,9 +133,7 @@ impl<E: Effects> ClaimView<E> {
             }
             let mut records = Vec::new();
             for uid in applier.store().list()?.recorded {
-                if let Loaded::Present(record) = applier.store().load(&uid)?
-                    && record.stage == Stage::Prepared
-                {
+                if let Loaded::Present(record) = applier.store().load(&uid)? {
                     records.push(*record);
                 }
             }

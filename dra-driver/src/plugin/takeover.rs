@@ -1,8 +1,8 @@
 //! Decides when an instance registers with kubelet.
 //!
 //! Kubelet calls the instance that registered last; during a rolling update that is the new one. An instance that
-//! cannot find the NVIDIA driver or install its artifacts must therefore not replace an instance that works: it stays
-//! in standby and is not ready, which stops the update. An instance that is alone on the node registers in any case:
+//! cannot find the NVIDIA driver, install its artifacts or read the claim records (a downgrade) must therefore not replace
+//! an instance that works: it stays in standby and is not ready, which stops the update. An instance that is alone on the node registers in any case:
 //! unprepare needs neither GPUs nor artifacts, and prepare reports what is missing in the events of the pods.
 
 use tokio::sync::watch;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::conditions::{Condition, Conditions};
 
 /// Conditions that an instance in standby must meet before it replaces the active one.
-const REQUIRED: [Condition; 2] = [Condition::Gpus, Condition::Artifacts];
+const REQUIRED: [Condition; 3] = [Condition::Gpus, Condition::Artifacts, Condition::Records];
 
 /// Role of this instance among the instances of the driver on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::effects::{EffectError, Effects, Ensured};
 use super::limits;
 use super::overcommit::{self, Conflict};
 use super::plan::{self, PlanError};
-use super::record::{ClaimRecord, Loaded, RecordError, RecordStore, Stage};
+use super::record::{self, ClaimRecord, Loaded, RecordError, RecordStore, Unsupported};
 use super::recover::ArtifactVersions;
 use super::spec::{self, SpecError};
 use super::{Delivery, Prepared};
@@ -43,12 +43,23 @@ pub enum Failure {
     /// The claim would overcommit a GPU.
     #[error(transparent)]
     Conflict(#[from] Box<Conflict>),
-    /// The devices of another claim are unknown.
+    /// Another claim holds an unknown amount of these GPUs.
     #[error(
-        "the record of claim {0} is damaged or lost and is being rebuilt from the API server; free capacity is unknown until \
-         then, kubelet retries"
+        "the record of claim {0} is damaged or lost and is being rebuilt from the API server; free capacity of its GPUs is \
+         unknown until then, kubelet retries"
     )]
     DamagedRecord(ClaimUid),
+    /// Another build wrote the record of this claim, or of a claim on the same GPUs.
+    #[error(
+        "cannot use the record of claim {claim} ({reason}); run the node driver that wrote the record, or drain the node \
+         with it before a downgrade"
+    )]
+    UnsupportedRecord {
+        /// Claim of the record.
+        claim: ClaimUid,
+        /// Difference to this build.
+        reason: String,
+    },
     /// The CDI spec could not be built.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -143,48 +154,67 @@ impl<E: Effects> Applier<E> {
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let devices = plan::plan(wanted, found, environment.pool, environment.inventory)?;
-        // Containers may run with state whose record is damaged or lost, so that state is not undone.
-        let mut is_first = false;
-        let record = match self.load(&wanted.uid, repairs)? {
-            Some(present) if same_allocation(&present.devices, &devices) => present,
-            Some(_) => {
+        let uid = &wanted.uid;
+        let (record, origin) = match self.store.load(uid)? {
+            Loaded::Unsupported(unsupported) => return Err(unsupported_record(uid, unsupported)),
+            Loaded::Present(present) if same_allocation(&present.devices, &devices) => {
+                (*present, Origin::Found)
+            }
+            Loaded::Present(_) => {
                 // The claim was deallocated and allocated again without an unprepare call.
                 repairs
                     .0
                     .push("removed the state of an earlier allocation".to_owned());
-                self.undo(&wanted.uid)?;
-                is_first = true;
-                self.record_intent(wanted, devices, environment)?
+                self.undo(uid)?;
+                let record = self.record_intent(wanted, devices, environment)?;
+                (record, Origin::New)
             }
-            None if self.store.is_quarantined(&wanted.uid) => {
-                self.rebuild(wanted, devices, environment, repairs)?
+            Loaded::Damaged(damage) => {
+                repairs.0.push(format!(
+                    "rebuilt the damaged claim record ({})",
+                    damage.reason
+                ));
+                let record = self.rebuild(wanted, devices, environment, repairs)?;
+                (record, Origin::Rebuilt)
             }
-            None if self.has_files(&wanted.uid) => {
+            Loaded::Absent if self.has_files(uid) => {
                 repairs.0.push("rebuilt the lost claim record".to_owned());
-                self.rebuild(wanted, devices, environment, repairs)?
+                let record = self.rebuild(wanted, devices, environment, repairs)?;
+                (record, Origin::Rebuilt)
             }
-            None => {
-                is_first = true;
-                self.record_intent(wanted, devices, environment)?
+            Loaded::Absent => {
+                let record = self.record_intent(wanted, devices, environment)?;
+                (record, Origin::New)
             }
         };
-        self.try_complete(record, environment, repairs)
-            .inspect_err(|_| {
-                if is_first {
+        self.try_complete(record, origin, environment, repairs)
+            .inspect_err(|_| match origin {
+                Origin::New => {
                     // On an error the next prepare, unprepare or reconciliation undoes the rest.
-                    let _ = self.undo(&wanted.uid);
+                    let _ = self.undo(uid);
                 }
+                Origin::Found | Origin::Rebuilt => {}
             })
     }
 
     /// Unprepares a claim; succeeds for a claim without state. The caller holds the claim's lock.
     ///
     /// # Errors
-    /// When state cannot be removed; the record then stays.
+    /// When state cannot be removed, or another build wrote the record; the record then stays.
     pub fn unprepare(&self, claim: &ClaimRef) -> Result<(), ApplyError> {
-        self.undo(&claim.uid).map_err(|error| ApplyError {
+        let unprepared = match self.store.load(&claim.uid) {
+            // Such a claim may have state that this build does not know, for example a MIG instance.
+            Ok(Loaded::Unsupported(unsupported)) => {
+                Err(unsupported_record(&claim.uid, unsupported))
+            }
+            Ok(Loaded::Absent | Loaded::Present(_) | Loaded::Damaged(_)) => {
+                self.undo(&claim.uid).map_err(Failure::from)
+            }
+            Err(error) => Err(error.into()),
+        };
+        unprepared.map_err(|failure| ApplyError {
             claim: claim.clone(),
-            failure: Box::new(error.into()),
+            failure: Box::new(failure),
         })
     }
 
@@ -197,22 +227,6 @@ impl<E: Effects> Applier<E> {
         self.effects.remove_usage(uid)?;
         self.effects.remove_pages(uid)?;
         self.effects.remove_record(uid)
-    }
-
-    /// Loads the claim's record. A damaged record is quarantined; the claim is then planned again and keeps its state.
-    fn load(&self, uid: &ClaimUid, repairs: &mut Repairs) -> Result<Option<ClaimRecord>, Failure> {
-        match self.store.load(uid)? {
-            Loaded::Absent => Ok(None),
-            Loaded::Present(record) => Ok(Some(*record)),
-            Loaded::Corrupt(reason) => {
-                let quarantined = self.store.quarantine(uid)?;
-                tracing::warn!(reason, path = %quarantined.display(), "quarantined the damaged claim record");
-                repairs
-                    .0
-                    .push(format!("rebuilt the damaged claim record ({reason})"));
-                Ok(None)
-            }
-        }
     }
 
     /// Returns whether files of a claim exist. They are removed before the record, so without a record they mean that the
@@ -232,9 +246,7 @@ impl<E: Effects> Applier<E> {
         let versions = ArtifactVersions::current(environment.delivery, environment.installed);
         self.save_intent(claim, devices, versions, |devices| {
             let others = self.other_claims(&claim.uid)?;
-            if let Some(uid) = others.damaged.into_iter().next() {
-                return Err(Failure::DamagedRecord(uid));
-            }
+            others.check_known(&record::held_gpus(devices))?;
             overcommit::check(
                 claim,
                 devices,
@@ -270,7 +282,7 @@ impl<E: Effects> Applier<E> {
         );
         let versions = ArtifactVersions::current(delivery, installed);
         self.save_intent(claim, devices, versions, |devices| {
-            // Other damaged records are skipped: their claims are checked against this claim when they are rebuilt.
+            // Other unknown claims are skipped: a rebuilt claim is checked against this claim.
             let others = self.other_claims(&claim.uid)?;
             overcommit::check(
                 claim,
@@ -282,7 +294,7 @@ impl<E: Effects> Applier<E> {
         })
     }
 
-    /// Writes the record with stage [`Stage::Intent`] if `check` succeeds.
+    /// Writes the record if `check` succeeds.
     ///
     /// The locks of the GPUs make both one step: of two concurrent claims, the second sees the record of the first.
     fn save_intent(
@@ -298,7 +310,6 @@ impl<E: Effects> Applier<E> {
         check(&devices)?;
         let record = ClaimRecord {
             claim: claim.clone(),
-            stage: Stage::Intent,
             devices,
             library: versions.library,
             hook: versions.hook,
@@ -313,27 +324,33 @@ impl<E: Effects> Applier<E> {
         let listing = self.store.list()?;
         let mut others = OtherClaims::default();
         let is_other = |uid: &&ClaimUid| *uid != claim;
-        others
-            .damaged
-            .extend(listing.quarantined.iter().filter(is_other).cloned());
         for uid in listing.recorded.iter().filter(is_other) {
             match self.store.load(uid)? {
                 Loaded::Present(record) => others.records.push(*record),
                 // The claim was unprepared after the listing.
                 Loaded::Absent => {}
-                Loaded::Corrupt(_) => others.damaged.push(uid.clone()),
+                Loaded::Unsupported(unsupported) => {
+                    others.unsupported.push((uid.clone(), unsupported));
+                }
+                Loaded::Damaged(damage) => {
+                    let gpus = damage.gpus.or_else(|| self.gpus_of_spec(uid));
+                    others.damaged.push((uid.clone(), gpus));
+                }
             }
         }
         for uid in listing.limits.iter().filter(is_other) {
             // The record may have been written after the listing.
-            let is_lost = !self.store.is_quarantined(uid)
-                && self.store.load(uid)? == Loaded::Absent
-                && self.layout.claim(uid).exists();
-            if is_lost {
-                others.damaged.push(uid.clone());
+            if self.store.load(uid)? == Loaded::Absent && self.layout.claim(uid).exists() {
+                others.damaged.push((uid.clone(), self.gpus_of_spec(uid)));
             }
         }
         Ok(others)
+    }
+
+    /// Returns the GPUs that the claim's CDI spec names; `None` without a valid spec.
+    fn gpus_of_spec(&self, uid: &ClaimUid) -> Option<BTreeSet<String>> {
+        let specs = SpecDir::new(self.layout.cdi_dir(), SPEC_PREFIX);
+        spec::gpus(&specs.read(uid.as_str()).ok().flatten()?)
     }
 
     /// Creates all missing state of a record.
@@ -346,7 +363,7 @@ impl<E: Effects> Applier<E> {
         environment: &Environment<'_>,
     ) -> Result<(ClaimRecord, Repairs), ApplyError> {
         let (claim, mut repairs) = (record.claim.clone(), Repairs::default());
-        self.try_complete(record, environment, &mut repairs)
+        self.try_complete(record, Origin::Found, environment, &mut repairs)
             .map(|record| (record, repairs))
             .map_err(|failure| ApplyError {
                 claim,
@@ -357,16 +374,16 @@ impl<E: Effects> Applier<E> {
     fn try_complete(
         &self,
         mut record: ClaimRecord,
+        origin: Origin,
         environment: &Environment<'_>,
         repairs: &mut Repairs,
     ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
-        let was_prepared = record.stage == Stage::Prepared;
         self.refresh_artifacts(&mut record, environment);
         // First, because this step fails on missing device files before the node is changed.
         let spec = spec::build(&record, &self.layout, environment.driver)?;
         let mut note = |object: &str, outcome: Ensured| match outcome {
-            Ensured::Created if was_prepared => {
+            Ensured::Created if origin == Origin::Found => {
                 repairs.0.push(format!("recreated the missing {object}"))
             }
             Ensured::Replaced => repairs
@@ -386,11 +403,6 @@ impl<E: Effects> Applier<E> {
             note("usage region", self.effects.ensure_usage(&uid, &share.id)?);
         }
         note("CDI spec", self.effects.ensure_spec(&uid, &spec)?);
-        if record.stage == Stage::Intent {
-            record.stage = Stage::Prepared;
-            self.effects.save_record(&record)?;
-        }
-        self.store.clear_quarantine(&uid)?;
         Ok(record)
     }
 
@@ -415,7 +427,8 @@ impl<E: Effects> Applier<E> {
         }
     }
 
-    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged or lost.
+    /// Returns the content hashes of the artifacts that records refer to; `None` while a record is damaged, lost or of
+    /// another build.
     ///
     /// # Errors
     /// When the records cannot be read.
@@ -423,7 +436,7 @@ impl<E: Effects> Applier<E> {
         let mut hashes = BTreeSet::new();
         let listing = self.store.list()?;
         let has_record = |uid| listing.recorded.contains(uid);
-        if !listing.quarantined.is_empty() || !listing.limits.iter().all(has_record) {
+        if !listing.limits.iter().all(has_record) {
             return Ok(None);
         }
         for uid in &listing.recorded {
@@ -435,19 +448,56 @@ impl<E: Effects> Applier<E> {
                     }
                 }
                 Loaded::Absent => {}
-                Loaded::Corrupt(_) => return Ok(None),
+                Loaded::Damaged(_) | Loaded::Unsupported(_) => return Ok(None),
             }
         }
         Ok(Some(hashes))
     }
 }
 
+/// Origin of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// An earlier call wrote the record.
+    Found,
+    /// This call wrote the record; no container of the claim runs.
+    New,
+    /// This call wrote the record for a claim whose record was damaged or lost. Containers of the claim may run.
+    Rebuilt,
+}
+
 /// Records of the other claims.
 #[derive(Default)]
 struct OtherClaims {
     records: Vec<ClaimRecord>,
-    /// Claims whose records are damaged.
-    damaged: Vec<ClaimUid>,
+    /// Claims with damaged or lost records, and their GPUs; `None` if unknown.
+    damaged: Vec<(ClaimUid, Option<BTreeSet<String>>)>,
+    /// Claims with records of another build.
+    unsupported: Vec<(ClaimUid, Unsupported)>,
+}
+
+impl OtherClaims {
+    /// Checks that the amounts that other claims hold of these GPUs are known.
+    fn check_known(&self, gpus: &BTreeSet<String>) -> Result<(), Failure> {
+        for (uid, held) in &self.damaged {
+            if held.as_ref().is_none_or(|held| !held.is_disjoint(gpus)) {
+                return Err(Failure::DamagedRecord(uid.clone()));
+            }
+        }
+        for (uid, unsupported) in &self.unsupported {
+            if !unsupported.gpus.is_disjoint(gpus) {
+                return Err(unsupported_record(uid, unsupported.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unsupported_record(claim: &ClaimUid, unsupported: Unsupported) -> Failure {
+    Failure::UnsupportedRecord {
+        claim: claim.clone(),
+        reason: unsupported.reason,
+    }
 }
 
 fn holdings(records: &[ClaimRecord]) -> impl Iterator<Item = (&ClaimRef, &[Prepared])> {

@@ -1,7 +1,9 @@
 //! Changes of prepare and unprepare on the node, one effect per call.
 //!
 //! Each call is idempotent and atomic. After a crash between two calls the next prepare or reconciliation completes or
-//! removes the state. Tests inject crashes through the trait [`Effects`]; [`NodeEffects`] is the real node.
+//! removes the state. Only records are written durably: the other effects compare what is on the node with the record, so
+//! they also repair what a power failure lost or damaged. Tests inject crashes through the trait [`Effects`];
+//! [`NodeEffects`] is the real node.
 
 use std::fs;
 use std::io;
@@ -72,7 +74,7 @@ pub enum Ensured {
 
 /// Changes on the node.
 pub trait Effects: Send + Sync + 'static {
-    /// Writes a claim's record.
+    /// Writes a claim's record durably.
     ///
     /// # Errors
     /// When the record cannot be written.
@@ -241,7 +243,7 @@ impl Effects for NodeEffects {
         };
         let write = || {
             fs::create_dir_all(&dir)?;
-            files::write_durably(&path, &page::encode(spec), 0o644)
+            files::write_atomically(&path, &page::encode(spec), 0o644)
         };
         write().map_err(|source| EffectError::File {
             operation: "write the limits page",

@@ -3,6 +3,8 @@
 //! The spec has one CDI device per allocation result; kubelet passes a container the devices of its requests. Edits that
 //! all devices share (libraries, control nodes, hooks) are edits of the spec.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use drava_api::names;
 use drava_cdi::{
     ContainerEdits, Device, Driver, Hook, HookProgram, Invalid, METERED, Mount, NodeError, Part,
@@ -214,13 +216,24 @@ fn share_edits(
     }
 }
 
+/// Returns the UUIDs of the GPUs of a spec of [`build`]; `None` if a device has no GPU.
+#[must_use]
+pub fn gpus(spec: &Spec) -> Option<BTreeSet<String>> {
+    let gpu = |device: &Device| device.annotations.get(&annotation(CARD)).cloned();
+    spec.devices().iter().map(gpu).collect()
+}
+
+/// Annotation with the UUID of the GPU.
+const CARD: &str = "card";
+
+fn annotation(key: &str) -> String {
+    format!("{}/{key}", names::DRIVER)
+}
+
 /// Returns annotations that identify the device to a reader of the file.
-fn annotations(device: &Prepared) -> std::collections::BTreeMap<String, String> {
-    [
-        ("card", device.card.uuid.clone()),
-        ("request", device.request.clone()),
-    ]
-    .into_iter()
-    .map(|(key, value)| (format!("{}/{key}", names::DRIVER), value))
-    .collect()
+fn annotations(device: &Prepared) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (annotation(CARD), device.card.uuid.clone()),
+        (annotation("request"), device.request.clone()),
+    ])
 }

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use super::liveness::Liveness;
 use crate::claim::{ClaimRef, ClaimUid};
-use crate::prepare::record::Stage;
 
 /// State of claims on the node.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// Claims with a valid record.
-    pub recorded: BTreeMap<ClaimUid, (ClaimRef, Stage)>,
+    pub recorded: BTreeMap<ClaimUid, ClaimRef>,
     /// Claims with a damaged record.
     pub damaged: BTreeSet<ClaimUid>,
+    /// Claims with a record of another build, which are left to that build.
+    pub unsupported: BTreeSet<ClaimUid>,
     /// Claims with a CDI spec, files or mounts, in containers too.
     pub residues: BTreeSet<ClaimUid>,
     /// Claims with a share that is mounted in a container.
@@ -24,8 +25,11 @@ pub struct NodeState {
 impl NodeState {
     /// Returns the claims with state and without a record.
     pub fn unrecorded(&self) -> impl Iterator<Item = &ClaimUid> {
-        let has_record =
-            |uid: &ClaimUid| self.recorded.contains_key(uid) || self.damaged.contains(uid);
+        let has_record = |uid: &ClaimUid| {
+            self.recorded.contains_key(uid)
+                || self.damaged.contains(uid)
+                || self.unsupported.contains(uid)
+        };
         self.residues.iter().filter(move |uid| !has_record(uid))
     }
 }
@@ -58,8 +62,6 @@ pub enum Action {
 pub enum RemovalReason {
     /// The claim has no record.
     NoRecord,
-    /// Preparation was interrupted and the claim is missing.
-    Interrupted,
     /// The claim is missing for longer than the grace period.
     Missing,
 }
@@ -68,7 +70,6 @@ impl fmt::Display for RemovalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoRecord => "the claim has no record",
-            Self::Interrupted => "preparation was interrupted and the claim is gone",
             Self::Missing => "the claim is gone and kubelet did not unprepare it in time",
         })
     }
@@ -93,29 +94,14 @@ pub fn decide(
         None => Action::Keep("its processes are unknown".to_owned()),
     };
     let mut actions = BTreeMap::new();
-    // An interrupted rebuild leaves a claim in both sets. Its containers may run, so it counts as damaged.
-    let valid = state
-        .recorded
-        .iter()
-        .filter(|(uid, _)| !state.damaged.contains(uid));
-    for (uid, (_, stage)) in valid {
-        let action = match (stage, presence.get(uid)) {
-            (_, None) => None,
-            // A claim with an interrupted preparation may run: a lost record is rebuilt in the same steps.
-            (_, Some(Presence::Allocated(_))) => Some(Action::Restore),
-            (Stage::Intent, Some(Presence::Missing(_))) => {
-                Some(remove(uid, RemovalReason::Interrupted))
-            }
-            (Stage::Prepared, Some(Presence::Missing(since))) => {
-                (*since >= grace).then(|| remove(uid, RemovalReason::Missing))
-            }
-        };
-        actions.extend(action.map(|action| (uid.clone(), action)));
-    }
-    for uid in &state.damaged {
+    for uid in state.recorded.keys().chain(&state.damaged) {
         let action = match presence.get(uid) {
             None => None,
-            Some(Presence::Allocated(claim)) => Some(Action::Rebuild(claim.clone())),
+            Some(Presence::Allocated(claim)) if state.damaged.contains(uid) => {
+                Some(Action::Rebuild(claim.clone()))
+            }
+            // Also after an interrupted preparation: its containers may run if the record was rebuilt.
+            Some(Presence::Allocated(_)) => Some(Action::Restore),
             Some(Presence::Missing(since)) => {
                 (*since >= grace).then(|| remove(uid, RemovalReason::Missing))
             }

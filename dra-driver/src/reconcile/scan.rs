@@ -1,6 +1,6 @@
 //! State of claims on the node: records, files, mounts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,10 +39,13 @@ pub enum ScanError {
     Task(#[from] TaskError),
 }
 
-/// State of claims on the node, with the devices of the valid records.
+/// State of claims on the node, with what the records hold.
 pub(super) struct Scan {
     pub(super) state: NodeState,
+    /// Devices of the valid records.
     pub(super) devices: BTreeMap<ClaimUid, Vec<Prepared>>,
+    /// GPUs of the damaged records with a valid header, by UUID.
+    pub(super) damaged_gpus: BTreeMap<ClaimUid, BTreeSet<String>>,
 }
 
 pub(super) fn scan(
@@ -53,16 +56,19 @@ pub(super) fn scan(
     // The records first: a claim that is prepared during the scan seems to have lost its record, and a rebuild changes
     // nothing. In the other order a claim that is unprepared would seem so, and would be prepared again.
     let (mut state, mut devices) = (NodeState::default(), BTreeMap::new());
-    let listing = store.list()?;
-    state.damaged.extend(listing.quarantined);
-    for uid in listing.recorded {
+    let mut damaged_gpus = BTreeMap::new();
+    for uid in store.list()?.recorded {
         match store.load(&uid)? {
             Loaded::Present(record) => {
                 devices.insert(uid.clone(), record.devices);
-                state.recorded.insert(uid, (record.claim, record.stage));
+                state.recorded.insert(uid, record.claim);
             }
             Loaded::Absent => {}
-            Loaded::Corrupt(_) => {
+            Loaded::Unsupported(_) => {
+                state.unsupported.insert(uid);
+            }
+            Loaded::Damaged(damage) => {
+                damaged_gpus.extend(damage.gpus.map(|gpus| (uid.clone(), gpus)));
                 state.damaged.insert(uid);
             }
         }
@@ -81,7 +87,11 @@ pub(super) fn scan(
         .extend(specs.iter().filter_map(|id| ClaimUid::parse(id).ok()));
     state.residues.extend(claim_directories(&layout.claims())?);
     state.residues.extend(claim_directories(&layout.usages())?);
-    Ok(Scan { state, devices })
+    Ok(Scan {
+        state,
+        devices,
+        damaged_gpus,
+    })
 }
 
 /// Returns the UIDs of the subdirectories that are named after claims.

@@ -16,7 +16,7 @@ use drava_dra_driver::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::layout::Layout;
 use drava_dra_driver::mounts::{ClaimsMount, MountedShare};
 use drava_dra_driver::options::Paths;
-use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore, Stage};
+use drava_dra_driver::prepare::record::{ClaimRecord, RecordStore};
 use drava_dra_driver::prepare::{Access, CardRef, Delivery, Prepared, Share};
 use drava_nvml::{GpuLibrary, Library, find};
 use drava_vgpu_abi::page::{
@@ -204,7 +204,6 @@ impl TestNode {
                 name: format!("claim-{number}"),
                 uid: Self::uid(number),
             },
-            stage: Stage::Prepared,
             devices: shares.iter().map(device).collect(),
             delivery: Delivery::Preload,
             library: "library".to_owned(),

@@ -1,6 +1,7 @@
-//! Crashes after each step of prepare and unprepare.
+//! Crashes and power failures after each step of prepare and unprepare.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
@@ -12,7 +13,10 @@ use drava_vgpu_abi::LimitsSpec;
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim, claim_ref};
 use crate::node::lacks_device_files;
-use crate::node::{TestNode, prepare, spec_of};
+use crate::node::{TestNode, prepare, record_of, spec_of};
+
+/// Effects of prepare of two shares: a record, two pages, two regions, a spec.
+const STEPS: usize = 6;
 
 /// Effects that fail after a number of steps, as if the node had crashed.
 pub(crate) struct CrashingEffects {
@@ -106,13 +110,11 @@ fn completes_prepare_after_crash_at_any_step() {
     )
     .unwrap();
     let (files, mounts) = reference.claim_state();
-    // Two records, two pages, two regions, one spec.
-    let steps = 7;
-    for step in 0..=steps {
+    for step in 0..=STEPS {
         let node = TestNode::started();
         let cut = CrashingEffects::after(step, node.effects());
         let outcome = prepare(&node, &node.applier(cut), 1, &found);
-        assert_eq!(outcome.is_ok(), step == steps, "step {step}");
+        assert_eq!(outcome.is_ok(), step == STEPS, "step {step}");
         let (files_left, _) = node.claim_state();
         assert_eq!(
             files_left.is_empty(),
@@ -131,13 +133,77 @@ fn completes_prepare_after_crash_at_any_step() {
     }
 }
 
+/// Damages a file as a power failure does that its writer did not sync.
+fn damage(path: &Path, loss: Loss) {
+    let bytes = fs::read(path).unwrap();
+    match loss {
+        Loss::Missing => fs::remove_file(path).unwrap(),
+        Loss::Empty => fs::write(path, "").unwrap(),
+        Loss::Torn => fs::write(path, &bytes[..bytes.len() / 2]).unwrap(),
+        Loss::Zeros => fs::write(path, vec![0; bytes.len()]).unwrap(),
+    }
+}
+
+/// State of a file after a power failure.
+#[derive(Debug, Clone, Copy)]
+enum Loss {
+    Missing,
+    Empty,
+    Torn,
+    Zeros,
+}
+
+#[test]
+fn repairs_power_failure_at_any_prepare_step() {
+    if lacks_device_files() {
+        return;
+    }
+    let found = claim(1, &[Share(0, "8Gi", "30"), Share(1, "4Gi", "0")]);
+    let reference = TestNode::started();
+    let effects = reference.effects();
+    let (complete, _) = prepare(&reference, &reference.applier(effects), 1, &found).unwrap();
+    let content = |node: &TestNode| {
+        let (files, mounts) = node.claim_state();
+        let read = |name: &String| fs::read(node.root.path().join(name)).unwrap();
+        let root = node.root.path().to_string_lossy().into_owned();
+        let files: Vec<(String, String)> = files
+            .iter()
+            .map(|name| {
+                (
+                    name.clone(),
+                    String::from_utf8_lossy(&read(name)).replace(&root, ""),
+                )
+            })
+            .collect();
+        (files, mounts.len())
+    };
+    for step in 1..=STEPS {
+        for loss in [Loss::Missing, Loss::Empty, Loss::Torn, Loss::Zeros] {
+            let node = TestNode::started();
+            let cut = CrashingEffects::after(step, node.effects());
+            let _ = prepare(&node, &node.applier(cut), 1, &found);
+            node.tmpfs.reboot();
+            let record = record_of(&node, 1);
+            let (written, _) = node.claim_state();
+            for path in written.iter().map(|name| node.root.path().join(name)) {
+                if path != record {
+                    damage(&path, loss);
+                }
+            }
+            let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
+            assert_eq!(again, complete, "step {step}, {loss:?}");
+            assert_eq!(content(&node), content(&reference), "step {step}, {loss:?}");
+        }
+    }
+}
+
 #[test]
 fn unprepares_after_crash_at_any_prepare_step() {
     if lacks_device_files() {
         return;
     }
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    for step in 0..=5 {
+    for step in 0..=4 {
         let node = TestNode::started();
         let _ = prepare(
             &node,

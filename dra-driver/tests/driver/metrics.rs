@@ -315,7 +315,7 @@ async fn serves_claims_pods_and_operations() {
     assert_eq!(calls[&vec!["prepare".to_owned()]], 2.0);
     let errors = samples(&text, &table::CLAIM_OPERATION_ERRORS);
     assert_eq!(errors[&vec!["prepare".to_owned()]], 1.0);
-    assert_eq!(values(&text, &table::CONDITION), [1.0; 5]);
+    assert_eq!(values(&text, &table::CONDITION), [1.0; 6]);
 
     plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
     let is_gone = |text: &str| !text.contains(&share_id(1, 0)) && !text.contains("drava_claim_pod");

@@ -224,6 +224,12 @@ pub(crate) fn region_of(node: &TestNode, number: u32) -> PathBuf {
         .join("region")
 }
 
+/// Returns the path of a claim's record.
+pub(crate) fn record_of(node: &TestNode, number: u32) -> PathBuf {
+    let name = format!("{}.json", claim_ref(number).uid);
+    node.layout().claims().join(name)
+}
+
 /// Returns the path of a claim's CDI spec.
 pub(crate) fn spec_of(node: &TestNode, number: u32) -> PathBuf {
     node.paths.cdi_dir.join(format!(

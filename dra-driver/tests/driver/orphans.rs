@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_dra_driver::prepare::record::Stage;
 use drava_dra_driver::reconcile::liveness::{Evidence, Liveness};
 use drava_dra_driver::reconcile::{self, Action, NodeState, Presence, RemovalReason};
 
@@ -38,19 +37,16 @@ fn decide_for(
         .collect()
 }
 
-fn recorded(stages: &[(u32, Stage)]) -> NodeState {
-    let recorded = stages
-        .iter()
-        .map(|(number, stage)| (claim_ref(*number).uid, (claim_ref(*number), *stage)));
+fn recorded(number: u32) -> NodeState {
     NodeState {
-        recorded: recorded.collect(),
+        recorded: BTreeMap::from([(claim_ref(number).uid, claim_ref(number))]),
         ..NodeState::default()
     }
 }
 
 #[test]
 fn removes_prepared_claim_only_after_grace_period() {
-    let found = recorded(&[(1, Stage::Prepared)]);
+    let found = recorded(1);
     assert_eq!(
         decide(&found, &[(1, Presence::Allocated(claim_ref(1)))]),
         [(1, Action::Restore)]
@@ -64,20 +60,6 @@ fn removes_prepared_claim_only_after_grace_period() {
         decide(&found, &[]),
         [],
         "removed a claim without an answer of the API server"
-    );
-}
-
-#[test]
-fn removes_interrupted_prepare_of_deleted_claim() {
-    let found = recorded(&[(1, Stage::Intent)]);
-    // Kubelet repeats the call only for a new pod; an interrupted rebuild has running containers.
-    assert_eq!(
-        decide(&found, &[(1, Presence::Allocated(claim_ref(1)))]),
-        [(1, Action::Restore)]
-    );
-    assert_eq!(
-        decide(&found, &[(1, Presence::Missing(Duration::ZERO))]),
-        [(1, Action::Remove(RemovalReason::Interrupted))]
     );
 }
 
@@ -101,23 +83,25 @@ fn rebuilds_damaged_record_and_keeps_its_files() {
 }
 
 #[test]
-fn resumes_interrupted_rebuild() {
-    let mut found = recorded(&[(1, Stage::Intent)]);
-    found.damaged.insert(claim_ref(1).uid);
-    assert_eq!(
-        decide(&found, &[(1, Presence::Missing(Duration::ZERO))]),
-        []
-    );
-    let holds = Presence::Allocated(claim_ref(1));
-    assert_eq!(
-        decide(&found, &[(1, holds)]),
-        [(1, Action::Rebuild(claim_ref(1)))]
-    );
+fn ignores_claim_with_record_of_another_build() {
+    let uid = claim_ref(1).uid;
+    let found = NodeState {
+        unsupported: BTreeSet::from([uid.clone()]),
+        residues: BTreeSet::from([uid.clone()]),
+        mounted: BTreeSet::from([uid]),
+        ..NodeState::default()
+    };
+    for presence in [
+        Presence::Missing(GRACE * 100),
+        Presence::Allocated(claim_ref(1)),
+    ] {
+        assert_eq!(decide(&found, &[(1, presence)]), []);
+    }
 }
 
 #[test]
 fn removes_files_without_record() {
-    let mut found = recorded(&[(1, Stage::Prepared)]);
+    let mut found = recorded(1);
     found.residues = BTreeSet::from([claim_ref(1).uid, claim_ref(2).uid]);
     let missing = |number| (number, Presence::Missing(Duration::ZERO));
     let actions = decide(&found, &[missing(1), missing(2)]);
@@ -151,12 +135,7 @@ fn keeps_every_state_of_running_claim() {
         residues: BTreeSet::from([claim_ref(1).uid]),
         ..NodeState::default()
     };
-    let states = [
-        recorded(&[(1, Stage::Prepared)]),
-        recorded(&[(1, Stage::Intent)]),
-        damaged,
-        lost,
-    ];
+    let states = [recorded(1), damaged, lost];
     let process = Evidence::Process {
         pid: 7,
         name: "python".to_owned(),

@@ -1,26 +1,39 @@
-//! Records damaged by a disk or written by another version.
+//! Records that are damaged, lost or written by another build.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use drava_api::error::describe;
 use drava_dra_driver::prepare::apply::Failure;
 use drava_dra_driver::prepare::record::Loaded;
+use serde_json::Value;
 
 use crate::crash::CrashingEffects;
-use crate::fixture::Allocated::Share;
-use crate::fixture::{claim, claim_ref};
+use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::{GPU_UUIDS, claim, claim_ref};
 use crate::node::lacks_device_files;
-use crate::node::{TestNode, page_of, prepare, region_of, spec_of};
+use crate::node::{TestNode, page_of, prepare, record_of, region_of, spec_of};
 
 fn damage(node: &TestNode, number: u32) {
-    let path = node
-        .layout()
-        .claims()
-        .join(format!("{}.json", claim_ref(number).uid));
+    let path = record_of(node, number);
     let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 2;
     bytes[last] ^= 1;
     fs::write(path, bytes).unwrap();
+}
+
+/// Returns a record file with another version and a changed body, with valid checksums.
+pub(crate) fn rewritten(text: &str, version: u32, change: impl FnOnce(&str) -> String) -> String {
+    let (header, body) = text.trim_end().split_once('\n').unwrap();
+    let (_, header) = header.split_once(' ').unwrap();
+    let crc = |text: &str| format!("{:08x}", crc32fast::hash(text.as_bytes()));
+    let body = change(body);
+    let mut header: Value = serde_json::from_str(header).unwrap();
+    header["version"] = version.into();
+    header["crc32"] = crc(&body).into();
+    let header = header.to_string();
+    format!("{} {header}\n{body}\n", crc(&header))
 }
 
 #[test]
@@ -34,18 +47,14 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
     let page = fs::metadata(page_of(&node, 1)).unwrap().ino();
     damage(&node, 1);
 
-    // Free capacity is unknown until then.
-    let error = prepare(
-        &node,
-        &node.applier(node.effects()),
-        2,
-        &claim(2, &[Share(0, "1Gi", "0")]),
-    )
-    .unwrap_err();
+    // Free capacity of its GPU is unknown until then.
+    let applier = node.applier(node.effects());
+    let error = prepare(&node, &applier, 2, &claim(2, &[Share(0, "1Gi", "0")])).unwrap_err();
     assert!(
         matches!(*error.failure, Failure::DamagedRecord(_)),
         "{error}"
     );
+    prepare(&node, &applier, 3, &claim(3, &[Whole(1)])).unwrap();
 
     // An interrupted rebuild keeps the files of running containers.
     let _ = prepare(
@@ -59,14 +68,6 @@ fn rebuilds_damaged_record_without_disrupting_containers() {
     let (again, _) = prepare(&node, &node.applier(node.effects()), 1, &found).unwrap();
     assert_eq!(again, first);
     assert_eq!(fs::metadata(page_of(&node, 1)).unwrap().ino(), page);
-    assert!(
-        node.applier(node.effects())
-            .store()
-            .list()
-            .unwrap()
-            .quarantined
-            .is_empty()
-    );
     prepare(
         &node,
         &node.applier(node.effects()),
@@ -110,35 +111,111 @@ fn detects_damaged_record() {
     let node = TestNode::started();
     let applier = node.applier(node.effects());
     prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
-    let path = |number| {
-        node.layout()
-            .claims()
-            .join(format!("{}.json", claim_ref(number).uid))
-    };
-    let valid = fs::read(path(1)).unwrap();
-    let damaged = |bytes: &[u8], reason: &str| {
-        fs::write(path(1), bytes).unwrap();
+    let valid = fs::read_to_string(record_of(&node, 1)).unwrap();
+    let header = valid.find('\n').unwrap();
+    let gpu = BTreeSet::from([GPU_UUIDS[0].to_owned()]);
+    for (damaged, reason, gpus) in [
+        (String::new(), "damaged header: truncated", None),
+        (
+            valid[..header / 2].to_owned(),
+            "damaged header: checksum",
+            None,
+        ),
+        (
+            valid.replacen("version", "versiom", 1),
+            "damaged header: checksum",
+            None,
+        ),
+        (valid[..header].to_owned(), "truncated", Some(&gpu)),
+        (valid[..valid.len() - 9].to_owned(), "truncated", Some(&gpu)),
+        (
+            valid.replace("gpu-0-vgpu", "gpu-1-vgpu"),
+            "checksum",
+            Some(&gpu),
+        ),
+    ] {
+        fs::write(record_of(&node, 1), damaged).unwrap();
         match applier.store().load(&claim_ref(1).uid).unwrap() {
-            Loaded::Corrupt(found) => assert!(found.contains(reason), "{found}"),
+            Loaded::Damaged(damage) => {
+                assert!(damage.reason.contains(reason), "{}", damage.reason);
+                assert_eq!(damage.gpus.as_ref(), gpus, "{reason}");
+            }
             other => panic!("{other:?}"),
         }
+    }
+    fs::write(record_of(&node, 2), &valid).unwrap();
+    let loaded = applier.store().load(&claim_ref(2).uid).unwrap();
+    assert!(matches!(loaded, Loaded::Damaged(_)), "{loaded:?}");
+}
+
+#[test]
+fn blocks_all_gpus_if_header_and_spec_are_damaged() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    prepare(&node, &applier, 1, &claim(1, &[Share(0, "8Gi", "30")])).unwrap();
+    fs::write(record_of(&node, 1), "noise").unwrap();
+    let on = |minor, number| prepare(&node, &applier, number, &claim(number, &[Whole(minor)]));
+    let is_blocked = |minor, number| match on(minor, number) {
+        Err(error) => matches!(*error.failure, Failure::DamagedRecord(_)),
+        Ok(_) => false,
     };
-    damaged(b"", "header");
-    damaged(&valid[..valid.len() / 2], "truncated");
-    let text = String::from_utf8(valid.clone()).unwrap();
-    damaged(
-        text.replace("\"version\":1", "\"version\":2").as_bytes(),
-        "version 2",
-    );
-    damaged(
-        text.replace("gpu-0-vgpu", "gpu-1-vgpu").as_bytes(),
-        "checksum",
-    );
-    fs::write(path(2), &valid).unwrap();
-    assert!(matches!(
-        applier.store().load(&claim_ref(2).uid).unwrap(),
-        Loaded::Corrupt(_)
-    ));
+    // The CDI spec names the GPU.
+    assert!(is_blocked(0, 2));
+    on(1, 3).unwrap();
+    applier.unprepare(&claim_ref(3)).unwrap();
+    fs::remove_file(spec_of(&node, 1)).unwrap();
+    assert!(is_blocked(0, 2) && is_blocked(1, 3));
+}
+
+#[test]
+fn leaves_record_of_another_build_alone() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    prepare(&node, &applier, 1, &found).unwrap();
+    let valid = fs::read_to_string(record_of(&node, 1)).unwrap();
+    let newer = rewritten(&valid, 2, |_| "binary content".to_owned());
+    let unknown_kind = rewritten(&valid, 1, |body| {
+        body.replace(r#""kind":"share""#, r#""kind":"slice""#)
+    });
+    for (record, reason) in [
+        (newer, "format version 2, this build reads version 1"),
+        (
+            unknown_kind,
+            "content of another build: unknown variant `slice`",
+        ),
+    ] {
+        fs::write(record_of(&node, 1), &record).unwrap();
+        let (files, mounts) = node.claim_state();
+        let errors = [
+            prepare(&node, &applier, 1, &found).unwrap_err(),
+            applier.unprepare(&claim_ref(1)).unwrap_err(),
+            prepare(&node, &applier, 2, &claim(2, &[Share(0, "1Gi", "0")])).unwrap_err(),
+        ];
+        for error in errors {
+            let error = describe(&error);
+            assert!(
+                error.contains(reason) && error.contains("before a downgrade"),
+                "{error}"
+            );
+        }
+        assert_eq!(node.claim_state(), (files, mounts));
+        assert_eq!(fs::read_to_string(record_of(&node, 1)).unwrap(), record);
+        assert_eq!(applier.artifacts_in_use().unwrap(), None);
+        // The other GPU is not concerned.
+        prepare(&node, &applier, 3, &claim(3, &[Whole(1)])).unwrap();
+        applier.unprepare(&claim_ref(3)).unwrap();
+    }
+    // The build that wrote the record is back.
+    fs::write(record_of(&node, 1), valid).unwrap();
+    applier.unprepare(&claim_ref(1)).unwrap();
+    assert_eq!(node.claim_state(), (Vec::new(), Default::default()));
 }
 
 #[test]
@@ -166,7 +243,7 @@ fn keeps_files_of_lost_record_if_rebuild_fails() {
         matches!(*error.failure, Failure::DamagedRecord(_)),
         "{error}"
     );
-    // The CDI spec cannot be written, but a rollback would succeed. The second attempt finds a record with stage intent.
+    // The CDI spec cannot be written, but a rollback would succeed. The second attempt finds the rebuilt record.
     let spec = spec_of(&node, 1);
     let obstacle = spec.with_file_name(format!(".gpu.drava.dev-claim-{}.tmp", claim_ref(1).uid));
     fs::remove_file(&spec).unwrap();

@@ -9,10 +9,11 @@ use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, free_address, get, kubelet_claim};
+use crate::cluster::{TestCluster, free_address, get, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::Share;
-use crate::fixture::{claim, machine_root};
-use crate::node::lacks_device_files;
+use crate::fixture::{GPU_UUIDS, claim, machine_root};
+use crate::node::{lacks_device_files, record_of};
+use crate::record::rewritten;
 
 /// Returns the config of an instance whose sockets are named after its pod. The fake kubelet registers the first
 /// socket in alphabetical order.
@@ -145,6 +146,73 @@ async fn serves_alongside_first_instance_and_takes_over() {
         (cluster.api.slices().len() == 2).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaves_records_of_newer_instance_alone() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let old = cluster.start_with(instance(&cluster, "old"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    old.await_ready().await;
+    cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+
+    // A newer instance prepares the claim in its format; then the claim is deleted by force.
+    let path = record_of(&cluster.node, 1);
+    let valid = fs::read_to_string(&path).unwrap();
+    let newer = rewritten(&valid, 2, |_| "newer format".to_owned());
+    fs::write(&path, &newer).unwrap();
+    cluster.api.delete_claim(&claim(1, &[]));
+    let state = cluster.node.claim_state();
+    let reason = old
+        .await_unmet(Condition::Records, "format version 2")
+        .await;
+    assert!(
+        reason.contains(&format!("GPUs {}", GPU_UUIDS[0])) && reason.contains("downgrade"),
+        "{reason}"
+    );
+    eventually("an event on the node", || {
+        let events = cluster.api.events();
+        events
+            .into_iter()
+            .find(|(reason, note)| reason == "NotReady" && note.contains("format version 2"))
+    })
+    .await;
+
+    // A downgraded instance does not replace the one that serves the node.
+    let downgraded = cluster.start_with(instance(&cluster, "downgraded"), cluster.source());
+    downgraded
+        .await_unmet(Condition::Registered, "until this instance can: records: ")
+        .await;
+    assert_eq!(cluster.kubelet.registry().unwrap().len(), 1);
+    downgraded.stop().await;
+
+    // Neither an instance that starts (and reconciles without grace period) nor kubelet's calls change anything.
+    old.stop().await;
+    let orphan = cluster.spec_file(9);
+    fs::copy(cluster.spec_file(1), &orphan).unwrap();
+    let alone = cluster.start_with(instance(&cluster, "alone"), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    alone
+        .await_unmet(Condition::Records, "format version 2")
+        .await;
+    eventually("a reconciliation", || (!orphan.exists()).then_some(())).await;
+    cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
+    cluster.api.put_claim(&claim(3, &[Share(1, "8Gi", "0")]));
+    let error = prepare_error(&plugin, 2).await;
+    assert!(error.contains("format version 2"), "{error}");
+    plugin.prepare_one(&kubelet_claim(3)).await.unwrap();
+    plugin.unprepare_one(&kubelet_claim(3)).await.unwrap();
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap_err();
+    assert_eq!(cluster.node.claim_state(), state);
+    assert_eq!(fs::read_to_string(&path).unwrap(), newer);
+
+    // The newer instance is back and unprepares the claim.
+    fs::remove_file(&path).unwrap();
+    alone.await_ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
