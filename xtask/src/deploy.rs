@@ -1,5 +1,6 @@
 //! Installs drava on a cluster as users do: images, then the Helm chart. For the demo and the end-to-end tests.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -44,6 +45,7 @@ pub(crate) fn start(
     nodes: Vec<Machine>,
     artifacts: &Artifacts,
 ) -> Result<Cluster> {
+    let with_gpus = nodes.iter().filter(|node| **node != Machine::None).count();
     let cluster = drava_cluster::up(&Options {
         kubernetes,
         nodes,
@@ -59,7 +61,7 @@ pub(crate) fn start(
     step.done();
     install(&cluster, images)?;
     let step = Progress::step("Wait until the GPUs are published");
-    let devices = wait_published(&cluster, &step)?;
+    let devices = wait_published(&cluster, with_gpus, &step)?;
     step.done_with(&devices);
     Ok(cluster)
 }
@@ -123,24 +125,32 @@ fn digest(images: &[PathBuf]) -> Result<String> {
         .collect())
 }
 
-/// Waits until the node driver has published devices, and returns their names.
-fn wait_published(cluster: &Cluster, step: &Progress) -> Result<String> {
+/// Waits until `nodes` nodes have published devices, and returns the devices' names.
+fn wait_published(cluster: &Cluster, nodes: usize, step: &Progress) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
-        let names = cluster.kubectl_output([
+        let slices = cluster.kubectl_output([
             "get",
             "resourceslices",
             "-o",
-            "jsonpath={.items[*].spec.devices[*].name}",
+            "jsonpath={range .items[*]}{.spec.nodeName}{range .spec.devices[*]} {.name}{end}{'\\n'}{end}",
         ])?;
-        if !names.trim().is_empty() {
-            return Ok(names.trim().to_owned());
+        // A slice of counters has no devices.
+        let slices = slices.lines().filter_map(|slice| slice.split_once(' '));
+        let publishers: BTreeSet<_> = slices.clone().map(|(node, _)| node).collect();
+        if publishers.len() >= nodes {
+            let names: Vec<_> = slices.map(|(_, devices)| devices).collect();
+            return Ok(names.join(" "));
         }
         ensure!(
             Instant::now() < deadline,
-            "no ResourceSlice has a device; see `kubectl -n drava-system logs daemonset/drava-dra-driver`"
+            "{} of {nodes} nodes have published devices; see `kubectl -n drava-system logs daemonset/drava-dra-driver`",
+            publishers.len()
         );
-        step.note("no ResourceSlice yet");
+        step.note(format!(
+            "{} of {nodes} nodes have published",
+            publishers.len()
+        ));
         std::thread::sleep(Duration::from_millis(200));
     }
 }

@@ -208,6 +208,7 @@ struct Shared<'a> {
     binaries: OnceLock<Vec<Binary>>,
     artifacts: OnceLock<Artifacts>,
     trial: e2e::Trial<'a>,
+    trial_on_two_nodes: e2e::Trial<'a>,
     trial_on_oldest: e2e::Trial<'a>,
 }
 
@@ -219,6 +220,7 @@ impl<'a> Shared<'a> {
             binaries: OnceLock::new(),
             artifacts: OnceLock::new(),
             trial: e2e::Trial::new("e2e", args.kubernetes, filter),
+            trial_on_two_nodes: e2e::Trial::with_two_nodes(args.kubernetes, filter),
             trial_on_oldest: e2e::Trial::new("oldest", Kubernetes::OLDEST, filter),
         }
     }
@@ -392,11 +394,21 @@ fn plan<'a>(
     }
     let mut e2e = None;
     if has(Stage::E2e) {
+        let nodes = plan.add(
+            Stage::E2e,
+            "e2e-nodes",
+            Load::Light,
+            &[built, tools, cluster],
+            |_| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries)
+            },
+        );
         e2e = plan.add(
             Stage::E2e,
             "e2e",
             Load::Light,
-            &[built, tools, cluster],
+            &[built, tools, nodes],
             |_| {
                 shared.trial.start(shared.artifacts()?)?;
                 shared.trial.run(Suite::E2e, shared.binaries()?)

@@ -32,6 +32,8 @@ pub(crate) enum Suite {
     Cluster,
     /// drava on the cluster.
     E2e,
+    /// drava on a cluster of two nodes.
+    E2eNodes,
     /// drava on the cluster, with measured times.
     E2eTimed,
 }
@@ -41,12 +43,15 @@ impl Suite {
     fn width(self) -> usize {
         match self {
             Self::Unit => thread::available_parallelism().map_or(1, usize::from),
-            Self::Timed | Self::Cluster | Self::E2e | Self::E2eTimed => 1,
+            Self::Timed | Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed => 1,
         }
     }
 
     const fn is_on_cluster(self) -> bool {
-        matches!(self, Self::Cluster | Self::E2e | Self::E2eTimed)
+        matches!(
+            self,
+            Self::Cluster | Self::E2e | Self::E2eNodes | Self::E2eTimed
+        )
     }
 }
 
@@ -63,6 +68,7 @@ impl Binary {
     fn suite(&self) -> Suite {
         match (self.package.as_str(), self.target.as_str()) {
             ("drava-e2e", "cores") => Suite::E2eTimed,
+            ("drava-e2e", "nodes") => Suite::E2eNodes,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
             ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,
@@ -132,6 +138,19 @@ pub(crate) fn run(suite: Suite, binaries: &[Binary], selection: Selection<'_>) -
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Returns whether `filter` selects a test of `suite`.
+pub(crate) fn has_tests(suite: Suite, binaries: &[Binary], filter: Option<&str>) -> Result<bool> {
+    for binary in binaries.iter().filter(|binary| binary.suite() == suite) {
+        let mut list = Command::new(&binary.executable);
+        list.arg("--list").args(filter).stdin(Stdio::null());
+        let output = process::output(&mut list, Limit::REQUEST)?;
+        if String::from_utf8_lossy(&output.stdout).contains(": test") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn run_one(suite: Suite, binary: &Binary, selection: Selection<'_>) -> Result<Outcome> {
     let started = Instant::now();
     let mut log = Log::create(&format!(
@@ -150,7 +169,7 @@ fn run_one(suite: Suite, binary: &Binary, selection: Selection<'_>) -> Result<Ou
         )
         .args(selection.filter);
     if suite.is_on_cluster() {
-        // These tests share one node. Without capture, the log of a hung test has its output.
+        // These tests share one cluster. Without capture, the log of a hung test has its output.
         command.args(["--test-threads=1", "--nocapture"]);
     }
     let limit = if suite.is_on_cluster() {

@@ -28,18 +28,30 @@ const INPUTS: [&str; 8] = [
 pub(crate) struct Trial<'a> {
     name: &'static str,
     kubernetes: Kubernetes,
+    nodes: Vec<Machine>,
     filter: Option<&'a str>,
     /// Held while the cluster runs.
     lock: Mutex<Option<HostLock>>,
 }
 
 impl<'a> Trial<'a> {
+    /// The cluster `name` of one node with the default machine.
     pub(crate) fn new(name: &'static str, kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
         Self {
             name,
             kubernetes,
+            nodes: vec![Machine::default()],
             filter,
             lock: Mutex::new(None),
+        }
+    }
+
+    /// The cluster of two nodes: the default machine, and one T4.
+    pub(crate) fn with_two_nodes(kubernetes: Kubernetes, filter: Option<&'a str>) -> Self {
+        let t4 = workspace_root().join("tests/simulator/machine/machines/t4.yaml");
+        Self {
+            nodes: vec![Machine::default(), Machine::File(t4)],
+            ..Self::new("e2e-nodes", kubernetes, filter)
         }
     }
 
@@ -51,8 +63,7 @@ impl<'a> Trial<'a> {
     pub(crate) fn start(&self, artifacts: &Artifacts) -> Result<()> {
         let lock = drava_cluster::lock_host()?;
         drava_cluster::down(&self.state()).context("end an earlier cluster of these tests")?;
-        let nodes = vec![Machine::default()];
-        deploy::start(self.name, self.kubernetes, nodes, artifacts)?;
+        deploy::start(self.name, self.kubernetes, self.nodes.clone(), artifacts)?;
         *self
             .lock
             .lock()
@@ -87,6 +98,22 @@ impl<'a> Trial<'a> {
             .take();
         Ok(())
     }
+}
+
+/// Runs the tests on two nodes, if the filter selects any: the cluster takes a minute to start.
+pub(crate) fn on_two_nodes(
+    trial: &Trial<'_>,
+    artifacts: &Artifacts,
+    binaries: &[Binary],
+) -> Result<Outcome> {
+    if !binaries::has_tests(Suite::E2eNodes, binaries, trial.filter)? {
+        return Ok(Outcome::default());
+    }
+    let outcome = trial
+        .start(artifacts)
+        .and_then(|()| trial.run(Suite::E2eNodes, binaries));
+    trial.end(false)?;
+    outcome
 }
 
 /// Whether drava was proved on the oldest release in its present form.

@@ -1,0 +1,77 @@
+//! Two nodes with different GPUs: two H100 on `node-0`, one T4 on `node-1`.
+
+use anyhow::{Context as _, Result, ensure};
+use drava_cluster::Component;
+use drava_e2e::manifest::pod_with_request;
+use drava_e2e::{Namespace, TestCluster, wait};
+
+/// A pod with a share of a GPU of the architecture.
+fn pod_on(name: &str, architecture: &str) -> String {
+    let expression = format!("device.attributes['gpu.drava.dev'].architecture == '{architecture}'");
+    let exactly = format!(
+        r#"{{deviceClassName: vgpu.drava.dev, capacity: {{requests: {{memory: 1Gi}}}}, selectors: [{{cel: {{expression: "{expression}"}}}}]}}"#
+    );
+    pod_with_request(name, &exactly, "")
+}
+
+fn node_of(tenant: &Namespace<'_>, pod: &str) -> Result<String> {
+    tenant.kubectl(&["get", "pod", pod, "-o", "jsonpath={.spec.nodeName}"])
+}
+
+#[test]
+fn places_pods_on_node_with_selected_gpu() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("select")?;
+    let wanted = [
+        ("Turing", "node-1", "Tesla T4"),
+        ("Hopper", "node-0", "H100"),
+    ];
+    for (architecture, node, _) in wanted {
+        tenant.apply(&pod_on(&format!("on-{node}"), architecture))?;
+    }
+    for (_, node, product) in wanted {
+        let pod = &format!("on-{node}");
+        tenant.running(pod)?;
+        ensure!(node_of(&tenant, pod)? == node, "{pod} is not on {node}");
+        let query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"];
+        let name = tenant.exec(pod, "app", &query)?.success()?;
+        ensure!(name.contains(product), "{pod} has {name}");
+        ensure!(tenant.total_mib(pod)? == "1024", "{pod} has no limit");
+    }
+    Ok(())
+}
+
+#[test]
+fn outage_of_one_containerd_leaves_other_node_alone() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("outage")?;
+    tenant.apply(&pod_on("before", "Turing"))?;
+    tenant.running("before")?;
+    let node = cluster.kubernetes().node("node-1")?;
+    node.stop(Component::Containerd)?;
+    let other = tenant
+        .apply(&pod_on("other", "Hopper"))
+        .and_then(|()| tenant.running("other"));
+    let waits = tenant.apply(&pod_on("waits", "Turing")).and_then(|()| {
+        wait("kubelet reports that containerd is down", || {
+            let nodes = cluster.get(&["node", "node-1"])?;
+            let conditions = nodes["status"]["conditions"].as_array();
+            let mut ready = conditions.into_iter().flatten();
+            Ok(ready
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "False")
+                .then_some(()))
+        })
+    });
+    node.start(Component::Containerd)?;
+    other?;
+    waits?;
+    tenant.running("waits")?;
+    ensure!(node_of(&tenant, "waits")? == "node-1", "not on node-1");
+    let before = tenant.find("pod", "before")?.context("pod before")?;
+    ensure!(
+        before["status"]["containerStatuses"][0]["restartCount"] == 0,
+        "{before}"
+    );
+    ensure!(tenant.total_mib("before")? == "1024", "the limit is gone");
+    Ok(())
+}
