@@ -75,3 +75,18 @@ fn outage_of_one_containerd_leaves_other_node_alone() -> Result<()> {
     ensure!(tenant.total_mib("before")? == "1024", "the limit is gone");
     Ok(())
 }
+
+#[test]
+fn every_node_shows_files_of_its_own_machine() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    for (node, address) in [("node-0", "0000:1b:00.0"), ("node-1", "0000:00:1e.0")] {
+        let node = cluster.kubernetes().node(node)?;
+        let config = node.path("/proc/driver/nvidia/capabilities/mig/config".as_ref())?;
+        let text = std::fs::read_to_string(&config)
+            .with_context(|| format!("read {}", config.display()))?;
+        ensure!(text.starts_with("DeviceFileMinor: 1\n"), "{text}");
+        let devices = node.path("/opt/drava-sim/sys/bus/pci/devices".as_ref())?;
+        ensure!(devices.join(address).join("vendor").exists(), "{address}");
+    }
+    Ok(())
+}

@@ -166,6 +166,10 @@ fn kernel(root: &Path) -> Result<()> {
         mount(kind, &target, kind, flags, None)
             .with_context(|| format!("mount the node's /{name}"))?;
     }
+    // Where programs on a GPU node read the driver's files, of the simulated machine and not of the host.
+    let driver = below(root, Path::new(SIMULATED_ROOT)).join("proc/driver");
+    make_dir(&driver)?;
+    bind_dir(&driver, &root.join("proc/driver"))?;
     let settings = root.join("run/kernel-settings");
     make_dir(&settings)?;
     for (name, value) in SETTINGS {

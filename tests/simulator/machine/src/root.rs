@@ -2,8 +2,9 @@
 //!
 //! `usr/lib/x86_64-linux-gnu/libcuda.so.1` and `libnvidia-ml.so.1` (with their versioned files),
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
-//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG
-//! instances also nodes in `dev/nvidia-caps` and `proc/driver/nvidia/capabilities`.
+//! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG also
+//! nodes in `dev/nvidia-caps`, `proc/driver/nvidia/capabilities` and
+//! `proc/driver/nvidia-caps/mig-minors`; the PCI devices of the GPUs in `sys`.
 //!
 //! A library finds the root from its own path: the same file serves a test on the host and, mounted
 //! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
@@ -20,6 +21,9 @@ use rustix::io::Errno;
 use crate::protocol::{CardIndex, MigState};
 
 mod capabilities;
+mod pci;
+
+pub use pci::PciDevice;
 
 /// Overrides the driver root that a library finds from its path.
 pub const ROOT_VARIABLE: &str = "SIMULATOR_ROOT";
@@ -122,17 +126,21 @@ impl DriverRoot {
         }
         let control = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
             .map(|name| self.0.join("dev").join(name));
-        let cards = (0..layout.cards).map(|index| self.device_node(CardIndex(index)));
+        let indices = (0..).map(CardIndex).take(layout.devices.len());
+        let cards = indices.clone().map(|card| self.device_node(card));
         for node in control.into_iter().chain(cards) {
-            at(&node, make_node(&node))?;
+            at(&node, make_node(&node, 0o666))?;
         }
-        for card in (0..layout.cards).map(CardIndex) {
+        let capabilities = self.path().join("dev/nvidia-caps");
+        at(&capabilities, self.lay_out_machine_capabilities())?;
+        for card in indices {
             let nothing = MigState::default();
-            at(
-                &self.path().join("dev/nvidia-caps"),
-                self.lay_out_instances(card, &nothing),
-            )?;
+            at(&capabilities, self.lay_out_instances(card, &nothing))?;
         }
+        at(
+            &self.path().join("sys"),
+            pci::lay_out(&self.path().join("sys"), layout.devices),
+        )?;
         if let Some(libraries) = layout.libraries {
             for library in &LIBRARIES {
                 let path = library.install(libraries, &self.library_dir(), layout.driver_version);
@@ -148,8 +156,8 @@ impl DriverRoot {
 /// Parameters of [`DriverRoot::lay_out`].
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'a> {
-    /// Number of device nodes.
-    pub cards: u32,
+    /// PCI devices of the GPUs.
+    pub devices: &'a [PciDevice],
     /// Suffix of the library files.
     pub driver_version: &'a str,
     /// Directory with the built libraries, if they are to be installed.
@@ -205,23 +213,30 @@ fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
 }
 
 /// Creates a character device 1:3, or an empty file without the privilege.
-fn make_node(path: &Path) -> io::Result<()> {
+fn make_node(path: &Path, mode: u32) -> io::Result<()> {
     let made = mknodat(
         rustix::fs::CWD,
         path,
         FileType::CharacterDevice,
-        Mode::from_raw_mode(0o666),
+        Mode::from_raw_mode(mode),
         makedev(1, 3),
     );
     match made {
-        Ok(()) => {
-            use std::os::unix::fs::PermissionsExt;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o666))
-        }
+        Ok(()) => set_mode(path, mode),
         Err(Errno::EXIST) => Ok(()),
-        Err(Errno::PERM | Errno::ACCESS) => fs::write(path, []),
+        Err(Errno::PERM | Errno::ACCESS) if path.exists() => Ok(()),
+        Err(Errno::PERM | Errno::ACCESS) => {
+            fs::write(path, [])?;
+            set_mode(path, mode)
+        }
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// The umask does not apply to the driver's nodes.
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 #[cfg(test)]
@@ -244,6 +259,19 @@ mod tests {
         assert_eq!(DriverRoot::of_library(None), DriverRoot::new("/"));
     }
 
+    fn device(bus: u8) -> PciDevice {
+        PciDevice {
+            bus_id: crate::description::BusId {
+                domain: 0,
+                bus,
+                device: 0,
+            },
+            device_id: 0x2330_10de,
+            subsystem_id: 0x16c1_10de,
+            numa_node: None,
+        }
+    }
+
     #[test]
     fn replaces_libraries_and_keeps_nodes_at_relayout() {
         let built = tempfile::tempdir().unwrap();
@@ -254,7 +282,7 @@ mod tests {
                 fs::write(built.path().join(library.built), content).unwrap();
             }
             root.lay_out(&Layout {
-                cards: 2,
+                devices: &[device(0x1b), device(0x9d)],
                 driver_version: "580.65.06",
                 libraries: Some(built.path()),
             })
@@ -272,7 +300,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let error = DriverRoot::new(directory.path())
             .lay_out(&Layout {
-                cards: 0,
+                devices: &[],
                 driver_version: "1",
                 libraries: Some(built.path()),
             })

@@ -25,7 +25,7 @@ use crate::control::{self, Answer};
 use crate::description::MachineDescription;
 use crate::kernel::{ClientId, Effect, Kernel};
 use crate::protocol::{ClientKind, ExportId, Nanos, Refusal, Reply, Request};
-use crate::root::{DriverRoot, LayOutError, Layout};
+use crate::root::{DriverRoot, LayOutError, Layout, PciDevice};
 use crate::wire::WireError;
 
 mod exports;
@@ -138,7 +138,7 @@ impl Server {
             .map(|_| memory_file())
             .collect::<Result<_, _>>()?;
         root.lay_out(&Layout {
-            cards: u32::try_from(description.cards.len()).unwrap_or(u32::MAX),
+            devices: &PciDevice::of_machine(&description),
             driver_version: &description.driver_version,
             libraries,
         })?;

@@ -7,8 +7,8 @@ use nvml_wrapper_sys::bindings::{
     NVML_DEVICE_ARCH_HOPPER, NVML_DEVICE_ARCH_TURING, nvmlBrandType_enum_NVML_BRAND_GEFORCE_RTX,
     nvmlBrandType_enum_NVML_BRAND_NVIDIA, nvmlBrandType_enum_NVML_BRAND_NVIDIA_RTX,
     nvmlBrandType_enum_NVML_BRAND_TESLA, nvmlBrandType_t, nvmlBusType_t, nvmlDevice_t,
-    nvmlDeviceArchitecture_t, nvmlPciInfo_t, nvmlPciInfoExt_t, nvmlUUID_t,
-    nvmlUUIDType_t_NVML_UUID_TYPE_ASCII, nvmlUUIDType_t_NVML_UUID_TYPE_BINARY,
+    nvmlDeviceArchitecture_t, nvmlGpuVirtualizationMode_t, nvmlPciInfo_t, nvmlPciInfoExt_t,
+    nvmlUUID_t, nvmlUUIDType_t_NVML_UUID_TYPE_ASCII, nvmlUUIDType_t_NVML_UUID_TYPE_BINARY,
 };
 use simulator_machine::description::{Architecture, Brand, BusId};
 
@@ -80,6 +80,13 @@ entry_points! {
 
     fn nvmlDeviceGetMinorNumber(handle: nvmlDevice_t, minor: Out<c_uint>) {
         minor.set(device(handle)?.card.0)
+    }
+
+    fn nvmlDeviceGetVirtualizationMode(handle: nvmlDevice_t, mode: Out<nvmlGpuVirtualizationMode_t>) {
+        // `NVML_GPU_VIRTUALIZATION_MODE_NONE`: bare metal.
+        const NONE: nvmlGpuVirtualizationMode_t = 0;
+        device(handle)?.described()?;
+        mode.set(NONE)
     }
 
     fn nvmlDeviceGetModuleId(handle: nvmlDevice_t, module: Out<c_uint>) {

@@ -140,7 +140,6 @@ unsupported! {
     nvmlDeviceGetVgpuTypeSupportedPlacements
     nvmlDeviceGetVgpuUtilization
     nvmlDeviceGetViolationStatus
-    nvmlDeviceGetVirtualizationMode
     nvmlDeviceModifyDrainState
     nvmlDevicePerfMetricsGetSamples_v1
     nvmlDevicePowerSmoothingActivatePresetProfile

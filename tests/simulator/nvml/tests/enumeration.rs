@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
 use nvml_wrapper::enum_wrappers::device::{Brand, Clock, TemperatureSensor};
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
@@ -30,6 +31,7 @@ fn reports_the_machine_file_of_an_h100() -> anyhow::Result<()> {
     assert_eq!(device.cuda_compute_capability()?.major, 9);
     assert_eq!(device.minor_number()?, 1);
     assert_eq!(device.numa_node_id()?, 1);
+    assert_eq!(device.virtualization_mode()?, GpuVirtualizationMode::Bare);
     assert_eq!(device.num_cores()?, 16896);
     assert_eq!(device.pci_info()?.bus_id, "00000000:9D:00.0");
     assert_eq!(device.pci_info()?.pci_device_id, 0x2330_10de);

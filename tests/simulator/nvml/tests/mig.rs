@@ -9,7 +9,8 @@ use std::ptr::{null, null_mut};
 use anyhow::{Context, ensure};
 use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t,
-    nvmlGpuInstancePlacement_t, nvmlMemory_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlMemory_t, nvmlProcessInfo_t,
+    nvmlReturn_t,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
@@ -180,6 +181,62 @@ impl Mig {
         cuda.request(&Request::Mig { card, request })?;
         Ok((cuda, context))
     }
+}
+
+#[test]
+fn capability_files_follow_live_instances() -> anyhow::Result<()> {
+    let (mig, card) = Mig::partitioned(A30X2)?;
+    let root = mig.machine.root().to_owned();
+    let capabilities = root.join("proc/driver/nvidia/capabilities");
+    let minors = std::fs::read_to_string(root.join("proc/driver/nvidia-caps/mig-minors"))?;
+    let present = |capability: &str| -> anyhow::Result<bool> {
+        let minor = minors.lines().find_map(|line| {
+            line.strip_prefix(capability)
+                .and_then(|rest| rest.strip_prefix(' '))
+        });
+        let minor = minor.with_context(|| format!("mig-minors has no {capability}"))?;
+        let file = match capability.split_once('/') {
+            Some((gpu, instance)) => capabilities.join(gpu).join("mig").join(instance),
+            None => capabilities.join("mig").join(capability),
+        };
+        let node = root.join(format!("dev/nvidia-caps/nvidia-cap{minor}"));
+        let text = std::fs::read_to_string(file).ok();
+        ensure!(text.is_some() == node.exists(), "{capability}");
+        Ok(text.is_some_and(|text| text.starts_with(&format!("DeviceFileMinor: {minor}\n"))))
+    };
+    // The halves of an A30 are the GPU instances 1 and 2.
+    let instances = ["gpu0/gi2/access", "gpu0/gi2/ci0/access"];
+    let check = |wanted: [bool; 2]| -> anyhow::Result<()> {
+        for (capability, wanted) in instances.iter().zip(wanted) {
+            ensure!(present(capability)? == wanted, "{capability}");
+        }
+        ensure!(present("config")? && present("monitor")?);
+        Ok(())
+    };
+    check([false, false])?;
+    let first = mig.create(card, 5).unwrap();
+    let second = mig.create(card, 5).unwrap();
+    let ids = [first, second].map(|instance| gpu_instance_id(&mig, instance));
+    ensure!(ids == [1, 2], "{ids:?}");
+    check([true, false])?;
+    let compute = mig.fill(second, 1).unwrap();
+    check([true, true])?;
+    assert_eq!(call!(mig, nvmlComputeInstanceDestroy(compute)), SUCCESS);
+    check([true, false])?;
+    assert_eq!(call!(mig, nvmlGpuInstanceDestroy(second)), SUCCESS);
+    check([false, false])?;
+    ensure!(present("gpu0/gi1/access")?);
+    Ok(())
+}
+
+fn gpu_instance_id(mig: &Mig, instance: nvmlGpuInstance_t) -> c_uint {
+    // SAFETY: zero is a value of every field.
+    let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
+    assert_eq!(
+        call!(mig, nvmlGpuInstanceGetInfo(instance, &raw mut info)),
+        SUCCESS
+    );
+    info.id
 }
 
 #[test]

@@ -1,7 +1,12 @@
-//! MIG capabilities, as in the driver: one device node per GPU instance and per compute instance,
-//! with minor numbers in `/proc`. A process may use an instance if it sees both nodes.
+//! MIG capabilities, as in the driver: a device node each for configuration, for monitoring, for
+//! every GPU instance and every compute instance, with minor numbers in `/proc`. A process may use
+//! an instance if it sees both of its nodes.
+//!
+//! `proc/driver/nvidia/capabilities` has the files of existing instances;
+//! `proc/driver/nvidia-caps/mig-minors` lists the minor numbers of all possible instances.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,12 +15,23 @@ use crate::protocol::{CardIndex, InstanceId, MigState};
 
 use super::{DriverRoot, make_node};
 
-/// Minor numbers of a GPU: 15 GPU instances with 8 compute instances each.
-const MINORS_OF_CARD: u32 = 15 * MINORS_OF_INSTANCE;
-/// Minor numbers of a GPU instance and 8 compute instances.
-const MINORS_OF_INSTANCE: u32 = 9;
+/// GPUs in the driver's table of minor numbers.
+const CARDS: u32 = 32;
+/// GPU instances of a GPU in the table.
+const GPU_INSTANCES: u32 = 15;
+/// Compute instances of a GPU instance in the table.
+const COMPUTE_INSTANCES: u32 = 8;
+
+/// Minor numbers of a GPU.
+const MINORS_OF_CARD: u32 = GPU_INSTANCES * MINORS_OF_INSTANCE;
+/// Minor numbers of a GPU instance and its compute instances.
+const MINORS_OF_INSTANCE: u32 = 1 + COMPUTE_INSTANCES;
 /// Lower minors are not for instances.
 const FIRST_MINOR: u32 = 3;
+/// Capabilities of the whole machine: name, minor number, mode of the device node.
+const MACHINE: [(&str, u32, u32); 2] = [("config", 1, 0o400), ("monitor", 2, INSTANCE_MODE)];
+/// Mode of the device nodes of instances.
+const INSTANCE_MODE: u32 = 0o444;
 
 fn gpu_minor(card: CardIndex, gpu: u32) -> u32 {
     FIRST_MINOR + card.0 * MINORS_OF_CARD + gpu * MINORS_OF_INSTANCE
@@ -42,6 +58,32 @@ impl DriverRoot {
         [gpu_minor(card, id.gpu), compute_minor(card, id)]
             .into_iter()
             .all(|minor| self.capability_node(minor).exists())
+    }
+
+    /// Lays out the capabilities of the whole machine and the table of all minor numbers.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub(super) fn lay_out_machine_capabilities(&self) -> io::Result<()> {
+        let directory = self.path().join("proc/driver/nvidia/capabilities/mig");
+        for (name, minor, mode) in MACHINE {
+            self.lay_out_capability(&directory.join(name), minor, mode)?;
+        }
+        let table = self.path().join("proc/driver/nvidia-caps");
+        fs::create_dir_all(&table)?;
+        fs::write(table.join("mig-minors"), table_of_minors())
+    }
+
+    /// Creates the device node of a capability and then the file with its minor number.
+    fn lay_out_capability(&self, file: &Path, minor: u32, mode: u32) -> io::Result<()> {
+        let node = self.capability_node(minor);
+        for parent in [node.parent(), file.parent()].into_iter().flatten() {
+            fs::create_dir_all(parent)?;
+        }
+        make_node(&node, mode)?;
+        let text =
+            format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n");
+        fs::write(file, text)
     }
 
     /// Lays out the capabilities of existing instances. Correct files are not replaced, since they
@@ -74,17 +116,33 @@ impl DriverRoot {
             if access.exists() {
                 continue;
             }
-            let node = self.capability_node(minor);
-            for parent in [node.parent(), access.parent()].into_iter().flatten() {
-                fs::create_dir_all(parent)?;
-            }
-            make_node(&node)?;
-            let text =
-                format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
-            fs::write(&access, text)?;
+            self.lay_out_capability(&access, minor, INSTANCE_MODE)?;
         }
         Ok(())
     }
+}
+
+/// The driver's `mig-minors`: one line per capability.
+fn table_of_minors() -> String {
+    let mut text = String::new();
+    let mut line = |name: std::fmt::Arguments<'_>, minor: u32| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name} {minor}");
+    };
+    for (name, minor, _) in MACHINE {
+        line(format_args!("{name}"), minor);
+    }
+    for card in 0..CARDS {
+        for gpu in 0..GPU_INSTANCES {
+            let minor = gpu_minor(CardIndex(card), gpu);
+            line(format_args!("gpu{card}/gi{gpu}/access"), minor);
+            for compute in 0..COMPUTE_INSTANCES {
+                let minor = compute_minor(CardIndex(card), InstanceId { gpu, compute });
+                line(format_args!("gpu{card}/gi{gpu}/ci{compute}/access"), minor);
+            }
+        }
+    }
+    text
 }
 
 /// Removes directories of destroyed instances.
@@ -156,7 +214,10 @@ mod tests {
         let access = "proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci1/access";
         let text = fs::read_to_string(root.path().join(access)).unwrap();
         // 3 + 135 + 7 * 9 + 2: from the driver's table of minors.
-        assert!(text.starts_with("DeviceFileMinor: 203\n"), "{text}");
+        assert_eq!(
+            text,
+            "DeviceFileMinor: 203\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+        );
 
         root.lay_out_instances(card, &state(&[(7, &[0])])).unwrap();
         assert!(root.sees_instance(card, id(7, 0)));
@@ -164,5 +225,52 @@ mod tests {
         root.lay_out_instances(card, &state(&[])).unwrap();
         assert!(!root.sees_instance(card, id(7, 0)));
         assert!(!root.path().join(access).exists());
+    }
+
+    #[test]
+    fn lays_out_configuration_and_monitoring() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let root = DriverRoot::new(directory.path());
+        root.lay_out_machine_capabilities().unwrap();
+        // Instances come and go; the capabilities of the machine stay.
+        root.lay_out_instances(CardIndex(0), &state(&[(1, &[0])]))
+            .unwrap();
+        root.lay_out_instances(CardIndex(0), &state(&[])).unwrap();
+        for (name, minor, mode) in [("config", 1, 256), ("monitor", 2, 292)] {
+            let file = format!("proc/driver/nvidia/capabilities/mig/{name}");
+            assert_eq!(
+                fs::read_to_string(root.path().join(file)).unwrap(),
+                format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n")
+            );
+            let node = fs::metadata(root.capability_node(minor)).unwrap();
+            assert_eq!(node.permissions().mode() & 0o777, mode, "{name}");
+        }
+    }
+
+    #[test]
+    fn lists_minors_of_all_possible_instances() {
+        let table = table_of_minors();
+        let lines: Vec<_> = table.lines().collect();
+        assert_eq!(
+            lines[..5],
+            [
+                "config 1",
+                "monitor 2",
+                "gpu0/gi0/access 3",
+                "gpu0/gi0/ci0/access 4",
+                "gpu0/gi0/ci1/access 5"
+            ]
+        );
+        // Minors of two instances on a real A100, and the first of its neighbor.
+        for line in [
+            "gpu0/gi2/ci0/access 22",
+            "gpu0/gi3/ci0/access 31",
+            "gpu1/gi0/access 138",
+        ] {
+            assert!(lines.contains(&line), "{line}");
+        }
+        assert_eq!(lines.len(), 2 + 32 * 15 * 9);
+        assert_eq!(lines.last(), Some(&"gpu31/gi14/ci7/access 4322"));
     }
 }
