@@ -13,6 +13,8 @@ pub(crate) mod log;
 mod miri;
 mod proof;
 mod schedule;
+mod summary;
+mod times;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,11 +25,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use drava_cluster::Kubernetes;
 use drava_cluster::prerequisite::{self, Prerequisite};
-use serde::Serialize;
 
 use crate::deploy::{self, Artifacts};
 use binaries::{Binary, Selection, Suite};
-use libtest::{Count, Outcome};
+use libtest::Outcome;
 use log::Log;
 use schedule::{Load, Task};
 
@@ -162,11 +163,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let context = Shared::new(args);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let reports = schedule::run(plan(&stages, args, &context, started), cores.min(4));
-    let outcome = summarize(&reports);
+    let outcome = summary::print(&reports);
     let seconds = started.elapsed().as_secs_f64();
     eprintln!("all stages took {seconds:.0} s");
     if let Some(path) = &args.times {
-        write_times(path, &reports, seconds)?;
+        times::write(path, &reports, seconds)?;
     }
     println!("{}", outcome.count);
     let mut failed: Vec<&str> = reports
@@ -484,87 +485,4 @@ fn plan<'a>(
         });
     }
     plan.tasks
-}
-
-/// Prints failures, skipped tests and times, and returns the sum of all outcomes.
-fn summarize(reports: &[Report]) -> Outcome {
-    let mut total = Outcome::default();
-    for report in reports {
-        total += report.outcome.clone();
-    }
-    total.skips.sort();
-    if !total.skips.is_empty() {
-        eprintln!("skipped:");
-    }
-    for skip in &total.skips {
-        eprintln!("    {skip}");
-    }
-    eprintln!("times:");
-    for report in reports {
-        eprintln!(
-            "    {:12} {:4.0} s, from {:4.0} s",
-            report.name, report.seconds, report.started_s
-        );
-    }
-    for failure in &total.failures {
-        eprintln!("---- {} ----", failure.test);
-        for line in &failure.output {
-            eprintln!("    {line}");
-        }
-    }
-    if !total.failures.is_empty() {
-        eprintln!("failed:");
-    }
-    for report in reports {
-        for failure in &report.outcome.failures {
-            eprintln!("    {} ({}: {})", failure.test, report.name, report.log);
-        }
-    }
-    for stage in Stage::ALL {
-        let mut parts = reports
-            .iter()
-            .filter(|report| report.stage == stage)
-            .peekable();
-        if parts.peek().is_some() {
-            let mut count = Count::default();
-            parts.for_each(|report| count += report.outcome.count);
-            eprintln!("{:10} {count}", stage.name());
-        }
-    }
-    total
-}
-
-/// Times of a run, as JSON.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Times {
-    seconds: f64,
-    cores: usize,
-    tasks: Vec<TaskTime>,
-}
-
-/// Time of a task, as JSON.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct TaskTime {
-    name: &'static str,
-    started_s: f64,
-    seconds: f64,
-}
-
-fn write_times(path: &std::path::Path, reports: &[Report], seconds: f64) -> Result<()> {
-    let times = Times {
-        seconds,
-        cores: thread::available_parallelism().map_or(1, usize::from),
-        tasks: reports
-            .iter()
-            .map(|report| TaskTime {
-                name: report.name,
-                started_s: report.started_s,
-                seconds: report.seconds,
-            })
-            .collect(),
-    };
-    std::fs::write(path, serde_json::to_string_pretty(&times)? + "\n")
-        .with_context(|| format!("write {}", path.display()))
 }

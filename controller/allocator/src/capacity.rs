@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use drava_api::Quantity;
+use drava_api::config::Percent;
 use drava_api::quantity::ParseQuantityError;
 use k8s_openapi::api::resource::v1 as dra;
 
@@ -98,6 +99,25 @@ impl Capacity {
             }),
             _ => Ok(amount),
         }
+    }
+}
+
+impl Capacity {
+    /// Returns what a request for a percentage of the device consumes. 100% is the amount that a request consumes by
+    /// default. Steps are rounded down, so that percentages that add up to 100 fit together.
+    ///
+    /// # Errors
+    /// When the policy does not allow the amount.
+    pub fn fraction(&self, percent: Percent) -> Result<Quantity, CapacityError> {
+        let whole = self.consumption(None)?;
+        let part = whole.nano().saturating_mul(i128::from(percent.get())) / 100;
+        let (min, step) = match self.policy.as_ref().map(|policy| &policy.valid) {
+            Some(ValidAmounts::Range { min, step, .. }) => (*min, *step),
+            _ => (Quantity::ZERO, None),
+        };
+        let step = step.unwrap_or(Quantity::count(1)).nano();
+        let above = part.saturating_sub(min.nano());
+        self.consumption(Some(whole.with_nano(part - above.rem_euclid(step))))
     }
 }
 
@@ -225,6 +245,28 @@ mod tests {
                 Err(CapacityError::Negative) => "negative".to_owned(),
             };
             assert_eq!(outcome, expected, "{requested:?} of {capacity:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_percentages_down() {
+        let policy =
+            json!({"default": "10Gi", "validRange": {"min": "1Mi", "max": "10Gi", "step": "1Mi"}});
+        let shared = capacity("10Gi", &policy);
+        // Memory of an oversubscribed GPU: the percentage is one of the GPU's own memory.
+        let scaled = capacity("20Gi", &policy);
+        let cases = [
+            (&shared, 100, "10Gi"),
+            (&shared, 50, "5Gi"),
+            (&shared, 33, "3379Mi"),
+            (&shared, 1, "102Mi"),
+            (&scaled, 50, "5Gi"),
+            (&capacity("10", &json!(null)), 25, "2"),
+        ];
+        for (capacity, percent, expected) in cases {
+            let percent = Percent::try_from(percent).unwrap();
+            let amount = capacity.fraction(percent).unwrap();
+            assert_eq!(amount.to_string(), expected, "{percent:?} of {capacity:?}");
         }
     }
 

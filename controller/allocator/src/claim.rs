@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use drava_api::config::{self, ConfigError, Placement};
+use drava_api::config::{self, ConfigError, Percent, Placement};
 use drava_api::{Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
@@ -79,6 +79,8 @@ pub struct Alternative {
     pub count: Count,
     /// Requested amounts by capacity name.
     pub capacity: Amounts,
+    /// Requested percentage of a GPU's memory, instead of an amount.
+    pub memory_percent: Option<Percent>,
     /// Tolerated taints.
     pub tolerations: Vec<dra::DeviceToleration>,
     /// Admin access: may use devices that are allocated to other claims (KEP-5018).
@@ -311,12 +313,20 @@ fn parse(
                 request: raw.name.clone(),
                 problem: error.to_string(),
             })?;
-            if settings.memory_percent.is_some() {
-                return Err(unsupported("config field memory.percent".to_owned()));
-            }
             placement.node = placement.node.or(settings.placement.node);
             placement.gpu = placement.gpu.or(settings.placement.gpu);
-            alternatives.push(alternative(&raw, class_selectors(class), selectors)?);
+            let mut alternative = alternative(&raw, class_selectors(class), selectors)?;
+            alternative.memory_percent = settings.memory_percent;
+            if settings.memory_percent.is_some()
+                && alternative.requested(names::capacity::MEMORY).is_some()
+            {
+                return Err(ClaimProblem::Config {
+                    request: raw.name.clone(),
+                    problem: "config field memory.percent: the request has capacity.requests.memory too, use one of them"
+                        .to_owned(),
+                });
+            }
+            alternatives.push(alternative);
         }
         if alternatives.is_empty() {
             return Err(unsupported(format!("the type of request {name}")));
@@ -412,6 +422,7 @@ fn alternative(
         selectors: compiled(raw.selectors, selectors).collect(),
         count,
         capacity,
+        memory_percent: None,
         tolerations: raw.tolerations.to_vec(),
         admin_access: raw.admin_access,
     })

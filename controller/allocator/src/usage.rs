@@ -9,7 +9,7 @@ use std::sync::Arc;
 use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::resource::v1 as dra;
 
-use crate::capacity::{Amounts, CapacityError};
+use crate::capacity::{Amounts, Capacity, CapacityError};
 use crate::claim::{Alternative, ClaimId};
 use crate::device::Device;
 use crate::pool::{CounterSet, Pool, PoolProblem};
@@ -348,6 +348,18 @@ pub struct GpuMemory {
     pub total: Quantity,
 }
 
+/// Returns what `request` consumes of a capacity.
+fn amount(
+    name: &str,
+    capacity: &Capacity,
+    request: &Alternative,
+) -> Result<Quantity, CapacityError> {
+    match request.memory_percent {
+        Some(percent) if name == names::capacity::MEMORY => capacity.fraction(percent),
+        _ => capacity.consumption(request.requested(name)),
+    }
+}
+
 /// Returns what `request` consumes of each capacity of `device`.
 fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Rejection> {
     if let Some(name) = request
@@ -360,23 +372,21 @@ fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Reject
     device
         .capacity
         .iter()
-        .map(
-            |(name, capacity)| match capacity.consumption(request.requested(name)) {
-                Ok(amount) => Ok((name.clone(), amount)),
-                Err(CapacityError::AboveMaximum { requested, maximum }) => {
-                    Err(Rejection::AboveMaximum {
-                        name: name.clone(),
-                        requested,
-                        maximum,
-                    })
-                }
-                Err(CapacityError::Negative) => Err(Rejection::AboveMaximum {
+        .map(|(name, capacity)| match amount(name, capacity, request) {
+            Ok(amount) => Ok((name.clone(), amount)),
+            Err(CapacityError::AboveMaximum { requested, maximum }) => {
+                Err(Rejection::AboveMaximum {
                     name: name.clone(),
-                    requested: request.requested(name).unwrap_or_default(),
-                    maximum: capacity.value,
-                }),
-            },
-        )
+                    requested,
+                    maximum,
+                })
+            }
+            Err(CapacityError::Negative) => Err(Rejection::AboveMaximum {
+                name: name.clone(),
+                requested: request.requested(name).unwrap_or_default(),
+                maximum: capacity.value,
+            }),
+        })
         .collect()
 }
 

@@ -6,14 +6,13 @@ use std::io;
 use drava_api::config::Enforcement;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::arrivals::Arrivals;
 use super::control::{Controller, Measured};
 use super::detect::{GpuProcess, Judge, Kind, News, Suspicion, look};
 use super::observe::{Listed, Observation};
 use super::precedence::Precedence;
-use super::process::Processes;
+use super::process::{self, Processes};
 use super::reserve::shown;
 use super::share::Scratch;
 use super::tenant::{Key, Tenant};
@@ -350,7 +349,10 @@ impl Card {
                 let own = processes
                     .iter()
                     .filter(|process| process.shares.contains(&view.id));
-                tenant.follow(own.filter_map(|process| open_pid(process.pid)).collect());
+                tenant.follow(
+                    own.filter_map(|process| process::open(process.pid))
+                        .collect(),
+                );
             }
         }
         let is_here = |key: &Key| shares.tenants.get(key).is_some_and(Tenant::is_here);
@@ -409,16 +411,12 @@ impl Card {
                 Suspicion::Region(_) => &[],
             };
             for pid in pids {
-                // NVML listed it a moment ago; by now another process may have the PID. The pidfd stays with one process:
-                // if that is not the process that is described now, it has ended and the signal reaches none.
-                let Some(process) = open_pid(*pid) else {
-                    continue;
-                };
-                let is_same = processes.describe_again(*pid).is_some_and(|described| {
+                // NVML listed it a moment ago; by now another process may have the PID.
+                let is_killed = processes.kill(*pid, |described| {
                     owners.get(pid) == Some(&described.owner)
                         && described.shares.iter().any(|mounted| tenant.is(mounted))
                 });
-                if is_same && pidfd_send_signal(process, Signal::KILL).is_ok() {
+                if is_killed {
                     told.push((
                         *key,
                         What::Killed {
@@ -450,11 +448,6 @@ fn gpu_process(listed: &Listed, keys: &[Key], tenants: &BTreeMap<Key, Tenant>) -
         used_bytes: listed.used_bytes,
         shares: keys.iter().filter(has).copied().collect(),
     }
-}
-
-fn open_pid(pid: u32) -> Option<std::os::fd::OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// A page that cannot be written keeps what it said.

@@ -6,10 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use drava_vgpu_abi::ledger::Owner;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::mounts::{ClaimsMount, MountedShare};
 
@@ -86,6 +88,18 @@ impl Processes {
         })
     }
 
+    /// Kills the process `pid` if `is_target` accepts its description. Returns whether the signal was sent.
+    ///
+    /// The pidfd is opened before the description is read: it stays with one process, so a process that gets the PID
+    /// later is never killed.
+    pub fn kill(&mut self, pid: u32, is_target: impl FnOnce(&Described) -> bool) -> bool {
+        open(pid).is_some_and(|process| {
+            self.describe_again(pid)
+                .is_some_and(|described| is_target(&described))
+                && pidfd_send_signal(process, Signal::KILL).is_ok()
+        })
+    }
+
     /// Returns the name and the start time of a process.
     fn identity(&self, pid: u32) -> Option<(String, u64)> {
         let stat = self.root.join(pid.to_string()).join("stat");
@@ -128,6 +142,12 @@ impl Processes {
             .find(|shares| !shares.is_empty())
             .unwrap_or_default()
     }
+}
+
+/// Opens a process; `None` if it has ended.
+pub fn open(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 /// Name and start time of `/proc/<pid>/stat`. The name may contain anything, parentheses too.

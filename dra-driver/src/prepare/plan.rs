@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::config::{self, ConfigError, Settings};
+use drava_api::config::{self, ConfigError, Percent, Settings};
 use drava_api::{Quantity, names};
 use drava_nvml::Card;
 use drava_vgpu_abi::DeviceUuid;
@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use super::{Access, CardRef, Prepared, Share};
-use crate::capacity::{ALL_CORES, MIB};
+use crate::capacity::{self, ALL_CORES, MIB, PublishMode};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::inventory::NodeInventory;
 
@@ -103,6 +103,19 @@ pub enum PlanError {
         /// The field.
         field: &'static str,
     },
+    /// The allocator did not apply a percentage of the memory.
+    #[error(
+        "request {request}: config field memory.percent: the allocation has all memory of device {device} instead of \
+         {percent}%; only the controller applies percentages (scheduling.mode=managed), request an amount of memory"
+    )]
+    PercentNotApplied {
+        /// Request of the claim.
+        request: String,
+        /// Allocated device.
+        device: String,
+        /// The percentage.
+        percent: u8,
+    },
     /// An ID is invalid.
     #[error("request {request}: invalid {what} {found:?}")]
     Invalid {
@@ -188,7 +201,9 @@ fn device(
                     what: "GPU UUID",
                     found: card.uuid.to_string(),
                 })?;
-            Access::Share(share(result, settings)?)
+            let share = share(result, settings)?;
+            check_percent(result, settings, &share, card)?;
+            Access::Share(share)
         }
         (false, false) => {
             check_whole_gpu_config(result, settings)?;
@@ -309,6 +324,30 @@ fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<
         enforcement: settings.enforcement,
         unmetered: settings.unmetered,
     })
+}
+
+/// Rejects a share of all memory for a claim that requests a percentage: kube-scheduler allocates it (mode native).
+fn check_percent(
+    result: &DeviceRequestAllocationResult,
+    settings: &Settings,
+    share: &Share,
+    card: &Card,
+) -> Result<(), PlanError> {
+    match (
+        settings.memory_percent.map(Percent::get),
+        capacity::publish_mode(card, false),
+    ) {
+        (Some(percent), PublishMode::WholeAndShares(totals))
+            if percent < 100 && share.memory_bytes >= totals.memory_bytes =>
+        {
+            Err(PlanError::PercentNotApplied {
+                request: result.request.clone(),
+                device: result.device.clone(),
+                percent,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn whole(quantity: &RawQuantity) -> Option<u64> {

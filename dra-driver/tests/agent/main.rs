@@ -5,6 +5,7 @@
 
 mod allot;
 mod balance;
+mod contention;
 mod control;
 mod detect;
 mod enforcement;
@@ -16,6 +17,7 @@ mod node;
 mod polling;
 mod precedence;
 mod priority;
+mod process;
 mod regions;
 mod reserve;
 mod shares;

@@ -224,6 +224,15 @@ fn rejects_config_forbidden_for_claims_with_field() {
 }
 
 #[test]
+fn rejects_percentage_that_allocator_ignored() {
+    let percent = config("FromClaim", &json!({"memory": {"percent": 50}}));
+    let whole = rejection(&claim_with(1, &[Share(0, "80Gi", "30")], &percent));
+    assert!(whole.contains("instead of 50%"), "{whole}");
+    let half = claim_with(1, &[Share(0, "39Gi", "30")], &percent);
+    assert_eq!(plan(&half).unwrap().len(), 1);
+}
+
+#[test]
 fn rejects_share_config_on_whole_gpu() {
     for (source, fields, field) in [
         (

@@ -4,6 +4,7 @@
 //! another, each in its own namespace. The tests use no internals of drava.
 
 pub mod manifest;
+mod program_output;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use drava_cluster::process::{self, Limit};
 use serde_json::Value;
 
 use crate::manifest::pod_with_share;
+pub use crate::program_output::ProgramOutput;
 
 /// Longest wait for an expected condition. Only a failing test waits that long.
 pub const MAX_WAIT: Duration = Duration::from_secs(240);
@@ -429,43 +431,6 @@ impl Drop for Namespace<'_> {
         if let Err(error) = self.release() {
             eprintln!("cannot delete namespace {}: {error:#}", self.name);
         }
-    }
-}
-
-/// Outcome of a program in a container.
-#[derive(Debug)]
-pub struct ProgramOutput {
-    /// Exit code.
-    pub code: i32,
-    /// Standard output.
-    pub stdout: String,
-    /// Standard error.
-    pub stderr: String,
-}
-
-impl ProgramOutput {
-    /// Returns the standard output of a successful program.
-    ///
-    /// # Errors
-    /// When the program failed.
-    pub fn success(self) -> Result<String> {
-        ensure!(
-            self.code == 0,
-            "exit code {}: {}{}",
-            self.code,
-            self.stdout,
-            self.stderr
-        );
-        Ok(self.stdout)
-    }
-
-    /// Returns the output of a successful program as JSON.
-    ///
-    /// # Errors
-    /// When the program failed or its output is not JSON.
-    pub fn json(self) -> Result<Value> {
-        let text = self.success()?;
-        serde_json::from_str(&text).with_context(|| format!("read {text:?}"))
     }
 }
 

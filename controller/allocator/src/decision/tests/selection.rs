@@ -1,9 +1,11 @@
 //! Selectors, constraints, alternatives, taints and allocation modes.
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use super::{BINPACK, allocate, whole};
-use crate::fixture::{claim, cluster, pod_request, request, share, slices};
+use crate::fixture::{claim, cluster, pod, pod_request, request, share, slices};
+use crate::pod_request::PodRequest;
 
 #[test]
 fn applies_selectors_constraints_and_alternatives() {
@@ -190,4 +192,49 @@ fn rejects_untolerated_taints() {
         allocate(&mut cluster, &[tolerant], BINPACK).unwrap(),
         ["n1/gpu-0-vgpu"]
     );
+}
+
+/// Returns a claim for a percentage of a GPU's memory. `capacity` are its amounts.
+fn fraction(name: &str, percent: u32, capacity: &serde_json::Value) -> ResourceClaim {
+    claim(
+        name,
+        &json!({
+            "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev", "capacity": {"requests": capacity}}}],
+            "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "memory": {"percent": percent},
+            }}}],
+        }),
+    )
+}
+
+#[test]
+fn allocates_percentages_that_add_up_to_a_gpu() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    for (name, percent) in [("a", 33), ("b", 33), ("c", 34)] {
+        let device = allocate(
+            &mut cluster,
+            &[fraction(name, percent, &json!({"cores": "10"}))],
+            BINPACK,
+        );
+        assert_eq!(device.unwrap(), ["n1/gpu-0-vgpu"], "{name}");
+    }
+    assert_eq!(
+        allocate(&mut cluster, &[fraction("d", 1, &json!({}))], BINPACK),
+        Err("0/1 nodes: 1 InsufficientMemory".to_owned())
+    );
+}
+
+#[test]
+fn rejects_percentage_with_amount() {
+    let cluster = cluster(&[("n1", &[80])]);
+    let both = fraction("a", 50, &json!({"memory": "8Gi"}));
+    let error = PodRequest::new(
+        &pod("p", &["a"]),
+        &[("a", &both)],
+        &cluster.classes,
+        &cluster.selectors,
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(error.contains("memory.percent"), "{error}");
 }

@@ -1,0 +1,175 @@
+//! The examples of `deploy/examples` that no other test runs: each does what its README promises.
+
+use anyhow::{Result, ensure};
+use drava_e2e::manifest::pod_with_share;
+use drava_e2e::{TestCluster, wait};
+
+#[test]
+fn spreads_shares_over_gpus() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("spread")?;
+    tenant.example("spread")?;
+    tenant.running("spread-1")?;
+    tenant.running("spread-2")?;
+    let (first, second) = (
+        tenant.devices_of("spread-1")?,
+        tenant.devices_of("spread-2")?,
+    );
+    ensure!(first != second, "both are on {first:?}");
+    Ok(())
+}
+
+#[test]
+fn allocates_percentage_of_memory() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("percentage")?;
+    tenant.example("memory-percentage")?;
+    let pods = ["first-half", "second-half"];
+    for pod in pods {
+        tenant.running(pod)?;
+    }
+    ensure!(
+        tenant.devices_of(pods[0])? == tenant.devices_of(pods[1])?,
+        "two halves of one GPU are on two GPUs"
+    );
+    // A share of the default amount has all memory of a GPU.
+    tenant.apply(&pod_with_share("all", "vgpu.drava.dev", ""))?;
+    tenant.running("all")?;
+    let all: u64 = tenant.total_mib("all")?.parse()?;
+    for pod in pods {
+        let half: u64 = tenant.total_mib(pod)?.parse()?;
+        ensure!(half == all / 2, "{pod} has {half} MiB of {all} MiB");
+    }
+    Ok(())
+}
+
+#[test]
+fn allocates_shares_of_several_gpus() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("several")?;
+    tenant.example("several-gpus")?;
+    tenant.running("parallel")?;
+    let total = tenant.total_mib("parallel")?;
+    ensure!(total == "8192\n8192", "{total}");
+    let mut devices = tenant.devices_of("parallel")?;
+    devices.dedup();
+    ensure!(devices.len() == 2, "{devices:?}");
+    Ok(())
+}
+
+#[test]
+fn shows_each_container_its_own_share() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("pipeline")?;
+    tenant.example("several-containers")?;
+    tenant.running("pipeline")?;
+    for (container, mib) in [("decode", "2048MiB |"), ("infer", "8192MiB |")] {
+        let table = tenant
+            .exec("pipeline", container, &["nvidia-smi"])?
+            .success()?;
+        ensure!(table.contains(mib), "{container} sees\n{table}");
+        ensure!(
+            table.matches("MiB /").count() == 1,
+            "{container} sees\n{table}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn init_container_uses_share_first() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("warm-up")?;
+    tenant.example("init-container")?;
+    tenant.running("warmed-up")?;
+    let log = tenant.kubectl(&["logs", "warmed-up", "-c", "warm-up"])?;
+    ensure!(log.contains("allocated 3000 MiB"), "{log}");
+    let free = tenant.fill("warmed-up", 0)?;
+    ensure!(
+        free > 3000,
+        "the init container kept memory: {free} MiB are free"
+    );
+    Ok(())
+}
+
+#[test]
+fn falls_back_to_second_alternative() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("alternatives")?;
+    tenant.example("first-available")?;
+    let mut totals = Vec::new();
+    for pod in ["pod-1", "pod-2", "pod-3"] {
+        tenant.running(pod)?;
+        totals.push(tenant.total_mib(pod)?);
+    }
+    totals.sort();
+    ensure!(totals == ["15360", "61440", "61440"], "{totals:?}");
+    Ok(())
+}
+
+#[test]
+fn resource_quota_rejects_third_claim() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("resource-quota")?;
+    tenant.example("resource-quota")?;
+    wait("the quota is counted", || {
+        let quota = tenant.find("resourcequota", "gpu-shares")?;
+        Ok(quota.filter(|quota| quota["status"]["hard"].is_object()))
+    })?;
+    for pod in ["first", "second", "third"] {
+        tenant.apply(&pod_with_share(pod, "vgpu.drava.dev", "{memory: 1Gi}"))?;
+        if pod != "third" {
+            tenant.running(pod)?;
+        }
+    }
+    let why = tenant.event("third", "exceeded quota")?;
+    ensure!(why.contains("gpu-shares"), "{why}");
+    Ok(())
+}
+
+#[test]
+fn gives_each_replica_a_share() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("deployment")?;
+    tenant.example("deployment")?;
+    tenant.kubectl(&["scale", "deployment/inference", "--replicas=3"])?;
+    let status = [
+        "rollout",
+        "status",
+        "deployment/inference",
+        "--timeout=120s",
+    ];
+    tenant.kubectl(&status)?;
+    let mut shares = Vec::new();
+    for claim in tenant.list("resourceclaims")? {
+        let result = &claim["status"]["allocation"]["devices"]["results"][0];
+        ensure!(result["consumedCapacity"]["memory"] == "4Gi", "{claim}");
+        shares.push(result["shareID"].to_string());
+    }
+    shares.sort();
+    shares.dedup();
+    ensure!(shares.len() == 3, "{shares:?}");
+    Ok(())
+}
+
+#[test]
+fn admin_access_sees_gpus_in_use() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("admin-tenant")?;
+    tenant.apply(&pod_with_share("share", "vgpu.drava.dev", "{memory: 1Gi}"))?;
+    tenant.running("share")?;
+
+    let monitoring = cluster.namespace("admin-access")?;
+    let denied = monitoring.example("admin-access");
+    ensure!(
+        denied.is_err_and(|error| format!("{error:#}").contains("admin-access")),
+        "admin access without the label of the namespace"
+    );
+    let label = "resource.kubernetes.io/admin-access=true";
+    cluster.kubectl(["label", "namespace", monitoring.name(), label])?;
+    monitoring.example("admin-access")?;
+    monitoring.running("monitor")?;
+    let total = monitoring.total_mib("monitor")?;
+    ensure!(total == "81559\n81559", "{total}");
+    Ok(())
+}
