@@ -393,13 +393,31 @@ fn plan<'a>(
             |_| shared.tests(Suite::Cluster, "cluster"),
         );
     }
+    // Before e2e, whose cluster runs until the tests with measured times: the machine has one cluster at a time.
+    let mut oldest = None;
+    if has(Stage::Oldest) {
+        let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
+            drava_cluster::build_tools(Kubernetes::OLDEST)?;
+            Ok(Outcome::default())
+        });
+        oldest = plan.add(
+            Stage::Oldest,
+            "oldest",
+            Load::Light,
+            &[built, tools, cluster],
+            |log| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_oldest(&shared.trial_on_oldest, artifacts, binaries, log)
+            },
+        );
+    }
     let mut e2e = None;
     if has(Stage::E2e) {
         let nodes = plan.add(
             Stage::E2e,
             "e2e-nodes",
             Load::Light,
-            &[built, tools, cluster],
+            &[built, tools, cluster, oldest],
             |_| {
                 let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
                 e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries)
@@ -425,7 +443,17 @@ fn plan<'a>(
             ))
         });
         plan.add(Stage::Lint, "rustdoc", Load::Heavy, &[clippy], |log| {
-            let mut doc = log::cargo(&["doc", "--locked", "--workspace", "--no-deps"]);
+            // `--examples` counts the features of dev-dependencies, as clippy does; otherwise cargo would check shared
+            // dependencies again. The workspace has no examples.
+            let mut doc = log::cargo(&[
+                "doc",
+                "--locked",
+                "--workspace",
+                "--no-deps",
+                "--lib",
+                "--bins",
+                "--examples",
+            ]);
             // Readers of these pages have the sources: links to private items help them.
             doc.env(
                 "RUSTDOCFLAGS",
@@ -435,31 +463,9 @@ fn plan<'a>(
         });
     }
     if has(Stage::Unit) {
-        let unit = plan.add(Stage::Unit, "unit", Load::Heavy, &[built, oracle], |_| {
+        plan.add(Stage::Unit, "unit", Load::Heavy, &[built, oracle], |_| {
             shared.tests(Suite::Unit, "unit")
         });
-        if filter.is_none() {
-            plan.add(Stage::Unit, "examples", Load::Heavy, &[unit], |log| {
-                let doc = ["test", "--locked", "--workspace", "--doc"];
-                log.tests(log::cargo(&doc), log::TESTS)
-            });
-        }
-    }
-    if has(Stage::Oldest) {
-        let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
-            drava_cluster::build_tools(Kubernetes::OLDEST)?;
-            Ok(Outcome::default())
-        });
-        plan.add(
-            Stage::Oldest,
-            "oldest",
-            Load::Light,
-            &[built, tools, cluster],
-            |log| {
-                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
-                e2e::on_oldest(&shared.trial_on_oldest, artifacts, binaries, log)
-            },
-        );
     }
     if has(Stage::E2e) {
         let mut after = plan.all();

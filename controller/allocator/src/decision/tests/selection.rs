@@ -220,7 +220,7 @@ fn allocates_percentages_that_add_up_to_a_gpu() {
     }
     assert_eq!(
         allocate(&mut cluster, &[fraction("d", 1, &json!({}))], BINPACK),
-        Err("0/1 nodes: 1 InsufficientMemory".to_owned())
+        Err("0/1 nodes: 1 InsufficientMemory (most free memory 2 MiB on n1/gpu-0)".to_owned())
     );
 }
 
