@@ -11,19 +11,28 @@ use crate::event::{PendingEvent, ReleaseReason};
 /// An action of the planner.
 #[derive(Debug)]
 pub enum Action {
-    /// Write the allocations of a pod's claims, all or none.
+    /// Write allocations, all or none.
     Allocate(AllocationJob),
+    /// Evict pods for a pod of higher priority.
+    Evict(Eviction),
     /// Release an allocation that no pod has reserved.
     Release(Release),
     /// Publish an event.
     PublishEvent(PendingEvent),
 }
 
-/// Allocations of one pod's claims.
+/// Allocations of the claims of a pod, or of the pods of a gang: all or none.
 #[derive(Debug)]
 pub struct AllocationJob {
+    /// The pods; at least one.
+    pub pods: Vec<PodAllocation>,
+}
+
+/// Allocations of one pod's claims.
+#[derive(Debug)]
+pub struct PodAllocation {
     /// UID of the pod.
-    pub pod_uid: String,
+    pub uid: String,
     /// Reference to the pod.
     pub pod: ObjectReference,
     /// Selected node.
@@ -43,6 +52,48 @@ pub struct ClaimWrite {
     pub placement_reason: String,
 }
 
+/// Evictions for a pod of higher priority.
+#[derive(Debug, Clone)]
+pub struct Eviction {
+    /// UID of the pod for which the victims are evicted.
+    pub preemptor_uid: String,
+    /// Reference to it.
+    pub preemptor: ObjectReference,
+    /// Its priority.
+    pub priority: i32,
+    /// Pods to evict.
+    pub victims: Vec<Victim>,
+}
+
+/// A pod to evict.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Victim {
+    /// Reference to the pod, with its UID.
+    pub pod: ObjectReference,
+    /// Its priority.
+    pub priority: i32,
+}
+
+/// Outcome of an [`Eviction`].
+#[derive(Debug)]
+pub struct EvictionOutcome {
+    /// The eviction.
+    pub eviction: Eviction,
+    /// Victims that were evicted.
+    pub evicted: Vec<Victim>,
+    /// Why the other victims were not evicted.
+    pub failure: Option<EvictionFailure>,
+}
+
+/// Why a pod was not evicted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvictionFailure {
+    /// The pod.
+    pub victim: Victim,
+    /// Text for the event.
+    pub message: String,
+}
+
 /// An allocation to release.
 #[derive(Debug, Clone)]
 pub struct Release {
@@ -55,8 +106,8 @@ pub struct Release {
 /// Outcome of an [`AllocationJob`].
 #[derive(Debug)]
 pub struct AllocationOutcome {
-    /// UID of the pod.
-    pub pod_uid: String,
+    /// UIDs of the pods.
+    pub pods: Vec<String>,
     /// Claims of the job.
     pub keys: Vec<ObjectKey>,
     /// Claims in their newest known versions.

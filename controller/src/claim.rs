@@ -21,6 +21,14 @@ pub(crate) fn is_reserved(claim: &ResourceClaim) -> bool {
         .is_some_and(|consumers| !consumers.is_empty())
 }
 
+/// Returns the UIDs of the consumers that have reserved the claim.
+pub(crate) fn consumers(claim: &ResourceClaim) -> impl Iterator<Item = &str> {
+    let status = claim.status.iter();
+    status
+        .flat_map(|status| status.reserved_for.iter().flatten())
+        .map(|consumer| consumer.uid.as_str())
+}
+
 /// Returns the UID of the pod for which this controller has allocated the claim.
 pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
     annotation(claim, names::ALLOCATED_FOR_ANNOTATION)

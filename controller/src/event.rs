@@ -12,6 +12,9 @@ use drava_api::event::EventReason;
 use drava_api::names;
 use k8s_openapi::api::core::v1::ObjectReference;
 
+/// Maximum number of pods that an event names.
+const MAX_NAMES: usize = 5;
+
 /// An event to publish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingEvent {
@@ -129,6 +132,45 @@ impl PendingEvent {
                 "claim {claim}: the allocation on node {node} was released, because the pod was not bound there; \
                  allocating again, node {node} last"
             ),
+        }
+    }
+
+    /// Pods, each with its priority, were evicted for a pod.
+    #[must_use]
+    pub fn preempting(preemptor: ObjectReference, evicted: &[(String, i32)]) -> Self {
+        let names: Vec<String> = evicted
+            .iter()
+            .take(MAX_NAMES)
+            .map(|(name, priority)| format!("{name} (priority {priority})"))
+            .collect();
+        let more = match evicted.len().saturating_sub(MAX_NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Self {
+            regarding: preemptor,
+            reason: EventReason::Preempting,
+            message: format!("evicted {}{more}", names.join(", ")),
+        }
+    }
+
+    /// A pod was evicted for another one.
+    #[must_use]
+    pub fn preempted(victim: ObjectReference, preemptor: &str, priority: i32) -> Self {
+        Self {
+            regarding: victim,
+            reason: EventReason::Preempted,
+            message: format!("evicted for pod {preemptor} (priority {priority})"),
+        }
+    }
+
+    /// A pod cannot be evicted for another one.
+    #[must_use]
+    pub fn preemption_blocked(preemptor: ObjectReference, victim: &str, cause: &str) -> Self {
+        Self {
+            regarding: preemptor,
+            reason: EventReason::PreemptionBlocked,
+            message: format!("cannot evict pod {victim}: {cause}"),
         }
     }
 

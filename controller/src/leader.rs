@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::event::PendingEvent;
 use crate::event_publisher::EventPublisher;
+use crate::evictions::Evictor;
 use crate::health::Health;
 use crate::lease::Term;
 use crate::metrics::Metrics;
@@ -45,6 +46,7 @@ pub async fn lead(
     let planner = Planner::new(settings, Box::new(|| uuid::Uuid::new_v4().to_string()));
     let mut state = State::new(planner);
     let mut executor = Executor {
+        evictor: Evictor::new(client.clone(), Arc::clone(&term)),
         writer: Writer::new(client.clone(), term, stop.clone(), Timing::default()),
         publisher: EventPublisher::start(client.clone()),
         writes: JoinSet::new(),
@@ -117,6 +119,7 @@ fn decision_time() -> DecisionTime {
 /// Executes steps.
 struct Executor {
     writer: Writer,
+    evictor: Evictor,
     publisher: EventPublisher,
     /// Writes in flight.
     writes: JoinSet<Input>,
@@ -140,6 +143,12 @@ impl Executor {
                 let writer = self.writer.clone();
                 self.writes
                     .spawn(async move { Input::ReleaseFinished(writer.release(release).await) });
+            }
+            Step::Evict(eviction) => {
+                let evictor = self.evictor.clone();
+                self.writes.spawn(async move {
+                    Input::EvictionFinished(Box::new(evictor.evict(eviction).await))
+                });
             }
             Step::PublishEvent(event) => self.publish(event),
             Step::LogWatchFailure { kind, error } => {

@@ -111,6 +111,7 @@ fn settings(options: &Options) -> Settings {
         policies: options.policies(),
         schedulers: options.scheduler_name.clone(),
         release_after: options.release_unreserved_after,
+        preemption: options.preemption,
     }
 }
 

@@ -140,10 +140,10 @@ impl Metrics {
         self.decisions.observe(duration.as_secs_f64());
     }
 
-    /// Counts an allocation job, and records the time since the creation of its pod where that is known.
-    pub fn allocated(&self, wait: Option<SignedDuration>) {
+    /// Counts an allocation job, and records the time since the creation of each pod where that is known.
+    pub fn allocated(&self, waits: impl Iterator<Item = Option<SignedDuration>>) {
         self.allocated.inc();
-        if let Some(wait) = wait {
+        for wait in waits.flatten() {
             self.waits.observe(wait.as_secs_f64().max(0.0));
         }
     }
@@ -302,7 +302,7 @@ mod tests {
         };
         metrics.set_cluster(cluster, Kind::ALL.map(|kind| (kind, true)).into());
         metrics.decided(Duration::from_millis(2));
-        metrics.allocated(Some(SignedDuration::from_secs(3)));
+        metrics.allocated([Some(SignedDuration::from_secs(3))].into_iter());
         metrics.allocation_failed();
         metrics.watch_failed(Kind::Pods);
         metrics.released();

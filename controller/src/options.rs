@@ -34,6 +34,10 @@ pub struct Options {
     #[arg(long, env = "DRAVA_RELEASE_UNRESERVED_AFTER", default_value = "60s", value_parser = parse_duration)]
     pub release_unreserved_after: Duration,
 
+    /// Whether pods are evicted for pods of higher priority that need their devices.
+    #[arg(long, env = "DRAVA_PREEMPTION", default_value_t = true, action = clap::ArgAction::Set)]
+    pub preemption: bool,
+
     /// Name of a scheduler whose pods are served; repeatable.
     #[arg(
         long,

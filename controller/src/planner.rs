@@ -5,7 +5,6 @@
 //! Invariants: no decision before [`Planner::set_synced`]; allocations in flight count as allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use drava_allocator::cluster::{Cluster, ObjectKey, object_key};
@@ -21,13 +20,17 @@ use crate::change::Change;
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
+use crate::ledger::{Ledger, Observed};
+use crate::live_pods::LivePods;
 use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::queue::PodQueue;
 use crate::queue::pending_pod::Phase;
-use crate::unreserved::UnreservedAllocation;
-use crate::{claim, pod};
+use crate::{claim, gang, pod};
 
 mod decision;
+mod demand;
+mod eviction;
+mod room;
 
 /// Maximum number of allocation jobs in flight.
 const MAX_IN_FLIGHT: usize = 64;
@@ -41,6 +44,8 @@ pub struct Settings {
     pub schedulers: Vec<String>,
     /// Time after which an unreserved allocation is released.
     pub release_after: Duration,
+    /// Whether pods are evicted for pods of higher priority.
+    pub preemption: bool,
 }
 
 /// Time of a decision.
@@ -55,31 +60,26 @@ pub struct DecisionTime {
 /// Generates the UUIDs of shares.
 pub type ShareIds = Box<dyn FnMut() -> String + Send>;
 
-/// An allocation job in flight.
-#[derive(Debug, Default)]
-struct JobInFlight {
-    /// Claims that it writes.
-    claims: BTreeSet<ObjectKey>,
-    /// Events to publish when it succeeds.
-    events: Vec<PendingEvent>,
-}
-
 /// See the [module](self).
 pub struct Planner {
     settings: Settings,
     share_ids: ShareIds,
     cluster: Cluster,
-    claims: BTreeMap<ObjectKey, Arc<ResourceClaim>>,
+    ledger: Ledger,
     queue: PodQueue,
-    unreserved: BTreeMap<ObjectKey, UnreservedAllocation>,
+    live_pods: LivePods,
+    /// Pods whose eviction was started, until they are observed to be deleted, or this time.
+    evicted: BTreeMap<String, Instant>,
+    /// Pods that could not be evicted, and are not tried again before this time.
+    protected: BTreeMap<String, Instant>,
     deduplicator: EventDeduplicator,
     /// Events of the current state; they pass the deduplicator.
     state_events: Vec<PendingEvent>,
     /// Events of finished writes; each is published.
     write_events: Vec<PendingEvent>,
     excluded_pools: ExcludedPools,
-    /// Jobs in flight by pod UID.
-    in_flight: BTreeMap<String, JobInFlight>,
+    /// Events to publish when the job in flight succeeds, by the UID of its first pod.
+    in_flight: BTreeMap<String, Vec<PendingEvent>>,
     activate_all: bool,
     is_synced: bool,
 }
@@ -92,9 +92,11 @@ impl Planner {
             settings,
             share_ids,
             cluster: Cluster::default(),
-            claims: BTreeMap::new(),
+            ledger: Ledger::default(),
             queue: PodQueue::default(),
-            unreserved: BTreeMap::new(),
+            live_pods: LivePods::default(),
+            evicted: BTreeMap::new(),
+            protected: BTreeMap::new(),
             deduplicator: EventDeduplicator::default(),
             state_events: Vec::new(),
             write_events: Vec::new(),
@@ -125,22 +127,36 @@ impl Planner {
             return;
         }
         self.cluster.upsert_pod(&pod);
+        let is_new = self.live_pods.get(&uid).is_none();
+        self.live_pods.upsert(&uid, &pod);
+        let gang = gang::name_of(&pod).filter(|_| is_new);
         if pod::is_pending(&pod) {
             self.queue.upsert(&uid, pod);
         } else {
             self.dequeue(&uid);
         }
+        if let Some(gang) = gang {
+            self.queue.activate_gang(&gang);
+        }
     }
 
     fn pod_removed(&mut self, uid: &str) {
+        self.evicted.remove(uid);
+        self.protected.remove(uid);
         if let Some(node) = self.cluster.remove_pod(uid) {
             self.queue.resources_freed(&node);
         }
         self.dequeue(uid);
+        let gang = self.live_pods.get(uid).and_then(|pod| pod.gang.clone());
+        self.live_pods.remove(uid);
+        if let Some(gang) = gang {
+            self.queue.activate_gang(&gang);
+        }
     }
 
     fn dequeue(&mut self, uid: &str) {
         if self.queue.remove(uid) {
+            self.reservation_unneeded(uid);
             self.deduplicator.forget(uid);
             self.cluster.forget_pod(uid);
         }
@@ -152,8 +168,7 @@ impl Planner {
             Change::Applied(claim) => self.claim_applied(*claim, now),
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
-                self.claims.remove(&key);
-                self.unreserved.remove(&key);
+                self.ledger.remove(&key);
                 self.deduplicator.forget(&claim.uid);
                 if self.cluster.remove_claim(&key) {
                     self.activate_all = true;
@@ -164,49 +179,27 @@ impl Planner {
 
     fn claim_applied(&mut self, claim: ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
-        let known = self.claims.get(&key).cloned();
-        if known
-            .as_ref()
-            .is_some_and(|known| claim::is_older(&claim, known))
-        {
-            return;
-        }
         if self.cluster.upsert_claim(&claim) {
             self.activate_all = true;
         }
-        if let Some(known) = known
-            && claim::is_allocated(&known)
-            && !claim::is_allocated(&claim)
-            && known.metadata.uid == claim.metadata.uid
-        {
-            // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
-            let is_rolled_back = self.in_flight.values().any(|job| job.claims.contains(&key));
-            if !is_rolled_back {
-                self.allocation_lost(&key, now);
-            }
+        match self.ledger.observe(claim, now) {
+            Observed::Outdated => return,
+            Observed::Newest => {}
+            Observed::Released(lost) => self.allocation_lost(&key, &lost.node, now),
         }
-        match UnreservedAllocation::observe(&claim, self.unreserved.get(&key), now) {
-            Some(unreserved) => self.unreserved.insert(key.clone(), unreserved),
-            None => self.unreserved.remove(&key),
-        };
-        self.claims.insert(key.clone(), Arc::new(claim));
         self.queue.activate_users(&key);
     }
 
     /// A write has ended with the claim in this version. The claim of a write that ends after its deletion is ignored.
     fn claim_written(&mut self, claim: ResourceClaim, now: Instant) {
-        let known = self.claims.get(&object_key(&claim.metadata));
+        let known = self.ledger.claim(&object_key(&claim.metadata));
         if known.is_some_and(|known| known.metadata.uid == claim.metadata.uid) {
             self.claim_applied(claim, now);
         }
     }
 
     /// An unreserved allocation of this controller was released, by kube-scheduler's PostFilter or by this controller.
-    fn allocation_lost(&mut self, key: &ObjectKey, now: Instant) {
-        let Some(lost) = self.unreserved.get(key) else {
-            return;
-        };
-        let node = lost.node.clone();
+    fn allocation_lost(&mut self, key: &ObjectKey, node: &str, now: Instant) {
         let users: Vec<String> = self.queue.users_of(key);
         let siblings: BTreeSet<ObjectKey> = users
             .iter()
@@ -217,18 +210,17 @@ impl Planner {
         for uid in users {
             self.cluster.forget_pod(&uid);
             if let Some(pending) = self.queue.get_mut(&uid) {
-                pending.avoid(&node, now);
+                pending.avoid(node, now);
                 self.state_events.push(PendingEvent::allocation_lost(
                     pod::reference(&pending.pod),
                     &format!("{}/{}", key.0, key.1),
-                    &node,
+                    node,
                 ));
             }
         }
         for sibling in siblings {
-            if let Some(unreserved) = self.unreserved.get_mut(&sibling) {
-                unreserved.release_now(ReleaseReason::SiblingReleased);
-            }
+            self.ledger
+                .release_now(&sibling, ReleaseReason::SiblingReleased);
         }
     }
 
@@ -272,15 +264,7 @@ impl Planner {
             Change::Deleted(node) => {
                 self.queue.node_changed(&node.name);
                 self.cluster.remove_node(&node.name);
-                for unreserved in self
-                    .unreserved
-                    .values_mut()
-                    .filter(|unreserved| unreserved.node == node.name)
-                {
-                    unreserved.release_now(ReleaseReason::NodeDeleted {
-                        node: node.name.clone(),
-                    });
-                }
+                self.ledger.node_deleted(&node.name);
                 true
             }
         };
@@ -294,29 +278,35 @@ impl Planner {
         for claim in outcome.claims {
             self.claim_written(claim, now);
         }
-        let job = self.in_flight.remove(&outcome.pod_uid).unwrap_or_default();
+        self.ledger.writing_ended(&outcome.keys, now);
+        let first = outcome.pods.first();
+        let events = first.and_then(|uid| self.in_flight.remove(uid));
         match &outcome.failure {
-            None => self.write_events.extend(job.events),
+            None => self.write_events.extend(events.unwrap_or_default()),
             Some(_) => {
                 for key in &outcome.keys {
                     self.cluster.forget(key);
                 }
-                self.cluster.forget_pod(&outcome.pod_uid);
                 self.activate_all = true;
             }
         }
-        let Some(pending) = self.queue.get_mut(&outcome.pod_uid) else {
-            return;
-        };
-        match outcome.failure {
-            None => pending.phase = Phase::Active,
-            Some(failure) => {
-                pending.back_off(now);
-                if failure.is_reportable {
-                    self.state_events.push(PendingEvent::allocation_failed(
-                        pod::reference(&pending.pod),
-                        failure.message,
-                    ));
+        for uid in &outcome.pods {
+            if outcome.failure.is_some() {
+                self.cluster.forget_pod(uid);
+            }
+            let Some(pending) = self.queue.get_mut(uid) else {
+                continue;
+            };
+            match &outcome.failure {
+                None => pending.phase = Phase::Active,
+                Some(failure) => {
+                    pending.back_off(now);
+                    if failure.is_reportable {
+                        self.state_events.push(PendingEvent::allocation_failed(
+                            pod::reference(&pending.pod),
+                            failure.message.clone(),
+                        ));
+                    }
                 }
             }
         }
@@ -325,9 +315,7 @@ impl Planner {
     /// Observes the outcome of a release.
     pub fn release_finished(&mut self, outcome: ReleaseOutcome, now: Instant) {
         let key = object_key(&outcome.release.claim.metadata);
-        if let Some(unreserved) = self.unreserved.get_mut(&key) {
-            unreserved.release_ended(now);
-        }
+        self.ledger.release_ended(&key, now);
         if let Some(claim) = outcome.claim {
             if !claim::is_allocated(&claim) {
                 self.write_events.push(PendingEvent::released(
@@ -387,12 +375,8 @@ impl Planner {
             actions.extend(event.map(Action::PublishEvent));
         }
         self.release_unreserved(time.instant, &mut actions);
-        for uid in self.queue.due(time.instant) {
-            if self.in_flight.len() >= MAX_IN_FLIGHT {
-                break;
-            }
-            self.schedule(&uid, time, &mut actions);
-        }
+        self.review_reservations(time.instant);
+        self.decide_due(time, &mut actions);
         let delayed = self.deduplicator.due(time.instant);
         actions.extend(delayed.into_iter().map(Action::PublishEvent));
         actions
@@ -404,39 +388,59 @@ impl Planner {
         if !self.is_synced {
             return None;
         }
-        let releases = self.unreserved.iter().filter_map(|(key, unreserved)| {
-            unreserved.due_at(self.settings.release_after, self.queue.has_users(key))
-        });
-        releases
+        let next_release = self
+            .ledger
+            .next_release(self.settings.release_after, |key| self.queue.has_users(key));
+        next_release
+            .into_iter()
             .chain(self.queue.next_backoff_end())
+            .chain(self.next_review())
             .chain(self.deduplicator.next_due())
             .min()
     }
 
-    fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let due: Vec<(ObjectKey, ReleaseReason)> = self
-            .unreserved
-            .iter()
-            .filter_map(|(key, unreserved)| {
-                let has_users = self.queue.has_users(key);
-                let node_exists = self.cluster.node(&unreserved.node).is_some();
-                let reason =
-                    unreserved.due(now, self.settings.release_after, has_users, node_exists)?;
-                Some((key.clone(), reason))
-            })
-            .collect();
-        for (key, reason) in due {
-            let Some(claim) = self.claims.get(&key) else {
-                continue;
-            };
-            if let Some(unreserved) = self.unreserved.get_mut(&key) {
-                unreserved.release_started();
-            }
-            actions.push(Action::Release(Release {
-                claim: Arc::clone(claim),
-                reason,
-            }));
+    /// Decides for the due pods, and for all when a reservation has ended.
+    fn decide_due(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        let owners: BTreeSet<_> = self.ledger.owners().cloned().collect();
+        self.decide_in_order(time, actions);
+        if !owners.is_subset(&self.ledger.owners().cloned().collect()) {
+            self.queue.activate_all();
+            self.decide_in_order(time, actions);
         }
+    }
+
+    /// Decides for the due pods in queue order. A decision can make pods behind it due again, because it ends their
+    /// reservations.
+    fn decide_in_order(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
+        loop {
+            let due = self.queue.due(time.instant);
+            if due.is_empty() {
+                return;
+            }
+            for uid in due {
+                if self.in_flight.len() >= MAX_IN_FLIGHT {
+                    return;
+                }
+                // A decision for another member of its gang included the pod.
+                let pending = self.queue.get(&uid);
+                if pending.is_some_and(|pending| pending.is_due(time.instant)) {
+                    self.schedule(&uid, time, actions);
+                }
+            }
+        }
+    }
+
+    fn release_unreserved(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let (queue, cluster) = (&self.queue, &self.cluster);
+        let due = self
+            .ledger
+            .start_due_releases(now, self.settings.release_after, |key, node| {
+                (queue.has_users(key), cluster.node(node).is_some())
+            });
+        actions.extend(
+            due.into_iter()
+                .map(|(claim, reason)| Action::Release(Release { claim, reason })),
+        );
     }
 }
 

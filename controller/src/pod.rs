@@ -47,3 +47,21 @@ pub(crate) fn reference(pod: &Pod) -> ObjectReference {
         field_path: None,
     }
 }
+
+/// Returns `spec.priority`, which the API server sets from the PriorityClass.
+pub(crate) fn priority(pod: &Pod) -> i32 {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.priority).unwrap_or_default()
+}
+
+/// Returns whether the pod may preempt pods of lower priority.
+pub(crate) fn may_preempt(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.preemption_policy.as_deref()) != Some("Never")
+}
+
+/// Returns `namespace/name`.
+pub(crate) fn qualified_name(reference: &ObjectReference) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&reference.namespace), part(&reference.name))
+}

@@ -6,10 +6,12 @@ use drava_allocator::cluster::ObjectKey;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use crate::gang::GangName;
 use crate::pod;
 
 pub(crate) mod pending_pod;
 
+pub(crate) use pending_pod::QueueOrder;
 use pending_pod::{PendingPod, Phase};
 
 /// See the [module](self).
@@ -19,12 +21,15 @@ pub(crate) struct PodQueue {
     pods: BTreeMap<String, PendingPod>,
     /// UIDs of the pods that reference a claim.
     users: BTreeMap<ObjectKey, BTreeSet<String>>,
+    /// UIDs of the pending pods of a gang.
+    gangs: BTreeMap<GangName, BTreeSet<String>>,
 }
 
 impl PodQueue {
     /// Adds a pod, or replaces its version and makes a decision due.
     pub(crate) fn upsert(&mut self, uid: &str, pod: Pod) {
         let keys = pod::claim_keys(&pod);
+        self.unlink_gang(uid);
         match self.pods.get_mut(uid) {
             Some(pending) => {
                 let before = pod::claim_keys(&pending.pod);
@@ -38,10 +43,14 @@ impl PodQueue {
         for key in keys {
             self.users.entry(key).or_default().insert(uid.to_owned());
         }
+        if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang) {
+            self.gangs.entry(gang).or_default().insert(uid.to_owned());
+        }
     }
 
     /// Removes a pod. Returns whether it was pending.
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
+        self.unlink_gang(uid);
         let Some(pending) = self.pods.remove(uid) else {
             return false;
         };
@@ -63,6 +72,17 @@ impl PodQueue {
     /// Returns all pods.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &PendingPod> {
         self.pods.values()
+    }
+
+    fn unlink_gang(&mut self, uid: &str) {
+        if let Some(gang) = self.pods.get(uid).and_then(PendingPod::gang)
+            && let Some(members) = self.gangs.get_mut(&gang)
+        {
+            members.remove(uid);
+            if members.is_empty() {
+                self.gangs.remove(&gang);
+            }
+        }
     }
 
     pub(crate) fn get(&self, uid: &str) -> Option<&PendingPod> {
@@ -91,6 +111,15 @@ impl PodQueue {
         }
     }
 
+    /// Activates the pending pods of a gang whose members changed.
+    pub(crate) fn activate_gang(&mut self, gang: &GangName) {
+        for uid in self.gangs.get(gang).into_iter().flatten() {
+            if let Some(pending) = self.pods.get_mut(uid) {
+                pending.activate();
+            }
+        }
+    }
+
     /// Stops avoiding a node that has changed.
     pub(crate) fn node_changed(&mut self, node: &str) {
         for pending in self.pods.values_mut() {
@@ -112,14 +141,52 @@ impl PodQueue {
 
     /// Returns the UIDs of the due pods in queue order.
     pub(crate) fn due(&self, now: Instant) -> Vec<String> {
+        let mut gangs = BTreeMap::new();
         let mut due: Vec<_> = self
             .pods
             .iter()
             .filter(|(_, pending)| pending.is_due(now))
-            .map(|(uid, pending)| (pending.order(), uid.clone()))
+            .map(|(uid, pending)| {
+                let order = match pending.gang() {
+                    None => Some(pending.order()),
+                    Some(gang) => gangs
+                        .entry(gang.clone())
+                        .or_insert_with(|| self.gang_order(&gang))
+                        .as_ref()
+                        .map(|gang| pending.order().in_gang(gang)),
+                };
+                (order, uid.clone())
+            })
             .collect();
         due.sort();
         due.into_iter().map(|(_, uid)| uid).collect()
+    }
+
+    /// Returns the order of a pod, as a member of its gang.
+    pub(crate) fn order(&self, uid: &str) -> Option<QueueOrder> {
+        let pending = self.pods.get(uid)?;
+        match pending.gang().and_then(|gang| self.gang_order(&gang)) {
+            Some(gang) => Some(pending.order().in_gang(&gang)),
+            None => Some(pending.order()),
+        }
+    }
+
+    fn gang_order(&self, gang: &GangName) -> Option<QueueOrder> {
+        let members = self.gangs.get(gang)?.iter();
+        members
+            .filter_map(|uid| self.pods.get(uid))
+            .map(PendingPod::order)
+            .reduce(|order, member| order.joined(&member))
+    }
+
+    /// Returns the UIDs of the pending pods of a gang, the oldest first.
+    pub(crate) fn members(&self, gang: &GangName) -> Vec<String> {
+        let uids = self.gangs.get(gang).into_iter().flatten();
+        let mut members: Vec<_> = uids
+            .filter_map(|uid| Some((self.pods.get(uid)?.order(), uid.clone())))
+            .collect();
+        members.sort();
+        members.into_iter().map(|(_, uid)| uid).collect()
     }
 
     /// Returns when the first backoff ends.

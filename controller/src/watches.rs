@@ -17,6 +17,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use crate::change::{Change, DeletedObject};
+use crate::gang;
 
 mod taint_rules;
 
@@ -208,7 +209,14 @@ fn trim_node(node: &mut Node) {
 
 fn trim_pod(pod: &mut Pod) {
     trim(pod);
-    pod.metadata.annotations = None;
+    if let Some(annotations) = pod.metadata.annotations.as_mut() {
+        annotations.retain(|name, _| gang::ANNOTATIONS.contains(&name.as_str()));
+    }
+    pod.metadata.annotations = pod
+        .metadata
+        .annotations
+        .take()
+        .filter(|all| !all.is_empty());
     pod.metadata.labels = None;
     if let Some(spec) = pod.spec.as_mut() {
         spec.volumes = None;

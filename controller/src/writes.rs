@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::{
-    AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, Release, ReleaseOutcome,
+    AllocationFailure, AllocationJob, AllocationOutcome, ClaimWrite, PodAllocation, Release,
+    ReleaseOutcome,
 };
 use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 use crate::lease::{Term, WRITE_TIMEOUT};
@@ -128,20 +129,24 @@ impl Writer {
         }
     }
 
-    /// Writes the allocations of a pod's claims, all or none.
+    /// Writes the allocations of a job, all or none.
     pub async fn allocate(&self, job: AllocationJob) -> AllocationOutcome {
-        let keys = job
-            .writes
+        let mut writes: Vec<(&PodAllocation, &ClaimWrite)> = Vec::new();
+        for pod in &job.pods {
+            writes.extend(pod.writes.iter().map(|write| (pod, write)));
+        }
+        let keys = writes
             .iter()
-            .map(|write| object_key(&write.claim.metadata))
+            .map(|(_, write)| object_key(&write.claim.metadata))
             .collect();
         let mut claims: Vec<ResourceClaim> = Vec::new();
         let mut failure = None;
-        for write in &job.writes {
-            match self.write_one(write, &job.pod_uid).await {
+        for (allocation, write) in writes {
+            match self.write_one(write, &allocation.uid).await {
                 Ok(claim) => claims.push(claim),
                 Err(error) => {
-                    tracing::warn!(%error, pod = job.pod.name, namespace = job.pod.namespace, node = job.node, "allocation failed");
+                    let PodAllocation { pod, node, .. } = allocation;
+                    tracing::warn!(%error, pod = pod.name, namespace = pod.namespace, node, "allocation failed");
                     failure = Some(AllocationFailure {
                         message: error.to_string(),
                         is_reportable: error.is_reportable(),
@@ -153,7 +158,7 @@ impl Writer {
             }
         }
         AllocationOutcome {
-            pod_uid: job.pod_uid,
+            pods: job.pods.iter().map(|pod| pod.uid.clone()).collect(),
             keys,
             claims,
             failure,

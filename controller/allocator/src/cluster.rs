@@ -12,15 +12,18 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::capacity::Amounts;
-use crate::device::Device;
 use crate::node::{self, NodeInfo};
 use crate::placement::Placement;
 use crate::pool::{Pool, PoolProblem, Slice};
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
-use crate::usage::{AllocatedDevice, DeviceUse, Usage};
+use crate::usage::{AllocatedDevice, Usage};
 
+mod pools;
+mod simulation;
 mod taint_rules;
+
+pub use simulation::Departure;
 
 /// Namespace and name.
 pub type ObjectKey = (String, String);
@@ -39,6 +42,8 @@ pub struct Cluster {
     /// Names of the slices by pool.
     slices_of: BTreeMap<String, BTreeSet<String>>,
     pools: BTreeMap<String, PoolState>,
+    /// Names of the pools by node.
+    pools_on: BTreeMap<String, BTreeSet<String>>,
     claims: BTreeMap<ObjectKey, ClaimState>,
     /// Claims with devices, by pool.
     claims_of: BTreeMap<String, BTreeSet<ObjectKey>>,
@@ -46,6 +51,8 @@ pub struct Cluster {
     pods: BTreeMap<String, PodAssignment>,
     /// Sum of the requests of the pods, by node.
     requested: BTreeMap<String, Amounts>,
+    /// What the current simulation presumes gone.
+    gone: Departure,
 }
 
 /// A pool with its usage, or its problem.
@@ -206,12 +213,6 @@ impl Cluster {
         !touched.is_empty()
     }
 
-    /// Returns whether an allocation of the claim is assumed.
-    #[must_use]
-    pub fn is_assumed(&self, key: &ObjectKey) -> bool {
-        self.assumed.contains_key(key)
-    }
-
     /// Assumes the allocations of a placement until its claims are observed with them.
     pub fn assume(&mut self, placement: &Placement) {
         for claim in &placement.claims {
@@ -305,44 +306,8 @@ impl Cluster {
         {
             node::subtract(&mut requested, &assignment.requests);
         }
+        self.subtract_gone(node, except, &mut requested);
         requested
-    }
-
-    /// Returns the excluded pools with node and problem.
-    pub fn excluded_pools(&self) -> impl Iterator<Item = (&str, Option<&str>, &PoolProblem)> {
-        self.pools.iter().filter_map(|(name, pool)| {
-            Some((
-                name.as_str(),
-                pool.node.as_deref(),
-                pool.state.as_ref().err()?,
-            ))
-        })
-    }
-
-    /// Returns the shareable devices with their nodes and their usage, except those of excluded pools.
-    pub fn shared_devices(&self) -> impl Iterator<Item = (&str, &Device, &DeviceUse)> {
-        let pools = self
-            .pools
-            .values()
-            .filter_map(|pool| pool.state.as_ref().ok());
-        let devices = pools.flat_map(|(pool, usage)| {
-            let devices = pool.devices.iter().zip(&usage.devices);
-            devices.map(|(device, device_use)| (pool.node.as_str(), device.as_ref(), device_use))
-        });
-        devices.filter(|(_, device, _)| device.shared)
-    }
-
-    /// Returns all pools by name.
-    pub(crate) fn pools(&self) -> &BTreeMap<String, PoolState> {
-        &self.pools
-    }
-
-    /// Returns the usable pools with their usage.
-    pub fn usable_pools(&self) -> impl Iterator<Item = (&str, &Pool, &Usage)> {
-        self.pools.iter().filter_map(|(name, pool)| {
-            let (pool, usage) = pool.state.as_ref().ok()?;
-            Some((name.as_str(), pool, usage))
-        })
     }
 
     /// Returns the devices of all claims, including assumed allocations.
@@ -363,31 +328,6 @@ impl Cluster {
         let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
         let device = pool.devices.get(pool.index_of(device)?)?;
         Some(Arc::clone(&device.gpu))
-    }
-
-    /// Assembles a pool after a change of its slices.
-    fn assemble(&mut self, pool: &str) {
-        let names = self.slices_of.get(pool).into_iter().flatten();
-        let slices: Vec<_> = names
-            .filter_map(|name| Some(&self.slices.get(name)?.1))
-            .collect();
-        if slices.is_empty() {
-            self.pools.remove(pool);
-            self.slices_of.remove(pool);
-            return;
-        }
-        let node = slices
-            .iter()
-            .find_map(|slice| slice.node())
-            .map(str::to_owned);
-        let assembled = Pool::assemble(slices);
-        let state = assembled.and_then(|mut assembled| {
-            assembled.apply_rules(pool, &self.taint_rules.values());
-            let usage = self.usage_of(pool, &assembled)?;
-            Ok((assembled, usage))
-        });
-        self.pools
-            .insert(pool.to_owned(), PoolState { node, state });
     }
 
     /// Recomputes the usage of these pools after a change of the claim's devices.
@@ -437,6 +377,7 @@ impl Cluster {
         let observed = self
             .claims
             .get(claim)
+            .filter(|_| !self.gone.claims.contains(claim))
             .into_iter()
             .flat_map(|state| &state.allocated_devices);
         let assumed = self

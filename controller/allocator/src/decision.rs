@@ -1,14 +1,14 @@
 //! The decision for one pod: the node and the devices, or why there are none.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_api::Quantity;
 use drava_api::config::PlacementPolicy;
 use drava_api::reason::Reason;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, PoolState};
 use crate::explanation::{Explanation, NodeVerdict};
 use crate::node::add;
 use crate::placement::{ClaimPlacement, DevicePlacement, Placement, Policies};
@@ -46,6 +46,34 @@ impl Cluster {
         pod_request: &PodRequest,
         policies: Policies,
     ) -> Result<Placement, Explanation> {
+        let nodes = self.pools_by_node();
+        self.decide_among(
+            nodes.map(|(node, pools)| (node, views(pools))),
+            pod_request,
+            policies,
+        )
+    }
+
+    /// Decides on the devices of a pod on one node.
+    ///
+    /// # Errors
+    /// Why the node is not feasible.
+    pub fn decide_on(
+        &self,
+        node: &str,
+        pod_request: &PodRequest,
+        policies: Policies,
+    ) -> Result<Placement, Explanation> {
+        let pools = views(self.pools_of_node(node));
+        self.decide_among(std::iter::once((node, pools)), pod_request, policies)
+    }
+
+    fn decide_among<'a>(
+        &'a self,
+        nodes: impl Iterator<Item = (&'a str, Vec<NamedView<'a>>)>,
+        pod_request: &PodRequest,
+        policies: Policies,
+    ) -> Result<Placement, Explanation> {
         let containers = pod_request.containers(|pool, device| self.gpu_of(pool, device));
         let input = SearchInput {
             claims: &pod_request.claims,
@@ -56,7 +84,7 @@ impl Cluster {
         let mut verdicts = Vec::new();
         let mut best: Option<FeasibleNode<'_>> = None;
         let mut runner_up: Option<FeasibleNode<'_>> = None;
-        for (node, views) in self.nodes_with_pools() {
+        for (node, views) in nodes {
             match self.evaluate_node(node, views, pod_request, &input, node_policy)? {
                 Err(verdict) => verdicts.push(verdict),
                 // Nodes are sorted by name: of equal scores the first name is kept.
@@ -89,23 +117,6 @@ impl Cluster {
         let gpu_rankings = search::rank_gpus(&input, &best.pools, &self.selectors, &best.selected)
             .map_err(|error| selection_failed(&error))?;
         Ok(best.into_placement(pod_request, ranking, gpu_rankings))
-    }
-
-    /// Returns every node with pools, sorted by name.
-    fn nodes_with_pools(&self) -> impl Iterator<Item = (&str, Vec<NamedView<'_>>)> {
-        let mut by_node: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-        for (name, pool) in self.pools() {
-            let view = pool
-                .state
-                .as_ref()
-                .map(|(pool, usage)| PoolView { name, pool, usage });
-            // A pool without a node is listed under its own name, so that its problem is reported.
-            by_node
-                .entry(pool.node.as_deref().unwrap_or(name))
-                .or_default()
-                .push((name.as_str(), view));
-        }
-        by_node.into_iter()
     }
 
     fn evaluate_node<'a>(
@@ -191,6 +202,18 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+fn views<'a>(pools: impl Iterator<Item = (&'a str, &'a PoolState)>) -> Vec<NamedView<'a>> {
+    pools
+        .map(|(name, pool)| {
+            let view = pool
+                .state
+                .as_ref()
+                .map(|(pool, usage)| PoolView { name, pool, usage });
+            (name, view)
+        })
+        .collect()
 }
 
 fn selection_failed(error: &SelectionError) -> Explanation {

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::action::{Action, AllocationJob, AllocationOutcome, Release, ReleaseOutcome};
+use crate::action::{
+    Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, Release, ReleaseOutcome,
+};
 use crate::claim;
 use crate::event::PendingEvent;
 use crate::metrics::Metrics;
@@ -21,6 +23,8 @@ pub(super) enum Input {
     AllocationFinished(AllocationOutcome),
     /// A release has ended.
     ReleaseFinished(ReleaseOutcome),
+    /// An eviction has ended.
+    EvictionFinished(Box<EvictionOutcome>),
     /// A write task has ended without an outcome.
     WriteAborted(String),
 }
@@ -34,6 +38,8 @@ pub(super) enum Step {
     Allocate(AllocationJob),
     /// Release an allocation.
     Release(Release),
+    /// Evict pods.
+    Evict(Eviction),
     /// Publish an event.
     PublishEvent(PendingEvent),
     /// Log the failure of a watch, which restarts by itself.
@@ -74,6 +80,7 @@ impl State {
             Input::Observed(observation) => self.observe(observation, now),
             Input::AllocationFinished(outcome) => self.planner.allocation_finished(outcome, now),
             Input::ReleaseFinished(outcome) => self.planner.release_finished(outcome, now),
+            Input::EvictionFinished(outcome) => self.planner.eviction_finished(*outcome, now),
             Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
         }
     }
@@ -108,6 +115,7 @@ impl State {
                 .map(|action| match action {
                     Action::Allocate(job) => Step::Allocate(job),
                     Action::Release(release) => Step::Release(release),
+                    Action::Evict(eviction) => Step::Evict(eviction),
                     Action::PublishEvent(event) => Step::PublishEvent(event),
                 }),
         );
@@ -124,8 +132,11 @@ impl State {
     pub(super) fn count(&self, input: &Input, now: Timestamp, metrics: &Metrics) {
         match input {
             Input::AllocationFinished(outcome) if outcome.failure.is_none() => {
-                let created = self.planner.created(&outcome.pod_uid);
-                metrics.allocated(created.map(|created| now.duration_since(created)));
+                let waits = outcome.pods.iter().map(|uid| {
+                    let created = self.planner.created(uid);
+                    created.map(|created| now.duration_since(created))
+                });
+                metrics.allocated(waits);
             }
             Input::AllocationFinished(_) => metrics.allocation_failed(),
             Input::ReleaseFinished(outcome) => {
@@ -134,7 +145,7 @@ impl State {
                     metrics.released();
                 }
             }
-            Input::Observed(_) | Input::WriteAborted(_) => {}
+            Input::Observed(_) | Input::EvictionFinished(_) | Input::WriteAborted(_) => {}
         }
     }
 
@@ -192,6 +203,7 @@ mod tests {
             },
             schedulers: vec!["default-scheduler".to_owned()],
             release_after: Duration::from_secs(60),
+            preemption: true,
         };
         let mut state = State::new(Planner::new(settings, Box::new(|| "share".to_owned())));
         observe(&mut state, Observation::Class(applied(class())));
@@ -220,7 +232,8 @@ mod tests {
     }
 
     fn outcome(job: AllocationJob, failure: Option<AllocationFailure>) -> Input {
-        let claims = job.writes.iter().map(|write| {
+        let writes = &job.pods[0].writes;
+        let claims = writes.iter().map(|write| {
             let mut claim = write.claim.as_ref().clone();
             claim.metadata.resource_version = Some("2".to_owned());
             if failure.is_none() {
@@ -229,13 +242,12 @@ mod tests {
             claim
         });
         Input::AllocationFinished(AllocationOutcome {
-            keys: job
-                .writes
+            keys: writes
                 .iter()
                 .map(|write| object_key(&write.claim.metadata))
                 .collect(),
             claims: claims.collect(),
-            pod_uid: job.pod_uid,
+            pods: job.pods.into_iter().map(|pod| pod.uid).collect(),
             failure,
         })
     }
@@ -323,7 +335,7 @@ mod tests {
                 is_reportable: true,
             };
             let release = Release {
-                claim: Arc::clone(&job.writes[0].claim),
+                claim: Arc::clone(&job.pods[0].writes[0].claim),
                 reason: ReleaseReason::NoPendingPod,
             };
             let released = Input::ReleaseFinished(ReleaseOutcome {
@@ -362,7 +374,7 @@ mod tests {
         let released = |claim: Option<ResourceClaim>| {
             let (mut state, job) = allocating();
             let release = Release {
-                claim: Arc::clone(&job.writes[0].claim),
+                claim: Arc::clone(&job.pods[0].writes[0].claim),
                 reason: ReleaseReason::NoPendingPod,
             };
             state.apply(

@@ -1,82 +1,213 @@
-//! The decision for one pending pod: devices for its claims, or the explanation of why it stays pending.
+//! The decision for a pending pod or gang: devices for its claims, or the explanation of why it stays pending.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
-use drava_allocator::cluster::{ObjectKey, object_key};
+use drava_allocator::cluster::object_key;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::node::PodDemand;
 use drava_allocator::placement::Placement;
-use drava_allocator::pod::{claims, is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use drava_api::reason::Reason;
 use tokio::time::Instant;
 
-use super::{DecisionTime, JobInFlight, Planner};
-use crate::action::{Action, AllocationJob, ClaimWrite};
+use super::demand::{Demand, NamedClaims, Request};
+use super::{DecisionTime, Planner};
+use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation};
 use crate::event::PendingEvent;
+use crate::gang::{self, GangName};
 use crate::queue::pending_pod::Phase;
 use crate::{allocation, claim, pod};
 
-/// Claims with their names in the pod.
-type NamedClaims = Vec<(String, Arc<ResourceClaim>)>;
+/// Pods that are decided together: one pod, or the pending members of a gang.
+pub(super) struct Group {
+    pub(super) requests: Vec<Request>,
+    /// How many of them must be placed.
+    pub(super) required: usize,
+    /// Members of the gang that are placed already.
+    placed: usize,
+    pub(super) gang: Option<GangName>,
+}
+
+/// Placements of a group, assumed in the cluster.
+#[derive(Default)]
+struct Plan {
+    placed: Vec<(Request, Placement)>,
+    /// Members whose claims other members allocate.
+    covered: usize,
+    rejected: Vec<(Request, Explanation)>,
+}
 
 impl Planner {
-    /// Decides for one pending pod and adds the resulting actions.
+    /// Decides for one pending pod and its gang, and adds the resulting actions.
     pub(super) fn schedule(&mut self, uid: &str, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let Some(pending) = self.queue.get_mut(uid) else {
+        let Some(order) = self.queue.order(uid) else {
             return;
         };
-        pending.phase = Phase::Unschedulable;
-        let Some(claims) = resolve(&self.claims, &pending.pod) else {
-            return;
+        self.lift_reservations(uid, &order);
+        if let Some(pending) = self.queue.get_mut(uid) {
+            pending.phase = Phase::Unschedulable;
+        }
+        let request = match self.demand(uid) {
+            Demand::Nothing | Demand::Unknown => return,
+            Demand::Unservable(explanation, claims) => {
+                return self.report_unschedulable(
+                    uid,
+                    &explanation,
+                    &claims,
+                    time.instant,
+                    actions,
+                );
+            }
+            Demand::Devices(request) => *request,
         };
-        // A claim may be in flight for another pod; the outcome of that job activates this pod.
-        let is_in_flight =
-            |claim: &ResourceClaim| self.cluster.is_assumed(&object_key(&claim.metadata));
-        if claims.iter().any(|(_, claim)| is_in_flight(claim)) {
+        let claims = request.claims.clone();
+        let group = match self.group(request, time.instant) {
+            Ok(group) => group,
+            Err(explanation) => {
+                return self.report_unschedulable(
+                    uid,
+                    &explanation,
+                    &claims,
+                    time.instant,
+                    actions,
+                );
+            }
+        };
+        let plan = self.plan(&group);
+        if plan.placed.len() + plan.covered >= group.required {
+            for (request, explanation) in plan.rejected {
+                let uid = &request.pod_request.uid;
+                self.report_unschedulable(
+                    uid,
+                    &explanation,
+                    &request.claims,
+                    time.instant,
+                    actions,
+                );
+            }
+            actions.extend(self.start_job(&plan.placed, time));
             return;
         }
-        let named: Vec<(&str, &ResourceClaim)> = claims
-            .iter()
-            .map(|(name, claim)| (name.as_str(), claim.as_ref()))
-            .collect();
-        let pod_request = PodRequest::new(
-            &pending.pod,
-            &named,
-            &self.cluster.classes,
-            &self.cluster.selectors,
-        );
-        let decision = match pod_request {
-            Ok(pod_request) if pod_request.claims.is_empty() => match pod_request.unallocatable {
-                // The scheduler may still find devices of another driver.
-                Some(explanation) if is_unschedulable(&pending.pod) => Err(explanation),
-                _ => return,
-            },
-            Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Err(
-                Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),
-            ),
-            Ok(mut pod_request) => {
-                pod_request.avoided_nodes = pending.avoided_nodes().iter().cloned().collect();
-                let placement = self.decide(uid, &pod_request);
-                placement.map(|placement| (placement, pod_request))
-            }
-            Err(error) => Err(Explanation::from(error)),
+        for (request, placement) in &plan.placed {
+            self.forget(request, placement);
+        }
+        let explanation = match self.make_room(&group, &order, time, actions) {
+            Some(waiting) => waiting,
+            None => group.explanation(&plan),
         };
-        match decision {
-            Ok((placement, pod_request)) => {
-                actions.extend(self.start_job(uid, &placement, &pod_request, &claims, time));
-            }
-            Err(explanation) => {
-                self.report_unschedulable(uid, &explanation, &claims, time.instant, actions);
+        let unfit_nodes: BTreeSet<String> = plan
+            .rejected
+            .iter()
+            .flat_map(|(_, explanation)| explanation.unfit_nodes())
+            .map(str::to_owned)
+            .collect();
+        for request in &group.requests {
+            let uid = &request.pod_request.uid;
+            self.report_unschedulable(uid, &explanation, &request.claims, time.instant, actions);
+            if let Some(pending) = self.queue.get_mut(uid) {
+                pending.set_unfit_nodes(unfit_nodes.iter().cloned());
             }
         }
     }
 
+    /// Returns the pods to decide together with this one.
+    fn group(&mut self, request: Request, now: Instant) -> Result<Group, Explanation> {
+        let invalid =
+            |error: gang::GangError| Explanation::rejected(Reason::InvalidGang, error.to_string());
+        let uid = request.pod_request.uid.clone();
+        let pending = self.queue.get(&uid);
+        let gang = pending.map_or(Ok(None), |pending| gang::of(&pending.pod));
+        let Some(gang) = gang.map_err(invalid)? else {
+            return Ok(Group::of_pod(request));
+        };
+        let waiting = |count: usize, verb: &str, min: usize| {
+            Explanation::rejected(
+                Reason::WaitingForGang,
+                format!("gang {}: {count} of {min} members {verb}", gang.name),
+            )
+        };
+        let existing = self.live_pods.members(&gang.name).count();
+        if existing < gang.min {
+            return Err(waiting(existing, "exist", gang.min));
+        }
+        let members: Vec<String> = self.queue.members(&gang.name);
+        let is_pending = |uid: &str| members.iter().any(|member| member == uid);
+        let live = self.live_pods.members(&gang.name);
+        let mut placed = live
+            .filter(|(uid, pod)| !is_pending(uid) && (pod.is_bound || pod.claims.is_empty()))
+            .count();
+        let mut requests = Vec::new();
+        for member in &members {
+            let Some(pending) = self.queue.get(member) else {
+                continue;
+            };
+            let is_in_backoff = matches!(pending.phase, Phase::Backoff(until) if now < until);
+            match self.demand(member) {
+                Demand::Nothing => placed += 1,
+                Demand::Devices(request) if !is_in_backoff => requests.push(*request),
+                Demand::Devices(_) | Demand::Unknown | Demand::Unservable(..) => {}
+            }
+        }
+        if placed >= gang.min {
+            // The gang has started; this member is elastic, or replaces one.
+            return Ok(Group::of_pod(request));
+        }
+        let required = gang.min - placed;
+        if requests.len() < required {
+            return Err(waiting(placed + requests.len(), "are ready", gang.min));
+        }
+        for request in &requests {
+            if let Some(pending) = self.queue.get_mut(&request.pod_request.uid) {
+                pending.phase = Phase::Unschedulable;
+            }
+        }
+        Ok(Group {
+            requests,
+            required,
+            placed,
+            gang: Some(gang.name),
+        })
+    }
+
+    /// Places as many pods of the group as fit at the same time.
+    fn plan(&mut self, group: &Group) -> Plan {
+        let mut plan = Plan::default();
+        for request in &group.requests {
+            if request.shares_claim(plan.placed.iter().map(|(other, _)| other)) {
+                plan.covered += 1;
+                continue;
+            }
+            match self.decide(&request.pod_request) {
+                Ok(placement) => {
+                    self.assume(request, &placement);
+                    plan.placed.push((request.clone(), placement));
+                }
+                Err(explanation) => plan.rejected.push((request.clone(), explanation)),
+            }
+        }
+        plan
+    }
+
+    /// Assumes a placement in the cluster.
+    pub(super) fn assume(&mut self, request: &Request, placement: &Placement) {
+        let requests = request.pod_request.demand.requests.clone();
+        self.cluster.assume(placement);
+        self.cluster
+            .assume_pod(&request.pod_request.uid, &placement.node, requests);
+    }
+
+    /// Reverts [`Self::assume`].
+    pub(super) fn forget(&mut self, request: &Request, placement: &Placement) {
+        for claim in &placement.claims {
+            let key = (claim.claim.namespace.clone(), claim.claim.name.clone());
+            self.cluster.forget(&key);
+        }
+        self.cluster.forget_pod(&request.pod_request.uid);
+    }
+
     /// Decides for the pod. Prefers a node on which all pending pods that share its claims fit.
-    fn decide(&self, uid: &str, pod_request: &PodRequest) -> Result<Placement, Explanation> {
-        let sharers = self.sharers(uid, pod_request);
+    pub(super) fn decide(&self, pod_request: &PodRequest) -> Result<Placement, Explanation> {
+        let sharers = self.sharers(pod_request);
         if !sharers.is_empty() {
             let mut joint = pod_request.clone();
             joint.sharers = sharers;
@@ -88,7 +219,7 @@ impl Planner {
     }
 
     /// Returns the demand of the other pending pods that share a claim with this one.
-    fn sharers(&self, uid: &str, pod_request: &PodRequest) -> Vec<PodDemand> {
+    fn sharers(&self, pod_request: &PodRequest) -> Vec<PodDemand> {
         let others: BTreeSet<String> = pod_request
             .claims
             .iter()
@@ -96,7 +227,7 @@ impl Planner {
                 self.queue
                     .users_of(&(claim.id.namespace.clone(), claim.id.name.clone()))
             })
-            .filter(|other| other != uid)
+            .filter(|other| *other != pod_request.uid)
             .collect();
         others
             .iter()
@@ -107,18 +238,48 @@ impl Planner {
 
     fn start_job(
         &mut self,
-        uid: &str,
-        placement: &Placement,
-        pod_request: &PodRequest,
-        claims: &NamedClaims,
+        placed: &[(Request, Placement)],
         time: &DecisionTime,
     ) -> Option<Action> {
-        let pending = self.queue.get_mut(uid)?;
-        let pod = pod::reference(&pending.pod);
         let mut events = Vec::new();
+        let mut pods = Vec::new();
+        for (request, placement) in placed {
+            let uid = &request.pod_request.uid;
+            let Some(pending) = self.queue.get_mut(uid) else {
+                continue;
+            };
+            pending.phase = Phase::Allocating;
+            pending.reason = None;
+            let pod = pod::reference(&pending.pod);
+            let writes = self.writes(request, placement, &pod, time, &mut events);
+            self.ledger
+                .writing_started(writes.iter().map(|write| object_key(&write.claim.metadata)));
+            self.deduplicator.forget(uid);
+            pods.push(PodAllocation {
+                uid: uid.clone(),
+                pod,
+                node: placement.node.clone(),
+                writes,
+            });
+        }
+        let first = pods.first()?;
+        self.in_flight.insert(first.uid.clone(), events);
+        Some(Action::Allocate(AllocationJob { pods }))
+    }
+
+    /// Returns the allocations to write for a pod, and adds the events of their success.
+    fn writes(
+        &mut self,
+        request: &Request,
+        placement: &Placement,
+        pod: &k8s_openapi::api::core::v1::ObjectReference,
+        time: &DecisionTime,
+        events: &mut Vec<PendingEvent>,
+    ) -> Vec<ClaimWrite> {
         let mut writes = Vec::new();
         for placed in &placement.claims {
-            let Some((_, claim)) = claims
+            let Some((_, claim)) = request
+                .claims
                 .iter()
                 .find(|(_, claim)| claim.metadata.uid.as_deref() == Some(&placed.claim.uid))
             else {
@@ -133,7 +294,7 @@ impl Planner {
                 pod.name.as_deref().unwrap_or_default(),
             ));
             writes.push(ClaimWrite {
-                claim: Arc::clone(claim),
+                claim: claim.clone(),
                 allocation: allocation::build(
                     claim,
                     placed,
@@ -145,24 +306,7 @@ impl Planner {
                 placement_reason,
             });
         }
-        pending.phase = Phase::Allocating;
-        pending.reason = None;
-        let claims = writes.iter().map(|write| object_key(&write.claim.metadata));
-        let job = JobInFlight {
-            claims: claims.collect(),
-            events,
-        };
-        self.in_flight.insert(uid.to_owned(), job);
-        self.deduplicator.forget(uid);
-        self.cluster.assume(placement);
-        self.cluster
-            .assume_pod(uid, &placement.node, pod_request.demand.requests.clone());
-        Some(Action::Allocate(AllocationJob {
-            pod_uid: uid.to_owned(),
-            pod,
-            node: placement.node.clone(),
-            writes,
-        }))
+        writes
     }
 
     /// Reports the explanation on the pod and on its unallocated claims.
@@ -195,15 +339,34 @@ impl Planner {
     }
 }
 
-/// Returns the pod's claims; `None` while a claim is missing or belongs to another pod.
-fn resolve(known: &BTreeMap<ObjectKey, Arc<ResourceClaim>>, pod: &Pod) -> Option<NamedClaims> {
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-    claims(pod)
-        .map(|(name, object)| {
-            let claim = known.get(&(namespace.clone(), object?.to_owned()))?;
-            let is_usable =
-                claim.metadata.deletion_timestamp.is_none() && claim::belongs_to(claim, pod);
-            is_usable.then(|| (name.to_owned(), Arc::clone(claim)))
-        })
-        .collect()
+impl Group {
+    fn of_pod(request: Request) -> Self {
+        Self {
+            requests: vec![request],
+            required: 1,
+            placed: 0,
+            gang: None,
+        }
+    }
+
+    /// Returns why too few pods of the group fit.
+    fn explanation(&self, plan: &Plan) -> Explanation {
+        let Some((request, explanation)) = plan.rejected.first() else {
+            // Unreachable: a plan without rejections places every pod.
+            return Explanation::Nodes(Vec::new());
+        };
+        match &self.gang {
+            None => explanation.clone(),
+            Some(gang) => Explanation::rejected(
+                Reason::WaitingForGang,
+                format!(
+                    "gang {gang}: {} of {} members fit; pod {}: {}",
+                    self.placed + plan.placed.len() + plan.covered,
+                    self.placed + self.required,
+                    request.name,
+                    explanation.summary()
+                ),
+            ),
+        }
+    }
 }

@@ -3,6 +3,9 @@
 mod allocation;
 mod cluster;
 mod events;
+mod gang;
 mod metrics;
+mod preemption;
 mod release;
+mod reservation;
 mod unallocatable;

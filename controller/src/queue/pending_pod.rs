@@ -1,17 +1,25 @@
 //! A pod that is pending for devices.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use drava_allocator::cluster::{ObjectKey, object_key};
 use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use crate::gang::{self, GangName};
+use crate::pod;
+
 /// Backoff after the first failure; doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(120);
+/// Time for which the head of the queue reserves devices although no pod ends for which it waits, and for which it then
+/// leaves them to others. Devices must not stay idle for a pod that waits for pods that never end.
+pub(crate) const HEAD_PATIENCE: Duration = Duration::from_secs(300);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -28,6 +36,16 @@ pub(crate) struct PendingPod {
     avoided_nodes: BTreeSet<String>,
     /// Nodes that the last decision rejected regardless of devices.
     unfit_nodes: BTreeSet<String>,
+    head_wait: Option<HeadWait>,
+}
+
+/// Wait of the head of the queue for the end of other pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HeadWait {
+    /// Devices are reserved; since this time this number of pods has to end.
+    Reserving { since: Instant, awaited: usize },
+    /// Nothing is reserved before this time.
+    Paused(Instant),
 }
 
 /// Phase of a pending pod, as in the scheduling queue of kube-scheduler.
@@ -43,12 +61,43 @@ pub(crate) enum Phase {
     Backoff(Instant),
 }
 
-/// Sort key of pending pods: priority, then age, then name.
+/// Sort key of pending pods: priority, then the age of the gang, then the age of the pod. A gang has the priority of its
+/// member with the lowest one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueOrder {
-    inverse_priority: i64,
+    priority: Reverse<i32>,
+    /// Of the gang; of the pod if it belongs to none.
+    group_created: Timestamp,
+    group: ObjectKey,
     created: Timestamp,
-    name: (String, String),
+    name: ObjectKey,
+}
+
+impl QueueOrder {
+    /// Returns the priority of the pod or its gang.
+    pub(crate) const fn priority(&self) -> i32 {
+        self.priority.0
+    }
+
+    /// Returns the order of the pod as a member of a gang with this order.
+    pub(crate) fn in_gang(self, gang: &Self) -> Self {
+        Self {
+            priority: gang.priority,
+            group_created: gang.group_created,
+            group: gang.group.clone(),
+            ..self
+        }
+    }
+
+    /// Returns the order of the gang to which pods with both orders belong.
+    pub(crate) fn joined(self, other: &Self) -> Self {
+        let group_created = self.group_created.min(other.group_created);
+        Self {
+            priority: self.priority.max(other.priority),
+            group_created,
+            ..self
+        }
+    }
 }
 
 impl PendingPod {
@@ -60,28 +109,54 @@ impl PendingPod {
             failures: 0,
             avoided_nodes: BTreeSet::new(),
             unfit_nodes: BTreeSet::new(),
+            head_wait: None,
         }
     }
 
+    /// Returns whether the pod, as the head of the queue, may reserve devices while it waits for the end of `awaited` pods.
+    pub(crate) fn may_reserve(&mut self, awaited: usize, now: Instant) -> bool {
+        match self.head_wait {
+            Some(HeadWait::Paused(until)) if now < until => false,
+            Some(HeadWait::Reserving {
+                since,
+                awaited: before,
+            }) if awaited >= before => {
+                let is_patient = now < since + HEAD_PATIENCE;
+                if !is_patient {
+                    self.head_wait = Some(HeadWait::Paused(now + HEAD_PATIENCE));
+                }
+                is_patient
+            }
+            Some(_) | None => {
+                let since = now;
+                self.head_wait = Some(HeadWait::Reserving { since, awaited });
+                true
+            }
+        }
+    }
+
+    /// Returns the order of the pod alone.
     pub(crate) fn order(&self) -> QueueOrder {
         let metadata = &self.pod.metadata;
-        let priority = self
-            .pod
-            .spec
+        let created = metadata
+            .creation_timestamp
             .as_ref()
-            .and_then(|spec| spec.priority)
-            .unwrap_or_default();
+            .map_or(Timestamp::MIN, |created| created.0);
+        let name = object_key(metadata);
         QueueOrder {
-            inverse_priority: -i64::from(priority),
-            created: metadata
-                .creation_timestamp
-                .as_ref()
-                .map_or(Timestamp::MIN, |created| created.0),
-            name: (
-                metadata.namespace.clone().unwrap_or_default(),
-                metadata.name.clone().unwrap_or_default(),
-            ),
+            priority: Reverse(pod::priority(&self.pod)),
+            group_created: created,
+            group: self
+                .gang()
+                .map_or_else(|| name.clone(), |gang| (name.0.clone(), gang.to_string())),
+            created,
+            name,
         }
+    }
+
+    /// Returns the gang of the pod.
+    pub(crate) fn gang(&self) -> Option<GangName> {
+        gang::name_of(&self.pod)
     }
 
     pub(crate) fn is_due(&self, now: Instant) -> bool {

@@ -68,7 +68,7 @@ fn reports_no_deletion_after_incomplete_list() {
 #[test]
 fn drops_unneeded_pod_fields() {
     let mut pod: Pod = object(serde_json::json!({
-        "metadata": {"name": "p", "managedFields": [{}], "annotations": {"a": "b"}},
+        "metadata": {"name": "p", "managedFields": [{}], "annotations": {"a": "b", "gpu.drava.dev/gang": "g"}},
         "spec": {
             "volumes": [{"name": "v"}],
             "containers": [{"name": "c", "image": "i", "env": [{"name": "E"}], "resources": {"requests": {"cpu": "1"}}}],
@@ -80,7 +80,7 @@ fn drops_unneeded_pod_fields() {
         serde_json::to_value(&pod).unwrap(),
         serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "p"},
+            "metadata": {"name": "p", "annotations": {"gpu.drava.dev/gang": "g"}},
             "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]},
             "status": {"phase": "Pending"},
         })

@@ -101,11 +101,11 @@ fn counts_assumed_allocation_until_observed_or_forgotten() {
     // The finalizer is written; the allocation is in flight.
     cluster.upsert_claim(&unallocated("a", 7));
     assert_eq!(allocated_gib(&cluster), Some(30));
-    assert!(cluster.is_assumed(&key));
+    assert!(cluster.assumed.contains_key(&key));
     // The allocation is observed and counts once.
     cluster.upsert_claim(&allocated("a", 8, &[("gpu-0-vgpu", "30Gi")]));
     assert_eq!(allocated_gib(&cluster), Some(30));
-    assert!(!cluster.is_assumed(&key));
+    assert!(!cluster.assumed.contains_key(&key));
 
     let placement = cluster
         .decide(&pod_request(&cluster, &[share("b", "40Gi", "0")]), POLICIES)

@@ -28,7 +28,7 @@ fn writes_allocation_as_kube_scheduler() {
     let (mut jobs, _) = cluster.actions();
     let job = jobs.remove(0);
     assert_eq!(
-        serde_json::to_value(&job.writes[0].allocation).unwrap(),
+        serde_json::to_value(&job.pods[0].writes[0].allocation).unwrap(),
         json!({
             "allocationTimestamp": "2026-01-01T00:00:00Z",
             "devices": {
@@ -114,7 +114,10 @@ fn allocates_shared_claim_once_for_all_pods() {
     }
     let (jobs, _) = cluster.actions();
     assert_eq!(jobs.len(), 1);
-    assert_eq!(jobs[0].node, "n2", "four pods do not fit on the first");
+    assert_eq!(
+        jobs[0].pods[0].node, "n2",
+        "four pods do not fit on the first"
+    );
     assert!(
         cluster.actions().0.is_empty(),
         "the other pods wait for the outcome"

@@ -12,7 +12,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::action::{
-    Action, AllocationFailure, AllocationJob, AllocationOutcome, Release, ReleaseOutcome,
+    Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
+    Release, ReleaseOutcome,
 };
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
@@ -23,11 +24,16 @@ pub(super) const RELEASE_AFTER: Duration = Duration::from_secs(60);
 /// The planner with the objects of a cluster.
 pub(super) struct TestCluster {
     pub(super) planner: Planner,
+    pub(super) start: Instant,
     pub(super) now: Instant,
     pub(super) version: u64,
     pub(super) claims: BTreeMap<String, ResourceClaim>,
     /// Object, reason and message of each event.
     pub(super) events: Vec<(String, &'static str, String)>,
+    pub(super) pods: BTreeMap<String, Pod>,
+    nodes: Vec<String>,
+    /// Evictions that were not executed so far.
+    pub(super) evictions: Vec<Eviction>,
 }
 
 impl TestCluster {
@@ -40,7 +46,9 @@ impl TestCluster {
             },
             schedulers: vec!["default-scheduler".to_owned()],
             release_after: RELEASE_AFTER,
+            preemption: true,
         };
+        let now = Instant::now();
         let mut ids = 0;
         let share_ids = Box::new(move || {
             ids += 1;
@@ -48,10 +56,14 @@ impl TestCluster {
         });
         let mut cluster = Self {
             planner: Planner::new(settings, share_ids),
-            now: Instant::now(),
+            start: now,
+            now,
             version: 100,
             claims: BTreeMap::new(),
             events: Vec::new(),
+            pods: BTreeMap::new(),
+            nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
+            evictions: Vec::new(),
         };
         cluster.planner.class(applied(class()));
         for name in nodes {
@@ -67,7 +79,94 @@ impl TestCluster {
     }
 
     pub(super) fn add_pod(&mut self, pod: Pod) {
+        let name = pod.metadata.name.clone().unwrap();
+        self.pods.insert(name, pod.clone());
         self.planner.pod(applied(pod));
+    }
+
+    /// Adds a pod of this priority with a claim of the same name.
+    pub(super) fn add_pod_of_priority(&mut self, name: &str, memory: &str, priority: i32) {
+        self.add_claim(claim(name, memory));
+        let mut pod = pod(name, &[name]);
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+        self.add_pod(pod);
+    }
+
+    /// Adds a member of the gang `g` with a claim of the same name.
+    pub(super) fn add_member(&mut self, name: &str, memory: &str, min: &str) {
+        self.add_claim(claim(name, memory));
+        self.add_pod(member(pod(name, &[name]), min));
+    }
+
+    /// Adds pods that run on the only feasible node, each with its memory and priority.
+    pub(super) fn add_running(&mut self, pods: &[(&str, &str, i32)]) {
+        for (name, memory, priority) in pods {
+            self.add_pod_of_priority(name, memory, *priority);
+            let placed = self.settle();
+            assert_eq!(placed.len(), 1, "{placed:?}");
+            self.bind(placed[0].split_once(" → ").unwrap());
+        }
+    }
+
+    /// Reserves the claims of a pod and binds it to a node, as kube-scheduler does.
+    pub(super) fn bind(&mut self, (name, node): (&str, &str)) {
+        let mut pod = self.pods[name].clone();
+        let spec = pod.spec.as_mut().unwrap();
+        spec.node_name = Some(node.to_owned());
+        pod.status.as_mut().unwrap().phase = Some("Running".to_owned());
+        for reference in spec.resource_claims.clone().unwrap_or_default() {
+            self.reserve(&reference.resource_claim_name.unwrap(), name);
+        }
+        self.add_pod(pod);
+    }
+
+    /// Starts the deletion of a pod; its grace period ends after 30 s.
+    pub(super) fn start_deletion(&mut self, name: &str) {
+        let mut pod = self.pods[name].clone();
+        pod.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:30Z")));
+        self.add_pod(pod);
+    }
+
+    /// Ends a pod with its claim.
+    pub(super) fn end(&mut self, name: &str) {
+        self.delete_pod(name);
+        self.delete_claim(name);
+    }
+
+    /// Executes the evictions; returns `victim for preemptor` for each victim.
+    pub(super) fn evict(&mut self) -> Vec<String> {
+        let mut evicted = Vec::new();
+        for eviction in std::mem::take(&mut self.evictions) {
+            let preemptor = eviction.preemptor.name.clone().unwrap();
+            for victim in &eviction.victims {
+                let name = victim.pod.name.clone().unwrap();
+                self.start_deletion(&name);
+                evicted.push(format!("{name} for {preemptor}"));
+            }
+            let outcome = EvictionOutcome {
+                evicted: eviction.victims.clone(),
+                eviction,
+                failure: None,
+            };
+            self.planner.eviction_finished(outcome, self.now);
+        }
+        evicted.sort();
+        evicted
+    }
+
+    /// Replaces the planner by that of a new leader, which observes the same objects.
+    pub(super) fn change_leader(&mut self) {
+        let nodes: Vec<&str> = self.nodes.iter().map(String::as_str).collect();
+        let mut next = Self::new(&nodes);
+        next.now = self.now;
+        next.version = self.version;
+        for claim in std::mem::take(&mut self.claims).into_values() {
+            next.observe(claim);
+        }
+        for pod in std::mem::take(&mut self.pods).into_values() {
+            next.add_pod(pod);
+        }
+        *self = next;
     }
 
     /// Adds a pod with a claim of the same name.
@@ -102,6 +201,7 @@ impl TestCluster {
             match action {
                 Action::Allocate(job) => jobs.push(job),
                 Action::Release(release) => releases.push(release),
+                Action::Evict(eviction) => self.evictions.push(eviction),
                 Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",
@@ -119,13 +219,12 @@ impl TestCluster {
     /// Executes a job.
     pub(super) fn write(&mut self, job: AllocationJob) {
         let mut written = Vec::new();
-        for write in &job.writes {
+        let writes = job.pods.iter();
+        for (pod, write) in writes.flat_map(|pod| pod.writes.iter().map(move |write| (pod, write)))
+        {
             let mut claim = self.claims[write.claim.metadata.name.as_ref().unwrap()].clone();
             let annotations = claim.metadata.annotations.get_or_insert_default();
-            annotations.insert(
-                names::ALLOCATED_FOR_ANNOTATION.to_owned(),
-                job.pod_uid.clone(),
-            );
+            annotations.insert(names::ALLOCATED_FOR_ANNOTATION.to_owned(), pod.uid.clone());
             claim.status.get_or_insert_default().allocation = Some(write.allocation.clone());
             self.version += 1;
             claim.metadata.resource_version = Some(self.version.to_string());
@@ -144,12 +243,13 @@ impl TestCluster {
         failure: Option<AllocationFailure>,
     ) {
         let keys = job
-            .writes
+            .pods
             .iter()
+            .flat_map(|pod| &pod.writes)
             .map(|write| object_key(&write.claim.metadata))
             .collect();
         let outcome = AllocationOutcome {
-            pod_uid: job.pod_uid,
+            pods: job.pods.into_iter().map(|pod| pod.uid).collect(),
             keys,
             claims,
             failure,
@@ -167,11 +267,9 @@ impl TestCluster {
                 return placed;
             }
             for job in jobs {
-                placed.push(format!(
-                    "{} → {}",
-                    job.pod.name.as_deref().unwrap(),
-                    job.node
-                ));
+                placed.extend(job.pods.iter().map(|placed| {
+                    format!("{} → {}", placed.pod.name.as_deref().unwrap(), placed.node)
+                }));
                 self.write(job);
             }
         }
@@ -215,6 +313,7 @@ impl TestCluster {
     }
 
     pub(super) fn delete_pod(&mut self, name: &str) {
+        self.pods.remove(name);
         self.planner.pod(Change::Deleted(DeletedObject {
             namespace: "default".to_owned(),
             name: name.to_owned(),
@@ -240,6 +339,17 @@ impl TestCluster {
             .map(|(_, _, message)| message.as_str())
             .collect()
     }
+}
+
+/// Makes the pod a member of the gang `g`, which needs `min` members.
+pub(super) fn member(mut pod: Pod, min: &str) -> Pod {
+    let annotations = [
+        (names::GANG_ANNOTATION, "g"),
+        (names::GANG_MIN_ANNOTATION, min),
+    ];
+    let annotations = annotations.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    pod.metadata.annotations = Some(annotations.into());
+    pod
 }
 
 pub(super) fn applied<K>(object: K) -> Change<K> {

@@ -184,7 +184,9 @@ fn roll_back_is_no_refusal_of_node() {
     let job = jobs.remove(0);
     // The watch shows the allocation and its roll-back before the outcome of the job.
     let mut allocated = cluster.claims["a"].clone();
-    allocated.status = Some(object(json!({"allocation": job.writes[0].allocation})));
+    allocated.status = Some(object(
+        json!({"allocation": job.pods[0].writes[0].allocation}),
+    ));
     allocated.metadata.annotations =
         Some([("gpu.drava.dev/allocated-for".to_owned(), "pod-a".to_owned())].into());
     cluster.observe(allocated);
@@ -207,7 +209,9 @@ fn ignores_outcome_of_deleted_claim() {
     let job = jobs.remove(0);
     let mut written = cluster.claims["a"].clone();
     written.metadata.resource_version = Some("1000".to_owned());
-    written.status = Some(object(json!({"allocation": job.writes[0].allocation})));
+    written.status = Some(object(
+        json!({"allocation": job.pods[0].writes[0].allocation}),
+    ));
     cluster.delete_pod("a");
     cluster.delete_claim("a");
     cluster.finish(job, vec![written], None);

@@ -14,7 +14,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::action::{AllocationJob, ClaimWrite};
+use crate::action::{AllocationJob, ClaimWrite, PodAllocation};
 use crate::clock::Clock;
 use crate::fixture::object;
 use crate::lease::Term;
@@ -280,12 +280,13 @@ pub(super) fn write(claim: &ResourceClaim) -> ClaimWrite {
 }
 
 pub(super) fn job(claims: &[ResourceClaim]) -> AllocationJob {
-    AllocationJob {
-        pod_uid: "pod-p".to_owned(),
+    let pod = PodAllocation {
+        uid: "pod-p".to_owned(),
         pod: ObjectReference::default(),
         node: "n1".to_owned(),
         writes: claims.iter().map(write).collect(),
-    }
+    };
+    AllocationJob { pods: vec![pod] }
 }
 
 pub(super) fn device_of(server: &Mutex<Server>, name: &str) -> Option<String> {

@@ -9,7 +9,7 @@ use drava_allocator::usage::AllocatedDevice;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
-use crate::claim::{allocated_for, is_reserved};
+use crate::claim::allocated_for;
 use crate::event::ReleaseReason;
 
 /// Grace period of a claim without pending pod: the watches of pods and claims are not synchronized.
@@ -20,36 +20,23 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// An allocation that no pod has reserved.
 #[derive(Debug, Clone)]
 pub(crate) struct UnreservedAllocation {
-    uid: String,
     /// Node of the devices.
     pub(crate) node: String,
     since: Instant,
     /// Set when the release is due at once.
     release_reason: Option<ReleaseReason>,
-    is_releasing: bool,
     not_before: Instant,
 }
 
 impl UnreservedAllocation {
-    /// Returns the entry for a claim in a new version; `None` if the claim needs none.
-    pub(crate) fn observe(
-        claim: &ResourceClaim,
-        known: Option<&Self>,
-        now: Instant,
-    ) -> Option<Self> {
+    /// Returns the entry for a claim that is allocated and not reserved; `None` if this controller does not manage the
+    /// allocation: kube-scheduler or a user has written it.
+    pub(crate) fn of(claim: &ResourceClaim, now: Instant) -> Option<Self> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
-        if is_reserved(claim) || AllocatedDevice::of_claim(claim).is_empty() {
+        allocated_for(claim)?;
+        if AllocatedDevice::of_claim(claim).is_empty() {
             return None;
         }
-        let uid = claim.metadata.uid.clone().unwrap_or_default();
-        // A tenant may remove the annotation.
-        if let Some(known) = known
-            && known.uid == uid
-        {
-            return Some(known.clone());
-        }
-        // Allocations by kube-scheduler or by hand are not managed here.
-        allocated_for(claim)?;
         let node = allocation
             .node_selector
             .iter()
@@ -59,11 +46,9 @@ impl UnreservedAllocation {
             .and_then(|field| field.values.as_ref()?.first().cloned())
             .unwrap_or_default();
         Some(Self {
-            uid,
             node,
             since: now,
             release_reason: None,
-            is_releasing: false,
             not_before: now,
         })
     }
@@ -73,13 +58,8 @@ impl UnreservedAllocation {
         self.release_reason.get_or_insert(reason);
     }
 
-    pub(crate) fn release_started(&mut self) {
-        self.is_releasing = true;
-    }
-
-    /// A release has ended. After a successful release the next version of the claim removes the entry.
-    pub(crate) fn release_ended(&mut self, now: Instant) {
-        self.is_releasing = false;
+    /// Delays the next attempt after a failed release.
+    pub(crate) fn retry_later(&mut self, now: Instant) {
         self.not_before = now + RETRY_INTERVAL;
     }
 
@@ -91,7 +71,7 @@ impl UnreservedAllocation {
         has_users: bool,
         node_exists: bool,
     ) -> Option<ReleaseReason> {
-        if self.is_releasing || now < self.not_before {
+        if now < self.not_before {
             return None;
         }
         if let Some(reason) = &self.release_reason {
@@ -116,10 +96,7 @@ impl UnreservedAllocation {
     }
 
     /// Returns when the release may become due without a new observation.
-    pub(crate) fn due_at(&self, release_after: Duration, has_users: bool) -> Option<Instant> {
-        if self.is_releasing {
-            return None;
-        }
+    pub(crate) fn due_at(&self, release_after: Duration, has_users: bool) -> Instant {
         let by_age = self.since
             + if has_users {
                 release_after
@@ -131,6 +108,6 @@ impl UnreservedAllocation {
         } else {
             by_age
         };
-        Some(at.max(self.not_before))
+        at.max(self.not_before)
     }
 }

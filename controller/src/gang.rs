@@ -1,0 +1,82 @@
+//! Gangs: pods that are allocated together or not at all.
+
+use std::fmt;
+
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use k8s_openapi::api::core::v1::Pod;
+
+/// Annotations that define a gang.
+pub(crate) const ANNOTATIONS: [&str; 2] = [GANG_ANNOTATION, GANG_MIN_ANNOTATION];
+
+/// Namespace and name of a gang.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GangName {
+    namespace: String,
+    name: String,
+}
+
+impl fmt::Display for GangName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// The gang of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Gang {
+    /// Its name.
+    pub(crate) name: GangName,
+    /// Number of pods that the gang needs to start, at least 1.
+    pub(crate) min: usize,
+}
+
+/// Why the annotations of a pod do not define a gang.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GangError {
+    /// The annotation is missing.
+    #[error(
+        "annotation {GANG_MIN_ANNOTATION} is missing; set it to the number of pods that gang {0} needs to start"
+    )]
+    MinMissing(GangName),
+    /// The annotation is not a positive number.
+    #[error(
+        "annotation {GANG_MIN_ANNOTATION} of gang {gang} is {value:?}; use a number of pods from 1 on"
+    )]
+    MinInvalid {
+        /// The gang.
+        gang: GangName,
+        /// Value of the annotation.
+        value: String,
+    },
+}
+
+/// Returns the name of the pod's gang.
+pub(crate) fn name_of(pod: &Pod) -> Option<GangName> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    Some(GangName {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: annotations.get(GANG_ANNOTATION)?.clone(),
+    })
+}
+
+/// Returns the pod's gang; `None` if the pod belongs to none.
+///
+/// # Errors
+/// When the annotations do not define a gang.
+pub(crate) fn of(pod: &Pod) -> Result<Option<Gang>, GangError> {
+    let Some(name) = name_of(pod) else {
+        return Ok(None);
+    };
+    let annotations = pod.metadata.annotations.iter();
+    let value = annotations
+        .flat_map(|all| all.get(GANG_MIN_ANNOTATION))
+        .next();
+    match value.map(|value| (value, value.trim().parse::<usize>())) {
+        None => Err(GangError::MinMissing(name)),
+        Some((_, Ok(min))) if min > 0 => Ok(Some(Gang { name, min })),
+        Some((value, _)) => Err(GangError::MinInvalid {
+            gang: name,
+            value: value.clone(),
+        }),
+    }
+}

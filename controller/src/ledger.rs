@@ -1,0 +1,295 @@
+//! The ledger: the state of every claim, and devices that are reserved for pods whose claims are not written.
+//!
+//! The ledger is rebuilt from the lists of a new leader. The state of a claim follows from its newest version and from the
+//! writes in flight, which end before the next leader starts. Reservations follow from the queue: see [`reservation`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drava_allocator::cluster::{ObjectKey, object_key};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use tokio::time::Instant;
+
+use crate::claim;
+use crate::event::ReleaseReason;
+
+mod reservation;
+mod unreserved;
+
+pub(crate) use reservation::{Owner, Purpose, Reservation};
+use unreserved::UnreservedAllocation;
+
+/// State of a claim.
+#[derive(Debug, Clone)]
+pub(crate) enum ClaimState {
+    /// Without allocation.
+    Free,
+    /// Without allocation; devices are reserved.
+    Planned,
+    /// An allocation is being written, or rolled back.
+    Writing,
+    /// Allocated and not reserved; by this controller if there is an entry.
+    Allocated(Option<UnreservedAllocation>),
+    /// Reserved for a pod.
+    Reserved,
+    /// The unreserved allocation is being released.
+    Releasing(UnreservedAllocation),
+}
+
+impl ClaimState {
+    /// Returns the unreserved allocation of this controller.
+    const fn unreserved(&self) -> Option<&UnreservedAllocation> {
+        match self {
+            Self::Allocated(Some(unreserved)) | Self::Releasing(unreserved) => Some(unreserved),
+            Self::Free | Self::Planned | Self::Writing | Self::Allocated(None) | Self::Reserved => {
+                None
+            }
+        }
+    }
+}
+
+/// A claim with its state.
+#[derive(Debug)]
+struct Entry {
+    claim: Arc<ResourceClaim>,
+    state: ClaimState,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    claims: BTreeMap<ObjectKey, Entry>,
+    reservations: BTreeMap<Owner, Reservation>,
+}
+
+/// Effect of a claim's version on its state.
+#[derive(Debug)]
+pub(crate) enum Observed {
+    /// The version is older than the known one.
+    Outdated,
+    /// The version is the newest one.
+    Newest,
+    /// An unreserved allocation of this controller was released.
+    Released(UnreservedAllocation),
+}
+
+impl Ledger {
+    /// Returns the newest version of a claim.
+    pub(crate) fn claim(&self, key: &ObjectKey) -> Option<&Arc<ResourceClaim>> {
+        self.claims.get(key).map(|entry| &entry.claim)
+    }
+
+    /// Returns whether devices of the claim are selected and its allocation is not written so far.
+    pub(crate) fn is_pending(&self, key: &ObjectKey) -> bool {
+        let state = self.claims.get(key).map(|entry| &entry.state);
+        matches!(state, Some(ClaimState::Planned | ClaimState::Writing))
+    }
+
+    /// Returns the newest versions of all claims.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<ResourceClaim>)> {
+        self.claims.iter().map(|(key, entry)| (key, &entry.claim))
+    }
+
+    /// Reserves devices.
+    pub(crate) fn reserve(&mut self, owner: Owner, reservation: Reservation) {
+        for key in reservation.claims() {
+            if let Some(entry) = self.claims.get_mut(&key)
+                && matches!(entry.state, ClaimState::Free)
+            {
+                entry.state = ClaimState::Planned;
+            }
+        }
+        self.reservations.insert(owner, reservation);
+    }
+
+    /// Returns the reservations.
+    pub(crate) fn reservations(&self) -> impl Iterator<Item = (&Owner, &Reservation)> {
+        self.reservations.iter()
+    }
+
+    /// Returns the owners of the reservations.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = &Owner> {
+        self.reservations.keys()
+    }
+
+    /// Returns the UIDs of the pods whose reservations are due for review, and sets the next review.
+    pub(crate) fn start_due_reviews(&mut self, now: Instant, interval: Duration) -> Vec<String> {
+        let mut pods = Vec::new();
+        for reservation in self.reservations.values_mut() {
+            if reservation.review_at <= now {
+                reservation.review_at = now + interval;
+                pods.extend(reservation.placements.iter().map(|(uid, _)| uid.clone()));
+            }
+        }
+        pods
+    }
+
+    /// Returns when the next reservation is due for review.
+    pub(crate) fn next_review(&self) -> Option<Instant> {
+        let reservations = self.reservations.values();
+        reservations.map(|reservation| reservation.review_at).min()
+    }
+
+    /// Ends a reservation.
+    pub(crate) fn end_reservation(&mut self, owner: &Owner) -> Option<Reservation> {
+        let reservation = self.reservations.remove(owner)?;
+        for key in reservation.claims() {
+            if let Some(entry) = self.claims.get_mut(&key)
+                && matches!(entry.state, ClaimState::Planned)
+            {
+                entry.state = ClaimState::Free;
+            }
+        }
+        Some(reservation)
+    }
+
+    /// Observes a version of a claim.
+    pub(crate) fn observe(&mut self, claim: ResourceClaim, now: Instant) -> Observed {
+        let key = object_key(&claim.metadata);
+        let known = self.claims.get(&key);
+        if known.is_some_and(|known| claim::is_older(&claim, &known.claim)) {
+            return Observed::Outdated;
+        }
+        let known = known.filter(|known| known.claim.metadata.uid == claim.metadata.uid);
+        let before = known.map(|known| &known.state);
+        let state = match before {
+            // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
+            Some(ClaimState::Writing) => ClaimState::Writing,
+            Some(before) => next_state(&claim, before, now),
+            None => next_state(&claim, &ClaimState::Free, now),
+        };
+        let released = before
+            .and_then(ClaimState::unreserved)
+            .filter(|_| matches!(state, ClaimState::Free))
+            .cloned();
+        let entry = Entry {
+            claim: Arc::new(claim),
+            state,
+        };
+        self.claims.insert(key, entry);
+        released.map_or(Observed::Newest, Observed::Released)
+    }
+
+    /// Removes a deleted claim.
+    pub(crate) fn remove(&mut self, key: &ObjectKey) {
+        self.claims.remove(key);
+    }
+
+    /// A job that allocates these claims has started.
+    pub(crate) fn writing_started(&mut self, keys: impl Iterator<Item = ObjectKey>) {
+        for key in keys {
+            if let Some(entry) = self.claims.get_mut(&key) {
+                entry.state = ClaimState::Writing;
+            }
+        }
+    }
+
+    /// The job that allocates these claims has ended, and the newest versions are observed.
+    pub(crate) fn writing_ended(&mut self, keys: &[ObjectKey], now: Instant) {
+        for key in keys {
+            if let Some(entry) = self.claims.get_mut(key)
+                && matches!(entry.state, ClaimState::Writing)
+            {
+                entry.state = next_state(&entry.claim, &ClaimState::Free, now);
+            }
+        }
+    }
+
+    /// Makes the release of an unreserved allocation due at once.
+    pub(crate) fn release_now(&mut self, key: &ObjectKey, reason: ReleaseReason) {
+        if let Some(Entry {
+            state: ClaimState::Allocated(Some(unreserved)),
+            ..
+        }) = self.claims.get_mut(key)
+        {
+            unreserved.release_now(reason);
+        }
+    }
+
+    /// Makes the release of all unreserved allocations on a deleted node due at once.
+    pub(crate) fn node_deleted(&mut self, node: &str) {
+        for entry in self.claims.values_mut() {
+            if let ClaimState::Allocated(Some(unreserved)) = &mut entry.state
+                && unreserved.node == node
+            {
+                unreserved.release_now(ReleaseReason::NodeDeleted {
+                    node: node.to_owned(),
+                });
+            }
+        }
+    }
+
+    /// Starts the releases that are due, each with its reason. `is_needed` returns whether a pending pod references the
+    /// claim and whether the node exists.
+    pub(crate) fn start_due_releases(
+        &mut self,
+        now: Instant,
+        release_after: Duration,
+        is_needed: impl Fn(&ObjectKey, &str) -> (bool, bool),
+    ) -> Vec<(Arc<ResourceClaim>, ReleaseReason)> {
+        let mut due = Vec::new();
+        for (key, entry) in &mut self.claims {
+            let ClaimState::Allocated(Some(unreserved)) = &entry.state else {
+                continue;
+            };
+            let (has_users, node_exists) = is_needed(key, &unreserved.node);
+            if let Some(reason) = unreserved.due(now, release_after, has_users, node_exists) {
+                entry.state = ClaimState::Releasing(unreserved.clone());
+                due.push((Arc::clone(&entry.claim), reason));
+            }
+        }
+        due
+    }
+
+    /// A release has ended. After a successful one the next version of the claim is unallocated.
+    pub(crate) fn release_ended(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(entry) = self.claims.get_mut(key)
+            && let ClaimState::Releasing(unreserved) = &mut entry.state
+        {
+            unreserved.retry_later(now);
+            entry.state = ClaimState::Allocated(Some(unreserved.clone()));
+        }
+    }
+
+    /// Returns when the next release may become due without a new observation.
+    pub(crate) fn next_release(
+        &self,
+        release_after: Duration,
+        has_users: impl Fn(&ObjectKey) -> bool,
+    ) -> Option<Instant> {
+        let due = self.claims.iter().filter_map(|(key, entry)| {
+            let ClaimState::Allocated(Some(unreserved)) = &entry.state else {
+                return None;
+            };
+            Some(unreserved.due_at(release_after, has_users(key)))
+        });
+        due.min()
+    }
+}
+
+/// Returns the state of a claim in a new version when no write is in flight.
+fn next_state(claim: &ResourceClaim, before: &ClaimState, now: Instant) -> ClaimState {
+    if !claim::is_allocated(claim) {
+        return match before {
+            ClaimState::Planned => ClaimState::Planned,
+            ClaimState::Free
+            | ClaimState::Writing
+            | ClaimState::Allocated(_)
+            | ClaimState::Reserved
+            | ClaimState::Releasing(_) => ClaimState::Free,
+        };
+    }
+    if claim::is_reserved(claim) {
+        return ClaimState::Reserved;
+    }
+    match before {
+        ClaimState::Releasing(unreserved) => ClaimState::Releasing(unreserved.clone()),
+        ClaimState::Allocated(Some(unreserved)) => ClaimState::Allocated(Some(unreserved.clone())),
+        ClaimState::Free
+        | ClaimState::Planned
+        | ClaimState::Writing
+        | ClaimState::Allocated(None)
+        | ClaimState::Reserved => ClaimState::Allocated(UnreservedAllocation::of(claim, now)),
+    }
+}

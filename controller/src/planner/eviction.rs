@@ -1,0 +1,78 @@
+//! Outcomes of evictions, and the review of reservations.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Planner;
+use super::room::REVIEW_INTERVAL;
+use crate::action::EvictionOutcome;
+use crate::event::PendingEvent;
+use crate::pod::qualified_name;
+
+/// Time for which a pod that could not be evicted is not tried again.
+const PROTECTION: Duration = Duration::from_secs(60);
+
+impl Planner {
+    /// Observes the outcome of an eviction.
+    pub fn eviction_finished(&mut self, outcome: EvictionOutcome, now: Instant) {
+        let eviction = &outcome.eviction;
+        let preemptor = qualified_name(&eviction.preemptor);
+        let evicted: Vec<(String, i32)> = outcome
+            .evicted
+            .iter()
+            .map(|victim| (qualified_name(&victim.pod), victim.priority))
+            .collect();
+        if !evicted.is_empty() {
+            let event = PendingEvent::preempting(eviction.preemptor.clone(), &evicted);
+            self.write_events.push(event);
+        }
+        for victim in &outcome.evicted {
+            let event = PendingEvent::preempted(victim.pod.clone(), &preemptor, eviction.priority);
+            self.write_events.push(event);
+        }
+        let Some(failure) = outcome.failure else {
+            return;
+        };
+        self.state_events.push(PendingEvent::preemption_blocked(
+            eviction.preemptor.clone(),
+            &qualified_name(&failure.victim.pod),
+            &failure.message,
+        ));
+        for victim in &eviction.victims {
+            if !outcome.evicted.contains(victim) {
+                let uid = victim.pod.uid.as_deref().unwrap_or_default();
+                self.evicted.remove(uid);
+            }
+        }
+        let protected = failure.victim.pod.uid.unwrap_or_default();
+        self.protected.insert(protected, now + PROTECTION);
+        // The devices of evicted pods are given back, and other victims may be found.
+        self.reservation_unneeded(&eviction.preemptor_uid);
+        if let Some(pending) = self.queue.get_mut(&eviction.preemptor_uid) {
+            pending.back_off(now);
+        }
+    }
+
+    /// Decides again for the owners of reservations that are due for review, and for all pods when a pod may be evicted
+    /// again.
+    pub(super) fn review_reservations(&mut self, now: Instant) {
+        self.evicted.retain(|_, until| now < *until);
+        let protected = self.protected.len();
+        self.protected.retain(|_, until| now < *until);
+        if self.protected.len() < protected {
+            self.queue.activate_all();
+        }
+        for uid in self.ledger.start_due_reviews(now, REVIEW_INTERVAL) {
+            if let Some(pending) = self.queue.get_mut(&uid) {
+                pending.activate();
+            }
+        }
+    }
+
+    /// Returns when [`Self::review_reservations`] is due.
+    pub(super) fn next_review(&self) -> Option<Instant> {
+        let protected = self.protected.values().copied();
+        protected.chain(self.ledger.next_review()).min()
+    }
+}

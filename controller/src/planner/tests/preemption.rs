@@ -1,0 +1,281 @@
+//! Evictions for pods of higher priority.
+
+use std::time::Duration;
+
+use super::cluster::{TestCluster, applied, member};
+use crate::action::{EvictionFailure, EvictionOutcome};
+use crate::fixture::{claim, node, pod, slice};
+
+/// A node whose GPU is full of pods of priority 0, and a pod of priority 10.
+fn full() -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low-1", "40Gi", 0), ("low-2", "40Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "30Gi", 10);
+    assert!(cluster.settle().is_empty());
+    cluster
+}
+
+#[test]
+fn evicts_what_it_needs_and_takes_its_devices() {
+    let mut cluster = full();
+    assert_eq!(cluster.evict(), ["low-1 for urgent"]);
+    assert!(cluster.settle().is_empty(), "the victim has not ended");
+    assert!(cluster.evictions.is_empty(), "once");
+    cluster.end("low-1");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    let message = "WaitingForPreemption: the pod fits on n1 when the pods that are being deleted there have ended";
+    assert_eq!(
+        cluster.messages_of("Pod/urgent"),
+        [message, "evicted default/low-1 (priority 0)"]
+    );
+    assert_eq!(
+        cluster.messages_of("Pod/low-1"),
+        ["evicted for pod default/urgent (priority 10)"]
+    );
+}
+
+#[test]
+fn evicts_only_strictly_lower_priority() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("equal", "50Gi", 10), ("lower", "30Gi", 9)]);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "50 GiB stay in use");
+    cluster.add_pod_of_priority("small", "20Gi", 10);
+    cluster.settle();
+    assert!(
+        cluster
+            .evict()
+            .iter()
+            .all(|evicted| evicted.starts_with("lower for"))
+    );
+}
+
+#[test]
+fn evicts_nobody_in_vain() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low", "40Gi", 0)]);
+    cluster.add_pod_of_priority("giant", "100Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+}
+
+#[test]
+fn never_evicts_with_preemption_policy_never() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_claim(claim("polite", "30Gi"));
+    let mut polite = pod("polite", &["polite"]);
+    let spec = polite.spec.as_mut().unwrap();
+    spec.priority = Some(10);
+    spec.preemption_policy = Some("Never".to_owned());
+    cluster.add_pod(polite);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+    cluster.end("low");
+    assert_eq!(cluster.settle(), ["polite → n1"]);
+}
+
+#[test]
+fn evicts_nothing_when_preemption_is_off() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.planner.settings.preemption = false;
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "30Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+}
+
+#[test]
+fn holds_freed_devices_across_change_of_leader() {
+    let mut cluster = full();
+    cluster.evict();
+    cluster.add_pod_of_priority("a-new-small", "30Gi", 0);
+    cluster.change_leader();
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "the evicted pod is enough");
+    cluster.end("low-1");
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+}
+
+#[test]
+fn waits_for_deleted_pods_before_it_evicts_others() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_running(&[("low-1", "70Gi", 0), ("low-2", "70Gi", 0)]);
+    cluster.start_deletion("low-1");
+    cluster.add_pod_of_priority("urgent", "70Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty());
+}
+
+#[test]
+fn evicts_others_when_deleted_pod_does_not_end() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_running(&[("low-1", "70Gi", 0), ("low-2", "70Gi", 0)]);
+    let mut stuck = cluster.pods["low-1"].clone();
+    // More than 30 s after the grace period.
+    stuck.metadata.deletion_timestamp = Some(crate::fixture::object(serde_json::json!(
+        "2025-12-31T23:59:29Z"
+    )));
+    cluster.add_pod(stuck);
+    cluster.add_pod_of_priority("urgent", "70Gi", 10);
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low-2 for urgent"]);
+}
+
+#[test]
+fn gives_devices_back_when_victim_is_protected() {
+    let mut cluster = full();
+    let eviction = cluster.evictions.remove(0);
+    let victim = eviction.victims[0].clone();
+    let failure = EvictionFailure {
+        victim,
+        message: "the budget allows no disruption".to_owned(),
+    };
+    let outcome = EvictionOutcome {
+        eviction,
+        evicted: Vec::new(),
+        failure: Some(failure),
+    };
+    cluster.planner.eviction_finished(outcome, cluster.now);
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "backoff");
+    let blocked = "cannot evict pod default/low-1: the budget allows no disruption";
+    assert!(cluster.messages_of("Pod/urgent").contains(&blocked));
+    cluster.advance(Duration::from_secs(1));
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low-2 for urgent"], "another victim");
+}
+
+#[test]
+fn tries_protected_victim_again_after_a_minute() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "30Gi", 10);
+    let start = cluster.now;
+    for _ in 0..2 {
+        assert!(cluster.settle().is_empty());
+        let eviction = cluster.evictions.remove(0);
+        let failure = EvictionFailure {
+            victim: eviction.victims[0].clone(),
+            message: "the budget allows no disruption".to_owned(),
+        };
+        let outcome = EvictionOutcome {
+            eviction,
+            evicted: Vec::new(),
+            failure: Some(failure),
+        };
+        cluster.planner.eviction_finished(outcome, cluster.now);
+        loop {
+            assert!(cluster.settle().is_empty());
+            if !cluster.evictions.is_empty() {
+                break;
+            }
+            let deadline = cluster.planner.next_deadline().unwrap();
+            assert!(deadline > cluster.now, "no busy loop");
+            cluster.now = deadline;
+        }
+    }
+    assert_eq!(cluster.now - start, Duration::from_secs(120));
+}
+
+#[test]
+fn pod_that_was_not_bound_evicts_no_more() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    cluster.add_running(&[("low-1", "70Gi", 0), ("low-2", "70Gi", 0)]);
+    cluster.add_pod_of_priority("urgent", "30Gi", 10);
+    assert!(cluster.settle().is_empty());
+    let evicted = cluster.evict();
+    assert_eq!(evicted.len(), 1);
+    cluster.end(evicted[0].split_once(" for").unwrap().0);
+    assert_eq!(cluster.settle().len(), 1);
+    // kube-scheduler does not bind the pod, and another pod takes the node.
+    cluster.deallocate("urgent");
+    cluster.add_pod_of_priority("other", "70Gi", 10);
+    assert_eq!(cluster.settle().len(), 1);
+    cluster.advance(Duration::from_secs(2));
+    assert!(cluster.settle().is_empty());
+    assert!(cluster.evictions.is_empty(), "one attempt");
+    // A changed node makes it try again.
+    let mut changed = node("n1");
+    changed.metadata.labels = Some([("changed".to_owned(), String::new())].into());
+    cluster.planner.node(applied(changed));
+    let mut changed = node("n2");
+    changed.metadata.labels = Some([("changed".to_owned(), String::new())].into());
+    cluster.planner.node(applied(changed));
+    cluster.settle();
+    assert_eq!(cluster.evict().len(), 1);
+}
+
+#[test]
+fn counts_shared_claim_with_all_its_pods() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_claim(claim("shared", "70Gi"));
+    for (name, priority) in [("low", 0), ("high", 10)] {
+        let mut pod = pod(name, &["shared"]);
+        pod.spec.as_mut().unwrap().priority = Some(priority);
+        cluster.add_pod(pod);
+    }
+    cluster.settle();
+    let consumers = serde_json::json!([
+        {"resource": "pods", "name": "low", "uid": "pod-low"},
+        {"resource": "pods", "name": "high", "uid": "pod-high"},
+    ]);
+    let mut shared = cluster.claims["shared"].clone();
+    shared.status.as_mut().unwrap().reserved_for = Some(crate::fixture::object(consumers));
+    cluster.observe(shared);
+    cluster.add_pod_of_priority("urgent", "30Gi", 5);
+    cluster.settle();
+    assert!(
+        cluster.evictions.is_empty(),
+        "the other pod keeps the claim"
+    );
+    cluster.add_pod_of_priority("vip", "30Gi", 20);
+    cluster.settle();
+    assert_eq!(cluster.evict(), ["high for vip", "low for vip"]);
+}
+
+#[test]
+fn evicts_whole_gang_or_its_elastic_member() {
+    let running = |min: &str| {
+        let mut cluster = TestCluster::new(&["n1"]);
+        for name in ["m-1", "m-2"] {
+            cluster.add_member(name, "40Gi", min);
+        }
+        for placed in cluster.settle() {
+            cluster.bind(placed.split_once(" → ").unwrap());
+        }
+        cluster.add_pod_of_priority("urgent", "30Gi", 10);
+        cluster.settle();
+        cluster.evict()
+    };
+    assert_eq!(running("2"), ["m-1 for urgent", "m-2 for urgent"]);
+    assert_eq!(running("1"), ["m-2 for urgent"]);
+}
+
+#[test]
+fn gang_evicts_for_all_its_members() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("low-1", "40Gi", 0), ("low-2", "40Gi", 0)]);
+    for name in ["m-1", "m-2"] {
+        cluster.add_claim(claim(name, "30Gi"));
+        let mut pod = member(pod(name, &[name]), "2");
+        pod.spec.as_mut().unwrap().priority = Some(10);
+        cluster.add_pod(pod);
+    }
+    assert!(cluster.settle().is_empty());
+    assert_eq!(cluster.evict(), ["low-1 for m-1", "low-2 for m-1"]);
+    cluster.end("low-1");
+    assert!(cluster.settle().is_empty(), "no partial gang");
+    cluster.end("low-2");
+    assert_eq!(cluster.settle(), ["m-1 → n1", "m-2 → n1"]);
+}
+
+#[test]
+fn uses_new_node_instead_of_waiting_for_victims() {
+    let mut cluster = full();
+    cluster.evict();
+    cluster.planner.node(applied(node("n2")));
+    cluster.planner.slice(applied(slice("n2")));
+    assert_eq!(cluster.settle(), ["urgent → n2"]);
+}

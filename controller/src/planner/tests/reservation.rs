@@ -1,0 +1,144 @@
+//! Reservations of the head of the queue.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::cluster::TestCluster;
+use crate::fixture::{claim, object, pod};
+use crate::queue::pending_pod::HEAD_PATIENCE;
+
+/// Adds a pod that was created at this second.
+fn add_aged(cluster: &mut TestCluster, name: &str, memory: &str, second: u64) {
+    cluster.add_claim(claim(name, memory));
+    let mut pod = pod(name, &[name]);
+    let created = json!(format!(
+        "2026-01-01T00:{:02}:{:02}Z",
+        second / 60,
+        second % 60
+    ));
+    pod.metadata.creation_timestamp = Some(object(created));
+    cluster.add_pod(pod);
+}
+
+fn bind_all(cluster: &mut TestCluster) -> Vec<String> {
+    let placed = cluster.settle();
+    for placement in &placed {
+        cluster.bind(placement.split_once(" → ").unwrap());
+    }
+    placed
+}
+
+#[test]
+fn large_pod_is_not_starved_by_small_pods() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    let small = |index: u64| format!("small-{index:02}");
+    for index in 0..4 {
+        add_aged(&mut cluster, &small(index), "20Gi", index);
+    }
+    assert_eq!(bind_all(&mut cluster).len(), 4);
+    add_aged(&mut cluster, "large", "70Gi", 5);
+    assert!(bind_all(&mut cluster).is_empty());
+    // Every ten seconds a small pod ends, and a small pod arrives.
+    let mut placed = Vec::new();
+    for step in 0..8 {
+        cluster.advance(Duration::from_secs(10));
+        add_aged(&mut cluster, &small(step + 4), "20Gi", 10 * step + 10);
+        if step < 4 {
+            cluster.end(&small(step));
+        }
+        placed.extend(bind_all(&mut cluster));
+        if placed.contains(&"large → n1".to_owned()) {
+            break;
+        }
+    }
+    assert_eq!(placed, ["large → n1"], "no small pod before the large one");
+}
+
+#[test]
+fn backfills_devices_that_head_does_not_wait_for() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    add_aged(&mut cluster, "a", "60Gi", 2);
+    add_aged(&mut cluster, "b", "30Gi", 1);
+    assert_eq!(bind_all(&mut cluster).len(), 2);
+    // The head waits for the end of the newer pod, a.
+    add_aged(&mut cluster, "head", "75Gi", 10);
+    add_aged(&mut cluster, "small-1", "20Gi", 20);
+    add_aged(&mut cluster, "small-2", "20Gi", 30);
+    let node_of_a = cluster.claims["a"]
+        .status
+        .clone()
+        .unwrap()
+        .allocation
+        .unwrap();
+    let pool = &node_of_a.devices.unwrap().results.unwrap()[0].pool;
+    let other = if pool == "n1/gpus" { "n2" } else { "n1" };
+    let expected = ["small-1", "small-2"].map(|pod| format!("{pod} → {other}"));
+    assert_eq!(bind_all(&mut cluster), expected);
+    cluster.end("a");
+    assert_eq!(bind_all(&mut cluster).len(), 1, "the head");
+}
+
+#[test]
+fn higher_priority_ignores_reservation_behind() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("running", "60Gi", 0)]);
+    cluster.add_pod_of_priority("head", "70Gi", 0);
+    cluster.add_pod_of_priority("small", "10Gi", 0);
+    assert!(cluster.settle().is_empty(), "reserved for the head");
+    cluster.add_pod_of_priority("urgent", "10Gi", 5);
+    assert_eq!(cluster.settle(), ["urgent → n1"]);
+    assert!(cluster.evictions.is_empty());
+}
+
+#[test]
+fn next_pod_takes_over_when_head_is_deleted() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("running", "60Gi", 0)]);
+    cluster.add_pod_of_priority("head", "70Gi", 0);
+    cluster.add_pod_of_priority("small", "10Gi", 0);
+    assert!(cluster.settle().is_empty());
+    cluster.end("head");
+    assert_eq!(cluster.settle(), ["small → n1"]);
+}
+
+#[test]
+fn head_that_never_fits_reserves_nothing() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_pod_of_priority("giant", "100Gi", 9);
+    cluster.add_pod_of_priority("small", "10Gi", 0);
+    assert_eq!(cluster.settle(), ["small → n1"]);
+}
+
+#[test]
+fn head_leaves_devices_idle_for_a_limited_time() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("endless", "60Gi", 0)]);
+    cluster.add_pod_of_priority("head", "70Gi", 0);
+    cluster.add_pod_of_priority("small", "10Gi", 0);
+    assert!(cluster.settle().is_empty());
+    while cluster.now - cluster.start < HEAD_PATIENCE {
+        let deadline = cluster.planner.next_deadline().unwrap();
+        assert!(deadline > cluster.now, "no busy loop");
+        cluster.now = deadline;
+        let placed = cluster.settle();
+        assert_eq!(
+            placed.is_empty(),
+            cluster.now - cluster.start < HEAD_PATIENCE
+        );
+    }
+    assert!(cluster.claims["small"].status.is_some(), "no pod has ended");
+}
+
+#[test]
+fn new_leader_reserves_before_it_decides_behind() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.add_running(&[("running", "60Gi", 0)]);
+    cluster.add_pod_of_priority("head", "70Gi", 0);
+    assert!(cluster.settle().is_empty());
+    cluster.add_pod_of_priority("small", "10Gi", 0);
+    cluster.change_leader();
+    assert!(cluster.settle().is_empty());
+    cluster.end("running");
+    assert_eq!(cluster.settle(), ["head → n1", "small → n1"]);
+}

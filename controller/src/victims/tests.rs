@@ -1,0 +1,142 @@
+//! The search compared with brute force, on GPUs of random size with random pods.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn candidate(uid: usize, priority: i32, second: i64) -> Candidate {
+    let created = Timestamp::from_second(second).unwrap();
+    Candidate {
+        pods: [(format!("pod-{uid:02}"), created)].into(),
+        priority,
+    }
+}
+
+/// Returns the best set by comparing all sets.
+fn brute_force(
+    candidates: &[Candidate],
+    is_enough: impl Fn(&BTreeSet<String>) -> bool,
+) -> Option<Cost> {
+    (0..1_u32 << candidates.len())
+        .map(|mask| {
+            let chosen = candidates.iter().enumerate();
+            Cost::of(
+                chosen
+                    .filter(|(index, _)| mask >> index & 1 == 1)
+                    .map(|(_, each)| each),
+            )
+        })
+        .filter(|cost| is_enough(&cost.uids))
+        .min()
+}
+
+/// Memory of each candidate on one of two GPUs; a request fits when one GPU has enough free memory.
+fn is_enough(memory: &[(usize, u64)], request: u64) -> impl Fn(&BTreeSet<String>) -> bool {
+    move |ended| {
+        (0..2).any(|gpu| {
+            let used: u64 = memory
+                .iter()
+                .enumerate()
+                .filter(|(uid, (of, _))| *of == gpu && !ended.contains(&format!("pod-{uid:02}")))
+                .map(|(_, (_, memory))| memory)
+                .sum();
+            used + request <= 80
+        })
+    }
+}
+
+proptest! {
+    #[test]
+    fn finds_best_victims_of_brute_force(
+        pods in prop::collection::vec((0..2_usize, 1..40_u64, -2..3_i32, 0..4_i64), 0..9),
+        request in 1..90_u64,
+    ) {
+        let candidates: Vec<Candidate> = pods
+            .iter()
+            .enumerate()
+            .map(|(uid, (_, _, priority, second))| candidate(uid, *priority, *second))
+            .collect();
+        let memory: Vec<_> = pods.iter().map(|(gpu, memory, ..)| (*gpu, *memory)).collect();
+        let is_enough = is_enough(&memory, request);
+        let expected = brute_force(&candidates, &is_enough);
+        prop_assert_eq!(search(&candidates, None, &is_enough), expected.clone());
+        if let Some(expected) = &expected {
+            prop_assert_eq!(search(&candidates, Some(expected), &is_enough), None, "not better");
+        }
+        // Beyond the limit of subsets: no unnecessary victim, and the lowest possible priority.
+        let all: Vec<&Candidate> = candidates.iter().collect();
+        let enough = |set: &[&Candidate]| is_enough(&Cost::of(set.iter().copied()).uids);
+        if enough(&all) {
+            let set = reduced(all, &mut |set: &[&Candidate]| enough(set));
+            prop_assert!(enough(&set));
+            for index in 0..set.len() {
+                let mut fewer = set.clone();
+                fewer.remove(index);
+                prop_assert!(!enough(&fewer), "{:?} is unnecessary", set[index]);
+            }
+            let highest = set.iter().map(|each| each.priority).max();
+            prop_assert_eq!(highest.unwrap_or(i32::MIN), expected.unwrap().highest_priority);
+        }
+    }
+}
+
+#[test]
+fn prefers_lower_priority_to_fewer_victims() {
+    let candidates = [candidate(0, 5, 0), candidate(1, 1, 0), candidate(2, 1, 0)];
+    // One pod of priority 5 has as much memory as both pods of priority 1.
+    let memory = [(0, 60), (1, 30), (1, 30)];
+    let best = search(&candidates, None, is_enough(&memory, 70)).unwrap();
+    assert_eq!(best.into_uids().len(), 2, "both pods of priority 1");
+}
+
+#[test]
+fn prefers_newest_of_equal_victims() {
+    let candidates = [
+        candidate(0, 1, 10),
+        candidate(1, 1, 30),
+        candidate(2, 1, 20),
+    ];
+    let memory = [(0, 20), (0, 20), (0, 20)];
+    let enough = |ended: &BTreeSet<String>| is_enough(&memory, 30)(ended) && !ended.is_empty();
+    // The other GPU is as full.
+    let both = |ended: &BTreeSet<String>| enough(ended) && ended.len() == 1;
+    let best = search(&candidates, None, |ended| both(ended) || ended.len() > 1).unwrap();
+    assert_eq!(best.into_uids(), ["pod-01".to_owned()].into());
+}
+
+#[test]
+fn ends_gang_as_a_whole() {
+    let gang = Candidate {
+        pods: [
+            ("a".to_owned(), Timestamp::MIN),
+            ("b".to_owned(), Timestamp::MIN),
+        ]
+        .into(),
+        priority: 1,
+    };
+    let single = Candidate {
+        pods: [("c".to_owned(), Timestamp::MIN)].into(),
+        priority: 1,
+    };
+    let best = search(&[gang, single], None, |ended| {
+        ended.contains("a") || ended.contains("c")
+    });
+    assert_eq!(best.unwrap().into_uids(), ["c".to_owned()].into());
+    let gang = Candidate {
+        pods: [
+            ("a".to_owned(), Timestamp::MIN),
+            ("b".to_owned(), Timestamp::MIN),
+        ]
+        .into(),
+        priority: 1,
+    };
+    let best = search(&[gang], None, |ended| ended.contains("a"));
+    assert_eq!(best.unwrap().into_uids().len(), 2);
+}
+
+#[test]
+fn ends_nobody_without_need_or_use() {
+    let candidates = [candidate(0, 1, 0)];
+    assert_eq!(search(&candidates, None, |_| true).unwrap().pods, 0);
+    assert_eq!(search(&candidates, None, |_| false), None);
+}
