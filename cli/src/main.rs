@@ -7,12 +7,16 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use drava_allocator::placement::Policies;
+use drava_api::compatibility::Settings;
 use drava_api::config::PlacementPolicy;
 use drava_api::error::describe;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+mod doctor;
 mod explain;
+mod migrate;
+mod node;
 mod output;
 mod snapshot;
 mod top;
@@ -81,8 +85,49 @@ enum Command {
     #[command(subcommand)]
     Explain(Explain),
 
+    /// Show the allocations of one node.
+    #[command(after_help = "Example:\n  kubectl drava node gpu-node-1 --classic")]
+    Node {
+        /// Name of the node.
+        name: String,
+
+        /// Show the amounts as the extended resources of device plugins: vgpu-number, vgpu-memory in MiB, vgpu-cores in
+        /// percent of a GPU, and nvidia.com/gpu.
+        #[arg(long)]
+        classic: bool,
+    },
+
+    /// Find faults of the installation, each with its fix.
+    ///
+    /// Reads nodes, pods, ResourceSlices, leases, events, admission policies and webhooks with your permissions, and asks for
+    /// the permissions of drava's service accounts. Prints "no problems found" for a healthy cluster; the exit code is 1 with
+    /// findings. With -o json each finding has a stable code.
+    #[command(after_help = format!("Faults:\n{}", doctor::fault_table()))]
+    Doctor,
+
+    /// Translate manifests for HAMi, Volcano's vGPU or NVIDIA's device plugin.
+    ///
+    /// Writes all objects as YAML to standard output and a report to standard error. Objects without GPUs are written
+    /// unchanged, and so are objects that cannot be translated: the report names them, and the exit code is 3. No cluster is
+    /// needed. Comments of the manifests are lost.
+    #[command(
+        after_help = "Examples:\n  kubectl drava migrate -f jobs.yaml -f quota.yaml > new.yaml\n  kubectl get deployments -n research -o yaml | kubectl drava migrate -f -"
+    )]
+    Migrate(Migrate),
+
     /// Print the version of this command.
     Version,
+}
+
+#[derive(Debug, Args)]
+struct Migrate {
+    /// Manifests in YAML or JSON; - is standard input. Repeatable.
+    #[arg(short, long, required = true, value_name = "FILE")]
+    filename: Vec<std::path::PathBuf>,
+
+    /// Settings of the translation in YAML, such as other resource names; default: names of HAMi and Volcano.
+    #[arg(long, value_name = "FILE")]
+    settings: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -117,7 +162,7 @@ fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Cli::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", describe(error.as_ref()));
             ExitCode::FAILURE
@@ -125,7 +170,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(cli: Cli) -> anyhow::Result<()> {
+async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let text = match cli.command {
         Command::Version => match cli.output {
             Output::Table => format!("kubectl-drava {}\n", env!("CARGO_PKG_VERSION")),
@@ -133,6 +178,19 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
                 output::json(&serde_json::json!({"version": env!("CARGO_PKG_VERSION")}))?
             }
         },
+        Command::Migrate(options) => return migrate(&options),
+        Command::Doctor => return doctor(&cli.connection, cli.output).await,
+        Command::Node { name, classic } => {
+            let (client, _) = connect(&cli.connection).await?;
+            let snapshot = snapshot::take(&client).await?;
+            let gpus = node::gpus(&snapshot, &name)?;
+            match (cli.output, classic) {
+                (Output::Table, false) => top::text(&gpus, &[]),
+                (Output::Json, false) => output::json(&serde_json::json!({"gpus": gpus}))?,
+                (Output::Table, true) => node::classic(&gpus).text(),
+                (Output::Json, true) => output::json(&node::classic(&gpus))?,
+            }
+        }
         Command::Top => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
@@ -166,7 +224,45 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             }
         }
     };
-    output::print(&text)
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the faults of the cluster; the exit code is 1 if there are any.
+async fn doctor(connection: &Connection, output: Output) -> anyhow::Result<ExitCode> {
+    let (client, _) = connect(connection).await?;
+    let diagnosis = doctor::diagnose(&doctor::fetch::fetch(&client).await?);
+    output::print(&match output {
+        Output::Table => diagnosis.text(),
+        Output::Json => output::json(&diagnosis)?,
+    })?;
+    Ok(if diagnosis.is_healthy() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Exit code of `migrate` when an object cannot be translated.
+const REFUSED: u8 = 3;
+
+fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
+    let settings = match &options.settings {
+        Some(file) => migrate::manifest::read_settings(file)?,
+        None => Settings::default(),
+    };
+    let mut objects = Vec::new();
+    for file in &options.filename {
+        objects.extend(migrate::manifest::read(file)?);
+    }
+    let migration = migrate::run(objects, &settings);
+    output::print(&migrate::manifest::format(&migration.objects)?)?;
+    eprint!("{}", migration.report_text());
+    Ok(if migration.is_refused() {
+        ExitCode::from(REFUSED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Returns a client and the selected namespace.

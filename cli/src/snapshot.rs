@@ -93,7 +93,11 @@ fn is_not_served(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 404)
 }
 
-async fn list<K>(client: &Client, params: &ListParams) -> anyhow::Result<Vec<K>>
+/// Lists the objects of a kind in all namespaces.
+///
+/// # Errors
+/// With a hint about the permission or version that is missing.
+pub(crate) async fn list<K>(client: &Client, params: &ListParams) -> anyhow::Result<Vec<K>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {

@@ -17,21 +17,22 @@ use crate::snapshot::Snapshot;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Gpu {
-    node: String,
+    pub(crate) node: String,
     gpu: String,
     uuid: String,
     product_name: String,
-    mode: Mode,
-    memory: AllocatedAmount,
-    cores: AllocatedAmount,
-    slots: AllocatedAmount,
+    pub(crate) mode: Mode,
+    /// Bytes.
+    pub(crate) memory: AllocatedAmount,
+    pub(crate) cores: AllocatedAmount,
+    pub(crate) slots: AllocatedAmount,
     claims: Vec<GpuClaim>,
 }
 
 /// Kind of allocations on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+pub(crate) enum Mode {
     /// No claim is allocated.
     Free,
     /// One claim has the whole GPU.
@@ -44,9 +45,9 @@ enum Mode {
 
 /// Allocated part of an amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-struct AllocatedAmount {
-    allocated: u64,
-    total: u64,
+pub(crate) struct AllocatedAmount {
+    pub(crate) allocated: u64,
+    pub(crate) total: u64,
 }
 
 /// A claim with an allocation on a GPU.

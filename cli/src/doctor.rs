@@ -1,0 +1,139 @@
+//! `kubectl drava doctor`: faults of an installation that can be seen in the API, each with its fix.
+//!
+//! [`fetch`] reads the cluster with the user's permissions; the checks are functions of the [`ClusterState`]. A healthy
+//! cluster has no finding. What cannot be read is listed as unchecked, because it is no fault of the cluster.
+
+use std::fmt;
+
+use serde::Serialize;
+
+mod access;
+mod admission;
+mod clock;
+mod device;
+pub(crate) mod fetch;
+mod installation;
+mod node;
+mod state;
+mod workload;
+
+pub(crate) use state::ClusterState;
+
+/// A fault with its fix.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Finding {
+    fault: Fault,
+    /// Kind, namespace and name.
+    object: String,
+    problem: String,
+    fix: String,
+}
+
+macro_rules! faults {
+    ($($name:ident: $meaning:literal;)*) => {
+        /// Stable code of a fault.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+        enum Fault {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Fault {
+            /// All faults with their meaning.
+            const ALL: &[(Self, &'static str)] = &[$((Self::$name, $meaning)),*];
+        }
+    };
+}
+
+faults! {
+    ServerTooOld: "Kubernetes is too old for the scheduling mode.";
+    NotInstalled: "The cluster has no DaemonSet of the node driver.";
+    ControllerUnavailable: "No replica of the controller is available.";
+    NoLeader: "No replica of the controller holds a current lease.";
+    VersionMismatch: "Components of drava have different versions.";
+    ClassMissing: "A device class of the chart does not exist.";
+    PolicyMissing: "An admission policy or its binding does not exist.";
+    PermissionMissing: "A service account of drava lacks a permission.";
+    WebhookDown: "A webhook of drava has no ready endpoint.";
+    KubeletTooOld: "The kubelet of a GPU node is too old.";
+    DriverPodMissing: "A selected node runs no pod of the node driver.";
+    DriverNotReady: "The node driver of a node is not ready.";
+    NotPublished: "The node driver is ready, but its node has no ResourceSlice.";
+    DevicePlugin: "A device plugin offers GPUs of a node of drava.";
+    OtherDriver: "Another DRA driver publishes the same GPUs.";
+    FieldsDropped: "The API server drops fields of ResourceSlices, because a feature gate is off.";
+    PoolExcluded: "The ResourceSlices of a node are inconsistent.";
+    GpuUnhealthy: "A GPU is unhealthy.";
+    NotEnforced: "The limits of a claim are not enforced.";
+    PrepareFailed: "The kubelet cannot prepare the claims of a pod.";
+    UnclaimedAccess: "A pod without a claim sees the GPUs of its node.";
+    ClockSkew: "The clock of a node differs from the clock of the API server.";
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.object, self.problem, self.fix)
+    }
+}
+
+/// Result of all checks.
+#[derive(Debug, Serialize)]
+pub(crate) struct Diagnosis {
+    findings: Vec<Finding>,
+    /// What could not be read, and why.
+    unchecked: Vec<String>,
+}
+
+/// Runs all checks.
+pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
+    let mut findings = installation::check(state);
+    // Without an installation, all other checks would report its absence.
+    if state.driver().is_some() {
+        findings.extend(access::check(state));
+        findings.extend(admission::check(state));
+        findings.extend(node::check(state));
+        findings.extend(device::check(state));
+        findings.extend(workload::check(state));
+        findings.extend(clock::check(state));
+    }
+    findings.sort();
+    findings.dedup();
+    Diagnosis {
+        findings,
+        unchecked: state.unchecked.clone(),
+    }
+}
+
+impl Diagnosis {
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// Formats the findings as text, one per line.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            // Names and messages come from the cluster; control characters must not reach a terminal.
+            text.push_str(&finding.to_string().replace(char::is_control, " "));
+            text.push('\n');
+        }
+        if self.findings.is_empty() {
+            text.push_str("no problems found\n");
+        }
+        for unchecked in &self.unchecked {
+            text.push_str(&format!("not checked: {unchecked}\n"));
+        }
+        text
+    }
+}
+
+/// Returns the codes of the faults with their meaning, for the help.
+pub(crate) fn fault_table() -> String {
+    Fault::ALL
+        .iter()
+        .map(|(fault, meaning)| format!("  {:<22} {meaning}\n", format!("{fault:?}")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

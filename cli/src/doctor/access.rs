@@ -1,0 +1,117 @@
+//! Permissions of the service accounts.
+
+use drava_api::names;
+
+use super::state::{ClusterState, Permission};
+use super::{Fault, Finding};
+
+pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
+    state.denied.iter().map(finding).collect()
+}
+
+fn finding(permission: &Permission) -> Finding {
+    let Permission {
+        account: (namespace, account),
+        verb,
+        group,
+        resource,
+        name,
+        namespace: scope,
+    } = permission;
+    let group = if group.is_empty() {
+        ""
+    } else {
+        &format!(".{group}")
+    };
+    let name = name.map_or_else(String::new, |name| format!(" {name}"));
+    let scope = if scope.is_empty() {
+        String::new()
+    } else {
+        format!(" in namespace {scope}")
+    };
+    Finding {
+        fault: Fault::PermissionMissing,
+        object: format!("serviceaccount {namespace}/{account}"),
+        problem: format!("may not {verb} {resource}{group}{name}{scope}"),
+        fix: "run helm upgrade with the drava chart, which restores its ClusterRoles and bindings"
+            .to_owned(),
+    }
+}
+
+/// Returns the permissions that the components need, one for each rule of the chart's roles.
+pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
+    const DRA: &str = "resource.k8s.io";
+    const EVENTS: &str = "events.k8s.io";
+    let Some(template) = state.driver_template() else {
+        return Vec::new();
+    };
+    let namespace = state.namespace().to_owned();
+    let account = |template: &k8s_openapi::api::core::v1::PodTemplateSpec| {
+        let name = template.spec.as_ref()?.service_account_name.clone()?;
+        Some((namespace.clone(), name))
+    };
+    let permission = |account: &(String, String), verb, group, resource, name| Permission {
+        account: account.clone(),
+        verb,
+        group,
+        resource,
+        name,
+        namespace: String::new(),
+    };
+    let mut required = Vec::new();
+    if let Some(driver) = account(template) {
+        let rules = [
+            ("get", "", "nodes", None),
+            ("list", DRA, "resourceslices", None),
+            ("create", DRA, "resourceslices", None),
+            ("delete", DRA, "resourceslices", None),
+            ("list", DRA, "resourceclaims", None),
+            ("patch", DRA, "resourceclaims/status", None),
+            (
+                "associated-node:patch",
+                DRA,
+                "resourceclaims/driver",
+                Some(names::DRIVER),
+            ),
+            ("get", "", "pods", None),
+            ("create", EVENTS, "events", None),
+        ];
+        required.extend(
+            rules.map(|(verb, group, resource, name)| {
+                permission(&driver, verb, group, resource, name)
+            }),
+        );
+    }
+    let controller = state
+        .controller()
+        .filter(|_| state.is_managed())
+        .and_then(|deployment| account(&deployment.spec.template));
+    if let Some(controller) = controller {
+        let rules = [
+            ("watch", "", "pods", None),
+            ("watch", "", "nodes", None),
+            ("watch", DRA, "resourceslices", None),
+            ("watch", DRA, "deviceclasses", None),
+            ("watch", DRA, "devicetaintrules", None),
+            ("watch", DRA, "resourceclaims", None),
+            ("patch", DRA, "resourceclaims", None),
+            ("patch", DRA, "resourceclaims/status", None),
+            ("patch", DRA, "resourceclaims/binding", None),
+            ("create", EVENTS, "events", None),
+        ];
+        required.extend(rules.map(|(verb, group, resource, name)| {
+            permission(&controller, verb, group, resource, name)
+        }));
+        required.push(Permission {
+            namespace,
+            ..permission(
+                &controller,
+                "update",
+                "coordination.k8s.io",
+                "leases",
+                Some("drava-controller"),
+            )
+        });
+    }
+    required
+}

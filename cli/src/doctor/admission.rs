@@ -1,0 +1,89 @@
+//! Admission policies and webhooks.
+
+use std::collections::BTreeSet;
+
+use super::state::ClusterState;
+use super::{Fault, Finding};
+
+/// Policies without which drava is unsafe. Other policies of the chart are optional.
+const DRIVER_POLICY: &str = "drava-driver-own-node";
+const CONTROLLER_POLICY: &str = "drava-controller-lease";
+
+pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
+    let mut findings = policies(state);
+    findings.extend(webhooks(state));
+    findings
+}
+
+fn policies(state: &ClusterState) -> Vec<Finding> {
+    let (Some(policies), Some(bindings)) = (&state.policies, &state.bindings) else {
+        return Vec::new();
+    };
+    let policies: BTreeSet<&str> = policies
+        .iter()
+        .filter_map(|policy| policy.metadata.name.as_deref())
+        .collect();
+    let bound: BTreeSet<&str> = bindings
+        .iter()
+        .map(|binding| binding.spec.policy_name.as_str())
+        .collect();
+    let mut expected: BTreeSet<&str> = policies.union(&bound).copied().collect();
+    expected.insert(DRIVER_POLICY);
+    if state.is_managed() {
+        expected.insert(CONTROLLER_POLICY);
+    }
+    let finding = |policy: &str, problem: &str| Finding {
+        fault: Fault::PolicyMissing,
+        object: format!("validatingadmissionpolicy {policy}"),
+        problem: problem.to_owned(),
+        fix: "run helm upgrade with the drava chart".to_owned(),
+    };
+    expected
+        .into_iter()
+        .filter_map(
+            |policy| match (policies.contains(policy), bound.contains(policy)) {
+                (true, true) => None,
+                (true, false) => Some(finding(policy, "no binding puts the policy into force")),
+                (false, _) => Some(finding(policy, "the policy does not exist")),
+            },
+        )
+        .collect()
+}
+
+fn webhooks(state: &ClusterState) -> Vec<Finding> {
+    let (Some(webhooks), Some(endpoints)) = (&state.webhooks, &state.endpoints) else {
+        return Vec::new();
+    };
+    let has_endpoint = |namespace: &str, service: &str| {
+        endpoints.iter().any(|slice| {
+            let labels = slice.metadata.labels.as_ref();
+            let of_service = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
+            slice.metadata.namespace.as_deref() == Some(namespace)
+                && of_service.map(String::as_str) == Some(service)
+                && slice.endpoints.iter().flatten().any(|endpoint| {
+                    endpoint
+                        .conditions
+                        .as_ref()
+                        .and_then(|conditions| conditions.ready)
+                        // Unknown is to be taken as ready (EndpointConditions).
+                        .unwrap_or(true)
+                })
+        })
+    };
+    webhooks
+        .iter()
+        .filter(|webhook| !has_endpoint(&webhook.service.0, &webhook.service.1))
+        .map(|webhook| {
+            let (namespace, service) = &webhook.service;
+            Finding {
+                fault: Fault::WebhookDown,
+                object: webhook.configuration.clone(),
+                problem: format!(
+                    "webhook {} is down: service {namespace}/{service} has no ready endpoint",
+                    webhook.name
+                ),
+                fix: format!("see kubectl get pods -n {namespace}"),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,202 @@
+//! Reads the [`ClusterState`] with the user's permissions.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ServiceReference, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Node};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::fmt::rfc2822;
+use kube::api::{ListParams, PostParams};
+use kube::client::Body;
+use kube::{Api, Client};
+
+use drava_api::error::describe;
+
+use crate::snapshot::{self, list};
+
+use super::access;
+use super::state::{ClusterState, Permission, Version, Webhook};
+
+/// Label of all objects of the chart.
+const CHART_LABEL: &str = "app.kubernetes.io/name=drava";
+
+/// Reads the cluster.
+///
+/// # Errors
+/// If nodes, pods, slices, device classes, claims or the workloads of drava cannot be listed.
+pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
+    let ours = ListParams::default().labels(CHART_LABEL);
+    let all = ListParams::default();
+    let snapshot = snapshot::take(client).await?;
+    let mut state = ClusterState {
+        nodes: list::<Node>(client, &all).await?,
+        excluded_pools: snapshot
+            .cluster
+            .excluded_pools()
+            .map(|(pool, _, problem)| format!("pool {pool} is excluded from allocation: {problem}"))
+            .collect(),
+        classes: list::<DeviceClass>(client, &all).await?,
+        claims: snapshot.claims,
+        pods: snapshot.pods,
+        slices: list::<ResourceSlice>(client, &all).await?,
+        daemon_sets: list::<DaemonSet>(client, &ours).await?,
+        deployments: list::<Deployment>(client, &ours).await?,
+        ..ClusterState::default()
+    };
+    let mut unchecked = Vec::new();
+    (state.server, state.now) = server(client, &mut unchecked).await;
+    state.leases = optional(list::<Lease>(client, &all).await, &mut unchecked);
+    state.events = optional(list::<Event>(client, &all).await, &mut unchecked);
+    state.policies = optional(
+        list::<ValidatingAdmissionPolicy>(client, &ours).await,
+        &mut unchecked,
+    );
+    state.bindings = optional(
+        list::<ValidatingAdmissionPolicyBinding>(client, &ours).await,
+        &mut unchecked,
+    );
+    state.endpoints = optional(list::<EndpointSlice>(client, &ours).await, &mut unchecked);
+    let mutating = optional(
+        list::<MutatingWebhookConfiguration>(client, &ours).await,
+        &mut unchecked,
+    );
+    let validating = optional(
+        list::<ValidatingWebhookConfiguration>(client, &ours).await,
+        &mut unchecked,
+    );
+    state.webhooks = mutating
+        .zip(validating)
+        .map(|(mutating, validating)| webhooks(&mutating, &validating));
+    for permission in access::required(&state) {
+        match is_allowed(client, &permission).await {
+            Ok(true) => {}
+            Ok(false) => state.denied.push(permission),
+            Err(error) => {
+                unchecked.push(format!("permissions of drava: {}", describe(&error)));
+                break;
+            }
+        }
+    }
+    state.unchecked = unchecked;
+    Ok(state)
+}
+
+/// Returns the objects, or notes why they cannot be read.
+fn optional<T>(objects: anyhow::Result<Vec<T>>, unchecked: &mut Vec<String>) -> Option<Vec<T>> {
+    objects
+        .map_err(|error| unchecked.push(describe(error.as_ref())))
+        .ok()
+}
+
+/// Returns version and time of the API server.
+async fn server(
+    client: &Client,
+    unchecked: &mut Vec<String>,
+) -> (Option<Version>, Option<Timestamp>) {
+    let mut note = |error: &dyn std::error::Error| {
+        unchecked.push(format!("version of the API server: {}", describe(error)));
+    };
+    let request = match http::Request::get("/version").body(Body::empty()) {
+        Ok(request) => request,
+        Err(error) => {
+            note(&error);
+            return (None, None);
+        }
+    };
+    let response = match client.send(request).await {
+        Ok(response) => response,
+        Err(error) => {
+            note(&error);
+            return (None, None);
+        }
+    };
+    let date = response.headers().get(http::header::DATE);
+    let now = date
+        .and_then(|date| rfc2822::parse(date.to_str().ok()?).ok())
+        .map(|date| date.timestamp());
+    let version = match response.into_body().collect_bytes().await {
+        Ok(body) => serde_json::from_slice::<serde_json::Value>(&body)
+            .ok()
+            .and_then(|version| Version::parse(version["gitVersion"].as_str()?)),
+        Err(error) => {
+            note(&error);
+            None
+        }
+    };
+    (version, now)
+}
+
+fn webhooks(
+    mutating: &[MutatingWebhookConfiguration],
+    validating: &[ValidatingWebhookConfiguration],
+) -> Vec<Webhook> {
+    let webhook = |kind: &str,
+                   configuration: Option<&str>,
+                   name: &str,
+                   service: Option<&ServiceReference>| {
+        let service = service?;
+        Some(Webhook {
+            configuration: format!("{kind} {}", configuration.unwrap_or_default()),
+            name: name.to_owned(),
+            service: (service.namespace.clone(), service.name.clone()),
+        })
+    };
+    let mutating = mutating.iter().flat_map(|configuration| {
+        let name = configuration.metadata.name.as_deref();
+        let webhooks = configuration.webhooks.iter().flatten();
+        webhooks.filter_map(move |hook| {
+            let service = hook.client_config.service.as_ref();
+            webhook("mutatingwebhookconfiguration", name, &hook.name, service)
+        })
+    });
+    let validating = validating.iter().flat_map(|configuration| {
+        let name = configuration.metadata.name.as_deref();
+        let webhooks = configuration.webhooks.iter().flatten();
+        webhooks.filter_map(move |hook| {
+            let service = hook.client_config.service.as_ref();
+            webhook("validatingwebhookconfiguration", name, &hook.name, service)
+        })
+    });
+    mutating.chain(validating).collect()
+}
+
+/// Asks the API server whether a service account has a permission.
+async fn is_allowed(client: &Client, permission: &Permission) -> Result<bool, kube::Error> {
+    let (namespace, account) = &permission.account;
+    let (resource, subresource) = match permission.resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (permission.resource, None),
+    };
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(format!("system:serviceaccount:{namespace}:{account}")),
+            groups: Some(vec![
+                "system:serviceaccounts".to_owned(),
+                format!("system:serviceaccounts:{namespace}"),
+                "system:authenticated".to_owned(),
+            ]),
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(permission.verb.to_owned()),
+                group: Some(permission.group.to_owned()),
+                resource: Some(resource.to_owned()),
+                subresource,
+                name: permission.name.map(str::to_owned),
+                namespace: (!permission.namespace.is_empty()).then(|| permission.namespace.clone()),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let reviews = Api::<SubjectAccessReview>::all(client.clone());
+    let answer = reviews.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}

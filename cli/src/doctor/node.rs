@@ -1,0 +1,175 @@
+//! Nodes with GPUs: kubelet, node driver, other owners of the GPUs.
+
+use std::collections::BTreeSet;
+
+use drava_api::{Quantity, names};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+
+use super::state::{ClusterState, Version, is_ready};
+use super::{Fault, Finding};
+
+/// Oldest kubelet: older ones connect in a way that drava's gRPC server rejects.
+const OLDEST_KUBELET: Version = Version(1, 34);
+
+/// Extended resources of device plugins for NVIDIA GPUs.
+const PLUGIN_RESOURCES: [&str; 3] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "volcano.sh/vgpu-number",
+];
+const MIG_PREFIX: &str = "nvidia.com/mig-";
+
+pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, node) in state.gpu_nodes() {
+        let object = format!("node {name}");
+        findings.extend(kubelet(&object, node));
+        findings.extend(driver(state, &object, name));
+        findings.extend(device_plugins(&object, node));
+        findings.extend(other_drivers(state, &object, name));
+    }
+    findings
+}
+
+fn kubelet(object: &str, node: &Node) -> Option<Finding> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    let version = Version::parse(&info.kubelet_version)?;
+    (version < OLDEST_KUBELET).then(|| Finding {
+        fault: Fault::KubeletTooOld,
+        object: object.to_owned(),
+        problem: format!(
+            "kubelet {} is older than {}.{} and cannot connect to the node driver",
+            info.kubelet_version, OLDEST_KUBELET.0, OLDEST_KUBELET.1
+        ),
+        fix: "upgrade the kubelet".to_owned(),
+    })
+}
+
+fn driver(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
+    let namespace = state.namespace();
+    let pods: Vec<&Pod> = state.driver_pods(node).collect();
+    let Some(pod) = pods.first() else {
+        return Some(Finding {
+            fault: Fault::DriverPodMissing,
+            object: object.to_owned(),
+            problem: "no pod of the node driver runs on the node".to_owned(),
+            fix: format!(
+                "tolerate the taints of the node with driver.tolerations of the drava chart, or see kubectl describe \
+                 daemonset -n {namespace} drava-dra-driver"
+            ),
+        });
+    };
+    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+    // During an update two pods run; one ready pod serves.
+    if !pods.iter().any(|pod| is_ready(pod)) {
+        let reported = state.event("Node", node, "NotReady").map(str::to_owned);
+        let cause = waiting(pod)
+            .or(reported)
+            .unwrap_or_else(|| "it reports no cause".to_owned());
+        return Some(Finding {
+            fault: Fault::DriverNotReady,
+            object: object.to_owned(),
+            problem: format!("node driver {namespace}/{pod_name} is not ready: {cause}"),
+            fix: format!("see kubectl logs -n {namespace} {pod_name}"),
+        });
+    }
+    let is_published = state.own_slices().any(|slice| of_node(slice, node));
+    (!is_published).then(|| Finding {
+        fault: Fault::NotPublished,
+        object: object.to_owned(),
+        problem: "the node driver is ready and publishes no device".to_owned(),
+        fix: format!("see kubectl logs -n {namespace} {pod_name}"),
+    })
+}
+
+/// Returns why a container of the pod does not run, with the message of its last end.
+fn waiting(pod: &Pod) -> Option<String> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.clone().unwrap_or_default();
+        let ended = status
+            .last_state
+            .as_ref()
+            .and_then(|state| state.terminated.as_ref());
+        let message = ended
+            .and_then(|ended| ended.message.as_deref())
+            .or(waiting.message.as_deref())
+            .unwrap_or_default()
+            .trim();
+        Some(if message.is_empty() {
+            reason
+        } else {
+            format!("{reason}: {message}")
+        })
+    })
+}
+
+fn of_node(slice: &ResourceSlice, node: &str) -> bool {
+    slice.spec.node_name.as_deref() == Some(node)
+}
+
+fn device_plugins(object: &str, node: &Node) -> Vec<Finding> {
+    let allocatable = node
+        .status
+        .as_ref()
+        .and_then(|status| status.allocatable.as_ref());
+    allocatable
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| {
+            PLUGIN_RESOURCES.contains(&name.as_str()) || name.starts_with(MIG_PREFIX)
+        })
+        .filter(|(_, amount)| Quantity::try_from(*amount).is_ok_and(|amount| !amount.is_zero()))
+        .map(|(name, amount)| Finding {
+            fault: Fault::DevicePlugin,
+            object: object.to_owned(),
+            problem: format!(
+                "a device plugin offers {name}: {}, the GPUs of drava",
+                amount.0
+            ),
+            fix: "remove the device plugin from the node; a GPU has one owner".to_owned(),
+        })
+        .collect()
+}
+
+fn other_drivers(state: &ClusterState, object: &str, node: &str) -> Vec<Finding> {
+    let own: BTreeSet<&str> = state
+        .own_slices()
+        .filter(|slice| of_node(slice, node))
+        .flat_map(uuids)
+        .collect();
+    let mut drivers = BTreeSet::new();
+    for slice in state.slices.iter().filter(|slice| of_node(slice, node)) {
+        let spec = &slice.spec;
+        if spec.driver != names::DRIVER && uuids(slice).any(|uuid| own.contains(uuid)) {
+            drivers.insert(spec.driver.as_str());
+        }
+    }
+    let finding = |driver: &str| Finding {
+        fault: Fault::OtherDriver,
+        object: object.to_owned(),
+        problem: format!("DRA driver {driver} publishes GPUs of drava"),
+        fix: format!(
+            "remove {driver} from the node, or remove the label {} of the node",
+            names::ENABLED_LABEL
+        ),
+    };
+    drivers.into_iter().map(finding).collect()
+}
+
+/// Returns the UUIDs of GPUs in the attributes of a slice's devices.
+fn uuids(slice: &ResourceSlice) -> impl Iterator<Item = &str> {
+    let devices = slice.spec.devices.iter().flatten();
+    devices.flat_map(|device: &Device| {
+        let attributes = device.attributes.iter().flatten();
+        attributes.filter_map(|(name, value)| {
+            // Other drivers qualify the attribute, or name that of a partition's GPU differently.
+            let name = name.rsplit('/').next().unwrap_or(name);
+            matches!(name, names::attribute::UUID | "parentUUID")
+                .then_some(value.string.as_deref())
+                .flatten()
+        })
+    })
+}

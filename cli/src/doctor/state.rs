@@ -1,0 +1,211 @@
+//! What the checks read of the cluster.
+
+use std::collections::BTreeMap;
+
+use drava_api::names;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Event, Node, Pod, PodTemplateSpec};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::jiff::Timestamp;
+
+/// Objects of the cluster, read once. A list that cannot be read is `None`.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterState {
+    /// Version of the API server.
+    pub(crate) server: Option<Version>,
+    /// Time of the API server.
+    pub(crate) now: Option<Timestamp>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) pods: Vec<Pod>,
+    /// Slices of all drivers.
+    pub(crate) slices: Vec<ResourceSlice>,
+    pub(crate) classes: Vec<DeviceClass>,
+    pub(crate) claims: Vec<ResourceClaim>,
+    /// Why pools are excluded from allocation.
+    pub(crate) excluded_pools: Vec<String>,
+    /// DaemonSets and Deployments with the labels of the chart.
+    pub(crate) daemon_sets: Vec<DaemonSet>,
+    pub(crate) deployments: Vec<Deployment>,
+    pub(crate) leases: Option<Vec<Lease>>,
+    pub(crate) events: Option<Vec<Event>>,
+    /// Policies and bindings with the labels of the chart.
+    pub(crate) policies: Option<Vec<ValidatingAdmissionPolicy>>,
+    pub(crate) bindings: Option<Vec<ValidatingAdmissionPolicyBinding>>,
+    /// Webhooks with the labels of the chart.
+    pub(crate) webhooks: Option<Vec<Webhook>>,
+    pub(crate) endpoints: Option<Vec<EndpointSlice>>,
+    /// Permissions that drava needs and that the API server denies.
+    pub(crate) denied: Vec<Permission>,
+    /// What could not be read, and why.
+    pub(crate) unchecked: Vec<String>,
+}
+
+/// Major and minor version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(pub(crate) u32, pub(crate) u32);
+
+impl Version {
+    /// Parses `v1.37.1` or `1.37+`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.trim_start_matches('v').split('.');
+        let digits = |part: &str| {
+            let end = part
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(part.len());
+            part.get(..end)?.parse().ok()
+        };
+        Some(Self(digits(parts.next()?)?, digits(parts.next()?)?))
+    }
+}
+
+/// A webhook with the service that serves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Webhook {
+    /// Kind and name of the configuration.
+    pub(crate) configuration: String,
+    pub(crate) name: String,
+    /// Namespace and name.
+    pub(crate) service: (String, String),
+}
+
+/// A permission of a service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Permission {
+    /// Namespace and name.
+    pub(crate) account: (String, String),
+    pub(crate) verb: &'static str,
+    pub(crate) group: &'static str,
+    /// Resource with its subresource.
+    pub(crate) resource: &'static str,
+    pub(crate) name: Option<&'static str>,
+    /// Empty: in all namespaces.
+    pub(crate) namespace: String,
+}
+
+/// Component in the labels of the chart.
+const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+
+impl ClusterState {
+    /// Returns the DaemonSet of the node driver.
+    pub(crate) fn driver(&self) -> Option<&DaemonSet> {
+        self.daemon_sets
+            .iter()
+            .find(|set| is_component(set.metadata.labels.as_ref(), "driver"))
+    }
+
+    /// Returns the pod template of the node driver.
+    pub(crate) fn driver_template(&self) -> Option<&PodTemplateSpec> {
+        Some(&self.driver()?.spec.template)
+    }
+
+    /// Returns the Deployment of the controller.
+    pub(crate) fn controller(&self) -> Option<&Deployment> {
+        self.deployments
+            .iter()
+            .find(|deployment| is_component(deployment.metadata.labels.as_ref(), "controller"))
+    }
+
+    /// Returns the namespace of the installation.
+    pub(crate) fn namespace(&self) -> &str {
+        self.driver()
+            .and_then(|set| set.metadata.namespace.as_deref())
+            .unwrap_or_default()
+    }
+
+    /// Returns whether the controller allocates.
+    pub(crate) fn is_managed(&self) -> bool {
+        let containers = self
+            .driver_template()
+            .and_then(|template| template.spec.as_ref())
+            .map(|spec| spec.containers.as_slice())
+            .unwrap_or_default();
+        containers
+            .iter()
+            .flat_map(|container| container.args.iter().flatten())
+            .any(|argument| argument == "--scheduling=managed")
+    }
+
+    /// Returns the nodes that the DaemonSet of the node driver selects.
+    pub(crate) fn gpu_nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
+        let selector = self
+            .driver_template()
+            .and_then(|template| template.spec.as_ref()?.node_selector.as_ref());
+        self.nodes.iter().filter_map(move |node| {
+            let name = node.metadata.name.as_deref()?;
+            let labels = node.metadata.labels.as_ref();
+            let is_selected = selector
+                .into_iter()
+                .flatten()
+                .all(|(key, value)| labels.and_then(|labels| labels.get(key)) == Some(value));
+            is_selected.then_some((name, node))
+        })
+    }
+
+    /// Returns the pods of the node driver on a node.
+    pub(crate) fn driver_pods(&self, node: &str) -> impl Iterator<Item = &Pod> {
+        let selector = self
+            .driver()
+            .and_then(|set| set.spec.selector.match_labels.as_ref());
+        let namespace = self.namespace();
+        self.pods.iter().filter(move |pod| {
+            let labels = pod.metadata.labels.as_ref();
+            pod.metadata.namespace.as_deref() == Some(namespace)
+                && drava_allocator::pod::node(pod) == Some(node)
+                && selector.is_some_and(|selector| {
+                    let mut selector = selector.iter();
+                    selector.all(|(key, value)| {
+                        labels.and_then(|labels| labels.get(key)) == Some(value)
+                    })
+                })
+        })
+    }
+
+    /// Returns the slices of drava.
+    pub(crate) fn own_slices(&self) -> impl Iterator<Item = &ResourceSlice> {
+        self.slices
+            .iter()
+            .filter(|slice| slice.spec.driver == names::DRIVER)
+    }
+
+    /// Returns the message of the newest event with this reason about an object.
+    pub(crate) fn event(&self, kind: &str, name: &str, reason: &str) -> Option<&str> {
+        let events = self.events.iter().flatten();
+        events
+            .filter(|event| {
+                event.involved_object.kind.as_deref() == Some(kind)
+                    && event.involved_object.name.as_deref() == Some(name)
+                    && event.reason.as_deref() == Some(reason)
+            })
+            .max_by_key(|event| {
+                let series = event.series.as_ref();
+                let time = series.and_then(|series| series.last_observed_time.as_ref());
+                let time = time.or(event.event_time.as_ref()).map(|time| time.0);
+                time.or(event.last_timestamp.as_ref().map(|time| time.0))
+            })
+            .and_then(|event| event.message.as_deref())
+    }
+}
+
+fn is_component(labels: Option<&BTreeMap<String, String>>, component: &str) -> bool {
+    labels
+        .and_then(|labels| labels.get(COMPONENT_LABEL))
+        .map(String::as_str)
+        == Some(component)
+}
+
+/// Returns the condition `Ready` of a pod.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

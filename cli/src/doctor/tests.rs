@@ -1,0 +1,582 @@
+//! A healthy cluster, and each fault injected into it.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use serde_json::{Value, json};
+
+use super::state::{Permission, Version, Webhook};
+use super::*;
+
+fn object<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("valid fixture")
+}
+
+fn node() -> Value {
+    json!({
+        "metadata": {"name": "n1", "labels": {"gpu.drava.dev/enabled": "true"}},
+        "status": {
+            "nodeInfo": {
+                "kubeletVersion": "v1.37.1", "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+                "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+                "systemUUID": "",
+            },
+            "allocatable": {"cpu": "8", "nvidia.com/gpu": "0"},
+        },
+    })
+}
+
+fn driver_pod() -> Value {
+    json!({
+        "metadata": {"name": "drava-dra-driver-x", "namespace": "drava-system", "labels": {"component": "driver"}},
+        "spec": {"nodeName": "n1", "containers": []},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+fn device() -> Value {
+    json!({
+        "name": "gpu-0-vgpu",
+        "attributes": {"type": {"string": "vgpu"}, "uuid": {"string": "GPU-1"}},
+        "allowMultipleAllocations": true,
+        "consumesCounters": [{"counterSet": "gpu-0", "counters": {"card": {"value": "1"}}}],
+        "taints": [{"key": "gpu.drava.dev/managed", "effect": "NoSchedule"}],
+    })
+}
+
+fn slice(driver: &str, device: Value) -> Value {
+    json!({"spec": {
+        "driver": driver, "nodeName": "n1", "devices": [device],
+        "pool": {"name": "n1/gpus", "generation": 1, "resourceSliceCount": 1},
+    }})
+}
+
+fn workload(component: &str, account: &str, image: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": account, "namespace": "drava-system",
+            "labels": {
+                "app.kubernetes.io/component": component,
+                "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
+            },
+        },
+        "spec": {
+            "selector": {"matchLabels": {"component": component}},
+            "template": {"spec": {
+                "serviceAccountName": account,
+                "nodeSelector": {"gpu.drava.dev/enabled": "true"},
+                "containers": [{
+                    "name": component, "image": format!("registry.example.com:5000/{image}:1"),
+                    "args": ["--scheduling=managed"],
+                }],
+            }},
+        },
+    })
+}
+
+fn lease(namespace: &str, name: &str, renewed: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": name, "namespace": namespace,
+            "managedFields": [{"time": "2026-01-01T00:00:10Z"}],
+        },
+        "spec": {"holderIdentity": "holder", "renewTime": renewed},
+    })
+}
+
+fn policy(name: &str) -> (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding) {
+    (
+        object(json!({"metadata": {"name": name}, "spec": {}})),
+        object(json!({"metadata": {"name": name}, "spec": {"policyName": name}})),
+    )
+}
+
+fn healthy() -> ClusterState {
+    let mut controller = workload("controller", "drava-controller", "drava-controller");
+    controller["status"] = json!({"availableReplicas": 2});
+    let (policies, bindings) = ["drava-driver-own-node", "drava-controller-lease"]
+        .map(policy)
+        .into_iter()
+        .unzip();
+    let claim = json!({
+        "metadata": {"name": "c", "namespace": "team"}, "spec": {},
+        "status": {"devices": [{
+            "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+            "conditions": [condition("True", "Interposed")],
+        }]},
+    });
+    ClusterState {
+        server: Some(Version(1, 37)),
+        now: Some("2026-01-01T00:00:12Z".parse().expect("a time")),
+        nodes: vec![object(node())],
+        pods: vec![object(driver_pod()), object(user_pod())],
+        slices: vec![object(slice("gpu.drava.dev", device()))],
+        classes: ["gpu.drava.dev", "vgpu.drava.dev"]
+            .map(|name| object(json!({"metadata": {"name": name}, "spec": {}})))
+            .into(),
+        claims: vec![object(claim)],
+        daemon_sets: vec![object(workload(
+            "driver",
+            "drava-dra-driver",
+            "drava-dra-driver",
+        ))],
+        deployments: vec![object(controller)],
+        leases: Some(vec![
+            object(lease(
+                "drava-system",
+                "drava-controller",
+                "2026-01-01T00:00:10.5Z",
+            )),
+            object(lease("kube-node-lease", "n1", "2026-01-01T00:00:09.9Z")),
+        ]),
+        events: Some(Vec::new()),
+        policies: Some(policies),
+        bindings: Some(bindings),
+        webhooks: Some(vec![webhook()]),
+        endpoints: Some(vec![object(endpoints(true))]),
+        ..ClusterState::default()
+    }
+}
+
+fn condition(status: &str, reason: &str) -> Value {
+    json!({
+        "type": "Enforced", "status": status, "reason": reason, "message": "text",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    })
+}
+
+fn user_pod() -> Value {
+    json!({
+        "metadata": {"name": "p", "namespace": "team"},
+        "spec": {
+            "nodeName": "n1", "runtimeClassName": "nvidia",
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}],
+            "containers": [{"name": "app", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}],
+        },
+        "status": {"phase": "Running"},
+    })
+}
+
+fn webhook() -> Webhook {
+    Webhook {
+        configuration: "mutatingwebhookconfiguration drava".to_owned(),
+        name: "gate.gpu.drava.dev".to_owned(),
+        service: ("drava-system".to_owned(), "drava-webhook".to_owned()),
+    }
+}
+
+fn endpoints(ready: bool) -> Value {
+    json!({
+        "metadata": {
+            "name": "drava-webhook-1", "namespace": "drava-system",
+            "labels": {"kubernetes.io/service-name": "drava-webhook"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}],
+    })
+}
+
+fn event(kind: &str, name: &str, reason: &str, message: &str, time: &str) -> Value {
+    json!({
+        "metadata": {}, "involvedObject": {"kind": kind, "name": name},
+        "reason": reason, "message": message, "eventTime": time,
+    })
+}
+
+/// Text of the findings after a change of the healthy cluster.
+fn text(change: impl FnOnce(&mut ClusterState)) -> String {
+    let mut state = healthy();
+    change(&mut state);
+    diagnose(&state).text()
+}
+
+#[test]
+fn finds_nothing_in_healthy_cluster() {
+    let diagnosis = diagnose(&healthy());
+    assert_eq!(diagnosis.text(), "no problems found\n");
+    assert!(diagnosis.is_healthy());
+}
+
+#[test]
+fn reports_missing_installation_alone() {
+    assert_eq!(
+        diagnose(&ClusterState::default()).text(),
+        "cluster: no DaemonSet of the drava node driver exists; install the drava chart\n"
+    );
+}
+
+#[test]
+fn finds_old_versions() {
+    assert_eq!(
+        text(|state| state.server = Some(Version(1, 35))),
+        "API server: Kubernetes 1.35 is older than 1.36; upgrade Kubernetes, or set scheduling.mode=native in the drava chart\n"
+    );
+    assert_eq!(
+        text(|state| {
+            let mut old = node();
+            old["status"]["nodeInfo"]["kubeletVersion"] = json!("v1.33.5-gke.1");
+            state.nodes = vec![object(old)];
+        }),
+        "node n1: kubelet v1.33.5-gke.1 is older than 1.34 and cannot connect to the node driver; upgrade the kubelet\n"
+    );
+}
+
+#[test]
+fn finds_version_mismatch() {
+    assert_eq!(
+        text(|state| {
+            let mut driver = workload("driver", "drava-dra-driver", "drava-dra-driver");
+            driver["metadata"]["labels"]["app.kubernetes.io/version"] = json!("9.9.9");
+            driver["spec"]["template"]["spec"]["containers"][0]["image"] =
+                json!("drava-dra-driver:2");
+            state.daemon_sets = vec![object(driver)];
+        }),
+        format!(
+            "deployment drava-system/drava-controller: image tag 1 differs from tag 2 of the node driver; run helm upgrade with the drava chart\n\
+             kubectl-drava: version {} differs from version 9.9.9 of the cluster; install kubectl-drava 9.9.9\n",
+            env!("CARGO_PKG_VERSION")
+        )
+    );
+}
+
+#[test]
+fn finds_missing_class_and_policy() {
+    assert_eq!(
+        text(|state| {
+            state.classes.pop();
+        }),
+        "deviceclass vgpu.drava.dev: the device class does not exist; run helm upgrade with the drava chart\n"
+    );
+    assert_eq!(
+        text(|state| {
+            state.policies.as_mut().expect("policies").pop();
+        }),
+        "validatingadmissionpolicy drava-controller-lease: the policy does not exist; run helm upgrade with the drava chart\n"
+    );
+    assert_eq!(
+        text(|state| {
+            state.bindings.as_mut().expect("bindings").pop();
+        }),
+        "validatingadmissionpolicy drava-controller-lease: no binding puts the policy into force; run helm upgrade with the drava chart\n"
+    );
+}
+
+#[test]
+fn finds_unavailable_controller() {
+    let unavailable = "no replica is available, so that no claim is allocated";
+    assert_eq!(
+        text(|state| {
+            let controller = workload("controller", "drava-controller", "drava-controller");
+            state.deployments = vec![object(controller)];
+            state.leases = Some(Vec::new());
+        }),
+        format!(
+            "deployment drava-system/drava-controller: {unavailable}; see kubectl describe pods -n drava-system -l app.kubernetes.io/component=controller\n"
+        )
+    );
+    let no_leader = "lease drava-system/drava-controller: no replica of the controller leads; see kubectl logs -n drava-system deployment/drava-controller\n";
+    assert_eq!(text(|state| state.leases = Some(Vec::new())), no_leader);
+    assert_eq!(
+        text(|state| state.now = Some("2026-01-01T00:01:00Z".parse().expect("a time"))),
+        no_leader.replace(
+            "no replica of the controller leads",
+            "holder has not renewed the lease for 50 s"
+        )
+    );
+}
+
+#[test]
+fn finds_missing_permission() {
+    let state = healthy();
+    let required = access::required(&state);
+    let denied: Permission = required
+        .iter()
+        .find(|permission| permission.resource == "resourceclaims/binding")
+        .expect("the controller binds claims")
+        .clone();
+    assert_eq!(
+        text(|state| state.denied = vec![denied]),
+        "serviceaccount drava-system/drava-controller: may not patch resourceclaims/binding.resource.k8s.io; run helm upgrade with the drava chart, which restores its ClusterRoles and bindings\n"
+    );
+    let accounts: std::collections::BTreeSet<_> = required
+        .iter()
+        .map(|permission| permission.account.1.as_str())
+        .collect();
+    assert_eq!(
+        Vec::from_iter(accounts),
+        ["drava-controller", "drava-dra-driver"]
+    );
+}
+
+#[test]
+fn finds_webhook_without_endpoint() {
+    for endpoints in [Vec::new(), vec![object(endpoints(false))]] {
+        assert_eq!(
+            text(|state| state.endpoints = Some(endpoints)),
+            "mutatingwebhookconfiguration drava: webhook gate.gpu.drava.dev is down: service drava-system/drava-webhook has no ready endpoint; see kubectl get pods -n drava-system\n"
+        );
+    }
+}
+
+#[test]
+fn finds_driver_that_is_missing_or_not_ready() {
+    assert_eq!(
+        text(|state| {
+            state.pods.remove(0);
+        }),
+        "node n1: no pod of the node driver runs on the node; tolerate the taints of the node with driver.tolerations of the drava chart, or see kubectl describe daemonset -n drava-system drava-dra-driver\n"
+    );
+    let not_ready = |cause: &str| {
+        format!(
+            "node n1: node driver drava-system/drava-dra-driver-x is not ready: {cause}; see kubectl logs -n drava-system drava-dra-driver-x\n"
+        )
+    };
+    let mut pod = driver_pod();
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    assert_eq!(
+        text(|state| {
+            state.pods[0] = object(pod.clone());
+            let reported = |message, time| object(event("Node", "n1", "NotReady", message, time));
+            state.events = Some(vec![
+                reported("gpus: no /dev/nvidia-uvm", "2026-01-01T00:00:02.000000Z"),
+                reported("older", "2026-01-01T00:00:01.000000Z"),
+            ]);
+        }),
+        not_ready("gpus: no /dev/nvidia-uvm")
+    );
+    pod["status"]["containerStatuses"] = json!([{
+        "name": "driver", "image": "", "imageID": "", "ready": false, "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+        "lastState": {"terminated": {"exitCode": 1, "message": "record of version 9\n"}},
+    }]);
+    assert_eq!(
+        text(|state| state.pods[0] = object(pod)),
+        not_ready("CrashLoopBackOff: record of version 9")
+    );
+}
+
+#[test]
+fn accepts_second_driver_pod_during_update() {
+    let mut pod = driver_pod();
+    pod["status"] = json!({"phase": "Pending"});
+    assert_eq!(
+        text(|state| state.pods.push(object(pod))),
+        "no problems found\n"
+    );
+}
+
+#[test]
+fn finds_node_without_slice() {
+    assert_eq!(
+        text(|state| state.slices.clear()),
+        "node n1: the node driver is ready and publishes no device; see kubectl logs -n drava-system drava-dra-driver-x\n"
+    );
+}
+
+#[test]
+fn finds_other_owners_of_gpus() {
+    for resource in [
+        "nvidia.com/gpu",
+        "volcano.sh/vgpu-number",
+        "nvidia.com/mig-1g.5gb",
+    ] {
+        assert_eq!(
+            text(|state| {
+                let mut offering = node();
+                offering["status"]["allocatable"][resource] = json!("8");
+                state.nodes = vec![object(offering)];
+            }),
+            format!(
+                "node n1: a device plugin offers {resource}: 8, the GPUs of drava; remove the device plugin from the node; a GPU has one owner\n"
+            )
+        );
+    }
+    let other = |uuid: &str| {
+        let attributes = json!({"gpu.nvidia.com/uuid": {"string": uuid}});
+        object(slice(
+            "gpu.nvidia.com",
+            json!({"name": "gpu-0", "attributes": attributes}),
+        ))
+    };
+    assert_eq!(
+        text(|state| state.slices.push(other("GPU-1"))),
+        "node n1: DRA driver gpu.nvidia.com publishes GPUs of drava; remove gpu.nvidia.com from the node, or remove the label gpu.drava.dev/enabled of the node\n"
+    );
+    assert_eq!(
+        text(|state| state.slices.push(other("GPU-2"))),
+        "no problems found\n",
+        "another GPU"
+    );
+}
+
+#[test]
+fn finds_dropped_fields() {
+    for (field, gate) in [
+        ("allowMultipleAllocations", "DRAConsumableCapacity"),
+        ("consumesCounters", "DRAPartitionableDevices"),
+        ("taints", "DRADeviceTaints"),
+    ] {
+        let found = text(|state| {
+            let mut device = device();
+            device.as_object_mut().expect("an object").remove(field);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        });
+        assert_eq!(found.lines().count(), 1, "{found}");
+        assert!(
+            found.starts_with(&format!(
+                "API server: devices of drava have no field {field}, because the feature gate {gate} is off; "
+            )),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn finds_unhealthy_gpu_and_excluded_pool() {
+    assert_eq!(
+        text(|state| {
+            let mut device = device();
+            device["taints"] = json!([device["taints"][0], {
+                "key": "gpu.drava.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule",
+            }]);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        }),
+        "device gpu-0-vgpu of node n1: the GPU is unhealthy: xid-79; see kubectl get events --field-selector involvedObject.name=n1, and repair or reset the GPU\n"
+    );
+    assert_eq!(
+        text(|state| state.excluded_pools = vec!["pool n1/gpus is excluded".to_owned()]),
+        "resourceslices: pool n1/gpus is excluded; restart the node driver of the node\n"
+    );
+}
+
+#[test]
+fn finds_claims_without_enforcement() {
+    let enforced = |reason: &str| {
+        text(|state| {
+            let devices = json!([{
+                "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+                "conditions": [condition("False", reason)],
+            }]);
+            state.claims = vec![object(json!({
+                "metadata": {"name": "c", "namespace": "team"}, "spec": {}, "status": {"devices": devices},
+            }))];
+        })
+    };
+    assert_eq!(
+        enforced("CdiIgnored"),
+        "resourceclaim team/c: limits are not enforced: CdiIgnored: text; set enable_cdi = true in containerd's config; restart containerd and the pod\n"
+    );
+    assert_eq!(
+        enforced("AdminAccess"),
+        "no problems found\n",
+        "by intention"
+    );
+}
+
+#[test]
+fn finds_failed_prepare_of_pending_pods() {
+    let message = "failed to prepare dynamic resources: DRA driver gpu.drava.dev is not registered";
+    let failed = |phase: &str| {
+        text(|state| {
+            let mut pod = user_pod();
+            pod["status"]["phase"] = json!(phase);
+            state.pods.push(object(pod));
+            let time = "2026-01-01T00:00:02.000000Z";
+            state.events = Some(vec![object(event(
+                "Pod",
+                "p",
+                "FailedPrepareDynamicResources",
+                message,
+                time,
+            ))]);
+        })
+    };
+    assert_eq!(
+        failed("Pending"),
+        format!(
+            "pod team/p: the kubelet of node n1 cannot prepare the claims: {message}; restart the node driver of the node: kubectl delete pod -n drava-system --field-selector spec.nodeName=n1 -l app.kubernetes.io/component=driver\n"
+        )
+    );
+    assert_eq!(
+        failed("Running"),
+        "no problems found\n",
+        "a later attempt succeeded"
+    );
+}
+
+#[test]
+fn finds_pods_that_see_gpus_without_claim() {
+    let found = |change: fn(&mut Value)| {
+        text(|state| {
+            let mut pod = user_pod();
+            pod["spec"]["resourceClaims"] = json!([]);
+            change(&mut pod);
+            state.pods[1] = object(pod);
+        })
+    };
+    let finding = |cause: &str| {
+        format!(
+            "pod team/p: the pod has no claim and can see the GPUs of node n1: {cause}; give the pod a claim, or set NVIDIA_VISIBLE_DEVICES=void; make runc the default runtime\n"
+        )
+    };
+    assert_eq!(found(|_| {}), finding("NVIDIA_VISIBLE_DEVICES is set"));
+    assert_eq!(
+        found(|pod| pod["spec"]["containers"][0]["env"] = json!([])),
+        finding("its runtime class is nvidia")
+    );
+    for healthy in [
+        |pod: &mut Value| {
+            pod["metadata"]["ownerReferences"] =
+                json!([{"kind": "DaemonSet", "name": "e", "apiVersion": "apps/v1", "uid": "u"}])
+        },
+        |pod: &mut Value| pod["spec"]["nodeName"] = json!("cpu-node"),
+        |pod: &mut Value| {
+            pod["spec"]["runtimeClassName"] = Value::Null;
+            pod["spec"]["containers"][0]["env"][0]["value"] = json!("void");
+        },
+    ] {
+        assert_eq!(found(healthy), "no problems found\n");
+    }
+}
+
+#[test]
+fn finds_clock_skew() {
+    for (renewed, text_of_skew) in [
+        ("2026-01-01T00:00:16Z", "6 s ahead of"),
+        ("2026-01-01T00:00:04Z", "6 s behind"),
+    ] {
+        assert_eq!(
+            text(|state| state.leases.as_mut().expect("leases")[1] =
+                object(lease("kube-node-lease", "n1", renewed))),
+            format!(
+                "node n1: the clock of the node is {text_of_skew} the clock of the API server; synchronize the clocks with NTP\n"
+            )
+        );
+    }
+}
+
+#[test]
+fn lists_what_was_not_checked() {
+    assert_eq!(
+        text(|state| {
+            state.leases = None;
+            state.events = None;
+            state.policies = None;
+            state.webhooks = None;
+            state.unchecked = vec!["cannot list leases".to_owned()];
+        }),
+        "no problems found\nnot checked: cannot list leases\n"
+    );
+}
+
+#[test]
+fn parses_versions_of_distributions() {
+    for (text, version) in [
+        ("v1.37.1", Some(Version(1, 37))),
+        ("1.36+", Some(Version(1, 36))),
+        ("v1.34.2-eks-1", Some(Version(1, 34))),
+        ("master", None),
+    ] {
+        assert_eq!(Version::parse(text), version, "{text}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Pods: limits that are not enforced, claims that cannot be prepared, GPUs without a claim.
+
+use drava_api::condition::{ConditionReason, ConditionType};
+use drava_api::names;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::state::ClusterState;
+use super::{Fault, Finding};
+
+/// Event of the kubelet.
+const PREPARE_FAILED: &str = "FailedPrepareDynamicResources";
+
+pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
+    let mut findings = not_enforced(state);
+    let nodes: Vec<&str> = state.gpu_nodes().map(|(name, _)| name).collect();
+    for pod in &state.pods {
+        let Some(node) = drava_allocator::pod::node(pod).filter(|node| nodes.contains(node)) else {
+            continue;
+        };
+        findings.extend(prepare_failed(state, pod, node));
+        findings.extend(unclaimed(pod, node));
+    }
+    findings
+}
+
+/// Returns the fix of a condition, if the condition is a fault.
+fn fix(reason: ConditionReason) -> Option<&'static str> {
+    match reason {
+        ConditionReason::CdiIgnored => {
+            Some("set enable_cdi = true in containerd's config; restart containerd and the pod")
+        }
+        ConditionReason::ProcessNotCounted => Some(
+            "use an image with glibc and a dynamically linked program that keeps /etc/ld.so.preload; restart the pod",
+        ),
+        ConditionReason::MemoryOverLimit | ConditionReason::UsageRegionDamaged => {
+            Some("restart the pod, and report the program to drava")
+        }
+        ConditionReason::Prepared
+        | ConditionReason::Interposed
+        | ConditionReason::WholeGpu
+        | ConditionReason::AdminAccess
+        | ConditionReason::SharedAddressSpace
+        | ConditionReason::Unmetered => None,
+    }
+}
+
+fn not_enforced(state: &ClusterState) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for claim in &state.claims {
+        let devices = claim
+            .status
+            .iter()
+            .flat_map(|status| status.devices.iter().flatten());
+        let conditions = devices
+            .filter(|device| device.driver == names::DRIVER)
+            .flat_map(|device| device.conditions.iter().flatten());
+        for condition in conditions {
+            let reason = ConditionReason::ALL
+                .iter()
+                .find(|reason| reason.as_str() == condition.reason);
+            let Some(fix) = reason.and_then(|reason| fix(*reason)) else {
+                continue;
+            };
+            if condition.type_ == ConditionType::Enforced.as_str() && condition.status == "False" {
+                findings.push(Finding {
+                    fault: Fault::NotEnforced,
+                    object: format!("resourceclaim {}", object(&claim.metadata)),
+                    problem: format!(
+                        "limits are not enforced: {}: {}",
+                        condition.reason, condition.message
+                    ),
+                    fix: fix.to_owned(),
+                });
+            }
+        }
+    }
+    findings
+}
+
+fn object(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> String {
+    format!(
+        "{}/{}",
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default()
+    )
+}
+
+fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding> {
+    let is_pending = pod.status.as_ref()?.phase.as_deref() == Some("Pending");
+    let name = pod.metadata.name.as_deref()?;
+    let message = state
+        .event("Pod", name, PREPARE_FAILED)
+        .filter(|_| is_pending)?;
+    message.contains(names::DRIVER).then(|| Finding {
+        fault: Fault::PrepareFailed,
+        object: format!("pod {}", object(&pod.metadata)),
+        problem: format!("the kubelet of node {node} cannot prepare the claims: {message}"),
+        fix: format!(
+            "restart the node driver of the node: kubectl delete pod -n {} --field-selector spec.nodeName={node} -l \
+             app.kubernetes.io/component=driver",
+            state.namespace()
+        ),
+    })
+}
+
+/// Finds pods to which the NVIDIA container runtime gives all GPUs. DaemonSets of nodes, such as exporters, do so on purpose.
+fn unclaimed(pod: &Pod, node: &str) -> Option<Finding> {
+    let spec = pod.spec.as_ref()?;
+    let is_running = pod.status.as_ref()?.phase.as_deref() == Some("Running");
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    if !is_running
+        || spec
+            .resource_claims
+            .as_ref()
+            .is_some_and(|claims| !claims.is_empty())
+        || owners.any(|owner| owner.kind == "DaemonSet")
+    {
+        return None;
+    }
+    let variable = spec
+        .containers
+        .iter()
+        .flat_map(|container| container.env.iter().flatten())
+        .find(|variable| {
+            variable.name == "NVIDIA_VISIBLE_DEVICES"
+                && !matches!(variable.value.as_deref(), None | Some("" | "none" | "void"))
+        });
+    let cause = if variable.is_some() {
+        "NVIDIA_VISIBLE_DEVICES is set".to_owned()
+    } else {
+        let class = spec
+            .runtime_class_name
+            .as_ref()
+            .filter(|class| class.contains("nvidia"))?;
+        format!("its runtime class is {class}")
+    };
+    Some(Finding {
+        fault: Fault::UnclaimedAccess,
+        object: format!("pod {}", object(&pod.metadata)),
+        problem: format!("the pod has no claim and can see the GPUs of node {node}: {cause}"),
+        fix: "give the pod a claim, or set NVIDIA_VISIBLE_DEVICES=void; make runc the default runtime".to_owned(),
+    })
+}

@@ -1,0 +1,245 @@
+//! `kubectl drava migrate`: manifests for HAMi, Volcano's vGPU and NVIDIA's device plugin in, manifests for drava out.
+//!
+//! Works without a cluster. Pods and workloads get a ResourceClaimTemplate ([`drava_api::compatibility`]); jobs of Volcano
+//! become Jobs with gang annotations; limits of tenants are converted or refused, never dropped. An object that is refused is
+//! written unchanged, so that nothing is missing from the output; the report names the field and the way out. Objects without
+//! GPUs pass through unchanged. Comments are lost.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use drava_api::compatibility::Settings;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+mod device_config;
+pub(crate) mod manifest;
+mod tenant_limit;
+mod volcano_job;
+mod workload;
+
+/// Objects and report of a migration.
+#[derive(Debug, Default)]
+pub(crate) struct Migration {
+    /// The objects to apply, in the order of the input.
+    pub(crate) objects: Vec<Value>,
+    /// What changed or is refused.
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// One line of the report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) outcome: Outcome,
+    /// Kind, namespace and name.
+    pub(crate) object: String,
+    pub(crate) message: String,
+}
+
+/// What happened to a field of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    /// The object is translated, and its meaning changes.
+    Changed,
+    /// The object cannot be translated and is written unchanged.
+    Refused,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = match self.outcome {
+            Outcome::Changed => "changed",
+            Outcome::Refused => "refused",
+        };
+        write!(f, "{outcome}: {}: {}", self.object, self.message)
+    }
+}
+
+/// An object that cannot be translated.
+#[derive(Debug, PartialEq, Eq)]
+struct Refused(Vec<String>);
+
+impl Refused {
+    fn one(reason: impl Into<String>) -> Self {
+        Self(vec![reason.into()])
+    }
+}
+
+/// Translation of one object.
+#[derive(Debug, Default)]
+struct Translated {
+    objects: Vec<Value>,
+    changes: Vec<String>,
+}
+
+impl Translated {
+    /// The object as it is.
+    fn unchanged(object: Value) -> Self {
+        Self {
+            objects: vec![object],
+            changes: Vec::new(),
+        }
+    }
+}
+
+/// Translates the objects of one or several files.
+pub(crate) fn run(objects: Vec<Value>, settings: &Settings) -> Migration {
+    let objects = flatten(objects);
+    let mut settings = settings.clone();
+    for object in &objects {
+        device_config::read_resources(object, &mut settings.resources);
+    }
+    let mut migration = Migration::default();
+    let mut templates = BTreeSet::new();
+    for object in objects {
+        let name = describe(&object);
+        match translate(&object, &settings) {
+            Ok(translated) => {
+                for object in translated.objects {
+                    let is_template = object["kind"] == "ResourceClaimTemplate";
+                    if !is_template || templates.insert(describe(&object)) {
+                        migration.objects.push(object);
+                    }
+                }
+                migration.report(Outcome::Changed, &name, translated.changes);
+            }
+            Err(Refused(reasons)) => {
+                migration.objects.push(object);
+                migration.report(Outcome::Refused, &name, reasons);
+            }
+        }
+    }
+    migration
+}
+
+fn translate(object: &Value, settings: &Settings) -> Result<Translated, Refused> {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let group = object["apiVersion"]
+        .as_str()
+        .and_then(|version| version.split_once('/'))
+        .map_or("", |(group, _)| group);
+    match (group, kind) {
+        ("batch.volcano.sh", "Job") => volcano_job::translate(object, settings),
+        ("", "ResourceQuota") => tenant_limit::resource_quota(object, settings),
+        ("", "LimitRange")
+        | ("scheduling.volcano.sh", "Queue")
+        | ("kueue.x-k8s.io", "ClusterQueue" | "Cohort") => {
+            tenant_limit::without_equivalent(object, settings)
+        }
+        ("", "ConfigMap") => device_config::translate(object),
+        _ => match workload::template_path(group, kind) {
+            Some(path) => workload::translate(object, path, settings),
+            None => other(object, settings),
+        },
+    }
+}
+
+/// Passes an object of another kind through, unless it requests GPUs in a field that this command does not know.
+fn other(object: &Value, settings: &Settings) -> Result<Translated, Refused> {
+    let mut fields = Vec::new();
+    find_resources(object, "", settings, &mut fields);
+    if fields.is_empty() {
+        return Ok(Translated::unchanged(object.clone()));
+    }
+    let reason = |field: String| {
+        format!(
+            "{field}: GPUs in an object of this kind are not translated; replace the resource by a claim in its pod \
+             template"
+        )
+    };
+    Err(Refused(fields.into_iter().map(reason).collect()))
+}
+
+/// Collects the paths of members that are named like a translated resource.
+fn find_resources(value: &Value, path: &str, settings: &Settings, found: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                if settings.resources.contains(name) {
+                    found.push(format!("{path}[{name}]"));
+                } else {
+                    let separator = if path.is_empty() { "" } else { "." };
+                    find_resources(member, &format!("{path}{separator}{name}"), settings, found);
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                find_resources(item, &format!("{path}[{index}]"), settings, found);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Replaces lists by their items.
+fn flatten(objects: Vec<Value>) -> Vec<Value> {
+    let mut flat = Vec::new();
+    for mut object in objects {
+        let is_list = object["apiVersion"] == "v1" && object["kind"] == "List";
+        match object.get_mut("items").filter(|_| is_list).map(Value::take) {
+            Some(Value::Array(items)) => flat.extend(flatten(items)),
+            _ => flat.push(object),
+        }
+    }
+    flat
+}
+
+/// Returns kind, namespace and name.
+fn describe(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let kind = text(&object["kind"]).unwrap_or_else(|| "object without kind".to_owned());
+    let metadata = &object["metadata"];
+    let name = text(&metadata["name"]).or_else(|| {
+        let prefix = text(&metadata["generateName"])?;
+        Some(format!("{prefix}*"))
+    });
+    let name = name.unwrap_or_else(|| "without name".to_owned());
+    match text(&metadata["namespace"]) {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
+    }
+}
+
+/// Returns metadata with this name in the namespace of `object`.
+fn metadata_beside(object: &Value, name: &str) -> Value {
+    let mut metadata = json!({"name": name});
+    if let Some(namespace) = object["metadata"].get("namespace") {
+        metadata["namespace"] = namespace.clone();
+    }
+    metadata
+}
+
+impl Migration {
+    fn report(&mut self, outcome: Outcome, object: &str, messages: Vec<String>) {
+        self.findings
+            .extend(messages.into_iter().map(|message| Finding {
+                outcome,
+                object: object.to_owned(),
+                message,
+            }));
+    }
+
+    /// Returns whether an object is refused.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.findings
+            .iter()
+            .any(|finding| finding.outcome == Outcome::Refused)
+    }
+
+    /// Formats the report.
+    pub(crate) fn report_text(&self) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            // Manifests may come from anywhere; control characters must not reach a terminal.
+            let line = finding.to_string().replace(char::is_control, " ");
+            text.push_str(&line);
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;
