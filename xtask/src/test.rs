@@ -4,6 +4,7 @@
 //! tests compute. Tests that measure times run last and alone. Every task runs even if another fails, so one run
 //! reports all failures. The output of a task goes to a log; the output of failing tests is repeated at the end.
 
+mod alerts;
 mod binaries;
 mod chart;
 mod deny;
@@ -382,6 +383,17 @@ fn plan<'a>(
     }
     if has(Stage::Chart) {
         plan.add(Stage::Chart, "chart", Load::Light, &[tools], chart::check);
+        let promtool = plan.add(Stage::Chart, "build-promtool", Load::Heavy, &[], |_| {
+            drava_cluster::promtool()?;
+            Ok(Outcome::default())
+        });
+        plan.add(
+            Stage::Chart,
+            "alerts",
+            Load::Light,
+            &[promtool],
+            alerts::check,
+        );
     }
     let mut cluster = None;
     if has(Stage::Cluster) {

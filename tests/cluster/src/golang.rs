@@ -83,6 +83,14 @@ pub fn helm() -> Result<PathBuf> {
     Ok(build_module(&module::helm()?, &cache_dir()?)?.join("helm"))
 }
 
+/// Builds promtool, which checks and tests alerts, if the cache lacks it.
+///
+/// # Errors
+/// When the module cannot be fetched or compiled.
+pub fn promtool() -> Result<PathBuf> {
+    Ok(build_module(&module::promtool(), &cache_dir()?)?.join("promtool"))
+}
+
 /// Returns the program of the Go module in `directory`, for this release; builds it if the cache lacks it. The newest
 /// release is pinned by `go.mod`, others by `kubernetes-MINOR.mod`.
 ///

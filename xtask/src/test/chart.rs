@@ -29,6 +29,8 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "log.format=text",
             "metrics.podMonitor.enabled=true",
             "metrics.podMonitor.labels.release=prometheus",
+            "metrics.alerts.enabled=true",
+            "metrics.alerts.runbookUrlPrefix=https://runbooks.example.com/",
         ],
     ),
 ];

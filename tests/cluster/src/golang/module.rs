@@ -106,6 +106,14 @@ pub(super) fn helm() -> Result<Module> {
     })
 }
 
+/// Checks and tests alerts.
+pub(super) fn promtool() -> Module {
+    Module {
+        packages: vec!["github.com/prometheus/prometheus/cmd/promtool"],
+        ..Module::plain("promtool")
+    }
+}
+
 pub(super) fn pause() -> Module {
     Module {
         packages: vec!["drava.dev/cluster/pause"],
@@ -254,6 +262,7 @@ mod tests {
             cni(),
             runc(true),
             helm().unwrap(),
+            promtool(),
             kubernetes(Kubernetes::V1_37),
         ];
         for module in modules {
