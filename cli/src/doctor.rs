@@ -55,6 +55,7 @@ faults! {
     PolicyMissing: "An admission policy or its binding does not exist.";
     PermissionMissing: "A service account of drava lacks a permission.";
     WebhookDown: "A webhook of drava has no ready endpoint.";
+    WebhookUntrusted: "A webhook of drava has no valid trusted certificate.";
     KubeletTooOld: "The kubelet of a GPU node is too old.";
     DriverPodMissing: "A selected node runs no pod of the node driver.";
     DriverNotReady: "The node driver of a node is not ready.";

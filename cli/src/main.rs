@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use drava_allocator::placement::Policies;
 use drava_api::compatibility::Settings;
 use drava_api::config::PlacementPolicy;
@@ -115,6 +115,20 @@ enum Command {
     )]
     Migrate(Migrate),
 
+    /// Print a script that completes kubectl-drava in a shell.
+    #[command(after_help = "Example:\n  source <(kubectl drava completion bash)")]
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+
+    /// Write the manual pages of all commands.
+    #[command(after_help = "Example:\n  kubectl drava man ~/.local/share/man/man1")]
+    Man {
+        /// Directory of the pages, which is created.
+        directory: std::path::PathBuf,
+    },
+
     /// Print the version of this command.
     Version,
 }
@@ -178,6 +192,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 output::json(&serde_json::json!({"version": env!("CARGO_PKG_VERSION")}))?
             }
         },
+        Command::Completion { shell } => completion(shell)?,
+        Command::Man { directory } => {
+            write_manual(&directory)?;
+            String::new()
+        }
         Command::Migrate(options) => return migrate(&options),
         Command::Doctor => return doctor(&cli.connection, cli.output).await,
         Command::Node { name, classic } => {
@@ -226,6 +245,21 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Name of the program, by which kubectl finds its plugin.
+const PROGRAM: &str = "kubectl-drava";
+
+fn completion(shell: clap_complete::Shell) -> anyhow::Result<String> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), PROGRAM, &mut script);
+    String::from_utf8(script).context("cannot write the completion script")
+}
+
+fn write_manual(directory: &std::path::Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(Cli::command().bin_name(PROGRAM), directory))
+        .with_context(|| format!("cannot write manual pages to {}", directory.display()))
 }
 
 /// Prints the faults of the cluster; the exit code is 1 if there are any.

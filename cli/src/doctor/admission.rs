@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::state::ClusterState;
+use k8s_openapi::jiff::Timestamp;
+use x509_parser::pem::Pem;
+
+use super::state::{ClusterState, Webhook};
 use super::{Fault, Finding};
 
 /// Policies without which drava is unsafe. Other policies of the chart are optional.
@@ -70,7 +73,7 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
                 })
         })
     };
-    webhooks
+    let down = webhooks
         .iter()
         .filter(|webhook| !has_endpoint(&webhook.service.0, &webhook.service.1))
         .map(|webhook| {
@@ -84,6 +87,39 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
                 ),
                 fix: format!("see kubectl get pods -n {namespace}"),
             }
+        });
+    let untrusted = webhooks
+        .iter()
+        .filter_map(|webhook| untrusted(webhook, state.now, state.namespace()));
+    down.chain(untrusted).collect()
+}
+
+fn untrusted(webhook: &Webhook, now: Option<Timestamp>, namespace: &str) -> Option<Finding> {
+    let problem = match (webhook.trusted_until, now) {
+        (None, _) => "has no trusted certificate".to_owned(),
+        (Some(until), Some(now)) if until <= now => {
+            format!("trusts certificates that expired at {until}")
+        }
+        (Some(_), _) => return None,
+    };
+    Some(Finding {
+        fault: Fault::WebhookUntrusted,
+        object: webhook.configuration.clone(),
+        problem: format!(
+            "webhook {} {problem}, so that the API server cannot call it",
+            webhook.name
+        ),
+        fix: format!("see kubectl logs -n {namespace} deployment/drava-controller"),
+    })
+}
+
+/// Returns the end of the validity of the newest certificate in a PEM bundle.
+pub(super) fn trusted_until(bundle: &[u8]) -> Option<Timestamp> {
+    Pem::iter_from_buffer(bundle)
+        .filter_map(|pem| {
+            let pem = pem.ok()?;
+            let end = pem.parse_x509().ok()?.validity().not_after.timestamp();
+            Timestamp::from_second(end).ok()
         })
-        .collect()
+        .max()
 }

@@ -1,8 +1,8 @@
 //! Reads the [`ClusterState`] with the user's permissions.
 
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ServiceReference, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authorization::v1::{
@@ -22,8 +22,8 @@ use drava_api::error::describe;
 
 use crate::snapshot::{self, list};
 
-use super::access;
 use super::state::{ClusterState, Permission, Version, Webhook};
+use super::{access, admission};
 
 /// Label of all objects of the chart.
 const CHART_LABEL: &str = "app.kubernetes.io/name=drava";
@@ -138,31 +138,41 @@ fn webhooks(
     mutating: &[MutatingWebhookConfiguration],
     validating: &[ValidatingWebhookConfiguration],
 ) -> Vec<Webhook> {
-    let webhook = |kind: &str,
-                   configuration: Option<&str>,
-                   name: &str,
-                   service: Option<&ServiceReference>| {
-        let service = service?;
-        Some(Webhook {
-            configuration: format!("{kind} {}", configuration.unwrap_or_default()),
-            name: name.to_owned(),
-            service: (service.namespace.clone(), service.name.clone()),
-        })
-    };
+    let webhook =
+        |kind: &str, configuration: Option<&str>, name: &str, client: &WebhookClientConfig| {
+            let service = client.service.as_ref()?;
+            Some(Webhook {
+                configuration: format!("{kind} {}", configuration.unwrap_or_default()),
+                name: name.to_owned(),
+                service: (service.namespace.clone(), service.name.clone()),
+                trusted_until: client
+                    .ca_bundle
+                    .as_ref()
+                    .and_then(|bundle| admission::trusted_until(&bundle.0)),
+            })
+        };
     let mutating = mutating.iter().flat_map(|configuration| {
         let name = configuration.metadata.name.as_deref();
         let webhooks = configuration.webhooks.iter().flatten();
         webhooks.filter_map(move |hook| {
-            let service = hook.client_config.service.as_ref();
-            webhook("mutatingwebhookconfiguration", name, &hook.name, service)
+            webhook(
+                "mutatingwebhookconfiguration",
+                name,
+                &hook.name,
+                &hook.client_config,
+            )
         })
     });
     let validating = validating.iter().flat_map(|configuration| {
         let name = configuration.metadata.name.as_deref();
         let webhooks = configuration.webhooks.iter().flatten();
         webhooks.filter_map(move |hook| {
-            let service = hook.client_config.service.as_ref();
-            webhook("validatingwebhookconfiguration", name, &hook.name, service)
+            webhook(
+                "validatingwebhookconfiguration",
+                name,
+                &hook.name,
+                &hook.client_config,
+            )
         })
     });
     mutating.chain(validating).collect()

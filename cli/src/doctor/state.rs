@@ -71,6 +71,8 @@ pub(crate) struct Webhook {
     pub(crate) name: String,
     /// Namespace and name.
     pub(crate) service: (String, String),
+    /// End of the validity of the newest certificate that the API server trusts; `None` without a certificate.
+    pub(crate) trusted_until: Option<Timestamp>,
 }
 
 /// A permission of a service account.

@@ -162,6 +162,7 @@ fn webhook() -> Webhook {
         configuration: "mutatingwebhookconfiguration drava".to_owned(),
         name: "gate.gpu.drava.dev".to_owned(),
         service: ("drava-system".to_owned(), "drava-webhook".to_owned()),
+        trusted_until: Some("2026-02-01T00:00:00Z".parse().expect("a time")),
     }
 }
 
@@ -316,6 +317,48 @@ fn finds_webhook_without_endpoint() {
             "mutatingwebhookconfiguration drava: webhook gate.gpu.drava.dev is down: service drava-system/drava-webhook has no ready endpoint; see kubectl get pods -n drava-system\n"
         );
     }
+}
+
+#[test]
+fn finds_expired_certificate_of_webhook() {
+    let trusting = |until: Option<&str>| {
+        text(|state| {
+            state.webhooks = Some(vec![Webhook {
+                trusted_until: until.map(|until| until.parse().expect("a time")),
+                ..webhook()
+            }]);
+        })
+    };
+    let finding = |problem: &str| {
+        format!(
+            "mutatingwebhookconfiguration drava: webhook gate.gpu.drava.dev {problem}, so that the API server cannot call it; see kubectl logs -n drava-system deployment/drava-controller\n"
+        )
+    };
+    assert_eq!(
+        trusting(Some("2026-01-01T00:00:12Z")),
+        finding("trusts certificates that expired at 2026-01-01T00:00:12Z")
+    );
+    assert_eq!(
+        trusting(Some("2026-01-01T00:00:13Z")),
+        "no problems found\n"
+    );
+    assert_eq!(trusting(None), finding("has no trusted certificate"));
+}
+
+#[test]
+fn reads_validity_of_newest_certificate() {
+    let certificate = |year| {
+        let mut params = rcgen::CertificateParams::new(vec!["drava".to_owned()]).expect("a name");
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        params.self_signed(&key).expect("a certificate").pem()
+    };
+    let bundle = certificate(2031) + &certificate(2030);
+    assert_eq!(
+        admission::trusted_until(bundle.as_bytes()),
+        Some("2031-01-01T00:00:00Z".parse().expect("a time"))
+    );
+    assert_eq!(admission::trusted_until(b"no certificate"), None);
 }
 
 #[test]
