@@ -21,6 +21,7 @@ mod finding;
 mod pod;
 mod resource_table;
 
+pub use claim::template_name;
 pub use finding::{Refusal, RefusalCause, Refusals, Warning, WarningCause};
 pub use resource_table::{CountAlone, ResourceFamily, ResourceTable};
 

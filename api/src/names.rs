@@ -41,6 +41,12 @@ pub const GANG_ANNOTATION: &str = "gpu.drava.dev/gang";
 /// Annotation of a pod in a gang: number of pods that the gang needs to start; further pods are elastic.
 pub const GANG_MIN_ANNOTATION: &str = "gpu.drava.dev/gang-min";
 
+/// Label of pods whose extended resources were translated into a claim, and of their claim templates.
+pub const TRANSLATED_LABEL: &str = "gpu.drava.dev/translated";
+
+/// Annotation of a translated pod: the claim as JSON, from which the controller creates the template.
+pub const TRANSLATED_CLAIM_ANNOTATION: &str = "gpu.drava.dev/translated-claim";
+
 /// Label of the nodes that run the node driver.
 pub const ENABLED_LABEL: &str = "gpu.drava.dev/enabled";
 

@@ -47,7 +47,7 @@ pub(crate) enum State {
     Placed,
     /// A claim of the pod does not exist.
     WaitingForClaim,
-    /// The pod has scheduling gates.
+    /// The pod has scheduling gates of other controllers.
     Gated,
     /// All claims are allocated; kube-scheduler has not bound the pod.
     Allocated,
@@ -164,7 +164,7 @@ enum Stage<'a> {
         devices: Vec<String>,
         reasons: Vec<ClaimReason>,
     },
-    /// The pod has these scheduling gates.
+    /// The pod has these scheduling gates of other controllers.
     Gated(Vec<&'a str>),
     /// The pod requests devices.
     Requesting(Box<PodRequest>),
@@ -247,6 +247,7 @@ fn is(pod: &Pod, namespace: &str, name: &str) -> bool {
         && pod.metadata.name.as_deref() == Some(name)
 }
 
+/// Returns the gates of other controllers.
 fn gates(pod: &Pod) -> Vec<&str> {
     let gates = pod
         .spec
@@ -256,6 +257,7 @@ fn gates(pod: &Pod) -> Vec<&str> {
         .unwrap_or_default()
         .iter()
         .map(|gate| gate.name.as_str())
+        .filter(|gate| *gate != names::ALLOCATION_GATE)
         .collect()
 }
 

@@ -17,6 +17,8 @@ pub enum Action {
     Evict(Eviction),
     /// Release an allocation that no pod has reserved.
     Release(Release),
+    /// Remove the allocation gate of a pod.
+    RemoveGate(GateRemoval),
     /// Publish an event.
     PublishEvent(PendingEvent),
 }
@@ -132,4 +134,20 @@ pub struct ReleaseOutcome {
     pub release: Release,
     /// The claim in its newest known version; `None` if it is unknown or deleted.
     pub claim: Option<Box<ResourceClaim>>,
+}
+
+/// Removal of a pod's allocation gate.
+#[derive(Debug, Clone)]
+pub struct GateRemoval {
+    /// Reference to the pod.
+    pub pod: ObjectReference,
+}
+
+/// Outcome of a [`GateRemoval`].
+#[derive(Debug)]
+pub struct GateRemovalOutcome {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// Why the gate was not removed.
+    pub failure: Option<AllocationFailure>,
 }

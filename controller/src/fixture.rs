@@ -58,6 +58,14 @@ pub(crate) fn claim(name: &str, memory: &str) -> ResourceClaim {
     }))
 }
 
+/// Pod with these scheduling gates.
+pub(crate) fn gated_pod(name: &str, claims: &[&str], gates: &[&str]) -> Pod {
+    let mut pod = pod(name, claims);
+    let gates = gates.iter().map(|gate| object(json!({"name": gate})));
+    pod.spec.get_or_insert_default().scheduling_gates = Some(gates.collect());
+    pod
+}
+
 pub(crate) fn pod(name: &str, claims: &[&str]) -> Pod {
     let entries: Vec<_> = claims
         .iter()

@@ -29,6 +29,7 @@ pub struct Health {
 #[derive(Debug)]
 struct HealthState {
     is_ready: bool,
+    is_webhook_ready: bool,
     /// When the lease was confirmed last.
     lease_confirmed: Duration,
     /// When the planning loop ran last; `None` in a standby replica.
@@ -52,6 +53,7 @@ impl Health {
     pub fn new(clock: Clock) -> Self {
         let state = HealthState {
             is_ready: false,
+            is_webhook_ready: true,
             lease_confirmed: clock.now(),
             planning_ran: None,
         };
@@ -64,6 +66,11 @@ impl Health {
     /// Sets readiness. A leader with complete lists is ready, and so is a standby replica.
     pub fn set_ready(&self, is_ready: bool) {
         self.lock().is_ready = is_ready;
+    }
+
+    /// Sets whether the webhook can serve; true in a replica without webhook.
+    pub fn set_webhook_ready(&self, is_ready: bool) {
+        self.lock().is_webhook_ready = is_ready;
     }
 
     /// Records that this replica holds the lease, or that another holder renews it.
@@ -98,8 +105,16 @@ impl Health {
         }
     }
 
-    fn is_ready(&self) -> bool {
-        self.lock().is_ready
+    /// Returns what a replica that is not ready waits for.
+    fn unready(&self) -> Option<&'static str> {
+        let state = self.lock();
+        if !state.is_ready {
+            Some("reading the state of the cluster")
+        } else if !state.is_webhook_ready {
+            Some("waiting for the certificate of the webhook in Secret drava-webhook")
+        } else {
+            None
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HealthState> {
@@ -136,13 +151,9 @@ async fn healthz(State(health): State<Arc<Health>>) -> (StatusCode, String) {
 }
 
 async fn readyz(State(health): State<Arc<Health>>) -> (StatusCode, &'static str) {
-    if health.is_ready() {
-        (StatusCode::OK, "ok")
-    } else {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "reading the state of the cluster",
-        )
+    match health.unready() {
+        None => (StatusCode::OK, "ok"),
+        Some(cause) => (StatusCode::SERVICE_UNAVAILABLE, cause),
     }
 }
 
@@ -184,5 +195,18 @@ mod tests {
         health.confirm_lease();
         seconds.fetch_add(59, Ordering::Relaxed);
         assert_eq!(health.liveness(), Ok(()), "a standby replica plans nothing");
+    }
+
+    #[test]
+    fn is_ready_when_state_and_webhook_are() {
+        let (_, health) = health();
+        health.set_webhook_ready(false);
+        for (is_ready, is_webhook_ready) in [(false, false), (true, false), (false, true)] {
+            health.set_ready(is_ready);
+            health.set_webhook_ready(is_webhook_ready);
+            assert!(health.unready().is_some(), "{is_ready} {is_webhook_ready}");
+        }
+        health.set_ready(true);
+        assert_eq!(health.unready(), None);
     }
 }

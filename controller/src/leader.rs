@@ -150,6 +150,12 @@ impl Executor {
                     Input::EvictionFinished(Box::new(evictor.evict(eviction).await))
                 });
             }
+            Step::RemoveGate(removal) => {
+                let writer = self.writer.clone();
+                self.writes.spawn(async move {
+                    Input::GateRemovalFinished(writer.remove_gate(removal).await)
+                });
+            }
             Step::PublishEvent(event) => self.publish(event),
             Step::LogWatchFailure { kind, error } => {
                 tracing::warn!(?kind, error, "watch failed; restarting it");

@@ -207,6 +207,17 @@ impl Ledger {
         }
     }
 
+    /// Starts the time-out of an unreserved allocation again: kube-scheduler has not tried the pod before.
+    pub(crate) fn restart_timeout(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(Entry {
+            state: ClaimState::Allocated(Some(unreserved)),
+            ..
+        }) = self.claims.get_mut(key)
+        {
+            unreserved.restart(now);
+        }
+    }
+
     /// Makes the release of all unreserved allocations on a deleted node due at once.
     pub(crate) fn node_deleted(&mut self, node: &str) {
         for entry in self.claims.values_mut() {

@@ -1,13 +1,15 @@
 //! The controller of managed mode: allocates the claims of pods that are pending for devices of this driver.
 //!
 //! Watches feed the [`planner`], a pure state machine; the [`leader`] executes its actions with [`writes`] and the
-//! [`event_publisher`]. Only the replica that holds the [`lease`] does so, and it starts from complete lists.
+//! [`event_publisher`]. Only the replica that holds the [`lease`] does so, and it starts from complete lists. Every replica
+//! serves the [`webhook`].
 
 pub mod action;
 pub mod allocation;
 pub mod change;
 mod claim;
 pub mod clock;
+pub mod compatibility;
 pub mod event;
 pub mod event_deduplicator;
 pub mod event_publisher;
@@ -22,10 +24,12 @@ pub mod lease;
 mod ledger;
 mod live_pods;
 pub mod metrics;
+mod objects;
 pub mod options;
 pub mod planner;
 mod pod;
 mod queue;
 mod victims;
 pub mod watches;
+pub mod webhook;
 pub mod writes;

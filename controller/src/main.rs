@@ -5,12 +5,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use drava_controller::clock::Clock;
+use drava_controller::compatibility::templates;
 use drava_controller::health::{self, Health};
 use drava_controller::leader;
 use drava_controller::lease::{LeaseElection, Term};
 use drava_controller::metrics::Metrics;
 use drava_controller::options::{LogFormat, Options};
 use drava_controller::planner::Settings;
+use drava_controller::webhook::{self, WebhookSettings};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +37,12 @@ async fn main() -> anyhow::Result<()> {
         Arc::clone(&metrics),
         stop.clone(),
     ));
+    let admitting = tokio::spawn(serve_webhook(
+        client.clone(),
+        options.clone(),
+        Arc::clone(&health),
+        stop.clone(),
+    ));
     let election = LeaseElection::start(
         client.clone(),
         &options.namespace,
@@ -53,17 +61,46 @@ async fn main() -> anyhow::Result<()> {
         stop.cancel();
         served
     };
+    let admitting = async {
+        let admitted = admitting.await;
+        stop.cancel();
+        admitted
+    };
     // Planning runs on the main thread: it delays neither the lease nor the endpoints, whose tasks have other threads.
     let leading = async {
         lead_when_elected(&client, &options, &election, &health, &metrics, &stop).await;
         stop.cancel();
     };
-    let (served, ()) = tokio::join!(serving, leading);
+    let (served, admitted, ()) = tokio::join!(serving, admitting, leading);
     // No write is in flight, so another replica may lead.
     election.release().await;
     served
         .context("health endpoint task aborted")?
-        .with_context(|| format!("cannot serve the health endpoints on {}", options.listen))
+        .with_context(|| format!("cannot serve the health endpoints on {}", options.listen))?;
+    admitted
+        .context("webhook task aborted")?
+        .context("cannot serve the webhook")
+}
+
+/// Serves the webhook, if it has an address, until `stop`.
+async fn serve_webhook(
+    client: Client,
+    options: Options,
+    health: Arc<Health>,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let Some(listen) = options.webhook_listen else {
+        stop.cancelled().await;
+        return Ok(());
+    };
+    health.set_webhook_ready(false);
+    let settings = WebhookSettings {
+        listen,
+        namespace: options.namespace,
+        schedulers: options.scheduler_name,
+        compatibility: options.compatibility,
+    };
+    webhook::serve(client, settings, health, stop).await
 }
 
 /// Leads while this replica holds the lease, until `stop`. Returns when no write is in flight.
@@ -86,14 +123,20 @@ async fn lead_when_elected(
         };
         let Some(term) = elected else { return };
         let end = stop.child_token();
-        let led = leader::lead(
-            client.clone(),
-            settings(options),
-            Arc::clone(health),
-            metrics,
-            Arc::clone(&term),
-            end.clone(),
-        );
+        let led = async {
+            tokio::join!(
+                leader::lead(
+                    client.clone(),
+                    settings(options),
+                    Arc::clone(health),
+                    metrics,
+                    Arc::clone(&term),
+                    end.clone(),
+                ),
+                rotate_certificate(client, options, &term, &end),
+                maintain_templates(client, options, &term, &end),
+            );
+        };
         tokio::pin!(led);
         tokio::select! {
             () = &mut led => continue,
@@ -103,6 +146,41 @@ async fn lead_when_elected(
             }
         }
         led.await;
+    }
+}
+
+/// Rotates a self-managed certificate of the webhook until `end`.
+async fn rotate_certificate(
+    client: &Client,
+    options: &Options,
+    term: &Term,
+    end: &CancellationToken,
+) {
+    let Some(lifetime) = options
+        .webhook_certificate_lifetime
+        .filter(|_| options.webhook_listen.is_some())
+    else {
+        return;
+    };
+    tokio::select! {
+        () = webhook::rotate_certificate(client.clone(), &options.namespace, lifetime, term) => {}
+        () = end.cancelled() => {}
+    }
+}
+
+/// Maintains the claim templates of translated pods until `end`.
+async fn maintain_templates(
+    client: &Client,
+    options: &Options,
+    term: &Term,
+    end: &CancellationToken,
+) {
+    if options.compatibility.is_none() {
+        return;
+    }
+    tokio::select! {
+        () = templates::maintain(client.clone(), term) => {}
+        () = end.cancelled() => {}
     }
 }
 

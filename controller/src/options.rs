@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use drava_allocator::placement::Policies;
+use drava_api::compatibility;
 use drava_api::config::PlacementPolicy;
 
 /// Allocates ResourceClaims for the GPUs of the drava driver.
@@ -47,6 +48,19 @@ pub struct Options {
     )]
     pub scheduler_name: Vec<String>,
 
+    /// Listen address of the admission webhook; without it no webhook is served.
+    #[arg(long, env = "DRAVA_WEBHOOK_LISTEN", value_parser = parse_listen)]
+    pub webhook_listen: Option<SocketAddr>,
+
+    /// Lifetime of the webhook's certificate, which the leader rotates after two thirds of it; without it another program
+    /// writes the Secret drava-webhook.
+    #[arg(long, env = "DRAVA_WEBHOOK_CERTIFICATE_LIFETIME", value_parser = parse_duration)]
+    pub webhook_certificate_lifetime: Option<Duration>,
+
+    /// Settings of the translation of extended resources into claims, as JSON; without them no pod is translated.
+    #[arg(long, env = "DRAVA_COMPATIBILITY", value_parser = parse_compatibility)]
+    pub compatibility: Option<compatibility::Settings>,
+
     /// Log format.
     #[arg(long, env = "DRAVA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -87,6 +101,12 @@ fn parse_policy(text: &str) -> Result<PlacementPolicy, String> {
     text.parse()
 }
 
+fn parse_compatibility(text: &str) -> Result<compatibility::Settings, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!("not the settings of a translation: {error}; use {{}} for the defaults")
+    })
+}
+
 /// Parses `90s`, `2m`, `1h` or a number of seconds.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -115,6 +135,8 @@ mod tests {
             "--listen=127.0.0.1:9",
             "--node-policy=spread",
             "--release-unreserved-after=2m",
+            "--webhook-listen=:9443",
+            "--webhook-certificate-lifetime=2160h",
             "--scheduler-name=a",
             "--scheduler-name=b",
         ])
@@ -123,6 +145,11 @@ mod tests {
         assert_eq!(options.gpu_policy, PlacementPolicy::Binpack);
         assert_eq!(options.release_unreserved_after, Duration::from_secs(120));
         assert_eq!(options.scheduler_name, ["a", "b"]);
+        assert_eq!(options.webhook_listen, Some(([0, 0, 0, 0], 9443).into()));
+        assert_eq!(
+            options.webhook_certificate_lifetime,
+            Some(Duration::from_secs(90 * 24 * 3600))
+        );
     }
 
     #[test]
@@ -131,6 +158,7 @@ mod tests {
             ["--gpu-policy=tight"],
             ["--release-unreserved-after=1d"],
             ["--listen=8080"],
+            ["--compatibility={\"shareClass\": \"whole\"}"],
         ] {
             let error = Options::try_parse_from(["drava-controller"].into_iter().chain(arguments))
                 .unwrap_err();

@@ -30,9 +30,10 @@ use crate::{claim, gang, pod};
 mod decision;
 mod demand;
 mod eviction;
+mod gate;
 mod room;
 
-/// Maximum number of allocation jobs in flight.
+/// Maximum number of allocation jobs and gate removals in flight.
 const MAX_IN_FLIGHT: usize = 64;
 
 /// Settings of the planner.
@@ -80,6 +81,8 @@ pub struct Planner {
     excluded_pools: ExcludedPools,
     /// Events to publish when the job in flight succeeds, by the UID of its first pod.
     in_flight: BTreeMap<String, Vec<PendingEvent>>,
+    /// UIDs of the pods whose gate is being removed.
+    gates_in_flight: BTreeSet<String>,
     activate_all: bool,
     is_synced: bool,
 }
@@ -102,6 +105,7 @@ impl Planner {
             write_events: Vec::new(),
             excluded_pools: ExcludedPools::default(),
             in_flight: BTreeMap::new(),
+            gates_in_flight: BTreeSet::new(),
             activate_all: false,
             is_synced: false,
         }
@@ -418,7 +422,7 @@ impl Planner {
                 return;
             }
             for uid in due {
-                if self.in_flight.len() >= MAX_IN_FLIGHT {
+                if self.in_flight.len() + self.gates_in_flight.len() >= MAX_IN_FLIGHT {
                     return;
                 }
                 // A decision for another member of its gang included the pod.

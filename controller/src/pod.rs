@@ -2,9 +2,11 @@
 
 use drava_allocator::cluster::ObjectKey;
 use drava_allocator::pod;
+use drava_api::names;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 
 /// Returns whether the pod is pending and requests devices. Its scheduler may be one that this controller does not serve.
+/// A pod with a gate of another controller is not pending: that controller decides first.
 pub(crate) fn is_pending(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let phase = pod
@@ -12,18 +14,27 @@ pub(crate) fn is_pending(pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.phase.as_deref())
         .unwrap_or("Pending");
-    let is_gated = spec
-        .scheduling_gates
-        .as_ref()
-        .is_some_and(|gates| !gates.is_empty());
+    let has_foreign_gate = gates(pod).any(|gate| gate != names::ALLOCATION_GATE);
     let has_claims = spec
         .resource_claims
         .as_ref()
         .is_some_and(|claims| !claims.is_empty());
     phase == "Pending"
         && pod.metadata.deletion_timestamp.is_none()
-        && !is_gated
+        && !has_foreign_gate
         && (has_claims || pod::node(pod).is_none() && pod::extended_resources(pod).next().is_some())
+}
+
+/// Returns whether the pod has the gate that this controller removes after the allocation.
+pub(crate) fn has_allocation_gate(pod: &Pod) -> bool {
+    gates(pod).any(|gate| gate == names::ALLOCATION_GATE)
+}
+
+/// Returns the names of the scheduling gates.
+fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.scheduling_gates.iter().flatten())
+        .map(|gate| gate.name.as_str())
 }
 
 /// Returns namespace and name of the known claim objects of the pod.

@@ -1,5 +1,5 @@
 //! Writes and releases allocations: the finalizer and annotations first, then the status. Every write is guarded by UID
-//! and resource version, so it cannot overwrite the change of another writer.
+//! and resource version, so it cannot overwrite the change of another writer. The removal of a gate needs no such guard.
 //!
 //! A request without a definite response may have been executed, or may be executed later. The claim is read back before
 //! the next step, and a metadata write changes the resource version, so that the request cannot be executed any more.
@@ -25,6 +25,7 @@ use crate::action::{
 use crate::claim::{allocated_for, annotation, is_allocated, is_reserved};
 use crate::lease::{Term, WRITE_TIMEOUT};
 
+mod gate;
 mod request;
 
 use request::{ClaimRequests, Failure, Response, fence};

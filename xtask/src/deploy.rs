@@ -84,6 +84,7 @@ fn install(cluster: &Cluster, images: &[PathBuf]) -> Result<()> {
         "image.registry=localhost",
         "image.tag=dev",
         "log.level=info",
+        "compatibility.enabled=true",
     ] {
         helm.args(["--set", value]);
     }

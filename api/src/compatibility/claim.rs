@@ -327,7 +327,8 @@ fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
 }
 
 /// Returns `gpu-` and 64 bits of the SHA-256 of the claim's JSON, whose keys are in a fixed order.
-pub(super) fn template_name(spec: &ResourceClaimSpec) -> String {
+#[must_use]
+pub fn template_name(spec: &ResourceClaimSpec) -> String {
     let json = serde_json::to_vec(spec).unwrap_or_default();
     let digest = Sha256::digest(&json);
     let mut name = "gpu-".to_owned();

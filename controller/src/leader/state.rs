@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::action::{
-    Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, Release, ReleaseOutcome,
+    Action, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome, GateRemoval,
+    GateRemovalOutcome, Release, ReleaseOutcome,
 };
 use crate::claim;
 use crate::event::PendingEvent;
@@ -25,6 +26,8 @@ pub(super) enum Input {
     ReleaseFinished(ReleaseOutcome),
     /// An eviction has ended.
     EvictionFinished(Box<EvictionOutcome>),
+    /// A gate removal has ended.
+    GateRemovalFinished(GateRemovalOutcome),
     /// A write task has ended without an outcome.
     WriteAborted(String),
 }
@@ -40,6 +43,8 @@ pub(super) enum Step {
     Release(Release),
     /// Evict pods.
     Evict(Eviction),
+    /// Remove the allocation gate of a pod.
+    RemoveGate(GateRemoval),
     /// Publish an event.
     PublishEvent(PendingEvent),
     /// Log the failure of a watch, which restarts by itself.
@@ -81,6 +86,7 @@ impl State {
             Input::AllocationFinished(outcome) => self.planner.allocation_finished(outcome, now),
             Input::ReleaseFinished(outcome) => self.planner.release_finished(outcome, now),
             Input::EvictionFinished(outcome) => self.planner.eviction_finished(*outcome, now),
+            Input::GateRemovalFinished(outcome) => self.planner.gate_removed(outcome, now),
             Input::WriteAborted(error) => self.steps.push(Step::Restart { error }),
         }
     }
@@ -116,6 +122,7 @@ impl State {
                     Action::Allocate(job) => Step::Allocate(job),
                     Action::Release(release) => Step::Release(release),
                     Action::Evict(eviction) => Step::Evict(eviction),
+                    Action::RemoveGate(removal) => Step::RemoveGate(removal),
                     Action::PublishEvent(event) => Step::PublishEvent(event),
                 }),
         );
@@ -145,7 +152,10 @@ impl State {
                     metrics.released();
                 }
             }
-            Input::Observed(_) | Input::EvictionFinished(_) | Input::WriteAborted(_) => {}
+            Input::Observed(_)
+            | Input::EvictionFinished(_)
+            | Input::GateRemovalFinished(_)
+            | Input::WriteAborted(_) => {}
         }
     }
 

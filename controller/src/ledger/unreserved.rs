@@ -1,7 +1,7 @@
 //! Allocations of this controller that no pod has reserved.
 //!
 //! kube-scheduler reserves an allocated claim when it binds the pod. An allocation that stays unreserved blocks devices:
-//! its pod cannot be bound to that node, or does not exist.
+//! its pod cannot be bound to that node, or does not exist. The time-out of a gated pod starts when its gate is removed.
 
 use std::time::Duration;
 
@@ -51,6 +51,11 @@ impl UnreservedAllocation {
             release_reason: None,
             not_before: now,
         })
+    }
+
+    /// Starts the time-out again.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        self.since = now;
     }
 
     /// Makes the release due at once.

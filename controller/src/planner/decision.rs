@@ -49,6 +49,11 @@ impl Planner {
         }
         let request = match self.demand(uid) {
             Demand::Nothing | Demand::Unknown => return,
+            // kube-scheduler takes over.
+            Demand::Allocated => {
+                actions.extend(self.remove_gate(uid));
+                return;
+            }
             Demand::Unservable(explanation, claims) => {
                 return self.report_unschedulable(
                     uid,
@@ -143,7 +148,7 @@ impl Planner {
             };
             let is_in_backoff = matches!(pending.phase, Phase::Backoff(until) if now < until);
             match self.demand(member) {
-                Demand::Nothing => placed += 1,
+                Demand::Nothing | Demand::Allocated => placed += 1,
                 Demand::Devices(request) if !is_in_backoff => requests.push(*request),
                 Demand::Devices(_) | Demand::Unknown | Demand::Unservable(..) => {}
             }

@@ -18,8 +18,10 @@ pub(super) type NamedClaims = Vec<(String, Arc<ResourceClaim>)>;
 
 /// Demand of a pending pod.
 pub(super) enum Demand {
-    /// Nothing: its claims are allocated, in flight, or for other drivers.
+    /// Nothing now: a claim is in flight.
     Nothing,
+    /// Nothing: its claims are allocated or for other drivers.
+    Allocated,
     /// A claim does not exist so far.
     Unknown,
     /// Devices for its claims.
@@ -78,7 +80,7 @@ impl Planner {
                 Some(explanation) if is_unschedulable(&pending.pod) => {
                     Demand::Unservable(explanation, claims)
                 }
-                _ => Demand::Nothing,
+                _ => Demand::Allocated,
             },
             Ok(_) if !is_served(&pending.pod, &self.settings.schedulers) => Demand::Unservable(
                 Explanation::scheduler_not_served(&pending.pod, &self.settings.schedulers),

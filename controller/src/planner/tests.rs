@@ -4,6 +4,7 @@ mod allocation;
 mod cluster;
 mod events;
 mod gang;
+mod gate;
 mod metrics;
 mod preemption;
 mod release;

@@ -55,7 +55,7 @@ pub(crate) enum Phase {
     Active,
     /// No decision until something changes.
     Unschedulable,
-    /// Allocations are being written.
+    /// Allocations are being written, or the gate is being removed.
     Allocating,
     /// A decision is due at this time.
     Backoff(Instant),

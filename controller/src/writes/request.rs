@@ -120,7 +120,7 @@ impl ClaimRequests {
         &self,
         request: impl Future<Output = Result<ResourceClaim, kube::Error>>,
     ) -> Response {
-        if !self.term.is_valid() {
+        if !self.may_send() {
             return Response::Failed(Failure::NotSent);
         }
         match tokio::time::timeout(self.timing.request_timeout, request).await {
@@ -129,6 +129,15 @@ impl ClaimRequests {
             Ok(Err(error)) => Response::Unknown(describe(&error)),
             Err(_) => Response::Unknown("request timed out".to_owned()),
         }
+    }
+
+    /// Returns whether a request may be sent in this term.
+    pub(super) fn may_send(&self) -> bool {
+        self.term.is_valid()
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
     }
 
     pub(super) fn api(&self, claim: &ResourceClaim) -> Api<ResourceClaim> {
@@ -166,7 +175,7 @@ fn guarded(claim: &ResourceClaim, mut metadata: Value) -> Value {
     metadata
 }
 
-fn parameters() -> PatchParams {
+pub(super) fn parameters() -> PatchParams {
     PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PatchParams::default()

@@ -1,5 +1,6 @@
 //! The write protocol with a fake API server.
 
 mod allocate;
+mod gate;
 mod release;
 mod server;

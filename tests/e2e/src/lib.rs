@@ -180,6 +180,20 @@ impl Namespace<'_> {
         Ok(())
     }
 
+    /// Returns the object that the API server would create from YAML.
+    ///
+    /// # Errors
+    /// When the API server rejects the object, with its message.
+    pub fn dry_run(&self, yaml: &str) -> Result<Value> {
+        let mut command = self.cluster.kubernetes.kubectl();
+        let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+        command
+            .args(["-n", &self.name])
+            .args(create)
+            .stdin(process::input(yaml.as_bytes())?);
+        Ok(serde_json::from_str(&stdout(command)?)?)
+    }
+
     /// Creates the objects of one of `deploy/examples`.
     ///
     /// # Errors

@@ -67,28 +67,6 @@ fn rejects_or_explains_negative_quantity() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn names_unknown_config_field() -> Result<()> {
-    let config = r#"[{opaque: {driver: gpu.drava.dev, parameters: {apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, computPolicy: fixed}}}]"#;
-    let manifest = pod_with_request(
-        "config",
-        "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}",
-        config,
-    );
-    is_pending_with("config", &manifest, &["computPolicy"])
-}
-
-#[test]
-fn tenant_cannot_raise_its_limits() -> Result<()> {
-    let config = r#"[{opaque: {driver: gpu.drava.dev, parameters: {apiVersion: gpu.drava.dev/v1alpha1, kind: VgpuConfig, computePolicy: none}}}]"#;
-    let manifest = pod_with_request(
-        "loosen",
-        "{deviceClassName: vgpu.drava.dev, capacity: {requests: {memory: 1Gi}}}",
-        config,
-    );
-    is_pending_with("loosen", &manifest, &["computePolicy"])
-}
-
 /// Tolerates every taint.
 const CATCH_ALL: &str = "{operator: Exists}";
 

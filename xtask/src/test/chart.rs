@@ -27,6 +27,10 @@ const RENDERS: [(&str, &[&str]); 3] = [
             "admission.catchAllTolerationClasses[0]=team-gpu",
             "admission.exemptNamespaces[0]=monitoring",
             "log.format=text",
+            "webhook.certificate.provider=certManager",
+            "webhook.exemptNamespaces[0]=monitoring",
+            "compatibility.enabled=true",
+            "compatibility.settings.shareClass=fraction",
             "metrics.podMonitor.enabled=true",
             "metrics.podMonitor.labels.release=prometheus",
             "metrics.alerts.enabled=true",
@@ -36,8 +40,10 @@ const RENDERS: [(&str, &[&str]); 3] = [
 ];
 
 /// Values that the schema rejects.
-const REJECTED: [&str; 6] = [
+const REJECTED: [&str; 8] = [
     "driver.delivery=both",
+    "webhook.certificate.provider=vault",
+    "compatibility.settings.resource=gpu",
     "scheduling.mode=magic",
     "scheduling.gpuPolicy=random",
     "driver.driverRoot=relative",

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionOutcome,
-    Release, ReleaseOutcome,
+    GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
 };
 use crate::change::{Change, DeletedObject};
 use crate::fixture::{claim, class, node, object, pod, slice};
@@ -34,6 +34,8 @@ pub(super) struct TestCluster {
     nodes: Vec<String>,
     /// Evictions that were not executed so far.
     pub(super) evictions: Vec<Eviction>,
+    /// Gate removals in flight.
+    pub(super) gate_removals: Vec<GateRemoval>,
 }
 
 impl TestCluster {
@@ -64,6 +66,7 @@ impl TestCluster {
             pods: BTreeMap::new(),
             nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
             evictions: Vec::new(),
+            gate_removals: Vec::new(),
         };
         cluster.planner.class(applied(class()));
         for name in nodes {
@@ -194,7 +197,7 @@ impl TestCluster {
         }
     }
 
-    /// Returns the jobs and releases, and records the events.
+    /// Returns the jobs and releases, and records the events and gate removals.
     pub(super) fn actions(&mut self) -> (Vec<AllocationJob>, Vec<Release>) {
         let (mut jobs, mut releases) = (Vec::new(), Vec::new());
         for action in self.planner.actions(&self.time()) {
@@ -202,6 +205,7 @@ impl TestCluster {
                 Action::Allocate(job) => jobs.push(job),
                 Action::Release(release) => releases.push(release),
                 Action::Evict(eviction) => self.evictions.push(eviction),
+                Action::RemoveGate(removal) => self.gate_removals.push(removal),
                 Action::PublishEvent(event) => self.events.push((
                     format!(
                         "{}/{}",
@@ -310,6 +314,23 @@ impl TestCluster {
             claim: claim.map(Box::new),
         };
         self.planner.release_finished(outcome, self.now);
+    }
+
+    /// Ends the gate removals in flight with this outcome; returns the names of their pods.
+    pub(super) fn finish_gate_removals(
+        &mut self,
+        failure: Option<&AllocationFailure>,
+    ) -> Vec<String> {
+        let removals = std::mem::take(&mut self.gate_removals).into_iter();
+        let names = removals.map(|removal| {
+            let outcome = GateRemovalOutcome {
+                pod_uid: removal.pod.uid.unwrap(),
+                failure: failure.cloned(),
+            };
+            self.planner.gate_removed(outcome, self.now);
+            removal.pod.name.unwrap()
+        });
+        names.collect()
     }
 
     pub(super) fn delete_pod(&mut self, name: &str) {

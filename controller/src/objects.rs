@@ -1,0 +1,74 @@
+//! Objects of one kind by namespace and name, from the events of a watch.
+
+use std::collections::BTreeMap;
+
+use drava_allocator::cluster::{ObjectKey, object_key};
+use kube::Resource;
+use kube::runtime::watcher;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Objects<V> {
+    known: BTreeMap<ObjectKey, V>,
+    /// Objects of a list that is incomplete.
+    listed: BTreeMap<ObjectKey, V>,
+    is_complete: bool,
+}
+
+impl<V> Default for Objects<V> {
+    fn default() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            is_complete: false,
+        }
+    }
+}
+
+impl<V> Objects<V> {
+    /// Returns whether the first list is complete.
+    pub(crate) const fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Returns an object.
+    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<&V> {
+        self.known.get(&(namespace.to_owned(), name.to_owned()))
+    }
+
+    /// Returns all objects.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &V)> {
+        self.known.iter()
+    }
+
+    /// Applies an event; `value_of` returns `None` for an object that no decision needs.
+    pub(crate) fn apply<K: Resource>(
+        &mut self,
+        event: watcher::Event<K>,
+        value_of: impl FnOnce(K) -> Option<V>,
+    ) {
+        let key_of = |object: &K| object_key(object.meta());
+        match event {
+            watcher::Event::Init => self.listed.clear(),
+            watcher::Event::InitApply(object) => {
+                let key = key_of(&object);
+                self.listed
+                    .extend(value_of(object).map(|value| (key, value)));
+            }
+            watcher::Event::InitDone => {
+                self.known = std::mem::take(&mut self.listed);
+                self.is_complete = true;
+            }
+            watcher::Event::Apply(object) => {
+                let key = key_of(&object);
+                match value_of(object) {
+                    Some(value) => self.known.insert(key, value),
+                    None => self.known.remove(&key),
+                };
+            }
+            watcher::Event::Delete(object) => {
+                self.known.remove(&key_of(&object));
+            }
+        }
+    }
+}

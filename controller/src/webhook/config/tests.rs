@@ -1,0 +1,78 @@
+use drava_api::names::API_VERSION;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixture::{class, object};
+
+/// Errors of a claim with these documents; the class allows a priority up to 10.
+fn errors_of(documents: &[Value]) -> Vec<String> {
+    let configs: Vec<Value> = documents
+        .iter()
+        .map(|document| json!({"opaque": {"driver": "gpu.drava.dev", "parameters": document}}))
+        .collect();
+    let spec: ResourceClaimSpec = object(json!({"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev"}}],
+        "config": configs,
+    }}));
+    let classes = [("vgpu.drava.dev".to_owned(), class())].into();
+    errors(&spec, "spec.spec", &classes)
+}
+
+fn document(fields: Value) -> Value {
+    let mut document = json!({"apiVersion": API_VERSION, "kind": "VgpuConfig"});
+    let fields = fields.as_object().unwrap().clone();
+    document.as_object_mut().unwrap().extend(fields);
+    document
+}
+
+#[test]
+fn names_path_of_each_invalid_document() {
+    let errors = errors_of(&[
+        document(json!({"computePolicy": "fixed"})),
+        document(json!({"computPolicy": "fixed"})),
+        document(json!({"memory": {"percent": 101}})),
+        document(json!({"priority": 11})),
+    ]);
+    let expected = [
+        ("config[1].opaque.parameters: config field", "computPolicy"),
+        (
+            "config[2].opaque.parameters: config field memory.percent",
+            "101",
+        ),
+        (
+            "config[3].opaque.parameters: config field priority",
+            "maximum of 10",
+        ),
+    ];
+    assert_eq!(errors.len(), expected.len(), "{errors:?}");
+    for (error, (path, text)) in errors.iter().zip(expected) {
+        assert!(
+            error.starts_with(&format!("spec.spec.devices.{path}")) && error.contains(text),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn accepts_config_of_other_drivers() {
+    let spec: ResourceClaimSpec = object(json!({"devices": {"config": [
+        {"opaque": {"driver": "gpu.example.com", "parameters": {"any": "thing"}}},
+    ]}}));
+    assert!(errors(&spec, "spec", &BTreeMap::new()).is_empty());
+}
+
+#[test]
+fn ignores_invalid_config_of_class() {
+    let mut class = class();
+    let parameters = document(json!({"computPolicy": "fixed"}));
+    let config = json!({"opaque": {"driver": "gpu.drava.dev", "parameters": parameters}});
+    class.spec.get_or_insert_default().config = Some(vec![object(config)]);
+    let spec: ResourceClaimSpec = object(json!({"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev"}}],
+        "config": [{"opaque": {
+            "driver": "gpu.drava.dev", "parameters": document(json!({"computePolicy": "fixed"})),
+        }}],
+    }}));
+    let classes = [("vgpu.drava.dev".to_owned(), class)].into();
+    assert_eq!(errors(&spec, "spec", &classes), Vec::<String>::new());
+}

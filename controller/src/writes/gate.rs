@@ -1,0 +1,65 @@
+//! Removal of a pod's allocation gate.
+//!
+//! The patch names the gate and the pod's UID, and nothing else: repeating it, or executing it late, changes nothing. The
+//! admission policy `drava-controller-gate` rejects any other change of a pod by this controller.
+
+use drava_api::error::describe;
+use drava_api::names;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::Patch;
+use serde_json::json;
+
+use super::Writer;
+use super::request::parameters;
+use crate::action::{AllocationFailure, GateRemoval, GateRemovalOutcome};
+
+impl Writer {
+    /// Removes the allocation gate of a pod; a gate that is already removed is a success.
+    pub async fn remove_gate(&self, removal: GateRemoval) -> GateRemovalOutcome {
+        let pod_uid = removal.pod.uid.clone().unwrap_or_default();
+        let failure = self.try_remove_gate(&removal).await.err();
+        if let Some(failure) = &failure {
+            tracing::warn!(
+                error = failure.message,
+                pod = removal.pod.name,
+                namespace = removal.pod.namespace,
+                "cannot remove the scheduling gate"
+            );
+        }
+        GateRemovalOutcome { pod_uid, failure }
+    }
+
+    async fn try_remove_gate(&self, removal: &GateRemoval) -> Result<(), AllocationFailure> {
+        let failed = |cause: String, is_reportable| AllocationFailure {
+            message: format!(
+                "cannot remove the scheduling gate {}: {cause}",
+                names::ALLOCATION_GATE
+            ),
+            is_reportable,
+        };
+        if !self.requests.may_send() {
+            return Err(failed("this replica has lost the lease".to_owned(), false));
+        }
+        let namespace = removal.pod.namespace.as_deref().unwrap_or_default();
+        let name = removal.pod.name.as_deref().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.requests.client(), namespace);
+        let patch = json!({
+            "metadata": {"uid": removal.pod.uid},
+            "spec": {"schedulingGates": [{"$patch": "delete", "name": names::ALLOCATION_GATE}]},
+        });
+        let (parameters, patch) = (parameters(), Patch::Strategic(&patch));
+        let request = pods.patch(name, &parameters, &patch);
+        match tokio::time::timeout(self.timing.request_timeout, request).await {
+            Ok(Ok(_)) => Ok(()),
+            // Deleted, or replaced by a pod of the same name.
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Ok(()),
+            Ok(Err(kube::Error::Api(status))) => {
+                let is_rejected = matches!(status.code, 400..=428 | 430..=499);
+                Err(failed(status.message.clone(), is_rejected))
+            }
+            Ok(Err(error)) => Err(failed(describe(&error), false)),
+            Err(_) => Err(failed("request timed out".to_owned(), false)),
+        }
+    }
+}
