@@ -137,4 +137,4 @@ pub(crate) fn fault_table() -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

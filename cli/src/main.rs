@@ -19,6 +19,7 @@ mod migrate;
 mod node;
 mod output;
 mod snapshot;
+mod support_dump;
 mod top;
 
 /// Inspect GPU allocations of drava.
@@ -104,6 +105,13 @@ enum Command {
     /// findings. With -o json each finding has a stable code.
     #[command(after_help = format!("Faults:\n{}", doctor::fault_table()))]
     Doctor,
+
+    /// Print what a maintainer needs to understand a fault, as JSON.
+    ///
+    /// Contains nodes, ResourceSlices, claims, the workloads and events of drava, and the findings of the doctor. Contains no
+    /// Secret, no ConfigMap and no pod of a tenant.
+    #[command(after_help = "Example:\n  kubectl drava support-dump > drava.json")]
+    SupportDump,
 
     /// Translate manifests for HAMi, Volcano's vGPU or NVIDIA's device plugin.
     ///
@@ -198,6 +206,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             String::new()
         }
         Command::Migrate(options) => return migrate(&options),
+        Command::SupportDump => {
+            let (client, _) = connect(&cli.connection).await?;
+            output::json(&support_dump::dump(&doctor::fetch::fetch(&client).await?))?
+        }
         Command::Doctor => return doctor(&cli.connection, cli.output).await,
         Command::Node { name, classic } => {
             let (client, _) = connect(&cli.connection).await?;

@@ -5,9 +5,10 @@ use serde_json::json;
 use super::*;
 
 fn pod(limits: Value) -> Value {
-    json!({"metadata": {}, "spec": {"containers": [
-        {"name": "app", "image": "my/app", "resources": {"limits": limits}},
-    ]}})
+    let mut pod =
+        json!({"metadata": {}, "spec": {"containers": [{"name": "app", "image": "my/app"}]}});
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits;
+    pod
 }
 
 fn annotated(limits: Value, annotations: Value) -> Value {

@@ -45,10 +45,12 @@ fn device() -> Value {
 }
 
 fn slice(driver: &str, device: Value) -> Value {
-    json!({"spec": {
-        "driver": driver, "nodeName": "n1", "devices": [device],
+    let mut slice = json!({"spec": {
+        "driver": driver, "nodeName": "n1",
         "pool": {"name": "n1/gpus", "generation": 1, "resourceSliceCount": 1},
-    }})
+    }});
+    slice["spec"]["devices"] = Value::Array(vec![device]);
+    slice
 }
 
 fn workload(component: &str, account: &str, image: &str) -> Value {
@@ -91,7 +93,7 @@ fn policy(name: &str) -> (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBi
     )
 }
 
-fn healthy() -> ClusterState {
+pub(crate) fn healthy() -> ClusterState {
     let mut controller = workload("controller", "drava-controller", "drava-controller");
     controller["status"] = json!({"availableReplicas": 2});
     let (policies, bindings) = ["drava-driver-own-node", "drava-controller-lease"]
