@@ -100,7 +100,7 @@ async fn serve_webhook(
         schedulers: options.scheduler_name,
         compatibility: options.compatibility,
     };
-    webhook::serve(client, settings, health, stop).await
+    Box::pin(webhook::serve(client, settings, health, stop)).await
 }
 
 /// Leads while this replica holds the lease, until `stop`. Returns when no write is in flight.
