@@ -87,6 +87,7 @@ condition_reasons! {
     Prepared: Prepared, true, "The node driver prepared the device.";
     Interposed: Enforced, true, "libvgpu enforces the limits of the share.";
     WholeGpu: Enforced, true, "The claim has the whole GPU.";
+    Partition: Enforced, true, "The claim has a MIG partition, which the GPU isolates.";
     AdminAccess: Enforced, false, "The claim has admin access, which has no limits.";
     CdiIgnored: Enforced, false, "The container runtime ignored the CDI devices of the claim.";
     MemoryOverLimit: Enforced, false, "The processes of the claim use more GPU memory than its limit.";

@@ -188,7 +188,7 @@ pub mod driver {
                 "Unix time at which NVML last reported; the values of the GPU are from then, and disappear after 60 s.";
             CLAIM_DEVICE_INFO = "drava_claim_device_info" Gauge
                 ["namespace", "claim", "claim_uid", "request", "device", "gpu", "access", "share"]
-                "Device of a prepared claim; access is share, whole or admin; the value is 1.";
+                "Device of a prepared claim; access is share, whole, partition or admin; the value is 1.";
             CLAIM_POD_INFO = "drava_claim_pod_info" Gauge ["namespace", "claim", "pod"]
                 "Pod that reserves a prepared claim; one series for each pod of a shared claim; the value is 1.";
             SHARE_MEMORY_LIMIT_BYTES = "drava_share_memory_limit_bytes" Gauge ["namespace", "claim", "share"]

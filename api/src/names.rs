@@ -72,6 +72,19 @@ pub fn vgpu_device(minor: u32) -> String {
     format!("gpu-{minor}-vgpu")
 }
 
+/// Name of the device that is a MIG partition of `profile` (such as `1g.10gb+me`) from memory slice `start`. `minor` is the
+/// number of `/dev/nvidia<minor>` of the GPU.
+#[must_use]
+pub fn mig_device(minor: u32, profile: &str, start: u32) -> String {
+    // `1g.24gb+me` and `1g.24gb-me` are two profiles.
+    let profile = profile
+        .to_ascii_lowercase()
+        .replace('-', "-no-")
+        .replace('+', "-plus-")
+        .replace('.', "-");
+    format!("gpu-{minor}-mig-{profile}-{start}")
+}
+
 /// Device classes of the chart.
 pub mod class {
     /// A whole GPU.
@@ -134,4 +147,31 @@ pub mod capacity {
     pub const SLOTS: &str = "slots";
     /// Streaming multiprocessors of a partition.
     pub const MULTIPROCESSORS: &str = "multiprocessors";
+    /// Copy engines of a partition.
+    pub const COPY_ENGINES: &str = "copyEngines";
+    /// Video decoders of a partition.
+    pub const DECODERS: &str = "decoders";
+    /// Video encoders of a partition.
+    pub const ENCODERS: &str = "encoders";
+    /// JPEG engines of a partition.
+    pub const JPEG_ENGINES: &str = "jpegEngines";
+    /// Optical flow engines of a partition.
+    pub const OFA_ENGINES: &str = "ofaEngines";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_variants_of_a_profile_differently() {
+        for (profile, name) in [
+            ("1g.24gb", "gpu-0-mig-1g-24gb-3"),
+            ("1g.24gb+me", "gpu-0-mig-1g-24gb-plus-me-3"),
+            ("1g.24gb-me", "gpu-0-mig-1g-24gb-no-me-3"),
+            ("1g.24gb+me.all", "gpu-0-mig-1g-24gb-plus-me-all-3"),
+        ] {
+            assert_eq!(mig_device(0, profile, 3), name);
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! Capacity of a GPU: usable memory, driver reserve, and the totals of its shares.
 //!
-//! The publisher, the overcommit check and the limits page use these functions, so published, checked and enforced
+//! The [plan of a GPU](crate::card_plan) and the limits page use these functions, so published, checked and enforced
 //! amounts agree.
 
 use std::fmt;
 
-use drava_nvml::{AddressingMode, Card, ComputeMode, Memory, Mig};
+use drava_nvml::{AddressingMode, Card, Memory};
 
 /// 1 MiB in bytes, the granularity of memory amounts.
 pub const MIB: u64 = 1 << 20;
@@ -27,22 +27,17 @@ pub struct ShareTotals {
     pub slots: u64,
 }
 
-/// Devices that a GPU is published as.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PublishMode {
-    /// The whole GPU and shares of the GPU.
-    WholeAndShares(ShareTotals),
-    /// The whole GPU only, for this reason.
-    WholeOnly(UnavailableReason),
-    /// No device, for this reason.
-    Unpublished(UnavailableReason),
-}
-
-/// Reason why a GPU, or its shares, are not published. The text has the remedy.
+/// Reason why a GPU, or devices of a GPU, are not published or not usable. The text has the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailableReason {
-    /// MIG mode is enabled.
+    /// MIG mode is enabled, so the GPU has partitions only.
     Mig,
+    /// MIG mode is disabled, so the GPU has no partitions.
+    MigDisabled,
+    /// MIG mode is enabled, and NVML lists no profile.
+    NoMigProfiles,
+    /// A MIG instance that drava did not create uses the slices or engines.
+    ForeignInstance,
     /// Compute mode Prohibited.
     Prohibited,
     /// Compute mode Exclusive_Process.
@@ -61,6 +56,9 @@ impl UnavailableReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Mig => "mig-mode",
+            Self::MigDisabled => "mig-mode-disabled",
+            Self::NoMigProfiles => "no-mig-profiles",
+            Self::ForeignInstance => "foreign-mig-instance",
             Self::Prohibited => "compute-mode-prohibited",
             Self::ExclusiveProcess => "compute-mode-exclusive-process",
             Self::ConfidentialComputing => "confidential-computing",
@@ -74,7 +72,16 @@ impl fmt::Display for UnavailableReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mig => {
-                "MIG mode is enabled, and partitions are not supported; disable MIG mode to use the GPU"
+                "MIG mode is enabled, so the GPU has partitions only; run `nvidia-smi -mig 0` to use it whole or shared"
+            }
+            Self::MigDisabled => {
+                "MIG mode is disabled, so the GPU has no partitions; run `nvidia-smi -mig 1` to partition it"
+            }
+            Self::NoMigProfiles => {
+                "MIG mode is enabled, and NVML lists no profile; upgrade the NVIDIA driver, or run `nvidia-smi -mig 0`"
+            }
+            Self::ForeignInstance => {
+                "a MIG instance that drava did not create uses its slices or engines; run `nvidia-smi mig -lgi` to find it"
             }
             Self::Prohibited => {
                 "compute mode is Prohibited; run `nvidia-smi -c DEFAULT` to use the GPU"
@@ -89,36 +96,6 @@ impl fmt::Display for UnavailableReason {
             Self::NoMemory => "the GPU has no memory to share",
         })
     }
-}
-
-/// Returns the publish mode of a GPU.
-#[must_use]
-pub fn publish_mode(card: &Card, confidential_computing: bool) -> PublishMode {
-    if matches!(card.mig, Mig::Capable { enabled: true, .. }) {
-        return PublishMode::Unpublished(UnavailableReason::Mig);
-    }
-    match card.compute_mode {
-        ComputeMode::Prohibited => return PublishMode::Unpublished(UnavailableReason::Prohibited),
-        ComputeMode::ExclusiveProcess => {
-            return PublishMode::WholeOnly(UnavailableReason::ExclusiveProcess);
-        }
-        ComputeMode::Default | ComputeMode::Unknown => {}
-    }
-    if confidential_computing {
-        return PublishMode::WholeOnly(UnavailableReason::ConfidentialComputing);
-    }
-    let Some(usable) = usable_memory_bytes(card) else {
-        return PublishMode::WholeOnly(UnavailableReason::NoMemoryFigure);
-    };
-    let memory_bytes = usable.saturating_sub(floor_mib(driver_reserve_bytes(card) + MIB - 1));
-    if memory_bytes == 0 {
-        return PublishMode::WholeOnly(UnavailableReason::NoMemory);
-    }
-    PublishMode::WholeAndShares(ShareTotals {
-        memory_bytes,
-        cores: ALL_CORES,
-        slots: DEFAULT_SPLIT_COUNT,
-    })
 }
 
 /// Returns the memory that programs can allocate, bytes: total minus reserved, rounded down to 1 MiB. `None` when NVML

@@ -1,5 +1,6 @@
 //! Starts the tasks of the driver and supervises them until the driver stops.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use crate::claims::{ClaimService, blocking};
 use crate::conditions::{Condition, Conditions};
 use crate::directories;
 use crate::health;
-use crate::inventory::{InventoryThread, OpenLibrary, Source, State};
+use crate::inventory::{InventoryThread, OpenLibrary, OwnInstances, Source, State};
 use crate::layout::Layout;
 use crate::lock::Locks;
 use crate::metrics::operations::Measured;
@@ -30,7 +31,8 @@ use crate::plugin::health::Devices;
 use crate::plugin::takeover::InstanceRole;
 use crate::plugin::{self, Plugin};
 use crate::prepare::apply::Applier;
-use crate::prepare::effects::{NodeEffects, Tmpfs};
+use crate::prepare::apply::partitions::recorded_instances;
+use crate::prepare::effects::{MigAccess, NodeEffects, Tmpfs};
 use crate::prepare::record::RecordStore;
 use crate::publish::writer::Publisher;
 use crate::report::{Reporter, Subject};
@@ -52,6 +54,9 @@ const UNMET_FOR: Duration = Duration::from_secs(5);
 
 /// Longest wait for a lock. Kubelet's calls time out after 45 s.
 const LOCK_WAIT: Duration = Duration::from_secs(20);
+
+/// File with the boot of the node.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Configuration of the driver.
 #[derive(Debug, Clone)]
@@ -94,6 +99,9 @@ pub enum RunError {
     /// The NVML thread could not be started.
     #[error("cannot start the NVML thread")]
     Thread(#[source] io::Error),
+    /// The boot of the node is unknown.
+    #[error("cannot read {BOOT_ID}")]
+    BootId(#[source] io::Error),
     /// The path of a socket is too long.
     #[error(transparent)]
     Sockets(#[from] plugin::socket::PathTooLong),
@@ -125,7 +133,12 @@ pub async fn run(
         return Ok(());
     }
     let observe = Arc::clone(&source.observe);
-    let thread = InventoryThread::start(source).map_err(RunError::Thread)?;
+    let mig = MigAccess {
+        open: Arc::clone(&observe),
+        boot_id: boot_id().map_err(RunError::BootId)?,
+    };
+    let own = own_instances(RecordStore::new(layout.claims()), mig.boot_id.clone());
+    let thread = InventoryThread::start(source, own).map_err(RunError::Thread)?;
     let (reporter, reports) = Reporter::start(client.clone(), config.node.clone());
     tasks.spawn(async move {
         reports.await;
@@ -145,7 +158,7 @@ pub async fn run(
     };
     shared.follow(&mut tasks);
     let installed = shared.install(&mut tasks);
-    let claims = shared.claims(tmpfs, installed);
+    let claims = shared.claims(tmpfs, mig, installed);
     let (health, devices) = watch::channel(Vec::new());
     let (role_sender, role) = watch::channel(InstanceRole::Unknown);
     shared.serve_kubelet(&mut tasks, Arc::clone(&claims), devices, role);
@@ -156,6 +169,23 @@ pub async fn run(
     // Dropping the handle ends the thread; the reporter ends with its last clone.
     drop(thread);
     ended
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
+}
+
+/// Returns the MIG instances of the claim records, for discovery.
+fn own_instances(store: RecordStore, boot_id: String) -> OwnInstances {
+    Box::new(move || {
+        recorded_instances(&store, &boot_id).unwrap_or_else(|error| {
+            tracing::warn!(
+                error = describe(&error),
+                "cannot read the MIG instances of claims"
+            );
+            BTreeSet::new()
+        })
+    })
 }
 
 async fn serve_endpoints(
@@ -226,9 +256,10 @@ impl Shared {
     fn claims(
         &self,
         tmpfs: Box<dyn Tmpfs>,
+        mig: MigAccess,
         installed: watch::Receiver<Option<Result<Installed, String>>>,
     ) -> Arc<ClaimService<NodeEffects>> {
-        let effects = NodeEffects::new(self.layout.clone(), tmpfs);
+        let effects = NodeEffects::new(self.layout.clone(), tmpfs, mig);
         let applier = Applier::new(self.layout.clone(), self.locks.clone(), effects);
         Arc::new(ClaimService {
             pool: names::pool(&self.config.node),

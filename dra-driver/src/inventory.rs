@@ -4,7 +4,7 @@
 //! driver sees a [`watch`] channel with an inventory, or the reason why there is none. The thread scans every [`RESCAN`]
 //! and on request; a library that appears late, or disappears during an upgrade of the NVIDIA driver, changes the state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,8 +12,12 @@ use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_cdi::{Driver, DriverRoot};
-use drava_nvml::{Card, GpuLibrary, GpuUuid, Inventory, Library, Memory};
+use drava_nvml::{
+    Card, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement,
+};
 use tokio::sync::{oneshot, watch};
+
+use crate::card_plan::CardPlan;
 
 /// Default time between two scans.
 pub const RESCAN: Duration = Duration::from_secs(30);
@@ -28,9 +32,19 @@ pub struct NodeInventory {
     pub gpus: Inventory,
     /// PCIe root complex of each GPU (`pci0000:00`), where sysfs has one.
     pub pcie_roots: BTreeMap<GpuUuid, String>,
+    /// MIG instances that drava did not create, by GPU.
+    pub foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
 }
 
 impl NodeInventory {
+    /// Returns the plan of a GPU of this inventory.
+    #[must_use]
+    pub fn plan(&self, card: &Card) -> CardPlan {
+        let foreign = self.foreign_instances.get(&card.uuid);
+        let foreign = foreign.map_or(&[][..], Vec::as_slice);
+        CardPlan::new(card, self.gpus.confidential_computing, foreign)
+    }
+
     /// Returns the GPU with this UUID.
     #[must_use]
     pub fn card(&self, uuid: &str) -> Option<&Card> {
@@ -81,6 +95,12 @@ pub enum State {
 
 /// Opens the GPU library on the calling thread.
 pub type OpenLibrary = Arc<dyn Fn() -> Result<Box<dyn GpuLibrary>, String> + Send + Sync>;
+
+/// Identity of a MIG instance in one boot of the node: GPU, profile, placement.
+pub type InstanceKey = (GpuUuid, u32, Placement);
+
+/// Returns the MIG instances that drava created or is creating in this boot of the node.
+pub type OwnInstances = Box<dyn Fn() -> BTreeSet<InstanceKey> + Send>;
 
 /// Sources of GPU discovery.
 pub struct Source {
@@ -135,12 +155,12 @@ impl InventoryThread {
     ///
     /// # Errors
     /// When the operating system cannot create the thread.
-    pub fn start(source: Source) -> std::io::Result<Self> {
+    pub fn start(source: Source, own: OwnInstances) -> std::io::Result<Self> {
         let (commands, requests) = mpsc::channel();
         let (publish, state) = watch::channel(State::Pending);
         std::thread::Builder::new()
             .name("nvml".to_owned())
-            .spawn(move || run(source, &requests, &publish))?;
+            .spawn(move || run(source, &own, &requests, &publish))?;
         Ok(Self { state, commands })
     }
 
@@ -160,11 +180,16 @@ impl InventoryThread {
     }
 }
 
-fn run(mut source: Source, requests: &mpsc::Receiver<Rescan>, publish: &watch::Sender<State>) {
+fn run(
+    mut source: Source,
+    own: &OwnInstances,
+    requests: &mpsc::Receiver<Rescan>,
+    publish: &watch::Sender<State>,
+) {
     let mut library = None;
     let mut answer: Option<Rescan> = None;
     loop {
-        let state = scan(&mut library, &mut source)
+        let state = scan(&mut library, &mut source, own)
             .map_or_else(State::Unknown, |node| State::Known(Arc::new(node)));
         let wait = match &state {
             State::Known(_) => source.rescan,
@@ -189,23 +214,70 @@ fn run(mut source: Source, requests: &mpsc::Receiver<Rescan>, publish: &watch::S
     }
 }
 
-fn scan(library: &mut Option<Box<dyn GpuLibrary>>, source: &mut Source) -> Result<Node, String> {
+fn scan(
+    library: &mut Option<Box<dyn GpuLibrary>>,
+    source: &mut Source,
+    own: &OwnInstances,
+) -> Result<Node, String> {
     let present = library.take().map_or_else(&mut source.open, Ok)?;
     // On an error the library is closed and the next scan opens it: after an upgrade of the NVIDIA driver the loaded
     // library fails every call.
     let gpus = present.inventory().map_err(|error| describe(&error))?;
+    let foreign_instances = foreign_instances(present.as_ref(), &gpus, own);
     *library = Some(present);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let driver = Driver::discover(root).map_err(|error| describe(&error))?;
     Ok(Node {
-        inventory: normalize(gpus, &source.sysfs),
+        inventory: normalize(gpus, foreign_instances, &source.sysfs),
         driver,
     })
 }
 
+/// Returns the MIG instances that drava did not create. The records are read before and after the instances: prepare
+/// writes the record first, and unprepare removes it last.
+fn foreign_instances(
+    library: &dyn GpuLibrary,
+    gpus: &Inventory,
+    own: &OwnInstances,
+) -> BTreeMap<GpuUuid, Vec<GpuInstance>> {
+    let is_partitioned = |card: &&Card| matches!(card.mig, Mig::Capable { enabled: true, .. });
+    let mut partitioned = gpus.cards.iter().filter(is_partitioned).peekable();
+    if partitioned.peek().is_none() {
+        return BTreeMap::new();
+    }
+    let mut known = own();
+    let listed: Vec<_> = partitioned
+        .map(|card| (card.uuid.clone(), library.mig_instances(&card.uuid)))
+        .collect();
+    known.extend(own());
+    let mut foreign = BTreeMap::new();
+    for (card, instances) in listed {
+        match instances {
+            Ok(mut instances) => {
+                instances.retain(|instance| {
+                    let key = (card.clone(), instance.profile_id, instance.placement);
+                    !known.contains(&key)
+                });
+                if !instances.is_empty() {
+                    foreign.insert(card, instances);
+                }
+            }
+            Err(error) => {
+                // Prepare lists the instances again before it creates one.
+                tracing::warn!(gpu.uuid = %card, error = describe(&error), "cannot list the MIG instances");
+            }
+        }
+    }
+    foreign
+}
+
 /// Adds the PCIe roots and clears the used memory, so that only relevant changes compare unequal.
-fn normalize(mut gpus: Inventory, sysfs: &Path) -> NodeInventory {
+fn normalize(
+    mut gpus: Inventory,
+    foreign_instances: BTreeMap<GpuUuid, Vec<GpuInstance>>,
+    sysfs: &Path,
+) -> NodeInventory {
     for card in &mut gpus.cards {
         if let Memory::Dedicated { used_bytes, .. } = &mut card.memory {
             *used_bytes = 0;
@@ -216,7 +288,11 @@ fn normalize(mut gpus: Inventory, sysfs: &Path) -> NodeInventory {
         .iter()
         .filter_map(|card| Some((card.uuid.clone(), pcie_root(sysfs, &card.pci_bus_id)?)))
         .collect();
-    NodeInventory { gpus, pcie_roots }
+    NodeInventory {
+        gpus,
+        pcie_roots,
+        foreign_instances,
+    }
 }
 
 /// Returns the root complex of a PCI address: the first `pci<domain>:<bus>` of the device path.

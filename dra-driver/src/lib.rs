@@ -3,7 +3,7 @@
 //! | Module | Responsibility |
 //! |---|---|
 //! | [`options`] | command line and environment |
-//! | [`inventory`], [`capacity`] | discovery of GPUs, and the amounts that they offer |
+//! | [`inventory`], [`capacity`], [`card_plan`] | discovery of GPUs, and the devices and amounts that they offer |
 //! | [`publish`] | ResourceSlices |
 //! | [`plugin`], [`proto`] | kubelet's gRPC services |
 //! | [`claims`], [`prepare`] | prepare and unprepare |
@@ -15,7 +15,7 @@
 //! | [`layout`], [`directories`], [`artifacts`], [`files`], [`lock`], [`mounts`] | files and mounts on the node |
 //! | [`claim`] | identities of claims and shares |
 //!
-//! Decisions are pure functions: [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
+//! Decisions are pure functions: [`card_plan::CardPlan::new`], [`publish::desired`], [`publish::diff`], [`prepare::plan`], [`prepare::overcommit`],
 //! [`reconcile::decide`]. [`driver::run`] starts the tasks around them. `use` lines between these modules form a DAG.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@
 pub mod agent;
 pub mod artifacts;
 pub mod capacity;
+pub mod card_plan;
 pub mod claim;
 pub mod claims;
 pub mod conditions;

@@ -9,6 +9,7 @@
 //! | claim record | [`record`] |
 //! | versions of artifacts, also after loss of a record | [`recover`] |
 //! | order of the steps | [`apply`] |
+//! | MIG instances | [`apply::partitions`] |
 //!
 //! Invariants:
 //! - The record is written before the first effect and removed after the last effect. All state of a claim has a record,
@@ -16,9 +17,10 @@
 //! - Prepare is idempotent from any state: existing state is kept, missing state is created. The limits page of a live
 //!   claim is never rewritten.
 //! - The state of a claim whose record another build wrote is not changed.
-//! - Unprepare needs neither the API server nor the GPU library.
+//! - Unprepare needs the API server for no claim, and the GPU library only for a claim with MIG instances of this boot.
 
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
+use drava_nvml::{GpuInstance, MigUuid, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::artifacts::{Installed, Stubs};
@@ -70,6 +72,8 @@ pub enum Access {
     Whole,
     /// A share whose limits libvgpu enforces.
     Share(Share),
+    /// A MIG partition.
+    Partition(Partition),
     /// Access without allocation, for monitoring (`adminAccess`).
     Admin,
 }
@@ -97,6 +101,56 @@ pub struct Share {
     pub enforcement: Enforcement,
     /// Whether graphics and video libraries of the NVIDIA driver are mounted.
     pub unmetered: bool,
+}
+
+/// A MIG partition of a GPU: one GPU instance with one compute instance.
+///
+/// Profile, placement and boot identify the instance: no two instances of a GPU have the same memory slices, and none
+/// survives a reboot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Partition {
+    /// Name of the profile, such as `1g.10gb`.
+    pub profile: String,
+    /// ID of the profile.
+    pub profile_id: u32,
+    /// First memory slice.
+    pub start: u32,
+    /// Number of memory slices.
+    pub size: u32,
+    /// Boot of the node in which the instance was created; empty before the record is written.
+    pub boot_id: String,
+    /// The instance, found by its identity at each prepare; not in the record.
+    #[serde(skip)]
+    pub instance: Option<Instance>,
+}
+
+/// IDs of an existing MIG instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// ID of the GPU instance.
+    pub gpu_instance: u32,
+    /// ID of the compute instance.
+    pub compute_instance: u32,
+    /// UUID of the MIG device.
+    pub uuid: MigUuid,
+}
+
+impl Partition {
+    /// Returns the memory slices.
+    #[must_use]
+    pub const fn placement(&self) -> Placement {
+        Placement {
+            start: self.start,
+            size: self.size,
+        }
+    }
+
+    /// Returns whether `instance` has the profile and placement of this partition.
+    #[must_use]
+    pub fn is_geometry_of(&self, instance: &GpuInstance) -> bool {
+        (instance.profile_id, instance.placement) == (self.profile_id, self.placement())
+    }
 }
 
 /// Delivery of libvgpu to the containers of a claim.
@@ -127,7 +181,16 @@ impl Prepared {
     pub fn share(&self) -> Option<&Share> {
         match &self.access {
             Access::Share(share) => Some(share),
-            Access::Whole | Access::Admin => None,
+            Access::Whole | Access::Partition(_) | Access::Admin => None,
+        }
+    }
+
+    /// Returns the partition; `None` for other access.
+    #[must_use]
+    pub fn partition(&self) -> Option<&Partition> {
+        match &self.access {
+            Access::Partition(partition) => Some(partition),
+            Access::Whole | Access::Share(_) | Access::Admin => None,
         }
     }
 

@@ -10,7 +10,8 @@ use drava_api::names;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, DeviceTaint};
 
-use crate::capacity::{self, PublishMode, UnavailableReason};
+use crate::capacity::UnavailableReason;
+use crate::card_plan::{DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
 use crate::options::Scheduling;
 
@@ -51,6 +52,15 @@ impl Features {
     #[must_use]
     pub const fn can_share(self) -> bool {
         self.counters && self.sharing
+    }
+
+    /// Returns whether a device can be published and still excludes the other devices of its GPU.
+    fn can_publish(self, device: &PlannedDevice) -> bool {
+        match device.kind {
+            DeviceKind::Whole => true,
+            DeviceKind::Shares(_) => self.can_share(),
+            DeviceKind::Partition { .. } => self.counters,
+        }
     }
 
     /// Returns the fields that both store.
@@ -118,25 +128,27 @@ pub fn desired(
         cards.insert(card.minor, card);
     }
     for card in &inventory.gpus.cards {
-        let totals = match capacity::publish_mode(card, inventory.gpus.confidential_computing) {
-            PublishMode::WholeAndShares(totals) => Some(totals),
-            PublishMode::WholeOnly(reason) => {
-                unavailable.insert(card.uuid.to_string(), reason);
-                None
-            }
-            PublishMode::Unpublished(reason) => {
-                unavailable.insert(card.uuid.to_string(), reason);
-                continue;
-            }
-        };
-        let whole = device::gpu(card, inventory, taints(None), features.counters);
-        let shares = totals
-            .filter(|_| features.can_share())
-            .map(|totals| device::vgpu(card, inventory, taints(None), totals));
+        let plan = inventory.plan(card);
+        if let Some(reason) = plan.unavailable {
+            unavailable.insert(card.uuid.to_string(), reason);
+        }
+        let planned = plan.devices.iter();
+        let devices: Vec<Device> = planned
+            .filter(|planned| features.can_publish(planned))
+            .map(|planned| {
+                let blocked = planned.blocked.map(UnavailableReason::as_str);
+                device::device(planned, card, inventory, taints(blocked), features.counters)
+            })
+            .collect();
+        if devices.is_empty() {
+            continue;
+        }
         let card = PublishedCard {
             minor: card.minor,
-            devices: [whole].into_iter().chain(shares).collect(),
-            counters: features.counters.then(|| device::counter_set(card)),
+            devices,
+            counters: features
+                .counters
+                .then(|| device::counter_set(card.minor, &plan.counters)),
         };
         merge_retained(&mut cards, card);
     }
@@ -152,14 +164,26 @@ pub fn desired(
     }
 }
 
-/// Adds a GPU, with its retained devices after the others. All consume the same counters.
+/// Adds a GPU, with its retained devices after the others. The counter set has the counters of both, because a GPU can have
+/// other counters in another mode; a whole GPU and shares consume all of them.
 fn merge_retained(cards: &mut BTreeMap<u32, PublishedCard>, mut current: PublishedCard) {
-    let counters = current.devices.first();
-    let counters = counters.and_then(|device| device.consumes_counters.clone());
-    let retained = cards.remove(&current.minor);
-    for mut device in retained.into_iter().flat_map(|card| card.devices) {
-        device.consumes_counters.clone_from(&counters);
-        current.devices.push(device);
+    let Some(retained) = cards.remove(&current.minor) else {
+        cards.insert(current.minor, current);
+        return;
+    };
+    current.devices.extend(retained.devices);
+    let before = retained.counters.map(|set| set.counters);
+    if let Some(set) = &mut current.counters {
+        for (name, counter) in before.into_iter().flatten() {
+            set.counters.entry(name).or_insert(counter);
+        }
+    }
+    for device in &mut current.devices {
+        match &current.counters {
+            Some(_) if device::is_partition(device) => {}
+            Some(set) => device.consumes_counters = Some(vec![device::consumes(set)]),
+            None => device.consumes_counters = None,
+        }
     }
     cards.insert(current.minor, current);
 }
@@ -176,6 +200,7 @@ fn retained_devices(
             .retain(|device| device.allow_multiple_allocations != Some(true));
     }
     if !features.counters {
+        card.devices.retain(|device| !device::is_partition(device));
         card.counters = None;
     }
     for device in &mut card.devices {

@@ -29,6 +29,7 @@ use crate::inventory::State;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{Lock, LockError};
 use crate::prepare::Access;
+use crate::prepare::apply::partitions::instance_keys;
 use crate::prepare::apply::{ApplyError, Environment, Repairs};
 use crate::prepare::effects::{EffectError, Effects};
 use crate::prepare::plan::claim_ref;
@@ -39,7 +40,7 @@ pub mod liveness;
 pub mod orphans;
 mod scan;
 
-use liveness::{Evidence, Inspector, Liveness};
+use liveness::{Evidence, Held, Inspector, Liveness};
 
 pub use scan::ScanError;
 use scan::{Scan, scan};
@@ -226,7 +227,14 @@ impl<E: Effects> Reconciler<E> {
         let missing = presence
             .iter()
             .filter(|(_, presence)| matches!(presence, Presence::Missing(_)))
-            .map(|(uid, _)| (uid.clone(), named(uid).unwrap_or_else(|| unnamed.clone())));
+            .map(|(uid, _)| {
+                let devices = scan.devices.get(uid).map_or(&[][..], Vec::as_slice);
+                Held {
+                    uid: uid.clone(),
+                    gpus: named(uid).unwrap_or_else(|| unnamed.clone()),
+                    instances: instance_keys(devices).collect(),
+                }
+            });
         let missing: Vec<_> = missing.collect();
         let mounted = scan.state.mounted.clone();
         if missing.is_empty() {
@@ -234,12 +242,12 @@ impl<E: Effects> Reconciler<E> {
         }
         let inspector = self.inspector.clone();
         let inspected = blocking(move || {
-            let liveness = |(uid, gpus): (ClaimUid, BTreeSet<GpuUuid>)| {
-                let liveness = match mounted.contains(&uid) {
+            let liveness = |held: Held| {
+                let liveness = match mounted.contains(&held.uid) {
                     true => Liveness::Running(Evidence::Mount),
-                    false => inspector.gpu_liveness(&uid, &gpus),
+                    false => inspector.gpu_liveness(&held),
                 };
-                (uid, liveness)
+                (held.uid, liveness)
             };
             missing.into_iter().map(liveness).collect()
         });

@@ -187,6 +187,18 @@ impl Device {
         self.capacity.get(capacity).map(|entry| entry.value)
     }
 
+    /// Returns the name of the GPU for texts.
+    #[must_use]
+    pub fn gpu_name(&self) -> &str {
+        match self.kind {
+            Some(DeviceType::Mig) => self
+                .name
+                .split_once("-mig-")
+                .map_or(&*self.name, |(gpu, _)| gpu),
+            Some(DeviceType::Gpu | DeviceType::Vgpu) | None => self.display_name(),
+        }
+    }
+
     /// Returns the name for texts: without the suffix of the shareable device.
     #[must_use]
     pub fn display_name(&self) -> &str {

@@ -85,9 +85,83 @@ fn devices(node: &str, gpu: usize, gib: u64) -> [Value; 2] {
     ]
 }
 
+/// Profiles of an A100 40GB: name, memory in MiB, first slices, slices, copy engines, decoders, media extensions.
+type Profile = (&'static str, u64, &'static [u32], u32, u32, u32, u32);
+
+const A100: [Profile; 7] = [
+    ("1g.5gb", 4864, &[6, 5, 4, 3, 2, 1, 0], 1, 1, 0, 0),
+    ("1g.5gb+me", 4864, &[6, 5, 4, 3, 2, 1, 0], 1, 1, 1, 1),
+    ("1g.10gb", 9856, &[6, 4, 2, 0], 2, 1, 1, 0),
+    ("2g.10gb", 9856, &[4, 2, 0], 2, 2, 1, 0),
+    ("3g.20gb", 19968, &[4, 0], 4, 3, 2, 0),
+    ("4g.20gb", 19968, &[0], 4, 4, 2, 0),
+    ("7g.40gb", 40192, &[0], 8, 7, 5, 0),
+];
+
+/// Slices of a node with A100 40GB GPUs in MIG mode.
+pub(crate) fn partitioned_slices(node: &str, gpus: usize) -> Vec<ResourceSlice> {
+    let pool = json!({"name": format!("{node}/gpus"), "generation": 1, "resourceSliceCount": 2});
+    let amount = |value: u32| json!({"value": value.to_string()});
+    let memory_slices = |range: std::ops::Range<u32>| -> serde_json::Map<String, Value> {
+        range
+            .map(|slice| (format!("memory-slice-{slice}"), amount(1)))
+            .collect()
+    };
+    let with_engines = |mut counters: serde_json::Map<String, Value>, engines: [u32; 3]| {
+        let names = ["copy-engines", "decoders", "media-extensions"];
+        let engines = names
+            .into_iter()
+            .zip(engines)
+            .filter(|(_, value)| *value > 0);
+        counters.extend(engines.map(|(name, value)| (name.to_owned(), amount(value))));
+        counters
+    };
+    let counters: Vec<_> = (0..gpus)
+        .map(|gpu| json!({"name": format!("gpu-{gpu}"), "counters": with_engines(memory_slices(0..8), [7, 5, 1])}))
+        .collect();
+    let device = |gpu: usize, profile: Profile, start: u32| {
+        let (name, mib, _, size, copy, decoders, media) = profile;
+        json!({
+            "name": drava_api::names::mig_device(u32::try_from(gpu).unwrap_or_default(), name, start),
+            "attributes": {
+                "type": {"string": "mig"},
+                "uuid": {"string": format!("GPU-{node}-{gpu}")},
+                "profile": {"string": name},
+            },
+            "capacity": {"memory": {"value": format!("{mib}Mi")}},
+            "consumesCounters": [{
+                "counterSet": format!("gpu-{gpu}"),
+                "counters": with_engines(memory_slices(start..start + size), [copy, decoders, media]),
+            }],
+            "taints": [{"key": "gpu.drava.dev/managed", "value": "true", "effect": "NoSchedule"}],
+        })
+    };
+    let devices: Vec<_> = (0..gpus)
+        .flat_map(|gpu| A100.map(|profile| (gpu, profile)))
+        .flat_map(|(gpu, profile)| {
+            profile
+                .2
+                .iter()
+                .map(move |start| device(gpu, profile, *start))
+        })
+        .collect();
+    let slice = |name: &str, content: (&str, Value)| {
+        let mut spec = json!({"driver": "gpu.drava.dev", "nodeName": node, "pool": pool});
+        spec[content.0] = content.1;
+        object(json!({
+            "metadata": {"name": format!("{name}-{node}"), "resourceVersion": "1"},
+            "spec": spec,
+        }))
+    };
+    vec![
+        slice("counters", ("sharedCounters", json!(counters))),
+        slice("devices", ("devices", json!(devices))),
+    ]
+}
+
 /// The chart's classes.
 pub(crate) fn classes() -> Vec<DeviceClass> {
-    ["gpu", "vgpu"]
+    ["gpu", "vgpu", "mig"]
         .map(|kind| {
             class(
                 &format!("{kind}.drava.dev"),

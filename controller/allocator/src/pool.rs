@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drava_api::Quantity;
+use drava_api::{DeviceType, Quantity};
 use k8s_openapi::api::resource::v1 as dra;
 
 use crate::device::{self, Device};
@@ -45,6 +45,8 @@ pub struct Pool {
     pub counter_sets: BTreeMap<String, CounterSet>,
     /// Taints that DeviceTaintRules add, by device.
     rule_taints: BTreeMap<Arc<str>, Vec<Taint>>,
+    /// By position of a device: the partitions of its GPU that cannot exist together with it.
+    overlaps: Vec<Vec<usize>>,
 }
 
 /// Why a pool is excluded from allocation.
@@ -171,10 +173,11 @@ impl Pool {
                 devices: Vec::new(),
                 counter_sets: BTreeMap::new(),
                 rule_taints: BTreeMap::new(),
+                overlaps: Vec::new(),
             });
             pool.add(content).map_err(malformed)?;
         }
-        let pool = pool.ok_or(PoolProblem::Incomplete {
+        let mut pool = pool.ok_or(PoolProblem::Incomplete {
             found: 0,
             expected,
             generation,
@@ -184,7 +187,54 @@ impl Pool {
                 slice: "(pool)".to_owned(),
                 problem,
             })?;
+        pool.overlaps = pool.find_overlaps();
         Ok(pool)
+    }
+
+    /// Returns the partitions of the GPU of the device at `index` that cannot exist together with it; none for a device
+    /// that is not a partition.
+    #[must_use]
+    pub fn overlaps(&self, index: usize) -> &[usize] {
+        self.overlaps.get(index).map_or(&[], Vec::as_slice)
+    }
+
+    fn find_overlaps(&self) -> Vec<Vec<usize>> {
+        let mut by_gpu: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (index, device) in self.devices.iter().enumerate() {
+            if device.kind == Some(DeviceType::Mig) {
+                by_gpu.entry(&device.gpu).or_default().push(index);
+            }
+        }
+        if by_gpu.is_empty() {
+            return Vec::new();
+        }
+        let overlap = |(one, other): (&Device, &Device)| {
+            one.consumes.iter().any(|consumption| {
+                let mut same_set = other.consumes.iter();
+                let same_set = same_set.find(|other| other.set == consumption.set);
+                let set = self.counter_sets.get(&consumption.set);
+                consumption.counters.iter().any(|(name, amount)| {
+                    let total = set.and_then(|set| set.get(name)).copied();
+                    let other = same_set.and_then(|other| other.counters.get(name));
+                    other.is_some_and(|other| *amount + *other > total.unwrap_or_default())
+                })
+            })
+        };
+        let of_device = |index: usize, device: &Device| {
+            let partitions = by_gpu.get(&*device.gpu).map_or(&[][..], Vec::as_slice);
+            let others = partitions.iter().copied().filter(|other| {
+                let other_device = self.devices.get(*other);
+                *other != index && other_device.is_some_and(|other| overlap((device, other)))
+            });
+            match device.kind {
+                Some(DeviceType::Mig) => others.collect(),
+                Some(DeviceType::Gpu | DeviceType::Vgpu) | None => Vec::new(),
+            }
+        };
+        let devices = self.devices.iter().enumerate();
+        devices
+            .map(|(index, device)| of_device(index, device))
+            .collect()
     }
 
     fn add(&mut self, content: &Content) -> Result<(), String> {

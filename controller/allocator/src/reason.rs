@@ -14,6 +14,8 @@ pub enum GpuUse {
     Shared,
     /// Claims have MIG partitions.
     Partitioned,
+    /// Other MIG partitions have the slices or engines of the partition.
+    Slices,
     /// A device of unknown type is allocated.
     Unknown,
 }
@@ -155,6 +157,9 @@ impl Rejection {
             }
             Self::GpuInUse(GpuUse::Shared) => format!("{device} is shared by other claims"),
             Self::GpuInUse(GpuUse::Partitioned) => format!("{device} is partitioned"),
+            Self::GpuInUse(GpuUse::Slices) => {
+                format!("{device} has no free slices for the partition")
+            }
             Self::GpuInUse(GpuUse::Unknown) => format!("{device} is in use"),
             Self::CapacityUndefined { name } => format!("no capacity {name:?} on {device}"),
             Self::Tainted(taint) => {

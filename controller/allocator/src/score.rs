@@ -1,13 +1,16 @@
 //! Scores of the placement policies: how feasible nodes and GPUs are ranked, and the reason for the choice in words.
 //!
 //! The score of a node or GPU depends on the allocated fraction of its GPU memory only. Amounts are those before the
-//! pod's own claims.
+//! pod's own claims. Among MIG partitions the profile and the placement count too: a request gets the smallest profile,
+//! and of its placements the one that leaves most other partitions possible.
 
 use std::cmp::Reverse;
 use std::fmt;
 
 use drava_api::Quantity;
 use drava_api::config::PlacementPolicy;
+
+use crate::reason::bytes;
 
 /// Highest score.
 pub const MAX_SCORE: u32 = 1_000_000;
@@ -77,6 +80,18 @@ pub struct GpuRanking {
     pub allocated_ppm: u32,
     /// Of the other GPUs that can serve the request: the one with the best score.
     pub runner_up: Option<GpuRunnerUp>,
+    /// Score of the partition; `None` for another device.
+    pub partition: Option<PartitionScore>,
+}
+
+/// Score of a MIG partition among those that can serve a request. The first criterion that differs decides; the lowest
+/// value is preferred. Other devices have the default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct PartitionScore {
+    /// Memory of the profile: a request gets the smallest that holds it.
+    pub memory: Quantity,
+    /// Number of other partitions of the GPU that can be allocated now and could not be after the allocation.
+    pub closed: usize,
 }
 
 /// The best of the GPUs that were not selected and can serve the request.
@@ -116,6 +131,22 @@ impl fmt::Display for NodeRanking {
 
 impl fmt::Display for GpuRanking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_gpu(f)?;
+        match self.partition {
+            Some(PartitionScore { memory, closed }) => {
+                let memory = bytes(memory);
+                write!(
+                    f,
+                    "; smallest partition with the requested capacity, {memory}; rules out {closed} others"
+                )
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl GpuRanking {
+    fn fmt_gpu(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(other) = &self.runner_up else {
             return f.write_str("only feasible GPU");
         };
@@ -248,6 +279,7 @@ mod tests {
                     gpu: "gpu-1".to_owned(),
                     allocated_ppm,
                 }),
+                partition: None,
             }
             .to_string()
         };

@@ -87,6 +87,10 @@ pub fn rank_gpus(
             policy: search.allocation.gpu_policy(selected.index.claim),
             allocated_ppm: search.allocation.gpu_allocated_ppm(selected.device),
             runner_up,
+            partition: {
+                let open = search.allocation.open_partitions(selected.device.pool);
+                search.allocation.partition_score(selected.device, &open)
+            },
         });
         search
             .allocation

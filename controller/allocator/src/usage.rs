@@ -177,7 +177,10 @@ impl Usage {
         if !request.admin_access
             && (device_use.exclusive > 0 || (!device.shared && device_use.is_allocated()))
         {
-            return Err(Rejection::InUse);
+            return Err(match device.kind {
+                Some(DeviceType::Mig) => Rejection::GpuInUse(GpuUse::Slices),
+                Some(DeviceType::Gpu | DeviceType::Vgpu) | None => Rejection::InUse,
+            });
         }
         if request.admin_access {
             return Ok(DeviceAccess::Admin(device.shared.then_some(amounts)));
@@ -205,6 +208,14 @@ impl Usage {
         })
     }
 
+    /// Returns whether the counters of the device at `index` are free.
+    #[must_use]
+    pub fn has_free_counters(&self, pool: &Pool, index: usize) -> bool {
+        pool.devices
+            .get(index)
+            .is_some_and(|device| self.check_counters(pool, device).is_ok())
+    }
+
     fn check_counters(&self, pool: &Pool, device: &Device) -> Result<(), Rejection> {
         for consumption in &device.consumes {
             let available = pool.counter_sets.get(&consumption.set);
@@ -216,7 +227,12 @@ impl Usage {
                         .unwrap_or_default()
                 };
                 if of(used) + *amount > of(available) {
-                    return Err(Rejection::GpuInUse(self.gpu_use(pool, &consumption.set)));
+                    let gpu_use = self.gpu_use(pool, &consumption.set);
+                    let is_partition = device.kind == Some(DeviceType::Mig);
+                    return Err(Rejection::GpuInUse(match gpu_use {
+                        GpuUse::Partitioned if is_partition => GpuUse::Slices,
+                        other => other,
+                    }));
                 }
             }
         }

@@ -90,15 +90,15 @@ pub trait GpuLibrary: Send + Sync {
     /// [`CardError`] with the GPU's UUID.
     fn mig_instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, CardError>;
 
-    /// Creates a GPU instance of `profile` at `placement`, with one compute instance that uses all of it. A failed
-    /// creation is rolled back.
+    /// Creates a GPU instance of the profile with this ID at `placement`, with one compute instance that uses all of it. A
+    /// failed creation is rolled back.
     ///
     /// # Errors
     /// [`CardError`]; [`Status::InsufficientResources`] when slices or engines are in use.
     fn create_mig(
         &self,
         card: &GpuUuid,
-        profile: &MigProfile,
+        profile_id: u32,
         placement: Placement,
     ) -> Result<GpuInstance, CardError>;
 

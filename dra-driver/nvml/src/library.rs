@@ -216,12 +216,12 @@ impl GpuLibrary for Library {
     fn create_mig(
         &self,
         card: &GpuUuid,
-        profile: &MigProfile,
+        profile_id: u32,
         placement: Placement,
     ) -> Result<GpuInstance, CardError> {
-        let operation = format!("create MIG instance {} at {placement}", profile.name);
+        let operation = format!("create a MIG instance of profile {profile_id} at {placement}");
         self.shared.on_card(card, operation, |handle| {
-            self.shared.create_instance(handle, profile, placement)
+            self.shared.create_instance(handle, profile_id, placement)
         })
     }
 

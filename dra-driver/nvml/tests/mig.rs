@@ -51,7 +51,7 @@ impl MigMachine {
         let profile = self.profile(name);
         let size = profile.placements[0].size;
         let placement = Placement { start, size };
-        let created = self.library.create_mig(&self.card, profile, placement);
+        let created = self.library.create_mig(&self.card, profile.id, placement);
         created.map_err(|error| error.status)
     }
 

@@ -152,7 +152,7 @@ fn creates_lists_and_destroys_mig_instances() {
     assert_eq!(library.mig_remaining(&card, &large).unwrap(), 2);
 
     let first = library
-        .create_mig(&card, &large, large.placements[1])
+        .create_mig(&card, large.id, large.placements[1])
         .unwrap();
     assert_eq!(
         (first.profile_id, first.placement),
@@ -167,7 +167,7 @@ fn creates_lists_and_destroys_mig_instances() {
     );
     assert_eq!(compute.uuid.as_str(), "MIG-1-2");
     let second = library
-        .create_mig(&card, &small, small.placements[3])
+        .create_mig(&card, small.id, small.placements[3])
         .unwrap();
     assert_eq!(
         library.mig_instances(&card).unwrap(),
@@ -176,12 +176,15 @@ fn creates_lists_and_destroys_mig_instances() {
     assert_eq!(library.mig_remaining(&card, &large).unwrap(), 0);
 
     let error = library
-        .create_mig(&card, &large, large.placements[1])
+        .create_mig(&card, large.id, large.placements[1])
         .unwrap_err();
     assert_eq!(error.status, Status::InsufficientResources);
     assert_eq!(
         error.to_string(),
-        "cannot create MIG instance 3g.40gb at 4:4 of GPU GPU-0"
+        format!(
+            "cannot create a MIG instance of profile {} at 4:4 of GPU GPU-0",
+            large.id
+        )
     );
 
     library.destroy_mig(&card, first.id).unwrap();
@@ -196,7 +199,7 @@ fn rolls_back_incomplete_mig_instance() {
     let large = profile(&library, "3g.40gb");
     assert!(
         library
-            .create_mig(&card(0), &large, large.placements[0])
+            .create_mig(&card(0), large.id, large.placements[0])
             .is_err()
     );
     assert_eq!(library.mig_instances(&card(0)).unwrap(), []);
@@ -208,7 +211,7 @@ fn keeps_mig_instance_in_use() {
     let (library, _dir) = stub(&["BUSY"]);
     let large = profile(&library, "3g.40gb");
     let instance = library
-        .create_mig(&card(0), &large, large.placements[0])
+        .create_mig(&card(0), large.id, large.placements[0])
         .unwrap();
     let error = library.destroy_mig(&card(0), instance.id).unwrap_err();
     assert_eq!(error.status, Status::InUse);

@@ -68,6 +68,8 @@ pub enum DeviceAccess {
     Share(ShareId),
     /// The whole GPU.
     Whole,
+    /// A MIG partition.
+    Partition,
     /// Admin access.
     Admin,
 }
@@ -188,6 +190,7 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
         access: match &prepared.access {
             Access::Share(share) => DeviceAccess::Share(share.id.clone()),
             Access::Whole => DeviceAccess::Whole,
+            Access::Partition(_) => DeviceAccess::Partition,
             Access::Admin => DeviceAccess::Admin,
         },
     };

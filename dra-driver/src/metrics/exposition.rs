@@ -283,6 +283,7 @@ fn access(device: &DeviceEntry) -> (&'static str, &str) {
     match &device.access {
         DeviceAccess::Share(share) => ("share", ShareId::as_str(share)),
         DeviceAccess::Whole => ("whole", ""),
+        DeviceAccess::Partition => ("partition", ""),
         DeviceAccess::Admin => ("admin", ""),
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use drava_cdi::{Driver, SpecDir};
+use drava_nvml::Placement;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 use super::effects::{EffectError, Effects, Ensured};
@@ -21,6 +22,8 @@ use crate::inventory::NodeInventory;
 use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{LockError, Locks};
 use crate::options;
+
+pub mod partitions;
 
 /// A claim was not prepared or unprepared.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +62,38 @@ pub enum Failure {
         claim: ClaimUid,
         /// Difference to this build.
         reason: String,
+    },
+    /// The MIG instance of a partition could not be created.
+    #[error("device {device}")]
+    Partition {
+        /// The device.
+        device: String,
+        /// Error of NVML.
+        #[source]
+        source: EffectError,
+    },
+    /// An instance that drava did not create uses the slices of a partition.
+    #[error(
+        "device {device}: MIG instance {instance} (slices {placement}) of GPU {card}, which drava did not create, uses its \
+         slices; destroy that instance, or delete the pod to release the allocation"
+    )]
+    ForeignInstance {
+        /// The device.
+        device: String,
+        /// UUID of the GPU.
+        card: String,
+        /// ID of the GPU instance.
+        instance: u32,
+        /// Its memory slices.
+        placement: Placement,
+    },
+    /// A MIG instance has no compute instance.
+    #[error("device {device}: MIG instance {instance} has no compute instance")]
+    NoComputeInstance {
+        /// The device.
+        device: String,
+        /// ID of the GPU instance.
+        instance: u32,
     },
     /// The CDI spec could not be built.
     #[error(transparent)]
@@ -224,6 +259,7 @@ impl<E: Effects> Applier<E> {
     /// When state cannot be removed; later steps are skipped.
     pub fn undo(&self, uid: &ClaimUid) -> Result<(), EffectError> {
         self.effects.remove_spec(uid)?;
+        self.destroy_instances(uid)?;
         self.effects.remove_usage(uid)?;
         self.effects.remove_pages(uid)?;
         self.effects.remove_record(uid)
@@ -244,7 +280,7 @@ impl<E: Effects> Applier<E> {
         environment: &Environment<'_>,
     ) -> Result<ClaimRecord, Failure> {
         let versions = ArtifactVersions::current(environment.delivery, environment.installed);
-        self.save_intent(claim, devices, versions, |devices| {
+        self.save_intent(claim, devices, versions, Origin::New, |devices| {
             let others = self.other_claims(&claim.uid)?;
             others.check_known(&record::held_gpus(devices))?;
             overcommit::check(
@@ -274,14 +310,14 @@ impl<E: Effects> Applier<E> {
         });
         // The conflict check passed when the claim was prepared. The claim keeps its devices whatever changed since.
         if let Some(versions) = versions {
-            return self.save_intent(claim, devices, versions, |_| Ok(()));
+            return self.save_intent(claim, devices, versions, Origin::Rebuilt, |_| Ok(()));
         }
         repairs.0.push(
             "its CDI spec does not identify libvgpu and delivery; using those of a new claim"
                 .to_owned(),
         );
         let versions = ArtifactVersions::current(delivery, installed);
-        self.save_intent(claim, devices, versions, |devices| {
+        self.save_intent(claim, devices, versions, Origin::Rebuilt, |devices| {
             // Other unknown claims are skipped: a rebuilt claim is checked against this claim.
             let others = self.other_claims(&claim.uid)?;
             overcommit::check(
@@ -300,14 +336,16 @@ impl<E: Effects> Applier<E> {
     fn save_intent(
         &self,
         claim: &ClaimRef,
-        devices: Vec<Prepared>,
+        mut devices: Vec<Prepared>,
         versions: ArtifactVersions,
+        origin: Origin,
         check: impl FnOnce(&[Prepared]) -> Result<(), Failure>,
     ) -> Result<ClaimRecord, Failure> {
         let _gpus = self
             .locks
             .cards(devices.iter().map(|device| device.card.uuid.as_str()))?;
         check(&devices)?;
+        self.reserve_slices(&mut devices, origin)?;
         let record = ClaimRecord {
             claim: claim.clone(),
             devices,
@@ -380,7 +418,8 @@ impl<E: Effects> Applier<E> {
     ) -> Result<ClaimRecord, Failure> {
         let uid = record.claim.uid.clone();
         self.refresh_artifacts(&mut record, environment);
-        // First, because this step fails on missing device files before the node is changed.
+        let instances = self.ensure_instances(&mut record, origin)?;
+        // Before the files, because this step fails on missing device files.
         let spec = spec::build(&record, &self.layout, environment.driver)?;
         let mut note = |object: &str, outcome: Ensured| match outcome {
             Ensured::Created if origin == Origin::Found => {
@@ -391,6 +430,7 @@ impl<E: Effects> Applier<E> {
                 .push(format!("replaced the damaged or outdated {object}")),
             Ensured::Created | Ensured::Present => {}
         };
+        note("MIG instance", instances);
         for device in &record.devices {
             let Some(share) = device.share() else {
                 continue;

@@ -11,13 +11,17 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 
 use drava_cdi::{Spec, SpecDir};
+use drava_nvml::{CardError, GpuInstance, GpuLibrary, GpuUuid};
 use drava_vgpu_abi::{LimitsSpec, REGION_SIZE, page, paths};
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::Partition;
 use super::record::{ClaimRecord, RecordError, RecordStore};
 use crate::claim::{ClaimUid, ShareId};
 use crate::files;
+use crate::inventory::OpenLibrary;
 use crate::layout::{Layout, SPEC_PREFIX};
+use crate::lock::LockError;
 
 /// An effect failed.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +39,15 @@ pub enum EffectError {
         #[source]
         source: drava_cdi::StoreError,
     },
+    /// NVML could not be opened.
+    #[error("cannot open NVML to change MIG instances: {0}")]
+    Library(String),
+    /// A MIG instance could not be listed, created or destroyed.
+    #[error(transparent)]
+    Gpu(#[from] CardError),
+    /// The lock of a GPU was not acquired.
+    #[error(transparent)]
+    Lock(#[from] LockError),
     /// A file operation failed.
     #[error("cannot {operation} {}", path.display())]
     File {
@@ -102,6 +115,31 @@ pub trait Effects: Send + Sync + 'static {
     /// # Errors
     /// When the spec cannot be read or written.
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError>;
+
+    /// Returns the boot of the node.
+    fn boot_id(&self) -> &str;
+
+    /// Returns the MIG instances of a GPU.
+    ///
+    /// # Errors
+    /// When NVML cannot be opened or cannot list them.
+    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError>;
+
+    /// Creates the MIG instance of a partition.
+    ///
+    /// # Errors
+    /// When slices or engines are in use, or NVML cannot create it.
+    fn create_instance(
+        &self,
+        card: &GpuUuid,
+        partition: &Partition,
+    ) -> Result<GpuInstance, EffectError>;
+
+    /// Destroys the MIG instance `id`. Succeeds when it does not exist.
+    ///
+    /// # Errors
+    /// When a process uses it, or NVML cannot destroy it.
+    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError>;
 
     /// Removes the claim's CDI spec.
     ///
@@ -178,18 +216,28 @@ impl Tmpfs for KernelTmpfs {
 /// Inodes of a share's tmpfs: the root, the region, the hook's marker, and the marker's temporary file.
 const USAGE_INODES: u64 = 4;
 
+/// MIG instances of the node's GPUs.
+#[derive(Clone)]
+pub struct MigAccess {
+    /// Opens the GPU library.
+    pub open: OpenLibrary,
+    /// Boot of the node.
+    pub boot_id: String,
+}
+
 /// Effects on the real node.
 pub struct NodeEffects {
     layout: Layout,
     store: RecordStore,
     specs: SpecDir,
     tmpfs: Box<dyn Tmpfs>,
+    mig: MigAccess,
 }
 
 impl NodeEffects {
     /// Returns the effects for this layout.
     #[must_use]
-    pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>) -> Self {
+    pub fn new(layout: Layout, tmpfs: Box<dyn Tmpfs>, mig: MigAccess) -> Self {
         let store = RecordStore::new(layout.claims());
         let specs = SpecDir::new(layout.cdi_dir(), SPEC_PREFIX);
         Self {
@@ -197,7 +245,12 @@ impl NodeEffects {
             store,
             specs,
             tmpfs,
+            mig,
         }
+    }
+
+    fn library(&self) -> Result<Box<dyn GpuLibrary>, EffectError> {
+        (self.mig.open)().map_err(EffectError::Library)
     }
 
     fn spec_error(&self, source: drava_cdi::StoreError) -> EffectError {
@@ -291,6 +344,27 @@ impl Effects for NodeEffects {
             .write(uid.as_str(), spec)
             .map_err(|error| self.spec_error(error))?;
         Ok(outcome)
+    }
+
+    fn boot_id(&self) -> &str {
+        &self.mig.boot_id
+    }
+
+    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
+        Ok(self.library()?.mig_instances(card)?)
+    }
+
+    fn create_instance(
+        &self,
+        card: &GpuUuid,
+        partition: &Partition,
+    ) -> Result<GpuInstance, EffectError> {
+        let library = self.library()?;
+        Ok(library.create_mig(card, partition.profile_id, partition.placement())?)
+    }
+
+    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError> {
+        Ok(self.library()?.destroy_mig(card, id)?)
     }
 
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {

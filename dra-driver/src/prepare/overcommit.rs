@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Access, Prepared};
-use crate::capacity::{self, PublishMode, ShareTotals, UnavailableReason};
+use crate::capacity::{self, ShareTotals, UnavailableReason};
+use crate::card_plan::{self, CardPlan, Counters};
 use crate::claim::ClaimRef;
 use crate::inventory::NodeInventory;
 
 /// Conflict of a claim with the prepared claims or with the state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// One claim needs the whole GPU while another claim uses the GPU.
+    /// Claims use the GPU in ways that exclude each other.
     #[error(
         "cannot use device {device} (GPU {card}) as {wanted}: claim {holder} uses the GPU as {held}; delete one of \
          the pods"
@@ -41,15 +42,15 @@ pub enum Conflict {
         device: String,
         /// UUID of the GPU.
         card: String,
-        /// Memory, cores or slots.
-        resource: &'static str,
+        /// Memory, cores, slots, or a counter of the GPU.
+        resource: String,
         /// Amount of this claim.
         requested: Amount,
         /// Amount of the other claims.
         used: Amount,
         /// Total amount of the GPU.
         total: Amount,
-        /// Claims with shares of the GPU.
+        /// Claims with shares or partitions of the GPU.
         holders: Holders,
     },
     /// The GPU cannot be used in its current mode.
@@ -111,6 +112,8 @@ pub enum Use {
     Whole,
     /// Shared.
     Shares,
+    /// Partitioned by MIG.
+    Partitions,
 }
 
 impl fmt::Display for Use {
@@ -118,6 +121,7 @@ impl fmt::Display for Use {
         f.write_str(match self {
             Self::Whole => "a whole GPU",
             Self::Shares => "shares",
+            Self::Partitions => "MIG partitions",
         })
     }
 }
@@ -208,13 +212,13 @@ pub fn check<'a>(
             .flat_map(|(other, devices)| devices.iter().map(move |device| (*other, device)))
             .filter(|(_, device)| device.card.uuid == card)
             .collect();
-        check_usable(card, &wanted, inventory)?;
+        let plan = inventory.card(card).map(|card| inventory.plan(card));
+        check_usable(card, &wanted, plan.as_ref())?;
         check_exclusive(claim, card, &wanted, &held)?;
-        if wanted
-            .iter()
-            .any(|device| matches!(device.access, Access::Share(_)))
-        {
-            check_sums(card, &wanted, &held, inventory)?;
+        match wanted.first().and_then(|device| usage(&device.access)) {
+            Some(Use::Shares) => check_shares(card, &wanted, &held, plan.as_ref())?,
+            Some(Use::Partitions) => check_partitions(card, &wanted, &held, plan.as_ref())?,
+            Some(Use::Whole) | None => {}
         }
     }
     Ok(())
@@ -225,41 +229,32 @@ fn usage(access: &Access) -> Option<Use> {
     match access {
         Access::Whole => Some(Use::Whole),
         Access::Share(_) => Some(Use::Shares),
+        Access::Partition(_) => Some(Use::Partitions),
         Access::Admin => None,
     }
 }
 
-/// Returns the publish mode of a GPU; `None` when the GPU is not on the node.
-fn publish_mode(card: &str, inventory: &NodeInventory) -> Option<PublishMode> {
-    let card = inventory.card(card)?;
-    Some(capacity::publish_mode(
-        card,
-        inventory.gpus.confidential_computing,
-    ))
-}
-
+/// Checks that the GPU can be used in its present mode. A GPU that is not on the node is checked for conflicts only.
 fn check_usable(
     card: &str,
     wanted: &[&Prepared],
-    inventory: &NodeInventory,
+    plan: Option<&CardPlan>,
 ) -> Result<(), Box<Conflict>> {
-    match (wanted.first(), publish_mode(card, inventory)) {
-        (Some(first), Some(PublishMode::Unpublished(reason))) => {
-            Err(Box::new(Conflict::NotUsable {
-                device: first.device.clone(),
-                card: card.to_owned(),
-                reason,
-            }))
-        }
-        (
-            _,
-            Some(
-                PublishMode::Unpublished(_)
-                | PublishMode::WholeOnly(_)
-                | PublishMode::WholeAndShares(_),
-            )
-            | None,
-        ) => Ok(()),
+    let Some(plan) = plan else {
+        return Ok(());
+    };
+    let missing = wanted.iter().find(|device| {
+        let is_partition = usage(&device.access) == Some(Use::Partitions);
+        (plan.devices.is_empty() || is_partition != plan.is_partitioned())
+            && plan.device(&device.device).is_none()
+    });
+    match missing {
+        Some(device) => Err(Box::new(Conflict::NotUsable {
+            device: device.device.clone(),
+            card: card.to_owned(),
+            reason: plan.excluded,
+        })),
+        None => Ok(()),
     }
 }
 
@@ -276,8 +271,12 @@ fn check_exclusive(
         let own = wanted.iter().take(position).map(|other| (claim, *other));
         for (holder, other) in held.iter().copied().chain(own) {
             match (wanted_use, usage(&other.access)) {
-                (_, None) | (Use::Shares, Some(Use::Shares)) => {}
-                (Use::Whole, Some(held)) | (Use::Shares, Some(held @ Use::Whole)) => {
+                (_, None)
+                | (Use::Shares, Some(Use::Shares))
+                | (Use::Partitions, Some(Use::Partitions)) => {}
+                (Use::Whole, Some(held))
+                | (Use::Shares, Some(held @ (Use::Whole | Use::Partitions)))
+                | (Use::Partitions, Some(held @ (Use::Whole | Use::Shares))) => {
                     return Err(Box::new(Conflict::Exclusive {
                         device: device.device.clone(),
                         card: card.to_owned(),
@@ -292,38 +291,30 @@ fn check_exclusive(
     Ok(())
 }
 
-fn check_sums(
+fn check_shares(
     card: &str,
     wanted: &[&Prepared],
     held: &[(&ClaimRef, &Prepared)],
-    inventory: &NodeInventory,
+    plan: Option<&CardPlan>,
 ) -> Result<(), Box<Conflict>> {
     let Some(first) = wanted.first() else {
         return Ok(());
     };
-    let (device, card) = (first.device.clone(), card.to_owned());
-    let totals = match publish_mode(&card, inventory) {
-        Some(PublishMode::WholeAndShares(totals)) => totals,
-        Some(PublishMode::WholeOnly(reason) | PublishMode::Unpublished(reason)) => {
-            return Err(Box::new(Conflict::NotShared {
-                device,
-                card,
-                reason: Unshared::Unavailable(reason),
-            }));
-        }
-        None => {
-            return Err(Box::new(Conflict::NotShared {
-                device,
-                card,
-                reason: Unshared::Missing,
-            }));
-        }
+    let not_shared = |reason| {
+        Box::new(Conflict::NotShared {
+            device: first.device.clone(),
+            card: card.to_owned(),
+            reason,
+        })
     };
+    let plan = plan.ok_or_else(|| not_shared(Unshared::Missing))?;
     let ShareTotals {
         memory_bytes,
         cores,
         slots,
-    } = totals;
+    } = plan
+        .share_totals()
+        .ok_or_else(|| not_shared(Unshared::Unavailable(plan.excluded)))?;
     let (mut requested, mut used) = (Sums::default(), Sums::default());
     wanted
         .iter()
@@ -342,20 +333,64 @@ fn check_sums(
     ];
     for (resource, amount, requested, used, total) in amounts {
         if requested.saturating_add(used) > total {
-            let mut holders: Vec<ClaimRef> =
-                held.iter().map(|(holder, _)| (*holder).clone()).collect();
-            holders.sort();
-            holders.dedup();
-            return Err(Box::new(Conflict::Exceeds {
-                device,
-                card,
-                resource,
-                requested: amount(requested),
-                used: amount(used),
-                total: amount(total),
-                holders: Holders(holders),
-            }));
+            let amounts = [requested, used, total].map(amount);
+            return Err(exceeds(first, resource, amounts, held));
         }
     }
     Ok(())
+}
+
+/// Checks that the memory slices and engines of the GPU suffice.
+fn check_partitions(
+    card: &str,
+    wanted: &[&Prepared],
+    held: &[(&ClaimRef, &Prepared)],
+    plan: Option<&CardPlan>,
+) -> Result<(), Box<Conflict>> {
+    let Some(plan) = plan else {
+        return Ok(());
+    };
+    let consumed = |device: &Prepared| plan.device(&device.device).map(|planned| &planned.consumes);
+    let mut used = Counters::new();
+    let held_here = held.iter().filter_map(|(_, device)| consumed(device));
+    held_here.for_each(|consumed| card_plan::add(&mut used, consumed));
+    for device in wanted {
+        let Some(requested) = consumed(device) else {
+            return Err(Box::new(Conflict::NotUsable {
+                device: device.device.clone(),
+                card: card.to_owned(),
+                reason: plan.excluded,
+            }));
+        };
+        for (name, requested) in requested {
+            let amount = |counters: &Counters| counters.get(name).copied().unwrap_or_default();
+            let (used, total) = (amount(&used), amount(&plan.counters));
+            if requested.saturating_add(used) > total {
+                let amounts = [*requested, used, total].map(Amount::Count);
+                return Err(exceeds(device, name, amounts, held));
+            }
+        }
+        card_plan::add(&mut used, requested);
+    }
+    Ok(())
+}
+
+fn exceeds(
+    device: &Prepared,
+    resource: &str,
+    [requested, used, total]: [Amount; 3],
+    held: &[(&ClaimRef, &Prepared)],
+) -> Box<Conflict> {
+    let mut holders: Vec<ClaimRef> = held.iter().map(|(holder, _)| (*holder).clone()).collect();
+    holders.sort();
+    holders.dedup();
+    Box::new(Conflict::Exceeds {
+        device: device.device.clone(),
+        card: device.card.uuid.clone(),
+        resource: resource.to_owned(),
+        requested,
+        used,
+        total,
+        holders: Holders(holders),
+    })
 }

@@ -3,8 +3,6 @@
 //! The plan validates the allocation before the node is changed. Both the config of the claim and the allocation are
 //! untrusted input.
 
-use std::collections::BTreeMap;
-
 use drava_api::config::{self, ConfigError, Percent, Settings};
 use drava_api::{Quantity, names};
 use drava_nvml::Card;
@@ -12,8 +10,9 @@ use drava_vgpu_abi::DeviceUuid;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
-use super::{Access, CardRef, Prepared, Share};
-use crate::capacity::{self, ALL_CORES, MIB, PublishMode};
+use super::{Access, CardRef, Partition, Prepared, Share};
+use crate::capacity::{ALL_CORES, MIB, ShareTotals};
+use crate::card_plan::{self, DeviceKind};
 use crate::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::inventory::NodeInventory;
 
@@ -91,15 +90,17 @@ pub enum PlanError {
         /// Error of the config.
         error: ConfigError,
     },
-    /// The config of a whole GPU has a field that applies to shares only.
+    /// The config of a whole GPU or a partition has a field that applies to shares only.
     #[error(
-        "request {request}: config field {field} applies to shares (type vgpu), but device {device} is a whole GPU"
+        "request {request}: config field {field} applies to shares (type vgpu), but device {device} is {kind}"
     )]
-    ConfigOnWholeGpu {
+    ConfigWithoutShare {
         /// Request of the claim.
         request: String,
         /// Allocated device.
         device: String,
+        /// Type of the device, as text.
+        kind: &'static str,
         /// The field.
         field: &'static str,
     },
@@ -188,10 +189,10 @@ fn device(
     settings: &Settings,
     inventory: &NodeInventory,
 ) -> Result<Prepared, PlanError> {
-    let (card, shared) = resolve(result, inventory)?;
-    let access = match (result.admin_access == Some(true), shared) {
+    let (card, kind) = resolve(result, inventory)?;
+    let access = match (result.admin_access == Some(true), kind) {
         (true, _) => Access::Admin,
-        (false, true) => {
+        (false, AllocatedKind::Shares) => {
             // The limits page stores the UUID as 16 bytes.
             card.uuid
                 .as_str()
@@ -202,12 +203,21 @@ fn device(
                     found: card.uuid.to_string(),
                 })?;
             let share = share(result, settings)?;
-            check_percent(result, settings, &share, card)?;
+            check_percent(
+                result,
+                settings,
+                &share,
+                inventory.plan(card).share_totals(),
+            )?;
             Access::Share(share)
         }
-        (false, false) => {
-            check_whole_gpu_config(result, settings)?;
+        (false, AllocatedKind::Whole) => {
+            check_config_without_share(result, settings, "a whole GPU")?;
             Access::Whole
+        }
+        (false, AllocatedKind::Partition(partition)) => {
+            check_config_without_share(result, settings, "a MIG partition")?;
+            Access::Partition(partition)
         }
     };
     Ok(Prepared {
@@ -228,32 +238,65 @@ fn main_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(main, _)| main)
 }
 
-/// Returns the GPU of a result, and whether the device is the shared device of the GPU.
+/// Type of an allocated device.
+enum AllocatedKind {
+    Whole,
+    Shares,
+    Partition(Partition),
+}
+
+/// Returns the GPU of a result and the type of the device. All types are found in every mode of the GPU, so that the
+/// overcommit check can name the reason.
 fn resolve<'a>(
     result: &DeviceRequestAllocationResult,
     inventory: &'a NodeInventory,
-) -> Result<(&'a Card, bool), PlanError> {
-    let mut devices: BTreeMap<String, (&Card, bool)> = BTreeMap::new();
+) -> Result<(&'a Card, AllocatedKind), PlanError> {
+    let mut present = Vec::new();
     for card in &inventory.gpus.cards {
-        devices.insert(names::gpu_device(card.minor), (card, false));
-        devices.insert(names::vgpu_device(card.minor), (card, true));
+        let partitions = card_plan::partitions(card);
+        for (name, kind) in [
+            (names::gpu_device(card.minor), AllocatedKind::Whole),
+            (names::vgpu_device(card.minor), AllocatedKind::Shares),
+        ] {
+            if name == result.device {
+                return Ok((card, kind));
+            }
+            present.push(name);
+        }
+        if !partitions.is_empty() {
+            present.push(format!(
+                "{} partitions of gpu-{}",
+                partitions.len(),
+                card.minor
+            ));
+        }
+        let allocated = partitions
+            .into_iter()
+            .find(|device| device.name == result.device);
+        if let Some(DeviceKind::Partition { profile, placement }) =
+            allocated.map(|device| device.kind)
+        {
+            let partition = Partition {
+                profile: profile.name,
+                profile_id: profile.id,
+                start: placement.start,
+                size: placement.size,
+                boot_id: String::new(),
+                instance: None,
+            };
+            return Ok((card, AllocatedKind::Partition(partition)));
+        }
     }
-    devices
-        .get(&result.device)
-        .copied()
-        .ok_or_else(|| PlanError::NoDevice {
-            request: result.request.clone(),
-            device: result.device.clone(),
-            present: if devices.is_empty() {
-                "none".to_owned()
-            } else {
-                devices
-                    .keys()
-                    .map(String::as_str)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            },
-        })
+    let present = if present.is_empty() {
+        "none".to_owned()
+    } else {
+        present.join(", ")
+    };
+    Err(PlanError::NoDevice {
+        request: result.request.clone(),
+        device: result.device.clone(),
+        present,
+    })
 }
 
 fn share(result: &DeviceRequestAllocationResult, settings: &Settings) -> Result<Share, PlanError> {
@@ -331,13 +374,10 @@ fn check_percent(
     result: &DeviceRequestAllocationResult,
     settings: &Settings,
     share: &Share,
-    card: &Card,
+    totals: Option<ShareTotals>,
 ) -> Result<(), PlanError> {
-    match (
-        settings.memory_percent.map(Percent::get),
-        capacity::publish_mode(card, false),
-    ) {
-        (Some(percent), PublishMode::WholeAndShares(totals))
+    match (settings.memory_percent.map(Percent::get), totals) {
+        (Some(percent), Some(totals))
             if percent < 100 && share.memory_bytes >= totals.memory_bytes =>
         {
             Err(PlanError::PercentNotApplied {
@@ -357,15 +397,17 @@ fn whole(quantity: &RawQuantity) -> Option<u64> {
         .and_then(|value| u64::try_from(value).ok())
 }
 
-/// Rejects limits on a whole GPU: they would have no effect.
-fn check_whole_gpu_config(
+/// Rejects limits on a device without shares: they would have no effect.
+fn check_config_without_share(
     result: &DeviceRequestAllocationResult,
     settings: &Settings,
+    kind: &'static str,
 ) -> Result<(), PlanError> {
     let defaults = Settings::default();
-    let reject = |field| PlanError::ConfigOnWholeGpu {
+    let reject = |field| PlanError::ConfigWithoutShare {
         request: result.request.clone(),
         device: result.device.clone(),
+        kind,
         field,
     };
     if settings.memory_percent.is_some() {

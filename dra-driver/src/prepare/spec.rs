@@ -30,6 +30,12 @@ pub enum SpecError {
         /// Error with the path of the file.
         source: NodeError,
     },
+    /// A partition has no MIG instance.
+    #[error("device {device}: the MIG instance is missing")]
+    NoInstance {
+        /// The device.
+        device: String,
+    },
     /// The driver root has no library that the stub replaces.
     #[error(
         "the driver root {root} has no library with the SONAME libcuda.so.1, which delivery shim requires"
@@ -73,12 +79,7 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
         Some(_) | None => ContainerEdits::default(),
     };
     let devices = record.devices.iter().zip(views).map(|(device, view)| {
-        let card = driver
-            .gpu(device.card.minor, &device.card.pci_bus_id, view.parts)
-            .map_err(|source| SpecError::Node {
-                device: device.device.clone(),
-                source,
-            })?;
+        let card = nodes(device, view.parts, driver)?;
         let mut own = if is_uniform {
             ContainerEdits::default()
         } else {
@@ -100,6 +101,24 @@ pub fn build(record: &ClaimRecord, layout: &Layout, driver: &Driver) -> Result<S
     Spec::new(names::CDI_KIND, devices, common).map_err(SpecError::Invalid)
 }
 
+/// Returns the device files of a device.
+fn nodes(device: &Prepared, parts: &[Part], driver: &Driver) -> Result<ContainerEdits, SpecError> {
+    let minor = device.card.minor;
+    let nodes = match device.partition().map(|partition| &partition.instance) {
+        Some(Some(instance)) => driver.mig(minor, instance.gpu_instance, instance.compute_instance),
+        Some(None) => {
+            return Err(SpecError::NoInstance {
+                device: device.device.clone(),
+            });
+        }
+        None => driver.gpu(minor, &device.card.pci_bus_id, parts),
+    };
+    nodes.map_err(|source| SpecError::Node {
+        device: device.device.clone(),
+        source,
+    })
+}
+
 /// `libvgpu.so` and its stubs.
 struct Library {
     host_path: String,
@@ -119,7 +138,7 @@ impl Library {
         // Containers without limits get the original libraries.
         let substitutes = match access {
             Access::Share(_) => self.substitutes.as_slice(),
-            Access::Whole | Access::Admin => &[],
+            Access::Whole | Access::Partition(_) | Access::Admin => &[],
         };
         View {
             parts: parts(access),
@@ -177,7 +196,7 @@ fn substitutes(
 
 fn parts(access: &Access) -> &'static [Part] {
     match access {
-        Access::Whole => UNMETERED,
+        Access::Whole | Access::Partition(_) => UNMETERED,
         Access::Share(share) if share.unmetered => UNMETERED,
         Access::Share(_) | Access::Admin => METERED,
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use drava_api::{DeviceType, Quantity, names};
-use drava_nvml::{AddressingMode, Card, Mig, MigProfile, MigVariant};
+use drava_nvml::{AddressingMode, Card, MigProfile};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device,
     DeviceAttribute, DeviceCapacity, DeviceCounterConsumption, DeviceTaint,
@@ -13,19 +13,45 @@ use k8s_openapi::api::resource::v1::{
 
 use super::version;
 use crate::capacity::{self, ALL_CORES, MIB, ShareTotals};
+use crate::card_plan::{Counters, DeviceKind, PlannedDevice};
 use crate::inventory::NodeInventory;
 use crate::options::Scheduling;
 
 /// Maximum length of a string attribute (`DeviceAttributeMaxValueLength`).
 const MAX_ATTRIBUTE_BYTES: usize = 64;
 
-/// Returns the device of the whole GPU.
-pub(super) fn gpu(
+/// Returns a planned device of a GPU.
+pub(super) fn device(
+    planned: &PlannedDevice,
     card: &Card,
     node: &NodeInventory,
     taints: Option<Vec<DeviceTaint>>,
     counters: bool,
 ) -> Device {
+    let mut attributes = attributes(planned.kind.device_type(), card, node);
+    let capacity = match &planned.kind {
+        DeviceKind::Whole => whole_capacity(card),
+        DeviceKind::Shares(totals) => share_capacity(*totals),
+        DeviceKind::Partition { profile, .. } => {
+            let name = names::attribute::PROFILE.to_owned();
+            attributes.insert(name, string(&profile.name));
+            partition_capacity(profile, card)
+        }
+    };
+    let is_shared = matches!(planned.kind, DeviceKind::Shares(_));
+    Device {
+        name: planned.name.clone(),
+        attributes: Some(attributes),
+        capacity: Some(capacity),
+        allow_multiple_allocations: is_shared.then_some(true),
+        consumes_counters: counters
+            .then(|| vec![consumes(&counter_set(card.minor, &planned.consumes))]),
+        taints,
+        ..Device::default()
+    }
+}
+
+fn whole_capacity(card: &Card) -> BTreeMap<String, DeviceCapacity> {
     let mut capacity = BTreeMap::from([(
         names::capacity::CORES.to_owned(),
         fixed(Quantity::count(ALL_CORES)),
@@ -36,23 +62,10 @@ pub(super) fn gpu(
             fixed(Quantity::bytes(memory_bytes)),
         );
     }
-    Device {
-        name: names::gpu_device(card.minor),
-        attributes: Some(attributes(DeviceType::Gpu, card, node)),
-        capacity: Some(capacity),
-        consumes_counters: counters.then(|| consumes_all(card)),
-        taints,
-        ..Device::default()
-    }
+    capacity
 }
 
-/// Returns the device of the shares.
-pub(super) fn vgpu(
-    card: &Card,
-    node: &NodeInventory,
-    taints: Option<Vec<DeviceTaint>>,
-    totals: ShareTotals,
-) -> Device {
+fn share_capacity(totals: ShareTotals) -> BTreeMap<String, DeviceCapacity> {
     let ShareTotals {
         memory_bytes,
         cores,
@@ -86,81 +99,62 @@ pub(super) fn vgpu(
             None,
         ),
     };
-    Device {
-        name: names::vgpu_device(card.minor),
-        attributes: Some(attributes(DeviceType::Vgpu, card, node)),
-        capacity: Some(BTreeMap::from([
-            (names::capacity::MEMORY.to_owned(), memory),
-            (names::capacity::CORES.to_owned(), cores),
-            (names::capacity::SLOTS.to_owned(), slots),
-        ])),
-        allow_multiple_allocations: Some(true),
-        consumes_counters: Some(consumes_all(card)),
-        taints,
-        ..Device::default()
-    }
+    BTreeMap::from([
+        (names::capacity::MEMORY.to_owned(), memory),
+        (names::capacity::CORES.to_owned(), cores),
+        (names::capacity::SLOTS.to_owned(), slots),
+    ])
 }
 
-/// Returns the counters that all devices of a GPU consume.
-///
-/// Memory slices are NVML's MIG placements; engines are those of the largest profile. A GPU without MIG has one counter
-/// `card`, so that whole GPU and shares exclude each other.
-pub(super) fn counter_set(card: &Card) -> CounterSet {
+fn partition_capacity(profile: &MigProfile, card: &Card) -> BTreeMap<String, DeviceCapacity> {
+    use names::capacity as name;
+    let multiprocessors = u64::from(profile.multiprocessors);
+    let all = card.multiprocessors.map_or(multiprocessors, u64::from);
+    let cores = (multiprocessors * ALL_CORES)
+        .checked_div(all)
+        .unwrap_or(ALL_CORES);
+    let counts = [
+        (name::CORES, cores.min(ALL_CORES)),
+        (name::MULTIPROCESSORS, multiprocessors),
+        (name::COPY_ENGINES, u64::from(profile.copy_engines)),
+        (name::DECODERS, u64::from(profile.decoders)),
+        (name::ENCODERS, u64::from(profile.encoders)),
+        (name::JPEG_ENGINES, u64::from(profile.jpeg_engines)),
+        (name::OFA_ENGINES, u64::from(profile.ofa_engines)),
+    ];
+    let counts = counts
+        .into_iter()
+        .map(|(name, count)| (name.to_owned(), fixed(Quantity::count(count))));
+    let memory = fixed(Quantity::bytes(profile.memory_bytes));
+    counts.chain([(name::MEMORY.to_owned(), memory)]).collect()
+}
+
+/// Returns the counter set of a GPU with these amounts.
+pub(super) fn counter_set(minor: u32, counters: &Counters) -> CounterSet {
+    let counter = |(name, amount): (&String, &u64)| {
+        let value = Quantity::count(*amount).into();
+        (name.clone(), Counter { value })
+    };
     CounterSet {
-        name: names::gpu_device(card.minor),
-        counters: counters(card),
+        name: names::gpu_device(minor),
+        counters: counters.iter().map(counter).collect(),
     }
 }
 
-fn consumes_all(card: &Card) -> Vec<DeviceCounterConsumption> {
-    vec![DeviceCounterConsumption {
-        counter_set: names::gpu_device(card.minor),
-        counters: counters(card),
+/// Returns the consumption of all counters of a set.
+pub(super) fn consumes(set: &CounterSet) -> DeviceCounterConsumption {
+    DeviceCounterConsumption {
+        counter_set: set.name.clone(),
+        counters: set.counters.clone(),
         ..DeviceCounterConsumption::default()
-    }]
+    }
 }
 
-fn counters(card: &Card) -> BTreeMap<String, Counter> {
-    let count = |value: u32| Counter {
-        value: Quantity::count(u64::from(value)).into(),
-    };
-    let profiles = match &card.mig {
-        Mig::NotCapable => &[][..],
-        Mig::Capable { profiles, .. } => profiles,
-    };
-    let slices = profiles
-        .iter()
-        .flat_map(|profile| &profile.placements)
-        .map(|placement| placement.start + placement.size)
-        .max();
-    let Some(slices) = slices else {
-        return BTreeMap::from([("card".to_owned(), count(1))]);
-    };
-    let mut counters: BTreeMap<_, _> = (0..slices)
-        .map(|slice| (format!("memory-slice-{slice}"), count(1)))
-        .collect();
-    let most = |engines: fn(&MigProfile) -> u32| profiles.iter().map(engines).max().unwrap_or(0);
-    for (name, value) in [
-        ("copy-engines", most(|profile| profile.copy_engines)),
-        ("decoders", most(|profile| profile.decoders)),
-        ("encoders", most(|profile| profile.encoders)),
-        ("jpeg-engines", most(|profile| profile.jpeg_engines)),
-        ("ofa-engines", most(|profile| profile.ofa_engines)),
-        ("media-extensions", most(media_extensions)),
-    ] {
-        if value > 0 {
-            counters.insert(name.to_owned(), count(value));
-        }
-    }
-    counters
-}
-
-/// Returns the maximum number of instances with media extensions.
-fn media_extensions(profile: &MigProfile) -> u32 {
-    match profile.variant {
-        MigVariant::MediaExtensions | MigVariant::AllMediaExtensions => profile.instance_count,
-        MigVariant::Plain | MigVariant::NoMediaExtensions | MigVariant::Graphics => 0,
-    }
+/// Returns whether a published device is a MIG partition.
+pub(super) fn is_partition(device: &Device) -> bool {
+    let attributes = device.attributes.as_ref();
+    attributes.and_then(|attributes| attributes.get(names::attribute::TYPE)?.string.as_deref())
+        == Some(DeviceType::Mig.as_str())
 }
 
 fn attributes(

@@ -11,12 +11,14 @@ use std::fmt;
 use std::time::Duration;
 
 use drava_api::names;
-use drava_nvml::{GpuUuid, Inventory};
+use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourceClaim, ResourceSlice};
 use tokio::time::Instant;
 
 use super::{Pool, SliceContent};
-use crate::capacity::{self, PublishMode, UnavailableReason};
+use crate::capacity::UnavailableReason;
+use crate::card_plan::CardPlan;
+use crate::inventory::NodeInventory;
 
 /// Default time between tainting and withdrawal. An allocation that was computed before the taint is written by then.
 pub const GRACE: Duration = Duration::from_secs(300);
@@ -108,14 +110,14 @@ impl PublishedCards {
     /// Returns the published devices that `inventory` does not offer, by GPU. Devices of a missing GPU are excluded when
     /// another GPU has its minor number, because that GPU uses the same device names.
     #[must_use]
-    pub fn retained(&self, inventory: &Inventory) -> BTreeMap<GpuUuid, Retained> {
-        let minors: BTreeSet<u32> = inventory.cards.iter().map(|card| card.minor).collect();
+    pub fn retained(&self, inventory: &NodeInventory) -> BTreeMap<GpuUuid, Retained> {
+        let cards = &inventory.gpus.cards;
+        let minors: BTreeSet<u32> = cards.iter().map(|card| card.minor).collect();
         let of_card = |(uuid, card): (&GpuUuid, &PublishedCard)| {
-            let present = inventory.cards.iter().find(|present| present.uuid == *uuid);
+            let present = cards.iter().find(|present| present.uuid == *uuid);
             let retained = match present {
                 Some(present) if present.minor == card.minor => {
-                    let mode = capacity::publish_mode(present, inventory.confidential_computing);
-                    not_offered(card, &mode)?
+                    not_offered(card, &inventory.plan(present))?
                 }
                 // The GPU has another minor number and other device names.
                 Some(_) => return None,
@@ -177,19 +179,14 @@ impl PublishedCards {
     }
 }
 
-/// Returns the published devices that the publish mode excludes.
-fn not_offered(published: &PublishedCard, mode: &PublishMode) -> Option<Retained> {
-    let (reason, offered) = match mode {
-        PublishMode::WholeAndShares(_) => return None,
-        PublishMode::WholeOnly(reason) => (*reason, Some(names::gpu_device(published.minor))),
-        PublishMode::Unpublished(reason) => (*reason, None),
-    };
+/// Returns the published devices that are not in the plan.
+fn not_offered(published: &PublishedCard, plan: &CardPlan) -> Option<Retained> {
     let mut card = published.clone();
     card.devices
-        .retain(|device| offered.as_ref() != Some(&device.name));
+        .retain(|device| plan.device(&device.name).is_none());
     (!card.devices.is_empty()).then_some(Retained {
         card,
-        reason: Reason::Unavailable(reason),
+        reason: Reason::Unavailable(plan.excluded),
     })
 }
 

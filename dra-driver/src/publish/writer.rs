@@ -219,7 +219,7 @@ impl Publisher {
                 unknown.insert(PublishedCards::from_slices(&existing, &pool))
             }
         };
-        let mut retained = published.retained(&inventory.gpus);
+        let mut retained = published.retained(inventory);
         let now = Instant::now();
         let is_grace_over =
             |retained: &Retained| published.is_grace_over(retained, now, self.retained_grace);

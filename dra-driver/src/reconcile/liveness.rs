@@ -11,11 +11,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drava_nvml::{GpuUuid, Status};
+use drava_nvml::{CardError, GpuLibrary, GpuUuid, Process, Status};
 
 use crate::agent::process::{Described, Processes};
 use crate::claim::ClaimUid;
-use crate::inventory::OpenLibrary;
+use crate::inventory::{InstanceKey, OpenLibrary};
 use crate::mounts::ClaimsMount;
 
 /// Liveness of a claim.
@@ -52,6 +52,33 @@ impl fmt::Display for Evidence {
             }
         }
     }
+}
+
+/// What a claim holds.
+pub struct Held {
+    /// UID of the claim.
+    pub uid: ClaimUid,
+    /// GPUs, also those of MIG instances.
+    pub gpus: BTreeSet<GpuUuid>,
+    /// MIG instances.
+    pub instances: BTreeSet<InstanceKey>,
+}
+
+/// Returns the IDs of a claim's MIG instances on a GPU; `None` if the claim has no partition of the GPU.
+fn instance_ids(
+    library: &dyn GpuLibrary,
+    gpu: &GpuUuid,
+    instances: &BTreeSet<InstanceKey>,
+) -> Result<Option<Vec<u32>>, CardError> {
+    if instances.iter().all(|(card, ..)| card != gpu) {
+        return Ok(None);
+    }
+    let listed = library.mig_instances(gpu)?;
+    let own = listed.iter().filter(|instance| {
+        let key = (gpu.clone(), instance.profile_id, instance.placement);
+        instances.contains(&key)
+    });
+    Ok(Some(own.map(|instance| instance.id).collect()))
 }
 
 /// Inspects the processes of the node.
@@ -100,9 +127,14 @@ impl Inspector {
         Ok(claims)
     }
 
-    /// Returns the liveness of a claim with these GPUs, of which no share is mounted. Blocks as long as NVML does.
+    /// Returns the liveness of a claim of which no share is mounted. Blocks as long as NVML does.
     #[must_use]
-    pub fn gpu_liveness(&self, uid: &ClaimUid, gpus: &BTreeSet<GpuUuid>) -> Liveness {
+    pub fn gpu_liveness(&self, held: &Held) -> Liveness {
+        let Held {
+            uid,
+            gpus,
+            instances,
+        } = held;
         if gpus.is_empty() {
             return Liveness::Ended;
         }
@@ -120,7 +152,16 @@ impl Inspector {
                 }
                 Err(error) => return Liveness::Unknown(error.to_string()),
             };
-            for pid in listed.into_iter().map(|process| process.pid) {
+            let own = match instance_ids(library.as_ref(), gpu, instances) {
+                Ok(own) => own,
+                Err(error) => return Liveness::Unknown(error.to_string()),
+            };
+            let in_own = |process: &Process| match (&own, process.gpu_instance) {
+                (None, _) => true,
+                (Some(own), Some(instance)) => own.contains(&instance),
+                (Some(_), None) => false,
+            };
+            for pid in listed.into_iter().filter(in_own).map(|process| process.pid) {
                 let Some(described) = processes.describe(pid) else {
                     continue;
                 };

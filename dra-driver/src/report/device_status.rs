@@ -92,6 +92,10 @@ fn enforced(device: &Prepared, inventory: &NodeInventory, injection: &Injection)
             ConditionReason::WholeGpu,
             "the claim has the whole GPU".to_owned(),
         ),
+        Access::Partition(partition) => (
+            ConditionReason::Partition,
+            format!("the GPU isolates MIG partition {}", partition.profile),
+        ),
         Access::Admin => (
             ConditionReason::AdminAccess,
             "admin access has no limits".to_owned(),
@@ -184,6 +188,13 @@ fn data(device: &Prepared) -> Value {
         data.insert("cores", json!(share.cores));
         data.insert("computePolicy", json!(share.compute_policy));
         data.insert("priority", json!(share.priority));
+    }
+    if let Some(partition) = device.partition() {
+        data.insert("profile", json!(partition.profile));
+        data.insert("start", json!(partition.start));
+        if let Some(instance) = &partition.instance {
+            data.insert("migUuid", json!(instance.uuid.as_str()));
+        }
     }
     json!(data)
 }

@@ -1,5 +1,6 @@
 //! Metrics of shares by the agent, and telemetry of GPUs, on a simulated machine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::share_metrics::{CounterTotals, ShareMetrics};
@@ -146,7 +147,7 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     let machine = Machine::start(H100X2).unwrap();
     let root = machine.root().to_owned();
     let source = Source::nvml(root.clone(), root.clone());
-    let thread = InventoryThread::start(source).unwrap();
+    let thread = InventoryThread::start(source, Box::new(BTreeSet::new)).unwrap();
     let open = move || {
         let library = Library::open(&find(&root).unwrap()).unwrap();
         Ok(Box::new(library) as Box<dyn GpuLibrary>)

@@ -9,7 +9,7 @@ use drava_cdi::Spec;
 use drava_dra_driver::artifacts::Artifact;
 use drava_dra_driver::claim::ShareId;
 use drava_dra_driver::prepare::apply::Failure;
-use drava_dra_driver::prepare::effects::{NodeEffects, Tmpfs};
+use drava_dra_driver::prepare::effects::Tmpfs;
 use drava_vgpu_abi::{REGION_SIZE, page};
 
 use crate::crash::CrashingEffects;
@@ -289,7 +289,7 @@ fn rolls_back_failed_prepare_unless_containers_may_run() {
     }
     let node = TestNode::started();
     let found = claim(1, &[Share(0, "8Gi", "30")]);
-    let failing = NodeEffects::new(node.layout(), Box::new(FailingTmpfs));
+    let failing = node.effects_with(Box::new(FailingTmpfs));
     let failing = node.applier(failing);
     let error = prepare(&node, &failing, 1, &found).unwrap_err();
     let error = drava_api::error::describe(&error);

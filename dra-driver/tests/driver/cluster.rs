@@ -89,12 +89,7 @@ impl GpuLibrary for FakeGpus {
         unsupported(card)
     }
 
-    fn create_mig(
-        &self,
-        card: &GpuUuid,
-        _: &MigProfile,
-        _: Placement,
-    ) -> Result<GpuInstance, CardError> {
+    fn create_mig(&self, card: &GpuUuid, _: u32, _: Placement) -> Result<GpuInstance, CardError> {
         unsupported(card)
     }
 

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
 use drava_dra_driver::claim::{ClaimUid, ShareId};
+use drava_dra_driver::prepare::Partition;
 use drava_dra_driver::prepare::effects::{EffectError, Effects, Ensured, NodeEffects};
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
+use drava_nvml::{GpuInstance, GpuUuid};
 use drava_vgpu_abi::LimitsSpec;
 
 use crate::fixture::Allocated::Share;
@@ -72,6 +74,28 @@ impl Effects for CrashingEffects {
     fn ensure_spec(&self, uid: &ClaimUid, spec: &Spec) -> Result<Ensured, EffectError> {
         self.next_effect()?;
         self.node.ensure_spec(uid, spec)
+    }
+
+    fn boot_id(&self) -> &str {
+        self.node.boot_id()
+    }
+
+    fn instances(&self, card: &GpuUuid) -> Result<Vec<GpuInstance>, EffectError> {
+        self.node.instances(card)
+    }
+
+    fn create_instance(
+        &self,
+        card: &GpuUuid,
+        partition: &Partition,
+    ) -> Result<GpuInstance, EffectError> {
+        self.next_effect()?;
+        self.node.create_instance(card, partition)
+    }
+
+    fn destroy_instance(&self, card: &GpuUuid, id: u32) -> Result<(), EffectError> {
+        self.next_effect()?;
+        self.node.destroy_instance(card, id)
     }
 
     fn remove_spec(&self, uid: &ClaimUid) -> Result<(), EffectError> {

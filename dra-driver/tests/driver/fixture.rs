@@ -119,6 +119,7 @@ pub(crate) fn inventory(cards: Vec<Card>) -> NodeInventory {
             faults: Vec::new(),
         },
         pcie_roots,
+        foreign_instances: BTreeMap::new(),
     }
 }
 
@@ -231,6 +232,8 @@ pub(crate) enum Allocated {
     Share(u32, &'static str, &'static str),
     /// The whole GPU with this minor number.
     Whole(u32),
+    /// A partition of the GPU with this minor number: profile, first memory slice.
+    Partition(u32, &'static str, u32),
 }
 
 /// Returns an allocated and reserved claim with these results for requests `gpu`, `gpu1`, ….
@@ -258,6 +261,10 @@ pub(crate) fn claim_with(number: u32, results: &[Allocated], config: &Value) -> 
                 }),
                 Allocated::Whole(minor) => json!({
                     "request": request, "driver": "gpu.drava.dev", "pool": POOL, "device": format!("gpu-{minor}"),
+                }),
+                Allocated::Partition(minor, profile, start) => json!({
+                    "request": request, "driver": "gpu.drava.dev", "pool": POOL,
+                    "device": drava_api::names::mig_device(*minor, profile, *start),
                 }),
             }
         })

@@ -18,6 +18,7 @@ mod mounts;
 mod node;
 mod orphans;
 mod overcommit;
+mod partitions;
 mod plan;
 mod publish;
 mod readiness;

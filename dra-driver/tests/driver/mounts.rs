@@ -6,9 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 
 use drava_dra_driver::claim::ShareId;
-use drava_dra_driver::prepare::effects::{
-    Effects as _, Ensured, KernelTmpfs, NodeEffects, Tmpfs as _,
-};
+use drava_dra_driver::prepare::effects::{Effects as _, Ensured, KernelTmpfs, Tmpfs as _};
 use drava_vgpu_abi::REGION_SIZE;
 
 use crate::fixture::{claim_ref, share_id};
@@ -57,7 +55,7 @@ fn report_skipped(reason: &str) {
 
 fn check_mounts() {
     let node = TestNode::started();
-    let effects = NodeEffects::new(node.layout(), Box::new(KernelTmpfs));
+    let effects = node.effects_with(Box::new(KernelTmpfs));
     let (uid, share) = (claim_ref(1).uid, ShareId::parse(&share_id(1, 0)).unwrap());
     let usage = node.layout().usage(&uid, &share);
     assert_eq!(

@@ -16,7 +16,7 @@ use drava_dra_driver::lock::Locks;
 use drava_dra_driver::mounts::ClaimsMount;
 use drava_dra_driver::options::{Delivery, Paths};
 use drava_dra_driver::prepare::apply::{Applier, ApplyError, Environment};
-use drava_dra_driver::prepare::effects::{Effects, NodeEffects, Tmpfs};
+use drava_dra_driver::prepare::effects::{Effects, MigAccess, NodeEffects, Tmpfs};
 use drava_dra_driver::prepare::record::ClaimRecord;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tempfile::TempDir;
@@ -128,7 +128,16 @@ impl TestNode {
     }
 
     pub(crate) fn effects(&self) -> NodeEffects {
-        NodeEffects::new(self.layout(), Box::new(self.tmpfs.clone()))
+        self.effects_with(Box::new(self.tmpfs.clone()))
+    }
+
+    /// Returns effects with these mounts, without a GPU library.
+    pub(crate) fn effects_with(&self, tmpfs: Box<dyn Tmpfs>) -> NodeEffects {
+        let mig = MigAccess {
+            open: Arc::new(|| Err("no GPU library".to_owned())),
+            boot_id: "boot".to_owned(),
+        };
+        NodeEffects::new(self.layout(), tmpfs, mig)
     }
 
     /// Returns the applier of a driver that has just started.

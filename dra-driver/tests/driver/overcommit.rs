@@ -1,13 +1,14 @@
 //! Conflicts of a claim with prepared claims: a pure function.
 
 use drava_dra_driver::claim::ClaimRef;
+use drava_dra_driver::inventory::NodeInventory;
 use drava_dra_driver::prepare::overcommit::{self, Conflict};
 use drava_dra_driver::prepare::plan;
 use drava_dra_driver::prepare::{Access, Prepared};
-use drava_nvml::ComputeMode;
+use drava_nvml::{ComputeMode, Mig};
 use proptest::prelude::*;
 
-use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::Allocated::{Partition, Share, Whole};
 use crate::fixture::{POOL, claim, claim_ref, h100x2};
 
 fn prepared(number: u32, results: &[crate::fixture::Allocated]) -> (ClaimRef, Vec<Prepared>) {
@@ -145,7 +146,7 @@ fn counts_each_share_of_claim_exactly_once() {
     let both = prepared(1, &[Share(0, "40Gi", "0"), Share(0, "40Gi", "0")]);
     assert!(matches!(
         guard(&both, &[]),
-        Err(conflict) if matches!(*conflict, Conflict::Exceeds { resource: "memory", .. })
+        Err(conflict) if matches!(*conflict, Conflict::Exceeds { ref resource, .. } if resource == "memory")
     ));
     let one = prepared(1, &[Share(0, "70Gi", "0")]);
     assert_eq!(guard(&one, std::slice::from_ref(&one)), Ok(()));
@@ -157,6 +158,78 @@ fn ignores_claims_with_admin_access() {
     monitor.1[0].access = Access::Admin;
     assert_eq!(guard(&monitor, &[prepared(2, &[Whole(0)])]), Ok(()));
     assert_eq!(guard(&prepared(2, &[Whole(0)]), &[monitor]), Ok(()));
+}
+
+/// Returns the H100s with the first in MIG mode.
+fn partitioned() -> NodeInventory {
+    let mut inventory = h100x2();
+    if let Mig::Capable {
+        enabled, pending, ..
+    } = &mut inventory.gpus.cards[0].mig
+    {
+        (*enabled, *pending) = (true, true);
+    }
+    inventory
+}
+
+#[test]
+fn rejects_partitions_that_share_slices_or_engines() {
+    let check = |new: &[crate::fixture::Allocated], held: &[crate::fixture::Allocated]| {
+        let (claim, devices) = prepared(2, new);
+        let (other, held) = prepared(1, held);
+        overcommit::check(
+            &claim,
+            &devices,
+            [(&other, held.as_slice())],
+            &partitioned(),
+        )
+        .map_err(|conflict| conflict.to_string())
+    };
+    let small = |start| Partition(0, "1g.10gb", start);
+    let media = |start| Partition(0, "1g.10gb+me", start);
+    assert_eq!(check(&[small(0)], &[small(1)]), Ok(()));
+    assert_eq!(check(&[Partition(0, "3g.40gb", 4)], &[small(3)]), Ok(()));
+    let error = check(&[Partition(0, "3g.40gb", 0)], &[small(3)]).unwrap_err();
+    assert!(
+        error.starts_with("cannot use 1 of memory-slice-3 of device gpu-0-mig-3g-40gb-0")
+            && error.contains("1 of 1 is prepared for other claims: default/claim-1"),
+        "{error}"
+    );
+    let error = check(&[media(5)], &[media(1)]).unwrap_err();
+    assert!(error.contains("of media-extensions"), "{error}");
+    assert!(
+        check(&[small(2), small(2)], &[small(0)]).is_err(),
+        "within one claim"
+    );
+}
+
+#[test]
+fn rejects_devices_of_other_mig_mode() {
+    for (device, reason) in [
+        (Whole(0), "MIG mode is enabled"),
+        (Share(0, "1Gi", "0"), "MIG mode is enabled"),
+        (Partition(1, "1g.10gb", 0), "MIG mode is disabled"),
+    ] {
+        let (claim, devices) = prepared(1, &[device]);
+        let error = overcommit::check(&claim, &devices, [], &partitioned()).unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn rejects_partition_of_gpu_held_whole_or_shared() {
+    // MIG mode was switched on while the record of a force-deleted claim remains.
+    for held in [Whole(0), Share(0, "1Gi", "0")] {
+        let (other, held) = prepared(1, &[held]);
+        let (claim, devices) = prepared(2, &[Partition(0, "1g.10gb", 0)]);
+        let conflict = overcommit::check(
+            &claim,
+            &devices,
+            [(&other, held.as_slice())],
+            &partitioned(),
+        );
+        assert!(matches!(*conflict.unwrap_err(), Conflict::Exclusive { .. }));
+    }
 }
 
 proptest! {

@@ -120,7 +120,8 @@ fn reports_missing_device_with_present_devices() {
         .to_string();
     assert!(
         error.contains(
-            "request gpu: device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu)"
+            "request gpu: device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu, \
+             25 partitions of gpu-0)"
         ),
         "{error}"
     );

@@ -157,7 +157,7 @@ fn publishes_unshareable_gpu_as_whole_only() {
         partitioned
             .unavailable
             .values()
-            .all(|reason| *reason == UnavailableReason::Mig)
+            .all(|reason| *reason == UnavailableReason::NoMigProfiles)
     );
     assert_eq!(partitioned.slices.len(), 1, "an empty pool has one slice");
     let prohibited = with(|card| card.compute_mode = ComputeMode::Prohibited);

@@ -25,7 +25,7 @@ fn without_first_gpu() -> NodeInventory {
 /// Returns the pool for `inventory` after `slices` were published.
 fn after(slices: &[ResourceSlice], inventory: &NodeInventory, features: Features) -> Pool {
     let published = PublishedCards::from_slices(slices, POOL);
-    let retained = published.retained(&inventory.gpus);
+    let retained = published.retained(inventory);
     publish::desired(NODE, inventory, &retained, Scheduling::Managed, features)
 }
 
@@ -129,7 +129,7 @@ fn reads_published_gpus_from_newest_generation() {
     }
     slices.extend(older);
     let no_gpus = inventory(Vec::new());
-    let published = PublishedCards::from_slices(&slices, POOL).retained(&no_gpus.gpus);
+    let published = PublishedCards::from_slices(&slices, POOL).retained(&no_gpus);
     let counting: Vec<_> = published
         .values()
         .flat_map(|retained| &retained.card.devices)
@@ -144,7 +144,7 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = without_first_gpu();
     let mut published = PublishedCards::from_slices(&slices, POOL);
-    let retained = published.retained(&inventory.gpus);
+    let retained = published.retained(&inventory);
     let card = retained.values().next().unwrap();
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     assert!(
@@ -174,7 +174,7 @@ fn withdraws_lost_gpu_after_taint_grace_period() {
 
     // The grace period restarts after the GPU was present.
     published.set_published(&desired(&h100x2()), &BTreeMap::new(), now + grace);
-    assert!(published.retained(&h100x2().gpus).is_empty());
+    assert!(published.retained(&h100x2()).is_empty());
     assert_eq!(published.next_check(now, grace), None);
     assert!(!published.is_grace_over(card, now + grace * 2, grace));
 }
@@ -184,11 +184,15 @@ fn retains_gpu_in_excluded_mode_with_reason() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
     let prohibited = |card: &mut Card| card.compute_mode = ComputeMode::Prohibited;
-    let modes = [
-        (with_first_gpu(partitioned), "mig-mode"),
-        (with_first_gpu(prohibited), "compute-mode-prohibited"),
-    ];
-    for (inventory, reason) in modes {
+    let prohibited_and_partitioned = |card: &mut Card| {
+        prohibited(card);
+        partitioned(card);
+    };
+    let reason = "compute-mode-prohibited";
+    for inventory in [
+        with_first_gpu(prohibited),
+        with_first_gpu(prohibited_and_partitioned),
+    ] {
         let pool = after(&slices, &inventory, Features::ALL);
         assert_eq!(
             unhealthy(&pool),
@@ -210,6 +214,42 @@ fn retains_gpu_in_excluded_mode_with_reason() {
 }
 
 #[test]
+fn retains_devices_of_other_mig_mode() {
+    let before = desired(&h100x2());
+    let slices = first_publication(&before);
+    let on = with_first_gpu(partitioned);
+    let pool = after(&slices, &on, Features::ALL);
+    assert_eq!(
+        unhealthy(&pool),
+        [("gpu-0", "mig-mode"), ("gpu-0-vgpu", "mig-mode")]
+    );
+    check_limits(&pool);
+    let with_partitions = stored(&slices, &changes(&slices, &pool, &owner()));
+    let retained = unhealthy(&pool).len();
+    assert_eq!(
+        devices(&pool).len() - retained,
+        devices(&desired(&on)).len()
+    );
+
+    // Back in the old mode, the partitions are retained and the other devices are as before.
+    let back = after(&with_partitions, &h100x2(), Features::ALL);
+    assert_eq!(unhealthy(&back).len(), devices(&desired(&on)).len() - 2);
+    let is_healthy = |device: &&Device| {
+        unhealthy(&back)
+            .iter()
+            .all(|(name, _)| device.name != *name)
+    };
+    let healthy: Vec<_> = back.devices().filter(is_healthy).cloned().collect();
+    assert_eq!(healthy, before.devices().cloned().collect::<Vec<_>>());
+    assert!(
+        unhealthy(&back)
+            .iter()
+            .all(|(_, reason)| *reason == "mig-mode-disabled")
+    );
+    check_limits(&back);
+}
+
+#[test]
 fn taints_only_devices_excluded_by_new_mode() {
     let before = desired(&h100x2());
     let slices = first_publication(&before);
@@ -224,7 +264,7 @@ fn taints_only_devices_excluded_by_new_mode() {
     let mut published = PublishedCards::from_slices(&slices, POOL);
     let (now, grace) = (Instant::now(), Duration::from_secs(300));
     let mut publish_at = |inventory: &NodeInventory, now| {
-        let retained = published.retained(&inventory.gpus);
+        let retained = published.retained(inventory);
         let pool = publish::desired(
             NODE,
             inventory,
@@ -247,7 +287,7 @@ fn taints_only_devices_excluded_by_new_mode() {
 }
 
 #[test]
-fn consumes_current_counters_for_retained_devices() {
+fn keeps_counters_of_both_modes_while_retained() {
     let slices = first_publication(&desired(&h100x2()));
     let inventory = with_first_gpu(|card| {
         card.compute_mode = ComputeMode::ExclusiveProcess;
@@ -264,8 +304,14 @@ fn consumes_current_counters_for_retained_devices() {
             (consumed[0].counter_set.clone(), names)
         })
         .collect();
-    let counters = ("gpu-0".to_owned(), vec!["card".to_owned()]);
-    assert_eq!(consumed, BTreeSet::from([counters]));
+    // The whole GPU and the retained shares exclude each other.
+    let all = pool.slices.values().find_map(|content| match content {
+        publish::SliceContent::Counters(sets) => sets.iter().find(|set| set.name == "gpu-0"),
+        publish::SliceContent::Devices(_) => None,
+    });
+    let all: Vec<_> = all.unwrap().counters.keys().cloned().collect();
+    assert!(all.contains(&"card".to_owned()) && all.contains(&"memory-slice-0".to_owned()));
+    assert_eq!(consumed, BTreeSet::from([("gpu-0".to_owned(), all)]));
 }
 
 #[test]

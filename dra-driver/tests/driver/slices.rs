@@ -6,7 +6,7 @@ use drava_dra_driver::driver::Config;
 use drava_dra_driver::inventory::Source;
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
 use futures::StreamExt as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use simulator_machine::client::Connection;
 use simulator_machine::description;
 use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
@@ -161,7 +161,9 @@ async fn taints_lost_gpu_until_it_returns() {
     cluster.api.put_claim(&claim(1, &[Share(1, "8Gi", "0")]));
     let error = prepare_error(&plugin, 1).await;
     assert!(
-        error.contains("device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu)"),
+        error.contains(
+            "device gpu-1-vgpu is not on this node (present: gpu-0, gpu-0-vgpu, 25 partitions"
+        ),
         "{error}"
     );
 
@@ -274,7 +276,8 @@ async fn retains_gpu_in_mig_mode_while_allocated() {
     })
     .await;
     assert_eq!(unhealthy(&cluster), partitioned);
-    assert_eq!(cluster.api.devices().len(), devices.len());
+    let partitions = cluster.api.devices().len() - devices.len();
+    assert_eq!(partitions, 25, "an H100 has 25 placements");
     cluster.api.put_claim(&claim(2, &[Share(0, "8Gi", "0")]));
     let error = prepare_error(&plugin, 2).await;
     assert!(error.contains("MIG mode is enabled"), "{error}");
@@ -287,7 +290,10 @@ async fn retains_gpu_in_mig_mode_while_allocated() {
         devices.map(|device| device["name"].clone()).collect()
     };
     eventually("withdrawal", || {
-        (names() == ["gpu-1", "gpu-1-vgpu"]).then_some(())
+        let names = names();
+        let is_withdrawn =
+            !names.contains(&json!("gpu-0")) && !names.contains(&json!("gpu-0-vgpu"));
+        (is_withdrawn && names.len() == partitions + 2).then_some(())
     })
     .await;
     set_mig_mode(&machine, false);

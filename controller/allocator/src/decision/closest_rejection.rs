@@ -28,13 +28,12 @@ pub(super) fn closest_rejection(
             Some((device.as_ref(), rejection))
         })
         .collect();
-    let path = |device: &Device| format!("{node}/{}", device.display_name());
     let devices = named
         .iter()
         .map(|(device, rejection)| DeviceVerdict {
             device: device.name.to_string(),
             reason: rejection.reason(),
-            detail: rejection.detail(&path(device)),
+            detail: rejection.detail(&format!("{node}/{}", text_name(device, rejection))),
         })
         .collect();
     // Of equally close rejections the one with the most free, and of those the first.
@@ -66,6 +65,14 @@ pub(super) fn closest_rejection(
     }
 }
 
+/// Returns the name of the device in the detail of a rejection.
+fn text_name<'a>(device: &'a Device, rejection: &Rejection) -> &'a str {
+    match rejection {
+        Rejection::GpuInUse(_) => device.gpu_name(),
+        _ => device.display_name(),
+    }
+}
+
 /// Detail of the closest rejection: the number of devices found where several are needed, then the obstacle. GPUs in
 /// use are all named, up to [`NAMED_GPUS`].
 fn detail(
@@ -76,18 +83,20 @@ fn detail(
 ) -> String {
     let several = rejections.needed > 1;
     // The text names the node once.
-    let path = |device: &Device| match several {
-        true => device.display_name().to_owned(),
-        false => format!("{node}/{}", device.display_name()),
+    let path = |device: &Device, rejection: &Rejection| match several {
+        true => text_name(device, rejection).to_owned(),
+        false => format!("{node}/{}", text_name(device, rejection)),
     };
     let obstacle = match closest {
         None => String::new(),
         Some((_, rejection)) if rejection.reason() == Reason::ExclusiveConflict => {
-            let in_use: Vec<_> = named
+            let mut in_use: Vec<_> = named
                 .iter()
                 .filter(|(_, rejection)| rejection.reason() == Reason::ExclusiveConflict)
-                .map(|(device, rejection)| rejection.detail(&path(device)))
+                .map(|(device, rejection)| rejection.detail(&path(device, rejection)))
                 .collect();
+            // The partitions of a GPU have one text.
+            in_use.dedup();
             let more = in_use.len().saturating_sub(NAMED_GPUS);
             let quoted = in_use.get(..NAMED_GPUS).unwrap_or(&in_use).join(", ");
             if more == 0 {
@@ -96,7 +105,7 @@ fn detail(
                 format!("{quoted} and {more} more")
             }
         }
-        Some((device, rejection)) => rejection.detail(&path(device)),
+        Some((device, rejection)) => rejection.detail(&path(device, rejection)),
     };
     match (several, obstacle.is_empty()) {
         (false, _) => obstacle,

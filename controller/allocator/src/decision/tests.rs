@@ -9,6 +9,7 @@ use crate::fixture::{pod_request, request};
 use crate::placement::Policies;
 
 mod co_allocation;
+mod partition;
 mod policy;
 mod properties;
 mod rejection;

@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use drava_api::config::PlacementPolicy;
+use drava_api::{DeviceType, names};
 
 use super::input::{ContainerDevices, DeviceRef, PoolView, SearchInput};
 use crate::attribute::Attribute;
 use crate::claim::{Alternative, ConstraintRule};
 use crate::device::Device;
 use crate::reason::Rejection;
-use crate::score::{allocated_ppm, score};
+use crate::score::{PartitionScore, allocated_ppm, score};
 use crate::usage::{DeviceAccess, Usage};
 
 /// A device selected for a request.
@@ -230,18 +231,58 @@ impl<'a> TentativeAllocation<'a> {
             .unwrap_or(self.input.gpu_policy)
     }
 
-    /// Returns the candidates by the score of their GPU, best first; published order among equals.
+    /// Returns the candidates, best first: the smallest partitions, by the score of their GPU and by placement; published
+    /// order among equals.
     pub(super) fn order_by_score(&self, claim: usize, candidates: &[DeviceRef]) -> Vec<DeviceRef> {
         let policy = self.gpu_policy(claim);
+        let open: Vec<_> = (0..self.pools.len())
+            .map(|pool| self.open_partitions(pool))
+            .collect();
         let mut order: Vec<_> = candidates
             .iter()
             .map(|candidate| {
                 let score = score(policy, self.gpu_allocated_ppm(*candidate));
-                (Reverse(score), *candidate)
+                let open = open.get(candidate.pool).map_or(&[][..], Vec::as_slice);
+                let PartitionScore { memory, closed } =
+                    self.partition_score(*candidate, open).unwrap_or_default();
+                (memory, Reverse(score), closed, *candidate)
             })
             .collect();
         order.sort_unstable();
-        order.into_iter().map(|(_, candidate)| candidate).collect()
+        order.into_iter().map(|(.., candidate)| candidate).collect()
+    }
+
+    /// Returns for each device of a pool whether it is a partition that can be allocated now.
+    pub(super) fn open_partitions(&self, pool: usize) -> Vec<bool> {
+        let (Some(view), Some(usage)) = (self.pools.get(pool), self.usage.get(pool)) else {
+            return Vec::new();
+        };
+        let devices = view.pool.devices.iter();
+        let is_open = |(index, device): (usize, &Arc<Device>)| {
+            device.kind == Some(DeviceType::Mig) && usage.has_free_counters(view.pool, index)
+        };
+        devices.enumerate().map(is_open).collect()
+    }
+
+    /// Returns the score of a partition; `None` for another device. `open` are the [`Self::open_partitions`] of its pool.
+    pub(super) fn partition_score(
+        &self,
+        candidate: DeviceRef,
+        open: &[bool],
+    ) -> Option<PartitionScore> {
+        let pool = self.pools.get(candidate.pool)?.pool;
+        let device = self.device(candidate)?;
+        match device.kind {
+            Some(DeviceType::Mig) => {}
+            Some(DeviceType::Gpu | DeviceType::Vgpu) | None => return None,
+        }
+        let overlaps = pool.overlaps(candidate.index).iter();
+        Some(PartitionScore {
+            memory: device.amount(names::capacity::MEMORY).unwrap_or_default(),
+            closed: overlaps
+                .filter(|other| open.get(**other) == Some(&true))
+                .count(),
+        })
     }
 
     /// Returns the allocated fraction of the memory of the candidate's GPU, ppm.

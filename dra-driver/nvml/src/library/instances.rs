@@ -31,7 +31,7 @@ impl Shared {
     pub(super) fn create_instance(
         &self,
         handle: Handle,
-        profile: &MigProfile,
+        profile_id: u32,
         placement: Placement,
     ) -> Result<GpuInstance, Status> {
         let wanted = sys::nvmlGpuInstancePlacement_t {
@@ -43,7 +43,7 @@ impl Shared {
             self.lib(),
             nvmlDeviceCreateGpuInstanceWithPlacement(
                 handle.0,
-                profile.id,
+                profile_id,
                 &raw const wanted,
                 &raw mut instance
             )
@@ -51,7 +51,7 @@ impl Shared {
         self.create_compute_instance(handle, instance).inspect_err(|_| {
             // Best effort: the first error is returned, and the next listing shows the remaining instance.
             if let Err(status) = self.destroy(instance) {
-                tracing::warn!(profile = profile.name, %placement, %status, "cannot destroy the incomplete MIG instance");
+                tracing::warn!(profile_id, %placement, %status, "cannot destroy the incomplete MIG instance");
             }
         })
     }

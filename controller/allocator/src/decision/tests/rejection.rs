@@ -212,8 +212,8 @@ fn explains_invalid_claims() {
     );
     assert_eq!(explain(&of_class("unknown.example.com")), "0 claims");
     assert_eq!(
-        explain(&of_class("mig.drava.dev")),
-        "UnknownClass: claim default/c: request gpu: device class mig.drava.dev does not exist"
+        explain(&of_class("fraction.drava.dev")),
+        "UnknownClass: claim default/c: request gpu: device class fraction.drava.dev does not exist"
     );
     assert_eq!(
         explain(&claim(

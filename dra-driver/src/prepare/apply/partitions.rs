@@ -1,0 +1,205 @@
+//! MIG instances of the partitions of a claim.
+//!
+//! The record names profile, placement and boot before an instance is created and until it is destroyed, and drava reserves
+//! only slices that no instance uses. So an instance belongs to a claim if a record of this boot has its profile and
+//! placement; every other instance was created by someone else and is never changed. Instances are changed under the lock
+//! of their GPU.
+
+use std::collections::BTreeSet;
+
+use drava_nvml::{GpuInstance, GpuUuid, Placement, Status};
+
+use super::{Applier, Failure, Origin};
+use crate::claim::ClaimUid;
+use crate::inventory::InstanceKey;
+use crate::prepare::effects::{EffectError, Effects, Ensured};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordError, RecordStore};
+use crate::prepare::{Access, Instance, Partition, Prepared};
+
+/// Returns the MIG instances that records of this boot name.
+///
+/// # Errors
+/// When the records cannot be read.
+pub fn recorded_instances(
+    store: &RecordStore,
+    boot_id: &str,
+) -> Result<BTreeSet<InstanceKey>, RecordError> {
+    let mut instances = BTreeSet::new();
+    for uid in store.list()?.recorded {
+        if let Loaded::Present(record) = store.load(&uid)? {
+            let mut devices = record.devices;
+            devices.retain(|device| {
+                let partition = device.partition();
+                partition.is_some_and(|partition| partition.boot_id == boot_id)
+            });
+            instances.extend(instance_keys(&devices));
+        }
+    }
+    Ok(instances)
+}
+
+/// Returns the MIG instances of these devices.
+pub fn instance_keys(devices: &[Prepared]) -> impl Iterator<Item = InstanceKey> {
+    partitions(devices).map(|(card, partition)| (card, partition.profile_id, partition.placement()))
+}
+
+fn partitions(devices: &[Prepared]) -> impl Iterator<Item = (GpuUuid, &Partition)> {
+    devices.iter().filter_map(|device| {
+        let partition = device.partition()?;
+        Some((GpuUuid::new(device.card.uuid.clone()), partition))
+    })
+}
+
+impl<E: Effects> Applier<E> {
+    /// Sets the boot of new partitions. A new claim needs slices that no instance uses. The caller holds the locks of the
+    /// GPUs.
+    pub(super) fn reserve_slices(
+        &self,
+        devices: &mut [Prepared],
+        origin: Origin,
+    ) -> Result<(), Failure> {
+        for device in devices {
+            let card = GpuUuid::new(device.card.uuid.clone());
+            let Access::Partition(partition) = &mut device.access else {
+                continue;
+            };
+            if origin != Origin::Rebuilt {
+                let instances = self.effects.instances(&card)?;
+                if let Some(used) = instances.iter().find(|other| overlap(other, partition)) {
+                    return Err(Failure::ForeignInstance {
+                        device: device.device.clone(),
+                        card: card.to_string(),
+                        instance: used.id,
+                        placement: used.placement,
+                    });
+                }
+            }
+            self.effects.boot_id().clone_into(&mut partition.boot_id);
+        }
+        Ok(())
+    }
+
+    /// Finds or creates the MIG instances of a record. If a new claim does not get all of them, it keeps none.
+    pub(super) fn ensure_instances(
+        &self,
+        record: &mut ClaimRecord,
+        origin: Origin,
+    ) -> Result<Ensured, Failure> {
+        let cards: Vec<String> = partitions(&record.devices)
+            .map(|(card, _)| card.to_string())
+            .collect();
+        if cards.is_empty() {
+            return Ok(Ensured::Present);
+        }
+        let _gpus = self.locks.cards(cards.iter().map(String::as_str))?;
+        let boot_id = self.effects.boot_id();
+        let is_outdated = |(_, partition): (_, &Partition)| partition.boot_id != boot_id;
+        if partitions(&record.devices).any(is_outdated) {
+            // No instance survives a reboot.
+            self.reserve_slices(&mut record.devices, origin)?;
+            self.effects.save_record(record)?;
+        }
+        let mut created = Vec::new();
+        let outcome = self.ensure_each(&mut record.devices, origin, &mut created);
+        if outcome.is_err() && origin == Origin::New {
+            for (card, id) in &created {
+                self.effects.destroy_instance(card, *id)?;
+            }
+            // Without the record no other instance of the same geometry counts as one of this claim.
+            self.effects.remove_record(&record.claim.uid)?;
+        }
+        outcome.map(|()| match created.is_empty() {
+            true => Ensured::Present,
+            false => Ensured::Created,
+        })
+    }
+
+    fn ensure_each(
+        &self,
+        devices: &mut [Prepared],
+        origin: Origin,
+        created: &mut Vec<(GpuUuid, u32)>,
+    ) -> Result<(), Failure> {
+        for device in devices {
+            let card = GpuUuid::new(device.card.uuid.clone());
+            let Access::Partition(partition) = &mut device.access else {
+                continue;
+            };
+            let instances = self.effects.instances(&card)?;
+            let own =
+                |other: &GpuInstance| origin != Origin::New && partition.is_geometry_of(other);
+            let found = match instances.into_iter().find(own) {
+                Some(present) if !present.compute_instances.is_empty() => Some(present),
+                Some(incomplete) => {
+                    // The driver died before it created the compute instance.
+                    self.effects.destroy_instance(&card, incomplete.id)?;
+                    None
+                }
+                None => None,
+            };
+            let found = match found {
+                Some(present) => present,
+                None => {
+                    let new = self.effects.create_instance(&card, partition);
+                    let new = new.map_err(|source| Failure::Partition {
+                        device: device.device.clone(),
+                        source,
+                    })?;
+                    created.push((card.clone(), new.id));
+                    new
+                }
+            };
+            let compute = found.compute_instances.first();
+            let compute = compute.ok_or_else(|| Failure::NoComputeInstance {
+                device: device.device.clone(),
+                instance: found.id,
+            })?;
+            partition.instance = Some(Instance {
+                gpu_instance: found.id,
+                compute_instance: compute.id,
+                uuid: compute.uuid.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Destroys the MIG instances of a claim. Succeeds when they, their GPU or MIG mode are gone.
+    pub(super) fn destroy_instances(&self, uid: &ClaimUid) -> Result<(), EffectError> {
+        let Loaded::Present(record) = self.store.load(uid)? else {
+            return Ok(());
+        };
+        let boot_id = self.effects.boot_id();
+        let own: Vec<_> = partitions(&record.devices)
+            .filter(|(_, partition)| partition.boot_id == boot_id)
+            .collect();
+        let cards = own.iter().map(|(card, _)| card.as_str());
+        let _gpus = self.locks.cards(cards)?;
+        for (card, partition) in own {
+            let instances = match self.effects.instances(&card) {
+                Err(error) if is_gone(&error) => continue,
+                instances => instances?,
+            };
+            let geometry = |other: &&GpuInstance| partition.is_geometry_of(other);
+            if let Some(instance) = instances.iter().find(geometry) {
+                self.effects.destroy_instance(&card, instance.id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn overlap(instance: &GpuInstance, partition: &Partition) -> bool {
+    let end = |placement: Placement| placement.start.saturating_add(placement.size);
+    let (one, other) = (instance.placement, partition.placement());
+    one.start < end(other) && other.start < end(one)
+}
+
+/// Returns whether the GPU, or MIG mode of the GPU, is gone. All its instances are gone then.
+fn is_gone(error: &EffectError) -> bool {
+    match error {
+        EffectError::Gpu(error) => {
+            error.status.is_absent() || matches!(error.status, Status::NotFound | Status::GpuLost)
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,536 @@
+//! MIG partitions on simulated machines: publication, prepare, unprepare, crashes, foreign instances.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use drava_cdi::{Driver, DriverRoot};
+use drava_dra_driver::card_plan::{CardPlan, Counters, DeviceKind, PlannedDevice};
+use drava_dra_driver::inventory::NodeInventory;
+use drava_dra_driver::options::Delivery;
+use drava_dra_driver::prepare::apply::{ApplyError, Environment, partitions};
+use drava_dra_driver::prepare::effects::{Effects, MigAccess, NodeEffects};
+use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_nvml::{Card, GpuInstance, GpuLibrary, GpuUuid, Library, Mig, Placement, find};
+use simulator_machine::client::Connection;
+use simulator_machine::control::Command;
+use simulator_machine::description::{self, A30X2, A100_40X8, H100X2, RTX_PRO_6000X2};
+use simulator_machine::kernel::Faults;
+use simulator_machine::protocol::{CardIndex, ClientKind, MigRequest, Request};
+use simulator_machine::root::DriverRoot as MachineRoot;
+use simulator_machine::testing::Machine;
+
+use crate::crash::CrashingEffects;
+use crate::fixture::Allocated::{self, Partition};
+use crate::fixture::{POOL, claim, claim_ref, inventory};
+use crate::node::{TestNode, lacks_device_files};
+use crate::publish::{check_limits, desired};
+
+const BOOT: &str = "7c1d2f0e-0000-4000-8000-000000000001";
+
+/// A node whose GPUs are in MIG mode.
+struct PartitionedNode {
+    machine: Machine,
+    library: Arc<Library>,
+    inventory: NodeInventory,
+    node: TestNode,
+}
+
+impl PartitionedNode {
+    fn start(yaml: &str) -> Self {
+        let machine = Machine::start(yaml).unwrap();
+        let count = machine.status().unwrap().cards.len();
+        for card in (0..).map(CardIndex).take(count) {
+            let root = MachineRoot::new(machine.root());
+            let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
+            let request = MigRequest::SetMode { enabled: true };
+            connection.request(&Request::Mig { card, request }).unwrap();
+        }
+        let library = Library::open(&find(machine.root()).unwrap()).unwrap();
+        let gpus = library.inventory().unwrap();
+        let mut node = TestNode::started();
+        node.paths.driver_root_mount = machine.root().to_owned();
+        Self {
+            inventory: NodeInventory {
+                gpus,
+                ..inventory(Vec::new())
+            },
+            library: Arc::new(library),
+            machine,
+            node,
+        }
+    }
+
+    fn effects(&self, boot_id: &str) -> NodeEffects {
+        let library = Arc::clone(&self.library);
+        let mig = MigAccess {
+            open: Arc::new(move || Ok(Box::new(Library::clone(&library)) as Box<dyn GpuLibrary>)),
+            boot_id: boot_id.to_owned(),
+        };
+        NodeEffects::new(self.node.layout(), Box::new(self.node.tmpfs.clone()), mig)
+    }
+
+    fn prepare(&self, number: u32, results: &[Allocated]) -> Result<ClaimRecord, ApplyError> {
+        self.prepare_with(self.effects(BOOT), number, results)
+    }
+
+    fn prepare_with<E: Effects>(
+        &self,
+        effects: E,
+        number: u32,
+        results: &[Allocated],
+    ) -> Result<ClaimRecord, ApplyError> {
+        let root = DriverRoot::open(self.machine.root(), &self.node.paths.driver_root).unwrap();
+        let (driver, installed) = (Driver::discover(root).unwrap(), self.node.installed());
+        let environment = Environment {
+            pool: POOL,
+            inventory: &self.inventory,
+            driver: &driver,
+            installed: &installed,
+            delivery: Delivery::Preload,
+        };
+        let found = claim(number, results);
+        let prepared =
+            self.node
+                .applier(effects)
+                .prepare(&claim_ref(number), Some(&found), &environment);
+        prepared.map(|(record, _)| record)
+    }
+
+    fn unprepare(&self, number: u32) -> Result<(), ApplyError> {
+        let applier = self.node.applier(self.effects(BOOT));
+        applier.unprepare(&claim_ref(number))
+    }
+
+    fn card(&self, index: usize) -> &Card {
+        &self.inventory.gpus.cards[index]
+    }
+
+    /// Returns the instances of a GPU.
+    fn instances(&self, index: usize) -> Vec<GpuInstance> {
+        self.library.mig_instances(&self.card(index).uuid).unwrap()
+    }
+
+    /// Returns the first slices of the instances of the first GPU.
+    fn starts(&self) -> Vec<u32> {
+        let mut starts: Vec<_> = self
+            .instances(0)
+            .iter()
+            .map(|instance| instance.placement.start)
+            .collect();
+        starts.sort_unstable();
+        starts
+    }
+
+    /// Creates an instance on the first GPU as an administrator does.
+    fn create_foreign(&self, profile: &str, start: u32) -> GpuInstance {
+        let device = partition(self.card(0), profile, start);
+        let DeviceKind::Partition { profile, placement } = device.kind else {
+            panic!("{device:?}")
+        };
+        let created = self
+            .library
+            .create_mig(&self.card(0).uuid, profile.id, placement);
+        created.unwrap()
+    }
+
+    fn error(&self, number: u32, results: &[Allocated]) -> String {
+        let error = self.prepare(number, results).unwrap_err();
+        drava_api::error::describe(&error)
+    }
+}
+
+/// Two A100 40GB; eight take longer to start.
+fn a100x2() -> String {
+    let third = A100_40X8.match_indices("\n- model: ").nth(2);
+    let end = third.map_or(A100_40X8.len(), |(position, _)| position + 1);
+    A100_40X8[..end].to_owned()
+}
+
+fn partition(card: &Card, profile: &str, start: u32) -> PlannedDevice {
+    let name = drava_api::names::mig_device(card.minor, profile, start);
+    let plan = CardPlan::new(card, false, &[]);
+    plan.device(&name).unwrap().clone()
+}
+
+/// The first A100 40GB of a machine with device files; `None` where they cannot be created.
+fn a100() -> Option<PartitionedNode> {
+    (!lacks_device_files()).then(|| PartitionedNode::start(&a100x2()))
+}
+
+#[test]
+fn publishes_every_placement_of_every_profile() {
+    let node = PartitionedNode::start(&a100x2());
+    let pool = desired(&node.inventory);
+    check_limits(&pool);
+    let first: Vec<_> = pool
+        .devices()
+        .filter(|device| device.name.starts_with("gpu-0-"))
+        .collect();
+    let Mig::Capable { profiles, .. } = &node.card(0).mig else {
+        panic!("no MIG")
+    };
+    let placements: usize = profiles
+        .iter()
+        .map(|profile| profile.placements.len())
+        .sum();
+    assert_eq!((first.len(), placements), (25, 25));
+    assert_eq!(first[0].name, "gpu-0-mig-1g-5gb-6");
+    assert_eq!(first[24].name, "gpu-0-mig-7g-40gb-0");
+    let half = first
+        .iter()
+        .find(|device| device.name == "gpu-0-mig-3g-20gb-4")
+        .unwrap();
+    let capacity = half.capacity.as_ref().unwrap();
+    let amount = |name: &str| capacity[name].value.0.clone();
+    assert_eq!(amount("memory"), "19968Mi");
+    // 42 of 108 multiprocessors.
+    assert_eq!(
+        ["cores", "multiprocessors", "copyEngines", "decoders"].map(amount),
+        ["38", "42", "3", "2"]
+    );
+    let attributes = half.attributes.as_ref().unwrap();
+    let text = |name: &str| attributes[name].string.clone().unwrap();
+    assert_eq!(
+        (text("type"), text("profile")),
+        ("mig".to_owned(), "3g.20gb".to_owned())
+    );
+    assert_eq!(text("uuid"), node.card(0).uuid.as_str());
+    assert_eq!(half.allow_multiple_allocations, None);
+    let consumed = &half.consumes_counters.as_ref().unwrap()[0];
+    let consumed: BTreeMap<_, _> = consumed
+        .counters
+        .iter()
+        .map(|(name, counter)| (name.as_str(), counter.value.0.as_str()))
+        .collect();
+    let expected = BTreeMap::from([
+        ("memory-slice-4", "1"),
+        ("memory-slice-5", "1"),
+        ("memory-slice-6", "1"),
+        ("memory-slice-7", "1"),
+        ("copy-engines", "3"),
+        ("decoders", "2"),
+    ]);
+    assert_eq!(consumed, expected);
+}
+
+#[test]
+fn publishes_partitions_of_all_machines_within_api_limits() {
+    for (name, yaml) in description::BUNDLED {
+        if !yaml.contains("memorySlices") {
+            continue;
+        }
+        let node = PartitionedNode::start(yaml);
+        let pool = desired(&node.inventory);
+        check_limits(&pool);
+        assert!(
+            pool.devices().all(|device| device.name.contains("-mig-")),
+            "{name}"
+        );
+    }
+}
+
+/// Two partitions fit together if the counters suffice for both, and only then.
+#[test]
+fn counters_admit_exactly_the_pairs_that_the_gpu_admits() {
+    for yaml in [A30X2, &a100x2(), H100X2, RTX_PRO_6000X2] {
+        let node = PartitionedNode::start(yaml);
+        let card = node.card(0);
+        let plan = CardPlan::new(card, false, &[]);
+        let create = |device: &PlannedDevice| {
+            let DeviceKind::Partition { profile, placement } = &device.kind else {
+                panic!("{device:?}")
+            };
+            node.library.create_mig(&card.uuid, profile.id, *placement)
+        };
+        for one in &plan.devices {
+            let first = create(one).unwrap();
+            for other in &plan.devices {
+                let sum = |name: &String| -> u64 {
+                    [one, other]
+                        .iter()
+                        .filter_map(|device| device.consumes.get(name))
+                        .sum()
+                };
+                let fits = plan
+                    .counters
+                    .iter()
+                    .all(|(name, total)| sum(name) <= *total);
+                let second = create(other);
+                assert_eq!(fits, second.is_ok(), "{} and {}", one.name, other.name);
+                if let Ok(second) = second {
+                    node.library.destroy_mig(&card.uuid, second.id).unwrap();
+                }
+            }
+            node.library.destroy_mig(&card.uuid, first.id).unwrap();
+        }
+    }
+}
+
+#[test]
+fn blocks_devices_that_foreign_instances_exclude() {
+    let node = PartitionedNode::start(&a100x2());
+    let foreign = node.create_foreign("1g.5gb+me", 2);
+    let plan = CardPlan::new(node.card(0), false, &[foreign]);
+    let blocked: Vec<_> = plan
+        .devices
+        .iter()
+        .filter(|device| device.blocked.is_some())
+        .map(|device| device.name.as_str())
+        .collect();
+    let is_free = |name: &str| !blocked.contains(&name);
+    assert!(is_free("gpu-0-mig-1g-5gb-3") && is_free("gpu-0-mig-3g-20gb-4"));
+    for name in [
+        "gpu-0-mig-1g-5gb-2",
+        "gpu-0-mig-1g-10gb-2",
+        "gpu-0-mig-3g-20gb-0",
+        "gpu-0-mig-7g-40gb-0",
+        // Only one instance has the media extensions.
+        "gpu-0-mig-1g-5gb-plus-me-6",
+    ] {
+        assert!(!is_free(name), "{name}");
+    }
+    let totals: Counters = plan.counters;
+    assert_eq!(totals["memory-slice-2"], 1, "published counters stay");
+}
+
+#[test]
+fn creates_and_destroys_instance_of_claim() {
+    let Some(node) = a100() else { return };
+    let record = node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
+    let [instance] = &node.instances(0)[..] else {
+        panic!("one instance")
+    };
+    assert_eq!(instance.placement, Placement { start: 6, size: 1 });
+    let found = record.devices[0].partition().unwrap();
+    let ids = found.instance.clone().unwrap();
+    assert_eq!(ids.gpu_instance, instance.id);
+    assert_eq!(ids.uuid, instance.compute_instances[0].uuid);
+
+    let spec = std::fs::read_to_string(crate::node::spec_of(&node.node, 1)).unwrap();
+    let spec: serde_json::Value = serde_json::from_str(&spec).unwrap();
+    let edits = &spec["devices"][0]["containerEdits"];
+    let nodes = edits["deviceNodes"].as_array().unwrap();
+    let caps = |node: &&serde_json::Value| {
+        let path = node["path"].as_str().unwrap();
+        path.starts_with("/dev/nvidia-caps/nvidia-cap")
+    };
+    assert_eq!(nodes.iter().filter(caps).count(), 2, "{edits}");
+    assert!(
+        nodes.iter().any(|node| node["path"] == "/dev/nvidia0"),
+        "{edits}"
+    );
+
+    // Repeated calls change nothing.
+    assert_eq!(
+        node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap(),
+        record
+    );
+    assert_eq!(node.instances(0).len(), 1);
+    node.unprepare(1).unwrap();
+    node.unprepare(1).unwrap();
+    assert!(node.instances(0).is_empty());
+    assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+}
+
+#[test]
+fn recreates_missing_instance_of_prepared_claim() {
+    let Some(node) = a100() else { return };
+    node.prepare(1, &[Partition(0, "2g.10gb", 4)]).unwrap();
+    let instance = node.instances(0).remove(0);
+    node.library
+        .destroy_mig(&node.card(0).uuid, instance.id)
+        .unwrap();
+    node.prepare(1, &[Partition(0, "2g.10gb", 4)]).unwrap();
+    assert_eq!(node.starts(), [4]);
+}
+
+#[test]
+fn rolls_back_claim_if_one_instance_cannot_be_created() {
+    let Some(node) = a100() else { return };
+    let faults = Faults {
+        refuses_instances: true,
+        ..Faults::default()
+    };
+    let card = CardIndex(1);
+    node.machine
+        .control(&Command::Break { card, faults })
+        .unwrap();
+    let both = [Partition(0, "1g.5gb", 6), Partition(1, "1g.5gb", 6)];
+    let error = node.error(1, &both);
+    assert!(
+        error.contains("device gpu-1-mig-1g-5gb-6: cannot create")
+            && error.contains("insufficient resources"),
+        "{error}"
+    );
+    assert!(node.instances(0).is_empty());
+    assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+    let faults = Faults::default();
+    node.machine
+        .control(&Command::Break { card, faults })
+        .unwrap();
+    node.prepare(1, &both).unwrap();
+    assert_eq!((node.instances(0).len(), node.instances(1).len()), (1, 1));
+}
+
+#[test]
+fn never_touches_foreign_instance() {
+    let Some(node) = a100() else { return };
+    let foreign = node.create_foreign("1g.5gb", 3);
+    // Of the same geometry, and of another one.
+    for device in [("1g.5gb", 3), ("3g.20gb", 0)] {
+        let error = node.error(1, &[Partition(0, device.0, device.1)]);
+        assert!(
+            error.contains(&format!("MIG instance {}", foreign.id))
+                && error.contains("drava did not create"),
+            "{error}"
+        );
+        node.unprepare(1).unwrap();
+        assert_eq!(node.instances(0), std::slice::from_ref(&foreign));
+        assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+    }
+    node.prepare(2, &[Partition(0, "3g.20gb", 4)]).unwrap();
+    node.unprepare(2).unwrap();
+    assert_eq!(node.instances(0), [foreign]);
+}
+
+#[test]
+fn completes_after_crash_at_any_step_of_prepare() {
+    if lacks_device_files() {
+        return;
+    }
+    let both = [Partition(0, "1g.5gb", 6), Partition(1, "2g.10gb", 4)];
+    let mut step = 0;
+    loop {
+        let node = PartitionedNode::start(&a100x2());
+        let cut = CrashingEffects::after(step, node.effects(BOOT));
+        let is_complete = node.prepare_with(cut, 1, &both).is_ok();
+        node.prepare(1, &both).unwrap();
+        assert_eq!(
+            (node.instances(0).len(), node.instances(1).len()),
+            (1, 1),
+            "step {step}"
+        );
+        node.unprepare(1).unwrap();
+        assert!(
+            node.instances(0).is_empty() && node.instances(1).is_empty(),
+            "step {step}"
+        );
+        if is_complete {
+            break;
+        }
+        step += 1;
+    }
+    // Record, two instances, spec.
+    assert!(step >= 4, "{step} steps");
+}
+
+#[test]
+fn removes_instances_after_crash_at_any_step() {
+    if lacks_device_files() {
+        return;
+    }
+    let both = [Partition(0, "1g.5gb", 6), Partition(1, "2g.10gb", 4)];
+    for step in 0..6 {
+        // During prepare.
+        let node = PartitionedNode::start(&a100x2());
+        let cut = CrashingEffects::after(step, node.effects(BOOT));
+        let _ = node.prepare_with(cut, 1, &both);
+        node.unprepare(1).unwrap();
+        assert!(
+            node.instances(0).is_empty() && node.instances(1).is_empty(),
+            "step {step}"
+        );
+        // During unprepare.
+        node.prepare(1, &both).unwrap();
+        let cut = CrashingEffects::after(step, node.effects(BOOT));
+        let _ = node.node.applier(cut).unprepare(&claim_ref(1));
+        node.unprepare(1).unwrap();
+        assert!(
+            node.instances(0).is_empty() && node.instances(1).is_empty(),
+            "step {step}"
+        );
+        assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn completes_instance_without_compute_instance() {
+    let Some(node) = a100() else { return };
+    let device = [Partition(0, "1g.5gb", 6)];
+    node.prepare(1, &device).unwrap();
+    // As if the driver had died between both creations.
+    let instance = node.instances(0).remove(0);
+    let root = MachineRoot::new(node.machine.root());
+    let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
+    let request = MigRequest::DestroyComputeInstance {
+        instance: simulator_machine::protocol::InstanceId {
+            gpu: instance.id,
+            compute: instance.compute_instances[0].id,
+        },
+    };
+    let card = CardIndex(0);
+    connection.request(&Request::Mig { card, request }).unwrap();
+    assert!(node.instances(0)[0].compute_instances.is_empty());
+    node.prepare(1, &device).unwrap();
+    assert_eq!(node.instances(0)[0].compute_instances.len(), 1);
+}
+
+#[test]
+fn recreates_instance_after_reboot() {
+    const NEXT_BOOT: &str = "7c1d2f0e-0000-4000-8000-000000000002";
+    let Some(node) = a100() else { return };
+    let device = [Partition(0, "1g.5gb", 6)];
+    node.prepare(1, &device).unwrap();
+    let card = CardIndex(0);
+    node.machine.control(&Command::Reset { card }).unwrap();
+    assert!(node.instances(0).is_empty());
+    let effects = node.effects(NEXT_BOOT);
+    let record = node.prepare_with(effects, 1, &device).unwrap();
+    assert_eq!(record.devices[0].partition().unwrap().boot_id, NEXT_BOOT);
+    assert_eq!(node.starts(), [6]);
+    node.node
+        .applier(node.effects(NEXT_BOOT))
+        .unprepare(&claim_ref(1))
+        .unwrap();
+    assert!(node.instances(0).is_empty());
+
+    // An instance that the administrator created after the reboot is not that of the record.
+    node.prepare(2, &device).unwrap();
+    node.machine.control(&Command::Reset { card }).unwrap();
+    let foreign = node.create_foreign("1g.5gb", 6);
+    node.node
+        .applier(node.effects(NEXT_BOOT))
+        .unprepare(&claim_ref(2))
+        .unwrap();
+    assert_eq!(node.instances(0), [foreign]);
+}
+
+#[test]
+fn unprepares_after_mig_mode_was_switched_off() {
+    let Some(node) = a100() else { return };
+    node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
+    let instance = node.instances(0).remove(0);
+    node.library
+        .destroy_mig(&node.card(0).uuid, instance.id)
+        .unwrap();
+    let root = MachineRoot::new(node.machine.root());
+    let (mut connection, _) = Connection::open(&root, ClientKind::Nvml).unwrap();
+    let (card, request) = (CardIndex(0), MigRequest::SetMode { enabled: false });
+    connection.request(&Request::Mig { card, request }).unwrap();
+    node.machine.control(&Command::Reset { card }).unwrap();
+    node.unprepare(1).unwrap();
+    assert_eq!(node.node.claim_state().0, Vec::<String>::new());
+}
+
+#[test]
+fn records_name_own_instances_of_this_boot() {
+    let Some(node) = a100() else { return };
+    node.prepare(1, &[Partition(0, "1g.5gb", 6)]).unwrap();
+    let applier = node.node.applier(node.effects(BOOT));
+    let own = partitions::recorded_instances(applier.store(), BOOT).unwrap();
+    let card = GpuUuid::new(node.card(0).uuid.as_str());
+    let key = (card, 19, Placement { start: 6, size: 1 });
+    assert_eq!(own.into_iter().collect::<Vec<_>>(), [key]);
+    let other = partitions::recorded_instances(applier.store(), "another boot").unwrap();
+    assert!(other.is_empty());
+}
