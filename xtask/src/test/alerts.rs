@@ -26,7 +26,7 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
             command.args([action, "rules"]).arg(path);
             outcome += log.check(command)?;
         }
-        outcome += Outcome::of_check(file, check_references(&root, &rules, &tests));
+        outcome += Outcome::of_check(file, check_references(root, &rules, &tests));
     }
     Ok(outcome)
 }
