@@ -20,6 +20,9 @@ pub const MANAGED_TAINT: &str = "gpu.drava.dev/managed";
 /// Taint of an unusable device; the value is the reason, such as `xid-79`.
 pub const UNHEALTHY_TAINT: &str = "gpu.drava.dev/unhealthy";
 
+/// Taint of devices that `kubectl drava cordon` and `drain` exclude from allocation.
+pub const CORDONED_TAINT: &str = "gpu.drava.dev/cordoned";
+
 /// Finalizer of allocated claims, required by kubelet and kube-controller-manager (KEP-4381).
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 

@@ -1,6 +1,6 @@
-//! `kubectl drava`: GPU allocations, and why a pod is pending.
+//! `kubectl drava`: GPU allocations, why a pod is pending, and maintenance of GPUs.
 //!
-//! It reads the cluster with the user's permissions and runs the controller's allocator.
+//! It reads the cluster with the user's permissions and runs the controller's allocator. Only [`cordon`] writes.
 
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use drava_api::error::describe;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+mod cordon;
 mod doctor;
 mod explain;
 mod migrate;
@@ -28,7 +29,7 @@ mod top;
 /// node and the GPUs of an allocated pod were selected.
 ///
 /// The command reads ResourceSlices, ResourceClaims, DeviceClasses, nodes and pods of all namespaces with your permissions.
-/// It changes nothing.
+/// `cordon`, `drain` and `uncordon` write DeviceTaintRules; the other commands change nothing.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-drava",
@@ -85,6 +86,30 @@ enum Command {
     /// Explain an allocation decision.
     #[command(subcommand)]
     Explain(Explain),
+
+    /// Exclude the GPUs of a node, or one GPU, from allocation.
+    ///
+    /// Claims that are allocated keep their devices, and their pods run on. The command writes DeviceTaintRules with the
+    /// taint gpu.drava.dev/cordoned:NoSchedule; `kubectl get devicetaintrules` lists them.
+    #[command(
+        after_help = "Examples:\n  kubectl drava cordon node-a\n  kubectl drava cordon node-a/gpu-3 --dry-run"
+    )]
+    Cordon(cordon::Options),
+
+    /// Exclude GPUs from allocation, evict the pods that use them, and wait for their end.
+    ///
+    /// The taint gpu.drava.dev/cordoned:NoExecute makes Kubernetes delete the pods; PodDisruptionBudgets do not apply.
+    /// Controllers such as Deployments create the pods again, on other GPUs. Use it before a driver upgrade or a GPU reset.
+    #[command(
+        after_help = "Example, a GPU reset:\n  kubectl drava drain node-a/gpu-3\n  nvidia-smi --gpu-reset -i 3    # on the node\n  kubectl drava uncordon node-a/gpu-3"
+    )]
+    Drain(cordon::DrainOptions),
+
+    /// Allow allocation again: remove the rules of cordon and drain for this node or GPU.
+    ///
+    /// `uncordon NODE` keeps the rules of single GPUs of the node, which were cordoned by name.
+    #[command(after_help = "Example:\n  kubectl drava uncordon node-a/gpu-3")]
+    Uncordon(cordon::Options),
 
     /// Show the allocations of one node.
     #[command(after_help = "Example:\n  kubectl drava node gpu-node-1 --classic")]
@@ -233,6 +258,18 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 )?,
             }
         }
+        Command::Cordon(options) => {
+            let (client, _) = connect(&cli.connection).await?;
+            changed(&cordon::cordon(&client, &options).await?, cli.output)?
+        }
+        Command::Drain(options) => {
+            let (client, _) = connect(&cli.connection).await?;
+            changed(&cordon::drain(&client, &options).await?, cli.output)?
+        }
+        Command::Uncordon(options) => {
+            let (client, _) = connect(&cli.connection).await?;
+            changed(&cordon::uncordon(&client, &options).await?, cli.output)?
+        }
         Command::Explain(Explain::Pod {
             name,
             node_policy,
@@ -309,6 +346,14 @@ fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
+}
+
+/// Formats the report of a change.
+fn changed(report: &cordon::Report, output: Output) -> anyhow::Result<String> {
+    match output {
+        Output::Table => Ok(report.text()),
+        Output::Json => output::json(report),
+    }
 }
 
 /// Returns a client and the selected namespace.
