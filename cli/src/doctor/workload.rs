@@ -38,6 +38,7 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         ConditionReason::Prepared
         | ConditionReason::Interposed
         | ConditionReason::WholeGpu
+        | ConditionReason::Partition
         | ConditionReason::AdminAccess
         | ConditionReason::SharedAddressSpace
         | ConditionReason::Unmetered => None,

@@ -378,6 +378,10 @@ fn amount(
 
 /// Returns what `request` consumes of each capacity of `device`.
 fn consumption(device: &Device, request: &Alternative) -> Result<Amounts, Rejection> {
+    // A whole GPU and a partition have their memory; only a share can be a percentage.
+    if request.memory_percent.is_some() && !device.shared {
+        return Err(Rejection::ClassMismatch);
+    }
     if let Some(name) = request
         .capacity
         .keys()

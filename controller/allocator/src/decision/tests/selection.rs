@@ -225,6 +225,22 @@ fn allocates_percentages_that_add_up_to_a_gpu() {
 }
 
 #[test]
+fn rejects_percentage_of_whole_gpu() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    let mut whole = fraction("a", 50, &json!({}));
+    let requests = whole
+        .spec
+        .as_mut()
+        .and_then(|spec| spec.devices.as_mut()?.requests.as_mut())
+        .unwrap();
+    requests[0].exactly.as_mut().unwrap().device_class_name = "gpu.drava.dev".to_owned();
+    assert_eq!(
+        allocate(&mut cluster, &[whole], BINPACK),
+        Err("0/1 nodes: 1 TypeMismatch".to_owned())
+    );
+}
+
+#[test]
 fn rejects_percentage_with_amount() {
     let cluster = cluster(&[("n1", &[80])]);
     let both = fraction("a", 50, &json!({"memory": "8Gi"}));
