@@ -18,7 +18,7 @@ fn errors_of(documents: &[Value]) -> Vec<String> {
     errors(&spec, "spec.spec", &classes)
 }
 
-fn document(fields: Value) -> Value {
+fn document(fields: &Value) -> Value {
     let mut document = json!({"apiVersion": API_VERSION, "kind": "VgpuConfig"});
     let fields = fields.as_object().unwrap().clone();
     document.as_object_mut().unwrap().extend(fields);
@@ -28,10 +28,10 @@ fn document(fields: Value) -> Value {
 #[test]
 fn names_path_of_each_invalid_document() {
     let errors = errors_of(&[
-        document(json!({"computePolicy": "fixed"})),
-        document(json!({"computPolicy": "fixed"})),
-        document(json!({"memory": {"percent": 101}})),
-        document(json!({"priority": 11})),
+        document(&json!({"computePolicy": "fixed"})),
+        document(&json!({"computPolicy": "fixed"})),
+        document(&json!({"memory": {"percent": 101}})),
+        document(&json!({"priority": 11})),
     ]);
     let expected = [
         ("config[1].opaque.parameters: config field", "computPolicy"),
@@ -64,13 +64,13 @@ fn accepts_config_of_other_drivers() {
 #[test]
 fn ignores_invalid_config_of_class() {
     let mut class = class();
-    let parameters = document(json!({"computPolicy": "fixed"}));
+    let parameters = document(&json!({"computPolicy": "fixed"}));
     let config = json!({"opaque": {"driver": "gpu.drava.dev", "parameters": parameters}});
     class.spec.get_or_insert_default().config = Some(vec![object(config)]);
     let spec: ResourceClaimSpec = object(json!({"devices": {
         "requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu.drava.dev"}}],
         "config": [{"opaque": {
-            "driver": "gpu.drava.dev", "parameters": document(json!({"computePolicy": "fixed"})),
+            "driver": "gpu.drava.dev", "parameters": document(&json!({"computePolicy": "fixed"})),
         }}],
     }}));
     let classes = [("vgpu.drava.dev".to_owned(), class)].into();

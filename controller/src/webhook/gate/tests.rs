@@ -18,7 +18,7 @@ fn foreign() -> ResourceClaim {
     claim
 }
 
-fn template(claim: ResourceClaim) -> ResourceClaimTemplate {
+fn template(claim: &ResourceClaim) -> ResourceClaimTemplate {
     object(json!({
         "metadata": {"name": claim.metadata.name, "namespace": "default"},
         "spec": {"spec": claim.spec},
@@ -30,8 +30,8 @@ fn catalog() -> Catalog {
     catalog.class(Event::Apply(class()));
     catalog.claim(Event::Apply(claim("own", "8Gi")));
     catalog.claim(Event::Apply(foreign()));
-    catalog.template(Event::Apply(template(claim("own", "8Gi"))));
-    catalog.template(Event::Apply(template(foreign())));
+    catalog.template(Event::Apply(template(&claim("own", "8Gi"))));
+    catalog.template(Event::Apply(template(&foreign())));
     catalog
 }
 
@@ -105,7 +105,7 @@ fn follows_deleted_and_relisted_objects() {
     catalog.claim(Event::Delete(claim("own", "8Gi")));
     assert_eq!(catalog.claim_is_own("default", "own"), None);
     catalog.template(Event::Init);
-    catalog.template(Event::InitApply(template(foreign())));
+    catalog.template(Event::InitApply(template(&foreign())));
     assert_eq!(
         catalog.template_is_own("default", "own"),
         Some(true),
