@@ -425,6 +425,14 @@ impl Namespace<'_> {
     /// Deletes pods and claims, which frees the GPUs, without waiting for the end of the empty namespace, which takes
     /// seconds that no other test needs.
     fn release(&self) -> Result<()> {
+        // Foreground: controllers would replace deleted pods.
+        self.kubectl(&[
+            "delete",
+            "deployments,jobs",
+            "--all",
+            "--cascade=foreground",
+            "--timeout=90s",
+        ])?;
         self.kubectl(&[
             "delete",
             "pods",
