@@ -54,6 +54,17 @@ impl ClaimState {
 struct Entry {
     claim: Arc<ResourceClaim>,
     state: ClaimState,
+    /// Whether the watch has delivered this version.
+    is_delivered: bool,
+}
+
+/// Origin of a claim's version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The watch.
+    Watch,
+    /// The response to a write of this controller, which precedes the watches of all components.
+    Write,
 }
 
 /// See the [module](self).
@@ -78,6 +89,11 @@ impl Ledger {
     /// Returns the newest version of a claim.
     pub(crate) fn claim(&self, key: &ObjectKey) -> Option<&Arc<ResourceClaim>> {
         self.claims.get(key).map(|entry| &entry.claim)
+    }
+
+    /// Returns whether the watch has delivered the newest version of the claim.
+    pub(crate) fn is_delivered(&self, key: &ObjectKey) -> bool {
+        self.claims.get(key).is_some_and(|entry| entry.is_delivered)
     }
 
     /// Returns whether devices of the claim are selected and its allocation is not written so far.
@@ -145,7 +161,12 @@ impl Ledger {
     }
 
     /// Observes a version of a claim.
-    pub(crate) fn observe(&mut self, claim: ResourceClaim, now: Instant) -> Observed {
+    pub(crate) fn observe(
+        &mut self,
+        claim: ResourceClaim,
+        origin: Origin,
+        now: Instant,
+    ) -> Observed {
         let key = object_key(&claim.metadata);
         let known = self.claims.get(&key);
         if known.is_some_and(|known| claim::is_older(&claim, &known.claim)) {
@@ -153,6 +174,11 @@ impl Ledger {
         }
         let known = known.filter(|known| known.claim.metadata.uid == claim.metadata.uid);
         let before = known.map(|known| &known.state);
+        let is_delivered = origin == Origin::Watch
+            || known.is_some_and(|known| {
+                known.is_delivered
+                    && known.claim.metadata.resource_version == claim.metadata.resource_version
+            });
         let state = match before {
             // A job that rolls back releases the allocation itself, so no scheduler has refused the node.
             Some(ClaimState::Writing) => ClaimState::Writing,
@@ -166,6 +192,7 @@ impl Ledger {
         let entry = Entry {
             claim: Arc::new(claim),
             state,
+            is_delivered,
         };
         self.claims.insert(key, entry);
         released.map_or(Observed::Newest, Observed::Released)

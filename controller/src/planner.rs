@@ -20,7 +20,7 @@ use crate::change::Change;
 use crate::event::{PendingEvent, ReleaseReason};
 use crate::event_deduplicator::EventDeduplicator;
 use crate::excluded_pools::ExcludedPools;
-use crate::ledger::{Ledger, Observed};
+use crate::ledger::{Ledger, Observed, Origin};
 use crate::live_pods::LivePods;
 use crate::metrics::{ClusterMetrics, DeviceMetrics};
 use crate::queue::PodQueue;
@@ -169,7 +169,7 @@ impl Planner {
     /// Observes a claim.
     pub fn claim(&mut self, change: Change<ResourceClaim>, now: Instant) {
         match change {
-            Change::Applied(claim) => self.claim_applied(*claim, now),
+            Change::Applied(claim) => self.claim_applied(*claim, Origin::Watch, now),
             Change::Deleted(claim) => {
                 let key = (claim.namespace, claim.name);
                 self.ledger.remove(&key);
@@ -181,12 +181,12 @@ impl Planner {
         }
     }
 
-    fn claim_applied(&mut self, claim: ResourceClaim, now: Instant) {
+    fn claim_applied(&mut self, claim: ResourceClaim, origin: Origin, now: Instant) {
         let key = object_key(&claim.metadata);
         if self.cluster.upsert_claim(&claim) {
             self.activate_all = true;
         }
-        match self.ledger.observe(claim, now) {
+        match self.ledger.observe(claim, origin, now) {
             Observed::Outdated => return,
             Observed::Newest => {}
             Observed::Released(lost) => self.allocation_lost(&key, &lost.node, now),
@@ -198,7 +198,7 @@ impl Planner {
     fn claim_written(&mut self, claim: ResourceClaim, now: Instant) {
         let known = self.ledger.claim(&object_key(&claim.metadata));
         if known.is_some_and(|known| known.metadata.uid == claim.metadata.uid) {
-            self.claim_applied(claim, now);
+            self.claim_applied(claim, Origin::Write, now);
         }
     }
 

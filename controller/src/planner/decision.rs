@@ -15,6 +15,7 @@ use super::{DecisionTime, Planner};
 use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation};
 use crate::event::PendingEvent;
 use crate::gang::{self, GangName};
+use crate::queue::QueueOrder;
 use crate::queue::pending_pod::Phase;
 use crate::{allocation, claim, pod};
 
@@ -47,38 +48,34 @@ impl Planner {
         if let Some(pending) = self.queue.get_mut(uid) {
             pending.phase = Phase::Unschedulable;
         }
-        let request = match self.demand(uid) {
+        let (explanation, claims) = match self.demand(uid) {
             Demand::Nothing | Demand::Unknown => return,
             // kube-scheduler takes over.
             Demand::Allocated => {
                 actions.extend(self.remove_gate(uid));
                 return;
             }
-            Demand::Unservable(explanation, claims) => {
-                return self.report_unschedulable(
-                    uid,
-                    &explanation,
-                    &claims,
-                    time.instant,
-                    actions,
-                );
-            }
-            Demand::Devices(request) => *request,
-        };
-        let claims = request.claims.clone();
-        let group = match self.group(request, time.instant) {
-            Ok(group) => group,
-            Err(explanation) => {
-                return self.report_unschedulable(
-                    uid,
-                    &explanation,
-                    &claims,
-                    time.instant,
-                    actions,
-                );
+            Demand::Unservable(explanation, claims) => (explanation, claims),
+            Demand::Devices(request) => {
+                let claims = request.claims.clone();
+                match self.group(*request, time.instant) {
+                    Ok(group) => return self.schedule_group(&group, &order, time, actions),
+                    Err(explanation) => (explanation, claims),
+                }
             }
         };
-        let plan = self.plan(&group);
+        self.report_unschedulable(uid, &explanation, &claims, time.instant, actions);
+    }
+
+    /// Starts the allocation of a group, or makes room for it, and reports members that stay pending.
+    fn schedule_group(
+        &mut self,
+        group: &Group,
+        order: &QueueOrder,
+        time: &DecisionTime,
+        actions: &mut Vec<Action>,
+    ) {
+        let plan = self.plan(group);
         if plan.placed.len() + plan.covered >= group.required {
             for (request, explanation) in plan.rejected {
                 let uid = &request.pod_request.uid;
@@ -96,7 +93,7 @@ impl Planner {
         for (request, placement) in &plan.placed {
             self.forget(request, placement);
         }
-        let explanation = match self.make_room(&group, &order, time, actions) {
+        let explanation = match self.make_room(group, order, time, actions) {
             Some(waiting) => waiting,
             None => group.explanation(&plan),
         };

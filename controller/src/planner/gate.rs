@@ -1,5 +1,8 @@
 //! Gate removal: the last step of an allocation. kube-scheduler sees the pod only with all of its claims allocated.
 //!
+//! kube-scheduler watches pods and claims separately. The gate stays until the watch of this controller has delivered the
+//! allocations, so those of kube-scheduler have them before they have the pod without its gate.
+//!
 //! The step is due whenever a gated pod needs no allocation, so a new leader repeats it for the pods of the previous one.
 
 use tokio::time::Instant;
@@ -11,10 +14,13 @@ use crate::pod;
 use crate::queue::pending_pod::Phase;
 
 impl Planner {
-    /// Returns the removal of a pending pod's gate, if it has the gate.
+    /// Returns the removal of a pending pod's gate, if it has the gate and the watch has delivered its claims.
     pub(super) fn remove_gate(&mut self, uid: &str) -> Option<Action> {
         let pending = self.queue.get_mut(uid)?;
-        if !pod::has_allocation_gate(&pending.pod) {
+        let mut claims = pod::claim_keys(&pending.pod).into_iter();
+        if !pod::has_allocation_gate(&pending.pod)
+            || !claims.all(|key| self.ledger.is_delivered(&key))
+        {
             return None;
         }
         pending.phase = Phase::Allocating;

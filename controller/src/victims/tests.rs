@@ -106,31 +106,18 @@ fn prefers_newest_of_equal_victims() {
 
 #[test]
 fn ends_gang_as_a_whole() {
-    let gang = Candidate {
-        pods: [
-            ("a".to_owned(), Timestamp::MIN),
-            ("b".to_owned(), Timestamp::MIN),
-        ]
-        .into(),
+    let of_pods = |names: &[&str]| Candidate {
+        pods: names
+            .iter()
+            .map(|name| ((*name).to_owned(), Timestamp::MIN))
+            .collect(),
         priority: 1,
     };
-    let single = Candidate {
-        pods: [("c".to_owned(), Timestamp::MIN)].into(),
-        priority: 1,
-    };
-    let best = search(&[gang, single], None, |ended| {
+    let best = search(&[of_pods(&["a", "b"]), of_pods(&["c"])], None, |ended| {
         ended.contains("a") || ended.contains("c")
     });
     assert_eq!(best.unwrap().into_uids(), ["c".to_owned()].into());
-    let gang = Candidate {
-        pods: [
-            ("a".to_owned(), Timestamp::MIN),
-            ("b".to_owned(), Timestamp::MIN),
-        ]
-        .into(),
-        priority: 1,
-    };
-    let best = search(&[gang], None, |ended| ended.contains("a"));
+    let best = search(&[of_pods(&["a", "b"])], None, |ended| ended.contains("a"));
     assert_eq!(best.unwrap().into_uids().len(), 2);
 }
 

@@ -61,6 +61,13 @@ fn runs_volcano_vgpu_pod_unchanged() -> Result<()> {
         "name",
     ])?;
     ensure!(templates.lines().count() == 1, "{templates}");
+    let failure = tenant.events("b")?;
+    ensure!(
+        !failure
+            .iter()
+            .any(|event| event.starts_with("FailedScheduling")),
+        "{failure:?}"
+    );
     Ok(())
 }
 

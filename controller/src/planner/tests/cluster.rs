@@ -222,6 +222,12 @@ impl TestCluster {
 
     /// Executes a job.
     pub(super) fn write(&mut self, job: AllocationJob) {
+        let written = self.written(&job);
+        self.finish(job, written, None);
+    }
+
+    /// Writes the claims of a job, and returns them; the planner does not learn the outcome.
+    pub(super) fn written(&mut self, job: &AllocationJob) -> Vec<ResourceClaim> {
         let mut written = Vec::new();
         let writes = job.pods.iter();
         for (pod, write) in writes.flat_map(|pod| pod.writes.iter().map(move |write| (pod, write)))
@@ -236,7 +242,7 @@ impl TestCluster {
                 .insert(claim.metadata.name.clone().unwrap(), claim.clone());
             written.push(claim);
         }
-        self.finish(job, written, None);
+        written
     }
 
     /// Ends a job with this outcome.
@@ -261,6 +267,13 @@ impl TestCluster {
         self.planner.allocation_finished(outcome, self.now);
     }
 
+    /// The watch delivers all claims in their newest versions.
+    pub(super) fn deliver_claims(&mut self) {
+        for claim in self.claims.values() {
+            self.planner.claim(applied(claim.clone()), self.now);
+        }
+    }
+
     /// Executes all jobs; returns `pod → node` in the order of decisions.
     pub(super) fn settle(&mut self) -> Vec<String> {
         let mut placed = Vec::new();
@@ -276,6 +289,7 @@ impl TestCluster {
                 }));
                 self.write(job);
             }
+            self.deliver_claims();
         }
         panic!("the planner does not settle");
     }

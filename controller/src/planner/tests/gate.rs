@@ -19,15 +19,32 @@ fn cluster_with_gated_pod(gates: &[&str]) -> TestCluster {
 }
 
 #[test]
-fn removes_gate_after_last_claim_is_written() {
+fn removes_gate_after_watch_delivers_last_claim() {
     let mut cluster = cluster_with_gated_pod(&[ALLOCATION_GATE]);
     let (mut jobs, _) = cluster.actions();
     assert!(cluster.gate_removals.is_empty(), "the writes are in flight");
     cluster.write(jobs.remove(0));
     cluster.actions();
+    assert!(cluster.gate_removals.is_empty(), "the watch lags behind");
+    cluster.deliver_claims();
+    cluster.actions();
     assert_eq!(cluster.finish_gate_removals(None), ["p"]);
     cluster.actions();
     assert!(cluster.gate_removals.is_empty(), "once");
+}
+
+#[test]
+fn removes_gate_if_watch_precedes_response() {
+    let mut cluster = cluster_with_gated_pod(&[ALLOCATION_GATE]);
+    let (mut jobs, _) = cluster.actions();
+    let job = jobs.remove(0);
+    let written = cluster.written(&job);
+    cluster.deliver_claims();
+    cluster.actions();
+    assert!(cluster.gate_removals.is_empty(), "the job has not ended");
+    cluster.finish(job, written, None);
+    cluster.actions();
+    assert_eq!(cluster.finish_gate_removals(None), ["p"]);
 }
 
 #[test]
