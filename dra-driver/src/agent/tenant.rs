@@ -26,6 +26,7 @@ use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
 mod lending;
+mod metrics;
 mod rank;
 
 use lending::Lending;
@@ -477,35 +478,6 @@ impl Tenant {
             limit_bytes: self.page.limits().memory_limit_bytes,
             region,
         }
-    }
-
-    /// Takes the figures of a look for its metrics. A region that cannot be read changes nothing.
-    pub fn account(
-        &mut self,
-        view: &ShareView<Key>,
-        listed: Option<&[GpuProcess<Key>]>,
-        found: &[(Key, Suspicion)],
-    ) {
-        let Ok(region) = &view.region else {
-            return;
-        };
-        self.totals.update(&region.processes);
-        self.figures = Some(share_metrics::figures(view.id, region, listed, found));
-    }
-
-    /// Its metrics; `None` before the first look.
-    #[must_use]
-    pub fn metrics(&self) -> Option<ShareMetrics> {
-        let limits = self.page.limits();
-        Some(ShareMetrics {
-            claim: self.claim.clone(),
-            share: self.share.clone(),
-            limit_bytes: limits.memory_limit_bytes,
-            guaranteed_percent: limits.cores.percent(),
-            gpu_time_us: self.totals.gpu_time_us(),
-            throttled_us: self.totals.throttled_us(),
-            figures: self.figures?,
-        })
     }
 
     /// What the region's problem is, if it has one that shows at a glance.

@@ -23,91 +23,10 @@ use crate::layout::{Layout, SPEC_PREFIX};
 use crate::lock::{LockError, Locks};
 use crate::options;
 
+mod error;
 pub mod partitions;
 
-/// A claim was not prepared or unprepared.
-#[derive(Debug, thiserror::Error)]
-#[error("claim {claim}")]
-pub struct ApplyError {
-    /// The claim.
-    pub claim: ClaimRef,
-    /// Cause.
-    #[source]
-    pub failure: Box<Failure>,
-}
-
-/// Cause of an [`ApplyError`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Failure {
-    /// The claim or its allocation is invalid.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The claim would overcommit a GPU.
-    #[error(transparent)]
-    Conflict(#[from] Box<Conflict>),
-    /// Another claim holds an unknown amount of these GPUs.
-    #[error(
-        "the record of claim {0} is damaged or lost and is being rebuilt from the API server; free capacity of its GPUs is \
-         unknown until then, kubelet retries"
-    )]
-    DamagedRecord(ClaimUid),
-    /// Another build wrote the record of this claim, or of a claim on the same GPUs.
-    #[error(
-        "cannot use the record of claim {claim} ({reason}); run the node driver that wrote the record, or drain the node \
-         with it before a downgrade"
-    )]
-    UnsupportedRecord {
-        /// Claim of the record.
-        claim: ClaimUid,
-        /// Difference to this build.
-        reason: String,
-    },
-    /// The MIG instance of a partition could not be created.
-    #[error("device {device}")]
-    Partition {
-        /// The device.
-        device: String,
-        /// Error of NVML.
-        #[source]
-        source: EffectError,
-    },
-    /// An instance that drava did not create uses the slices of a partition.
-    #[error(
-        "device {device}: MIG instance {instance} (slices {placement}) of GPU {card}, which drava did not create, uses its \
-         slices; destroy that instance, or delete the pod to release the allocation"
-    )]
-    ForeignInstance {
-        /// The device.
-        device: String,
-        /// UUID of the GPU.
-        card: String,
-        /// ID of the GPU instance.
-        instance: u32,
-        /// Its memory slices.
-        placement: Placement,
-    },
-    /// A MIG instance has no compute instance.
-    #[error("device {device}: MIG instance {instance} has no compute instance")]
-    NoComputeInstance {
-        /// The device.
-        device: String,
-        /// ID of the GPU instance.
-        instance: u32,
-    },
-    /// The CDI spec could not be built.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// The node could not be changed.
-    #[error(transparent)]
-    Effect(#[from] EffectError),
-    /// Claim records could not be read.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// A lock was not acquired.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-}
+pub use error::{ApplyError, Failure};
 
 /// Inputs of prepare from the node.
 #[derive(Debug)]

@@ -106,7 +106,7 @@ fn schedules_urgent_pod_by_eviction() -> Result<()> {
     ensure!(preempting.contains(victim), "{preempting}");
     let preempted = tenant.event(victim, "Preempted: evicted for pod")?;
     ensure!(preempted.contains("urgent (priority 1000)"), "{preempted}");
-    // The replacement waits and evicts nobody.
+    // The Deployment creates another pod, which stays pending: no pod has a lower priority.
     let waiting = wait("the replacement waits", || {
         let pods = tenant.list("pods")?;
         let pending = pods.iter().find(|pod| {

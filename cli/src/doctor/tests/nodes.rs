@@ -1,0 +1,224 @@
+//! Faults of nodes, GPUs and pods.
+
+use super::*;
+
+#[test]
+fn finds_driver_that_is_missing_or_not_ready() {
+    assert_eq!(
+        text(|state| {
+            state.pods.remove(0);
+        }),
+        "node n1: no pod of the node driver runs on the node; tolerate the taints of the node with driver.tolerations of the drava chart, or see kubectl describe daemonset -n drava-system drava-dra-driver\n"
+    );
+    let not_ready = |cause: &str| {
+        format!(
+            "node n1: node driver drava-system/drava-dra-driver-x is not ready: {cause}; see kubectl logs -n drava-system drava-dra-driver-x\n"
+        )
+    };
+    let mut pod = driver_pod();
+    pod["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    assert_eq!(
+        text(|state| {
+            state.pods[0] = object(pod.clone());
+            let reported = |message, time| object(event("Node", "n1", "NotReady", message, time));
+            state.events = Some(vec![
+                reported("gpus: no /dev/nvidia-uvm", "2026-01-01T00:00:02.000000Z"),
+                reported("older", "2026-01-01T00:00:01.000000Z"),
+            ]);
+        }),
+        not_ready("gpus: no /dev/nvidia-uvm")
+    );
+    pod["status"]["containerStatuses"] = json!([{
+        "name": "driver", "image": "", "imageID": "", "ready": false, "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+        "lastState": {"terminated": {"exitCode": 1, "message": "record of version 9\n"}},
+    }]);
+    assert_eq!(
+        text(|state| state.pods[0] = object(pod)),
+        not_ready("CrashLoopBackOff: record of version 9")
+    );
+}
+
+#[test]
+fn accepts_second_driver_pod_during_update() {
+    let mut pod = driver_pod();
+    pod["status"] = json!({"phase": "Pending"});
+    assert_eq!(
+        text(|state| state.pods.push(object(pod))),
+        "no problems found\n"
+    );
+}
+
+#[test]
+fn finds_node_without_slice() {
+    assert_eq!(
+        text(|state| state.slices.clear()),
+        "node n1: the node driver is ready and publishes no device; see kubectl logs -n drava-system drava-dra-driver-x\n"
+    );
+}
+
+#[test]
+fn finds_other_owners_of_gpus() {
+    for resource in [
+        "nvidia.com/gpu",
+        "volcano.sh/vgpu-number",
+        "nvidia.com/mig-1g.5gb",
+    ] {
+        assert_eq!(
+            text(|state| {
+                let mut offering = node();
+                offering["status"]["allocatable"][resource] = json!("8");
+                state.nodes = vec![object(offering)];
+            }),
+            format!(
+                "node n1: a device plugin offers {resource}: 8, the GPUs of drava; remove the device plugin from the node; a GPU has one owner\n"
+            )
+        );
+    }
+    let other = |uuid: &str| {
+        let attributes = json!({"gpu.nvidia.com/uuid": {"string": uuid}});
+        object(slice(
+            "gpu.nvidia.com",
+            json!({"name": "gpu-0", "attributes": attributes}),
+        ))
+    };
+    assert_eq!(
+        text(|state| state.slices.push(other("GPU-1"))),
+        "node n1: DRA driver gpu.nvidia.com publishes GPUs of drava; remove gpu.nvidia.com from the node, or remove the label gpu.drava.dev/enabled of the node\n"
+    );
+    assert_eq!(
+        text(|state| state.slices.push(other("GPU-2"))),
+        "no problems found\n",
+        "another GPU"
+    );
+}
+
+#[test]
+fn finds_dropped_fields() {
+    for (field, gate) in [
+        ("allowMultipleAllocations", "DRAConsumableCapacity"),
+        ("consumesCounters", "DRAPartitionableDevices"),
+        ("taints", "DRADeviceTaints"),
+    ] {
+        let found = text(|state| {
+            let mut device = device();
+            device.as_object_mut().expect("an object").remove(field);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        });
+        assert_eq!(found.lines().count(), 1, "{found}");
+        assert!(
+            found.starts_with(&format!(
+                "API server: devices of drava have no field {field}, because the feature gate {gate} is off; "
+            )),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn finds_unhealthy_gpu_and_excluded_pool() {
+    assert_eq!(
+        text(|state| {
+            let mut device = device();
+            device["taints"] = json!([device["taints"][0], {
+                "key": "gpu.drava.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule",
+            }]);
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+        }),
+        "device gpu-0-vgpu of node n1: the GPU is unhealthy: xid-79; see kubectl get events --field-selector involvedObject.name=n1, and repair or reset the GPU\n"
+    );
+    assert_eq!(
+        text(|state| state.excluded_pools = vec!["pool n1/gpus is excluded".to_owned()]),
+        "resourceslices: pool n1/gpus is excluded; restart the node driver of the node\n"
+    );
+}
+
+#[test]
+fn finds_claims_without_enforcement() {
+    let enforced = |reason: &str| {
+        text(|state| {
+            let devices = json!([{
+                "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu",
+                "conditions": [condition("False", reason)],
+            }]);
+            state.claims = vec![object(json!({
+                "metadata": {"name": "c", "namespace": "team"}, "spec": {}, "status": {"devices": devices},
+            }))];
+        })
+    };
+    assert_eq!(
+        enforced("CdiIgnored"),
+        "resourceclaim team/c: limits are not enforced: CdiIgnored: text; set enable_cdi = true in containerd's config; restart containerd and the pod\n"
+    );
+    assert_eq!(
+        enforced("AdminAccess"),
+        "no problems found\n",
+        "by intention"
+    );
+}
+
+#[test]
+fn finds_failed_prepare_of_pending_pods() {
+    let message = "failed to prepare dynamic resources: DRA driver gpu.drava.dev is not registered";
+    let failed = |phase: &str| {
+        text(|state| {
+            let mut pod = user_pod();
+            pod["status"]["phase"] = json!(phase);
+            state.pods.push(object(pod));
+            let time = "2026-01-01T00:00:02.000000Z";
+            state.events = Some(vec![object(event(
+                "Pod",
+                "p",
+                "FailedPrepareDynamicResources",
+                message,
+                time,
+            ))]);
+        })
+    };
+    assert_eq!(
+        failed("Pending"),
+        format!(
+            "pod team/p: the kubelet of node n1 cannot prepare the claims: {message}; restart the node driver of the node: kubectl delete pod -n drava-system --field-selector spec.nodeName=n1 -l app.kubernetes.io/component=driver\n"
+        )
+    );
+    assert_eq!(
+        failed("Running"),
+        "no problems found\n",
+        "a later attempt succeeded"
+    );
+}
+
+#[test]
+fn finds_pods_that_see_gpus_without_claim() {
+    let found = |change: fn(&mut Value)| {
+        text(|state| {
+            let mut pod = user_pod();
+            pod["spec"]["resourceClaims"] = json!([]);
+            change(&mut pod);
+            state.pods[1] = object(pod);
+        })
+    };
+    let finding = |cause: &str| {
+        format!(
+            "pod team/p: the pod has no claim and can see the GPUs of node n1: {cause}; give the pod a claim, or set NVIDIA_VISIBLE_DEVICES=void; make runc the default runtime\n"
+        )
+    };
+    assert_eq!(found(|_| {}), finding("NVIDIA_VISIBLE_DEVICES is set"));
+    assert_eq!(
+        found(|pod| pod["spec"]["containers"][0]["env"] = json!([])),
+        finding("its runtime class is nvidia")
+    );
+    for healthy in [
+        |pod: &mut Value| {
+            pod["metadata"]["ownerReferences"] =
+                json!([{"kind": "DaemonSet", "name": "e", "apiVersion": "apps/v1", "uid": "u"}])
+        },
+        |pod: &mut Value| pod["spec"]["nodeName"] = json!("cpu-node"),
+        |pod: &mut Value| {
+            pod["spec"]["runtimeClassName"] = Value::Null;
+            pod["spec"]["containers"][0]["env"][0]["value"] = json!("void");
+        },
+    ] {
+        assert_eq!(found(healthy), "no problems found\n");
+    }
+}

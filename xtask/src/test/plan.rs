@@ -1,0 +1,270 @@
+//! The tasks of a run and their order.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use drava_cluster::Kubernetes;
+use drava_cluster::prerequisite::Prerequisite;
+
+use super::binaries::{self, Suite};
+use super::libtest::Outcome;
+use super::log::{self, Log};
+use super::schedule::{Load, Task};
+use super::{Args, Report, Shared, Stage, alerts, chart, deny, e2e, miri};
+use crate::deploy;
+
+/// The tasks of a run, by the order in which they start where several can.
+struct Plan<'a> {
+    tasks: Vec<Task<'a, Report>>,
+    started: Instant,
+}
+
+impl<'a> Plan<'a> {
+    /// Adds a task and returns its place, by which other tasks name it.
+    fn add(
+        &mut self,
+        stage: Stage,
+        name: &'static str,
+        load: Load,
+        after: &[Option<usize>],
+        work: impl FnOnce(&mut Log) -> Result<Outcome> + Send + 'a,
+    ) -> Option<usize> {
+        let started = self.started;
+        self.tasks.push(Task {
+            load,
+            after: after.iter().copied().flatten().collect(),
+            work: Box::new(move || run_task(stage, name, started, work)),
+        });
+        Some(self.tasks.len() - 1)
+    }
+
+    fn all(&self) -> Vec<Option<usize>> {
+        (0..self.tasks.len()).map(Some).collect()
+    }
+}
+
+fn run_task(
+    stage: Stage,
+    name: &'static str,
+    started: Instant,
+    work: impl FnOnce(&mut Log) -> Result<Outcome>,
+) -> Report {
+    let begun = Instant::now();
+    let (log, outcome) = match Log::create(name) {
+        Ok(mut log) => {
+            eprintln!("==> {name} (log: {})", log.path().display());
+            let outcome = work(&mut log);
+            (log.path().display().to_string(), outcome)
+        }
+        Err(error) => (String::new(), Err(error)),
+    };
+    let outcome = outcome.unwrap_or_else(|error| Outcome::of_check(name, Err(error)));
+    let seconds = begun.elapsed().as_secs_f64();
+    let verdict = if outcome.count.failed > 0 {
+        "FAILED"
+    } else {
+        "passed"
+    };
+    eprintln!("    {name} {verdict} in {seconds:.0} s ({})", outcome.count);
+    Report {
+        stage,
+        name,
+        log,
+        started_s: (begun - started).as_secs_f64(),
+        seconds,
+        outcome,
+    }
+}
+
+pub(super) fn plan<'a>(
+    stages: &[Stage],
+    args: &'a Args,
+    shared: &'a Shared<'a>,
+    started: Instant,
+) -> Vec<Task<'a, Report>> {
+    let has = |stage| stages.contains(&stage);
+    let has_cluster = [Stage::Cluster, Stage::E2e, Stage::Oldest]
+        .map(has)
+        .contains(&true);
+    let filter = args.filter.as_deref();
+    let mut plan = Plan {
+        tasks: Vec::new(),
+        started,
+    };
+    if has(Stage::Format) {
+        plan.add(Stage::Format, "format", Load::Light, &[], |log| {
+            log.check(log::cargo(&["fmt", "--all", "--check"]))
+        });
+    }
+    if has(Stage::Generated) {
+        plan.add(Stage::Generated, "generated", Load::Light, &[], |log| {
+            let mut codegen = Command::new(std::env::current_exe()?);
+            codegen.args(["codegen", "--check"]);
+            log.check(codegen)
+        });
+    }
+    let mut built = None;
+    if has(Stage::Unit) || has_cluster {
+        let stage = if has(Stage::Unit) {
+            Stage::Unit
+        } else {
+            Stage::E2e
+        };
+        let tests = plan.add(stage, "build-tests", Load::Heavy, &[], |log| {
+            let binaries = binaries::build(log)?;
+            let _ = shared.binaries.set(binaries);
+            Ok(Outcome::default())
+        });
+        built = plan.add(stage, "build-images", Load::Heavy, &[tests], |_| {
+            let artifacts = deploy::build()?;
+            let _ = shared.artifacts.set(artifacts);
+            Ok(Outcome::default())
+        });
+    }
+    let mut oracle = None;
+    if has(Stage::Unit) && Prerequisite::Go.is_met() {
+        oracle = plan.add(Stage::Unit, "build-oracle", Load::Heavy, &[], |_| {
+            let directory = drava_cluster::workspace_root().join("tests/oracle/go");
+            for release in Kubernetes::ALL {
+                drava_cluster::build_program(&directory, "oracle", release)?;
+            }
+            Ok(Outcome::default())
+        });
+    }
+    let mut tools = None;
+    if has_cluster || has(Stage::Chart) {
+        tools = plan.add(Stage::Chart, "build-tools", Load::Heavy, &[], move |_| {
+            if has_cluster {
+                drava_cluster::build_tools(args.kubernetes)?;
+            } else {
+                drava_cluster::helm()?;
+            }
+            Ok(Outcome::default())
+        });
+    }
+    if has(Stage::Deny) {
+        plan.add(Stage::Deny, "deny", Load::Heavy, &[], deny::run);
+    }
+    if has(Stage::Chart) {
+        plan.add(Stage::Chart, "chart", Load::Light, &[tools], chart::check);
+        let promtool = plan.add(Stage::Chart, "build-promtool", Load::Heavy, &[], |_| {
+            drava_cluster::promtool()?;
+            Ok(Outcome::default())
+        });
+        plan.add(
+            Stage::Chart,
+            "alerts",
+            Load::Light,
+            &[promtool],
+            alerts::check,
+        );
+    }
+    let mut cluster = None;
+    if has(Stage::Cluster) {
+        cluster = plan.add(
+            Stage::Cluster,
+            "cluster",
+            Load::Light,
+            &[built, tools],
+            |_| shared.tests(Suite::Cluster, "cluster"),
+        );
+    }
+    // Before e2e, whose cluster runs until the tests with measured times: the machine has one cluster at a time.
+    let mut oldest = None;
+    if has(Stage::Oldest) {
+        let tools = plan.add(Stage::Oldest, "build-oldest", Load::Heavy, &[tools], |_| {
+            drava_cluster::build_tools(Kubernetes::OLDEST)?;
+            Ok(Outcome::default())
+        });
+        oldest = plan.add(
+            Stage::Oldest,
+            "oldest",
+            Load::Light,
+            &[built, tools, cluster],
+            |log| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_oldest(&shared.trial_on_oldest, artifacts, binaries, log)
+            },
+        );
+    }
+    let mut e2e = None;
+    if has(Stage::E2e) {
+        let nodes = plan.add(
+            Stage::E2e,
+            "e2e-nodes",
+            Load::Light,
+            &[built, tools, cluster, oldest],
+            |_| {
+                let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
+                e2e::on_two_nodes(&shared.trial_on_two_nodes, artifacts, binaries)
+            },
+        );
+        e2e = plan.add(
+            Stage::E2e,
+            "e2e",
+            Load::Light,
+            &[built, tools, nodes],
+            |_| {
+                shared.trial.start(shared.artifacts()?)?;
+                shared.trial.run(Suite::E2e, shared.binaries()?)
+            },
+        );
+    }
+    // Cargo runs one command at a time in its target directory.
+    if has(Stage::Lint) {
+        let clippy = plan.add(Stage::Lint, "clippy", Load::Heavy, &[built], |log| {
+            let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
+            log.check(log::cargo(
+                &[&clippy[..], &["--", "-D", "warnings"]].concat(),
+            ))
+        });
+        plan.add(Stage::Lint, "rustdoc", Load::Heavy, &[clippy], |log| {
+            // `--examples` counts the features of dev-dependencies, as clippy does; otherwise cargo would check shared
+            // dependencies again. The workspace has no examples.
+            let mut doc = log::cargo(&[
+                "doc",
+                "--locked",
+                "--workspace",
+                "--no-deps",
+                "--lib",
+                "--bins",
+                "--examples",
+            ]);
+            // Readers of these pages have the sources: links to private items help them.
+            doc.env(
+                "RUSTDOCFLAGS",
+                "-D warnings -A rustdoc::private_intra_doc_links",
+            );
+            log.check(doc)
+        });
+    }
+    if has(Stage::Unit) {
+        plan.add(Stage::Unit, "unit", Load::Heavy, &[built, oracle], |_| {
+            shared.tests(Suite::Unit, "unit")
+        });
+    }
+    if has(Stage::E2e) {
+        let mut after = plan.all();
+        after.push(e2e);
+        plan.add(Stage::E2e, "e2e-timed", Load::Alone, &after, |_| {
+            let outcome = shared
+                .binaries()
+                .and_then(|binaries| shared.trial.run(Suite::E2eTimed, binaries));
+            shared.trial.end(args.keep)?;
+            outcome
+        });
+    }
+    if has(Stage::Unit) {
+        let after = plan.all();
+        plan.add(Stage::Unit, "unit-timed", Load::Alone, &after, |_| {
+            shared.tests(Suite::Timed, "unit")
+        });
+    }
+    if has(Stage::Miri) {
+        let after = plan.all();
+        plan.add(Stage::Miri, "miri", Load::Alone, &after, move |log| {
+            miri::run(filter, log)
+        });
+    }
+    plan.tasks
+}
