@@ -19,7 +19,6 @@ mod summary;
 mod times;
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
@@ -28,11 +27,9 @@ use anyhow::{Context, Result, bail};
 use drava_cluster::Kubernetes;
 use drava_cluster::prerequisite::{self, Prerequisite};
 
-use crate::deploy::{self, Artifacts};
+use crate::deploy::Artifacts;
 use binaries::{Binary, Selection, Suite};
 use libtest::Outcome;
-use log::Log;
-use schedule::{Load, Task};
 
 /// Command line of `cargo xtask test`.
 #[derive(clap::Args)]

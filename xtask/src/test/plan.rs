@@ -1,5 +1,6 @@
 //! The tasks of a run and their order.
 
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -76,6 +77,7 @@ fn run_task(
     }
 }
 
+/// Returns the tasks of the stages.
 pub(super) fn plan<'a>(
     stages: &[Stage],
     args: &'a Args,
